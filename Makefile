@@ -1,0 +1,50 @@
+# make install   .venv with everything, the package built and installed in place
+# make demo      train a small network under DDP with Gloo and with pycollective (out/demo)
+# make test      every test
+# make bench     the committed benchmarks (out of benchmarks/)
+# make lint      ruff, mypy, clang-format; make sanitize: native tests under TSan and ASan
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' 2>/dev/null)
+
+.PHONY: install build demo test bench lint format sanitize clean
+
+install: $(VENV)/.built
+
+$(VENV)/.requirements: requirements-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -r requirements-dev.txt
+	touch $@
+
+$(VENV)/.built: $(VENV)/.requirements setup.py pyproject.toml $(SOURCES)
+	$(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
+	touch $@
+
+build: install
+
+demo: install
+	$(BIN)/python -m benchmarks.demo --out out/demo
+
+test: install
+	$(BIN)/python -m pytest tests
+
+bench: install
+	$(BIN)/python -m benchmarks.all --out benchmarks/results
+
+lint: $(VENV)/.requirements
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
+
+format: $(VENV)/.requirements
+	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format .
+	$(BIN)/clang-format -i $(SOURCES)
+
+sanitize: $(VENV)/.requirements
+	$(MAKE) -C csrc/tests sanitize
+
+clean:
+	rm -rf build out *.egg-info pycollective/*.so pycollective/torch/*.so

@@ -1,0 +1,110 @@
+"""Builds the native parts: the core (no torch) always, the torch backend where torch is importable.
+
+Environment:
+    PYCOLLECTIVE_WERROR=1   compiler warnings are errors (CI)
+    PYCOLLECTIVE_TORCH=0    leave the torch backend out even if torch is here
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import platform
+import sys
+from typing import Any
+
+import numpy
+from pybind11.setup_helpers import ParallelCompile
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+CXX_FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-g0",
+    "-fvisibility=hidden",
+    # The contract: each add is one IEEE-754 addition. No contraction into fused multiply-adds.
+    "-ffp-contract=off",
+    "-fno-fast-math",
+    "-Wall",
+    "-Wextra",
+]
+if os.environ.get("PYCOLLECTIVE_WERROR") == "1":
+    CXX_FLAGS.append("-Werror")
+
+# Kernel sources hold one instruction set each; dispatch.cpp chooses among them at run time.
+SIMD_FLAGS = (
+    {
+        "kernels_avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mf16c"],
+        "kernels_avx2.cpp": ["-mavx2", "-mf16c"],
+    }
+    if platform.machine() in ("x86_64", "AMD64")
+    else {}
+)
+
+
+def core_extension() -> Extension:
+    """The native core: kernels, shared memory, engine. It links nothing but libc and libstdc++."""
+    sources = sorted(
+        path
+        for folder in ("kernels", "transport", "engine", "bindings")
+        for path in glob.glob(f"csrc/{folder}/*.cpp")
+    )
+    return Extension(
+        "pycollective._core",
+        sources,
+        include_dirs=["csrc", _pybind11_include(), numpy.get_include()],
+        depends=glob.glob("csrc/**/*.h", recursive=True),
+        extra_compile_args=CXX_FLAGS,
+        language="c++",
+    )
+
+
+def torch_extension() -> Extension | None:
+    """The c10d::Backend shim: the only code that links torch."""
+    if os.environ.get("PYCOLLECTIVE_TORCH") == "0" or importlib.util.find_spec("torch") is None:
+        return None
+    from torch.utils import cpp_extension
+
+    return cpp_extension.CppExtension(
+        "pycollective.torch._backend",
+        sorted(glob.glob("csrc/torch/*.cpp")),
+        include_dirs=[os.path.abspath("csrc")],
+        depends=glob.glob("csrc/**/*.h", recursive=True),
+        # torch's headers warn under -Wextra; its own C++ standard flag comes with CppExtension.
+        extra_compile_args=["-O2", "-g0", "-fvisibility=hidden", "-Wall"]
+        + (["-Werror"] if "-Werror" in CXX_FLAGS else []),
+    )
+
+
+def _pybind11_include() -> str:
+    import pybind11
+
+    return pybind11.get_include()
+
+
+class BuildExt(build_ext):
+    """Adds each kernel file's own instruction-set flags."""
+
+    def build_extension(self, ext: Any) -> None:
+        """Compile one extension, with the flags of SIMD_FLAGS for the files named there."""
+        compile_one = self.compiler._compile
+
+        def with_simd(
+            obj: str, src: str, suffix: str, cc_args: Any, extra: Any, pp_opts: Any
+        ) -> None:
+            flags = SIMD_FLAGS.get(os.path.basename(src), [])
+            compile_one(obj, src, suffix, cc_args, [*extra, *flags], pp_opts)
+
+        self.compiler._compile = with_simd
+        try:
+            super().build_extension(ext)
+        finally:
+            self.compiler._compile = compile_one
+
+
+extensions = [ext for ext in (core_extension(), torch_extension()) if ext is not None]
+if sys.argv[1:2] != ["sdist"]:
+    ParallelCompile("PYCOLLECTIVE_BUILD_JOBS", default=0).install()
+setup(ext_modules=extensions, cmdclass={"build_ext": BuildExt})
