@@ -1,0 +1,113 @@
+// What the core offers to its callers: the Python binding and the torch shim.
+//
+// The interface is virtual so that the torch shim, another shared object, links nothing of the
+// core: it receives a pointer in a capsule and calls through the table.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "types.h"
+
+#define PYCOLLECTIVE_PUBLIC __attribute__((visibility("default")))
+
+namespace pycollective {
+
+enum class FailureKind : std::uint8_t {
+  kNone,
+  kPeerFailure,
+  kTimeout,
+  kMismatch,
+  kAborted,
+  kConfiguration,  // bad arguments: raised before anything moves, the communicator stays usable
+};
+
+struct Failure {
+  FailureKind kind = FailureKind::kNone;
+  int rank = -1;  // the rank that reports
+  OpKind op = OpKind::kBarrier;
+  std::uint64_t sequence = 0;  // number of the operation in its communicator, from 1
+  std::string message;         // names the culprit and the cure
+};
+
+class PYCOLLECTIVE_PUBLIC CollectiveFailure : public std::runtime_error {
+ public:
+  explicit CollectiveFailure(Failure failure)
+      : std::runtime_error(failure.message), failure_(std::move(failure)) {}
+  const Failure& failure() const { return failure_; }
+
+ private:
+  Failure failure_;
+};
+
+// Asked every 50 ms or more often while a call is blocked; true makes the call abort the group and
+// throw kAborted. May be empty.
+using InterruptHook = std::function<bool()>;
+
+// One operation. `count` is in elements:
+//   all_reduce, reduce, broadcast, send, recv   of the buffer
+//   reduce_scatter, all_gather, all_to_all,
+//   gather, scatter                             of one shard; ignored where `counts` is given
+// `counts` (reduce_scatter, all_gather, gather, scatter): elements of each rank's shard, in rank
+// order. Buffers that hold all shards hold them contiguously in rank order.
+// `input` and `output` may be equal (in place), or one the caller's own shard of the other;
+// otherwise they must not overlap. broadcast, send and recv use `output`, `input`, `output` on the
+// receiving side and `input` on the sending side. The caller keeps both alive until done.
+struct Request {
+  OpKind kind = OpKind::kBarrier;
+  Dtype dtype = Dtype::kUInt8;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  int root = 0;  // the root, or the peer of send and recv
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::size_t count = 0;
+  std::vector<std::size_t> counts;
+  double timeout = 0;  // seconds; 0: the communicator's
+};
+
+// An operation under way. Thread-safe.
+class PYCOLLECTIVE_PUBLIC Work {
+ public:
+  virtual ~Work() = default;
+  virtual bool done() const = 0;
+  // Blocks until the operation is done, at most `timeout` seconds (0: no limit of its own; the
+  // operation's own deadline still ends it). False: not done in time, and the operation goes on.
+  // Throws CollectiveFailure if the operation failed.
+  virtual bool wait(double timeout, const InterruptHook& interrupted) = 0;
+  // The failure of a done operation; nullptr if it succeeded or is not done.
+  virtual const Failure* failure() const = 0;
+};
+
+// A communicator, as the core knows it. Thread-safe; operations run in the order of the calls.
+class PYCOLLECTIVE_PUBLIC Collectives {
+ public:
+  virtual ~Collectives() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // Throws CollectiveFailure(kConfiguration) for a request that cannot be right, with no effect.
+  virtual void run(const Request& request, const InterruptHook& interrupted) = 0;
+  // `on_done` (may be empty) is called once, on the thread that finished the operation (the
+  // progress thread, or the caller's before submit returns); nullptr means success. It must be
+  // quick, must not throw and must not wait for a collective.
+  virtual std::shared_ptr<Work> submit(const Request& request,
+                                       std::function<void(const Failure*)> on_done) = 0;
+  virtual double timeout() const = 0;
+  virtual void set_timeout(double seconds) = 0;
+  // Fails the group on every rank, needing no peer.
+  virtual void abort(const std::string& reason) = 0;
+  // Says goodbye: waits for what was issued, then leaves. Idempotent.
+  virtual void close() = 0;
+  // The cause that failed this communicator; nullptr while it works.
+  virtual std::shared_ptr<const Failure> failure() const = 0;
+};
+
+// Name of the capsule that carries a `std::shared_ptr<Collectives>*` from the binding to the shim.
+constexpr const char* kCapsuleName = "pycollective.Collectives.v1";
+
+}  // namespace pycollective

@@ -1,0 +1,50 @@
+// How numbers combine: CPU kernels, chosen at run time, bit-identical to pycollective/reference.py.
+#pragma once
+
+#include <cstddef>
+
+#include "types.h"
+
+namespace pycollective {
+
+enum class SimdLevel : int { kPortable, kAvx2, kAvx512 };
+
+const char* name_of(SimdLevel level);
+
+// The best level that this CPU and operating system can run.
+SimdLevel supported_simd_level();
+
+// The level in force: PYCOLLECTIVE_SIMD (portable, avx2, avx512; read once) or the best supported.
+// Throws std::invalid_argument for an unknown name or a level that this CPU cannot run.
+SimdLevel active_simd_level();
+
+// Combines the n leaves of `count` elements each, element by element, in the contract's order:
+// out[i] = finish(T[0, n) over inputs[0..n)[i]), with one rounding at the end.
+//
+//   inputs   n pointers; inputs[i] is leaf i. Any alignment.
+//   n        number of leaves, 1 to 4096; `avg` divides by it.
+//   out      may be exactly one of the inputs; no other overlap.
+//   copy     where a second copy of the result goes, or nullptr; overlaps nothing.
+//   count    elements; 0 is allowed.
+//
+// The caller's floating-point environment must be the IEEE default: hold a FloatEnvironment.
+using ReduceFn = void (*)(const void* const* inputs, int n, void* out, void* copy,
+                          std::size_t count);
+
+// nullptr where is_defined(dtype, op) is false.
+ReduceFn find_reduce(Dtype dtype, ReduceOp op, SimdLevel level);
+
+// While one lives, this thread rounds to nearest even and keeps subnormals (no FTZ, no DAZ),
+// whatever the host program has set; the destructor puts the host's state back.
+class FloatEnvironment {
+ public:
+  FloatEnvironment();
+  ~FloatEnvironment();
+  FloatEnvironment(const FloatEnvironment&) = delete;
+  FloatEnvironment& operator=(const FloatEnvironment&) = delete;
+
+ private:
+  unsigned long saved_;
+};
+
+}  // namespace pycollective
