@@ -1,0 +1,121 @@
+#include "transport/node.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+namespace pycollective {
+namespace {
+
+// Data areas of one process add up to about this much, and kLeastData for each group beyond.
+constexpr std::size_t kDataBudget = std::size_t{6} << 20;
+constexpr std::size_t kLeastData = std::size_t{32} << 10;
+// More than this for each peer makes no transfer faster (three slots of 128 KiB, and small buffers).
+constexpr std::size_t kUsefulDataPerRank = std::size_t{448} << 10;
+
+std::size_t to_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+std::size_t data_bytes_for(int ranks, std::size_t committed) {
+  const std::size_t left = committed < kDataBudget ? kDataBudget - committed : 0;
+  const std::size_t useful = kUsefulDataPerRank * static_cast<std::size_t>(ranks);
+  return to_pages(std::clamp(left / 4, kLeastData, std::max(useful, kLeastData)));
+}
+
+}  // namespace
+
+std::size_t mailbox_bytes(int ranks, bool first) {
+  return mailbox_header_bytes(ranks) + data_bytes_for(ranks, first ? 0 : kDataBudget);
+}
+
+Node::Node()
+    : own_(std::make_shared<Peer>(Segment::create(), 0)), arena_(kPage, kSegmentBytes) {
+  peers_[token()] = own_;
+}
+
+Node::~Node() = default;
+
+void Node::attach(const Token& token, int fd, pid_t pid) {
+  const std::lock_guard lock(mutex_);
+  if (peers_.count(token) != 0) return;
+  peers_[token] = std::make_shared<Peer>(Segment::attach(fd, token), pid);
+}
+
+void Node::attach_local(const Node& other) {
+  const std::lock_guard lock(mutex_);
+  peers_[other.token()] = other.own_;
+}
+
+std::shared_ptr<Peer> Node::find(const Token& token) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = peers_.find(token);
+  return found == peers_.end() ? nullptr : found->second;
+}
+
+std::size_t Node::take(std::size_t bytes) {
+  std::optional<std::size_t> offset = arena_.take(bytes);
+  if (!offset)
+    throw std::system_error(std::make_error_code(std::errc::not_enough_memory),
+                            "this process's shared-memory segment is full: close communicators "
+                            "that are no longer used");
+  try {
+    own_->segment().commit(*offset, bytes);
+  } catch (...) {
+    arena_.give_back(*offset, bytes);
+    throw;
+  }
+  return *offset;
+}
+
+MailboxRange Node::allocate_mailbox(int ranks) {
+  if (ranks < 1 || ranks > kMaxRanks)
+    throw std::invalid_argument("a group on one host has 1 to 64 ranks");
+  const std::lock_guard lock(mutex_);
+  reclaim();
+  MailboxRange range;
+  range.data_bytes = data_bytes_for(ranks, committed_);
+  range.bytes = mailbox_header_bytes(ranks) + range.data_bytes;
+  range.offset = take(range.bytes);
+  committed_ += range.data_bytes;
+  std::byte* memory = own_->segment().at(range.offset);
+  std::memset(memory, 0, mailbox_header_bytes(ranks));
+  new (memory) Mailbox();
+  auto* channels = reinterpret_cast<Channel*>(memory + sizeof(Mailbox));
+  for (int i = 0; i < 2 * ranks; ++i) new (channels + i) Channel();
+  return range;
+}
+
+std::size_t Node::allocate_buffer(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return take(bytes);
+}
+
+void Node::retire(int rank, const MailboxRange& mailbox, std::vector<std::size_t> buffers,
+                  std::size_t buffer_bytes, std::vector<std::shared_ptr<Peer>> members) {
+  const std::lock_guard lock(mutex_);
+  retired_.push_back({rank, mailbox, std::move(buffers), buffer_bytes, std::move(members)});
+}
+
+void Node::reclaim() {
+  const auto nobody_reads = [&](const Retired& group) {
+    const auto& mailbox = *reinterpret_cast<Mailbox*>(own_->segment().at(group.mailbox.offset));
+    const Mask left = mailbox.left.load(std::memory_order_acquire);
+    for (int r = 0; r < static_cast<int>(group.members.size()); ++r)
+      if (r != group.rank && (left & bit(r)) == 0 && group.members[r]->alive()) return false;
+    return true;
+  };
+  for (auto it = retired_.begin(); it != retired_.end();) {
+    if (!nobody_reads(*it)) {
+      ++it;
+      continue;
+    }
+    arena_.give_back(it->mailbox.offset, it->mailbox.bytes);
+    committed_ -= it->mailbox.data_bytes;
+    for (const std::size_t buffer : it->buffers) arena_.give_back(buffer, it->buffer_bytes);
+    it = retired_.erase(it);
+  }
+}
+
+}  // namespace pycollective

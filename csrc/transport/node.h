@@ -1,0 +1,78 @@
+// This process's end of shared memory: its own segment, and the peers attached to it.
+//
+// All groups of a process share one node, so that hundreds of groups cost neither hundreds of
+// segments nor hundreds of threads. Thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "transport/arena.h"
+#include "transport/fork_guard.h"
+#include "transport/peer.h"
+#include "transport/segment.h"
+
+namespace pycollective {
+
+// The part of an own segment that a group uses: header, channels, data area.
+struct MailboxRange {
+  std::size_t offset = 0;
+  std::size_t bytes = 0;       // all of it
+  std::size_t data_bytes = 0;  // of the data area
+};
+
+class Node {
+ public:
+  Node();
+  ~Node();
+
+  const Token& token() const { return own_->segment().token(); }
+  int fd() const { return own_->segment().fd(); }
+  const std::shared_ptr<Peer>& own() const { return own_; }
+  bool forked() const { return guard_.forked(); }
+
+  // Throws std::invalid_argument or std::system_error; see Segment::attach and Peer.
+  void attach(const Token& token, int fd, pid_t pid);
+  // A rank of the same process, run by another thread: shares its mapping, as sanitizers need.
+  void attach_local(const Node& other);
+  // nullptr where no such peer is attached.
+  std::shared_ptr<Peer> find(const Token& token) const;
+
+  // Commits a zeroed mailbox for a group of `ranks`. Early groups get large data areas, later ones
+  // small ones, so that the sum stays bounded. Throws std::system_error (ENOMEM).
+  MailboxRange allocate_mailbox(int ranks);
+  // Commits `bytes` (a multiple of the page size) for a channel.
+  std::size_t allocate_buffer(std::size_t bytes);
+
+  // Gives a group's memory back once no peer can touch it any more: all of `ranks` others have left
+  // or died. Checked at later allocations.
+  void retire(int rank, const MailboxRange& mailbox, std::vector<std::size_t> buffers,
+              std::size_t buffer_bytes, std::vector<std::shared_ptr<Peer>> members);
+
+ private:
+  struct Retired {
+    int rank;
+    MailboxRange mailbox;
+    std::vector<std::size_t> buffers;
+    std::size_t buffer_bytes;
+    std::vector<std::shared_ptr<Peer>> members;
+  };
+  std::size_t take(std::size_t bytes);
+  void reclaim();
+
+  std::shared_ptr<Peer> own_;
+  ForkGuard guard_;
+  mutable std::mutex mutex_;
+  Arena arena_;
+  std::size_t committed_ = 0;
+  std::map<Token, std::shared_ptr<Peer>> peers_;
+  std::vector<Retired> retired_;
+};
+
+// What allocate_mailbox can commit at most for the first group of a process, or a later one.
+std::size_t mailbox_bytes(int ranks, bool first);
+
+}  // namespace pycollective
