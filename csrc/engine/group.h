@@ -1,0 +1,118 @@
+// The ranks of one communicator as one of them sees them: mailboxes, flags, failure, sleep.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/api.h"
+#include "transport/node.h"
+
+namespace pycollective {
+
+// A cause of failure as it travels: one word, written into every rank's mailbox; the account in
+// words stands in the reporter's mailbox.
+struct FailureRecord {
+  FailureKind kind = FailureKind::kNone;
+  int reporter = 0;
+
+  std::uint64_t pack() const {
+    return static_cast<std::uint64_t>(kind) << 8 | static_cast<std::uint64_t>(reporter);
+  }
+  static FailureRecord unpack(std::uint64_t word) {
+    return {static_cast<FailureKind>(word >> 8), static_cast<int>(word & 0xff)};
+  }
+};
+
+class Group {
+ public:
+  // `tokens` and `offsets`: each rank's segment and where its mailbox lies in it; `mailbox` is the
+  // own one; `data_bytes` the least data area among all ranks. All tokens must be attached.
+  Group(std::shared_ptr<Node> node, int rank, const std::vector<Token>& tokens,
+        const std::vector<std::size_t>& offsets, const MailboxRange& mailbox,
+        std::size_t data_bytes);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  Node& node() const { return *node_; }
+  std::size_t data_bytes() const { return data_bytes_; }
+
+  Mailbox& mailbox(int rank) const { return *mailboxes_[rank]; }
+  Mailbox& own() const { return *mailboxes_[rank_]; }
+  std::byte* data(int rank) const {
+    return reinterpret_cast<std::byte*>(mailboxes_[rank]) + mailbox_header_bytes(size_);
+  }
+  // The half that `rank` writes of its channel to, or from, `peer`.
+  Channel& sending_half(int rank, int peer) const { return channels(rank)[peer]; }
+  Channel& receiving_half(int rank, int peer) const { return channels(rank)[size_ + peer]; }
+  std::byte* segment_of(int rank, std::size_t offset) const {
+    return members_[rank]->segment().at(offset);
+  }
+  // Memory for an own channel, given back with the mailbox.
+  std::size_t allocate_channel_buffer(std::size_t bytes);
+
+  // Stores a flag of the own mailbox with release order, then wakes who sleeps.
+  void publish(std::atomic<std::uint64_t>& flag, std::uint64_t value) {
+    // Sequentially consistent on both sides: either the sleeper sees the flag before it sleeps, or
+    // this load sees its bit.
+    flag.store(value, std::memory_order_seq_cst);
+    if (sleepers().load(std::memory_order_seq_cst) & ~bit(rank_)) wake_peers();
+  }
+
+  // Sleeping: announce(), look once more whether there is something to do, then wait at the
+  // doorbell for what it read before.
+  std::uint32_t doorbell() const { return node_->own()->segment().header().doorbell.load(); }
+  void announce_sleep() { sleepers().fetch_or(bit(rank_), std::memory_order_seq_cst); }
+  void sleep(std::uint32_t doorbell, std::chrono::nanoseconds limit) const;
+
+  // Tells every rank. The first cause wins in each mailbox; needs no peer to be alive.
+  void fail(FailureKind kind, const std::string& report);
+  // The cause that reached this rank first, if any.
+  FailureRecord failure() const {
+    return FailureRecord::unpack(own().failure.load(std::memory_order_acquire));
+  }
+  std::string report_of(int reporter) const;
+
+  bool has_left(int rank) const {
+    return (own().left.load(std::memory_order_acquire) & bit(rank)) != 0;
+  }
+  bool alive(int rank) const { return members_[rank]->alive(); }
+  std::string describe(int rank) const;  // "rank 3 (pid 1234)"
+
+  // After this the group touches no peer's memory; the own mailbox is given back when all others
+  // have left too. Idempotent.
+  void leave();
+
+  // Whether the ranks have a core each: whoever waits may spin a while.
+  bool may_spin() const { return may_spin_; }
+
+ private:
+  std::atomic<Mask>& sleepers() const { return mailboxes_[0]->sleepers; }
+  Channel* channels(int rank) const {
+    return reinterpret_cast<Channel*>(reinterpret_cast<std::byte*>(mailboxes_[rank]) +
+                                      sizeof(Mailbox));
+  }
+  void wake_peers();
+
+  std::shared_ptr<Node> node_;
+  int rank_;
+  int size_;
+  std::size_t data_bytes_;
+  MailboxRange range_;
+  std::array<Mailbox*, kMaxRanks> mailboxes_{};
+  std::vector<std::shared_ptr<Peer>> members_;
+  std::vector<std::size_t> channel_buffers_;
+  std::size_t channel_buffer_bytes_ = 0;
+  bool may_spin_;
+  std::atomic<bool> left_{false};
+  std::atomic<bool> reported_{false};
+};
+
+}  // namespace pycollective

@@ -1,0 +1,141 @@
+#include "engine/one_shot.h"
+
+#include <algorithm>
+
+#include "engine/copy.h"
+#include "engine/shards.h"
+#include "kernels/kernels.h"
+
+namespace pycollective {
+namespace {
+
+// Beyond this many bytes read by each rank, splitting the reduction among the ranks is faster.
+constexpr std::size_t kMostTraffic = std::size_t{128} << 10;
+
+// What a rank hands over: a range of its input. The longest of any rank, for fits().
+struct Contribution {
+  bool given;  // by this rank
+  std::size_t bytes;
+};
+
+Contribution contribution(const Request& request, int rank, int ranks) {
+  const std::size_t size = size_of(request.dtype);
+  const auto shard = [&](int r) {
+    return (request.counts.empty() ? request.count : request.counts[r]) * size;
+  };
+  const auto all_shards = [&] {
+    std::size_t sum = 0;
+    for (int r = 0; r < ranks; ++r) sum += shard(r);
+    return sum;
+  };
+  switch (request.kind) {
+    case OpKind::kAllReduce:
+    case OpKind::kReduce:
+      return {true, request.count * size};
+    case OpKind::kBroadcast:
+      return {rank == request.root, request.count * size};
+    case OpKind::kAllGather:
+    case OpKind::kGather:
+      return {true, shard(rank)};
+    case OpKind::kReduceScatter:
+    case OpKind::kAllToAll:
+      return {true, all_shards()};
+    case OpKind::kScatter:
+      return {rank == request.root, all_shards()};
+    default:
+      return {false, 0};
+  }
+}
+
+}  // namespace
+
+bool OneShot::fits(const Group& group, const Request& request) {
+  if (group.size() == 1) return true;  // nothing to hand over, whatever the size
+  std::size_t bytes = 0;
+  if (request.counts.empty()) {
+    bytes = contribution(request, request.root, group.size()).bytes;
+  } else {
+    for (int r = 0; r < group.size(); ++r)
+      bytes = std::max(bytes, contribution(request, r, group.size()).bytes);
+  }
+  if (bytes > small_buffer_bytes(group.data_bytes())) return false;
+  return request.kind != OpKind::kAllReduce ||
+         bytes * static_cast<std::size_t>(group.size()) <= kMostTraffic;
+}
+
+void OneShot::start() {
+  const Contribution mine = contribution(request_, group_.rank(), group_.size());
+  if (mine.given && group_.size() > 1)
+    copy_bytes(const_cast<std::byte*>(buffer_of(group_.rank())), request_.input, mine.bytes);
+  rendezvous_.arrive();
+}
+
+State OneShot::advance() {
+  if (!rendezvous_.complete()) return State::kBlocked;
+  finish();
+  return State::kDone;
+}
+
+void OneShot::reduce(std::size_t begin, std::size_t count) {
+  if (count == 0) return;
+  const std::size_t skip = begin * size_of(request_.dtype);
+  const void* leaves[kMaxRanks];
+  for (int r = 0; r < group_.size(); ++r) leaves[r] = buffer_of(r) + skip;
+  // The own leaf from where it was: likely still nearer than the copy.
+  leaves[group_.rank()] = static_cast<const std::byte*>(request_.input) + skip;
+  const FloatEnvironment ieee;
+  find_reduce(request_.dtype, request_.reduce_op, active_simd_level())(
+      leaves, group_.size(), request_.output, nullptr, count);
+}
+
+void OneShot::finish() {
+  const int me = group_.rank();
+  const std::size_t size = size_of(request_.dtype);
+  auto* output = static_cast<std::byte*>(request_.output);
+  switch (request_.kind) {
+    case OpKind::kAllReduce:
+      return reduce(0, request_.count);
+    case OpKind::kReduce:
+      if (me == request_.root) reduce(0, request_.count);
+      return;
+    case OpKind::kBroadcast:
+      return copy_bytes(output, me == request_.root ? request_.input : buffer_of(request_.root),
+                  request_.count * size);
+    case OpKind::kBarrier:
+      return;
+    default:
+      break;
+  }
+  const Shards shards(request_, group_.size());
+  const std::size_t mine = shards.begin(me) * size;
+  const std::size_t mine_bytes = shards.length(me) * size;
+  switch (request_.kind) {
+    case OpKind::kReduceScatter:
+      return reduce(shards.begin(me), shards.length(me));
+    case OpKind::kScatter:
+      return copy_bytes(output,
+                  (me == request_.root ? static_cast<const std::byte*>(request_.input)
+                                       : buffer_of(request_.root)) +
+                      mine,
+                  mine_bytes);
+    case OpKind::kGather:
+      if (me != request_.root) return;
+      [[fallthrough]];
+    case OpKind::kAllGather:
+      for (int r = 0; r < group_.size(); ++r)
+        copy_bytes(output + shards.begin(r) * size,
+             r == me ? static_cast<const std::byte*>(request_.input) : buffer_of(r),
+             shards.length(r) * size);
+      return;
+    case OpKind::kAllToAll:
+      for (int r = 0; r < group_.size(); ++r)
+        copy_bytes(output + shards.begin(r) * size,
+                   (r == me ? static_cast<const std::byte*>(request_.input) : buffer_of(r)) + mine,
+                   mine_bytes);
+      return;
+    default:
+      return;
+  }
+}
+
+}  // namespace pycollective

@@ -1,0 +1,45 @@
+// Small messages: each rank hands over everything with its arrival, then each takes what it needs.
+//
+//   start     copy the own contribution into the own small buffer; arrive
+//   advance   when all have arrived and agree: reduce, or copy, straight into the output
+//
+// One synchronisation. An all-reduce of m bytes costs each rank m written and n m read.
+// The two small buffers are used in turn: a rank writes for operation s + 2 only after all have
+// arrived at s + 1, hence have read what it wrote for s.
+#pragma once
+
+#include "engine/operation.h"
+#include "engine/rendezvous.h"
+
+namespace pycollective {
+
+// Bytes of one small buffer in a data area of this size; what is left is for larger messages.
+constexpr std::size_t small_buffer_bytes(std::size_t data_bytes) {
+  const std::size_t share = data_bytes / 16 / kLine * kLine;
+  return share < (std::size_t{64} << 10) ? share : std::size_t{64} << 10;
+}
+
+class OneShot final : public Operation {
+ public:
+  // Whether all ranks take this path for such a request: depends on what they agree on alone.
+  static bool fits(const Group& group, const Request& request);
+
+  OneShot(Group& group, const Request& request, std::uint64_t sequence)
+      : Operation(group, request, sequence), rendezvous_(group, request, sequence) {}
+
+  void start() override;
+  State advance() override;
+  bool finished_by(int rank) const override { return rendezvous_.arrived(rank); }
+  bool called_by(int rank) const override { return rendezvous_.arrived(rank); }
+
+ private:
+  const std::byte* buffer_of(int rank) const {
+    return group_.data(rank) + (sequence_ & 1) * small_buffer_bytes(group_.data_bytes());
+  }
+  void finish();
+  void reduce(std::size_t begin, std::size_t count);
+
+  Rendezvous rendezvous_;
+};
+
+}  // namespace pycollective

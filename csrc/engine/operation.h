@@ -1,0 +1,46 @@
+// One operation of one rank as a resumable state machine: what the caller's thread or the progress
+// thread drives. It never blocks; it says when it is blocked, and on whom.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "engine/group.h"
+
+namespace pycollective {
+
+enum class State { kDone, kProgressed, kBlocked };
+
+class Operation {
+ public:
+  Operation(Group& group, const Request& request, std::uint64_t sequence)
+      : group_(group), request_(request), sequence_(sequence) {}
+  virtual ~Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  // Announces the call to the peers (and hands over a small payload). Once, before advance().
+  virtual void start() = 0;
+  // Does what can be done now: at most one chunk. Throws CollectiveFailure (kMismatch).
+  virtual State advance() = 0;
+  // Whether this rank needs nothing more from `rank`, be it dead or gone.
+  virtual bool finished_by(int rank) const = 0;
+  // Whether `rank` has called this operation.
+  virtual bool called_by(int rank) const = 0;
+
+  const Request& request() const { return request_; }
+  std::uint64_t sequence() const { return sequence_; }
+  Group& group() const { return group_; }
+
+ protected:
+  Group& group_;
+  const Request& request_;
+  std::uint64_t sequence_;
+};
+
+// What of a call every rank must agree on, packed into one word and read back for messages.
+std::uint64_t signature_of(const Request& request);
+std::uint64_t hash_of(const std::vector<std::size_t>& counts);  // 0 for none
+std::string describe_call(std::uint64_t signature, std::uint64_t count, std::uint64_t counts_hash);
+
+}  // namespace pycollective

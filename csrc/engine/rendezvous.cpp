@@ -1,0 +1,43 @@
+#include "engine/rendezvous.h"
+
+namespace pycollective {
+
+Rendezvous::Rendezvous(Group& group, const Request& request, std::uint64_t sequence)
+    : group_(group),
+      sequence_(sequence),
+      signature_(signature_of(request)),
+      count_(request.counts.empty() ? request.count : 0),
+      counts_hash_(hash_of(request.counts)) {}
+
+void Rendezvous::arrive() {
+  Arrival& mine = line(group_.rank());
+  mine.signature = signature_;
+  mine.count = count_;
+  mine.counts_hash = counts_hash_;
+  group_.publish(mine.sequence, sequence_);
+}
+
+bool Rendezvous::complete() {
+  for (; next_ < group_.size(); ++next_) {
+    const Arrival& theirs = line(next_);
+    if (theirs.sequence.load(std::memory_order_acquire) < sequence_) return false;
+    if (theirs.signature != signature_ || theirs.count != count_ ||
+        theirs.counts_hash != counts_hash_)
+      throw_mismatch(next_);
+  }
+  return true;
+}
+
+void Rendezvous::throw_mismatch(int peer) const {
+  const Arrival& theirs = line(peer);
+  throw CollectiveFailure(
+      {FailureKind::kMismatch, group_.rank(), static_cast<OpKind>(signature_ & 0xff), sequence_,
+       "rank " + std::to_string(group_.rank()) + " called " +
+           describe_call(signature_, count_, counts_hash_) + " and " + group_.describe(peer) +
+           " called " + describe_call(theirs.signature, theirs.count, theirs.counts_hash) +
+           " as operation number " + std::to_string(sequence_) +
+           " of this communicator; no data moved. Every rank must make the same calls in the same "
+           "order, with the same dtype, count, operation and root"});
+}
+
+}  // namespace pycollective

@@ -1,0 +1,33 @@
+// The start of every collective: all ranks arrive, and all see that they called the same thing.
+#pragma once
+
+#include "engine/operation.h"
+
+namespace pycollective {
+
+class Rendezvous {
+ public:
+  Rendezvous(Group& group, const Request& request, std::uint64_t sequence);
+
+  // Tells the peers what this rank called. Whatever it wrote before is theirs to read.
+  void arrive();
+  // Whether all have arrived. Throws CollectiveFailure (kMismatch) at the first that differs, on
+  // every rank, before anything moved.
+  bool complete();
+  bool arrived(int rank) const {
+    return line(rank).sequence.load(std::memory_order_acquire) >= sequence_;
+  }
+
+ private:
+  Arrival& line(int rank) const { return group_.mailbox(rank).arrival[sequence_ & 1]; }
+  [[noreturn]] void throw_mismatch(int peer) const;
+
+  Group& group_;
+  std::uint64_t sequence_;
+  std::uint64_t signature_;
+  std::uint64_t count_;
+  std::uint64_t counts_hash_;
+  int next_ = 0;  // ranks below have arrived and agree
+};
+
+}  // namespace pycollective
