@@ -48,7 +48,7 @@ def core_extension() -> Extension:
     """The native core: kernels, shared memory, engine. It links nothing but libc and libstdc++."""
     sources = sorted(
         path
-        for folder in ("kernels", "transport", "engine", "bindings")
+        for folder in ("kernels", "transport", "engine", "bench", "bindings")
         for path in glob.glob(f"csrc/{folder}/*.cpp")
     )
     return Extension(
