@@ -29,6 +29,7 @@ class OneShot final : public Operation {
 
   void start() override;
   State advance() override;
+  bool is_short() const override { return true; }
   bool finished_by(int rank) const override { return rendezvous_.arrived(rank); }
   bool called_by(int rank) const override { return rendezvous_.arrived(rank); }
 

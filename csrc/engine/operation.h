@@ -23,6 +23,8 @@ class Operation {
   virtual void start() = 0;
   // Does what can be done now: at most one chunk. Throws CollectiveFailure (kMismatch).
   virtual State advance() = 0;
+  // Whether it is quick enough to be done on the thread that issued it asynchronously.
+  virtual bool is_short() const { return false; }
   // Whether this rank needs nothing more from `rank`, be it dead or gone.
   virtual bool finished_by(int rank) const = 0;
   // Whether `rank` has called this operation.

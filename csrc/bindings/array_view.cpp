@@ -1,0 +1,204 @@
+#define NPY_NO_DEPRECATED_API NPY_1_23_API_VERSION
+#define NPY_TARGET_VERSION NPY_1_23_API_VERSION
+#include "bindings/array_view.h"
+
+#include <numpy/arrayobject.h>
+
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "bindings/dlpack_abi.h"
+#include "bindings/errors_py.h"
+
+namespace pycollective {
+namespace {
+
+std::optional<Dtype> dtype_of(PyArray_Descr* descr) {
+  switch (descr->type_num) {
+    case NPY_HALF:
+      return Dtype::kFloat16;
+    case NPY_FLOAT:
+      return Dtype::kFloat32;
+    case NPY_DOUBLE:
+      return Dtype::kFloat64;
+    case NPY_BYTE:
+      return Dtype::kInt8;
+    case NPY_SHORT:
+      return Dtype::kInt16;
+    case NPY_INT:
+      return Dtype::kInt32;
+    case NPY_LONG:
+    case NPY_LONGLONG:
+      static_assert(sizeof(long) == 8 && sizeof(long long) == 8);
+      return Dtype::kInt64;
+    case NPY_UBYTE:
+      return Dtype::kUInt8;
+    case NPY_BOOL:
+      return Dtype::kBool;
+    default:
+      // ml_dtypes registers its types at run time; they are known by name alone.
+      if (descr->type_num >= NPY_USERDEF &&
+          std::strcmp(descr->typeobj->tp_name, "ml_dtypes.bfloat16") == 0)
+        return Dtype::kBFloat16;
+      if (descr->type_num >= NPY_USERDEF && std::strcmp(descr->typeobj->tp_name, "bfloat16") == 0)
+        return Dtype::kBFloat16;
+      return std::nullopt;
+  }
+}
+
+std::optional<Dtype> dtype_of(const dlpack::DataType& type) {
+  if (type.lanes != 1) return std::nullopt;
+  const int key = type.code << 8 | type.bits;
+  switch (key) {
+    case dlpack::kFloat << 8 | 16:
+      return Dtype::kFloat16;
+    case dlpack::kBfloat << 8 | 16:
+      return Dtype::kBFloat16;
+    case dlpack::kFloat << 8 | 32:
+      return Dtype::kFloat32;
+    case dlpack::kFloat << 8 | 64:
+      return Dtype::kFloat64;
+    case dlpack::kInt << 8 | 8:
+      return Dtype::kInt8;
+    case dlpack::kInt << 8 | 16:
+      return Dtype::kInt16;
+    case dlpack::kInt << 8 | 32:
+      return Dtype::kInt32;
+    case dlpack::kInt << 8 | 64:
+      return Dtype::kInt64;
+    case dlpack::kUInt << 8 | 8:
+      return Dtype::kUInt8;
+    case dlpack::kBool << 8 | 8:
+      return Dtype::kBool;
+    default:
+      return std::nullopt;
+  }
+}
+
+constexpr const char* kSupported =
+    "float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8 and bool";
+
+}  // namespace
+
+bool init_array_view() {
+  import_array1(false);
+  return true;
+}
+
+bool ArrayView::open(PyObject* object, const char* name) {
+  if (PyArray_Check(object)) return open_numpy(object, name);
+  return open_dlpack(object, name);
+}
+
+bool ArrayView::open_numpy(PyObject* object, const char* name) {
+  auto* array = reinterpret_cast<PyArrayObject*>(object);
+  PyArray_Descr* descr = PyArray_DESCR(array);
+  const std::optional<Dtype> dtype = dtype_of(descr);
+  if (!dtype || !PyArray_ISNOTSWAPPED(array)) {
+    raise_configuration_error("%s has dtype %R; supported are %s in native byte order", name,
+                              reinterpret_cast<PyObject*>(descr), kSupported);
+    return false;
+  }
+  dtype_ = *dtype;
+  data_ = PyArray_DATA(array);
+  count_ = static_cast<std::size_t>(PyArray_SIZE(array));
+  contiguous_ = PyArray_IS_C_CONTIGUOUS(array) || count_ == 0;
+  writable_ = PyArray_ISWRITEABLE(array);
+  dimensions_ = PyArray_NDIM(array);
+  if (dimensions_ > kMaxDimensions) {
+    raise_configuration_error("%s has more than %d dimensions", name, kMaxDimensions);
+    return false;
+  }
+  for (int i = 0; i < dimensions_; ++i) {
+    shape_[i] = PyArray_DIM(array, i);
+    strides_[i] = PyArray_STRIDE(array, i);
+  }
+  owner_ = Py_NewRef(object);
+  return true;
+}
+
+bool ArrayView::open_dlpack(PyObject* object, const char* name) {
+  PyObject* capsule = PyObject_CallMethod(object, "__dlpack__", nullptr);
+  if (capsule == nullptr) {
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return false;  // its own reason
+    PyErr_Clear();
+    raise_configuration_error("%s is a %.200s; NumPy arrays and arrays with DLPack are supported",
+                              name, Py_TYPE(object)->tp_name);
+    return false;
+  }
+  // Unconsumed, the capsule calls the producer's deleter when it goes: it is the keepalive.
+  owner_ = capsule;
+  const auto* tensor =
+      static_cast<const dlpack::Tensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+  if (tensor == nullptr) return false;
+  if (tensor->device.type != dlpack::kCpu && tensor->device.type != dlpack::kCudaHost) {
+    raise_configuration_error("%s lies on a device; this version moves arrays in CPU memory only",
+                              name);
+    return false;
+  }
+  const std::optional<Dtype> dtype = dtype_of(tensor->dtype);
+  if (!dtype || tensor->ndim > kMaxDimensions) {
+    raise_configuration_error(
+        "%s has DLPack type code %d, %d bits, %d dimensions; supported are %s, in at most %d "
+        "dimensions",
+        name, tensor->dtype.code, tensor->dtype.bits, tensor->ndim, kSupported, kMaxDimensions);
+    return false;
+  }
+  dtype_ = *dtype;
+  data_ = static_cast<std::byte*>(tensor->data) + tensor->byte_offset;
+  dimensions_ = tensor->ndim;
+  const auto size = static_cast<Py_ssize_t>(size_of(dtype_));
+  Py_ssize_t expected = size;
+  count_ = 1;
+  for (int i = dimensions_ - 1; i >= 0; --i) {
+    shape_[i] = tensor->shape[i];
+    strides_[i] = tensor->strides ? tensor->strides[i] * size : expected;
+    if (shape_[i] != 1 && strides_[i] != expected) contiguous_ = false;
+    expected *= shape_[i];
+    count_ *= static_cast<std::size_t>(shape_[i]);
+  }
+  if (count_ == 0) contiguous_ = true;
+  return true;
+}
+
+PyObject* ArrayView::as_words() const {
+  constexpr int words[9] = {0, NPY_UINT8, NPY_UINT16, 0, NPY_UINT32, 0, 0, 0, NPY_UINT64};
+  npy_intp shape[kMaxDimensions];
+  npy_intp strides[kMaxDimensions];
+  for (int i = 0; i < dimensions_; ++i) {
+    shape[i] = shape_[i];
+    strides[i] = strides_[i];
+  }
+  return PyArray_New(&PyArray_Type, dimensions_, shape, words[size_of(dtype_)], strides,
+                     strided_data_ ? strided_data_ : data_, 0, NPY_ARRAY_WRITEABLE, nullptr);
+}
+
+bool ArrayView::stage() {
+  if (contiguous_ || staged_ != nullptr) return true;
+  PyObject* words = as_words();
+  if (words == nullptr) return false;
+  staged_ = PyArray_NewCopy(reinterpret_cast<PyArrayObject*>(words), NPY_CORDER);
+  Py_DECREF(words);
+  if (staged_ == nullptr) return false;
+  strided_data_ = data_;
+  data_ = PyArray_DATA(reinterpret_cast<PyArrayObject*>(staged_));
+  return true;
+}
+
+bool ArrayView::copy_back() {
+  if (staged_ == nullptr) return true;
+  PyObject* words = as_words();
+  if (words == nullptr) return false;
+  const int failed = PyArray_CopyInto(reinterpret_cast<PyArrayObject*>(words),
+                                      reinterpret_cast<PyArrayObject*>(staged_));
+  Py_DECREF(words);
+  return failed == 0;
+}
+
+bool ArrayView::same_shape(const ArrayView& other) const {
+  return dimensions_ == other.dimensions_ &&
+         std::memcmp(shape_, other.shape_, sizeof(Py_ssize_t) * dimensions_) == 0;
+}
+
+}  // namespace pycollective

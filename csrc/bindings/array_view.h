@@ -1,0 +1,62 @@
+// An array of the caller's, whatever library made it: NumPy (ml_dtypes' bfloat16 too), or anything
+// with DLPack on the CPU (torch, ...). Never a copy.
+#pragma once
+
+#include <Python.h>
+
+#include <cstddef>
+
+#include "types.h"
+
+namespace pycollective {
+
+class ArrayView {
+ public:
+  static constexpr int kMaxDimensions = 32;
+
+  ArrayView() = default;
+  ~ArrayView() {
+    Py_XDECREF(owner_);
+    Py_XDECREF(staged_);
+  }
+  ArrayView(const ArrayView&) = delete;
+  ArrayView& operator=(const ArrayView&) = delete;
+
+  // Looks at `object`. False with a Python error set (ConfigurationError, or what its __dlpack__
+  // raised) where it is no array that can be moved. `name` is for messages.
+  bool open(PyObject* object, const char* name);
+
+  // Puts a C-contiguous copy in the place of an array that is not contiguous, so that data() serves
+  // as input or output; copy_back() then copies an output back. False with a Python error set.
+  bool stage();
+  bool copy_back();
+
+  void* data() const { return data_; }
+  Dtype dtype() const { return dtype_; }
+  std::size_t count() const { return count_; }
+  bool contiguous() const { return contiguous_; }
+  bool writable() const { return writable_; }
+  bool same_shape(const ArrayView& other) const;
+
+ private:
+  bool open_numpy(PyObject* object, const char* name);
+  bool open_dlpack(PyObject* object, const char* name);
+  PyObject* as_words() const;  // a NumPy view of the bits, strides kept
+
+  void* data_ = nullptr;
+  std::size_t count_ = 0;
+  Dtype dtype_ = Dtype::kUInt8;
+  bool contiguous_ = true;
+  bool writable_ = true;
+  int dimensions_ = 0;
+  Py_ssize_t shape_[kMaxDimensions];
+  Py_ssize_t strides_[kMaxDimensions];  // bytes
+  void* strided_data_ = nullptr;        // of the caller's array, while staged
+  PyObject* owner_ = nullptr;           // the array, or the DLPack capsule
+  PyObject* staged_ = nullptr;
+};
+
+// Once, when the module is made. False with a Python error set.
+bool init_array_view();
+
+}  // namespace pycollective

@@ -1,0 +1,161 @@
+#include "bindings/call.h"
+
+#include <cstring>
+#include <numeric>
+
+#include "bindings/errors_py.h"
+
+namespace pycollective {
+namespace {
+
+bool given(PyObject* object) { return object != nullptr && object != Py_None; }
+
+bool check_algorithm(PyObject* algorithm) {
+  if (!given(algorithm)) return true;
+  if (PyUnicode_Check(algorithm) &&
+      (PyUnicode_CompareWithASCIIString(algorithm, "auto") == 0 ||
+       PyUnicode_CompareWithASCIIString(algorithm, "direct") == 0))
+    return true;
+  raise_configuration_error("algorithm %R is not here; there are 'auto' and 'direct'", algorithm);
+  return false;
+}
+
+}  // namespace
+
+bool Call::prepare(OpKind kind, const CallArguments& arguments, int rank, int size) {
+  request_.kind = kind;
+  request_.root = static_cast<int>(arguments.root);
+  if (!check_algorithm(arguments.algorithm)) return false;
+  if (reduces(kind) && !read_op(arguments.op)) return false;
+  if (given(arguments.counts) && !read_counts(arguments.counts)) return false;
+  if (kind == OpKind::kBarrier) return true;
+  if (arguments.root < 0 || arguments.root >= size) {
+    raise_configuration_error("%s: rank %ld is not one of 0 to %d", name_of(kind), arguments.root,
+                              size - 1);
+    return false;
+  }
+  return open_arrays(arguments) && check_sizes(rank, size);
+}
+
+bool Call::read_op(PyObject* op) {
+  request_.reduce_op = ReduceOp::kSum;
+  if (op == nullptr) return true;
+  if (PyUnicode_Check(op)) {
+    for (int i = 0; i < kReduceOps; ++i) {
+      const auto candidate = static_cast<ReduceOp>(i);
+      if (PyUnicode_CompareWithASCIIString(op, name_of(candidate)) != 0) continue;
+      request_.reduce_op = candidate;
+      return true;
+    }
+  }
+  raise_configuration_error(
+      "op %R is not here; there are 'sum', 'avg', 'prod', 'min', 'max', 'band', 'bor' and 'bxor'",
+      op);
+  return false;
+}
+
+bool Call::read_counts(PyObject* counts) {
+  PyObject* sequence = PySequence_Fast(counts, "counts must be a sequence of numbers");
+  if (sequence == nullptr) return false;
+  const Py_ssize_t length = PySequence_Fast_GET_SIZE(sequence);
+  request_.counts.reserve(static_cast<std::size_t>(length));
+  for (Py_ssize_t i = 0; i < length && !PyErr_Occurred(); ++i)
+    request_.counts.push_back(PyLong_AsSize_t(PySequence_Fast_GET_ITEM(sequence, i)));
+  Py_DECREF(sequence);
+  if (length == 0 && !PyErr_Occurred()) raise_configuration_error("counts is empty");
+  return !PyErr_Occurred();
+}
+
+bool Call::open_arrays(const CallArguments& arguments) {
+  const char* kind = name_of(request_.kind);
+  if (given(arguments.input)) {
+    if (!first_.open(arguments.input, "the array") || !first_.stage()) return false;
+    input_ = &first_;
+  }
+  if (given(arguments.output) && arguments.output != arguments.input) {
+    if (!second_.open(arguments.output, "the output array") || !second_.stage()) return false;
+    output_ = &second_;
+  } else if (given(arguments.output)) {
+    output_ = &first_;
+  }
+  if (output_ != nullptr && !output_->writable()) {
+    raise_configuration_error("%s: the output array is read-only", kind);
+    return false;
+  }
+  if (input_ == nullptr && output_ == nullptr) {
+    raise_configuration_error("%s: no array given", kind);
+    return false;
+  }
+  if (input_ != nullptr && output_ != nullptr && input_->dtype() != output_->dtype()) {
+    raise_configuration_error("%s: the input is %s and the output %s; they must be the same", kind,
+                              name_of(input_->dtype()), name_of(output_->dtype()));
+    return false;
+  }
+  request_.dtype = input_ != nullptr ? input_->dtype() : output_->dtype();
+  request_.input = input_ != nullptr ? input_->data() : nullptr;
+  request_.output = output_ != nullptr ? output_->data() : nullptr;
+  return true;
+}
+
+// Sets request_.count, and checks each array against it.
+bool Call::check_sizes(int rank, int size) {
+  const char* kind = name_of(request_.kind);
+  const auto n = static_cast<std::size_t>(size);
+  if (!request_.counts.empty() && request_.counts.size() != n) {
+    raise_configuration_error("%s: counts has %zu entries for %d ranks", kind,
+                              request_.counts.size(), size);
+    return false;
+  }
+  // Which array holds all ranks' shards, and which holds one.
+  const ArrayView* whole = nullptr;
+  const ArrayView* shard = nullptr;
+  switch (request_.kind) {
+    case OpKind::kReduceScatter:
+    case OpKind::kScatter:
+      whole = input_;
+      shard = output_;
+      break;
+    case OpKind::kAllGather:
+    case OpKind::kGather:
+      whole = output_;
+      shard = input_;
+      break;
+    case OpKind::kAllToAll:
+      if (input_->count() != output_->count() || input_->count() % n != 0) {
+        raise_configuration_error(
+            "all_to_all: the input has %zu elements and the output %zu; both must have the same, a "
+            "multiple of %d",
+            input_->count(), output_->count(), size);
+        return false;
+      }
+      request_.count = input_->count() / n;
+      return true;
+    default:
+      if (input_ != nullptr && output_ != nullptr && !input_->same_shape(*output_)) {
+        raise_configuration_error("%s: input and output have different shapes", kind);
+        return false;
+      }
+      request_.count = input_ != nullptr ? input_->count() : output_->count();
+      return true;
+  }
+  if (shard == nullptr) {
+    raise_configuration_error("%s: the array for this rank's own shard is missing", kind);
+    return false;
+  }
+  request_.count = shard->count();
+  const std::size_t mine =
+      request_.counts.empty() ? shard->count() : request_.counts[static_cast<std::size_t>(rank)];
+  const std::size_t all =
+      request_.counts.empty()
+          ? mine * n
+          : std::accumulate(request_.counts.begin(), request_.counts.end(), std::size_t{0});
+  if (shard->count() != mine || (whole != nullptr && whole->count() != all)) {
+    raise_configuration_error(
+        "%s: rank %d's shard has %zu elements and the whole %zu; expected %zu and %zu for %d ranks",
+        kind, rank, shard->count(), whole != nullptr ? whole->count() : all, mine, all, size);
+    return false;
+  }
+  return true;
+}
+
+}  // namespace pycollective

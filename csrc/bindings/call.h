@@ -1,0 +1,42 @@
+// One collective call from Python: its arrays, checked, as a Request.
+#pragma once
+
+#include <Python.h>
+
+#include "bindings/array_view.h"
+#include "engine/api.h"
+
+namespace pycollective {
+
+// What the caller named; null or None where not given.
+struct CallArguments {
+  PyObject* input = nullptr;   // what is read
+  PyObject* output = nullptr;  // what is written; the input, where not given
+  PyObject* op = nullptr;
+  PyObject* counts = nullptr;
+  PyObject* algorithm = nullptr;
+  long root = 0;
+};
+
+class Call {
+ public:
+  // Fills request(). False with a Python error set; nothing has moved.
+  bool prepare(OpKind kind, const CallArguments& arguments, int rank, int size);
+  const Request& request() const { return request_; }
+  // After success, for outputs that were not contiguous. False with a Python error set.
+  bool finish() { return output_ == nullptr || output_->copy_back(); }
+
+ private:
+  bool open_arrays(const CallArguments& arguments);
+  bool read_op(PyObject* op);
+  bool read_counts(PyObject* counts);
+  bool check_sizes(int rank, int size);
+
+  Request request_;
+  ArrayView first_;
+  ArrayView second_;
+  const ArrayView* input_ = nullptr;
+  ArrayView* output_ = nullptr;
+};
+
+}  // namespace pycollective

@@ -1,0 +1,33 @@
+// The part of the DLPack ABI (version 0.x, capsules named "dltensor") that an import on the CPU
+// needs. The field order and values are the standard's.
+#pragma once
+
+#include <cstdint>
+
+namespace pycollective::dlpack {
+
+enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3 };
+enum TypeCode : std::uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6 };
+
+struct Device {
+  std::int32_t type;
+  std::int32_t id;
+};
+
+struct DataType {
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+};
+
+struct Tensor {
+  void* data;
+  Device device;
+  std::int32_t ndim;
+  DataType dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;  // elements; null: C-contiguous
+  std::uint64_t byte_offset;
+};
+
+}  // namespace pycollective::dlpack

@@ -1,0 +1,94 @@
+#include "bindings/errors_py.h"
+
+#include <cstdarg>
+#include <stdexcept>
+#include <system_error>
+
+namespace pycollective {
+namespace {
+
+// The classes live as long as the module that the interpreter keeps.
+struct ErrorClasses {
+  PyObject* peer_failure;
+  PyObject* timeout;
+  PyObject* mismatch;
+  PyObject* aborted;
+  PyObject* configuration;
+};
+ErrorClasses classes;
+
+PyObject* class_of(FailureKind kind) {
+  switch (kind) {
+    case FailureKind::kPeerFailure:
+      return classes.peer_failure;
+    case FailureKind::kTimeout:
+      return classes.timeout;
+    case FailureKind::kMismatch:
+      return classes.mismatch;
+    case FailureKind::kConfiguration:
+      return classes.configuration;
+    default:
+      return classes.aborted;
+  }
+}
+
+}  // namespace
+
+bool init_errors() {
+  PyObject* module = PyImport_ImportModule("pycollective.errors");
+  if (module == nullptr) return false;
+  classes.peer_failure = PyObject_GetAttrString(module, "PeerFailure");
+  classes.timeout = PyObject_GetAttrString(module, "CollectiveTimeout");
+  classes.mismatch = PyObject_GetAttrString(module, "CollectiveMismatch");
+  classes.aborted = PyObject_GetAttrString(module, "CollectiveAborted");
+  classes.configuration = PyObject_GetAttrString(module, "ConfigurationError");
+  Py_DECREF(module);
+  return classes.peer_failure && classes.timeout && classes.mismatch && classes.aborted &&
+         classes.configuration;
+}
+
+void raise_failure(const Failure& failure) {
+  PyObject* type = class_of(failure.kind);
+  if (failure.kind == FailureKind::kConfiguration) {
+    PyErr_SetString(type, failure.message.c_str());
+    return;
+  }
+  PyObject* error =
+      PyObject_CallFunction(type, "sisK", failure.message.c_str(), failure.rank,
+                            name_of(failure.op), static_cast<unsigned long long>(failure.sequence));
+  if (error == nullptr) return;
+  PyErr_SetObject(type, error);
+  Py_DECREF(error);
+}
+
+void raise_configuration_error(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  PyErr_FormatV(classes.configuration, format, arguments);
+  va_end(arguments);
+}
+
+void raise_current_exception() {
+  if (PyErr_Occurred()) return;
+  try {
+    throw;
+  } catch (const CollectiveFailure& error) {
+    raise_failure(error.failure());
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    raise_configuration_error("%s", error.what());
+  }
+}
+
+const InterruptHook& python_interrupts() {
+  static const InterruptHook hook = [] {
+    const PyGILState_STATE state = PyGILState_Ensure();
+    const bool interrupted = PyErr_CheckSignals() != 0;
+    PyGILState_Release(state);
+    return interrupted;
+  };
+  return hook;
+}
+
+}  // namespace pycollective

@@ -1,0 +1,21 @@
+// pycollective._core: the native core, as Python sees it.
+#include <pybind11/pybind11.h>
+
+#include "bindings/array_view.h"
+#include "bindings/communicator_py.h"
+#include "bindings/errors_py.h"
+#include "bindings/kernels_py.h"
+#include "bindings/machine_py.h"
+#include "bindings/node_py.h"
+#include "bindings/work_py.h"
+
+PYBIND11_MODULE(_core, module) {
+  using namespace pycollective;
+  module.doc() = "The native core of pycollective.";
+  if (!init_errors() || !init_array_view()) throw pybind11::error_already_set();
+  bind_kernels(module);
+  bind_node(module);
+  bind_work(module);
+  bind_communicator(module);
+  bind_machine(module);
+}

@@ -1,0 +1,99 @@
+#include "bindings/node_py.h"
+
+#include <cstring>
+#include <stdexcept>
+
+#include "bindings/errors_py.h"
+
+namespace py = pybind11;
+
+namespace pycollective {
+
+Token token_from_bytes(const std::string& bytes) {
+  Token token;
+  if (bytes.size() != sizeof(token)) throw std::invalid_argument("a token has 16 bytes");
+  std::memcpy(token.data(), bytes.data(), sizeof(token));
+  return token;
+}
+
+MailboxRange NodeHandle::allocate(int ranks) {
+  const MailboxRange range = node->allocate_mailbox(ranks);
+  const std::lock_guard lock(mutex_);
+  allocated_[range.offset] = range;
+  return range;
+}
+
+MailboxRange NodeHandle::take(std::size_t offset) {
+  const std::lock_guard lock(mutex_);
+  const auto found = allocated_.find(offset);
+  if (found == allocated_.end())
+    throw std::invalid_argument("no mailbox was allocated at this offset");
+  const MailboxRange range = found->second;
+  allocated_.erase(found);
+  return range;
+}
+
+namespace {
+
+// Runs `act`, and turns what it throws into the Python error of errors_py.h.
+template <class Act>
+auto translated(const Act& act) {
+  try {
+    return act();
+  } catch (const py::error_already_set&) {
+    throw;
+  } catch (...) {
+    raise_current_exception();
+    throw py::error_already_set();
+  }
+}
+
+}  // namespace
+
+void bind_node(py::module_& module) {
+  module.def(
+      "mailbox_bytes", [](int size, bool first) { return mailbox_bytes(size, first); },
+      py::arg("size"), py::arg("first"),
+      "Bytes of shared memory that Node.allocate(size) commits at most, for the first group of a "
+      "process or a later one.");
+
+  py::class_<NodeHandle>(module, "Node", py::is_final(),
+                         "This process's end of shared memory: one sealed segment for all its "
+                         "groups, and the peers' segments attached to it. Thread-safe.")
+      .def(py::init([] { return translated([] { return std::make_unique<NodeHandle>(); }); }))
+      .def_property_readonly(
+          "token",
+          [](const NodeHandle& self) {
+            const Token& token = self.node->token();
+            return py::bytes(reinterpret_cast<const char*>(token.data()), sizeof(token));
+          },
+          "16 random bytes that name the segment.")
+      .def("fileno", [](const NodeHandle& self) { return self.node->fd(); })
+      .def_property_readonly("forked",
+                             [](const NodeHandle& self) { return self.node->forked(); })
+      .def(
+          "attach",
+          [](NodeHandle& self, const std::string& token, int fd, int pid) {
+            translated([&] { self.node->attach(token_from_bytes(token), fd, pid); });
+          },
+          py::arg("token"), py::arg("fd"), py::arg("pid"),
+          "Map the segment behind `fd` (which stays the caller's) and watch process `pid`.\n\n"
+          "Raises ConfigurationError if it is no sealed segment with that token, or cannot be "
+          "watched.")
+      .def(
+          "is_attached",
+          [](const NodeHandle& self, const std::string& token) {
+            return translated([&] { return self.node->find(token_from_bytes(token)) != nullptr; });
+          },
+          py::arg("token"))
+      .def(
+          "allocate",
+          [](NodeHandle& self, int size) {
+            const MailboxRange range = translated([&] { return self.allocate(size); });
+            return py::make_tuple(range.offset, range.data_bytes);
+          },
+          py::arg("size"),
+          "Commit a mailbox for a group of `size` ranks: (offset in the segment, slot bytes).");
+}
+
+}  // namespace pycollective

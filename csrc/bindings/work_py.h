@@ -1,0 +1,48 @@
+// What an asynchronous call returns to Python.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "bindings/call.h"
+#include "engine/api.h"
+
+namespace pycollective {
+
+// Calls whose handle was dropped while they were under way: their arrays must live until they are
+// done, and only a thread with the GIL may let go of them. Swept at later calls. GIL held.
+class AbandonedCalls {
+ public:
+  ~AbandonedCalls();
+  void add(std::unique_ptr<Call> call, std::shared_ptr<Work> work);
+  void sweep();
+
+ private:
+  std::vector<std::pair<std::unique_ptr<Call>, std::shared_ptr<Work>>> calls_;
+};
+
+// Owns the call's arrays until it is done.
+class PythonWork {
+ public:
+  PythonWork(std::unique_ptr<Call> call, std::shared_ptr<Work> work,
+             std::shared_ptr<AbandonedCalls> abandoned)
+      : call_(std::move(call)), work_(std::move(work)), abandoned_(std::move(abandoned)) {}
+  ~PythonWork();
+
+  bool done();
+  void wait(double timeout);
+
+ private:
+  void finish();
+
+  std::unique_ptr<Call> call_;  // null once the output is where it belongs
+  std::shared_ptr<Work> work_;
+  std::shared_ptr<AbandonedCalls> abandoned_;
+};
+
+void bind_work(pybind11::module_& module);
+
+}  // namespace pycollective

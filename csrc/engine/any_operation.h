@@ -1,0 +1,26 @@
+// Room for one operation of any kind, so that a call allocates nothing.
+#pragma once
+
+#include <variant>
+
+#include "engine/one_shot.h"
+#include "engine/point_to_point.h"
+#include "engine/two_shot.h"
+
+namespace pycollective {
+
+class AnyOperation {
+ public:
+  // Chooses the path: depends on what all ranks agree on, never on the rank.
+  Operation& make(Group& group, const Request& request, std::uint64_t sequence) {
+    if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, request, sequence);
+    if (request.kind == OpKind::kRecv) return made_.emplace<Receive>(group, request, sequence);
+    if (OneShot::fits(group, request)) return made_.emplace<OneShot>(group, request, sequence);
+    return made_.emplace<TwoShot>(group, request, sequence);
+  }
+
+ private:
+  std::variant<std::monostate, OneShot, TwoShot, Send, Receive> made_;
+};
+
+}  // namespace pycollective

@@ -1,0 +1,360 @@
+#include "engine/communicator.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/validate.h"
+
+namespace pycollective {
+namespace {
+
+// How long a blocked thread keeps its core. A spin that pays where each rank has a core costs
+// 25 times the whole call where the awaited rank needs that very core.
+constexpr int kSpinsWithCores = 2000;
+constexpr int kSpinsCrowded = 20;
+constexpr std::chrono::microseconds kYieldFor{500};
+
+void relax_core() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Something that is no failure of the group yet, such as no memory for a channel, becomes one: the
+// peers wait for an operation that this rank cannot carry out.
+Failure failure_from(const std::exception& error, const Request& request, int rank) {
+  return {FailureKind::kAborted, rank, request.kind, 0,
+          "rank " + std::to_string(rank) + " could not carry out " + name_of(request.kind) + ": " +
+              error.what()};
+}
+
+}  // namespace
+
+Communicator::Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progress> progress,
+                           double timeout)
+    : group_(std::move(group)),
+      progress_(std::move(progress)),
+      timeout_(timeout),
+      queues_(1 + 2 * static_cast<std::size_t>(group_->size())) {}
+
+Communicator::~Communicator() = default;
+
+Communicator::Queue& Communicator::queue_of(const Request& request) {
+  const auto peer = static_cast<std::size_t>(request.root);
+  if (request.kind == OpKind::kSend) return queues_[1 + peer];
+  if (request.kind == OpKind::kRecv) return queues_[1 + static_cast<std::size_t>(size()) + peer];
+  return queues_[0];
+}
+
+void Communicator::throw_forked(OpKind kind) const {
+  throw CollectiveFailure(
+      {FailureKind::kConfiguration, rank(), kind, 0,
+       std::string(name_of(kind)) +
+           " refused: this process is a fork of the one that made the communicator, which works on "
+           "unharmed. Make communicators after forking, or use the spawn start method"});
+}
+
+void Communicator::check_usable(const Request& request) const {
+  const auto refuse = [&](FailureKind kind, const std::string& why) {
+    throw CollectiveFailure({kind, rank(), request.kind, 0,
+                             std::string(name_of(request.kind)) + " refused: " + why});
+  };
+  if (closed_) refuse(FailureKind::kConfiguration, "this communicator is closed");
+  if (failure_)
+    refuse(failure_->kind, "this communicator failed before: " + failure_->message);
+  const FailureRecord record = group_->failure();
+  if (record.kind != FailureKind::kNone)
+    refuse(record.kind, "this communicator failed on rank " + std::to_string(record.reporter) +
+                            ": " + group_->report_of(record.reporter));
+}
+
+void Communicator::run(const Request& request, const InterruptHook& interrupted) {
+  if (forked()) throw_forked(request.kind);
+  validate(request, rank(), size());
+  const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
+  Queue& queue = queue_of(request);
+  std::shared_ptr<Pending> pending;
+  std::uint64_t sequence = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    check_usable(request);
+    sequence = ++queue.sequence;
+    if (queue.items.empty() && !queue.driven) {
+      queue.driven = true;
+    } else {
+      pending = std::make_shared<Pending>(shared_from_this(), request, sequence, timeout, nullptr);
+      queue.items.push_back(pending);
+    }
+  }
+  if (pending) {
+    progress_->carry_on(shared_from_this());
+    pending->wait(0, interrupted);
+    return;
+  }
+  AnyOperation room;
+  Watch watch(timeout);
+  try {
+    Operation& operation = room.make(*group_, request, sequence);
+    operation.start();
+    drive(operation, watch, Clock::time_point::max(), interrupted);
+  } catch (const CollectiveFailure& error) {
+    fail(error.failure());
+    stop_driving(queue);
+    throw;
+  } catch (const std::exception& error) {
+    const Failure failure = failure_from(error, request, rank());
+    fail(failure);
+    stop_driving(queue);
+    throw CollectiveFailure(failure);
+  }
+  stop_driving(queue);
+}
+
+std::shared_ptr<Work> Communicator::submit(const Request& request,
+                                           std::function<void(const Failure*)> on_done) {
+  if (forked()) throw_forked(request.kind);
+  validate(request, rank(), size());
+  const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
+  Queue& queue = queue_of(request);
+  std::shared_ptr<Pending> pending;
+  bool first = false;
+  {
+    const std::lock_guard lock(mutex_);
+    check_usable(request);
+    pending = std::make_shared<Pending>(shared_from_this(), request, ++queue.sequence, timeout,
+                                        std::move(on_done));
+    first = queue.items.empty() && !queue.driven;
+    queue.items.push_back(pending);
+    if (first) {
+      queue.driven = true;
+      queue.driven_item = pending.get();
+    }
+  }
+  // From here rather than from the progress thread: the peers see the call at once, and the last to
+  // arrive with a small message is done without a change of threads. A large one moves over there.
+  if (first && act_on_first(queue, *pending, [&] {
+        Operation& operation = pending->start();
+        return operation.is_short() && operation.advance() == State::kDone;
+      }))
+    return pending;
+  progress_->carry_on(shared_from_this());
+  return pending;
+}
+
+template <class Act>
+bool Communicator::act_on_first(Queue& queue, Pending& item, const Act& act) {
+  Failure failure;
+  try {
+    const bool done = act();
+    if (done)
+      finish_first(queue, nullptr);
+    else
+      stop_driving(queue);
+    return done;
+  } catch (const CollectiveFailure& error) {
+    failure = error.failure();
+  } catch (const std::exception& error) {
+    failure = failure_from(error, item.request(), rank());
+  }
+  fail(failure);
+  finish_first(queue, &failure);
+  return true;
+}
+
+bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point until,
+                         const InterruptHook& interrupted) {
+  const int most_spins = group_->may_spin() ? kSpinsWithCores : kSpinsCrowded;
+  int spins = 0;
+  Clock::time_point sleep_from;
+  for (;;) {
+    State state = operation.advance();
+    if (state == State::kDone) return true;
+    if (state == State::kProgressed) {
+      spins = 0;
+      continue;
+    }
+    Watch::throw_if_failed(operation);
+    if (++spins <= most_spins) {
+      relax_core();
+      continue;
+    }
+    const Clock::time_point now = Clock::now();
+    if (spins == most_spins + 1) sleep_from = now + kYieldFor;
+    if (now >= until) return false;
+    if (now < sleep_from) {
+      sched_yield();
+      continue;
+    }
+    // Announce, look once more, then sleep: whoever publishes after this look sees us asleep.
+    const std::uint32_t doorbell = group_->doorbell();
+    group_->announce_sleep();
+    state = operation.advance();
+    if (state == State::kDone) return true;
+    if (state == State::kProgressed) {
+      spins = 0;
+      continue;
+    }
+    Watch::throw_if_failed(operation);
+    group_->sleep(doorbell, std::min<Clock::duration>(kLookEvery, until - now));
+    watch.look(operation);
+    if (interrupted && interrupted())
+      throw CollectiveFailure({FailureKind::kAborted, rank(), operation.request().kind,
+                               operation.sequence(),
+                               "rank " + std::to_string(rank()) + " was interrupted in " +
+                                   name_of(operation)});
+  }
+}
+
+State Communicator::poll(bool look) {
+  State result = State::kDone;
+  for (Queue& queue : queues_) {
+    std::shared_ptr<Pending> item;
+    {
+      const std::lock_guard lock(mutex_);
+      if (queue.items.empty() || queue.driven) continue;
+      item = queue.items.front();
+      queue.driven = true;
+      queue.driven_item = item.get();
+    }
+    State state = State::kProgressed;
+    act_on_first(queue, *item, [&] {
+      Operation& operation = item->start();
+      state = operation.advance();
+      if (state == State::kBlocked) {
+        Watch::throw_if_failed(operation);
+        if (look) item->watch().look(operation);
+      }
+      return state == State::kDone;
+    });
+    if (state != State::kBlocked)
+      result = State::kProgressed;
+    else if (result == State::kDone)
+      result = State::kBlocked;
+  }
+  return result;
+}
+
+bool Communicator::help(Pending& awaited, Clock::time_point until,
+                        const InterruptHook& interrupted) {
+  if (forked()) throw_forked(awaited.request().kind);
+  Queue& queue = queue_of(awaited.request());
+  std::shared_ptr<Pending> item;
+  {
+    const std::lock_guard lock(mutex_);
+    if (queue.items.empty() || queue.driven) return false;
+    item = queue.items.front();
+    queue.driven = true;
+    queue.driven_item = item.get();
+  }
+  return act_on_first(queue, *item, [&] {
+    return drive(item->start(), item->watch(), until, interrupted);
+  });
+}
+
+void Communicator::stop_driving(Queue& queue) {
+  bool more = false;
+  {
+    const std::lock_guard lock(mutex_);
+    queue.driven = false;
+    queue.driven_item = nullptr;
+    more = !queue.items.empty();
+  }
+  if (more) progress_->carry_on(shared_from_this());
+}
+
+void Communicator::finish_first(Queue& queue, const Failure* failure) {
+  std::shared_ptr<Pending> item;
+  {
+    const std::lock_guard lock(mutex_);
+    item = std::move(queue.items.front());
+    queue.items.pop_front();
+  }
+  stop_driving(queue);
+  item->finish(failure);
+}
+
+void Communicator::fail(const Failure& failure) {
+  group_->fail(failure.kind, failure.message);
+  std::list<std::shared_ptr<Pending>> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = std::make_shared<Failure>(failure);
+    for (Queue& queue : queues_) {
+      auto first = queue.items.begin();
+      if (first != queue.items.end() && first->get() == queue.driven_item) ++first;
+      ended.splice(ended.end(), queue.items, first, queue.items.end());
+    }
+  }
+  for (const std::shared_ptr<Pending>& item : ended) item->finish(&failure);
+}
+
+void Communicator::abort(const std::string& reason) {
+  if (forked()) return;
+  fail({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
+        "rank " + std::to_string(rank()) + " aborted the communicator: " + reason});
+}
+
+void Communicator::drain(const InterruptHook& interrupted) {
+  for (;;) {
+    std::shared_ptr<Pending> last;
+    bool driven = false;
+    {
+      const std::lock_guard lock(mutex_);
+      for (Queue& queue : queues_) {
+        if (!queue.items.empty()) last = queue.items.back();
+        driven = driven || queue.driven;
+      }
+    }
+    if (!last && !driven) return;
+    if (!last) {
+      sched_yield();  // a synchronous call of another thread, bounded by its own timeout
+      continue;
+    }
+    try {
+      last->wait(0, interrupted);
+    } catch (const CollectiveFailure&) {
+      // Told to whoever waits for that operation, and kept in failure().
+      if (interrupted && interrupted()) throw;
+    }
+  }
+}
+
+void Communicator::close() {
+  if (forked() || closed()) return;
+  drain({});
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  group_->leave();
+}
+
+bool Communicator::closed() const {
+  const std::lock_guard lock(mutex_);
+  return closed_;
+}
+
+bool Communicator::has_pending() const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(queues_.begin(), queues_.end(),
+                     [](const Queue& queue) { return !queue.items.empty(); });
+}
+
+bool Communicator::needs_driving() const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(queues_.begin(), queues_.end(), [](const Queue& queue) {
+    return !queue.items.empty() && !queue.driven;
+  });
+}
+
+std::shared_ptr<const Failure> Communicator::failure() const {
+  if (forked()) return nullptr;
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+}  // namespace pycollective

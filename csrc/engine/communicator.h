@@ -1,0 +1,89 @@
+// A communicator of the core: queues of operations over a group.
+//
+// Collectives run in the order of the calls; each direction of each pair has an order of its own.
+// A synchronous call with nothing pending before it runs on the caller's thread, with nothing
+// allocated. Everything else is pending work, which the progress thread or whoever waits carries
+// on: one thread at a time drives a queue.
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "engine/api.h"
+#include "engine/group.h"
+#include "engine/operation.h"
+#include "engine/pending.h"
+#include "engine/progress.h"
+
+namespace pycollective {
+
+class Communicator final : public Collectives, public std::enable_shared_from_this<Communicator> {
+ public:
+  Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progress> progress, double timeout);
+  ~Communicator() override;
+
+  int rank() const override { return group_->rank(); }
+  int size() const override { return group_->size(); }
+  void run(const Request& request, const InterruptHook& interrupted) override;
+  std::shared_ptr<Work> submit(const Request& request,
+                               std::function<void(const Failure*)> on_done) override;
+  double timeout() const override { return timeout_; }
+  void set_timeout(double seconds) override { timeout_ = seconds; }
+  void abort(const std::string& reason) override;
+  void close() override;
+  std::shared_ptr<const Failure> failure() const override;
+
+  Group& group() const { return *group_; }
+  bool forked() const { return group_->node().forked(); }
+  bool closed() const;
+  bool has_pending() const;
+  // Whether there is pending work that no thread drives.
+  bool needs_driving() const;
+  // Waits until nothing is pending, as close() does, but can be interrupted.
+  void drain(const InterruptHook& interrupted);
+
+  // For the progress thread: drives each queue that nobody else drives by one step. kDone: there
+  // was none. `look`: also ask the kernel whether what blocks us will ever end.
+  State poll(bool look);
+
+  // For a thread that waits: drives the queue of `awaited` from here until it is done (true) or
+  // `until` is reached, or until another thread drives that queue (false).
+  bool help(Pending& awaited, Clock::time_point until, const InterruptHook& interrupted);
+
+ private:
+  struct Queue {
+    std::list<std::shared_ptr<Pending>> items;
+    bool driven = false;                    // by some thread, which alone may drive it
+    const Pending* driven_item = nullptr;   // the first item, or none: a synchronous call
+    std::uint64_t sequence = 0;             // of the last operation issued
+  };
+
+  Queue& queue_of(const Request& request);
+  void check_usable(const Request& request) const;  // under the lock
+  // Drives until done (true) or `until`; sleeps where there is nothing to do.
+  bool drive(Operation& operation, Watch& watch, Clock::time_point until,
+             const InterruptHook& interrupted);
+  // For the thread that drives `queue`. `act` drives the first item and says whether it is done; a
+  // failure ends the item and the communicator, and counts as done.
+  template <class Act>
+  bool act_on_first(Queue& queue, Pending& item, const Act& act);
+  void stop_driving(Queue& queue);
+  void finish_first(Queue& queue, const Failure* failure);
+  // Tells the group, and ends all that is pending but what another thread drives: that thread sees
+  // it and ends it.
+  void fail(const Failure& failure);
+  [[noreturn]] void throw_forked(OpKind kind) const;
+
+  std::unique_ptr<Group> group_;
+  std::shared_ptr<Progress> progress_;
+  std::atomic<double> timeout_;
+  mutable std::mutex mutex_;
+  std::vector<Queue> queues_;  // collectives, sends to each rank, receives from each rank
+  std::shared_ptr<const Failure> failure_;
+  bool closed_ = false;
+};
+
+}  // namespace pycollective

@@ -1,0 +1,49 @@
+// An operation that was issued and is not yet done: what the caller holds as its Work.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "engine/any_operation.h"
+#include "engine/watch.h"
+
+namespace pycollective {
+
+class Communicator;
+
+class Pending final : public Work {
+ public:
+  Pending(std::shared_ptr<Communicator> owner, const Request& request, std::uint64_t sequence,
+          double timeout, std::function<void(const Failure*)> on_done);
+
+  bool done() const override { return done_.load(std::memory_order_acquire); }
+  bool wait(double timeout, const InterruptHook& interrupted) override;
+  const Failure* failure() const override;
+
+  const Request& request() const { return request_; }
+  Watch& watch() { return watch_; }
+  // Only by the thread that drives its queue. start() may throw.
+  Operation& start();
+  Operation* operation() { return operation_; }
+
+  // Once, by whoever drove it or failed its communicator. nullptr: success.
+  void finish(const Failure* failure);
+
+ private:
+  std::shared_ptr<Communicator> owner_;  // until done
+  Request request_;
+  std::uint64_t sequence_;
+  Watch watch_;
+  std::function<void(const Failure*)> on_done_;
+  AnyOperation room_;
+  Operation* operation_ = nullptr;
+  std::unique_ptr<Failure> failure_;
+  std::atomic<bool> done_{false};
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+}  // namespace pycollective

@@ -1,0 +1,121 @@
+#include "engine/progress.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <iterator>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "engine/communicator.h"
+#include "transport/futex.h"
+
+namespace pycollective {
+namespace {
+
+// Shorter than a caller's own wait: a core that this thread keeps is one that computation lacks.
+constexpr std::chrono::microseconds kYieldFor{100};
+// With nothing pending there is nothing to look for; the bound is only so that none is unbounded.
+constexpr std::chrono::seconds kIdleWait{60};
+
+}  // namespace
+
+struct Progress::State {
+  std::shared_ptr<Node> node;
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Communicator>> active;
+  bool started = false;
+  bool stop = false;
+};
+
+Progress::Progress(std::shared_ptr<Node> node) : state_(std::make_shared<State>()) {
+  state_->node = std::move(node);
+}
+
+Progress::~Progress() {
+  if (!thread_.joinable()) return;
+  if (state_->node->forked()) {
+    thread_.detach();  // it runs in the parent
+    return;
+  }
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stop = true;
+  }
+  state_->node->own()->ring();
+  // The thread may hold the last communicator, and so be the one that ends here.
+  if (thread_.get_id() == std::this_thread::get_id())
+    thread_.detach();
+  else
+    thread_.join();
+}
+
+void Progress::carry_on(const std::shared_ptr<Communicator>& communicator) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    auto& active = state_->active;
+    if (std::find(active.begin(), active.end(), communicator) == active.end())
+      active.push_back(communicator);
+    if (!state_->started) {
+      state_->started = true;
+      // Signals are the host program's: its own threads take them.
+      sigset_t all;
+      sigset_t before;
+      sigfillset(&all);
+      pthread_sigmask(SIG_SETMASK, &all, &before);
+      thread_ = std::thread(&Progress::run, state_);
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+  }
+  state_->node->own()->ring();
+}
+
+void Progress::run(const std::shared_ptr<State>& state) {
+  pthread_setname_np(pthread_self(), "pycollective");
+  std::atomic<std::uint32_t>& doorbell = state->node->own()->segment().header().doorbell;
+  std::vector<std::shared_ptr<Communicator>> active;
+  std::vector<std::shared_ptr<Communicator>> done;
+  Clock::time_point sleep_from{};
+  for (;;) {
+    // Out of the lock: this may end a communicator, and with the last one this object.
+    active.clear();
+    done.clear();
+    const std::uint32_t rung = doorbell.load();
+    {
+      const std::lock_guard lock(state->mutex);
+      if (state->stop) return;
+      // What another thread drives is not for us; it calls carry_on when it stops.
+      auto& all = state->active;
+      const auto rest = std::stable_partition(
+          all.begin(), all.end(), [](const auto& each) { return each->needs_driving(); });
+      active.assign(all.begin(), rest);
+      done.assign(std::make_move_iterator(rest), std::make_move_iterator(all.end()));
+      all.erase(rest, all.end());
+    }
+    if (active.empty()) {
+      futex_wait(doorbell, rung, kIdleWait);
+      sleep_from = {};
+      continue;
+    }
+    const Clock::time_point now = Clock::now();
+    const bool sleepy = sleep_from != Clock::time_point{} && now >= sleep_from;
+    if (sleepy)
+      for (const auto& each : active) each->group().announce_sleep();
+    bool progressed = false;
+    for (const auto& each : active) progressed |= each->poll(sleepy) == pycollective::State::kProgressed;
+    if (progressed) {
+      sleep_from = {};
+    } else if (sleepy) {
+      futex_wait(doorbell, rung, kLookEvery);
+    } else {
+      if (sleep_from == Clock::time_point{}) sleep_from = now + kYieldFor;
+      sched_yield();
+    }
+  }
+}
+
+}  // namespace pycollective

@@ -1,0 +1,34 @@
+// The thread that carries on what was issued asynchronously: one a process, for all communicators.
+//
+// Started by the first asynchronous operation that does not finish at once; it blocks at the
+// process's doorbell whenever nothing can be done.
+#pragma once
+
+#include <memory>
+#include <thread>
+
+#include "transport/node.h"
+
+namespace pycollective {
+
+class Communicator;
+
+class Progress {
+ public:
+  explicit Progress(std::shared_ptr<Node> node);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // Carries on `communicator` until it has nothing pending. Thread-safe; not under its lock.
+  void carry_on(const std::shared_ptr<Communicator>& communicator);
+
+ private:
+  struct State;
+  static void run(const std::shared_ptr<State>& state);
+
+  std::shared_ptr<State> state_;  // the thread's own share keeps it until the thread ends
+  std::thread thread_;
+};
+
+}  // namespace pycollective

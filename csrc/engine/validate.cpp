@@ -1,0 +1,144 @@
+#include "engine/validate.h"
+
+#include <numeric>
+
+#include "transport/layout.h"
+
+namespace pycollective {
+namespace {
+
+struct Span {
+  const std::byte* begin;
+  std::size_t bytes;
+  bool overlaps(const Span& other) const {
+    return bytes != 0 && other.bytes != 0 && begin < other.begin + other.bytes &&
+           other.begin < begin + bytes;
+  }
+};
+
+bool has_root(OpKind kind) {
+  return kind == OpKind::kReduce || kind == OpKind::kBroadcast || kind == OpKind::kGather ||
+         kind == OpKind::kScatter;
+}
+
+class Checker {
+ public:
+  Checker(const Request& request, int rank, int size)
+      : request_(request), rank_(rank), size_(size) {}
+
+  void check() const {
+    const OpKind kind = request_.kind;
+    if (reduces(kind) && !is_defined(request_.dtype, request_.reduce_op))
+      refuse(std::string(name_of(request_.reduce_op)) + " has no meaning for " +
+             name_of(request_.dtype));
+    if ((has_root(kind) || is_pair()) && (request_.root < 0 || request_.root >= size_))
+      refuse("rank " + std::to_string(request_.root) + " is not one of 0 to " +
+             std::to_string(size_ - 1));
+    if (is_pair() && request_.root == rank_)
+      refuse("a rank cannot send to or receive from itself: copy the array");
+    if (!request_.counts.empty()) check_counts();
+    if (total() > SIZE_MAX / 16 / sizeof(double) / kMaxRanks) refuse("the count is too large");
+    check_buffers();
+  }
+
+ private:
+  bool is_pair() const {
+    return request_.kind == OpKind::kSend || request_.kind == OpKind::kRecv;
+  }
+
+  void check_counts() const {
+    if (request_.kind != OpKind::kReduceScatter && request_.kind != OpKind::kAllGather &&
+        request_.kind != OpKind::kGather && request_.kind != OpKind::kScatter)
+      refuse("takes no counts");
+    if (request_.counts.size() != static_cast<std::size_t>(size_))
+      refuse("counts has " + std::to_string(request_.counts.size()) + " entries for " +
+             std::to_string(size_) + " ranks");
+  }
+
+  std::size_t shard() const {
+    return request_.counts.empty() ? request_.count
+                                   : request_.counts[static_cast<std::size_t>(rank_)];
+  }
+  std::size_t shard_begin() const {
+    if (request_.counts.empty()) return request_.count * static_cast<std::size_t>(rank_);
+    return std::accumulate(request_.counts.begin(), request_.counts.begin() + rank_,
+                           std::size_t{0});
+  }
+  std::size_t total() const {
+    if (request_.counts.empty()) return request_.count * static_cast<std::size_t>(size_);
+    return std::accumulate(request_.counts.begin(), request_.counts.end(), std::size_t{0});
+  }
+
+  // What this rank reads and writes, and how the two may lie: equal, or the output exactly the own
+  // shard of the input, or the other way round.
+  void check_buffers() const {
+    const std::size_t size = size_of(request_.dtype);
+    const auto* in = static_cast<const std::byte*>(request_.input);
+    const auto* out = static_cast<const std::byte*>(request_.output);
+    const bool root = request_.root == rank_;
+    std::size_t read = 0;
+    std::size_t written = 0;
+    const std::byte* in_place = in;  // where the output may begin inside of, or around, the input
+    switch (request_.kind) {
+      case OpKind::kAllReduce:
+        read = written = request_.count;
+        break;
+      case OpKind::kReduce:
+        read = request_.count;
+        written = root ? request_.count : 0;
+        break;
+      case OpKind::kBroadcast:
+        read = root ? request_.count : 0;
+        written = request_.count;
+        break;
+      case OpKind::kReduceScatter:
+        read = total();
+        written = shard();
+        in_place = in + shard_begin() * size;
+        break;
+      case OpKind::kScatter:
+        read = root ? total() : 0;
+        written = shard();
+        in_place = in + shard_begin() * size;
+        break;
+      case OpKind::kAllGather:
+      case OpKind::kGather:
+        read = shard();
+        written = request_.kind == OpKind::kAllGather || root ? total() : 0;
+        in_place = in - shard_begin() * size;
+        break;
+      case OpKind::kAllToAll:
+        read = written = total();
+        break;
+      case OpKind::kSend:
+        read = request_.count;
+        break;
+      case OpKind::kRecv:
+        written = request_.count;
+        break;
+      case OpKind::kBarrier:
+        break;
+    }
+    if ((read != 0 && in == nullptr) || (written != 0 && out == nullptr))
+      refuse("a buffer is missing");
+    const Span input{in, read * size};
+    const Span output{out, written * size};
+    if (input.overlaps(output) && out != in_place)
+      refuse("input and output overlap without being in place");
+  }
+
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw CollectiveFailure({FailureKind::kConfiguration, rank_, request_.kind, 0,
+                             std::string(name_of(request_.kind)) + ": " + why});
+  }
+
+  const Request& request_;
+  int rank_;
+  int size_;
+};
+
+}  // namespace
+
+void validate(const Request& request, int rank, int size) { Checker(request, rank, size).check(); }
+
+}  // namespace pycollective

@@ -1,0 +1,104 @@
+#include "engine/watch.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+
+namespace pycollective {
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenLooks{10};
+constexpr std::chrono::seconds kWarnAfter{30};
+
+Failure failure_of(const Operation& operation, FailureKind kind, std::string message) {
+  return {kind, operation.group().rank(), operation.request().kind, operation.sequence(),
+          std::move(message)};
+}
+
+// "rank(s) 1, 3 have not called it", or who has called but not finished.
+std::string absentees(const Operation& operation) {
+  std::string absent;
+  std::string unfinished;
+  for (int r = 0; r < operation.group().size(); ++r) {
+    if (r == operation.group().rank()) continue;
+    std::string& list = operation.called_by(r) ? unfinished : absent;
+    if (operation.called_by(r) && operation.finished_by(r)) continue;
+    list += (list.empty() ? "" : ", ") + std::to_string(r);
+  }
+  if (!absent.empty()) return "rank(s) " + absent + " have not called it";
+  if (!unfinished.empty()) return "rank(s) " + unfinished + " have called it but not finished";
+  return "all ranks have finished their part";
+}
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3g s", seconds);
+  return text;
+}
+
+}  // namespace
+
+std::string name_of(const Operation& operation) {
+  return std::string(name_of(operation.request().kind)) + " number " +
+         std::to_string(operation.sequence());
+}
+
+void Watch::throw_if_failed(const Operation& operation) {
+  const Group& group = operation.group();
+  const FailureRecord record = group.failure();
+  if (record.kind == FailureKind::kNone) return;
+  const std::string report = group.report_of(record.reporter);
+  throw CollectiveFailure(failure_of(
+      operation, record.kind,
+      record.reporter == group.rank()
+          ? report
+          : report + " (reported by rank " + std::to_string(record.reporter) + " to rank " +
+                std::to_string(group.rank()) + ")"));
+}
+
+void Watch::look(const Operation& operation) {
+  const Clock::time_point now = Clock::now();
+  if (now < next_look_) return;
+  next_look_ = now + kBetweenLooks;
+  if (start_ == Clock::time_point{}) start_ = now;
+  throw_if_failed(operation);
+  look_for_lost_peers(operation);
+  const std::chrono::duration<double> waited = now - start_;
+  if (waited.count() >= timeout_) throw_timeout(operation);
+  if (!warned_ && waited >= kWarnAfter) {
+    warned_ = true;
+    const std::string text = "pycollective: rank " + std::to_string(operation.group().rank()) +
+                             " has waited " + seconds_text(waited.count()) + " in " +
+                             name_of(operation) + ": " + absentees(operation) +
+                             "; it gives up after " + seconds_text(timeout_) + "\n";
+    // One write, so that the lines of several ranks do not mix. A lost warning is no error.
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+  }
+}
+
+void Watch::look_for_lost_peers(const Operation& operation) const {
+  const Group& group = operation.group();
+  for (int r = 0; r < group.size(); ++r) {
+    if (r == group.rank()) continue;
+    // First whether it is gone, then what it did before: in this order nothing it did is missed.
+    const bool left = group.has_left(r);
+    if (!left && group.alive(r)) continue;
+    if (operation.finished_by(r)) continue;
+    throw CollectiveFailure(failure_of(
+        operation, FailureKind::kPeerFailure,
+        group.describe(r) + (left ? " closed its communicator" : " died: its process ended") +
+            " before it finished " + name_of(operation) + ", seen by rank " +
+            std::to_string(group.rank()) + ". The communicator does no more work; the output of rank " +
+            std::to_string(r) + " tells why, and the job must be started again"));
+  }
+}
+
+void Watch::throw_timeout(const Operation& operation) const {
+  throw CollectiveFailure(failure_of(
+      operation, FailureKind::kTimeout,
+      name_of(operation) + " timed out on rank " + std::to_string(operation.group().rank()) +
+          " after " + seconds_text(timeout_) + ": " + absentees(operation) +
+          ". Look at what those ranks do instead, or give a longer timeout"));
+}
+
+}  // namespace pycollective

@@ -1,0 +1,41 @@
+// Looks, while an operation is blocked, for what will never let it go on: a dead or gone peer, a
+// failure that another rank reports, the end of its time.
+#pragma once
+
+#include <chrono>
+
+#include "engine/operation.h"
+
+namespace pycollective {
+
+using Clock = std::chrono::steady_clock;
+
+// A blocked thread looks at least this often, so a death is seen well within 0.2 s.
+constexpr std::chrono::milliseconds kLookEvery{50};
+
+class Watch {
+ public:
+  // `timeout` in seconds, from now.
+  explicit Watch(double timeout) : timeout_(timeout) {}
+
+  // Another rank's report. One load of an own cache line: cheap enough for every turn of a wait.
+  static void throw_if_failed(const Operation& operation);
+
+  // Everything; reads clocks and asks the kernel, at most every few milliseconds. Throws
+  // CollectiveFailure; the caller tells the group.
+  void look(const Operation& operation);
+
+ private:
+  void look_for_lost_peers(const Operation& operation) const;
+  [[noreturn]] void throw_timeout(const Operation& operation) const;
+
+  double timeout_;
+  Clock::time_point start_{};  // of being blocked long enough to look at all
+  Clock::time_point next_look_{};
+  bool warned_ = false;
+};
+
+// "all_reduce number 17"
+std::string name_of(const Operation& operation);
+
+}  // namespace pycollective

@@ -1,0 +1,270 @@
+// Every operation, with every path and awkward counts, against results known by construction.
+//
+// Values are small integers, whose sums are exact: these tests are about which bytes move where and
+// when (and are what the sanitizers watch). Rounding and order are tested from Python.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "tests/check.h"
+#include "tests/thread_ranks.h"
+
+using namespace pycollective;
+using pycollective::testing::ThreadRanks;
+
+namespace {
+
+constexpr float kUntouched = -77777;
+
+float value(int rank, std::size_t i) {
+  return static_cast<float>((rank + 1) * static_cast<int>(i % 1009 + 1) % 4001);
+}
+
+float sum_of(int ranks, std::size_t i) {
+  float sum = 0;
+  for (int r = 0; r < ranks; ++r) sum += value(r, i);
+  return sum;
+}
+
+std::vector<float> input_of(int rank, std::size_t count) {
+  std::vector<float> input(count);
+  for (std::size_t i = 0; i < count; ++i) input[i] = value(rank, i);
+  return input;
+}
+
+// Runs a request the way `turn` says: on this thread, or pending.
+void perform(Communicator& comm, const Request& request, int turn) {
+  if (turn % 2 == 0)
+    comm.run(request, {});
+  else
+    CHECK(comm.submit(request, nullptr)->wait(0, {}));
+}
+
+struct Case {
+  Communicator& comm;
+  std::size_t count;
+  int turn;
+
+  int rank() const { return comm.rank(); }
+  int size() const { return comm.size(); }
+  std::size_t ranks() const { return static_cast<std::size_t>(comm.size()); }
+  int root() const { return turn % comm.size(); }
+  Request request(OpKind kind, const void* input, void* output) const {
+    Request request;
+    request.kind = kind;
+    request.dtype = Dtype::kFloat32;
+    request.count = count;
+    request.root = root();
+    request.input = input;
+    request.output = output;
+    return request;
+  }
+  std::vector<std::size_t> uneven_counts() const {
+    std::vector<std::size_t> counts(ranks());
+    for (int r = 0; r < size(); ++r) counts[r] = r % 3 == 1 ? 0 : count + 7 * r;
+    return counts;
+  }
+};
+
+void all_reduce(const Case& c) {
+  std::vector<float> x = input_of(c.rank(), c.count);
+  std::vector<float> out(c.count, kUntouched);
+  const bool in_place = c.turn % 3 != 0;
+  perform(c.comm, c.request(OpKind::kAllReduce, x.data(), in_place ? x.data() : out.data()),
+          c.turn);
+  const std::vector<float>& result = in_place ? x : out;
+  for (std::size_t i = 0; i < c.count; ++i) CHECK(result[i] == sum_of(c.size(), i));
+}
+
+void reduce(const Case& c) {
+  std::vector<float> x = input_of(c.rank(), c.count);
+  std::vector<float> out(c.count, kUntouched);
+  perform(c.comm, c.request(OpKind::kReduce, x.data(), out.data()), c.turn);
+  for (std::size_t i = 0; i < c.count; ++i) {
+    CHECK(out[i] == (c.rank() == c.root() ? sum_of(c.size(), i) : kUntouched));
+    CHECK(x[i] == value(c.rank(), i));
+  }
+}
+
+void reduce_scatter(const Case& c) {
+  const std::vector<std::size_t> counts =
+      c.turn % 3 == 0 ? c.uneven_counts() : std::vector<std::size_t>(c.ranks(), c.count);
+  std::size_t total = 0;
+  std::size_t begin = 0;
+  for (int r = 0; r < c.size(); ++r) {
+    if (r == c.rank()) begin = total;
+    total += counts[r];
+  }
+  std::vector<float> x = input_of(c.rank(), total);
+  std::vector<float> out(counts[c.rank()], kUntouched);
+  Request request = c.request(OpKind::kReduceScatter, x.data(),
+                              c.turn % 2 == 0 ? out.data() : x.data() + begin);
+  if (c.turn % 3 == 0) request.counts = counts;
+  perform(c.comm, request, c.turn);
+  const float* result = static_cast<const float*>(request.output);
+  for (std::size_t i = 0; i < out.size(); ++i) CHECK(result[i] == sum_of(c.size(), begin + i));
+}
+
+void all_gather(const Case& c) {
+  const bool uneven = c.turn % 3 == 0;
+  const std::vector<std::size_t> counts =
+      uneven ? c.uneven_counts() : std::vector<std::size_t>(c.ranks(), c.count);
+  std::size_t total = 0;
+  std::vector<std::size_t> begins;
+  for (const std::size_t count : counts) {
+    begins.push_back(total);
+    total += count;
+  }
+  std::vector<float> x = input_of(c.rank(), counts[c.rank()]);
+  std::vector<float> out(total, kUntouched);
+  for (const OpKind kind : {OpKind::kAllGather, OpKind::kGather}) {
+    std::fill(out.begin(), out.end(), kUntouched);
+    Request request = c.request(kind, x.data(), out.data());
+    if (uneven) request.counts = counts;
+    const bool receives = kind == OpKind::kAllGather || c.rank() == c.root();
+    if (c.turn % 2 == 0 && receives && !x.empty()) {  // in place
+      std::memcpy(out.data() + begins[c.rank()], x.data(), x.size() * sizeof(float));
+      request.input = out.data() + begins[c.rank()];
+    }
+    perform(c.comm, request, c.turn);
+    for (int r = 0; r < c.size(); ++r)
+      for (std::size_t i = 0; i < counts[r]; ++i)
+        CHECK(out[begins[r] + i] == (receives ? value(r, i) : kUntouched));
+  }
+}
+
+void broadcast(const Case& c) {
+  std::vector<float> x = input_of(c.rank(), c.count);
+  perform(c.comm, c.request(OpKind::kBroadcast, x.data(), x.data()), c.turn);
+  for (std::size_t i = 0; i < c.count; ++i) CHECK(x[i] == value(c.root(), i));
+}
+
+void scatter(const Case& c) {
+  const bool root = c.rank() == c.root();
+  std::vector<float> x = input_of(c.rank(), c.count * c.ranks());
+  std::vector<float> out(c.count, kUntouched);
+  const std::size_t begin = c.count * static_cast<std::size_t>(c.rank());
+  Request request = c.request(OpKind::kScatter, x.data(), out.data());
+  if (root && c.turn % 2 == 0) request.output = x.data() + begin;
+  perform(c.comm, request, c.turn);
+  const float* result = static_cast<const float*>(request.output);
+  for (std::size_t i = 0; i < c.count; ++i) CHECK(result[i] == value(c.root(), begin + i));
+}
+
+void all_to_all(const Case& c) {
+  std::vector<float> x = input_of(c.rank(), c.count * c.ranks());
+  std::vector<float> out(x.size(), kUntouched);
+  const bool in_place = c.turn % 2 == 0;
+  perform(c.comm, c.request(OpKind::kAllToAll, x.data(), in_place ? x.data() : out.data()),
+          c.turn);
+  const std::vector<float>& result = in_place ? x : out;
+  for (int r = 0; r < c.size(); ++r)
+    for (std::size_t i = 0; i < c.count; ++i)
+      CHECK(result[c.count * r + i] == value(r, c.count * c.rank() + i));
+}
+
+void send_and_receive(const Case& c) {
+  if (c.size() == 1) return;
+  // Everyone to its right, at once: sends and receives do not wait for each other.
+  std::vector<float> x = input_of(c.rank(), c.count);
+  std::vector<float> y(c.count, kUntouched);
+  const int left = (c.rank() + c.size() - 1) % c.size();
+  Request send = c.request(OpKind::kSend, x.data(), nullptr);
+  send.root = (c.rank() + 1) % c.size();
+  Request receive = c.request(OpKind::kRecv, nullptr, y.data());
+  receive.root = left;
+  const auto sent = c.comm.submit(send, nullptr);
+  c.comm.run(receive, {});
+  CHECK(sent->wait(0, {}));
+  for (std::size_t i = 0; i < c.count; ++i) CHECK(y[i] == value(left, i));
+}
+
+void barrier(const Case& c) { perform(c.comm, c.request(OpKind::kBarrier, nullptr, nullptr), c.turn); }
+
+void every_operation(int ranks, std::size_t data_bytes) {
+  ThreadRanks threads(ranks);
+  const auto group = threads.make_group(60, data_bytes);
+  const std::size_t counts[] = {0,  1,    3,     static_cast<std::size_t>(ranks) - 1, 17, 1000,
+                                4097, 20011, 70001};
+  int turn = 0;
+  for (const std::size_t count : counts) {
+    for (int repeat = 0; repeat < 3; ++repeat, ++turn)
+      threads.run([&](int r) {
+        const Case c{*group[r], ranks > 8 ? count % 5000 : count, turn};
+        for (const auto operation : {all_reduce, reduce, reduce_scatter, all_gather, broadcast,
+                                     scatter, all_to_all, send_and_receive, barrier})
+          operation(c);
+      });
+  }
+  threads.run([&](int r) { group[r]->close(); });
+}
+
+// Two communicators, their operations issued in opposite orders: neither waits for the other.
+void opposite_orders() {
+  ThreadRanks threads(2);
+  const auto one = threads.make_group();
+  const auto two = threads.make_group();
+  for (int repeat = 0; repeat < 20; ++repeat)
+    threads.run([&](int r) {
+      std::vector<float> x = input_of(r, 50000);
+      std::vector<float> y = input_of(r, 50000);
+      Request request;
+      request.kind = OpKind::kAllReduce;
+      request.dtype = Dtype::kFloat32;
+      request.count = x.size();
+      auto& first = r == 0 ? *one[r] : *two[r];
+      auto& second = r == 0 ? *two[r] : *one[r];
+      request.input = request.output = x.data();
+      const auto a = first.submit(request, nullptr);
+      request.input = request.output = y.data();
+      const auto b = second.submit(request, nullptr);
+      CHECK(repeat % 2 ? a->wait(0, {}) && b->wait(0, {}) : b->wait(0, {}) && a->wait(0, {}));
+      for (std::size_t i = 0; i < x.size(); ++i) CHECK(x[i] == sum_of(2, i) && y[i] == x[i]);
+    });
+}
+
+// Many operations in flight, issued by several threads of each rank, with callbacks.
+void many_pending() {
+  ThreadRanks threads(3);
+  const auto group = threads.make_group();
+  constexpr int kOperations = 200;
+  threads.run([&](int r) {
+    std::vector<std::vector<float>> buffers;
+    std::vector<std::shared_ptr<Work>> works;
+    std::atomic<int> done{0};
+    for (int i = 0; i < kOperations; ++i) buffers.push_back(input_of(r, 1 + 331 * (i % 40)));
+    for (int i = 0; i < kOperations; ++i) {
+      Request request;
+      request.kind = OpKind::kAllReduce;
+      request.dtype = Dtype::kFloat32;
+      request.count = buffers[i].size();
+      request.input = request.output = buffers[i].data();
+      works.push_back(group[r]->submit(request, [&](const Failure* f) {
+        CHECK(f == nullptr);
+        ++done;
+      }));
+      if (i % 17 == 0) {
+        Request all;
+        group[r]->run(all, {});  // a barrier behind what is pending
+      }
+    }
+    for (const auto& work : works) CHECK(work->wait(30, {}));
+    while (done != kOperations) std::this_thread::yield();
+    for (const auto& buffer : buffers)
+      for (std::size_t i = 0; i < buffer.size(); ++i) CHECK(buffer[i] == sum_of(3, i));
+    group[r]->close();
+  });
+}
+
+}  // namespace
+
+int main() {
+  for (const int ranks : {1, 2, 3, 4, 7}) every_operation(ranks, 0);
+  every_operation(2, std::size_t{32} << 10);
+  every_operation(5, std::size_t{32} << 10);
+  every_operation(64, std::size_t{32} << 10);
+  opposite_orders();
+  many_pending();
+  std::puts("collectives: passed");
+}

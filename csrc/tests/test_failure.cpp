@@ -1,0 +1,170 @@
+// How the engine fails: named culprits, every rank told, nothing left waiting.
+#include <string>
+
+#include "tests/check.h"
+#include "tests/thread_ranks.h"
+
+using namespace pycollective;
+using pycollective::testing::ThreadRanks;
+
+namespace {
+
+Request all_reduce(std::vector<float>& x) {
+  Request request;
+  request.kind = OpKind::kAllReduce;
+  request.dtype = Dtype::kFloat32;
+  request.count = x.size();
+  request.input = request.output = x.data();
+  return request;
+}
+
+Failure failure_of(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const CollectiveFailure& error) {
+    return error.failure();
+  }
+  return {};
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+void mismatch_names_both_sides() {
+  ThreadRanks threads(3);
+  const auto group = threads.make_group();
+  threads.run([&](int r) {
+    std::vector<float> x(r == 2 ? 11 : 10, 1.0F);
+    const Failure failure = failure_of([&] { group[r]->run(all_reduce(x), {}); });
+    CHECK(failure.kind == FailureKind::kMismatch);
+    CHECK(contains(failure.message, "count 10") && contains(failure.message, "count 11"));
+    for (const float value : x) CHECK(value == 1.0F);  // nothing moved
+    // Refused at once from now on, everywhere.
+    CHECK(failure_of([&] { group[r]->run(all_reduce(x), {}); }).kind == FailureKind::kMismatch);
+    CHECK(group[r]->failure() != nullptr);
+  });
+}
+
+void timeout_names_the_absent() {
+  ThreadRanks threads(4);
+  const auto group = threads.make_group(0.2);
+  threads.run([&](int r) {
+    if (r == 1 || r == 3) return;
+    std::vector<float> x(100000, 1.0F);
+    const Failure failure = failure_of([&] { group[r]->run(all_reduce(x), {}); });
+    CHECK(failure.kind == FailureKind::kTimeout);
+    CHECK(contains(failure.message, "rank(s) 1, 3 have not called it"));
+  });
+}
+
+void leaving_after_the_last_operation_harms_nobody() {
+  ThreadRanks threads(3);
+  const auto group = threads.make_group();
+  threads.run([&](int r) {
+    std::vector<float> x(300000, 1.0F);
+    group[r]->run(all_reduce(x), {});
+    for (const float value : x) CHECK(value == 3.0F);
+    if (r == 0) return group[r]->close();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    // Its absence from a further operation is seen at once, and named.
+    const auto start = Clock::now();
+    const Failure failure = failure_of([&] { group[r]->run(all_reduce(x), {}); });
+    CHECK(failure.kind == FailureKind::kPeerFailure);
+    CHECK(contains(failure.message, "rank 0 closed its communicator"));
+    CHECK(Clock::now() - start < std::chrono::seconds(5));
+  });
+}
+
+void abort_ends_what_is_pending() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  threads.run([&](int r) {
+    std::vector<float> x(100000, 1.0F);
+    if (r == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      return group[r]->abort("enough");
+    }
+    std::atomic<int> told{0};
+    const auto count = [&](const Failure* failure) {
+      CHECK(failure != nullptr && failure->kind == FailureKind::kAborted);
+      ++told;
+    };
+    const auto one = group[r]->submit(all_reduce(x), count);
+    const auto two = group[r]->submit(all_reduce(x), count);
+    const Failure failure = failure_of([&] { one->wait(30, {}); });
+    CHECK(failure.kind == FailureKind::kAborted && contains(failure.message, "rank 1 aborted"));
+    CHECK(failure_of([&] { two->wait(30, {}); }).kind == FailureKind::kAborted);
+    CHECK(told == 2);
+  });
+}
+
+void a_wait_that_runs_out_only_says_so() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  threads.run([&](int r) {
+    std::vector<float> x(100000, 1.0F);
+    if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    const auto work = group[r]->submit(all_reduce(x), nullptr);
+    if (r == 0) CHECK(!work->wait(0.02, {}));
+    CHECK(work->wait(30, {}));
+    for (const float value : x) CHECK(value == 2.0F);
+  });
+}
+
+void interruption_reaches_the_peers() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  threads.run([&](int r) {
+    std::vector<float> x(10, 1.0F);
+    if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    const Failure failure =
+        failure_of([&] { group[r]->run(all_reduce(x), [r] { return r == 0; }); });
+    CHECK(failure.kind == FailureKind::kAborted);
+    CHECK(contains(failure.message, "rank 0 was interrupted"));
+  });
+}
+
+void bad_requests_change_nothing() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  threads.run([&](int r) {
+    std::vector<float> x(10, 1.0F);
+    Request request = all_reduce(x);
+    request.reduce_op = ReduceOp::kBand;
+    CHECK(failure_of([&] { group[r]->run(request, {}); }).kind == FailureKind::kConfiguration);
+    request = all_reduce(x);
+    request.count = 5;
+    request.output = x.data() + 2;  // overlaps, not in place
+    CHECK(failure_of([&] { group[r]->run(request, {}); }).kind == FailureKind::kConfiguration);
+    group[r]->run(all_reduce(x), {});
+    CHECK(x[9] == 2.0F);
+  });
+}
+
+// Groups made and closed without end take no more memory than a few.
+void mailboxes_are_given_back() {
+  ThreadRanks threads(2);
+  for (int i = 0; i < 2000; ++i) {
+    const auto group = threads.make_group();
+    threads.run([&](int r) {
+      std::vector<float> x(10, 1.0F);
+      group[r]->run(all_reduce(x), {});
+      group[r]->close();
+    });
+  }
+}
+
+}  // namespace
+
+int main() {
+  mismatch_names_both_sides();
+  timeout_names_the_absent();
+  leaving_after_the_last_operation_harms_nobody();
+  abort_ends_what_is_pending();
+  a_wait_that_runs_out_only_says_so();
+  interruption_reaches_the_peers();
+  bad_requests_change_nothing();
+  mailboxes_are_given_back();
+  std::puts("failure: passed");
+}
