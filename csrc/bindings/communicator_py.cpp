@@ -1,5 +1,7 @@
 #include "bindings/communicator_py.h"
 
+#include <pybind11/stl.h>
+
 #include <structmember.h>
 
 #include <memory>

@@ -1,5 +1,7 @@
 #include "bindings/work_py.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
 #include <optional>
 #include <utility>

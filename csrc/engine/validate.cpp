@@ -94,18 +94,18 @@ class Checker {
       case OpKind::kReduceScatter:
         read = total();
         written = shard();
-        in_place = in + shard_begin() * size;
+        if (in != nullptr) in_place = in + shard_begin() * size;
         break;
       case OpKind::kScatter:
         read = root ? total() : 0;
         written = shard();
-        in_place = in + shard_begin() * size;
+        if (in != nullptr) in_place = in + shard_begin() * size;
         break;
       case OpKind::kAllGather:
       case OpKind::kGather:
         read = shard();
         written = request_.kind == OpKind::kAllGather || root ? total() : 0;
-        in_place = in - shard_begin() * size;
+        if (in != nullptr) in_place = in - shard_begin() * size;
         break;
       case OpKind::kAllToAll:
         read = written = total();

@@ -1,0 +1,132 @@
+"""`Communicator`: what a user holds; ties a group of ranks to shared memory and the native engine.
+
+The collectives themselves are methods of the native base class, so that a call costs no Python
+frame; what is here is what a program does once: splitting, leaving, failing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+
+import numpy as np
+
+from pycollective import _core
+from pycollective.errors import CollectiveError, ConfigurationError
+
+_log = logging.getLogger("pycollective")
+
+
+class Communicator(_core.Communicator):
+    """A group of ranks that call collectives together, each in the same order.
+
+    Arrays are NumPy's (ml_dtypes' bfloat16 too) or any with DLPack on the CPU, such as torch
+    tensors; contiguous ones are used where they lie, others are staged and copied back. The caller
+    owns them, and leaves them alone until the call returns or its `Work` is done. With
+    ``async_op=True`` a collective returns a `Work` at once.
+
+    Thread-safe: calls of several threads run in the order in which they were made.
+
+    Raises (each collective):
+        ConfigurationError: the arguments cannot be right; nothing has moved.
+        CollectiveError: one of its kinds (docs/errors.md); the communicator does no more work.
+    """
+
+    def __init__(
+        self,
+        node: _core.Node,
+        rank: int,
+        tokens: Sequence[bytes],
+        offsets: Sequence[int],
+        slot_bytes: int,
+        timeout: float,
+    ) -> None:
+        """Join a group whose members have attached each other (`bootstrap.connect` does it all).
+
+        Args:
+            node: this process's end of shared memory; holds the mailbox at ``offsets[rank]``.
+            rank: this rank in the group.
+            tokens: each rank's segment.
+            offsets: where each rank's mailbox lies in its segment, bytes.
+            slot_bytes: the least that any rank allocated for data; the same on all ranks.
+            timeout: seconds an operation may take.
+        """
+        super().__init__(node, rank, list(tokens), list(offsets), slot_bytes, timeout)
+        self._node = node
+        self._tokens = list(tokens)
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Make a communicator of the ranks that give the same `color`; collective over this one.
+
+        Args:
+            color: which group this rank joins; None for no group.
+            key: orders the ranks of a group; equal keys keep this communicator's order.
+
+        Returns:
+            The new communicator, with this one's timeout; None where `color` is None. It fails and
+            closes on its own.
+        """
+        if color is not None and not 0 <= color < 2**62:
+            raise ConfigurationError(f"split: color {color} is not None or 0 to 2**62 - 1")
+        wishes = np.empty((self.size, 2), dtype=np.int64)
+        self.all_gather(wishes, np.array([-1 if color is None else color, key], dtype=np.int64))
+        members = [r for r in range(self.size) if wishes[r, 0] == wishes[self.rank, 0]]
+        members.sort(key=lambda r: (wishes[r, 1], r))
+
+        # Each rank allocates in its own segment and tells the others where; one that cannot must
+        # say so too, or its group would wait for it.
+        problem: Exception | None = None
+        mine = (-1, 0)
+        if color is not None:
+            try:
+                mine = self._node.allocate(len(members))
+            except ConfigurationError as error:
+                problem = error
+        places = np.empty((self.size, 2), dtype=np.int64)
+        self.all_gather(places, np.array(mine, dtype=np.int64))
+        if color is None:
+            return None
+        if problem is not None:
+            raise problem
+        failed = [r for r in members if places[r, 0] < 0]
+        if failed:
+            raise ConfigurationError(f"split: rank(s) {failed} have too little shared memory")
+        return Communicator(
+            self._node,
+            members.index(self.rank),
+            [self._tokens[r] for r in members],
+            [int(places[r, 0]) for r in members],
+            int(min(places[r, 1] for r in members)),
+            self.timeout,
+        )
+
+    def close(self) -> None:
+        """Wait for what was issued, then leave. Harms no rank that needs nothing more from this.
+
+        Idempotent. Later calls raise `ConfigurationError`.
+        """
+        self._close()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close; after an exception abort first, so that no peer waits for this rank."""
+        if error is not None and self.failure is None and not self.closed:
+            self.abort(f"{type(error).__name__}: {error}")
+        try:
+            self.close()
+        except CollectiveError as failure:
+            if error is None:
+                raise
+            _log.debug("closing after an exception: %s", failure)
+
+    def __repr__(self) -> str:
+        state = " closed" if self.closed else " failed" if self.failure else ""
+        return f"<pycollective.Communicator rank {self.rank} of {self.size}{state}>"
