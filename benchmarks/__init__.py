@@ -1,0 +1,1 @@
+"""The project's own benchmarks: one file a question, results under results/."""

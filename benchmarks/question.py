@@ -1,0 +1,62 @@
+"""What the files of this folder share: a question is one or more runs of `pycollective bench`."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.mpi_environments import ensure_all
+from pycollective.bench.libraries import find_peers
+from pycollective.bench.plot import plot
+from pycollective.bench.record import Record, write_json
+from pycollective.bench.settings import Settings
+from pycollective.bench.sizes import ladder
+from pycollective.cli.bench import run
+
+KI, MI = 1 << 10, 1 << 20
+PEERS = tuple(find_peers("gloo,mpich,openmpi"))
+SIZES = tuple(ladder(KI, 64 * MI, 0, 2))
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked, and the runs that answer it, by the stem of the result's file."""
+
+    text: str
+    runs: dict[str, Settings]
+
+
+def answer(question: Question, out: Path, quick: bool) -> dict[str, Record]:
+    """Run, print, and write a JSON file and a plot a run; `quick` only shows that all works."""
+    environments = ensure_all()
+    out.mkdir(parents=True, exist_ok=True)
+    records = {}
+    print(f"\n== {question.text}", flush=True)
+    for stem, settings in question.runs.items():
+        settings = replace(settings, mpi_environments=environments)
+        record = run(_shortened(settings) if quick else settings)
+        write_json(record, out / f"{stem}.json")
+        plot(record, out / f"{stem}.png")
+        records[stem] = record
+    return records
+
+
+def _shortened(settings: Settings) -> Settings:
+    """Every fourth size up to 1 Mi, two short rounds."""
+    sizes = tuple(size for size in settings.sizes[::4] if size <= MI)
+    return replace(settings, sizes=sizes, rounds=2, round_seconds=0.005)
+
+
+def parse_arguments(description: str) -> argparse.Namespace:
+    """--out DIR and --quick."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--quick", action="store_true", help="few sizes, few rounds")
+    return parser.parse_args()
+
+
+def main(question: Question) -> None:
+    """Answer one question from the command line."""
+    arguments = parse_arguments(question.text)
+    answer(question, arguments.out, arguments.quick)

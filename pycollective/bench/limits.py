@@ -1,0 +1,70 @@
+"""What the machine allows: no all-reduce over shared memory can be faster than this.
+
+Two limits, and the slower one counts:
+
+- streaming: every rank reads and writes its own buffer in place, all at once. Measured by the ranks
+  themselves, as one more library (`libraries.STREAM`), and scaled where an operation has to touch
+  less of the buffer.
+- copying: the one-way latency between two cores, and the bytes that have to reach a rank (size x
+  busbw factor), copied from a core that has just written them. Measured between two cores. (With
+  more ranks than cores the ranks that receive share the cores, and what two ranks on one core give
+  each other need not cross: then it is an estimate.)
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pycollective import _core
+from pycollective.bench.operations import Operation
+
+# One-way latency that parts the two kinds of machine: 22 to 64 ns where the cores share a cache,
+# 250 ns and more where they do not.
+_SPLIT_SECONDS = 120e-9
+_ROUND_TRIPS = 20_000
+# Small enough to be still in the cache of the core that wrote it, as a transport's slots are.
+_CHUNK = 128 << 10
+_COPIED = 16 << 20
+
+
+@dataclass(frozen=True)
+class CoreToCore:
+    """Between two cores: one-way latency (s), and bytes a second that each copies at once."""
+
+    latency: float
+    copy_rate: float
+
+    @property
+    def regime(self) -> str:
+        """``near`` where the cores share a cache, ``split`` where not, ``single`` for one core."""
+        if self.latency == 0:
+            return "single"
+        return "split" if self.latency > _SPLIT_SECONDS else "near"
+
+
+def measure_core_to_core() -> CoreToCore:
+    """Measure between the first and the last core that this process may use (some 10 ms).
+
+    On a machine with one core there is nothing between cores: latency 0, and an infinite rate.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        return CoreToCore(0.0, float("inf"))
+    first, last = cores[0], cores[-1]
+    return CoreToCore(
+        _core.core_to_core_latency(first, last, _ROUND_TRIPS),
+        _COPIED / _core.core_to_core_copy(first, last, _COPIED, _CHUNK),
+    )
+
+
+def copy_seconds(operation: Operation, size: int, ranks: int, cores: CoreToCore) -> float:
+    """The limit of copying: one latency, and what has to reach a rank at the rate of a copy."""
+    receivers = ranks - 1 if operation.rooted else ranks
+    sharing = max(1.0, receivers / len(os.sched_getaffinity(0)))
+    return cores.latency + size * operation.bus_factor(ranks) / cores.copy_rate * sharing
+
+
+def stream_seconds(operation: Operation, seconds: float, ranks: int) -> float:
+    """The limit of streaming, where reading and writing the whole buffer takes `seconds`."""
+    return seconds * operation.touched(ranks) / 2

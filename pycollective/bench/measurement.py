@@ -1,0 +1,230 @@
+"""The interleaved run: for each size, every library in turn, round after round.
+
+A library's ranks are processes of their own, started once; those whose turn it is not are blocked
+in a read, so they cost nothing. Machines drift and neighbours come and go: taking turns within
+milliseconds lets every library see the same weather, and a ratio of medians means something.
+
+The loop is the same for all libraries. A block is a number of back-to-back calls, in place, timed
+as one; before it each rank restores its inputs and waits at the start line. From RESTORE_SIZE up a
+block is one call. Below, repeated sums grow to infinity within a block, which changes no time.
+A block's time is that of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+
+from pycollective.bench import libraries, limits
+from pycollective.bench.group import Group
+from pycollective.bench.libraries import OWN, STREAM, Library
+from pycollective.bench.machine import describe_machine, describe_versions
+from pycollective.bench.operations import bandwidths
+from pycollective.bench.problem import Problem
+from pycollective.bench.ranks.case import Case
+from pycollective.bench.record import Limit, Record, Row, Timing
+from pycollective.bench.settings import Settings
+from pycollective.errors import ConfigurationError
+
+RESTORE_SIZE = 1 << 20
+_BLOCKS = 5  # a turn's blocks, where a block is many calls
+_MAX_CALLS = 20_000
+_ANSWER_SECONDS = 300.0
+
+Progress = Callable[[str], None]
+
+
+def measure(settings: Settings, progress: Progress = lambda line: None) -> Iterator[Record]:
+    """Run the benchmark; yields the same, growing record before the first size and after each.
+
+    Raises:
+        ConfigurationError: something asked for is not installed, or this library refuses it.
+        RankLost: a rank process died or fell silent.
+    """
+    chosen = [OWN, *settings.peers]
+    with ExitStack() as stack:
+        groups: dict[str, Group] = {}
+        for library in chosen:
+            if library.group not in groups:
+                progress(f"starting {settings.ranks} ranks of {library.group}")
+                launch = libraries.launch(library.group, settings.ranks, settings.mpi_environments)
+                groups[library.group] = stack.enter_context(
+                    Group(library.group, settings.ranks, launch)
+                )
+        run = _Run(settings, chosen, groups, progress)
+        yield run.record
+        for size in settings.sizes:
+            run.measure_size(size)
+            yield run.record
+
+
+class _Run:
+    def __init__(
+        self,
+        settings: Settings,
+        chosen: list[Library],
+        groups: dict[str, Group],
+        progress: Progress,
+    ) -> None:
+        self._settings = settings
+        self._libraries = chosen
+        self._groups = groups
+        self._progress = progress
+        machine = describe_machine()
+        cores = limits.measure_core_to_core()
+        machine.update(asdict(cores), regime=cores.regime)
+        plain = {
+            **asdict(settings),
+            "sizes": list(settings.sizes),
+            "peers": [peer.name for peer in settings.peers],
+        }
+        self.record = Record(
+            command=["pycollective", *sys.argv[1:]],
+            settings=plain,
+            machine=machine,
+            versions=describe_versions(),
+            libraries={
+                library.name: {
+                    "what": library.what,
+                    "settings": groups[library.group].settings,
+                    "versions": groups[library.group].versions,
+                }
+                for library in chosen
+            },
+        )
+
+    def measure_size(self, asked: int) -> None:
+        """Measure every library on one size, and append the rows."""
+        settings, operation = self._settings, self._settings.the_operation
+        size = operation.whole(asked, settings.item_size, settings.ranks)
+        case = Case(
+            operation=operation.name,
+            dtype=settings.dtype,
+            item_size=settings.item_size,
+            reduce_op=settings.reduce_op if operation.reduces else "",
+            root=settings.root if operation.rooted else 0,
+            size=size,
+            algorithm=settings.algorithm,
+        )
+        self._progress(f"{size} bytes: preparing")
+        problem = Problem(operation, case, settings.ranks, settings.seed)
+        try:
+            for group in self._groups.values():
+                group.ask(
+                    {"command": "load", "case": asdict(case), "path": problem.path},
+                    _ANSWER_SECONDS,
+                )
+            self._measure_case(size)
+        finally:
+            problem.close()
+
+    def _measure_case(self, size: int) -> None:
+        settings = self._settings
+        notes, wrong = self._prepare_all(size)
+        able = [library for library in self._libraries if library.name not in notes]
+        turns = {library.name: self._plan(library, size) for library in [*able, STREAM]}
+        samples: dict[str, list[list[float]]] = {name: [] for name in turns}
+        between: list[limits.CoreToCore] = []
+        for number in range(settings.rounds):
+            for library in [*able, STREAM]:
+                self._progress(
+                    f"{size} bytes: round {number + 1} of {settings.rounds}, {library.name}"
+                )
+                samples[library.name].append(self._run(library, *turns[library.name]))
+            between.append(limits.measure_core_to_core())
+        timings = {name: Timing.of(rounds, turns[name][1]) for name, rounds in samples.items()}
+        self._append(size, timings, notes, wrong)
+        self._append_limit(
+            size,
+            timings,
+            limits.CoreToCore(
+                statistics.median(one.latency for one in between),
+                statistics.median(one.copy_rate for one in between),
+            ),
+        )
+
+    def _prepare_all(self, size: int) -> tuple[dict[str, str], dict[str, int]]:
+        """Prepare and verify every library: why some cannot, and how many elements are wrong."""
+        notes: dict[str, str] = {}
+        wrong: dict[str, int] = {}
+        for library in [*self._libraries, STREAM]:
+            group = self._groups[library.group]
+            replies = group.ask({"command": "prepare", "variant": library.variant}, _ANSWER_SECONDS)
+            refusal = next((r["unsupported"] for r in replies if "unsupported" in r), None)
+            if refusal is not None:
+                if library is OWN:
+                    raise ConfigurationError(refusal)
+                notes[library.name] = refusal
+            elif library is not STREAM and self._settings.checks:
+                self._progress(f"{size} bytes: verifying {library.name}")
+                wrong[library.name] = max(
+                    self._check(library) for _ in range(self._settings.checks)
+                )
+        return notes, wrong
+
+    def _check(self, library: Library) -> int:
+        """Wrong elements of one call, over all ranks."""
+        message = {"command": "check", "variant": library.variant}
+        replies = self._groups[library.group].ask(message, _ANSWER_SECONDS)
+        return sum(reply["wrong"] for reply in replies)
+
+    def _plan(self, library: Library, size: int) -> tuple[int, int]:
+        """(blocks, calls a block) of a turn; warms the library up."""
+        settings = self._settings
+        one_by_one = size >= RESTORE_SIZE
+        if settings.warmup:
+            self._run(library, 1, settings.warmup)
+        if settings.iterations:
+            return (settings.iterations, 1) if one_by_one else (1, settings.iterations)
+        # Two estimates: a first call after a pause tells little about the next thousand.
+        calls = 1
+        for _ in range(2):
+            seconds = max(min(self._run(library, 2, calls)), 1e-9)
+            calls = max(1, min(_MAX_CALLS, int(settings.round_seconds / _BLOCKS / seconds)))
+        if one_by_one:
+            return max(2, min(50, int(settings.round_seconds / seconds))), 1
+        return _BLOCKS, calls
+
+    def _run(self, library: Library, blocks: int, calls: int) -> list[float]:
+        """Seconds a call of each block, of the rank that was slowest in it."""
+        replies = self._groups[library.group].ask(
+            {"command": "run", "variant": library.variant, "blocks": blocks, "calls": calls},
+            _ANSWER_SECONDS,
+        )
+        return [max(block) for block in zip(*(r["seconds"] for r in replies), strict=True)]
+
+    def _append(
+        self, size: int, timings: dict[str, Timing], notes: dict[str, str], wrong: dict[str, int]
+    ) -> None:
+        settings, operation = self._settings, self._settings.the_operation
+        count = operation.count(size, settings.item_size, settings.ranks)
+        own = timings[OWN.name].median
+        for library in self._libraries:
+            timing = timings.get(library.name)
+            if timing is None:
+                row = Row(library.name, size, count, None, note=notes[library.name])
+            else:
+                algbw, busbw = bandwidths(operation, size, timing.median, settings.ranks)
+                row = Row(
+                    library.name,
+                    size,
+                    count,
+                    timing,
+                    algbw,
+                    busbw,
+                    wrong.get(library.name),
+                    timing.median / own,
+                )
+            self.record.rows.append(row)
+
+    def _append_limit(
+        self, size: int, timings: dict[str, Timing], cores: limits.CoreToCore
+    ) -> None:
+        operation, ranks = self._settings.the_operation, self._settings.ranks
+        stream = limits.stream_seconds(operation, timings[STREAM.name].median, ranks)
+        copy = limits.copy_seconds(operation, size, ranks, cores)
+        share = max(stream, copy) / timings[OWN.name].median
+        self.record.limits.append(Limit(size, stream, copy, share))

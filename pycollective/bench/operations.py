@@ -1,0 +1,95 @@
+"""What is measured: the collectives, with nccl-tests' definitions of count and bus bandwidth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pycollective.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One collective, for n ranks and a message of `size` bytes.
+
+    `size` is the whole message, for all-gather and reduce-scatter too. As in nccl-tests, their
+    `count` column is one rank's shard.
+
+    Attributes:
+        name: as in `Communicator`.
+        sharded: a rank owns 1/n of the buffer, on one side of the operation.
+        reduces: combines numbers, so it has a reduce operation.
+        rooted: has a root.
+    """
+
+    name: str
+    sharded: bool
+    reduces: bool
+    rooted: bool
+
+    def bus_factor(self, ranks: int) -> float:
+        """busbw = algbw times this: the bytes that have to reach a rank, for a byte of `size`."""
+        if self.name == "all_reduce":
+            return 2 * (ranks - 1) / ranks
+        return (ranks - 1) / ranks if self.sharded else 1.0
+
+    def touched(self, ranks: int) -> float:
+        """Bytes of its own buffer that a rank must read or write, for a byte of `size`.
+
+        2 for all-reduce (each byte read and written), 1 + 1/n with shards, 1 for broadcast.
+        """
+        if self.name == "all_reduce":
+            return 2.0
+        return 1 + 1 / ranks if self.sharded else 1.0
+
+    def whole(self, size: int, item_size: int, ranks: int) -> int:
+        """`size` itself, or, with shards, `size` rounded down to equal shards (as nccl-tests).
+
+        Raises:
+            ConfigurationError: not whole elements, or less than one element a shard.
+        """
+        if size % item_size:
+            raise ConfigurationError(
+                f"{size} bytes are not whole elements of {item_size} bytes: choose -b, -e, -i and "
+                "-f so that every size is a multiple"
+            )
+        if not self.sharded:
+            return size
+        rounded = size // (item_size * ranks) * (item_size * ranks)
+        if rounded == 0:
+            raise ConfigurationError(
+                f"{self.name} of {size} bytes is less than one element for each of {ranks} ranks: "
+                f"start at -b {item_size * ranks} or more"
+            )
+        return rounded
+
+    def count(self, size: int, item_size: int, ranks: int) -> int:
+        """The count column: elements of the message, or of one shard."""
+        return size // item_size // (ranks if self.sharded else 1)
+
+
+def bandwidths(operation: Operation, size: int, seconds: float, ranks: int) -> tuple[float, float]:
+    """(algbw, busbw) in GB/s, GB = 1e9 bytes."""
+    algorithm_bandwidth = size / 1e9 / seconds
+    return algorithm_bandwidth, algorithm_bandwidth * operation.bus_factor(ranks)
+
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        Operation("all_reduce", sharded=False, reduces=True, rooted=False),
+        Operation("reduce_scatter", sharded=True, reduces=True, rooted=False),
+        Operation("all_gather", sharded=True, reduces=False, rooted=False),
+        Operation("broadcast", sharded=False, reduces=False, rooted=True),
+    )
+}
+
+
+def find_operation(name: str) -> Operation:
+    """The operation called `name`.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if name not in OPERATIONS:
+        raise ConfigurationError(f"unknown operation {name!r}; there are {', '.join(OPERATIONS)}")
+    return OPERATIONS[name]

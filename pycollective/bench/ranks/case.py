@@ -1,0 +1,86 @@
+"""What a rank is asked to measure, and the interface that each library's adapter fills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+
+class Unsupported(Exception):
+    """The library cannot do this; the message says why, and the table prints n/a."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation on one message.
+
+    Attributes:
+        operation: all_reduce, reduce_scatter, all_gather or broadcast.
+        dtype: NumPy's name of the element type, or bfloat16.
+        item_size: bytes an element.
+        reduce_op: sum, avg, prod, min, max, band, bor, bxor; "" where nothing is reduced.
+        root: of broadcast.
+        size: bytes of the whole message: what `Problem` calls its size.
+        algorithm: for the library's own ranks; peers choose for themselves.
+    """
+
+    operation: str
+    dtype: str
+    item_size: int
+    reduce_op: str
+    root: int
+    size: int
+    algorithm: str = "auto"
+
+    def shard(self, rank: int, ranks: int) -> slice:
+        """The bytes of `rank`'s shard."""
+        step = self.size // ranks
+        return slice(rank * step, (rank + 1) * step)
+
+    def result(self, rank: int, ranks: int) -> slice:
+        """The bytes of the oracle's answer that `rank` must end with."""
+        if self.operation == "reduce_scatter":
+            return self.shard(rank, ranks)
+        return slice(0, self.size)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call that is ready to be timed.
+
+    Attributes:
+        call: performs the operation once, in place, and blocks until it is done.
+        result: where its result then lies, in the rank's buffer.
+        time: performs it `n` times without Python in the loop, and returns seconds; None where
+            `call` is to be timed in a Python loop.
+        computes: False where the call only moves through memory (limits): nothing to verify.
+    """
+
+    call: Callable[[], Any]
+    result: Bytes
+    time: Callable[[int], float] | None = None
+    computes: bool = True
+
+
+class Library(Protocol):
+    """One library, in one rank."""
+
+    rank: int
+    ranks: int
+    versions: dict[str, str]
+
+    def prepare(self, case: Case, variant: str, buffer: Bytes) -> Prepared:
+        """Make the call for `case` on `buffer` (`case.size` bytes).
+
+        Raises:
+            Unsupported: the library has no such operation or type.
+        """
+
+    def close(self) -> None:
+        """Leave the group."""

@@ -1,0 +1,105 @@
+"""The control channel between the driver and a rank process: JSON lines over a Unix socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import struct
+from typing import Any
+
+_LINE_SECONDS = 60.0
+
+
+class ChannelClosed(ConnectionError):
+    """The other side has gone."""
+
+
+class Channel:
+    """One connected end. Not thread-safe."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._received = b""
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to select on."""
+        return self._socket.fileno()
+
+    @property
+    def buffered(self) -> bool:
+        """Whether `receive` has a message already, which select would not see."""
+        return b"\n" in self._received
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message.
+
+        Raises:
+            ChannelClosed: the other side has gone.
+        """
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ChannelClosed("the control channel is closed") from error
+
+    def receive(self) -> dict[str, Any]:
+        """Block for one message; there is no limit, but the other side's end is seen.
+
+        Raises:
+            ChannelClosed: the other side has gone.
+        """
+        while b"\n" not in self._received:
+            try:
+                chunk = self._socket.recv(1 << 16)
+            except ConnectionResetError as error:
+                raise ChannelClosed("the control channel is closed") from error
+            if not chunk:
+                raise ChannelClosed("the control channel is closed")
+            self._received += chunk
+        line, _, self._received = self._received.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+class ChannelListener:
+    """Accepts the ranks of one group, on an abstract socket: no file to leave behind."""
+
+    def __init__(self) -> None:
+        self.address = f"pycollective-bench-{secrets.token_hex(16)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind("\0" + self.address)
+        self._socket.listen(256)
+
+    def accept(self, timeout: float) -> Channel | None:
+        """The next connection of this user's; None after `timeout` seconds without one."""
+        self._socket.settimeout(timeout)
+        try:
+            connection, _ = self._socket.accept()
+        except TimeoutError:
+            return None
+        credentials = connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+        )
+        _, user, _ = struct.unpack("3i", credentials)
+        if user != os.getuid():  # another user of this machine guessed the name
+            connection.close()
+            return None
+        # A rank writes whole lines at once: more than a moment within one is a fault.
+        connection.settimeout(_LINE_SECONDS)
+        return Channel(connection)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+
+
+def connect(address: str) -> Channel:
+    """A rank's end: connect to the driver's `ChannelListener`."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect("\0" + address)
+    return Channel(connection)

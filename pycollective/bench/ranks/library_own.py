@@ -1,0 +1,117 @@
+"""This library, as a NumPy program uses it; without Python in the loop; and the memory's limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pycollective import ConfigurationError, _core, bootstrap
+
+from .case import Bytes, Case, Prepared, Unsupported
+
+
+class ExchangeStore:
+    """A bootstrap store over the bench's control channel, as `pycollective.bootstrap` wants it."""
+
+    def __init__(self, request: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self._request = request
+
+    def set(self, key: str, value: bytes) -> None:
+        """Keep `value` under `key`, for every rank of the group."""
+        self._request({"set": key, "value": value.hex()})
+
+    def get(self, key: str) -> bytes:
+        """The value under `key`; blocks until a rank has set it."""
+        return bytes.fromhex(self._request({"get": key})["value"])
+
+
+class OwnLibrary:
+    """A communicator, as `Library`.
+
+    Variants: ``python`` calls the communicator's method, ``native`` the same operation from a loop
+    in C++, ``stream`` reads and writes the buffer in place and moves nothing.
+    """
+
+    def __init__(
+        self, rank: int, ranks: int, request: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> None:
+        self.rank, self.ranks = rank, ranks
+        self._comm = bootstrap.connect(ExchangeStore(request), rank, ranks, timeout=120.0)
+        self.versions = {
+            "library": "pycollective",
+            "numpy": np.__version__,
+            "simd": _core.simd_level(),
+        }
+
+    def prepare(self, case: Case, variant: str, buffer: Bytes) -> Prepared:
+        """See `Library.prepare`."""
+        if variant == "stream":
+            return Prepared(
+                partial(_core.stream_in_place, buffer, 1),
+                buffer,
+                partial(_core.stream_in_place, buffer),
+                computes=False,
+            )
+        own = case.shard(self.rank, self.ranks)
+        call = self._python_call(case, buffer, own)
+        try:
+            call()
+        except ConfigurationError as error:
+            raise Unsupported(str(error)) from error
+        return Prepared(
+            call,
+            buffer[own] if case.operation == "reduce_scatter" else buffer,
+            self._native_loop(case, buffer, own) if variant == "native" else None,
+        )
+
+    def _python_call(self, case: Case, buffer: Bytes, own: slice) -> Callable[[], Any]:
+        dtype = _numpy_type(case.dtype)
+        whole = buffer.view(dtype)
+        comm, algorithm = self._comm, case.algorithm
+        if case.operation == "all_reduce":
+            return partial(comm.all_reduce, whole, case.reduce_op, algorithm=algorithm)
+        if case.operation == "broadcast":
+            return partial(comm.broadcast, whole, case.root)
+        shard = buffer[own].view(dtype)
+        if case.operation == "reduce_scatter":
+            return partial(comm.reduce_scatter, shard, whole, case.reduce_op, algorithm=algorithm)
+        return partial(comm.all_gather, whole, shard, algorithm=algorithm)
+
+    def _native_loop(self, case: Case, buffer: Bytes, own: slice) -> Callable[[int], float]:
+        if case.algorithm != "auto":
+            raise Unsupported("the native loop runs the automatic choice only")
+        shard = buffer[own]
+        # In place, as csrc/engine/api.h has it: one side may be the rank's own shard of the other.
+        source, target = {
+            "all_reduce": (buffer, buffer),
+            "broadcast": (buffer, buffer),
+            "reduce_scatter": (buffer, shard),
+            "all_gather": (shard, buffer),
+        }[case.operation]
+        sharded = case.operation in ("reduce_scatter", "all_gather")
+        return partial(
+            _core.time_collective,
+            self._comm._capsule(),
+            case.operation,
+            case.dtype,
+            case.reduce_op or "sum",
+            case.root,
+            source,
+            target,
+            case.size // case.item_size // (self.ranks if sharded else 1),
+        )
+
+    def close(self) -> None:
+        """Close the communicator."""
+        self._comm.close()
+
+
+def _numpy_type(name: str) -> np.dtype[Any]:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)

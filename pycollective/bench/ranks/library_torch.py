@@ -1,0 +1,86 @@
+"""torch.distributed: Gloo, or this library's own backend behind the same interface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .case import Bytes, Case, Prepared, Unsupported
+
+_OPERATIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.AVG,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
+}
+
+
+class TorchLibrary:
+    """A default process group, as `Library`."""
+
+    def __init__(
+        self,
+        backend: str,
+        rank: int,
+        ranks: int,
+        request: Callable[[dict[str, Any]], dict[str, Any]],
+    ) -> None:
+        if backend == "pycollective":
+            import pycollective.torch  # noqa: F401  registers the backend
+        torch.set_num_threads(1)  # as torchrun does: no intra-op threads beside the ranks
+        self.rank, self.ranks = rank, ranks
+        self._backend = backend
+        timeout = timedelta(seconds=120)
+        host = "127.0.0.1"
+        if rank == 0:
+            store = dist.TCPStore(
+                host, 0, None, is_master=True, timeout=timeout, wait_for_workers=False
+            )
+            request({"set": "port", "value": store.port})
+        else:
+            port = request({"get": "port"})["value"]
+            store = dist.TCPStore(host, port, None, is_master=False, timeout=timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
+        self.versions = {"library": f"torch {torch.__version__} {backend}"}
+        if "GLOO_SOCKET_IFNAME" in os.environ:
+            self.versions["interface"] = os.environ["GLOO_SOCKET_IFNAME"]
+
+    def prepare(self, case: Case, variant: str, buffer: Bytes) -> Prepared:
+        """See `Library.prepare`."""
+        tensor = torch.from_numpy(buffer).view(getattr(torch, case.dtype))
+        own = case.shard(self.rank, self.ranks)
+        shard = tensor[own.start // case.item_size : own.stop // case.item_size]
+        call: Callable[[], Any]
+        result = buffer
+        if case.operation == "all_reduce":
+            call = partial(dist.all_reduce, tensor, op=_OPERATIONS[case.reduce_op])
+        elif case.operation == "broadcast":
+            call = partial(dist.broadcast, tensor, case.root)
+        elif case.operation == "all_gather":
+            call = partial(dist.all_gather_into_tensor, tensor, shard)
+        else:
+            call = partial(
+                dist.reduce_scatter_tensor, shard, tensor, op=_OPERATIONS[case.reduce_op]
+            )
+            result = buffer[own]
+        try:
+            call()
+        except (RuntimeError, ValueError) as error:
+            # Refused before anything moved: every rank of the group is told the same.
+            first_line = str(error).splitlines()[0]
+            raise Unsupported(f"{self._backend}: {first_line}") from error
+        return Prepared(call, result)
+
+    def close(self) -> None:
+        """Destroy the process group."""
+        dist.destroy_process_group()

@@ -1,0 +1,90 @@
+"""What the user asked to be measured, checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pycollective.bench.libraries import Library
+from pycollective.bench.operations import Operation, find_operation
+from pycollective.bench.problem import DTYPES, REDUCE_OPS, numpy_type
+from pycollective.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One benchmark. Raises `ConfigurationError` when made from what cannot be measured.
+
+    Attributes:
+        operation: name of the collective.
+        sizes: bytes of the whole message, each.
+        ranks: processes a library.
+        dtype: name of the element type.
+        reduce_op: sum, avg, …; ignored where nothing is reduced.
+        root: of broadcast.
+        algorithm: for this library's ranks.
+        peers: what it is compared with.
+        iterations: timed calls a round; 0 lets `round_seconds` decide.
+        warmup: untimed calls before a size.
+        checks: calls a size whose result is compared with the oracle.
+        rounds: how often each library has its turn, for each size.
+        round_seconds: about how long a turn is, where `iterations` is 0.
+        seed: of the inputs.
+        mpi_environments: folder of the environment of each MPI, by name.
+    """
+
+    operation: str = "all_reduce"
+    sizes: tuple[int, ...] = (1 << 10,)
+    ranks: int = 2
+    dtype: str = "float32"
+    reduce_op: str = "sum"
+    root: int = 0
+    algorithm: str = "auto"
+    peers: tuple[Library, ...] = ()
+    iterations: int = 0
+    warmup: int = 5
+    checks: int = 1
+    rounds: int = 7
+    round_seconds: float = 0.02
+    seed: int = 1
+    mpi_environments: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        operation = find_operation(self.operation)
+        if not 1 <= self.ranks <= 64:
+            raise ConfigurationError(f"--ranks {self.ranks}: from 1 to 64 ranks share a host")
+        item_size = numpy_type(self.dtype).itemsize
+        if self.reduce_op not in REDUCE_OPS:
+            raise ConfigurationError(
+                f"unknown reduce operation {self.reduce_op!r}; there are {', '.join(REDUCE_OPS)}"
+            )
+        if operation.reduces:
+            _check_defined(self.dtype, self.reduce_op)
+        if not 0 <= self.root < self.ranks:
+            raise ConfigurationError(f"root {self.root} is not one of {self.ranks} ranks")
+        if self.iterations < 0 or self.warmup < 0 or self.checks < 0:
+            raise ConfigurationError("-n, -w and -c cannot be negative")
+        if self.rounds < 1:
+            raise ConfigurationError("--rounds must be at least 1")
+        for size in self.sizes:
+            operation.whole(size, item_size, self.ranks)
+
+    @property
+    def the_operation(self) -> Operation:
+        """What `operation` names."""
+        return find_operation(self.operation)
+
+    @property
+    def item_size(self) -> int:
+        """Bytes an element."""
+        return DTYPES[self.dtype]
+
+
+def _check_defined(dtype: str, reduce_op: str) -> None:
+    """As is_defined in csrc/types.h: which operation has a meaning for which type."""
+    floating = dtype in ("float16", "bfloat16", "float32", "float64")
+    if (
+        (reduce_op == "avg" and not floating)
+        or (reduce_op in ("sum", "prod") and dtype == "bool")
+        or (reduce_op in ("band", "bor", "bxor") and floating)
+    ):
+        raise ConfigurationError(f"{reduce_op} has no meaning for {dtype}")

@@ -1,0 +1,121 @@
+"""A record in the columns that the field reads: nccl-tests', one line a library.
+
+All libraries work in place, so there is one group of `time algbw busbw #wrong`, where nccl-tests
+has two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pycollective.bench.operations import find_operation
+from pycollective.bench.record import Limit, Record, Row
+
+
+def header(record: Record) -> Iterator[str]:
+    """What was measured, where, and what the columns mean."""
+    settings, machine = record.settings, record.machine
+    rounds = f"{settings['rounds']} rounds"
+    yield f"# pycollective bench {settings['operation']}: {settings['ranks']} ranks, {rounds}"
+    caches = " ".join(f"{name} {size}" for name, size in machine["caches"].items())
+    yield f"# machine: {machine['cpu']}, {machine['cores']} cores, {caches}, {machine['simd']}"
+    yield (
+        f"# core to core: {machine['regime']}, {machine['latency'] * 1e9:.0f} ns one way, "
+        f"{machine['copy_rate'] / 1e9:.1f} GB/s copied by each of two"
+    )
+    for name, library in record.libraries.items():
+        version = library["versions"].get("library", "")
+        yield f"# {name}: {library['what']} ({version}; {library['settings']})"
+    yield "# time: the slowest rank's, median over rounds; in place, inputs restored between blocks"
+    yield (
+        "# #wrong: elements over all ranks whose bits differ from the contract's one order and one "
+        "rounding;"
+    )
+    yield "#   a peer promises neither, so there it counts how it differs, not mistakes"
+    yield "# ratio: time over pycollective's; limit: slower of streaming in place and copying"
+    yield "#"
+    titles = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "ratio")
+    units = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "")
+    yield "#" + _columns(*titles)[1:] + "  library"
+    yield "#" + _columns(*units)[1:].rstrip()
+
+
+def rows(record: Record, size: int) -> Iterator[str]:
+    """The lines of one size: every library, then the limit."""
+    for row in record.rows:
+        if row.size == size:
+            yield _row(record, row)
+    for limit in record.limits:
+        if limit.size == size:
+            yield _limit(record, limit)
+
+
+def footer(record: Record) -> Iterator[str]:
+    """nccl-tests' closing lines, for this library's rows."""
+    own = [row for row in record.rows if row.library == "pycollective"]
+    wrong = sum(row.wrong or 0 for row in own)
+    verdict = "OK" if wrong == 0 else "FAILED"
+    if record.settings["checks"] == 0:
+        verdict = "not checked"
+    yield f"# Out of bounds values : {wrong} {verdict}"
+    busbw = [row.busbw for row in own if row.busbw is not None]
+    yield f"# Avg bus bandwidth    : {sum(busbw) / len(busbw):.6g}"
+
+
+def _row(record: Record, row: Row) -> str:
+    start = _start(record, row.size, row.count)
+    if row.timing is None or row.algbw is None or row.busbw is None or row.ratio is None:
+        return _columns(*start, *["n/a"] * 5) + f"  {row.library}: {row.note}"
+    wrong = "n/a" if row.wrong is None else str(row.wrong)
+    return (
+        _columns(
+            *start,
+            _time(row.timing.median),
+            f"{row.algbw:.2f}",
+            f"{row.busbw:.2f}",
+            wrong,
+            f"{row.ratio:.2f}",
+        )
+        + f"  {row.library}"
+    )
+
+
+def _limit(record: Record, limit: Limit) -> str:
+    operation = find_operation(record.settings["operation"])
+    ranks = record.settings["ranks"]
+    count = next(row.count for row in record.rows if row.size == limit.size)
+    algbw = limit.size / 1e9 / limit.seconds
+    return (
+        _columns(
+            *_start(record, limit.size, count),
+            _time(limit.seconds),
+            f"{algbw:.2f}",
+            f"{algbw * operation.bus_factor(ranks):.2f}",
+            "",
+            f"{limit.share:.2f}",
+        )
+        + f"  limit (stream {_time(limit.stream)}, copy {_time(limit.copy)} us)"
+    )
+
+
+def _start(record: Record, size: int, count: int) -> tuple[str, str, str, str, str]:
+    settings = record.settings
+    operation = find_operation(settings["operation"])
+    return (
+        str(size),
+        str(count),
+        settings["dtype"],
+        settings["reduce_op"] if operation.reduces else "none",
+        str(settings["root"] if operation.rooted else -1),
+    )
+
+
+def _time(seconds: float) -> str:
+    """Microseconds, with as many digits as mean something."""
+    microseconds = seconds * 1e6
+    return f"{microseconds:.2f}" if microseconds < 1000 else f"{microseconds:.0f}"
+
+
+def _columns(*texts: str) -> str:
+    widths = (12, 13, 9, 7, 7, 9, 8, 8, 9, 8)
+    return "".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))

@@ -1,0 +1,140 @@
+"""`pycollective bench`: time the collectives beside other libraries, and verify every bit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pycollective.bench import measurement, table
+from pycollective.bench.group import RankLost
+from pycollective.bench.libraries import find_peers
+from pycollective.bench.record import Record, write_json
+from pycollective.bench.settings import Settings
+from pycollective.bench.sizes import ladder, parse_size
+from pycollective.errors import ConfigurationError
+
+
+def bench(
+    operation: Annotated[
+        str, typer.Argument(help="all_reduce, reduce_scatter, all_gather or broadcast.")
+    ],
+    ranks: Annotated[int, typer.Option("--ranks", help="Processes a library.")] = 2,
+    begin: Annotated[str, typer.Option("-b", "--minbytes", help="Smallest size.")] = "1K",
+    end: Annotated[str, typer.Option("-e", "--maxbytes", help="Largest size.")] = "64M",
+    step_bytes: Annotated[
+        str, typer.Option("-i", "--stepbytes", help="Sizes this far apart, instead of -f.")
+    ] = "0",
+    step_factor: Annotated[
+        float, typer.Option("-f", "--stepfactor", help="Each size times this.")
+    ] = 2.0,
+    iterations: Annotated[
+        int, typer.Option("-n", "--iters", help="Timed calls a round; 0: as time allows.")
+    ] = 0,
+    warmup: Annotated[
+        int, typer.Option("-w", "--warmup_iters", help="Untimed calls before each size.")
+    ] = 5,
+    checks: Annotated[
+        int, typer.Option("-c", "--check", help="Calls a size that are verified; 0: none.")
+    ] = 1,
+    dtype: Annotated[str, typer.Option("-d", "--datatype", help="Element type.")] = "float32",
+    reduce_op: Annotated[
+        str, typer.Option("-o", "--op", help="sum, avg, prod, min, max, band, bor or bxor.")
+    ] = "sum",
+    root: Annotated[int, typer.Option("-r", "--root", help="Root of broadcast.")] = 0,
+    rounds: Annotated[int, typer.Option(help="Turns each library has, for each size.")] = 7,
+    algorithm: Annotated[str, typer.Option(help="For pycollective's own ranks.")] = "auto",
+    peers: Annotated[
+        str,
+        typer.Option(help="Measure beside: gloo,mpich,openmpi,openmpi-nocma,torch,native."),
+    ] = "",
+    mpich_env: Annotated[
+        str, typer.Option(help="Environment with mpich and mpi4py (default .venv-mpich).")
+    ] = "",
+    openmpi_env: Annotated[
+        str, typer.Option(help="Environment with openmpi and mpi4py (default .venv-openmpi).")
+    ] = "",
+    json_file: Annotated[
+        Path | None, typer.Option("-J", "--json", help="Write the whole record there.")
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", help="Draw time against size (PNG, SVG, PDF).")
+    ] = None,
+) -> None:
+    """Time a collective as nccl-tests does, beside other libraries, and verify every bit.
+
+    Sizes are bytes of the whole message; K, M and G are binary. Exit status 1: wrong bits.
+    """
+    try:
+        step = parse_size(step_bytes)
+        sizes = ladder(parse_size(begin), parse_size(end), step, 0 if step else step_factor)
+        settings = Settings(
+            operation=operation,
+            sizes=tuple(sizes),
+            ranks=ranks,
+            dtype=dtype,
+            reduce_op=reduce_op,
+            root=root,
+            algorithm=algorithm,
+            peers=tuple(find_peers(peers)),
+            iterations=iterations,
+            warmup=warmup,
+            checks=checks,
+            rounds=rounds,
+            mpi_environments={"mpich": mpich_env, "openmpi": openmpi_env},
+        )
+        record = run(settings)
+        if json_file is not None:
+            write_json(record, json_file)
+        if plot_file is not None:
+            from pycollective.bench.plot import plot
+
+            plot(record, plot_file)
+    except (ConfigurationError, RankLost) as error:
+        print(f"pycollective bench: {error}", file=sys.stderr)
+        raise typer.Exit(2 if isinstance(error, ConfigurationError) else 3) from error
+    if any(row.wrong for row in record.rows if row.library == "pycollective"):
+        raise typer.Exit(1)
+
+
+def run(settings: Settings) -> Record:
+    """Measure, printing the table as it grows and, on a terminal, what is being done."""
+    with _progress_line() as progress:
+        records = measurement.measure(settings, progress)
+        record = next(records)
+        _print(table.header(record), progress)
+        for record in records:
+            _print(table.rows(record, record.limits[-1].size), progress)
+        _print(table.footer(record), progress)
+    return record
+
+
+def _print(lines: Iterator[str], progress: measurement.Progress) -> None:
+    progress("")
+    for line in lines:
+        print(line)
+    sys.stdout.flush()
+
+
+@contextmanager
+def _progress_line() -> Iterator[measurement.Progress]:
+    """A line on the terminal's last row that is overwritten; nothing where stderr is no terminal.
+
+    No thread refreshes it: it would run on a core that is being measured.
+    """
+    if not sys.stderr.isatty():
+        yield lambda line: None
+        return
+
+    def show(line: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{line}")
+        sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        show("")
