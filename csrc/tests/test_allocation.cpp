@@ -1,0 +1,51 @@
+// A synchronous call allocates nothing: neither small nor large, neither reducing nor moving.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "tests/check.h"
+#include "tests/thread_ranks.h"
+
+namespace {
+std::atomic<long> allocations{0};
+}
+
+void* operator new(std::size_t bytes) {
+  ++allocations;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+using namespace pycollective;
+using pycollective::testing::ThreadRanks;
+
+int main() {
+  ThreadRanks threads(3);
+  const auto group = threads.make_group();
+  std::atomic<long> during{-1};
+  threads.run([&](int r) {
+    std::vector<float> x(300000, 1.0F);
+    std::vector<float> y(3 * x.size());
+    Request barrier;
+    group[r]->run(barrier, {});
+    const long before = allocations;
+    for (const std::size_t count : {std::size_t{1}, std::size_t{1000}, x.size()})
+      for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduce, OpKind::kAllGather,
+                                OpKind::kBroadcast, OpKind::kAllToAll}) {
+        Request request;
+        request.kind = kind;
+        request.dtype = Dtype::kFloat32;
+        request.count = kind == OpKind::kAllToAll ? count / 3 : count;
+        request.input = x.data();
+        request.output = kind == OpKind::kBroadcast ? x.data() : y.data();
+        group[r]->run(request, {});
+      }
+    group[r]->run(barrier, {});
+    if (r == 0) during = allocations - before;
+    group[r]->run(barrier, {});
+  });
+  CHECK(during == 0);
+  std::puts("allocation: passed");
+}
