@@ -1,0 +1,90 @@
+#include "torch/backend.h"
+
+#include <ATen/record_function.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
+
+#include <optional>
+#include <utility>
+
+#include "torch/errors.h"
+#include "torch/work.h"
+
+namespace pycollective::shim {
+namespace {
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+Backend::Backend(std::shared_ptr<Collectives> collectives,
+                 std::shared_ptr<CompletionThreads> threads, pybind11::object owner)
+    : c10d::Backend(collectives->rank(), collectives->size()),
+      collectives_(std::move(collectives)),
+      threads_(std::move(threads)),
+      owner_(std::move(owner)) {
+  init();
+}
+
+Backend::~Backend() {
+  // Once the interpreter is ending nothing of Python may be touched; the process is about to end.
+  if (Py_IsFinalizing()) {
+    owner_.release();
+    return;
+  }
+  const pybind11::gil_scoped_acquire gil;
+  owner_ = {};
+}
+
+c10::intrusive_ptr<Backend::Options> Backend::getBackendOptions() {
+  return c10::make_intrusive<Options>(getBackendName(), milliseconds(collectives_->timeout()));
+}
+
+void Backend::setTimeout(std::chrono::milliseconds timeout) {
+  TORCH_CHECK_VALUE(timeout.count() > 0, "the timeout must be positive, not ", timeout.count(),
+                    " ms");
+  collectives_->set_timeout(std::chrono::duration<double>(timeout).count());
+}
+
+c10d::ErrorType Backend::getError() {
+  const std::shared_ptr<const Failure> failure = collectives_->failure();
+  if (!failure) return c10d::ErrorType::SUCCESS;
+  return failure->kind == FailureKind::kTimeout ? c10d::ErrorType::TIMEOUT
+                                                : c10d::ErrorType::COMM_ERROR;
+}
+
+void Backend::abort() { collectives_->abort("the process group was aborted"); }
+
+void Backend::shutdown() {
+  // The callbacks that are waited for need the GIL.
+  std::optional<pybind11::gil_scoped_release> unlocked;
+  if (PyGILState_Check()) unlocked.emplace();
+  typed([&](const InterruptHook&) { collectives_->close(); });
+  threads_->close(milliseconds(collectives_->timeout()));
+}
+
+c10::intrusive_ptr<c10d::Work> Backend::issue(c10d::OpType type, Transfer transfer, bool async) {
+  const std::uint64_t sequence = ++sequence_;
+  if (!async) {
+    RECORD_USER_SCOPE(transfer.profiling_title());
+    typed([&](const InterruptHook& interrupted) {
+      for (const Request& request : transfer.requests()) collectives_->run(request, interrupted);
+    });
+    transfer.copy_back();
+    return c10::make_intrusive<Work>(rank_, type, sequence,
+                                     Flight::make(std::move(transfer), threads_),
+                                     std::vector<std::shared_ptr<pycollective::Work>>());
+  }
+  const std::shared_ptr<Flight> flight = Flight::make(std::move(transfer), threads_);
+  std::vector<std::shared_ptr<pycollective::Work>> cores;
+  cores.reserve(flight->transfer().requests().size());
+  typed([&](const InterruptHook&) {
+    for (const Request& request : flight->transfer().requests())
+      cores.push_back(collectives_->submit(request, flight->on_done()));
+  });
+  return c10::make_intrusive<Work>(rank_, type, sequence, flight, std::move(cores));
+}
+
+}  // namespace pycollective::shim

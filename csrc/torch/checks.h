@@ -1,0 +1,38 @@
+// What a c10d call must look like. Each raises before anything moves; `name` is the operation's.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+namespace pycollective::shim {
+
+// A strided CPU tensor.
+void check_tensor(const char* name, const at::Tensor& tensor);
+
+// The only tensor of a list: c10d's lists are one tensor a device, and a rank has one device.
+const at::Tensor& only(const char* name, const std::vector<at::Tensor>& tensors);
+
+// One tensor for each of `size` ranks, with the shape and dtype of `like`.
+const std::vector<at::Tensor>& one_a_rank(const char* name,
+                                          const std::vector<std::vector<at::Tensor>>& lists,
+                                          int size, const at::Tensor& like);
+void check_one_a_rank(const char* name, const std::vector<at::Tensor>& tensors, int size,
+                      const at::Tensor& like);
+
+// `all` holds `size` shards like `shard`, whatever their shapes, and has its dtype.
+void check_shards(const char* name, const at::Tensor& all, const at::Tensor& shard, int size);
+
+// As many outputs as inputs.
+void check_pairs(const char* name, const std::vector<at::Tensor>& outputs,
+                 const std::vector<at::Tensor>& inputs);
+
+// The first dimension is cut into equal parts, one a rank; so say `splits`, if they say anything.
+void check_equal_splits(const char* name, const at::Tensor& tensor,
+                        const std::vector<std::int64_t>& splits, int size);
+
+void check_no_tag(const char* name, int tag);
+
+void check_rank(const char* name, std::int64_t rank, int size);
+
+}  // namespace pycollective::shim

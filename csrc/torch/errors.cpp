@@ -1,0 +1,55 @@
+#include "torch/errors.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
+
+#include "bindings/errors_py.h"
+
+namespace py = pybind11;
+
+namespace pycollective::shim {
+namespace {
+
+// Takes the Python error that is set.
+std::exception_ptr carry_python_error() {
+  python_error error;
+  error.persist();
+  return std::make_exception_ptr(std::move(error));
+}
+
+}  // namespace
+
+std::exception_ptr typed_exception(const Failure& failure) {
+  if (Py_IsFinalizing()) return std::make_exception_ptr(CollectiveFailure(failure));
+  const py::gil_scoped_acquire gil;
+  raise_failure(failure);
+  return carry_python_error();
+}
+
+void rethrow_typed() {
+  if (Py_IsFinalizing()) throw;
+  std::exception_ptr error;
+  {
+    const py::gil_scoped_acquire gil;
+    raise_current_exception();  // or the KeyboardInterrupt that ended the call
+    error = carry_python_error();
+  }
+  std::rethrow_exception(error);
+}
+
+const InterruptHook& interrupts() { return python_interrupts(); }
+
+void init_typed_exceptions() {
+  if (!init_errors()) throw py::error_already_set();
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (python_error& error) {
+      error.restore();
+    } catch (const CollectiveFailure& error) {
+      raise_failure(error.failure());
+    }
+  });
+}
+
+}  // namespace pycollective::shim

@@ -1,0 +1,121 @@
+#include "torch/flight.h"
+
+#include <utility>
+
+#include "torch/errors.h"
+
+namespace pycollective::shim {
+namespace {
+
+// True while the core tells this thread that it is done, which it does between operations.
+thread_local bool in_core = false;
+
+std::unique_ptr<at::RecordFunction> start_profile(const Transfer& transfer) {
+  if (!at::hasCallbacks()) return nullptr;
+  auto profile = std::make_unique<at::RecordFunction>(at::RecordScope::USER_SCOPE);
+  if (!profile->isActive()) return nullptr;
+  profile->_setAsync();  // ends on another thread
+  profile->before(transfer.profiling_title());
+  return profile;
+}
+
+}  // namespace
+
+Flight::Flight(Transfer transfer, std::shared_ptr<CompletionThreads> threads)
+    : transfer_(std::move(transfer)),
+      threads_(std::move(threads)),
+      outstanding_(transfer_.requests().size()),
+      profile_(start_profile(transfer_)) {}
+
+std::shared_ptr<Flight> Flight::make(Transfer transfer,
+                                     std::shared_ptr<CompletionThreads> threads) {
+  // Freeing a tensor can take the GIL, for which the core's thread must never wait.
+  return {new Flight(std::move(transfer), std::move(threads)), [](Flight* flight) {
+            if (!in_core) {
+              delete flight;
+              return;
+            }
+            const std::shared_ptr<CompletionThreads> threads = flight->threads_;
+            threads->post([flight] { delete flight; });
+          }};
+}
+
+std::function<void(const Failure*)> Flight::on_done() {
+  return [flight = shared_from_this()](const Failure* failure) mutable {
+    in_core = true;
+    flight->one_done(failure);
+    flight.reset();
+    in_core = false;
+  };
+}
+
+void Flight::one_done(const Failure* failure) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure != nullptr && !failure_) failure_ = *failure;
+    if (--outstanding_ > 0) return;
+    profile_.reset();
+    const bool future_waits = future_ && !settled_;
+    const bool to_land = !failure_ && transfer_.copies_back();
+    if (!future_waits && !to_land) return;
+  }
+  threads_->post([flight = shared_from_this()] { flight->settle(); });
+}
+
+void Flight::settle() {
+  c10::intrusive_ptr<Future> future;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!settled_) future = future_;
+    settled_ = settled_ || future;
+  }
+  if (future) {
+    complete(*future, failure_ ? &*failure_ : nullptr);
+    return;
+  }
+  try {
+    land();
+  } catch (const std::exception& error) {
+    TORCH_WARN("pycollective ", transfer_.name(), ": results were not copied back: ", error.what());
+  }
+}
+
+void Flight::land() {
+  const std::lock_guard lock(landing_);
+  if (std::exchange(landed_, true)) return;
+  transfer_.copy_back();
+}
+
+c10::intrusive_ptr<Future> Flight::future(bool done, const Failure* failure) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (future_) return future_;
+    future_ = c10::make_intrusive<Future>(c10::ListType::ofTensors());
+    futures_state_.emplace();
+    if (outstanding_ == 0) {
+      done = true;
+      failure = failure_ ? &*failure_ : nullptr;
+    }
+    if (!done) return future_;
+    settled_ = true;
+  }
+  complete(*future_, failure);
+  return future_;
+}
+
+void Flight::complete(Future& future, const Failure* failure) {
+  const at::ThreadLocalStateGuard state(*futures_state_);
+  if (failure != nullptr) {
+    future.setError(typed_exception(*failure));
+    return;
+  }
+  try {
+    land();
+  } catch (const std::exception&) {
+    future.setError(std::current_exception());
+    return;
+  }
+  future.markCompleted(transfer_.outputs());
+}
+
+}  // namespace pycollective::shim

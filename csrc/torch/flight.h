@@ -1,0 +1,60 @@
+// A call under way: what must live until the core is done with it, and what happens then.
+#pragma once
+
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "torch/completion_threads.h"
+#include "torch/transfer.h"
+
+namespace pycollective::shim {
+
+using Future = c10::ivalue::Future;
+
+// Shared by the caller's Work and by the core, whichever needs it longer. Thread-safe.
+class Flight : public std::enable_shared_from_this<Flight> {
+ public:
+  static std::shared_ptr<Flight> make(Transfer transfer,
+                                      std::shared_ptr<CompletionThreads> threads);
+
+  // For the core, once for each request.
+  std::function<void(const Failure*)> on_done();
+
+  const Transfer& transfer() const { return transfer_; }
+
+  // Puts staged results where they belong, once; only after every request has succeeded.
+  void land();
+
+  // Made at the first call. Completed here if the core is `done`, with its `failure` if any; else
+  // on a completion thread.
+  c10::intrusive_ptr<Future> future(bool done, const Failure* failure);
+
+ private:
+  Flight(Transfer transfer, std::shared_ptr<CompletionThreads> threads);
+
+  void one_done(const Failure* failure);
+  // On a completion thread: lands, and completes the future if there is one.
+  void settle();
+  void complete(Future& future, const Failure* failure);
+
+  Transfer transfer_;
+  const std::shared_ptr<CompletionThreads> threads_;
+  std::mutex mutex_;
+  std::size_t outstanding_;  // requests
+  std::optional<Failure> failure_;
+  std::unique_ptr<at::RecordFunction> profile_;
+  c10::intrusive_ptr<Future> future_;
+  std::optional<at::ThreadLocalState> futures_state_;  // grad mode and the like, for its callbacks
+  bool settled_ = false;                               // someone completes, or completed, future_
+
+  std::mutex landing_;
+  bool landed_ = false;
+};
+
+}  // namespace pycollective::shim

@@ -1,0 +1,55 @@
+// pycollective.torch._backend: the shim, as Python sees it.
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "torch/average.h"
+#include "torch/backend.h"
+#include "torch/errors.h"
+
+namespace py = pybind11;
+
+namespace pycollective::shim {
+namespace {
+
+c10::intrusive_ptr<Backend> make_backend(py::object communicator,
+                                         std::shared_ptr<CompletionThreads> threads) {
+  const py::object capsule = communicator.attr("_capsule")();
+  const auto* core = static_cast<std::shared_ptr<Collectives>*>(
+      PyCapsule_GetPointer(capsule.ptr(), kCapsuleName));
+  if (core == nullptr) throw py::error_already_set();
+  return c10::make_intrusive<Backend>(*core, std::move(threads), std::move(communicator));
+}
+
+}  // namespace
+}  // namespace pycollective::shim
+
+PYBIND11_MODULE(_backend, module) {
+  using namespace pycollective::shim;
+  module.doc() = "The c10d backend over the core's communicators.";
+  py::module_::import("torch.distributed");  // makes the base class known
+  init_typed_exceptions();
+
+  py::class_<CompletionThreads, std::shared_ptr<CompletionThreads>>(
+      module, "CompletionThreads",
+      "Threads that complete futures and run their callbacks, started when needed.")
+      .def(py::init<>())
+      .def(
+          "close",
+          [](CompletionThreads& self, double limit) {
+            self.close(std::chrono::milliseconds(static_cast<std::int64_t>(limit * 1e3)));
+          },
+          py::arg("limit"), py::call_guard<py::gil_scoped_release>(),
+          "Let what is under way end, at most `limit` seconds, and end the threads. Idempotent.");
+
+  py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(
+      module, "Backend", "torch.distributed's operations over a pycollective.Communicator.")
+      .def(py::init(&make_backend), py::arg("communicator"), py::arg("threads"));
+
+  module.def(
+      "average",
+      [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const at::Tensor& bucket) {
+        return std::make_shared<torch::jit::PythonFutureWrapper>(average(group, bucket));
+      },
+      py::arg("group"), py::arg("bucket"), py::call_guard<py::gil_scoped_release>(),
+      "Start the average of a tensor over a group, in place; a Future of the tensor.");
+}

@@ -1,0 +1,219 @@
+// Each c10d operation as requests to the core.
+#include "torch/backend.h"
+#include "torch/checks.h"
+
+namespace pycollective::shim {
+
+using Work = c10::intrusive_ptr<c10d::Work>;
+using Tensors = std::vector<at::Tensor>;
+using c10d::OpType;
+
+Work Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  Transfer transfer(OpKind::kAllReduce, "pycollective:all_reduce", opts.timeout);
+  const at::Tensor& tensor = only(transfer.name(), tensors);
+  transfer.reduce_by(opts.reduceOp);
+  void* data = transfer.update(tensor);
+  transfer.add(data, data, tensor.scalar_type(), tensor.numel());
+  return issue(OpType::ALLREDUCE, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+  Transfer transfer(OpKind::kAllReduce, "pycollective:all_reduce_coalesced", opts.timeout);
+  transfer.reduce_by(opts.reduceOp);
+  for (const at::Tensor& tensor : tensors) check_tensor(transfer.name(), tensor);
+  for (const at::Tensor& tensor : tensors) {
+    void* data = transfer.update(tensor);
+    transfer.add(data, data, tensor.scalar_type(), tensor.numel());
+  }
+  return issue(OpType::ALLREDUCE_COALESCED, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  Transfer transfer(OpKind::kBroadcast, "pycollective:broadcast", opts.timeout);
+  const at::Tensor& tensor = only(transfer.name(), tensors);
+  check_rank(transfer.name(), opts.rootRank, size_);
+  transfer.root(opts.rootRank);
+  void* data = transfer.update(tensor);
+  transfer.add(data, data, tensor.scalar_type(), tensor.numel());
+  return issue(OpType::BROADCAST, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  Transfer transfer(OpKind::kReduce, "pycollective:reduce", opts.timeout);
+  const at::Tensor& tensor = only(transfer.name(), tensors);
+  check_rank(transfer.name(), opts.rootRank, size_);
+  transfer.root(opts.rootRank);
+  transfer.reduce_by(opts.reduceOp);
+  if (rank_ == opts.rootRank) {
+    void* data = transfer.update(tensor);
+    transfer.add(data, data, tensor.scalar_type(), tensor.numel());
+  } else {
+    transfer.add(transfer.read(tensor), nullptr, tensor.scalar_type(), tensor.numel());
+  }
+  return issue(OpType::REDUCE, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                        const c10d::AllgatherOptions& opts) {
+  Transfer transfer(OpKind::kAllGather, "pycollective:all_gather", opts.timeout);
+  const at::Tensor& input = only(transfer.name(), inputs);
+  const Tensors& shards = one_a_rank(transfer.name(), outputs, size_, input);
+  const void* from = transfer.read(input);
+  transfer.add(from, transfer.write(shards), input.scalar_type(), input.numel());
+  return issue(OpType::ALLGATHER, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                              const c10d::AllgatherOptions& opts) {
+  Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_into_tensor", opts.timeout);
+  check_shards(transfer.name(), output, input, size_);
+  const void* from = transfer.read(input);
+  transfer.add(from, transfer.write(output), input.scalar_type(), input.numel());
+  return issue(OpType::_ALLGATHER_BASE, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                              const c10d::AllgatherOptions& opts) {
+  Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_into_tensor_coalesced",
+                    opts.timeout);
+  check_pairs(transfer.name(), outputs, inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    check_shards(transfer.name(), outputs[i], inputs[i], size_);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const void* from = transfer.read(inputs[i]);
+    transfer.add(from, transfer.write(outputs[i]), inputs[i].scalar_type(), inputs[i].numel());
+  }
+  return issue(OpType::ALLGATHER_COALESCED, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                             const c10d::ReduceScatterOptions& opts) {
+  Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter", opts.timeout);
+  const at::Tensor& output = only(transfer.name(), outputs);
+  const Tensors& shards = one_a_rank(transfer.name(), inputs, size_, output);
+  transfer.reduce_by(opts.reduceOp);
+  const void* from = transfer.read(shards);
+  transfer.add(from, transfer.write(output), output.scalar_type(), output.numel());
+  return issue(OpType::REDUCE_SCATTER, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                   const c10d::ReduceScatterOptions& opts) {
+  Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter_tensor", opts.timeout);
+  check_shards(transfer.name(), input, output, size_);
+  transfer.reduce_by(opts.reduceOp);
+  const void* from = transfer.read(input);
+  transfer.add(from, transfer.write(output), output.scalar_type(), output.numel());
+  return issue(OpType::_REDUCE_SCATTER_BASE, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                              const c10d::ReduceScatterOptions& opts) {
+  Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter_tensor_coalesced",
+                    opts.timeout);
+  check_pairs(transfer.name(), outputs, inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    check_shards(transfer.name(), inputs[i], outputs[i], size_);
+  transfer.reduce_by(opts.reduceOp);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const void* from = transfer.read(inputs[i]);
+    transfer.add(from, transfer.write(outputs[i]), outputs[i].scalar_type(), outputs[i].numel());
+  }
+  return issue(OpType::REDUCE_SCATTER_TENSOR_COALESCED, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                     const c10d::GatherOptions& opts) {
+  Transfer transfer(OpKind::kGather, "pycollective:gather", opts.timeout);
+  const at::Tensor& input = only(transfer.name(), inputs);
+  check_rank(transfer.name(), opts.rootRank, size_);
+  transfer.root(opts.rootRank);
+  const void* from = transfer.read(input);
+  void* to = nullptr;
+  if (rank_ == opts.rootRank)
+    to = transfer.write(one_a_rank(transfer.name(), outputs, size_, input));
+  transfer.add(from, to, input.scalar_type(), input.numel());
+  return issue(OpType::GATHER, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                      const c10d::ScatterOptions& opts) {
+  Transfer transfer(OpKind::kScatter, "pycollective:scatter", opts.timeout);
+  const at::Tensor& output = only(transfer.name(), outputs);
+  check_rank(transfer.name(), opts.rootRank, size_);
+  transfer.root(opts.rootRank);
+  const void* from = nullptr;
+  if (rank_ == opts.rootRank)
+    from = transfer.read(one_a_rank(transfer.name(), inputs, size_, output));
+  transfer.add(from, transfer.write(output), output.scalar_type(), output.numel());
+  return issue(OpType::SCATTER, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                            std::vector<std::int64_t>& output_splits,
+                            std::vector<std::int64_t>& input_splits,
+                            const c10d::AllToAllOptions& opts) {
+  Transfer transfer(OpKind::kAllToAll, "pycollective:all_to_all_single", opts.timeout);
+  check_equal_splits(transfer.name(), output, output_splits, size_);
+  check_equal_splits(transfer.name(), input, input_splits, size_);
+  check_shards(transfer.name(), output, input, 1);
+  const void* from = transfer.read(input);
+  transfer.add(from, transfer.write(output), input.scalar_type(), input.numel() / size_);
+  return issue(OpType::ALLTOALL_BASE, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
+  Transfer transfer(OpKind::kAllToAll, "pycollective:all_to_all", opts.timeout);
+  TORCH_CHECK_VALUE(!inputs.empty(), transfer.name(), ": the input list is empty");
+  const at::Tensor& shard = inputs.front();
+  check_tensor(transfer.name(), shard);
+  check_one_a_rank(transfer.name(), inputs, size_, shard);
+  check_one_a_rank(transfer.name(), outputs, size_, shard);
+  const void* from = transfer.read(inputs);
+  transfer.add(from, transfer.write(outputs), shard.scalar_type(), shard.numel());
+  return issue(OpType::ALLTOALL, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::send(Tensors& tensors, int destination, int tag) {
+  Transfer transfer(OpKind::kSend, "pycollective:send", c10d::kUnsetTimeout);
+  const at::Tensor& tensor = only(transfer.name(), tensors);
+  check_rank(transfer.name(), destination, size_);
+  check_no_tag(transfer.name(), tag);
+  transfer.root(destination);
+  transfer.add(transfer.read(tensor), nullptr, tensor.scalar_type(), tensor.numel());
+  return issue(OpType::SEND, std::move(transfer), true);
+}
+
+Work Backend::recv(Tensors& tensors, int source, int tag) {
+  Transfer transfer(OpKind::kRecv, "pycollective:recv", c10d::kUnsetTimeout);
+  const at::Tensor& tensor = only(transfer.name(), tensors);
+  check_rank(transfer.name(), source, size_);
+  check_no_tag(transfer.name(), tag);
+  transfer.root(source);
+  transfer.add(nullptr, transfer.write(tensor), tensor.scalar_type(), tensor.numel());
+  return issue(OpType::RECV, std::move(transfer), true);
+}
+
+Work Backend::barrier(const c10d::BarrierOptions& opts) {
+  Transfer transfer(OpKind::kBarrier, "pycollective:barrier", opts.timeout);
+  transfer.add(nullptr, nullptr, at::kByte, 0);
+  return issue(OpType::BARRIER, std::move(transfer), opts.asyncOp);
+}
+
+Work Backend::recvAnysource(Tensors&, int) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "recv: the pycollective backend cannot receive from any source yet; name the source");
+}
+
+Work Backend::allgather_coalesced(std::vector<Tensors>&, Tensors&, const c10d::AllgatherOptions&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              "all_gather_coalesced: the pycollective backend does not have it; "
+                              "use all_gather_into_tensor for each tensor");
+}
+
+Work Backend::allreduce_sparse(Tensors&, const c10d::AllreduceOptions&) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "all_reduce: the pycollective backend takes dense tensors; use to_dense()");
+}
+
+}  // namespace pycollective::shim

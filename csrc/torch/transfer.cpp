@@ -1,0 +1,192 @@
+#include "torch/transfer.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <c10/core/InferenceMode.h>
+
+#include <cstring>
+#include <optional>
+
+namespace pycollective::shim {
+namespace {
+
+// pybind-visible names of torch's dtypes would need Python; these are the C++ ones ("BFloat16").
+std::optional<Dtype> core_dtype(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kHalf:
+      return Dtype::kFloat16;
+    case at::kBFloat16:
+      return Dtype::kBFloat16;
+    case at::kFloat:
+      return Dtype::kFloat32;
+    case at::kDouble:
+      return Dtype::kFloat64;
+    case at::kChar:
+      return Dtype::kInt8;
+    case at::kShort:
+      return Dtype::kInt16;
+    case at::kInt:
+      return Dtype::kInt32;
+    case at::kLong:
+      return Dtype::kInt64;
+    case at::kByte:
+      return Dtype::kUInt8;
+    case at::kBool:
+      return Dtype::kBool;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool is_plain_memory(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() &&
+         !tensor._is_zerotensor();
+}
+
+// Equal plain tensors that follow each other in memory are one buffer.
+bool is_one_buffer(const std::vector<at::Tensor>& tensors) {
+  const auto* next = static_cast<const std::byte*>(tensors.front().const_data_ptr());
+  for (const at::Tensor& tensor : tensors) {
+    if (!is_plain_memory(tensor) || tensor.const_data_ptr() != next) return false;
+    next += tensor.nbytes();
+  }
+  return true;
+}
+
+at::Tensor staging(at::ScalarType dtype, std::int64_t count) {
+  return at::empty({count}, at::TensorOptions(at::kCPU).dtype(dtype));
+}
+
+at::Tensor copy_of(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  at::Tensor copy = staging(tensor.scalar_type(), tensor.numel());
+  copy.view(tensor.sizes()).copy_(tensor);
+  return copy;
+}
+
+}  // namespace
+
+Transfer::Transfer(OpKind kind, const char* profiling_title, std::chrono::milliseconds timeout)
+    : profiling_title_(profiling_title) {
+  like_.kind = kind;
+  // Not positive: unset, the group's own timeout.
+  if (timeout.count() > 0) like_.timeout = std::chrono::duration<double>(timeout).count();
+}
+
+const char* Transfer::name() const { return std::strchr(profiling_title_, ':') + 1; }
+
+void Transfer::reduce_by(const c10d::ReduceOp& op) {
+  using c10d::ReduceOp;
+  switch (op.op_) {
+    case ReduceOp::SUM:
+      like_.reduce_op = pycollective::ReduceOp::kSum;
+      return;
+    case ReduceOp::AVG:
+      like_.reduce_op = pycollective::ReduceOp::kAvg;
+      return;
+    case ReduceOp::PRODUCT:
+      like_.reduce_op = pycollective::ReduceOp::kProd;
+      return;
+    case ReduceOp::MIN:
+      like_.reduce_op = pycollective::ReduceOp::kMin;
+      return;
+    case ReduceOp::MAX:
+      like_.reduce_op = pycollective::ReduceOp::kMax;
+      return;
+    case ReduceOp::BAND:
+      like_.reduce_op = pycollective::ReduceOp::kBand;
+      return;
+    case ReduceOp::BOR:
+      like_.reduce_op = pycollective::ReduceOp::kBor;
+      return;
+    case ReduceOp::BXOR:
+      like_.reduce_op = pycollective::ReduceOp::kBxor;
+      return;
+    case ReduceOp::PREMUL_SUM:
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          false, name(), ": ReduceOp.PREMUL_SUM is not supported; use AVG, or scale and SUM");
+    default:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, name(), ": reduce op number ",
+                                  static_cast<int>(op.op_), " is not known");
+  }
+}
+
+const void* Transfer::read(const at::Tensor& tensor) {
+  inputs_.push_back(is_plain_memory(tensor) ? tensor : copy_of(tensor));
+  return inputs_.back().const_data_ptr();
+}
+
+void* Transfer::write(const at::Tensor& tensor) {
+  outputs_.push_back(tensor);
+  if (is_plain_memory(tensor)) return tensor.mutable_data_ptr();
+  at::assert_no_internal_overlap(tensor);
+  copies_.emplace_back(tensor, staging(tensor.scalar_type(), tensor.numel()).view(tensor.sizes()));
+  return copies_.back().second.mutable_data_ptr();
+}
+
+void* Transfer::update(const at::Tensor& tensor) {
+  outputs_.push_back(tensor);
+  if (is_plain_memory(tensor)) return tensor.mutable_data_ptr();
+  at::assert_no_internal_overlap(tensor);
+  copies_.emplace_back(tensor, copy_of(tensor).view(tensor.sizes()));
+  return copies_.back().second.mutable_data_ptr();
+}
+
+const void* Transfer::read(const std::vector<at::Tensor>& tensors) {
+  if (is_one_buffer(tensors)) {
+    inputs_.insert(inputs_.end(), tensors.begin(), tensors.end());
+    return tensors.front().const_data_ptr();
+  }
+  const at::NoGradGuard no_grad;
+  const std::int64_t each = tensors.front().numel();
+  at::Tensor all = staging(tensors.front().scalar_type(),
+                           each * static_cast<std::int64_t>(tensors.size()));
+  std::int64_t begin = 0;
+  for (const at::Tensor& tensor : tensors) {
+    all.narrow(0, begin, each).view(tensor.sizes()).copy_(tensor);
+    begin += each;
+  }
+  inputs_.push_back(all);
+  return all.const_data_ptr();
+}
+
+void* Transfer::write(const std::vector<at::Tensor>& tensors) {
+  outputs_.insert(outputs_.end(), tensors.begin(), tensors.end());
+  if (is_one_buffer(tensors)) return tensors.front().mutable_data_ptr();
+  const std::int64_t each = tensors.front().numel();
+  at::Tensor all = staging(tensors.front().scalar_type(),
+                           each * static_cast<std::int64_t>(tensors.size()));
+  std::int64_t begin = 0;
+  for (const at::Tensor& tensor : tensors) {
+    at::assert_no_internal_overlap(tensor);
+    copies_.emplace_back(tensor, all.narrow(0, begin, each).view(tensor.sizes()));
+    begin += each;
+  }
+  return all.mutable_data_ptr();
+}
+
+void Transfer::add(const void* input, void* output, at::ScalarType dtype, std::int64_t count) {
+  Request request = like_;
+  request.input = input;
+  request.output = output;
+  request.count = static_cast<std::size_t>(count);
+  if (const auto known = core_dtype(dtype)) {
+    request.dtype = *known;
+  } else {
+    TORCH_CHECK_TYPE(!reduces(request.kind), name(), ": dtype ", dtype,
+                     " cannot be reduced; convert to one of float16, bfloat16, float32, float64, "
+                     "int8, int16, int32, int64, uint8, bool");
+    request.count *= c10::elementSize(dtype);
+  }
+  requests_.push_back(std::move(request));
+}
+
+void Transfer::copy_back() {
+  for (const auto& [to, from] : copies_) {
+    const c10::InferenceMode as_the_tensor_was_made(to.is_inference());
+    const at::NoGradGuard no_grad;
+    to.copy_(from);
+  }
+  copies_.clear();
+}
+
+}  // namespace pycollective::shim

@@ -1,0 +1,77 @@
+#include "torch/work.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "torch/errors.h"
+
+namespace pycollective::shim {
+
+Work::Work(int rank, c10d::OpType type, std::uint64_t sequence, std::shared_ptr<Flight> flight,
+           std::vector<std::shared_ptr<pycollective::Work>> cores)
+    : c10d::Work(rank, type),
+      sequence_(sequence),
+      flight_(std::move(flight)),
+      cores_(std::move(cores)) {}
+
+bool Work::done() const {
+  return std::all_of(cores_.begin(), cores_.end(), [](const auto& core) { return core->done(); });
+}
+
+const Failure* Work::failure() const {
+  for (const auto& core : cores_)
+    if (const Failure* failure = core->failure()) return failure;
+  return nullptr;
+}
+
+bool Work::isCompleted() {
+  if (!done()) return false;
+  if (failure() == nullptr) flight_->land();
+  return true;
+}
+
+bool Work::isSuccess() const { return done() && failure() == nullptr; }
+
+std::exception_ptr Work::exception() const {
+  const Failure* failure = done() ? this->failure() : nullptr;
+  return failure != nullptr ? typed_exception(*failure) : nullptr;
+}
+
+std::vector<at::Tensor> Work::result() { return flight_->transfer().outputs(); }
+
+bool Work::wait(std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  typed([&](const InterruptHook& interrupted) {
+    for (const auto& core : cores_) {
+      double left = 0;
+      if (timeout.count() > 0) {
+        const std::chrono::duration<double> passed = Clock::now() - start;
+        left = std::max(1e-9, std::chrono::duration<double>(timeout).count() - passed.count());
+      }
+      if (!core->wait(left, interrupted)) {
+        const Transfer& transfer = flight_->transfer();
+        throw CollectiveFailure({FailureKind::kTimeout, rank_, transfer.requests().front().kind,
+                                 sequence_,
+                                 std::string(transfer.name()) + ": wait(timeout=" +
+                                     std::to_string(timeout.count()) +
+                                     " ms) ran out; the operation goes on"});
+      }
+    }
+  });
+  flight_->land();
+  return true;
+}
+
+void Work::abort() {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, flight_->transfer().name(),
+                              ": a single operation cannot be aborted; abort its process group");
+}
+
+c10::intrusive_ptr<Future> Work::getFuture() {
+  const bool done = this->done();
+  return flight_->future(done, done ? failure() : nullptr);
+}
+
+}  // namespace pycollective::shim
