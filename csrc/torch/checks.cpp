@@ -7,9 +7,9 @@ void check_tensor(const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       tensor.device().is_cpu(), name, ": the pycollective backend takes CPU tensors, not one on ",
       tensor.device(), "; use init_process_group(\"cpu:pycollective,cuda:nccl\") for both");
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      tensor.layout() == at::kStrided, name, ": the pycollective backend takes dense tensors, not ",
-      tensor.layout(), "; use to_dense(), or gather indices and values");
+  TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided, name,
+                              ": the pycollective backend takes dense tensors, not ",
+                              tensor.layout(), "; use to_dense(), or gather indices and values");
 }
 
 const at::Tensor& only(const char* name, const std::vector<at::Tensor>& tensors) {
@@ -74,7 +74,8 @@ void check_equal_splits(const char* name, const at::Tensor& tensor,
   for (const std::int64_t split : splits)
     TORCH_CHECK_NOT_IMPLEMENTED(split * size == length, name,
                                 ": the pycollective backend has no unequal split sizes yet, such "
-                                "as ", at::IntArrayRef(splits), " of ", length,
+                                "as ",
+                                at::IntArrayRef(splits), " of ", length,
                                 "; pad to equal ones, or use send and recv");
 }
 

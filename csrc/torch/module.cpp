@@ -14,8 +14,8 @@ namespace {
 c10::intrusive_ptr<Backend> make_backend(py::object communicator,
                                          std::shared_ptr<CompletionThreads> threads) {
   const py::object capsule = communicator.attr("_capsule")();
-  const auto* core = static_cast<std::shared_ptr<Collectives>*>(
-      PyCapsule_GetPointer(capsule.ptr(), kCapsuleName));
+  const auto* core =
+      static_cast<std::shared_ptr<Collectives>*>(PyCapsule_GetPointer(capsule.ptr(), kCapsuleName));
   if (core == nullptr) throw py::error_already_set();
   return c10::make_intrusive<Backend>(*core, std::move(threads), std::move(communicator));
 }

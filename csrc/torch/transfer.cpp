@@ -105,8 +105,8 @@ void Transfer::reduce_by(const c10d::ReduceOp& op) {
       TORCH_CHECK_NOT_IMPLEMENTED(
           false, name(), ": ReduceOp.PREMUL_SUM is not supported; use AVG, or scale and SUM");
     default:
-      TORCH_CHECK_NOT_IMPLEMENTED(false, name(), ": reduce op number ",
-                                  static_cast<int>(op.op_), " is not known");
+      TORCH_CHECK_NOT_IMPLEMENTED(false, name(), ": reduce op number ", static_cast<int>(op.op_),
+                                  " is not known");
   }
 }
 
@@ -138,8 +138,8 @@ const void* Transfer::read(const std::vector<at::Tensor>& tensors) {
   }
   const at::NoGradGuard no_grad;
   const std::int64_t each = tensors.front().numel();
-  at::Tensor all = staging(tensors.front().scalar_type(),
-                           each * static_cast<std::int64_t>(tensors.size()));
+  at::Tensor all =
+      staging(tensors.front().scalar_type(), each * static_cast<std::int64_t>(tensors.size()));
   std::int64_t begin = 0;
   for (const at::Tensor& tensor : tensors) {
     all.narrow(0, begin, each).view(tensor.sizes()).copy_(tensor);
@@ -153,8 +153,8 @@ void* Transfer::write(const std::vector<at::Tensor>& tensors) {
   outputs_.insert(outputs_.end(), tensors.begin(), tensors.end());
   if (is_one_buffer(tensors)) return tensors.front().mutable_data_ptr();
   const std::int64_t each = tensors.front().numel();
-  at::Tensor all = staging(tensors.front().scalar_type(),
-                           each * static_cast<std::int64_t>(tensors.size()));
+  at::Tensor all =
+      staging(tensors.front().scalar_type(), each * static_cast<std::int64_t>(tensors.size()));
   std::int64_t begin = 0;
   for (const at::Tensor& tensor : tensors) {
     at::assert_no_internal_overlap(tensor);

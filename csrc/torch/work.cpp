@@ -52,11 +52,10 @@ bool Work::wait(std::chrono::milliseconds timeout) {
       }
       if (!core->wait(left, interrupted)) {
         const Transfer& transfer = flight_->transfer();
-        throw CollectiveFailure({FailureKind::kTimeout, rank_, transfer.requests().front().kind,
-                                 sequence_,
-                                 std::string(transfer.name()) + ": wait(timeout=" +
-                                     std::to_string(timeout.count()) +
-                                     " ms) ran out; the operation goes on"});
+        throw CollectiveFailure(
+            {FailureKind::kTimeout, rank_, transfer.requests().front().kind, sequence_,
+             std::string(transfer.name()) + ": wait(timeout=" + std::to_string(timeout.count()) +
+                 " ms) ran out; the operation goes on"});
       }
     }
   });

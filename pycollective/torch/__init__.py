@@ -1,0 +1,29 @@
+"""The torch.distributed face: importing it registers the backend ``pycollective``.
+
+import pycollective.torch
+torch.distributed.init_process_group("pycollective")     # then DDP, FSDP2, DTensor as usual
+ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
+"""
+
+try:
+    import torch.distributed
+except ImportError as error:
+    raise ImportError(
+        "pycollective.torch needs PyTorch, which is not installed: pip install 'pycollective[torch]'"
+    ) from error
+
+try:
+    from pycollective.torch import _backend  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "pycollective was installed without its torch backend, which is built where torch is "
+        "importable at build time. Install it again beside torch: "
+        "pip install --force-reinstall --no-deps --no-build-isolation pycollective"
+    ) from error
+
+from pycollective.torch.backend import register
+from pycollective.torch.hooks import all_reduce_hook
+
+__all__ = ["all_reduce_hook"]
+
+register()

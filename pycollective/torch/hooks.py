@@ -1,0 +1,36 @@
+"""Communication hooks for DistributedDataParallel."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from pycollective.torch import _backend
+
+
+def all_reduce_hook(
+    state: dist.ProcessGroup | None, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of gradients by the contract: the hook that gives DDP the same bits always.
+
+    The gradients are added in the contract's order in fp32 (fp64 for fp64), divided once by the
+    number of ranks, and rounded once, so the result depends neither on ``bucket_cap_mb`` nor on
+    anything else but the gradients. Without a hook, DDP multiplies each gradient by 1/N in its own
+    dtype before any backend sees it, which rounds once more and, where N is not a power of two,
+    rounds 1/N itself.
+
+    Args:
+        state: the process group of the backend ``pycollective`` to average over; None for the
+            default group. Pass it as the first argument of ``register_comm_hook``.
+        bucket: DDP's; its buffer is averaged in place.
+
+    Returns:
+        A future of the bucket's buffer. It carries the operation's `CollectiveError`, which
+        ``loss.backward()`` then raises.
+
+    Raises:
+        ValueError: another backend serves the buffer's device.
+        NotImplementedError: the gradients are sparse.
+    """
+    group = state if state is not None else dist.group.WORLD
+    return _backend.average(group, bucket.buffer())
