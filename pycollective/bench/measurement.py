@@ -12,7 +12,6 @@ A block's time is that of the slowest rank.
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -45,15 +44,16 @@ def measure(settings: Settings, progress: Progress = lambda line: None) -> Itera
         RankLost: a rank process died or fell silent.
     """
     chosen = [OWN, *settings.peers]
+    # All of them first: what is missing should not be found out after minutes.
+    launches = {
+        library.group: libraries.launch(library.group, settings.ranks, settings.mpi_environments)
+        for library in chosen
+    }
     with ExitStack() as stack:
         groups: dict[str, Group] = {}
-        for library in chosen:
-            if library.group not in groups:
-                progress(f"starting {settings.ranks} ranks of {library.group}")
-                launch = libraries.launch(library.group, settings.ranks, settings.mpi_environments)
-                groups[library.group] = stack.enter_context(
-                    Group(library.group, settings.ranks, launch)
-                )
+        for name, launch in launches.items():
+            progress(f"starting {settings.ranks} ranks of {name}")
+            groups[name] = stack.enter_context(Group(name, settings.ranks, launch))
         run = _Run(settings, chosen, groups, progress)
         yield run.record
         for size in settings.sizes:
@@ -73,9 +73,7 @@ class _Run:
         self._libraries = chosen
         self._groups = groups
         self._progress = progress
-        machine = describe_machine()
-        cores = limits.measure_core_to_core()
-        machine.update(asdict(cores), regime=cores.regime)
+        self._between = [limits.measure_core_to_core() for _ in range(5)]
         plain = {
             **asdict(settings),
             "sizes": list(settings.sizes),
@@ -84,7 +82,7 @@ class _Run:
         self.record = Record(
             command=["pycollective", *sys.argv[1:]],
             settings=plain,
-            machine=machine,
+            machine=describe_machine(),
             versions=describe_versions(),
             libraries={
                 library.name: {
@@ -95,6 +93,7 @@ class _Run:
                 for library in chosen
             },
         )
+        self._describe_cores()
 
     def measure_size(self, asked: int) -> None:
         """Measure every library on one size, and append the rows."""
@@ -140,11 +139,15 @@ class _Run:
         self._append_limit(
             size,
             timings,
-            limits.CoreToCore(
-                statistics.median(one.latency for one in between),
-                statistics.median(one.copy_rate for one in between),
-            ),
+            limits.typical(between),
         )
+        self._between += between
+        self._describe_cores()
+
+    def _describe_cores(self) -> None:
+        """Keep the record's machine up to what was measured so far: virtual cores may move."""
+        cores = limits.typical(self._between)
+        self.record.machine.update(asdict(cores), regime=cores.regime)
 
     def _prepare_all(self, size: int) -> tuple[dict[str, str], dict[str, int]]:
         """Prepare and verify every library: why some cannot, and how many elements are wrong."""

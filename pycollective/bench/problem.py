@@ -40,9 +40,9 @@ REDUCE_OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
 
 # Exponents of the large numbers that cancel: far above the small ones, and no overflow.
 _CANCELLING_EXPONENTS = {
-    "float16": (4, 14),
-    "bfloat16": (4, 24),
-    "float32": (4, 24),
+    "float16": (8, 15),
+    "bfloat16": (8, 24),
+    "float32": (8, 24),
     "float64": (4, 50),
 }
 
@@ -78,9 +78,10 @@ def leaves(dtype: str, reduce_op: str, ranks: int, count: int, seed: int) -> lis
             rng.integers(limits.min, limits.max, count, element, endpoint=True)
             for _ in range(ranks)
         ]
-    values = rng.standard_normal((ranks, count))
+    # Wide-ranging small numbers: some have bits below what a large one leaves room for.
+    values = np.ldexp(rng.standard_normal((ranks, count)), -rng.integers(0, 9, (ranks, count)))
     if reduce_op == "prod":
-        values = np.copysign(np.exp2(values), values)
+        values = np.copysign(np.exp2(values), values)  # products stay in range
     elif ranks > 1:
         exponents = rng.integers(*_CANCELLING_EXPONENTS[dtype], count)
         large = np.ldexp(1 + rng.random(count) / 2, exponents)

@@ -54,8 +54,8 @@ def ladder(begin: int, end: int, step_bytes: int, step_factor: float) -> list[in
     sizes = [begin]
     while True:
         last = sizes[-1]
-        following = int(last * step_factor) if step_factor else last + step_bytes
+        # A factor close to 1 on a small size rounds to no step at all.
+        following = max(int(last * step_factor), last + 1) if step_factor else last + step_bytes
         if following > end:
             return sizes
-        # A factor close to 1 on a small size rounds to no step at all.
-        sizes.append(max(following, last + 1))
+        sizes.append(following)

@@ -1,0 +1,105 @@
+"""`pycollective bench` as a user runs it: real ranks, real peers, small sizes."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pycollective.bench.record import read_json
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="the peer is torch's Gloo"
+)
+
+
+def _bench(*arguments, status=0):
+    command = [sys.executable, "-m", "pycollective", "bench", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def _environment(mpi):
+    folder = Path(os.environ.get(f"PYCOLLECTIVE_{mpi.upper()}_ENV", _ROOT / f".venv-{mpi}"))
+    if not (folder / "bin" / "mpiexec").exists():
+        pytest.skip(f"{folder} is not there: python -m benchmarks.mpi_environments makes it")
+    return folder
+
+
+@needs_torch
+def test_beside_gloo_with_files(tmp_path):
+    done = _bench(
+        *("all_reduce", "--ranks", 3, "-b", "4", "-e", "1M", "-f", 512, "-d", "bfloat16"),
+        *("--peers", "gloo,native", "--rounds", 2, "-n", 4, "-c", 2),
+        *("--json", tmp_path / "r.json", "--plot", tmp_path / "p.png"),
+    )
+    record = read_json(tmp_path / "r.json")
+    sizes = [4, 2048, 1 << 20]
+    libraries = ["pycollective", "gloo", "native"]
+    assert [(row.size, row.library) for row in record.rows] == [
+        (size, library) for size in sizes for library in libraries
+    ]
+    assert all(row.wrong == 0 for row in record.rows if row.library != "gloo")
+    # Gloo rounds at every hop, in an order of its own: with these inputs that must show.
+    assert record.row("gloo", 1 << 20).wrong > 100_000
+    assert all(row.timing.median > 0 for row in record.rows)
+    assert [limit.size for limit in record.limits] == sizes
+    assert "# Out of bounds values : 0 OK" in done.stdout
+    assert done.stderr == ""  # no progress line where there is no terminal
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather", "broadcast"])
+def test_the_other_collectives_are_verified_from_python_and_natively(operation, tmp_path):
+    _bench(
+        *(operation, "--ranks", 3, "-b", "24", "-e", "96K", "-f", 4096, "-r", 1),
+        *("--peers", "native", "--rounds", 1, "-n", 2, "-J", tmp_path / "r.json"),
+    )
+    rows = read_json(tmp_path / "r.json").rows
+    assert len(rows) == 4
+    assert [row.wrong for row in rows] == [0] * 4
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_beside_an_mpi(mpi, tmp_path):
+    _bench(
+        *("all_reduce", "--ranks", 3, "-b", "1K", "-e", "1K", "--rounds", 2, "-n", 20),
+        *("--peers", mpi, f"--{mpi}-env", _environment(mpi), "-J", tmp_path / "r.json"),
+    )
+    record = read_json(tmp_path / "r.json")
+    row = record.row(mpi, 1024)
+    assert row.timing.median > 0
+    assert row.wrong is not None
+    assert "mpi4py" in record.libraries[mpi]["versions"]
+
+
+def test_open_mpi_has_no_bfloat16_and_says_so():
+    done = _bench(
+        *("all_reduce", "-b", "1K", "-e", "1K", "-d", "bfloat16", "--rounds", 1, "-n", 2),
+        *("--peers", "openmpi", "--openmpi-env", _environment("openmpi")),
+    )
+    assert re.search(r"n/a +openmpi: this MPI has no bfloat16", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["all_reduce", "-d", "fp4"], "unknown dtype 'fp4'"),
+        (["all_reduce", "-b", "12Q"], "'12Q' is not a size"),
+        (["all_reduce", "--peers", "nccl"], "unknown peer 'nccl'"),
+        (["all_reduce", "--peers", "mpich", "--mpich-env", "/none"], "pip install mpich mpi4py"),
+        (["all_reduce", "-b", "6", "-e", "6"], "6 bytes are not whole elements"),
+        (["gather"], "unknown operation 'gather'"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(arguments, words):
+    done = _bench(*arguments, status=2)
+    assert done.stderr.startswith("pycollective bench: ")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,71 @@
+"""The inputs must be such that a wrong order, a moved piece or a single bit is counted."""
+
+import numpy as np
+import pytest
+
+from pycollective import reference
+from pycollective.bench.operations import OPERATIONS
+from pycollective.bench.problem import PERIOD, Problem, leaves
+from pycollective.bench.ranks.case import Case
+
+
+def _case(operation, dtype="float32", size=1024, item_size=4, root=0):
+    reduce_op = "sum" if OPERATIONS[operation].reduces else ""
+    return Case(operation, dtype, item_size, reduce_op, root, size)
+
+
+def _rows(case, ranks):
+    problem = Problem(OPERATIONS[case.operation], case, ranks, seed=3)
+    try:
+        return np.fromfile(problem.path, np.uint8).reshape(ranks + 1, case.size)
+    finally:
+        problem.close()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least"), [("float32", 0.3), ("float64", 0.3), ("bfloat16", 0.1), ("float16", 0.1)]
+)
+@pytest.mark.parametrize("ranks", [3, 4, 7])
+def test_the_order_of_the_leaves_shows(dtype, least, ranks):
+    inputs = leaves(dtype, "sum", ranks, 20_000, seed=1)
+    right = reference.reduce(inputs, "sum").view(f"u{inputs[0].itemsize}")
+    rotated = reference.reduce(inputs[1:] + inputs[:1], "sum").view(right.dtype)
+    assert np.isfinite(inputs[0].astype(np.float64)).all()
+    assert np.mean(right != rotated) > least
+
+
+def test_two_runs_measure_the_same_inputs_and_two_seeds_do_not():
+    first, again = (leaves("float32", "sum", 3, 100, seed=1) for _ in range(2))
+    other = leaves("float32", "sum", 3, 100, seed=2)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not np.array_equal(first[0], other[0])
+
+
+def test_all_reduce_has_the_oracles_answer():
+    rows = _rows(_case("all_reduce"), ranks=3)
+    inputs = [row.view(np.float32) for row in rows[:3]]
+    assert np.array_equal(reference.reduce(inputs, "sum"), rows[3].view(np.float32))
+
+
+def test_all_gather_starts_with_garbage_where_others_shards_go():
+    rows = _rows(_case("all_gather", size=1020), ranks=3)
+    answer = rows[3]
+    for rank in range(3):
+        own = slice(rank * 340, (rank + 1) * 340)
+        assert np.array_equal(rows[rank][own], answer[own])
+        assert np.count_nonzero(rows[rank] == answer) < 400  # the own shard, and chance
+
+
+def test_broadcast_starts_with_garbage_everywhere_but_at_the_root():
+    rows = _rows(_case("broadcast", root=1), ranks=2)
+    assert np.array_equal(rows[1], rows[2])
+    assert np.all(rows[0] == 0xA5)
+
+
+def test_no_piece_of_a_long_message_equals_another():
+    """A period that a power of two divides would hide slots that changed places."""
+    assert all(PERIOD % divisor for divisor in range(2, int(PERIOD**0.5) + 1))
+    rows = _rows(_case("all_reduce", size=16 << 20), ranks=2)
+    slot = 256 << 10
+    pieces = rows[2].reshape(-1, slot)
+    assert len(np.unique(pieces[:, :64], axis=0)) == len(pieces)

@@ -1,0 +1,122 @@
+"""What a rank process does, with a library that lives in this one: above all, what #wrong sees."""
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+from pycollective import reference
+from pycollective.bench.operations import OPERATIONS
+from pycollective.bench.problem import Problem
+from pycollective.bench.ranks.__main__ import RankProcess
+from pycollective.bench.ranks.case import Case, Prepared, Unsupported
+from pycollective.bench.ranks.start_line import StartLine
+
+RANKS = 3
+CASE = Case("all_reduce", "float32", 4, "sum", 0, 4096)
+
+
+class FakeLibrary:
+    """Rank 0 of a group whose other inputs it reads from the problem; may do it wrong."""
+
+    rank, ranks, versions = 0, RANKS, {}
+
+    def __init__(self, path, order=(0, 1, 2), flip=None):
+        self._path, self._order, self._flip = path, order, flip
+        self.calls = 0
+
+    def prepare(self, case, variant, buffer):
+        if variant == "none":
+            raise Unsupported("not in this library")
+        return Prepared(lambda: self._call(buffer), buffer)
+
+    def _call(self, buffer):
+        self.calls += 1
+        rows = np.fromfile(self._path, np.uint8).reshape(RANKS + 1, -1)
+        inputs = [buffer, *rows[1:RANKS]]
+        inputs = [inputs[rank].view(np.float32) for rank in self._order]
+        buffer[:] = reference.reduce(inputs, "sum").view(np.uint8)
+        if self._flip is not None:
+            buffer[self._flip // 8] ^= 1 << self._flip % 8
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def problem():
+    problem = Problem(OPERATIONS["all_reduce"], CASE, RANKS, seed=1)
+    yield problem
+    problem.close()
+
+
+def _process(problem, tmp_path, **how):
+    library = FakeLibrary(problem.path, **how)
+    process = RankProcess(library, 0, RANKS)
+    path = tmp_path / "start"
+    path.write_bytes(b"\xff" * StartLine.bytes(RANKS))  # the other ranks are always there
+    process.start_line(str(path))
+    process.load(CASE.__dict__, problem.path)
+    return process, library
+
+
+def test_the_contract_is_counted_right(problem, tmp_path):
+    process, _ = _process(problem, tmp_path)
+    assert process.prepare("python") == {}
+    assert process.check("python") == {"wrong": 0}
+    assert process.check("python") == {"wrong": 0}  # the inputs were restored
+
+
+@pytest.mark.parametrize("bit", [0, 4097, 4096 * 8 - 1])
+def test_a_single_flipped_bit_is_one_wrong_element(problem, tmp_path, bit):
+    process, _ = _process(problem, tmp_path, flip=bit)
+    process.prepare("python")
+    assert process.check("python") == {"wrong": 1}
+
+
+@pytest.mark.parametrize("order", [p for p in itertools.permutations(range(3)) if p[2] != 2])
+def test_another_order_of_the_leaves_is_wrong_in_many_elements(problem, tmp_path, order):
+    process, _ = _process(problem, tmp_path, order=order)
+    process.prepare("python")
+    assert process.check("python")["wrong"] > 200
+
+
+def test_blocks_and_calls(problem, tmp_path):
+    process, library = _process(problem, tmp_path)
+    process.prepare("python")
+    seconds = process.run("python", blocks=3, calls=5)["seconds"]
+    assert len(seconds) == 3
+    assert all(second > 0 for second in seconds)
+    assert library.calls == 15
+
+
+def test_what_a_library_cannot_do_is_reported_not_raised(problem, tmp_path):
+    process, _ = _process(problem, tmp_path)
+    assert process.prepare("none") == {"unsupported": "not in this library"}
+
+
+def test_nobody_leaves_the_start_line_before_the_last_has_come(tmp_path):
+    path = tmp_path / "start"
+    path.write_bytes(bytes(StartLine.bytes(RANKS)))
+    lines = [StartLine(str(path), rank, RANKS) for rank in range(RANKS)]
+    left = []
+    threads = [
+        threading.Thread(target=lambda line=line: (line.wait(), left.append(line)))
+        for line in lines[:2]
+    ]
+    for thread in threads:
+        thread.start()
+    threads[0].join(0.2)
+    assert left == []
+    lines[2].wait()
+    for thread in threads:
+        thread.join(10)
+    assert len(left) == 2
+
+
+def test_a_rank_that_never_comes_to_the_start_line_is_a_timeout(tmp_path):
+    path = tmp_path / "start"
+    path.write_bytes(bytes(StartLine.bytes(2)))
+    with pytest.raises(TimeoutError, match="not every rank arrived"):
+        StartLine(str(path), 0, 2).wait(timeout=0.1)

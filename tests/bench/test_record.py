@@ -1,0 +1,109 @@
+import json
+
+import pytest
+
+from pycollective.bench import table
+from pycollective.bench.plot import plot
+from pycollective.bench.record import Limit, Record, Row, Timing, read_json, write_json
+
+
+@pytest.fixture
+def record():
+    timing = Timing(2e-6, 1e-6, 1.5e-6, 3e-6, 10, 100)
+    slower = Timing(1e-3, 9e-4, 9e-4, 2e-3, 10, 1)
+    return Record(
+        command=["pycollective", "bench"],
+        settings={
+            "operation": "all_gather",
+            "ranks": 2,
+            "rounds": 3,
+            "dtype": "float32",
+            "reduce_op": "sum",
+            "root": 0,
+            "checks": 1,
+        },
+        machine={
+            "cpu": "a CPU",
+            "cores": 2,
+            "caches": {"L2": "1024K"},
+            "simd": "avx2",
+            "regime": "near",
+            "latency": 5e-8,
+            "copy_rate": 6e10,
+        },
+        versions={"python": "3"},
+        libraries={
+            name: {"what": name, "settings": "none", "versions": {"library": "1"}}
+            for name in ("pycollective", "gloo", "openmpi")
+        },
+        rows=[
+            row
+            for size in (1024, 1 << 20)
+            for row in (
+                Row("pycollective", size, size // 8, timing, 0.5, 0.25, 0, 1.0),
+                Row("gloo", size, size // 8, slower, 0.001, 0.0005, 12, 500.0),
+                Row("openmpi", size, size // 8, None, note="this MPI has no such type"),
+            )
+        ],
+        limits=[Limit(size, 1e-6, 1.5e-6, 0.75) for size in (1024, 1 << 20)],
+    )
+
+
+def test_a_file_reads_back_as_it_was_written(record, tmp_path):
+    path = tmp_path / "new" / "record.json"
+    write_json(record, path)
+    assert read_json(path) == record
+    assert [entry.name for entry in path.parent.iterdir()] == ["record.json"]
+
+
+def test_the_file_explains_itself(record, tmp_path):
+    write_json(record, tmp_path / "record.json")
+    data = json.loads((tmp_path / "record.json").read_text())
+    assert data["schema"] == "pycollective-bench/1"
+    assert {"command", "settings", "machine", "versions", "libraries", "rows", "limits"} <= set(
+        data
+    )
+    assert data["rows"][0]["timing"]["median"] == 2e-6
+    assert data["rows"][2]["timing"] is None
+
+
+def test_another_schema_is_refused(tmp_path):
+    (tmp_path / "old.json").write_text('{"schema": "other/1"}')
+    with pytest.raises(ValueError, match="other/1"):
+        read_json(tmp_path / "old.json")
+
+
+def test_statistics():
+    timing = Timing.of([[1.0, 2.0, 9.0], [3.0, 4.0, 5.0], [6.0, 7.0, 8.0]], calls=10)
+    assert timing.median == 4.0  # of 2, 4 and 7
+    assert timing.minimum == 1.0
+    assert (timing.samples, timing.calls) == (9, 10)
+    assert timing.lower_quartile <= timing.median <= timing.upper_quartile
+
+
+def test_the_columns_are_those_of_nccl_tests(record):
+    titles = next(line for line in table.header(record) if "algbw" in line).strip("# ").split()
+    assert " ".join(titles) == "size count type redop root time algbw busbw #wrong ratio library"
+    lines = list(table.rows(record, 1024))
+    own = " ".join(lines[0].split())
+    assert own == "1024 128 float32 none -1 2.00 0.50 0.25 0 1.00 pycollective"
+    assert lines[1].split()[-4:] == ["0.00", "12", "500.00", "gloo"]
+    assert "n/a" in lines[2]
+    assert "openmpi: this MPI has no such type" in lines[2]
+    assert lines[3].split()[5] == "1.50"  # the slower limit
+    assert len(lines) == 4
+
+
+def test_the_footer_judges_this_librarys_bits_alone(record):
+    lines = list(table.footer(record))
+    assert lines[0] == "# Out of bounds values : 0 OK"
+    assert lines[1] == "# Avg bus bandwidth    : 0.25"
+    record.rows[0] = Row("pycollective", 1024, 128, record.rows[0].timing, 0.5, 0.25, 3, 1.0)
+    assert next(table.footer(record)) == "# Out of bounds values : 3 FAILED"
+
+
+def test_a_plot_is_a_picture(record, tmp_path):
+    plot(record, tmp_path / "plot.png")
+    data = (tmp_path / "plot.png").read_bytes()
+    assert data.startswith(b"\x89PNG\r\n")
+    assert len(data) > 10_000
