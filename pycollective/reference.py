@@ -1,0 +1,107 @@
+"""The contract in NumPy: the oracle that every kernel, algorithm and transport must equal bit by bit.
+
+As short as it can be, and independent of the native code. ``docs/contract.md`` says it in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+_ACCUMULATOR = {"float16": np.float32, "bfloat16": np.float32}
+_NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8 << 48}
+_FLOATS = frozenset(_NAN)
+
+
+def split(lo: int, hi: int) -> int:
+    """Where the order splits leaves lo to hi - 1: after the largest power of two below hi - lo."""
+    return lo + (1 << ((hi - lo - 1).bit_length() - 1))
+
+
+def tree(leaves: Sequence[Any], combine: Callable[[Any, Any], Any]) -> Any:
+    """The root of the order over `leaves`, with `combine` at each inner node."""
+
+    def node(lo: int, hi: int) -> Any:
+        if hi - lo == 1:
+            return leaves[lo]
+        middle = split(lo, hi)
+        return combine(node(lo, middle), node(middle, hi))
+
+    return node(0, len(leaves))
+
+
+def reduce(inputs: Sequence[np.ndarray], op: str = "sum") -> np.ndarray:
+    """Reduce one leaf a rank, all of one shape and dtype, to an array alike; bits as promised.
+
+    Raises:
+        ValueError: `op` has no meaning for the dtype.
+    """
+    with np.errstate(all="ignore"):
+        return _reduce(inputs, op)
+
+
+def _reduce(inputs: Sequence[np.ndarray], op: str) -> np.ndarray:
+    dtype, name = inputs[0].dtype, inputs[0].dtype.name
+    if op in ("min", "max"):
+        result = tree(inputs, _minimum if op == "min" else _maximum)
+    elif op in ("band", "bor", "bxor") and name not in _FLOATS:
+        functions = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
+        result = tree(inputs, functions[op])
+    elif op in ("sum", "prod", "avg") and name != "bool" and (op != "avg" or name in _FLOATS):
+        wide = [x.astype(_ACCUMULATOR.get(name, dtype)) for x in inputs]
+        result = tree(wide, np.multiply if op == "prod" else np.add)
+        if op == "avg":
+            result = result / result.dtype.type(len(inputs))
+        result = result.astype(dtype)
+    else:
+        raise ValueError(f"{op} has no meaning for {name}")
+    if name in _FLOATS:
+        words = result.view(f"u{dtype.itemsize}").copy()
+        words[np.isnan(result)] = _NAN[name]
+        result = words.view(dtype)
+    return result
+
+
+def _minimum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """IEEE-754-2019 minimum: a NaN wins, and -0 is below +0."""
+    below = (a < b) | (np.isnan(a)) | ((a == b) & _negative(a))
+    return np.where(below, a, b)
+
+
+def _maximum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    above = (a > b) | (np.isnan(a)) | ((a == b) & ~_negative(a))
+    return np.where(above, a, b)
+
+
+def _negative(a: np.ndarray) -> np.ndarray:
+    return np.signbit(a) if a.dtype.name in _FLOATS else np.zeros(a.shape, bool)
+
+
+def shards(count: int, ranks: int) -> list[slice]:
+    """The equal shards of `count` elements, a multiple of `ranks`, in rank order."""
+    each = count // ranks
+    return [slice(r * each, (r + 1) * each) for r in range(ranks)]
+
+
+def all_reduce(inputs: Sequence[np.ndarray], op: str = "sum") -> list[np.ndarray]:
+    """What each rank ends with."""
+    return [reduce(inputs, op)] * len(inputs)
+
+
+def reduce_scatter(inputs: Sequence[np.ndarray], op: str = "sum") -> list[np.ndarray]:
+    """What each rank ends with: its equal shard of the reduction of flat inputs."""
+    whole = reduce(inputs, op)
+    return [whole[shard] for shard in shards(len(whole), len(inputs))]
+
+
+def all_gather(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What each rank ends with: every rank's flat input in rank order, byte for byte."""
+    return [np.concatenate(inputs)] * len(inputs)
+
+
+def all_to_all(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What each rank ends with: its shard of every rank's flat input, in rank order."""
+    parts = shards(len(inputs[0]), len(inputs))
+    return [np.concatenate([x[part] for x in inputs]) for part in parts]
