@@ -70,15 +70,16 @@ class OwnLibrary:
     def _python_call(self, case: Case, buffer: Bytes, own: slice) -> Callable[[], Any]:
         dtype = _numpy_type(case.dtype)
         whole = buffer.view(dtype)
-        comm, algorithm = self._comm, case.algorithm
+        comm = self._comm
+        chosen = {} if case.algorithm == "auto" else {"algorithm": case.algorithm}
         if case.operation == "all_reduce":
-            return partial(comm.all_reduce, whole, case.reduce_op, algorithm=algorithm)
+            return partial(comm.all_reduce, whole, case.reduce_op, **chosen)
         if case.operation == "broadcast":
-            return partial(comm.broadcast, whole, case.root)
+            return partial(comm.broadcast, whole, case.root, **chosen)
         shard = buffer[own].view(dtype)
         if case.operation == "reduce_scatter":
-            return partial(comm.reduce_scatter, shard, whole, case.reduce_op, algorithm=algorithm)
-        return partial(comm.all_gather, whole, shard, algorithm=algorithm)
+            return partial(comm.reduce_scatter, shard, whole, case.reduce_op, **chosen)
+        return partial(comm.all_gather, whole, shard, **chosen)
 
     def _native_loop(self, case: Case, buffer: Bytes, own: slice) -> Callable[[int], float]:
         if case.algorithm != "auto":
