@@ -1,0 +1,194 @@
+"""`make demo`: train a small network on real images, and look at the bits of the final weights.
+
+Four ranks on this host train the same network on the same digits under DistributedDataParallel,
+with Gloo and with pycollective, in fp32 and bf16, under several bucket sizes. Bucket size is a
+setting of speed alone; whether it changes what is learned is what the demo shows. Four ranks,
+because the order in which two numbers are added does not matter.
+
+Usage: python -m benchmarks.demo [--out DIR] [--steps N] [--caps MB,MB,...] [--repeats N]
+
+Writes demo.json (every number) and demo.png to DIR. Status 0 if pycollective's weights were the
+same bits every time, 1 if they were not or the runs could not show it, 2 if a rank failed or time
+ran out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch.multiprocessing as mp
+
+from benchmarks.demo_plot import plot
+from benchmarks.demo_report import Verdict, judge, legend, table
+from benchmarks.demo_train import DTYPES, Configuration, Result, Settings, run_rank
+from pycollective.bench.machine import describe_machine, describe_versions
+
+BACKENDS = ("gloo", "pycollective")
+# One bucket; the first linear layer apart; nearly every layer apart.
+CAPS_MB = (0.05, 0.25, 25.0)
+_POLL_SECONDS = 0.1
+
+
+class DemoFailure(Exception):
+    """A rank failed, or the time was up; nothing runs any more."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo; return its exit status."""
+    options = _parse(arguments)
+    settings = Settings(steps=options.steps, pairs=options.pairs)
+    progress = Progress(options.repeats * len(_configurations(options.caps, 1)))
+    deadline = time.monotonic() + options.time_limit
+    results: list[Result] = []
+    try:
+        for repeat in range(1, options.repeats + 1):
+            configurations = _configurations(options.caps, repeat)
+            results += train(settings, configurations, deadline, progress.show)
+    except DemoFailure as failure:
+        progress.end()
+        print(f"demo: {failure}\n{failure.__cause__ or ''}".rstrip(), file=sys.stderr)
+        return 2
+    progress.end()
+
+    verdict = judge(results)
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_json(options.out / "demo.json", settings, results, verdict)
+    plot(results, options.out / "demo.png")
+    print(f"\n{settings.ranks} ranks on this host, {settings.steps} steps a run\n")
+    for line in (*table(results), "", *legend()):
+        print(line)
+    print(f"\n{options.out / 'demo.png'}: loss and step time; {options.out / 'demo.json'}: all")
+    print(verdict.line)
+    return 0 if verdict.shown else 1
+
+
+def train(
+    settings: Settings,
+    configurations: list[Configuration],
+    deadline: float,
+    show: Callable[[Configuration | None], None],
+) -> list[Result]:
+    """Run all configurations in one set of new rank processes.
+
+    Args:
+        settings: what they share.
+        configurations: what to run, in this order.
+        deadline: when to give up, by `time.monotonic`.
+        show: called with each configuration as it starts, and with None while nothing is new.
+
+    Raises:
+        DemoFailure: a rank failed or the deadline passed. No process is left in any case.
+    """
+    with tempfile.TemporaryDirectory(prefix="pycollective-demo-") as name:
+        folder = Path(name)
+        ranks = mp.start_processes(
+            run_rank,
+            (settings, configurations, folder),
+            nprocs=settings.ranks,
+            join=False,
+            start_method="spawn",
+        )
+        try:
+            finished = False
+            while not finished:
+                done = len(_read(folder))
+                show(configurations[done] if done < len(configurations) else None)
+                finished = ranks.join(timeout=_POLL_SECONDS)
+                if time.monotonic() > deadline:
+                    raise DemoFailure("the time limit has passed (--time-limit)")
+        except (mp.ProcessRaisedException, mp.ProcessExitedException) as failure:
+            during = configurations[min(len(_read(folder)), len(configurations) - 1)]
+            raise DemoFailure(f"rank {failure.error_index} failed in {during}") from failure
+        finally:
+            for process in ranks.processes:
+                process.kill()
+                process.join()
+        return _read(folder)
+
+
+def _read(folder: Path) -> list[Result]:
+    """The runs that are done, whole lines only."""
+    path = folder / "results.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [Result.from_json(json.loads(line)) for line in lines if line.endswith("\n")]
+
+
+class Progress:
+    """A line that says which run is under way: rewritten on a terminal, else a line a run."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._shown: Configuration | None = None
+        self._number = 0
+        self._started = time.monotonic()
+
+    def show(self, configuration: Configuration | None) -> None:
+        """Say that `configuration` runs now."""
+        if configuration in (None, self._shown):
+            return
+        self._shown = configuration
+        self._number += 1
+        text = (
+            f"[{self._number:2}/{self._total}] {time.monotonic() - self._started:4.0f} s  "
+            f"{configuration.backend}, {configuration.gradients} gradients, "
+            f"bucket_cap_mb {configuration.bucket_cap_mb:g}, repeat {configuration.repeat}"
+        )
+        terminal = sys.stderr.isatty()
+        print(
+            f"\r\033[K{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr
+        )
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leave the line."""
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+
+
+def write_json(path: Path, settings: Settings, results: Sequence[Result], verdict: Verdict) -> None:
+    """Every number, with what explains it. Times are seconds."""
+    data = {
+        "schema": "pycollective-demo/1",
+        "settings": dataclasses.asdict(settings),
+        "machine": describe_machine(),
+        "versions": describe_versions(),
+        "results": [dataclasses.asdict(result) for result in results],
+        "verdict": dataclasses.asdict(verdict),
+    }
+    path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def _configurations(caps: Sequence[float], repeat: int) -> list[Configuration]:
+    """Backends change fastest, so that a machine whose speed drifts treats both alike."""
+    return [
+        Configuration(backend, gradients, cap, repeat)
+        for gradients, cap, backend in itertools.product(DTYPES, caps, BACKENDS)
+    ]
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("out/demo"))
+    parser.add_argument("--steps", type=int, default=Settings.steps, help="a run")
+    parser.add_argument("--pairs", type=int, default=Settings.pairs, help="timed for exposed ms")
+    parser.add_argument("--repeats", type=int, default=2, help="each in new processes")
+    parser.add_argument(
+        "--caps",
+        type=lambda text: [float(cap) for cap in text.split(",")],
+        default=CAPS_MB,
+        help="bucket_cap_mb values, comma-separated",
+    )
+    parser.add_argument("--time-limit", type=float, default=900.0, help="seconds for everything")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,299 @@
+"""What one rank of the demo runs: the same training, once for every configuration it is given.
+
+All that could vary is fixed: seeds, the order of the images, each rank's part of a batch, one
+thread a rank, deterministic kernels. What is left is the communication.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import signal
+import statistics
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_SEED = 0
+_TEST_IMAGES = 360
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One training run.
+
+    Attributes:
+        backend: of torch.distributed, "gloo" or "pycollective".
+        gradients: dtype of the parameters and so of what DDP sends, a key of `DTYPES`.
+        bucket_cap_mb: DDP's, in MiB; the first bucket's size too, because it is given.
+        repeat: number of the repeat, from 1; each runs in processes of its own.
+    """
+
+    backend: str
+    gradients: str
+    bucket_cap_mb: float
+    repeat: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all runs share.
+
+    Attributes:
+        ranks: processes, all on this host.
+        steps: optimizer steps of a run.
+        rank_batch: images a rank and step.
+        pairs: how often a backward with and one without synchronisation are timed.
+        timeout: seconds that a rank waits for the others before it fails.
+    """
+
+    ranks: int = 4
+    steps: int = 66
+    rank_batch: int = 32
+    pairs: int = 15
+    timeout: float = 60.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run. Times are seconds.
+
+    Attributes:
+        buckets: how many DDP sends a step, after it has rebuilt them in the first one.
+        losses: of each step, the mean over the ranks.
+        step_times: of each step, the slowest rank's.
+        exposed: communication that backward does not hide: the median time of a forward and
+            backward with synchronisation less that without (`no_sync`), slowest rank, alternating.
+        accuracy: share of the test images that are named rightly at the end.
+        digests: of each rank, SHA-256 over the bytes of its final weights.
+    """
+
+    configuration: Configuration
+    buckets: int
+    losses: list[float]
+    step_times: list[float]
+    exposed: float
+    accuracy: float
+    digests: list[str]
+
+    @property
+    def step_time(self) -> float:
+        """Median of a step, without the first tenth, in which buffers and buckets are made."""
+        return statistics.median(self.step_times[len(self.step_times) // 10 :])
+
+    @classmethod
+    def from_json(cls, data: dict) -> Result:
+        """The inverse of `dataclasses.asdict`."""
+        return cls(**{**data, "configuration": Configuration(**data["configuration"])})
+
+
+class Network(nn.Module):
+    """Three convolutions and two linear layers for 8 x 8 images: 226,570 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU()),
+            *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10)),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(batch, 1, 8, 8) to (batch, 10) logits."""
+        return self.layers(images)
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The data: scikit-learn's 1,797 scanned digits, split once and for all."""
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+    @classmethod
+    def load(cls, dtype: torch.dtype) -> Digits:
+        """Read them from scikit-learn's own files (no download); pixels from 0 to 1 in `dtype`."""
+        pixels, labels = load_digits(return_X_y=True)
+        images = (torch.from_numpy(pixels).reshape(-1, 1, 8, 8) / 16).to(dtype)
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(_SEED))
+        test, train = order[:_TEST_IMAGES], order[_TEST_IMAGES:]
+        targets = torch.from_numpy(labels)
+        return cls(images[train], targets[train], images[test], targets[test])
+
+    def batch(self, step: int, rank: int, settings: Settings) -> tuple[Tensor, Tensor]:
+        """This rank's part of the batch of `step`: every epoch in a new, fixed order."""
+        size = settings.rank_batch * settings.ranks
+        epoch, index = divmod(step, len(self.train_labels) // size)
+        generator = torch.Generator().manual_seed(_SEED + 1 + epoch)
+        order = torch.randperm(len(self.train_labels), generator=generator)
+        start = index * size + rank * settings.rank_batch
+        chosen = order[start : start + settings.rank_batch]
+        return self.train_images[chosen], self.train_labels[chosen]
+
+
+class Trainer:
+    """A replica under DDP, with float32 master weights whatever the gradients' dtype."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        torch.manual_seed(_SEED)
+        self.network = Network()
+        # The optimizer works on these; the network's own parameters are their copy, rounded to
+        # its dtype. Training in bf16 without them would lose most updates to rounding.
+        self.masters = [p.detach().clone() for p in self.network.parameters()]
+        self.optimizer = torch.optim.Adam(self.masters, lr=3e-3)
+        self.network.to(DTYPES[configuration.gradients])
+        self.replica = DistributedDataParallel(
+            self.network, bucket_cap_mb=configuration.bucket_cap_mb
+        )
+        if configuration.backend == "pycollective":
+            from pycollective.torch import all_reduce_hook
+
+            # Without a hook DDP multiplies each gradient by 1/ranks in its own dtype before the
+            # backend sees it: one rounding too many unless ranks is a power of two.
+            self.replica.register_comm_hook(None, all_reduce_hook)
+
+    def forward_backward(self, images: Tensor, labels: Tensor) -> float:
+        """Leave the gradients in the parameters; return this rank's loss."""
+        loss = F.cross_entropy(self.replica(images).float(), labels)
+        loss.backward()
+        return loss.item()
+
+    def step(self, images: Tensor, labels: Tensor) -> float:
+        """Train on one batch; return this rank's loss."""
+        loss = self.forward_backward(images, labels)
+        parameters = list(self.network.parameters())
+        for master, parameter in zip(self.masters, parameters, strict=True):
+            master.grad = parameter.grad.float()
+        self.optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(self.masters, parameters, strict=True):
+                parameter.copy_(master)
+        self.replica.zero_grad()
+        return loss
+
+    def buckets(self) -> int:
+        """How many buckets DDP uses: those it rebuilt, once it has."""
+        data = self.replica._get_ddp_logging_data()
+        sizes = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
+        return len(sizes.split(","))
+
+    def accuracy(self, digits: Digits) -> float:
+        """Share of the test images that are named rightly."""
+        with torch.no_grad():
+            named = self.network(digits.test_images).argmax(dim=1)
+        return (named == digits.test_labels).double().mean().item()
+
+    def digest(self) -> str:
+        """SHA-256 of the master weights' bytes."""
+        weights = hashlib.sha256()
+        for master in self.masters:
+            weights.update(master.numpy().tobytes())
+        return weights.hexdigest()
+
+
+def run_rank(
+    rank: int, settings: Settings, configurations: list[Configuration], folder: Path
+) -> None:
+    """Run all configurations on this rank; rank 0 adds a line of JSON a run to results.jsonl.
+
+    `folder` is shared by the ranks and holds nothing of another launch.
+    """
+    # The demo ends its ranks itself; this is for when it was killed and cannot.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    for number, configuration in enumerate(configurations):
+        try:
+            result = _run(rank, settings, configuration, folder / f"store-{number}")
+        except Exception:
+            # Said here and at once: the launcher hears of one failed rank, which may have failed
+            # only because this one did.
+            print(f"\nrank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            sys.exit(1)
+        if rank == 0:
+            with (folder / "results.jsonl").open("a") as results:
+                results.write(json.dumps(dataclasses.asdict(result)) + "\n")
+
+
+def _run(rank: int, settings: Settings, configuration: Configuration, store: Path) -> Result:
+    """Train in a process group of this run's own."""
+    if configuration.backend == "pycollective":
+        import pycollective.torch  # noqa: F401  (registers the backend)
+    dist.init_process_group(
+        configuration.backend,
+        store=dist.FileStore(os.fspath(store), settings.ranks),
+        rank=rank,
+        world_size=settings.ranks,
+        timeout=timedelta(seconds=settings.timeout),
+    )
+    result = _train(rank, settings, configuration)
+    dist.destroy_process_group()
+    return result
+
+
+def _train(rank: int, settings: Settings, configuration: Configuration) -> Result:
+    digits = Digits.load(DTYPES[configuration.gradients])
+    trainer = Trainer(configuration)
+    losses, times = [], []
+    for step in range(settings.steps):
+        images, labels = digits.batch(step, rank, settings)
+        started = time.perf_counter()
+        losses.append(trainer.step(images, labels))
+        times.append(time.perf_counter() - started)
+    digest, accuracy = trainer.digest(), trainer.accuracy(digits)
+
+    per_rank: list = [None] * settings.ranks
+    dist.all_gather_object(per_rank, (losses, times, digest))
+    rank_losses, rank_times, digests = zip(*per_rank, strict=True)
+    return Result(
+        configuration,
+        buckets=trainer.buckets(),
+        losses=[math.fsum(step) / settings.ranks for step in zip(*rank_losses, strict=True)],
+        step_times=[max(step) for step in zip(*rank_times, strict=True)],
+        exposed=_exposed_communication(trainer, digits, rank, settings),
+        accuracy=accuracy,
+        digests=list(digests),
+    )
+
+
+def _exposed_communication(
+    trainer: Trainer, digits: Digits, rank: int, settings: Settings
+) -> float:
+    """Seconds a step, by `Result.exposed`; the weights stay as they are."""
+    images, labels = digits.batch(0, rank, settings)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(settings.pairs):
+        for synchronised in (True, False):
+            dist.barrier()
+            started = time.perf_counter()
+            with contextlib.nullcontext() if synchronised else trainer.replica.no_sync():
+                trainer.forward_backward(images, labels)
+            times[synchronised].append(time.perf_counter() - started)
+            trainer.replica.zero_grad()
+    per_rank: list = [None] * settings.ranks
+    dist.all_gather_object(per_rank, times)
+    with_sync, without = (
+        statistics.median(max(pair) for pair in zip(*(one[kind] for one in per_rank), strict=True))
+        for kind in (True, False)
+    )
+    return with_sync - without
