@@ -1,0 +1,193 @@
+"""Real processes as ranks, for tests.
+
+`run_ranks` starts fresh ones for one function; `RankPool` keeps some for many calls, as property
+tests need. Both go through the library's own bootstrap, kill what outlives its time, and leave
+nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+from pycollective.store import StoreServer
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Outcome:
+    """How a rank ended: its result, or its exception, or neither where it was killed."""
+
+    rank: int
+    pid: int = 0
+    result: Any = None
+    error: BaseException | None = None
+    exit_code: int | None = None  # negative: the signal
+    ended: float = 0.0  # monotonic clock, when its answer came
+    stderr: str = ""
+
+
+class RankLost(AssertionError):
+    """A rank died or stayed silent although the test did not ask for it."""
+
+
+@dataclass
+class _Rank:
+    process: subprocess.Popen[bytes]
+    pipe: Connection
+    outcome: Outcome
+    log: Path | None = None
+
+
+@dataclass
+class Ranks:
+    """Started ranks, each waiting for functions to call with its communicator."""
+
+    size: int
+    timeout: float = 60.0
+    env: dict[str, str] = field(default_factory=dict)
+    join: bool = True  # make a communicator in each before the first call
+    operation_timeout: float = 30.0
+
+    def __enter__(self) -> Ranks:
+        name = f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
+        self._store = StoreServer(name)
+        self._ranks: list[_Rank] = []
+        try:
+            for rank in range(self.size):
+                self._ranks.append(self._start(rank, name))
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _start(self, rank: int, store: str) -> _Rank:
+        here, there = Pipe()
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "PYCOLLECTIVE_RANK": str(rank),
+            "PYCOLLECTIVE_SIZE": str(self.size),
+            "PYCOLLECTIVE_STORE": store,
+            **self.env,
+        }
+        command = [sys.executable, "-m", "tests.rank_main", str(there.fileno())]
+        command += [str(self.operation_timeout), "1" if self.join else "0"]
+        process = subprocess.Popen(
+            command, env=env, cwd=ROOT, pass_fds=[there.fileno()], stderr=subprocess.PIPE
+        )
+        there.close()
+        assert process.stderr is not None
+        os.set_blocking(process.stderr.fileno(), False)
+        return _Rank(process, here, Outcome(rank, process.pid))
+
+    @property
+    def pids(self) -> list[int]:
+        return [each.process.pid for each in self._ranks]
+
+    def call(self, function: Callable[..., Any], *args: Any) -> list[Outcome]:
+        """Call ``function(communicator, *args)`` in every rank; args may differ by `PerRank`."""
+        for each in self._ranks:
+            mine = [a.values[each.outcome.rank] if isinstance(a, PerRank) else a for a in args]
+            each.outcome = Outcome(each.outcome.rank, each.process.pid)
+            each.pipe.send_bytes(pickle.dumps((function, mine)))
+        self._collect()
+        return [each.outcome for each in self._ranks]
+
+    def _collect(self) -> None:
+        deadline = time.monotonic() + self.timeout
+        missing = {each.pipe: each for each in self._ranks}
+        while missing:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                for each in missing.values():
+                    each.process.send_signal(signal.SIGABRT)  # faulthandler tells where it hangs
+                time.sleep(0.5)
+                stories = "\n".join(f"rank {r.outcome.rank}:\n{_stderr(r)}" for r in missing.values())
+                raise RankLost(f"no answer within {self.timeout:g} s from\n{stories}")
+            for pipe in wait(list(missing), left):
+                assert isinstance(pipe, Connection)
+                each = missing.pop(pipe)
+                try:
+                    each.outcome.result, each.outcome.error = pickle.loads(pipe.recv_bytes())
+                except (EOFError, ConnectionResetError):
+                    each.outcome.exit_code = each.process.wait(10)
+                each.outcome.ended = time.monotonic()
+                each.outcome.stderr = _stderr(each)
+
+    def __exit__(self, *exc: object) -> None:
+        for each in self._ranks:
+            each.pipe.close()
+        for each in self._ranks:
+            try:
+                each.process.wait(5)
+            except subprocess.TimeoutExpired:
+                each.process.kill()
+                each.process.wait()
+            if each.process.stderr is not None:
+                each.process.stderr.close()
+        self._store.close()
+
+
+@dataclass(frozen=True)
+class PerRank:
+    """An argument that differs by rank."""
+
+    values: list[Any]
+
+
+def _stderr(rank: _Rank) -> str:
+    assert rank.process.stderr is not None
+    return (rank.process.stderr.read() or b"").decode(errors="replace")
+
+
+def results(outcomes: list[Outcome]) -> list[Any]:
+    """Every rank's result; raises what any rank raised."""
+    for each in outcomes:
+        if each.error is not None:
+            raise each.error
+        if each.exit_code is not None:
+            raise RankLost(f"rank {each.rank} ended with {each.exit_code}\n{each.stderr}")
+    return [each.result for each in outcomes]
+
+
+def run_ranks(
+    function: Callable[..., Any], size: int, *args: Any, **options: Any
+) -> list[Outcome]:
+    """Call ``function(communicator, *args)`` once in each of `size` fresh processes."""
+    with Ranks(size, **options) as ranks:
+        return ranks.call(function, *args)
+
+
+class RankPool:
+    """`Ranks` that stay for many calls; started anew when a call has cost their communicator."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._ranks: Ranks | None = None
+
+    def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Every rank's result; raises what any rank raised."""
+        if self._ranks is None:
+            self._ranks = Ranks(self._size).__enter__()
+        try:
+            return results(self._ranks.call(function, *args))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._ranks is not None:
+            self._ranks.__exit__(None, None, None)
+            self._ranks = None
