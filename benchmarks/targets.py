@@ -1,15 +1,19 @@
 """What the project has set itself to reach, and whether it does.
 
 A ratio is a peer's time over ours, at the size where it is worst.
+
+Usage: python -m benchmarks.targets [DIR]    the table again, from result files
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.question import KI, MI
-from pycollective.bench.record import Record
+from pycollective.bench.record import Record, read_json
 from pycollective.bench.sizes import format_size
 
 
@@ -131,3 +135,16 @@ def table(records: dict[str, Record]) -> Iterator[str]:
         verdict = "met" if target.met(outcome) else "MISSED"
         at = format_size(outcome.size)
         yield f"{target.what:44}{bound:>12}{measured:>12}  {at:6}{verdict}"
+
+
+def main() -> None:
+    """Print the table of the results in a folder."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "benchmarks/results")
+    stems = sorted({target.stem for target in TARGETS})
+    files = {stem: folder / f"{stem}.json" for stem in stems}
+    records = {stem: read_json(path) for stem, path in files.items() if path.exists()}
+    print("\n".join(table(records)))
+
+
+if __name__ == "__main__":
+    main()

@@ -230,4 +230,4 @@ class _Run:
         stream = limits.stream_seconds(operation, timings[STREAM.name].median, ranks)
         copy = limits.copy_seconds(operation, size, ranks, cores)
         share = max(stream, copy) / timings[OWN.name].median
-        self.record.limits.append(Limit(size, stream, copy, share))
+        self.record.limits.append(Limit(size, stream, copy, share, cores.latency))

@@ -77,12 +77,14 @@ class Limit:
         stream: seconds to stream every rank's buffer, all ranks at once.
         copy: seconds to copy what has to reach a rank from core to core.
         share: the slower of them over this library's median: 1 is the limit.
+        latency: seconds one way between two cores, while this size was measured.
     """
 
     size: int
     stream: float
     copy: float
     share: float
+    latency: float
 
     @property
     def seconds(self) -> float:

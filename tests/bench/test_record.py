@@ -45,7 +45,7 @@ def record():
                 Row("openmpi", size, size // 8, None, note="this MPI has no such type"),
             )
         ],
-        limits=[Limit(size, 1e-6, 1.5e-6, 0.75) for size in (1024, 1 << 20)],
+        limits=[Limit(size, 1e-6, 1.5e-6, 0.75, 5e-8) for size in (1024, 1 << 20)],
     )
 
 
