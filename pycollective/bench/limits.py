@@ -39,10 +39,15 @@ class CoreToCore:
 
     @property
     def regime(self) -> str:
-        """``near`` where the cores share a cache, ``split`` where not, ``single`` for one core."""
-        if self.latency == 0:
-            return "single"
-        return "split" if self.latency > _SPLIT_SECONDS else "near"
+        """See `regime_of`."""
+        return regime_of(self.latency)
+
+
+def regime_of(latency: float) -> str:
+    """``near`` where the cores share a cache, ``split`` where not, ``single`` for one core."""
+    if latency == 0:
+        return "single"
+    return "split" if latency > _SPLIT_SECONDS else "near"
 
 
 def measure_core_to_core() -> CoreToCore:
