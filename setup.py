@@ -69,11 +69,11 @@ def torch_extension() -> Extension | None:
 
     return cpp_extension.CppExtension(
         "pycollective.torch._backend",
-        sorted(glob.glob("csrc/torch/*.cpp")),
+        [*sorted(glob.glob("csrc/torch/*.cpp")), "csrc/bindings/errors_py.cpp"],
         include_dirs=[os.path.abspath("csrc")],
         depends=glob.glob("csrc/**/*.h", recursive=True),
-        # torch's headers warn under -Wextra; its own C++ standard flag comes with CppExtension.
-        extra_compile_args=["-O2", "-g0", "-fvisibility=hidden", "-Wall"]
+        # torch's headers warn under -Wextra, and need the standard that torch itself builds with.
+        extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall"]
         + (["-Werror"] if "-Werror" in CXX_FLAGS else []),
     )
 

@@ -57,8 +57,8 @@ using InterruptHook = std::function<bool()>;
 // `counts` (reduce_scatter, all_gather, gather, scatter): elements of each rank's shard, in rank
 // order. Buffers that hold all shards hold them contiguously in rank order.
 // `input` and `output` may be equal (in place), or one the caller's own shard of the other;
-// otherwise they must not overlap. broadcast, send and recv use `output`, `input`, `output` on the
-// receiving side and `input` on the sending side. The caller keeps both alive until done.
+// otherwise they must not overlap. The root of a broadcast, and send, use `input` alone; the other
+// ranks of a broadcast, and recv, `output` alone. The caller keeps both alive until done.
 struct Request {
   OpKind kind = OpKind::kBarrier;
   Dtype dtype = Dtype::kUInt8;

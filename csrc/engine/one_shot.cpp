@@ -99,8 +99,8 @@ void OneShot::finish() {
       if (me == request_.root) reduce(0, request_.count);
       return;
     case OpKind::kBroadcast:
-      return copy_bytes(output, me == request_.root ? request_.input : buffer_of(request_.root),
-                  request_.count * size);
+      if (me != request_.root) copy_bytes(output, buffer_of(request_.root), request_.count * size);
+      return;
     case OpKind::kBarrier:
       return;
     default:

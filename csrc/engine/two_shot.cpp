@@ -197,7 +197,7 @@ void TwoShot::share_part(std::size_t chunk) {
   auto* output = static_cast<std::byte*>(request_.output);
   if (bytes == 0) return;
   copy_bytes(result_slot(me, chunk), input, bytes);
-  if (fetches()) copy_bytes(output + part.begin * element_, input, bytes);
+  if (fetches() && request_.kind != OpKind::kBroadcast) copy_bytes(output + part.begin * element_, input, bytes);
 }
 
 bool TwoShot::fetch(std::size_t chunk) {

@@ -89,7 +89,7 @@ class Checker {
         break;
       case OpKind::kBroadcast:
         read = root ? request_.count : 0;
-        written = request_.count;
+        written = root ? 0 : request_.count;
         break;
       case OpKind::kReduceScatter:
         read = total();

@@ -8,9 +8,9 @@
 
 namespace pycollective::shim {
 
-// Starts the average of `bucket` over `group`, in place; the future's value is `bucket`. Raises if
+// Starts the average of `bucket` over `group`, in place; the future's value is `result`. Raises if
 // another backend serves the bucket's device: its average would be another one.
 c10::intrusive_ptr<Future> average(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                                   const at::Tensor& bucket);
+                                   const at::Tensor& bucket, c10::IValue result);
 
 }  // namespace pycollective::shim

@@ -47,9 +47,15 @@ PYBIND11_MODULE(_backend, module) {
 
   module.def(
       "average",
-      [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const at::Tensor& bucket) {
-        return std::make_shared<torch::jit::PythonFutureWrapper>(average(group, bucket));
+      [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const py::object& bucket) {
+        const auto tensor = bucket.cast<at::Tensor>();
+        // DDP wants a Python object from a Python hook. Made here, so that the thread which
+        // completes the bucket needs no GIL; and chained in C++, so that an error stays itself.
+        c10::IValue result = torch::jit::toIValue(bucket, c10::PyObjectType::get());
+        const py::gil_scoped_release unlocked;
+        return std::make_shared<torch::jit::PythonFutureWrapper>(
+            average(group, tensor, std::move(result)));
       },
-      py::arg("group"), py::arg("bucket"), py::call_guard<py::gil_scoped_release>(),
+      py::arg("group"), py::arg("bucket"),
       "Start the average of a tensor over a group, in place; a Future of the tensor.");
 }

@@ -6,10 +6,10 @@ ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
 """
 
 try:
-    import torch.distributed
+    import torch.distributed  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "pycollective.torch needs PyTorch, which is not installed: pip install 'pycollective[torch]'"
+        "pycollective.torch needs PyTorch: pip install 'pycollective[torch]' --no-build-isolation"
     ) from error
 
 try:

@@ -1,10 +1,10 @@
-"""Makes the backend for a process group, and leaves its group when the process ends."""
+"""Makes the backend for a process group, and ends it with the process."""
 
 from __future__ import annotations
 
 import atexit
-import logging
 import os
+import sys
 import time
 import weakref
 from datetime import timedelta
@@ -13,10 +13,7 @@ import torch.distributed as dist
 
 from pycollective import bootstrap
 from pycollective.communicator import Communicator
-from pycollective.errors import CollectiveError
 from pycollective.torch import _backend
-
-_log = logging.getLogger("pycollective")
 
 # How long a process that ends without destroy_process_group waits for what it issued and never
 # waited for. Long enough for peers that are a little behind, short enough for a person.
@@ -33,8 +30,8 @@ def register() -> None:
     if "pycollective" in dist.Backend.backend_list:
         return
     dist.Backend.register_backend("pycollective", create, devices=["cpu"])
-    atexit.register(leave_groups)
     os.register_at_fork(after_in_child=_threads.clear)
+    atexit.register(_end_callbacks)
 
 
 def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> _backend.Backend:
@@ -44,33 +41,36 @@ def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> _back
         store: a c10d store that is the group's own.
         rank: this rank in the group.
         size: ranks in the group.
-        timeout: how long an operation may take, the joining too.
+        timeout: how long joining, and later each operation, may take.
 
     Raises:
         ConfigurationError: the ranks cannot make a group; says why.
-        CollectiveTimeout: not all ranks came.
+        CollectiveTimeout: not every rank came; names the absentees.
     """
-    communicator = bootstrap.connect(store, rank, size, timeout.total_seconds())
-    threads = _backend.CompletionThreads()
-    _threads[communicator] = threads
+    communicator = bootstrap.init(
+        rank=rank, size=size, store=store, timeout=timeout.total_seconds()
+    )
+    threads = _threads[communicator] = _backend.CompletionThreads()
+    # Each time anew, so as to run before the communicators leave, whose own exit comes at once.
+    atexit.unregister(_let_operations_end)
+    atexit.register(_let_operations_end)
     return _backend.Backend(communicator, threads)
 
 
-def leave_groups() -> None:
-    """Leave every group that was not destroyed, at the end of the process.
+def _let_operations_end() -> None:
+    """Give what was issued asynchronously and never waited for a short time at exit.
 
-    What was issued asynchronously gets a short time to end; then the groups where it has not are
-    aborted, which tells the peers that this rank left. No callback runs any more afterwards: the
-    interpreter is about to go.
+    Not after an exception: then the peers had better learn of it at once.
     """
+    if getattr(sys, "last_exc", getattr(sys, "last_value", None)) is not None:
+        return
     deadline = time.monotonic() + _EXIT_GRACE
-    for communicator, threads in list(_threads.items()):
-        while communicator.pending and time.monotonic() < deadline:
-            time.sleep(0.005)
-        if communicator.pending:
-            communicator.abort("it exited with operations under way")
-        try:
-            communicator.close()
-        except CollectiveError as error:
-            _log.debug("leaving a group at exit: %s", error)
+    while any(each.pending for each in list(_threads)) and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def _end_callbacks() -> None:
+    """Let the futures' callbacks end: once the interpreter goes, none may run."""
+    deadline = time.monotonic() + _EXIT_GRACE
+    for threads in list(_threads.values()):
         threads.close(max(0.0, deadline - time.monotonic()))

@@ -1,6 +1,8 @@
-"""Communication hooks for DistributedDataParallel."""
+"""Communication hooks for DistributedDataParallel.
 
-from __future__ import annotations
+No `from __future__ import annotations` here: DDP compares a hook's annotations with the types
+themselves.
+"""
 
 import torch
 import torch.distributed as dist
