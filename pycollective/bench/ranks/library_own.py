@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import ConfigurationError, _core, bootstrap
+from pycollective.version import VERSION
 
 from .case import Bytes, Case, Prepared, Unsupported
 
@@ -41,7 +42,7 @@ class OwnLibrary:
         self.rank, self.ranks = rank, ranks
         self._comm = bootstrap.connect(ExchangeStore(request), rank, ranks, timeout=120.0)
         self.versions = {
-            "library": "pycollective",
+            "library": f"pycollective {VERSION}",
             "numpy": np.__version__,
             "simd": _core.simd_level(),
         }

@@ -1,0 +1,64 @@
+"""The table of targets must be able to say MISSED."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import targets
+from pycollective.bench.record import Limit, Record, Row, Timing
+
+KI, MI = 1 << 10, 1 << 20
+
+
+def _record(ratio, latency=50e-9, share=0.9, microseconds=1.0):
+    """All libraries at every size that a target looks at, all `ratio` times as slow as ours."""
+    timing = Timing(microseconds * 1e-6, 1e-7, 1e-7, 1e-5, 10, 10)
+    sizes = (16, KI, 4 * KI, 64 * KI, MI, 64 * MI)
+    libraries = ("pycollective", "native", "torch", "gloo", "mpich", "openmpi")
+    rows = [
+        Row(library, size, size // 4, timing, 1.0, 1.0, 0, ratio)
+        for size in sizes
+        for library in libraries
+    ]
+    limits = [Limit(size, 1e-6, 1e-6, share, latency) for size in sizes]
+    return Record([], {}, {}, {}, {}, rows, limits)
+
+
+def _verdicts(record):
+    records = {target.stem: record for target in targets.TARGETS}
+    lines = list(targets.table(records))[1:]
+    return {
+        target.what + target.regime: line
+        for target, line in zip(targets.TARGETS, lines, strict=True)
+    }
+
+
+def test_a_fast_library_meets_everything_in_its_regime():
+    lines = _verdicts(_record(ratio=100, microseconds=0.4))
+    for target in targets.TARGETS:
+        verdict = "not measured" if target.regime == "split" else "met"
+        assert lines[target.what + target.regime].endswith(verdict)
+
+
+def test_a_slow_library_misses_everything():
+    lines = _verdicts(_record(ratio=0.9, share=0.5, microseconds=8))
+    for target in targets.TARGETS:
+        verdict = "not measured" if target.regime == "split" else "MISSED"
+        assert lines[target.what + target.regime].endswith(verdict)
+
+
+def test_one_slow_size_is_found_and_named():
+    record = _record(ratio=100)
+    record.rows = [
+        replace(row, ratio=1.9) if (row.library, row.size) == ("mpich", 64 * KI) else row
+        for row in record.rows
+    ]
+    line = _verdicts(record)["2 ranks, over MPICHnear"]
+    assert line.split()[-4:] == ["2x", "1.90x", "64K", "MISSED"]
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(1.2, "met"), (0.9, "MISSED")])
+def test_split_machines_have_targets_of_their_own(ratio, verdict):
+    lines = _verdicts(_record(ratio, latency=260e-9))
+    assert lines["2 ranks, over MPICHsplit"].endswith(verdict)
+    assert lines["2 ranks, over MPICHnear"].endswith("not measured")
