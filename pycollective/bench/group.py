@@ -116,6 +116,7 @@ class Group:
                     subprocess.Popen(
                         [part.replace("{address}", listener.address) for part in command],
                         env=self._launch.environment,
+                        cwd="/",  # `-m` imports from there first: nothing of the user's
                         stdin=subprocess.DEVNULL,
                         stdout=self._written,
                         stderr=self._written,

@@ -36,8 +36,6 @@ class MpiLibrary:
 
     def __init__(self) -> None:
         self._comm = MPI.COMM_WORLD
-        # A failed call raises here rather than ending the job, so that it can be told apart.
-        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank = self._comm.rank
         self.ranks = self._comm.size
         first_line = MPI.Get_library_version().replace("\0", "").strip().splitlines()[0]
@@ -99,10 +97,14 @@ def _bfloat16() -> MPI.Datatype:
     standard = getattr(MPI, "BFLOAT16_T", MPI.DATATYPE_NULL)
     if standard != MPI.DATATYPE_NULL:
         return standard
-    if "MPICH" in MPI.Get_library_version():
-        mpix_bfloat16 = 0x4C00024C  # MPIX_BFLOAT16 in MPICH's mpi.h, since 4.3
-        return MPI.Datatype.fromhandle(mpix_bfloat16)
-    return MPI.DATATYPE_NULL
+    if "MPICH" not in MPI.Get_library_version():
+        return MPI.DATATYPE_NULL
+    extension = MPI.Datatype.fromhandle(0x4C00024C)  # MPIX_BFLOAT16 in the mpi.h of MPICH 5.0
+    try:
+        named = extension.Get_name() == "MPIX_BFLOAT16"
+    except MPI.Exception:  # another version, in which that is no handle
+        named = False
+    return extension if named else MPI.DATATYPE_NULL
 
 
 def _find_operation(name: str) -> MPI.Op:
