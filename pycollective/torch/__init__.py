@@ -13,7 +13,7 @@ except ImportError as error:
     ) from error
 
 try:
-    from pycollective.torch import _backend  # noqa: F401
+    from pycollective.torch import _backend as _backend
 except ModuleNotFoundError as error:
     raise ImportError(
         "pycollective was installed without its torch backend, which is built where torch is "
