@@ -71,9 +71,7 @@ def attach_peers(
         CollectiveTimeout: names the ranks that did not attach in time.
     """
     with ExitStack() as stack:
-        connections = {
-            stack.enter_context(_connect(peer, node)): peer for peer in lower
-        }
+        connections = {stack.enter_context(_connect(peer, node)): peer for peer in lower}
         _accept(node, listener, {peer.token: peer for peer in higher}, deadline)
         for connection, peer in connections.items():
             connection.settimeout(max(0.001, deadline - monotonic()))
@@ -85,7 +83,9 @@ def attach_peers(
 
 def _absent(peers: list[PeerAddress]) -> CollectiveTimeout:
     names = ", ".join(str(peer.rank) for peer in peers)
-    return CollectiveTimeout(f"init timed out: rank(s) {names} published an address but did not attach")
+    return CollectiveTimeout(
+        f"init timed out: rank(s) {names} published an address but did not attach"
+    )
 
 
 def _connect(peer: PeerAddress, node: _core.Node) -> socket.socket:

@@ -256,18 +256,35 @@ def _register(communicator: Communicator) -> Communicator:
 
 def _leave_all() -> None:
     """Say goodbye at exit, so that the peers need not find out: the last chance for both sides."""
-    crashed = getattr(sys, "last_exc", getattr(sys, "last_value", None)) is not None
+    crashed = getattr(sys, "last_exc", getattr(sys, "last_value", None))
+    if isinstance(crashed, CollectiveError) and ENV_STORE in os.environ:
+        _tell_launcher_that_others_failed()
     for communicator in list(_live):
         if communicator.closed:
             continue
         if communicator.pending:
             communicator.abort("the process exits with operations pending")
-        elif crashed:
+        elif crashed is not None:
             communicator.abort("the process exits with an exception")
         try:
             communicator.close()
         except CollectiveError:
             continue  # it had failed before; its own calls have said so
+
+
+def followed_key(rank: int) -> str:
+    """The key under which a rank tells `pycollective run` that it ends because of another."""
+    return f"pycollective/followed/{rank}"
+
+
+def _tell_launcher_that_others_failed() -> None:
+    address, secret = os.environ[ENV_STORE], os.environ.get(ENV_SECRET, "")
+    try:
+        client = StoreClient(address, secret, timeout=1.0)
+        client.set(followed_key(_environment_number(ENV_RANK)), b"")
+        client.close()
+    except (CollectiveTimeout, ConfigurationError):
+        return  # the launcher has gone; it only makes its report more exact
 
 
 def _numbered(store: Any, rank: int) -> str:
@@ -276,9 +293,7 @@ def _numbered(store: Any, rank: int) -> str:
     return f"init{number}"
 
 
-def _init_explicit(
-    rank: int | None, size: int | None, store: Any, timeout: float
-) -> Communicator:
+def _init_explicit(rank: int | None, size: int | None, store: Any, timeout: float) -> Communicator:
     if rank is None or size is None or (store is None and size != 1):
         raise ConfigurationError("init needs rank, size and store together, or none of them")
     if not isinstance(store, str):
@@ -339,7 +354,9 @@ def _start_mpiexec(timeout: float) -> Communicator:
 _LAUNCHES = (
     _Launch(lambda: ENV_STORE in os.environ, _start_run),
     _Launch(
-        lambda: all(name in os.environ for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")),
+        lambda: all(
+            name in os.environ for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+        ),
         _start_torchrun,
     ),
     _Launch(

@@ -66,6 +66,10 @@ class StoreServer:
         self._thread = threading.Thread(target=self._serve, name="pycollective-store", daemon=True)
         self._thread.start()
 
+    def has(self, key: str) -> bool:
+        """Whether `key` is set; from any thread of the serving process."""
+        return key in self._values
+
     def close(self) -> None:
         """End the thread and every connection. Idempotent."""
         if self._thread.is_alive():

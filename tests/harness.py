@@ -114,7 +114,9 @@ class Ranks:
                 for each in missing.values():
                     each.process.send_signal(signal.SIGABRT)  # faulthandler tells where it hangs
                 time.sleep(0.5)
-                stories = "\n".join(f"rank {r.outcome.rank}:\n{_stderr(r)}" for r in missing.values())
+                stories = "\n".join(
+                    f"rank {r.outcome.rank}:\n{_stderr(r)}" for r in missing.values()
+                )
                 raise RankLost(f"no answer within {self.timeout:g} s from\n{stories}")
             for pipe in wait(list(missing), left):
                 assert isinstance(pipe, Connection)
@@ -162,9 +164,7 @@ def results(outcomes: list[Outcome]) -> list[Any]:
     return [each.result for each in outcomes]
 
 
-def run_ranks(
-    function: Callable[..., Any], size: int, *args: Any, **options: Any
-) -> list[Outcome]:
+def run_ranks(function: Callable[..., Any], size: int, *args: Any, **options: Any) -> list[Outcome]:
     """Call ``function(communicator, *args)`` once in each of `size` fresh processes."""
     with Ranks(size, **options) as ranks:
         return ranks.call(function, *args)

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from pycollective.bench import measurement, table
-from pycollective.bench.group import RankLost
-from pycollective.bench.libraries import find_peers
-from pycollective.bench.record import Record, write_json
-from pycollective.bench.settings import Settings
-from pycollective.bench.sizes import ladder, parse_size
-from pycollective.errors import ConfigurationError
 
 
 def bench(
@@ -69,6 +59,15 @@ def bench(
 
     Sizes are bytes of the whole message; K, M and G are binary. Exit status 1: wrong bits.
     """
+    # Here, because the other commands of this program should not wait for it.
+    from pycollective.bench.console import run
+    from pycollective.bench.group import RankLost
+    from pycollective.bench.libraries import find_peers
+    from pycollective.bench.record import write_json
+    from pycollective.bench.settings import Settings
+    from pycollective.bench.sizes import ladder, parse_size
+    from pycollective.errors import ConfigurationError
+
     try:
         step = parse_size(step_bytes)
         sizes = ladder(parse_size(begin), parse_size(end), step, 0 if step else step_factor)
@@ -99,42 +98,3 @@ def bench(
         raise typer.Exit(2 if isinstance(error, ConfigurationError) else 3) from error
     if any(row.wrong for row in record.rows if row.library == "pycollective"):
         raise typer.Exit(1)
-
-
-def run(settings: Settings) -> Record:
-    """Measure, printing the table as it grows and, on a terminal, what is being done."""
-    with _progress_line() as progress:
-        records = measurement.measure(settings, progress)
-        record = next(records)
-        _print(table.header(record), progress)
-        for record in records:
-            _print(table.rows(record, record.limits[-1].size), progress)
-        _print(table.footer(record), progress)
-    return record
-
-
-def _print(lines: Iterator[str], progress: measurement.Progress) -> None:
-    progress("")
-    for line in lines:
-        print(line)
-    sys.stdout.flush()
-
-
-@contextmanager
-def _progress_line() -> Iterator[measurement.Progress]:
-    """A line on the terminal's last row that is overwritten; nothing where stderr is no terminal.
-
-    No thread refreshes it: it would run on a core that is being measured.
-    """
-    if not sys.stderr.isatty():
-        yield lambda line: None
-        return
-
-    def show(line: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()
-
-    try:
-        yield show
-    finally:
-        show("")

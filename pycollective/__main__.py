@@ -1,0 +1,5 @@
+"""``python -m pycollective``: the command line."""
+
+from pycollective.cli import main
+
+main()

@@ -1,0 +1,36 @@
+"""The command line: ``pycollective run``, ``bench`` and ``doctor``. Needs the extra ``cli``."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the ``pycollective`` command."""
+    try:
+        import rich  # noqa: F401
+        import typer
+    except ImportError as error:
+        print(
+            f"pycollective: the command line needs {error.name}: pip install 'pycollective[cli]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
+    from pycollective.cli.bench import bench
+    from pycollective.cli.doctor import doctor
+    from pycollective.cli.run import run
+
+    app = typer.Typer(
+        help="Collective communication: start ranks, measure, look what is here.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    # Everything after the options is the program's, its own options too.
+    app.command(
+        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+    )(run)
+    app.command()(bench)
+    app.command()(doctor)
+    app()

@@ -1,0 +1,263 @@
+"""Starts the ranks of one host, watches them, and ends them together.
+
+A rank is a process in a session of its own, so that it and its children can be ended as one, and
+dies with the launcher even if that is killed. Its standard input is empty. The launcher serves the
+store in which the ranks meet, behind a secret of this job.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from pycollective.bootstrap import (
+    ENV_RANK,
+    ENV_SECRET,
+    ENV_SIZE,
+    ENV_STORE,
+    MAX_RANKS,
+    followed_key,
+)
+from pycollective.errors import ConfigurationError
+from pycollective.store import StoreServer
+
+# How long the other ranks have to notice a failure and say so themselves, and then to end on
+# SIGTERM, seconds.
+_NOTICE = 1.0
+_GRACE = 5.0
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class _Rank:
+    rank: int
+    process: subprocess.Popen[bytes]
+    pidfd: int
+
+
+def launch(program: Sequence[str], ranks: int, *, tag_output: bool = False) -> int:
+    """Run `ranks` processes of `program` to the end.
+
+    Args:
+        program: ``["prog.py", args…]``, ``["-m", "module", args…]`` or ``[executable, args…]``.
+        ranks: how many, 1 to 64.
+        tag_output: begin each line of their output with ``[rank]``.
+
+    Returns:
+        0, or the status of the first rank that failed: its own, or 128 + its signal. 128 + the
+        signal if the launcher was told to stop by SIGINT or SIGTERM.
+
+    Raises:
+        ConfigurationError: no such program, or a number of ranks that cannot be.
+    """
+    if not 1 <= ranks <= MAX_RANKS:
+        raise ConfigurationError(f"{ranks} ranks are not 1 to {MAX_RANKS}, the most on one host")
+    command = _command(list(program))
+    address = f"unix:@pycollective-run-{os.getpid()}-{secrets.token_hex(4)}"
+    secret = secrets.token_hex(16)
+    with StoreServer(address, secret) as store:
+        base = {**_defaults(ranks), **os.environ, ENV_STORE: address, ENV_SECRET: secret}
+        return _Job(command, ranks, base, tag_output, store).run()
+
+
+def _command(program: list[str]) -> list[str]:
+    if program[:1] == ["--"]:
+        program = program[1:]
+    if not program:
+        raise ConfigurationError("no program given")
+    if program[0] == "-m" or program[0].endswith(".py"):
+        if program[0] != "-m" and not os.path.exists(program[0]):
+            raise ConfigurationError(f"there is no file {program[0]}")
+        return [sys.executable, "-u", *program]
+    if shutil.which(program[0]) is None:
+        raise ConfigurationError(f"{program[0]} is neither a Python file nor an executable")
+    return program
+
+
+def _defaults(ranks: int) -> dict[str, str]:
+    """What ranks get unless the environment says otherwise."""
+    cores = len(os.sched_getaffinity(0))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        "PYTHONUNBUFFERED": "1",
+        # More computing threads than cores make every rank wait for the slowest.
+        "OMP_NUM_THREADS": str(max(1, cores // ranks)),
+        # For programs that call torch.distributed.init_process_group().
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+class _Job:
+    def __init__(
+        self, command: list[str], size: int, env: dict[str, str], tag: bool, store: StoreServer
+    ) -> None:
+        self._command, self._size, self._env, self._tag = command, size, env, tag
+        self._store = store
+        self._alive: dict[int, _Rank] = {}
+        self._readers: list[threading.Thread] = []
+        self._stop_signal = 0
+        self._ending = False  # what ends from now on ends because it was told to
+        self._failed: list[tuple[int, int, int]] = []  # rank, pid, exit code, in order of ending
+
+    def run(self) -> int:
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        before = {
+            number: signal.signal(number, self._on_signal)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        # A signal that comes between two waits must still end the next one.
+        old_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        try:
+            for rank in range(self._size):
+                self._start(rank)
+            self._watch(wake_read)
+        finally:
+            self._signal_all(signal.SIGKILL)
+            for each in self._alive.values():
+                each.process.wait()
+                os.close(each.pidfd)
+            for reader in self._readers:
+                reader.join(_GRACE)
+            signal.set_wakeup_fd(old_wake)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(wake_read)
+            os.close(wake_write)
+        if self._stop_signal:
+            return 128 + self._stop_signal
+        return self._report() if self._failed else 0
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._stop_signal = self._stop_signal or number
+
+    def _start(self, rank: int) -> None:
+        env = {
+            **self._env,
+            ENV_RANK: str(rank),
+            ENV_SIZE: str(self._size),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self._size),
+            "LOCAL_WORLD_SIZE": str(self._size),
+        }
+        pipe = subprocess.PIPE if self._tag else None
+        process = subprocess.Popen(
+            self._command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+            preexec_fn=_dies_with(os.getpid()),
+        )
+        self._alive[rank] = _Rank(rank, process, os.pidfd_open(process.pid))
+        if self._tag:
+            for stream, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+                assert stream is not None
+                reader = threading.Thread(target=_copy_tagged, args=(stream, sink.buffer, rank))
+                reader.start()
+                self._readers.append(reader)
+
+    def _watch(self, wake: int) -> None:
+        """Until all have ended. After a failure or a signal: notice, SIGTERM, SIGKILL."""
+        steps: list[tuple[float, int]] = []  # when to send what to those still alive
+        stopping = False
+        with selectors.DefaultSelector() as selector:
+            selector.register(wake, selectors.EVENT_READ)
+            for each in self._alive.values():
+                selector.register(each.pidfd, selectors.EVENT_READ, each)
+            while self._alive:
+                left = None if not steps else max(0.0, steps[0][0] - time.monotonic())
+                for key, _ in selector.select(left):
+                    if key.fd == wake:
+                        os.read(wake, 4096)
+                    elif isinstance(key.data, _Rank):
+                        selector.unregister(key.data.pidfd)
+                        self._ended(key.data)
+                now = time.monotonic()
+                if self._stop_signal and not stopping:
+                    stopping = True
+                    self._signal_all(self._stop_signal)
+                    steps = [(now + _GRACE, signal.SIGTERM), (now + 2 * _GRACE, signal.SIGKILL)]
+                elif self._failed and not steps and self._alive:
+                    steps = [
+                        (now + _NOTICE, signal.SIGTERM),
+                        (now + _NOTICE + _GRACE, signal.SIGKILL),
+                    ]
+                while steps and steps[0][0] <= now:
+                    self._signal_all(steps.pop(0)[1])
+                    if not steps:
+                        steps = [(now + _GRACE, signal.SIGKILL)]
+
+    def _ended(self, each: _Rank) -> None:
+        code = each.process.wait()
+        os.close(each.pidfd)
+        del self._alive[each.rank]
+        # Whatever it started must not outlive it: its session is its own.
+        _signal_group(each.process.pid, signal.SIGKILL)
+        if code != 0 and not self._ending:
+            self._failed.append((each.rank, each.process.pid, code))
+
+    def _report(self) -> int:
+        """Name the rank that failed: the first that did not end because of another's failure."""
+        own = [each for each in self._failed if not self._store.has(followed_key(each[0]))]
+        rank, pid, code = (own or self._failed)[0]
+        how = (
+            f"was ended by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with status {code}"
+        )
+        print(
+            f"pycollective run: rank {rank} of {self._size} (pid {pid}) {how}; the job has ended",
+            file=sys.stderr,
+            flush=True,
+        )
+        return 128 - code if code < 0 else code
+
+    def _signal_all(self, number: int) -> None:
+        self._ending = True
+        for each in self._alive.values():
+            _signal_group(each.process.pid, number)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return  # all of it has ended
+
+
+def _dies_with(parent: int) -> Callable[[], None]:
+    """Runs in the child before the program: SIGKILL when the launcher, however, ends."""
+    libc = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the call above
+            os._exit(1)
+
+    return prepare
+
+
+def _copy_tagged(stream: BinaryIO, sink: BinaryIO, rank: int) -> None:
+    tag = f"[{rank}] ".encode()
+    for line in stream:
+        sink.write(tag + line if line.endswith(b"\n") else tag + line + b"\n")
+        sink.flush()
+    stream.close()
