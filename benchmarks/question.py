@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.mpi_environments import ensure_all
+from pycollective.bench.console import run
 from pycollective.bench.libraries import find_peers
 from pycollective.bench.plot import plot
 from pycollective.bench.record import Record, write_json
 from pycollective.bench.settings import Settings
 from pycollective.bench.sizes import ladder
-from pycollective.cli.bench import run
 
 KI, MI = 1 << 10, 1 << 20
 PEERS = tuple(find_peers("gloo,mpich,openmpi"))

@@ -15,4 +15,5 @@ One file an idea:
     record.py       its results, and the JSON file
     table.py        its results in the columns of nccl-tests
     plot.py         its results as a picture
+    console.py      a run on the console, with its progress line
 """

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 
 from pycollective.bench import libraries, limits
 from pycollective.bench.group import Group
@@ -79,8 +80,9 @@ class _Run:
             "sizes": list(settings.sizes),
             "peers": [peer.name for peer in settings.peers],
         }
+        del plain["mpi_environments"]  # where things lie here means nothing elsewhere
         self.record = Record(
-            command=["pycollective", *sys.argv[1:]],
+            command=[Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]],
             settings=plain,
             machine=describe_machine(),
             versions=describe_versions(),
