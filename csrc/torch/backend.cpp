@@ -73,11 +73,10 @@ c10::intrusive_ptr<c10d::Work> Backend::issue(c10d::OpType type, Transfer transf
       for (const Request& request : transfer.requests()) collectives_->run(request, interrupted);
     });
     transfer.copy_back();
-    return c10::make_intrusive<Work>(rank_, type, sequence,
-                                     Flight::make(std::move(transfer), threads_),
+    return c10::make_intrusive<Work>(rank_, type, sequence, Flight::ended(std::move(transfer)),
                                      std::vector<std::shared_ptr<pycollective::Work>>());
   }
-  const std::shared_ptr<Flight> flight = Flight::make(std::move(transfer), threads_);
+  const std::shared_ptr<Flight> flight = Flight::start(std::move(transfer), threads_);
   std::vector<std::shared_ptr<pycollective::Work>> cores;
   cores.reserve(flight->transfer().requests().size());
   typed([&](const InterruptHook&) {

@@ -21,23 +21,25 @@ std::unique_ptr<at::RecordFunction> start_profile(const Transfer& transfer) {
 
 }  // namespace
 
-Flight::Flight(Transfer transfer, std::shared_ptr<CompletionThreads> threads)
-    : transfer_(std::move(transfer)),
-      threads_(std::move(threads)),
-      outstanding_(transfer_.requests().size()),
-      profile_(start_profile(transfer_)) {}
-
-std::shared_ptr<Flight> Flight::make(Transfer transfer,
-                                     std::shared_ptr<CompletionThreads> threads) {
+std::shared_ptr<Flight> Flight::start(Transfer transfer,
+                                      std::shared_ptr<CompletionThreads> threads) {
   // Freeing a tensor can take the GIL, for which the core's thread must never wait.
-  return {new Flight(std::move(transfer), std::move(threads)), [](Flight* flight) {
-            if (!in_core) {
-              delete flight;
-              return;
-            }
-            const std::shared_ptr<CompletionThreads> threads = flight->threads_;
-            threads->post([flight] { delete flight; });
-          }};
+  std::shared_ptr<Flight> flight(new Flight(std::move(transfer)), [](Flight* last) {
+    if (!in_core) {
+      delete last;
+      return;
+    }
+    const std::shared_ptr<CompletionThreads> threads = last->threads_;
+    threads->post([last] { delete last; });
+  });
+  flight->threads_ = std::move(threads);
+  flight->outstanding_ = flight->transfer_.requests().size();
+  flight->profile_ = start_profile(flight->transfer_);
+  return flight;
+}
+
+std::shared_ptr<Flight> Flight::ended(Transfer transfer) {
+  return std::shared_ptr<Flight>(new Flight(std::move(transfer)));
 }
 
 std::function<void(const Failure*)> Flight::on_done() {

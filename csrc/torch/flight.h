@@ -20,8 +20,10 @@ using Future = c10::ivalue::Future;
 // Shared by the caller's Work and by the core, whichever needs it longer. Thread-safe.
 class Flight : public std::enable_shared_from_this<Flight> {
  public:
-  static std::shared_ptr<Flight> make(Transfer transfer,
-                                      std::shared_ptr<CompletionThreads> threads);
+  static std::shared_ptr<Flight> start(Transfer transfer,
+                                       std::shared_ptr<CompletionThreads> threads);
+  // Of a call that has ended well, and whose results are in place.
+  static std::shared_ptr<Flight> ended(Transfer transfer);
 
   // For the core, once for each request.
   std::function<void(const Failure*)> on_done();
@@ -36,7 +38,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   c10::intrusive_ptr<Future> future(bool done, const Failure* failure);
 
  private:
-  Flight(Transfer transfer, std::shared_ptr<CompletionThreads> threads);
+  explicit Flight(Transfer transfer) : transfer_(std::move(transfer)) {}
 
   void one_done(const Failure* failure);
   // On a completion thread: lands, and completes the future if there is one.
@@ -44,9 +46,9 @@ class Flight : public std::enable_shared_from_this<Flight> {
   void complete(Future& future, const Failure* failure);
 
   Transfer transfer_;
-  const std::shared_ptr<CompletionThreads> threads_;
+  std::shared_ptr<CompletionThreads> threads_;  // none for a call that has ended
   std::mutex mutex_;
-  std::size_t outstanding_;  // requests
+  std::size_t outstanding_ = 0;  // requests
   std::optional<Failure> failure_;
   std::unique_ptr<at::RecordFunction> profile_;
   c10::intrusive_ptr<Future> future_;

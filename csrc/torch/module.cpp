@@ -43,7 +43,8 @@ PYBIND11_MODULE(_backend, module) {
 
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(
       module, "Backend", "torch.distributed's operations over a pycollective.Communicator.")
-      .def(py::init(&make_backend), py::arg("communicator"), py::arg("threads"));
+      .def(py::init(&make_backend), py::arg("communicator"), py::arg("threads"))
+      .def_property_readonly("options", &Backend::getBackendOptions);
 
   module.def(
       "average",

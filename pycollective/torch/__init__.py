@@ -22,8 +22,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pycollective.torch.backend import register
-from pycollective.torch.hooks import all_reduce_hook
+from pycollective.torch.hooks import all_reduce_hook, in_order
 
-__all__ = ["all_reduce_hook"]
+__all__ = ["all_reduce_hook", "in_order"]
 
 register()

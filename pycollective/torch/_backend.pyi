@@ -9,6 +9,8 @@ class CompletionThreads:
 
 class Backend(dist.Backend):
     def __init__(self, communicator: Communicator, threads: CompletionThreads) -> None: ...
+    @property
+    def options(self) -> object: ...
 
 def average(
     group: dist.ProcessGroup, bucket: torch.Tensor

@@ -4,10 +4,17 @@ No `from __future__ import annotations` here: DDP compares a hook's annotations 
 themselves.
 """
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
+from pycollective.errors import ConfigurationError
 from pycollective.torch import _backend
+
+_Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
 
 def all_reduce_hook(
@@ -31,8 +38,29 @@ def all_reduce_hook(
         ``loss.backward()`` then raises.
 
     Raises:
+        ConfigurationError: there is no process group.
         ValueError: another backend serves the buffer's device.
         NotImplementedError: the gradients are sparse.
     """
     group = state if state is not None else dist.group.WORLD
+    if group is None:
+        raise ConfigurationError("all_reduce_hook: call init_process_group first")
     return _backend.average(group, bucket.buffer())
+
+
+def in_order(hook: _Hook) -> _Hook:
+    """Wrap a hook that issues collectives from callbacks, such as PowerSGD's.
+
+    Callbacks run when a bucket's first collective is done, at another moment on each rank, while
+    backward issues the next bucket's; so with two buckets or more the ranks call their collectives
+    in different orders, which raises `CollectiveMismatch`. Wrapped, each bucket's collectives end
+    before the next bucket's begin, at the price of their overlap with backward.
+    """
+
+    @functools.wraps(hook)
+    def run(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        future = hook(state, bucket)
+        future.wait()
+        return future
+
+    return run
