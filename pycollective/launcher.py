@@ -1,7 +1,8 @@
 """Starts the ranks of one host, watches them, and ends them together.
 
-A rank is a process in a session of its own, so that it and its children can be ended as one, and
-dies with the launcher even if that is killed. Its standard input is empty. The launcher serves the
+A rank leads a process group of its own, so that it and its children can be ended as one, and dies
+with the launcher even if that is killed. (Not a session of its own: Linux schedules sessions as
+groups, and ranks that share a core would wait for each other's time slices.) Its standard input is empty. The launcher serves the
 store in which the ranks meet, behind a secret of this job.
 """
 
@@ -163,7 +164,6 @@ class _Job:
             stdin=subprocess.DEVNULL,
             stdout=pipe,
             stderr=pipe,
-            start_new_session=True,
             preexec_fn=_dies_with(os.getpid()),
         )
         self._alive[rank] = _Rank(rank, process, os.pidfd_open(process.pid))
@@ -209,7 +209,7 @@ class _Job:
         code = each.process.wait()
         os.close(each.pidfd)
         del self._alive[each.rank]
-        # Whatever it started must not outlive it: its session is its own.
+        # Whatever it started must not outlive it: its group is its own.
         _signal_group(each.process.pid, signal.SIGKILL)
         if code != 0 and not self._ending:
             self._failed.append((each.rank, each.process.pid, code))
@@ -244,10 +244,11 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _dies_with(parent: int) -> Callable[[], None]:
-    """Runs in the child before the program: SIGKILL when the launcher, however, ends."""
+    """Runs in the child before the program: its own group; SIGKILL when the launcher ends."""
     libc = ctypes.CDLL(None)
 
     def prepare() -> None:
+        os.setpgid(0, 0)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it ended before the call above
             os._exit(1)
