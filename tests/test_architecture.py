@@ -1,0 +1,267 @@
+"""The rules that keep the house in order: who may import whom, what an import does, file sizes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "pycollective"
+CSRC = ROOT / "csrc"
+MOST_LINES = 400
+
+# Each layer, and the layers of the package that it may import. `_core` is the native core.
+LAYERS: dict[str, set[str]] = {
+    "errors": set(),
+    "version": set(),
+    "reference": {"errors"},
+    "store": {"errors"},
+    "host_memory": {"errors"},
+    "communicator": {"_core", "errors"},
+    "attach": {"_core", "errors"},
+    "bootstrap": {
+        *("_core", "errors", "version", "host_memory"),
+        *("store", "attach", "communicator"),
+    },
+    "launcher": {"bootstrap", "errors", "store"},
+    "__init__": {"bootstrap", "communicator", "errors", "version"},
+    "__main__": {"cli"},
+    "torch": {"_core", "bootstrap", "communicator", "errors"},
+    "bench": {"__init__", "_core", "bootstrap", "errors", "reference", "torch", "version"},
+    "cli": {"_core", "bench", "errors", "host_memory", "launcher", "version"},
+}
+
+# What may be imported at the top of a file, beside NumPy and the standard library. All else is
+# imported where it is used, so that a program pays for no more than it asks for.
+TOP_LEVEL: dict[str, set[str]] = {
+    "torch": {"torch"},
+    "cli": {"typer"},
+    "bench/ranks/library_torch": {"torch"},
+    "bench/ranks/library_mpi": {"mpi4py"},
+}
+# What may be imported inside functions.
+LAZY: dict[str, set[str]] = {
+    "bootstrap": {"torch"},  # under torchrun
+    "cli": {"rich", "typer"},
+    "bench": {"matplotlib", "ml_dtypes"},
+}
+
+# The same for the native code: which folders a folder may include. `csrc` is the files beside them.
+NATIVE_LAYERS: dict[str, set[str]] = {
+    "csrc": set(),
+    "kernels": {"csrc"},
+    "transport": set(),
+    "engine": {"csrc", "kernels", "transport"},
+    "bench": set(),
+    "bindings": {"csrc", "kernels", "transport", "engine", "bench"},
+    "torch": {"engine", "bindings"},  # the bindings' errors alone: test below
+    "tests": {"csrc", "kernels", "transport", "engine"},
+}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def place(path: Path) -> str:
+    """``bench/ranks/case`` for that file of the package."""
+    return path.relative_to(PACKAGE).with_suffix("").as_posix()
+
+
+def layer_of(name: str) -> str:
+    """The layer of a place, or of a dotted name below the package."""
+    return re.split(r"[./]", name)[0] if name else "__init__"
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Each imported module's dotted name, and whether a function must be called to import it."""
+    tree = ast.parse(path.read_text(), str(path))
+    lazy = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, id(node) in lazy
+        elif isinstance(node, ast.ImportFrom):
+            package = path.relative_to(ROOT).with_suffix("").parts[: -node.level]
+            base = ".".join([*(package if node.level else ()), *filter(None, [node.module])])
+            # `from pycollective import errors` imports a module, `... import init` a name of one.
+            for alias in node.names:
+                submodule = base == "pycollective" and alias.name in LAYERS | {"_core": set()}
+                yield f"{base}.{alias.name}" if submodule else base, id(node) in lazy
+
+
+def allowed(rules: dict[str, set[str]], where: str) -> set[str]:
+    """What the rules for `where` and for every folder above it allow."""
+    parts = where.split("/")
+    folders = ["/".join(parts[: i + 1]) for i in range(len(parts))]
+    return set().union(*(rules.get(folder, set()) for folder in folders))
+
+
+@pytest.mark.parametrize("path", modules(), ids=place)
+def test_a_module_imports_only_layers_below(path: Path) -> None:
+    layer = layer_of(place(path))
+    assert layer in LAYERS, f"{layer} is new: say in LAYERS what it may import"
+    for name, _ in imports(path):
+        if name.split(".")[0] != "pycollective":
+            continue
+        imported = layer_of(name.partition(".")[2])
+        assert imported == layer or imported in LAYERS[layer], f"{place(path)} imports {name}"
+
+
+def test_the_layers_have_no_cycle() -> None:
+    done: set[str] = {"_core"}
+    left = dict(LAYERS)
+    while left:
+        free = [layer for layer, below in left.items() if below <= done]
+        assert free, f"these import each other: {sorted(left)}"
+        for layer in free:
+            del left[layer]
+            done.add(layer)
+
+
+@pytest.mark.parametrize("path", modules(), ids=place)
+def test_other_packages_are_imported_where_they_may(path: Path) -> None:
+    where = place(path)
+    for name, lazy in imports(path):
+        package = name.split(".")[0]
+        if package in {*sys.stdlib_module_names, "numpy", "pycollective"}:
+            continue
+        may = allowed(TOP_LEVEL, where) | (allowed(LAZY, where) if lazy else set())
+        assert package in may, f"{where} imports {package} {'in a function' if lazy else ''}"
+
+
+def test_the_rules_see_a_forbidden_import(tmp_path: Path) -> None:
+    """The parser itself: each form of import, at the top and inside a function."""
+    file = PACKAGE / "bench" / "imaginary.py"  # never written: only its place matters
+
+    class Source(type(file)):  # type: ignore[misc]
+        def read_text(self, *args: object, **options: object) -> str:
+            return (
+                "import torch.distributed\n"
+                "from . import plot\n"
+                "from .ranks.case import Case\n"
+                "from pycollective import _core, init\n"
+                "def later():\n"
+                "    from pycollective.cli import main\n"
+            )
+
+    assert list(imports(Source(file))) == [
+        ("torch.distributed", False),
+        ("pycollective.bench", False),
+        ("pycollective.bench.ranks.case", False),
+        ("pycollective._core", False),
+        ("pycollective", False),
+        ("pycollective.cli", True),
+    ]
+
+
+# Runs in a new process: what `import pycollective` changes beyond `import numpy`.
+PROBE = """
+import json, os, signal, sys, threading, warnings
+import numpy
+
+def state():
+    descriptors = {}
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            descriptors[number] = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:
+            pass  # the listing's own
+    maps = open("/proc/self/maps").read().splitlines()
+    return {
+        "threads": sorted(os.listdir("/proc/self/task")),
+        "descriptors": descriptors,
+        "environment": dict(os.environ),
+        "signals": [repr(signal.getsignal(number)) for number in range(1, 32)],
+        "files": sorted(os.listdir(".")) + sorted(os.listdir("/dev/shm")),
+        "shared memory": [line for line in maps if "memfd:" in line or "/dev/shm/" in line],
+        "folder": os.getcwd(),
+        "warnings": repr(warnings.filters),
+        "path": sys.path[:],
+    }
+
+modules = set(sys.modules)
+before = state()
+import pycollective
+after = state()
+print(json.dumps({
+    "modules": sorted({name.split(".")[0] for name in set(sys.modules) - modules}),
+    "changed": [name for name in before if before[name] != after[name]],
+}))
+"""
+
+
+def test_importing_the_package_needs_numpy_alone_and_changes_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROBE]
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert set(seen["modules"]) - set(sys.stdlib_module_names) == {"pycollective"}
+    assert seen["changed"] == []
+    assert done.stderr == ""
+
+
+def native_files() -> list[Path]:
+    return sorted([*CSRC.rglob("*.cpp"), *CSRC.rglob("*.h")])
+
+
+def native_place(path: Path) -> str:
+    return path.relative_to(CSRC).as_posix()
+
+
+def native_includes(path: Path) -> list[str]:
+    """What stands between the quotes of each include."""
+    return re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", native_files(), ids=native_place)
+def test_native_code_includes_only_layers_below(path: Path) -> None:
+    def folder_of(name: str) -> str:
+        return name.split("/")[0] if "/" in name else "csrc"
+
+    folder = folder_of(native_place(path))
+    for name in native_includes(path):
+        # Includes are written from csrc/ on; a bare name is a file of csrc/ itself.
+        assert (CSRC / name).exists() or (path.parent / name).exists(), name
+        included = folder_of(name)
+        assert included == folder or included in NATIVE_LAYERS[folder], name
+        if (folder, included) == ("torch", "bindings"):
+            assert name == "bindings/errors_py.h"
+
+
+@pytest.mark.parametrize("path", native_files(), ids=native_place)
+def test_only_the_shim_knows_torch_and_only_bindings_know_python(path: Path) -> None:
+    system = re.findall(r"^#include <([^>]+)>", path.read_text(), re.MULTILINE)
+    folder = native_place(path).split("/")[0]
+    if folder != "torch":
+        assert not [name for name in system if re.match(r"(torch|c10|ATen)/", name)]
+    if folder not in ("torch", "bindings"):
+        assert not [name for name in system if re.match(r"(pybind11|numpy)/|Python\.h", name)]
+
+
+def test_files_stay_short() -> None:
+    folders = ("pycollective", "csrc", "tests", "benchmarks")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    sources = [path for path in files if path.suffix in {".py", ".cpp", ".h"}]
+    assert len(sources) > 50
+    long = {
+        path.relative_to(ROOT).as_posix(): lines
+        for path in sources
+        if (lines := len(path.read_text().splitlines())) > MOST_LINES
+    }
+    assert not long, f"more than {MOST_LINES} lines, so more than one idea: {long}"
