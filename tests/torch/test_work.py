@@ -1,0 +1,213 @@
+"""Asynchronous work: it overlaps, its futures complete once and chain, and nothing is lost."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from pycollective import CollectiveTimeout
+from tests.harness import Ranks, results, run_ranks
+from tests.torch.groups import join, process_group, standing_group
+
+MEGABYTE = 1 << 18  # floats
+
+
+def overlap(comm):
+    """The collective ends while this thread computes and never looks."""
+    standing_group(comm)
+    tensor = torch.full((16 * MEGABYTE,), float(comm.rank + 1))
+    dist.barrier()
+    start = time.perf_counter()
+    work = dist.all_reduce(tensor, async_op=True)
+    issued = time.perf_counter() - start
+    turns = 0
+    deadline = time.monotonic() + 20
+    while tensor[-1].item() != 3.0 and time.monotonic() < deadline:
+        torch.ones(1000).sum()
+        turns += 1
+    done = time.perf_counter() - start
+    assert work.wait()
+    return issued, done, turns, bool((tensor == 3).all())
+
+
+def test_a_collective_goes_on_while_the_caller_computes(pool):
+    for issued, done, turns, right in pool(2).call(overlap):
+        assert right
+        assert turns > 0
+        assert issued < done / 2
+
+
+def not_yet(comm):
+    """A work whose peer has not come is under way, and says so."""
+    standing_group(comm)
+    gate = dist.new_group()
+    if comm.rank == 1:
+        dist.barrier()  # not before rank 0 has looked
+    tensor = torch.ones(4)
+    work = dist.all_reduce(tensor, group=gate, async_op=True)
+    seen = None
+    if comm.rank == 0:
+        future = work.get_future()
+        seen = work.is_completed(), work.is_success(), future.done()
+        with pytest.raises(CollectiveTimeout, match=r"ran out; the operation goes on"):
+            work.wait(datetime.timedelta(milliseconds=50))
+        dist.barrier()
+    assert work.wait()
+    assert work.get_future().wait()[0] is not None
+    assert work.is_completed()
+    assert work.exception() is None
+    assert torch.equal(work.result()[0], torch.full((4,), 2.0))
+    dist.destroy_process_group(gate)
+    return seen
+
+
+def test_a_work_under_way_says_so_and_a_wait_can_run_out(pool):
+    assert pool(2).call(not_yet)[0] == (False, False, False)
+
+
+def futures(comm):
+    standing_group(comm)
+    tensor = torch.arange(4.0) + comm.rank
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    (value,) = future.wait()
+    assert value.data_ptr() == tensor.data_ptr()
+    doubled = dist.all_reduce(tensor, async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+    twice = doubled.then(lambda f: f.value() * 2)
+    strided = torch.ones(4, 2)[:, 0]
+    work = dist.all_reduce(strided, async_op=True)
+    assert work.get_future() is not None
+    assert work.get_future().wait()[0].tolist() == [2.0] * 4
+    assert strided.tolist() == [2.0] * 4
+    after_the_end = dist.all_reduce(tensor, async_op=True)
+    after_the_end.wait()
+    assert after_the_end.get_future().done()
+    return twice.wait().tolist()
+
+
+def test_futures_hold_the_outputs_and_chain(pool):
+    # 0+1, 1+2, ... summed over 2 ranks, twice, then doubled twice
+    for got in pool(2).call(futures):
+        assert got == [8.0, 24.0, 40.0, 56.0]
+
+
+def callbacks_that_wait(comm, count):
+    """Each callback of rank 0 blocks in a second collective, to which rank 1 comes in the opposite
+    order: all of them wait at once, the first until the last has had its turn."""
+    standing_group(comm)
+    groups = [dist.new_group() for _ in range(count)]
+    tensors = [torch.full((4,), float(i)) for i in range(count)]
+
+    def chain(future, group):
+        second = dist.all_reduce(future.value()[0], group=group, async_op=True)
+        return second.get_future().wait()[0], threading.get_ident()
+
+    if comm.rank == 0:
+        started = []
+        for tensor, group in zip(tensors, groups, strict=True):
+            first = dist.all_reduce(tensor, group=group, async_op=True).get_future()
+            started.append(first.then(lambda f, group=group: chain(f, group)))
+        dist.barrier()
+        ended = [future.wait() for future in started]
+    else:
+        dist.barrier()
+        for tensor, group in zip(tensors, groups, strict=True):
+            dist.all_reduce(tensor, group=group)
+        for tensor, group in reversed(list(zip(tensors, groups, strict=True))):
+            dist.all_reduce(tensor, group=group)
+        ended = [(tensor, 0) for tensor in tensors]
+    for group in groups:
+        dist.destroy_process_group(group)
+    return [tensor[0].item() for tensor, _ in ended], len({thread for _, thread in ended})
+
+
+def test_callbacks_may_wait_for_other_collectives(pool):
+    (values, threads), (others, _) = pool(2).call(callbacks_that_wait, 12)
+    assert values == others == [i * 4.0 for i in range(12)]
+    assert threads == 12
+
+
+def grad_mode_in_callback(comm):
+    standing_group(comm)
+    dist.barrier()
+    if comm.rank == 1:
+        time.sleep(0.2)
+    with torch.no_grad():
+        future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+        return future.then(lambda f: torch.is_grad_enabled()).wait()
+
+
+def test_callbacks_see_the_issuers_grad_mode(pool):
+    assert pool(2).call(grad_mode_in_callback) == [False, False]
+
+
+def forgotten(comm):
+    """Works that nobody keeps: the tensors must live until the core is done with them."""
+    standing_group(comm)
+    dist.barrier()
+    if comm.rank == 1:
+        time.sleep(0.2)
+    kept = [torch.full((MEGABYTE,), 1.0) for _ in range(4)]
+    for tensor in kept:
+        dist.all_reduce(tensor, async_op=True)
+        dist.all_reduce(torch.full((MEGABYTE,), 1.0), async_op=True)  # only the core has this one
+        dist.all_reduce(torch.from_numpy(np.ones(MEGABYTE, np.float32)), async_op=True)
+    strided = torch.ones(MEGABYTE, 2)[:, 0]
+    dist.all_reduce(strided, async_op=True)
+    dist.barrier()
+    deadline = time.monotonic() + 10
+    while not bool((strided == 2).all()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [bool((tensor == 2).all()) for tensor in [*kept, strided]]
+
+
+def test_works_that_nobody_keeps_still_happen(pool):
+    assert pool(2).call(forgotten) == [[True] * 5] * 2
+
+
+def end_with_work_pending(comm):
+    """Rank 0 ends without having waited, while rank 1 is still behind."""
+    join(comm)
+    tensor = torch.ones(4)
+    if comm.rank == 0:
+        ran = []
+        work = dist.all_reduce(tensor, async_op=True)
+        work.get_future().then(lambda f: ran.append(f.value()[0][0].item()))
+        atexit._run_exitfuncs()
+        return ran
+    time.sleep(0.5)
+    return [dist.all_reduce(tensor, async_op=True).wait(), tensor[0].item()]
+
+
+def test_a_process_that_ends_lets_what_it_issued_end():
+    with Ranks(2) as ranks:
+        assert results(ranks.call(end_with_work_pending)) == [[2.0], [True, 2.0]]
+        for each in ranks._ranks:
+            each.pipe.close()
+        assert [each.process.wait(20) for each in ranks._ranks] == [0, 0]
+
+
+def callback_during_destroy(comm):
+    entered = threading.Event()
+    ran = []
+    with process_group(comm):
+        if comm.rank == 1:
+            time.sleep(0.1)
+
+        def slow(future):
+            entered.set()
+            time.sleep(0.3)
+            ran.append(future.value()[0].sum().item())
+
+        dist.all_reduce(torch.ones(4), async_op=True).get_future().then(slow)
+    return ran
+
+
+def test_destroying_a_group_waits_for_its_callbacks():
+    assert results(run_ranks(callback_during_destroy, 2)) == [[8.0], [8.0]]
