@@ -12,9 +12,8 @@ bool given(PyObject* object) { return object != nullptr && object != Py_None; }
 
 bool check_algorithm(PyObject* algorithm) {
   if (!given(algorithm)) return true;
-  if (PyUnicode_Check(algorithm) &&
-      (PyUnicode_CompareWithASCIIString(algorithm, "auto") == 0 ||
-       PyUnicode_CompareWithASCIIString(algorithm, "direct") == 0))
+  if (PyUnicode_Check(algorithm) && (PyUnicode_CompareWithASCIIString(algorithm, "auto") == 0 ||
+                                     PyUnicode_CompareWithASCIIString(algorithm, "direct") == 0))
     return true;
   raise_configuration_error("algorithm %R is not here; there are 'auto' and 'direct'", algorithm);
   return false;

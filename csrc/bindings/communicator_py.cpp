@@ -24,8 +24,7 @@ namespace pycollective {
 namespace {
 
 struct Object {
-  PyObject_HEAD
-  std::shared_ptr<Communicator>* core;
+  PyObject_HEAD std::shared_ptr<Communicator>* core;
   std::shared_ptr<AbandonedCalls>* abandoned;
 };
 
@@ -176,7 +175,8 @@ PyObject* broadcast(PyObject* self, PyObject* const* args, Py_ssize_t n, PyObjec
 
 constexpr const char* kAllToAllDoc =
     "all_to_all(out, x, async_op=False, algorithm='auto')\n--\n\n"
-    "Shard r of x goes to rank r; shard r of out comes from rank r. Shards are equal. out may be x.";
+    "Shard r of x goes to rank r; shard r of out comes from rank r. Shards are equal. out may be "
+    "x.";
 PyObject* all_to_all(PyObject* self, PyObject* const* args, Py_ssize_t n, PyObject* names) {
   static const char* const parameters[] = {"out", "x", "async_op", "algorithm"};
   MethodArguments<4> given("all_to_all", parameters, 2);
@@ -411,8 +411,9 @@ void finalise(PyObject* self) {
   Py_DECREF(type);
 }
 
-#define FAST(function) \
-  reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL | METH_KEYWORDS
+#define FAST(function)                                                   \
+  reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), \
+      METH_FASTCALL | METH_KEYWORDS
 
 PyMethodDef methods[] = {
     {"all_reduce", FAST(all_reduce), kAllReduceDoc},
@@ -460,8 +461,7 @@ PyType_Spec spec = {"pycollective._core.Communicator", sizeof(Object), 0,
 }  // namespace
 
 void bind_communicator(py::module_& module) {
-  module.attr("Communicator") =
-      py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
+  module.attr("Communicator") = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
 }
 
 }  // namespace pycollective

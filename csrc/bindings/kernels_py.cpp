@@ -115,9 +115,10 @@ void bind_kernels(py::module_& module) {
   module.def(
       "simd_level", [] { return std::string(name_of(active_simd_level())); },
       "The level in force: PYCOLLECTIVE_SIMD, or the best.");
-  module.def("testing_set_flush_to_zero", &set_flush_to_zero, py::arg("flush"),
-             "For tests: make this thread flush subnormals to zero, or keep them, as a host program "
-             "might. Returns whether it did before.");
+  module.def(
+      "testing_set_flush_to_zero", &set_flush_to_zero, py::arg("flush"),
+      "For tests: make this thread flush subnormals to zero, or keep them, as a host program "
+      "might. Returns whether it did before.");
 }
 
 }  // namespace pycollective

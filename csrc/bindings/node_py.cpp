@@ -69,8 +69,7 @@ void bind_node(py::module_& module) {
           },
           "16 random bytes that name the segment.")
       .def("fileno", [](const NodeHandle& self) { return self.node->fd(); })
-      .def_property_readonly("forked",
-                             [](const NodeHandle& self) { return self.node->forked(); })
+      .def_property_readonly("forked", [](const NodeHandle& self) { return self.node->forked(); })
       .def(
           "attach",
           [](NodeHandle& self, const std::string& token, int fd, int pid) {

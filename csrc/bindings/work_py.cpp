@@ -55,8 +55,7 @@ void PythonWork::wait(double timeout) {
   }
   if (!in_time) {
     raise_failure({FailureKind::kTimeout, -1, call_ ? call_->request().kind : OpKind::kBarrier, 0,
-                   "wait(timeout=" + std::to_string(timeout) +
-                       ") ran out; the operation goes on"});
+                   "wait(timeout=" + std::to_string(timeout) + ") ran out; the operation goes on"});
     throw py::error_already_set();
   }
   finish();

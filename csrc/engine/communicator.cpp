@@ -58,14 +58,13 @@ void Communicator::throw_forked(OpKind kind) const {
            "unharmed. Make communicators after forking, or use the spawn start method"});
 }
 
-void Communicator::check_usable(const Request& request) const {
+void Communicator::check_usable(const Request& request, const Queue& queue) const {
   const auto refuse = [&](FailureKind kind, const std::string& why) {
-    throw CollectiveFailure({kind, rank(), request.kind, 0,
+    throw CollectiveFailure({kind, rank(), request.kind, queue.sequence + 1,
                              std::string(name_of(request.kind)) + " refused: " + why});
   };
   if (closed_) refuse(FailureKind::kConfiguration, "this communicator is closed");
-  if (failure_)
-    refuse(failure_->kind, "this communicator failed before: " + failure_->message);
+  if (failure_) refuse(failure_->kind, "this communicator failed before: " + failure_->message);
   const FailureRecord record = group_->failure();
   if (record.kind != FailureKind::kNone)
     refuse(record.kind, "this communicator failed on rank " + std::to_string(record.reporter) +
@@ -81,7 +80,7 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted)
   std::uint64_t sequence = 0;
   {
     const std::lock_guard lock(mutex_);
-    check_usable(request);
+    check_usable(request, queue);
     sequence = ++queue.sequence;
     if (queue.items.empty() && !queue.driven) {
       queue.driven = true;
@@ -103,15 +102,15 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted)
     drive(operation, watch, Clock::time_point::max(), interrupted);
   } catch (const CollectiveFailure& error) {
     fail(error.failure());
-    stop_driving(queue);
+    stop_driving(queue, Driver::kCaller);
     throw;
   } catch (const std::exception& error) {
     const Failure failure = failure_from(error, request, rank());
     fail(failure);
-    stop_driving(queue);
+    stop_driving(queue, Driver::kCaller);
     throw CollectiveFailure(failure);
   }
-  stop_driving(queue);
+  stop_driving(queue, Driver::kCaller);
 }
 
 std::shared_ptr<Work> Communicator::submit(const Request& request,
@@ -124,7 +123,7 @@ std::shared_ptr<Work> Communicator::submit(const Request& request,
   bool first = false;
   {
     const std::lock_guard lock(mutex_);
-    check_usable(request);
+    check_usable(request, queue);
     pending = std::make_shared<Pending>(shared_from_this(), request, ++queue.sequence, timeout,
                                         std::move(on_done));
     first = queue.items.empty() && !queue.driven;
@@ -136,7 +135,7 @@ std::shared_ptr<Work> Communicator::submit(const Request& request,
   }
   // From here rather than from the progress thread: the peers see the call at once, and the last to
   // arrive with a small message is done without a change of threads. A large one moves over there.
-  if (first && act_on_first(queue, *pending, [&] {
+  if (first && act_on_first(queue, *pending, Driver::kCaller, [&] {
         Operation& operation = pending->start();
         return operation.is_short() && operation.advance() == State::kDone;
       }))
@@ -146,14 +145,14 @@ std::shared_ptr<Work> Communicator::submit(const Request& request,
 }
 
 template <class Act>
-bool Communicator::act_on_first(Queue& queue, Pending& item, const Act& act) {
+bool Communicator::act_on_first(Queue& queue, Pending& item, Driver driver, const Act& act) {
   Failure failure;
   try {
     const bool done = act();
     if (done)
-      finish_first(queue, nullptr);
+      finish_first(queue, driver, nullptr);
     else
-      stop_driving(queue);
+      stop_driving(queue, driver);
     return done;
   } catch (const CollectiveFailure& error) {
     failure = error.failure();
@@ -161,7 +160,7 @@ bool Communicator::act_on_first(Queue& queue, Pending& item, const Act& act) {
     failure = failure_from(error, item.request(), rank());
   }
   fail(failure);
-  finish_first(queue, &failure);
+  finish_first(queue, driver, &failure);
   return true;
 }
 
@@ -202,10 +201,9 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
     group_->sleep(doorbell, std::min<Clock::duration>(kLookEvery, until - now));
     watch.look(operation);
     if (interrupted && interrupted())
-      throw CollectiveFailure({FailureKind::kAborted, rank(), operation.request().kind,
-                               operation.sequence(),
-                               "rank " + std::to_string(rank()) + " was interrupted in " +
-                                   name_of(operation)});
+      throw CollectiveFailure(
+          {FailureKind::kAborted, rank(), operation.request().kind, operation.sequence(),
+           "rank " + std::to_string(rank()) + " was interrupted in " + name_of(operation)});
   }
 }
 
@@ -221,7 +219,7 @@ State Communicator::poll(bool look) {
       queue.driven_item = item.get();
     }
     State state = State::kProgressed;
-    act_on_first(queue, *item, [&] {
+    act_on_first(queue, *item, Driver::kProgressThread, [&] {
       Operation& operation = item->start();
       state = operation.advance();
       if (state == State::kBlocked) {
@@ -250,12 +248,11 @@ bool Communicator::help(Pending& awaited, Clock::time_point until,
     queue.driven = true;
     queue.driven_item = item.get();
   }
-  return act_on_first(queue, *item, [&] {
-    return drive(item->start(), item->watch(), until, interrupted);
-  });
+  return act_on_first(queue, *item, Driver::kCaller,
+                      [&] { return drive(item->start(), item->watch(), until, interrupted); });
 }
 
-void Communicator::stop_driving(Queue& queue) {
+void Communicator::stop_driving(Queue& queue, Driver driver) {
   bool more = false;
   {
     const std::lock_guard lock(mutex_);
@@ -263,17 +260,17 @@ void Communicator::stop_driving(Queue& queue) {
     queue.driven_item = nullptr;
     more = !queue.items.empty();
   }
-  if (more) progress_->carry_on(shared_from_this());
+  if (more && driver == Driver::kCaller) progress_->carry_on(shared_from_this());
 }
 
-void Communicator::finish_first(Queue& queue, const Failure* failure) {
+void Communicator::finish_first(Queue& queue, Driver driver, const Failure* failure) {
   std::shared_ptr<Pending> item;
   {
     const std::lock_guard lock(mutex_);
     item = std::move(queue.items.front());
     queue.items.pop_front();
   }
-  stop_driving(queue);
+  stop_driving(queue, driver);
   item->finish(failure);
 }
 
@@ -346,9 +343,8 @@ bool Communicator::has_pending() const {
 
 bool Communicator::needs_driving() const {
   const std::lock_guard lock(mutex_);
-  return std::any_of(queues_.begin(), queues_.end(), [](const Queue& queue) {
-    return !queue.items.empty() && !queue.driven;
-  });
+  return std::any_of(queues_.begin(), queues_.end(),
+                     [](const Queue& queue) { return !queue.items.empty() && !queue.driven; });
 }
 
 std::shared_ptr<const Failure> Communicator::failure() const {

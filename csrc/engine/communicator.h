@@ -56,22 +56,24 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
  private:
   struct Queue {
     std::list<std::shared_ptr<Pending>> items;
-    bool driven = false;                    // by some thread, which alone may drive it
-    const Pending* driven_item = nullptr;   // the first item, or none: a synchronous call
-    std::uint64_t sequence = 0;             // of the last operation issued
+    bool driven = false;                   // by some thread, which alone may drive it
+    const Pending* driven_item = nullptr;  // the first item, or none: a synchronous call
+    std::uint64_t sequence = 0;            // of the last operation issued
   };
 
   Queue& queue_of(const Request& request);
-  void check_usable(const Request& request) const;  // under the lock
+  void check_usable(const Request& request, const Queue& queue) const;  // under the lock
   // Drives until done (true) or `until`; sleeps where there is nothing to do.
   bool drive(Operation& operation, Watch& watch, Clock::time_point until,
              const InterruptHook& interrupted);
+  // Who drives: the progress thread looks at every queue anyway; another must hand on what is left.
+  enum class Driver { kProgressThread, kCaller };
   // For the thread that drives `queue`. `act` drives the first item and says whether it is done; a
   // failure ends the item and the communicator, and counts as done.
   template <class Act>
-  bool act_on_first(Queue& queue, Pending& item, const Act& act);
-  void stop_driving(Queue& queue);
-  void finish_first(Queue& queue, const Failure* failure);
+  bool act_on_first(Queue& queue, Pending& item, Driver driver, const Act& act);
+  void stop_driving(Queue& queue, Driver driver);
+  void finish_first(Queue& queue, Driver driver, const Failure* failure);
   // Tells the group, and ends all that is pending but what another thread drives: that thread sees
   // it and ends it.
   void fail(const Failure& failure);

@@ -114,18 +114,18 @@ void OneShot::finish() {
       return reduce(shards.begin(me), shards.length(me));
     case OpKind::kScatter:
       return copy_bytes(output,
-                  (me == request_.root ? static_cast<const std::byte*>(request_.input)
-                                       : buffer_of(request_.root)) +
-                      mine,
-                  mine_bytes);
+                        (me == request_.root ? static_cast<const std::byte*>(request_.input)
+                                             : buffer_of(request_.root)) +
+                            mine,
+                        mine_bytes);
     case OpKind::kGather:
       if (me != request_.root) return;
       [[fallthrough]];
     case OpKind::kAllGather:
       for (int r = 0; r < group_.size(); ++r)
         copy_bytes(output + shards.begin(r) * size,
-             r == me ? static_cast<const std::byte*>(request_.input) : buffer_of(r),
-             shards.length(r) * size);
+                   r == me ? static_cast<const std::byte*>(request_.input) : buffer_of(r),
+                   shards.length(r) * size);
       return;
     case OpKind::kAllToAll:
       for (int r = 0; r < group_.size(); ++r)

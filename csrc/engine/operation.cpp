@@ -5,9 +5,8 @@ namespace pycollective {
 std::uint64_t signature_of(const Request& request) {
   // The reduce op of an operation that only moves bytes means nothing, so it must not differ.
   const auto op = reduces(request.kind) ? static_cast<std::uint64_t>(request.reduce_op) : 0;
-  return static_cast<std::uint64_t>(request.kind) |
-         static_cast<std::uint64_t>(request.dtype) << 8 | op << 16 |
-         static_cast<std::uint64_t>(request.root) << 24;
+  return static_cast<std::uint64_t>(request.kind) | static_cast<std::uint64_t>(request.dtype) << 8 |
+         op << 16 | static_cast<std::uint64_t>(request.root) << 24;
 }
 
 std::uint64_t hash_of(const std::vector<std::size_t>& counts) {
@@ -17,13 +16,13 @@ std::uint64_t hash_of(const std::vector<std::size_t>& counts) {
   return hash | 1;
 }
 
-std::string describe_call(std::uint64_t signature, std::uint64_t count,
-                          std::uint64_t counts_hash) {
+std::string describe_call(std::uint64_t signature, std::uint64_t count, std::uint64_t counts_hash) {
   const auto kind = static_cast<OpKind>(signature & 0xff);
   std::string text = name_of(kind);
   if (kind == OpKind::kBarrier) return text + "()";
   text += std::string("(") + name_of(static_cast<Dtype>(signature >> 8 & 0xff)) + ", ";
-  if (reduces(kind)) text += name_of(static_cast<ReduceOp>(signature >> 16 & 0xff)) + std::string(", ");
+  if (reduces(kind))
+    text += name_of(static_cast<ReduceOp>(signature >> 16 & 0xff)) + std::string(", ");
   text += counts_hash != 0 ? "uneven counts" : "count " + std::to_string(count);
   if (kind == OpKind::kReduce || kind == OpKind::kBroadcast || kind == OpKind::kGather ||
       kind == OpKind::kScatter)

@@ -65,8 +65,8 @@ bool Pending::wait(double timeout, const InterruptHook& interrupted) {
                         [this] { return done(); });
   }
   if (!done()) {
-    throw CollectiveFailure({FailureKind::kAborted, -1, request_.kind, sequence_,
-                             "interrupted while waiting"});
+    throw CollectiveFailure(
+        {FailureKind::kAborted, -1, request_.kind, sequence_, "interrupted while waiting"});
   }
   if (failure_) throw CollectiveFailure(*failure_);
   return true;

@@ -18,8 +18,7 @@ PairOperation::PairOperation(Group& group, const Request& request, std::uint64_t
       next_(begin_) {}
 
 bool PairOperation::finished_by(int rank) const {
-  return rank != peer_ ||
-         (posted() && theirs_.chunks.load(std::memory_order_acquire) >= end_);
+  return rank != peer_ || (posted() && theirs_.chunks.load(std::memory_order_acquire) >= end_);
 }
 
 void PairOperation::post() {

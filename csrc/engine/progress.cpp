@@ -106,7 +106,8 @@ void Progress::run(const std::shared_ptr<State>& state) {
     if (sleepy)
       for (const auto& each : active) each->group().announce_sleep();
     bool progressed = false;
-    for (const auto& each : active) progressed |= each->poll(sleepy) == pycollective::State::kProgressed;
+    for (const auto& each : active)
+      progressed |= each->poll(sleepy) == pycollective::State::kProgressed;
     if (progressed) {
       sleep_from = {};
     } else if (sleepy) {

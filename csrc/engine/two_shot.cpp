@@ -32,11 +32,10 @@ TwoShot::TwoShot(Group& group, const Request& request, std::uint64_t sequence)
   const std::size_t leaves = only_shares(request.kind) ? 0 : n - 1;
   const std::size_t results =
       only_exchanges(request.kind) || request.kind == OpKind::kReduceScatter ? 0 : 1;
-  const std::size_t room =
-      group.data_bytes() - 2 * small_buffer_bytes(group.data_bytes());
+  const std::size_t room = group.data_bytes() - 2 * small_buffer_bytes(group.data_bytes());
   const std::size_t fits = room / (kSlots * (leaves + results));
-  const std::size_t wanted = std::clamp(shards_.longest() * element_ / kFewestChunks,
-                                        kSmallestPart, kLargestPart);
+  const std::size_t wanted =
+      std::clamp(shards_.longest() * element_ / kFewestChunks, kSmallestPart, kLargestPart);
   part_ = std::max(std::min(fits, wanted) / kLine * kLine, kLine) / element_;
   chunks_ = (shards_.longest() + part_ - 1) / part_;
   if (reduces(request.kind))
@@ -121,7 +120,8 @@ void TwoShot::copy_in(std::size_t chunk) {
     for (int step = 1; step < n; ++step) {
       const int owner = (me + step) % n;
       const Range part = shards_.part(owner, chunk, part_);
-      copy_bytes(leaf_slot(me, chunk, owner), input + part.begin * element_, part.length * element_);
+      copy_bytes(leaf_slot(me, chunk, owner), input + part.begin * element_,
+                 part.length * element_);
     }
   }
   // Also where nothing was copied: it tells that this rank has fetched up to chunk - 3.
@@ -161,8 +161,8 @@ void TwoShot::reduce_part(std::size_t chunk) {
     case OpKind::kAllReduce:
       return reduce_(leaves, group_.size(), output + part.begin * element_, result, part.length);
     case OpKind::kReduceScatter:
-      return reduce_(leaves, group_.size(),
-                     output + (part.begin - shards_.begin(me)) * element_, nullptr, part.length);
+      return reduce_(leaves, group_.size(), output + (part.begin - shards_.begin(me)) * element_,
+                     nullptr, part.length);
     default:  // reduce: the root needs no copy of its own part, the others have no output
       return reduce_(leaves, group_.size(),
                      me == request_.root ? output + part.begin * element_ : result, nullptr,
@@ -182,8 +182,8 @@ void TwoShot::exchange_part(std::size_t chunk) {
     // all_to_all: equal shards, so what comes from `from` goes where its shard lies.
     const std::size_t to = request_.kind == OpKind::kScatter ? skip : shards_.begin(from) + skip;
     copy_bytes(output + to * element_,
-         from == me ? input + part.begin * element_ : leaf_slot(from, chunk, me),
-         part.length * element_);
+               from == me ? input + part.begin * element_ : leaf_slot(from, chunk, me),
+               part.length * element_);
   }
 }
 
@@ -192,12 +192,13 @@ void TwoShot::share_part(std::size_t chunk) {
   const Range part = shards_.part(me, chunk, part_);
   const std::size_t bytes = part.length * element_;
   // A broadcast's root owns the whole buffer, a gather's input is the own shard alone.
-  const auto* input = static_cast<const std::byte*>(request_.input) +
-                      (part.begin - shards_.begin(me)) * element_;
+  const auto* input =
+      static_cast<const std::byte*>(request_.input) + (part.begin - shards_.begin(me)) * element_;
   auto* output = static_cast<std::byte*>(request_.output);
   if (bytes == 0) return;
   copy_bytes(result_slot(me, chunk), input, bytes);
-  if (fetches() && request_.kind != OpKind::kBroadcast) copy_bytes(output + part.begin * element_, input, bytes);
+  if (fetches() && request_.kind != OpKind::kBroadcast)
+    copy_bytes(output + part.begin * element_, input, bytes);
 }
 
 bool TwoShot::fetch(std::size_t chunk) {

@@ -52,13 +52,13 @@ class TwoShot final : public Operation {
   Rendezvous rendezvous_;
   Shards shards_;
   ReduceFn reduce_ = nullptr;
-  std::size_t element_;     // bytes
-  std::size_t part_ = 0;    // elements of a shard in a chunk
+  std::size_t element_;   // bytes
+  std::size_t part_ = 0;  // elements of a shard in a chunk
   std::size_t chunks_ = 0;
   std::uint64_t base_ = 0;  // chunks that every rank had handled before this operation
   std::size_t round_ = 0;   // i above
   Stage stage_ = Stage::kRendezvous;
-  int peer_ = 1;            // how far around the ranks the current stage has come
+  int peer_ = 1;  // how far around the ranks the current stage has come
 };
 
 }  // namespace pycollective

@@ -42,9 +42,7 @@ class Checker {
   }
 
  private:
-  bool is_pair() const {
-    return request_.kind == OpKind::kSend || request_.kind == OpKind::kRecv;
-  }
+  bool is_pair() const { return request_.kind == OpKind::kSend || request_.kind == OpKind::kRecv; }
 
   void check_counts() const {
     if (request_.kind != OpKind::kReduceScatter && request_.kind != OpKind::kAllGather &&

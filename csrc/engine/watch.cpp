@@ -48,12 +48,12 @@ void Watch::throw_if_failed(const Operation& operation) {
   const FailureRecord record = group.failure();
   if (record.kind == FailureKind::kNone) return;
   const std::string report = group.report_of(record.reporter);
-  throw CollectiveFailure(failure_of(
-      operation, record.kind,
-      record.reporter == group.rank()
-          ? report
-          : report + " (reported by rank " + std::to_string(record.reporter) + " to rank " +
-                std::to_string(group.rank()) + ")"));
+  throw CollectiveFailure(failure_of(operation, record.kind,
+                                     record.reporter == group.rank()
+                                         ? report
+                                         : report + " (reported by rank " +
+                                               std::to_string(record.reporter) + " to rank " +
+                                               std::to_string(group.rank()) + ")"));
 }
 
 void Watch::look(const Operation& operation) {
@@ -88,8 +88,9 @@ void Watch::look_for_lost_peers(const Operation& operation) const {
         operation, FailureKind::kPeerFailure,
         group.describe(r) + (left ? " closed its communicator" : " died: its process ended") +
             " before it finished " + name_of(operation) + ", seen by rank " +
-            std::to_string(group.rank()) + ". The communicator does no more work; the output of rank " +
-            std::to_string(r) + " tells why, and the job must be started again"));
+            std::to_string(group.rank()) +
+            ". The communicator does no more work; the output of rank " + std::to_string(r) +
+            " tells why, and the job must be started again"));
   }
 }
 

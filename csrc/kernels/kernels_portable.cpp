@@ -16,4 +16,3 @@ constexpr int kVectorBytes = 16;
 ReduceFn find_reduce(Dtype dtype, ReduceOp op) { return find(dtype, op); }
 
 }  // namespace pycollective::portable
-

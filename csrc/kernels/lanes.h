@@ -81,7 +81,8 @@ struct Float16 {
   template <int W>
   static Vector<float, W> load(const std::uint16_t* from) {
 #if defined(__AVX512F__)
-    if constexpr (W == 16) return (Vector<float, W>)_mm512_maskz_cvtph_ps(0xFFFF, load_vector<__m256i>(from));
+    if constexpr (W == 16)
+      return (Vector<float, W>)_mm512_maskz_cvtph_ps(0xFFFF, load_vector<__m256i>(from));
 #elif defined(__F16C__)
     if constexpr (W == 8) return (Vector<float, W>)_mm256_cvtph_ps(load_vector<__m128i>(from));
 #endif
@@ -101,7 +102,8 @@ struct Float16 {
 #endif
 #if defined(__AVX512F__)
     if constexpr (W == 16)
-      return store_vector(to, _mm512_maskz_cvtps_ph(0xFFFF, (__m512)quiet, _MM_FROUND_TO_NEAREST_INT));
+      return store_vector(to,
+                          _mm512_maskz_cvtps_ph(0xFFFF, (__m512)quiet, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__F16C__)
     if constexpr (W == 8)
       return store_vector(to, _mm256_cvtps_ph((__m256)quiet, _MM_FROUND_TO_NEAREST_INT));

@@ -204,8 +204,7 @@ void reduce_integers(const void* const* inputs, int n, void* out, void* copy, st
   const auto put = [&](std::size_t i, auto width) {
     using V = Vector<T, decltype(width)::value>;
     V value = load_vector<V>(leaves[0] + i);
-    for (int leaf = 1; leaf < n; ++leaf)
-      value = Op::apply(value, load_vector<V>(leaves[leaf] + i));
+    for (int leaf = 1; leaf < n; ++leaf) value = Op::apply(value, load_vector<V>(leaves[leaf] + i));
     store_vector(static_cast<T*>(out) + i, value);
     if (copy != nullptr) store_vector(static_cast<T*>(copy) + i, value);
   };

@@ -17,7 +17,9 @@ __attribute__((noinline)) void* operator new(std::size_t bytes) {
   throw std::bad_alloc();
 }
 __attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
-__attribute__((noinline)) void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
 
 using namespace pycollective;
 using pycollective::testing::ThreadRanks;

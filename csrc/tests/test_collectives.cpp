@@ -98,8 +98,8 @@ void reduce_scatter(const Case& c) {
   }
   std::vector<float> x = input_of(c.rank(), total);
   std::vector<float> out(counts[c.rank()], kUntouched);
-  Request request = c.request(OpKind::kReduceScatter, x.data(),
-                              c.turn % 2 == 0 ? out.data() : x.data() + begin);
+  Request request =
+      c.request(OpKind::kReduceScatter, x.data(), c.turn % 2 == 0 ? out.data() : x.data() + begin);
   if (c.turn % 3 == 0) request.counts = counts;
   perform(c.comm, request, c.turn);
   const float* result = static_cast<const float*>(request.output);
@@ -156,8 +156,7 @@ void all_to_all(const Case& c) {
   std::vector<float> x = input_of(c.rank(), c.count * c.ranks());
   std::vector<float> out(x.size(), kUntouched);
   const bool in_place = c.turn % 2 == 0;
-  perform(c.comm, c.request(OpKind::kAllToAll, x.data(), in_place ? x.data() : out.data()),
-          c.turn);
+  perform(c.comm, c.request(OpKind::kAllToAll, x.data(), in_place ? x.data() : out.data()), c.turn);
   const std::vector<float>& result = in_place ? x : out;
   for (int r = 0; r < c.size(); ++r)
     for (std::size_t i = 0; i < c.count; ++i)
@@ -180,12 +179,14 @@ void send_and_receive(const Case& c) {
   for (std::size_t i = 0; i < c.count; ++i) CHECK(y[i] == value(left, i));
 }
 
-void barrier(const Case& c) { perform(c.comm, c.request(OpKind::kBarrier, nullptr, nullptr), c.turn); }
+void barrier(const Case& c) {
+  perform(c.comm, c.request(OpKind::kBarrier, nullptr, nullptr), c.turn);
+}
 
 void every_operation(int ranks, std::size_t data_bytes) {
   ThreadRanks threads(ranks);
   const auto group = threads.make_group(60, data_bytes);
-  const std::size_t counts[] = {0,  1,    3,     static_cast<std::size_t>(ranks) - 1, 17, 1000,
+  const std::size_t counts[] = {0,    1,     3,    static_cast<std::size_t>(ranks) - 1, 17, 1000,
                                 4097, 20011, 70001};
   int turn = 0;
   for (const std::size_t count : counts) {

@@ -59,7 +59,7 @@ struct Mailbox {
   // ranks: one line that stays shared in every cache while nobody sleeps.
   alignas(kLine) std::atomic<Mask> sleepers;
   alignas(kLine) std::atomic<std::uint64_t> failure;  // written by any rank: the first cause
-  std::atomic<Mask> left;  // bit r is set by rank r, which will touch this mailbox no more
+  std::atomic<Mask> left;           // bit r is set by rank r, which will touch this mailbox no more
   alignas(kLine) char report[448];  // the owner's account of a failure that it reports
 };
 

@@ -13,7 +13,8 @@ namespace {
 // Data areas of one process add up to about this much, and kLeastData for each group beyond.
 constexpr std::size_t kDataBudget = std::size_t{6} << 20;
 constexpr std::size_t kLeastData = std::size_t{32} << 10;
-// More than this for each peer makes no transfer faster (three slots of 128 KiB, and small buffers).
+// More than this for each peer makes no transfer faster (three slots of 128 KiB, and small
+// buffers).
 constexpr std::size_t kUsefulDataPerRank = std::size_t{448} << 10;
 
 std::size_t to_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -30,8 +31,7 @@ std::size_t mailbox_bytes(int ranks, bool first) {
   return mailbox_header_bytes(ranks) + data_bytes_for(ranks, first ? 0 : kDataBudget);
 }
 
-Node::Node()
-    : own_(std::make_shared<Peer>(Segment::create(), 0)), arena_(kPage, kSegmentBytes) {
+Node::Node() : own_(std::make_shared<Peer>(Segment::create(), 0)), arena_(kPage, kSegmentBytes) {
   peers_[token()] = own_;
 }
 

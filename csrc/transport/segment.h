@@ -22,7 +22,8 @@ class Segment {
   // Makes this process's own segment. Throws std::system_error.
   static std::shared_ptr<Segment> create();
   // Maps a peer's segment; `fd` stays the caller's. Throws std::invalid_argument where the file is
-  // not a segment with that token, sealed against shrinking (a shrunken one would kill its readers).
+  // not a segment with that token, sealed against shrinking (a shrunken one would kill its
+  // readers).
   static std::shared_ptr<Segment> attach(int fd, const Token& token);
 
   ~Segment();

@@ -1,0 +1,295 @@
+"""How a group fails: who is named, how soon, on every rank; and what still works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import pycollective as pc
+from tests.harness import PerRank, Ranks, results, run_ranks
+
+MIB = 1 << 20
+
+
+def reduce_until_failure(comm, count=16 * MIB, fork=False):
+    """All-reduces until one raises: the error, when it came, and what a further call raises."""
+    if fork and comm.rank == 1 and os.fork() == 0:
+        time.sleep(20)  # a DataLoader's worker, say: it holds every descriptor of its parent open
+        os._exit(0)
+    x = np.zeros(count, np.float32)
+    caught = []
+    while not caught:
+        try:
+            comm.all_reduce(x)
+        except pc.CollectiveError as error:
+            caught = [error, time.monotonic()]
+    try:
+        comm.barrier()
+    except pc.CollectiveError as again:
+        caught.append(again)
+    return *caught, comm.failure
+
+
+@pytest.mark.parametrize("fork", [False, True], ids=["alone", "with forked children"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_killed_rank_is_named_on_every_other(size, fork):
+    delays = []
+    for attempt in range(3):
+        with Ranks(size) as ranks:
+            killed = []
+
+            def kill(ranks=ranks, killed=killed, wait=0.5 + 0.05 * attempt):
+                time.sleep(wait)
+                killed.append(time.monotonic())
+                os.kill(ranks.pids[1], signal.SIGKILL)
+
+            threading.Thread(target=kill).start()
+            outcomes = ranks.call(reduce_until_failure, 16 * MIB, fork)
+        assert outcomes[1].exit_code == -signal.SIGKILL
+        for each in outcomes[:1] + outcomes[2:]:
+            assert each.error is None, each.error
+            error, seen, again, kept = each.result
+            assert isinstance(error, pc.PeerFailure)
+            assert "rank 1 (pid" in str(error)
+            assert "died" in str(error)
+            assert (error.rank, error.op) == (each.rank, "all_reduce")
+            assert error.sequence > 0
+            assert isinstance(again, pc.PeerFailure)
+            assert isinstance(kept, pc.PeerFailure)
+            delays.append(seen - killed[0])
+    # The promise is 0.2 s; a machine that was away for a moment is not the library's fault.
+    assert np.median(delays) < 0.2, delays
+    assert max(delays) < 2, delays
+
+
+def arrive_unless(comm, absent):
+    if comm.rank in absent:
+        time.sleep(1.5)
+    try:
+        comm.all_reduce(np.zeros(100, np.float32))
+    except pc.CollectiveError as error:
+        return error
+    return None
+
+
+def test_a_rank_that_never_arrives_is_named():
+    for error in results(run_ranks(arrive_unless, 4, [1, 3], operation_timeout=0.5)):
+        # The late ones are told too, when they come.
+        assert isinstance(error, pc.CollectiveTimeout)
+        assert "rank(s) 1, 3 have not called it" in str(error)
+
+
+def call(comm, what):
+    x = np.ones(10, np.float32)
+    calls = {
+        "all_reduce": lambda: comm.all_reduce(x),
+        "longer": lambda: comm.all_reduce(np.ones(11, np.float32)),
+        "large": lambda: comm.all_reduce(np.ones(10 * MIB, np.float32)),
+        "float64": lambda: comm.all_reduce(np.ones(10)),
+        "max": lambda: comm.all_reduce(x, op="max"),
+        "broadcast": lambda: comm.broadcast(x, root=0),
+        "other root": lambda: comm.broadcast(x, root=1),
+        "barrier": comm.barrier,
+        "counts": lambda: comm.all_gather(np.empty(20, np.float32), x, counts=[10, 10]),
+        "all_gather": lambda: comm.all_gather(np.empty(20, np.float32), x),
+        "send": lambda: comm.send(x, 1),
+        "recv longer": lambda: comm.recv(np.ones(11, np.float32), 0),
+        "recv float64": lambda: comm.recv(np.ones(10), 0),
+    }
+    try:
+        calls[what]()
+    except pc.CollectiveError as error:
+        return error, bool((x == 1).all())
+    return None, False
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ("all_reduce", "longer", ["count 10", "count 11"]),
+        ("all_reduce", "large", ["count 10)", "count 10485760"]),
+        ("all_reduce", "float64", ["float32", "float64"]),
+        ("all_reduce", "max", ["sum", "max"]),
+        ("all_reduce", "broadcast", ["all_reduce", "broadcast"]),
+        ("broadcast", "other root", ["root 0", "root 1"]),
+        ("barrier", "all_reduce", ["barrier()", "all_reduce"]),
+        ("counts", "all_gather", ["uneven counts", "count 10"]),
+        ("send", "recv longer", ["send(float32, count 10)", "recv(float32, count 11)"]),
+        ("send", "recv float64", ["send(float32, count 10)", "recv(float64, count 10)"]),
+    ],
+)
+def test_different_calls_name_both_sides_before_data_moves(one, other, said):
+    for error, untouched in results(run_ranks(call, 2, PerRank([one, other]))):
+        assert isinstance(error, pc.CollectiveMismatch)
+        assert "rank 0 called" in str(error) or "rank 0 (pid" in str(error)
+        assert "rank 1 called" in str(error) or "rank 1 (pid" in str(error)
+        for each in said:
+            assert each in str(error)
+        assert untouched
+
+
+def block(comm):
+    if comm.rank == 1:
+        time.sleep(1.0)  # meanwhile rank 0 is interrupted
+    try:
+        comm.all_reduce(np.zeros(1000, np.float32))
+    except (pc.CollectiveError, KeyboardInterrupt) as error:
+        return type(error), str(error), time.monotonic()
+    return None
+
+
+def test_ctrl_c_interrupts_a_blocked_call_and_tells_the_peers():
+    with Ranks(3) as ranks:
+        pid = ranks.pids[0]
+        sent = []
+
+        def interrupt():
+            time.sleep(0.4)
+            sent.append(time.monotonic())
+            os.kill(pid, signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        first, late, blocked = results(ranks.call(block))
+    assert first[0] is KeyboardInterrupt
+    assert first[2] - sent[0] < 0.3
+    for kind, text, _ in (late, blocked):
+        assert kind is pc.CollectiveAborted
+        assert "rank 0 was interrupted" in text
+    assert blocked[2] - sent[0] < 0.3
+
+
+def use_in_child(comm):
+    comm.barrier()
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            comm.all_reduce(np.zeros(3, np.float32))
+            os.write(write, b"no error")
+        except pc.ConfigurationError as error:
+            os.write(write, str(error).encode())
+        finally:
+            comm.close()
+            os._exit(0)
+    os.close(write)
+    said = os.read(read, 10_000).decode()
+    os.close(read)
+    os.waitpid(pid, 0)
+    x = np.ones(100_000, np.float32)
+    comm.all_reduce(x, async_op=True).wait(timeout=10)
+    return said, float(x[0])
+
+
+def test_use_after_fork_raises_in_the_child_and_leaves_the_parent_unharmed():
+    for said, value in results(run_ranks(use_in_child, 2)):
+        assert "fork" in said
+        assert value == 2
+
+
+def leave_early(comm):
+    x = np.ones(200_000, np.float32)
+    comm.all_reduce(x)
+    if comm.rank == 0:
+        comm.close()
+        return float(x[-1]), None
+    rest = comm.failure
+    time.sleep(0.1)
+    comm_failed = None
+    try:
+        comm.barrier()
+    except pc.PeerFailure as error:
+        comm_failed = str(error)
+    return float(x[-1]), (rest, comm_failed)
+
+
+def test_a_rank_that_has_finished_and_left_harms_nobody():
+    for rank, (value, after) in enumerate(results(run_ranks(leave_early, 3))):
+        assert value == 3
+        if rank > 0:
+            assert after[0] is None
+            assert "rank 0 (pid" in after[1]
+            assert "closed its communicator" in after[1]
+
+
+def join_short_of_memory(comm, short):
+    from pycollective import host_memory
+
+    if short:
+        host_memory.headroom = lambda: host_memory.Headroom(100_000, "the limit of a test")
+    try:
+        pc.init(timeout=20)
+    except pc.ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def test_too_little_shared_memory_is_an_error_at_start_on_every_rank():
+    start = time.monotonic()
+    said = results(run_ranks(join_short_of_memory, 3, PerRank([False, True, False]), join=False))
+    assert time.monotonic() - start < 15  # told, not timed out
+    for rank, text in enumerate(said):
+        assert "MiB of shared memory" in text
+        assert "the limit of a test leaves 0.1 MiB" in text
+        assert rank == 1 or text.startswith("rank 1: ")
+
+
+def abort_while_others_wait(comm):
+    if comm.rank == 1:
+        time.sleep(0.3)
+        comm.abort("the data ran out")
+    try:
+        comm.all_reduce(np.zeros(10, np.float32))
+    except pc.CollectiveAborted as error:
+        return str(error)
+    return ""
+
+
+def test_abort_reaches_everyone_with_its_reason():
+    for text in results(run_ranks(abort_while_others_wait, 3)):
+        assert "rank 1 aborted" in text
+        assert "the data ran out" in text
+
+
+def wait_too_briefly(comm):
+    x = np.ones(1000, np.float32)
+    if comm.rank == 1:
+        time.sleep(0.5)
+    work = comm.all_reduce(x, async_op=True)
+    ran_out = False
+    if comm.rank == 0:
+        try:
+            work.wait(timeout=0.05)
+        except pc.CollectiveTimeout:
+            ran_out = True
+    work.wait(timeout=10)
+    return ran_out, work.done(), float(x[0])
+
+
+def test_a_wait_that_runs_out_only_raises():
+    (ran_out, done, value), other = results(run_ranks(wait_too_briefly, 2))
+    assert ran_out
+    assert done
+    assert value == other[2] == 2
+
+
+def fail_in_with(comm):
+    try:
+        with comm:
+            if comm.rank == 0:
+                raise ValueError("bad batch")
+            comm.barrier()
+    except (ValueError, pc.CollectiveError) as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def test_an_exception_in_a_with_block_aborts_the_group():
+    first, second = results(run_ranks(fail_in_with, 2))
+    assert first == ("ValueError", "bad batch")
+    assert second[0] == "CollectiveAborted"
+    assert "ValueError: bad batch" in second[1]

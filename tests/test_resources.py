@@ -1,0 +1,208 @@
+"""What groups cost, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.harness import ROOT, Ranks, results, run_ranks
+
+MIB = 1 << 20
+
+
+def committed(comm):
+    return os.fstat(comm._node.fileno()).st_blocks * 512
+
+
+def counts():
+    maps = Path("/proc/self/maps").read_text().count("memfd:pycollective")
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), maps
+
+
+def test_sixteen_ranks_take_at_most_64_mb():
+    assert sum(results(run_ranks(committed, 16))) <= 64_000_000
+
+
+def make_many(comm, groups):
+    before = counts()
+    made = [comm.split(0) for _ in range(groups)]
+    for each in made:
+        x = np.ones(5000, np.float32)
+        each.all_reduce(x)
+        assert x[0] == comm.size
+    works = [each.all_reduce(np.ones(5000, np.float32), async_op=True) for each in made]
+    for work in works:
+        work.wait(timeout=30)
+    return committed(comm), before, counts()
+
+
+def test_hundreds_of_groups_share_one_segment_and_one_thread():
+    answers = results(run_ranks(make_many, 4, 300))
+    # Scaled to the 16 ranks for which the bound of 64 MB is given.
+    assert sum(each[0] for each in answers) * 4 <= 5 * 64_000_000
+    for _, (threads, files, maps), (threads_after, files_after, maps_after) in answers:
+        assert threads_after <= threads + 1
+        assert files_after <= files
+        assert maps_after == maps
+
+
+def make_and_close(comm):
+    first = None
+    for i in range(500):
+        sub = comm.split(0)
+        x = np.ones(10, np.float32)
+        sub.all_reduce(x)
+        sub.close()
+        if i == 20:
+            first = committed(comm)
+    return first, committed(comm)
+
+
+def test_closed_groups_give_their_memory_back():
+    for early, late in results(run_ranks(make_and_close, 3)):
+        assert late <= early + MIB
+
+
+def blocked_cpu_seconds(comm):
+    x = np.ones(10, np.float32)
+    comm.all_reduce(x, async_op=True).wait(timeout=10)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    if comm.rank == 1:
+        time.sleep(1.5)
+        pending = comm.all_reduce(x, async_op=True)
+    else:
+        pending = comm.all_reduce(x, async_op=True)
+        time.sleep(1.0)
+    pending.wait(timeout=10)
+    if comm.rank == 0:
+        comm.barrier()
+    else:
+        time.sleep(1.0)
+        comm.barrier()
+    time.sleep(0.5)  # idle
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_waiting_and_idling_burn_no_core():
+    for seconds in results(run_ranks(blocked_cpu_seconds, 2)):
+        assert seconds < 0.3  # of 3 s
+
+
+def big(comm):
+    x = np.full(2**31 + 17, comm.rank + 1, np.uint8)
+    comm.all_reduce(x)
+    right = all((x[i : i + 64 * MIB] == 3).all() for i in range(0, x.size, 64 * MIB))
+    comm.broadcast(x[: 2**31 + 5], root=0)
+    return right, committed(comm)
+
+
+def test_messages_of_several_gib_in_bounded_memory():
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if available < 8 << 30:
+        pytest.skip("needs 8 GiB of free memory")
+    for right, bytes_used in results(run_ranks(big, 2, timeout=100.0)):
+        assert right
+        assert bytes_used < 4 * MIB
+
+
+def left_behind():
+    sockets = [
+        line.split()[-1]
+        for line in Path("/proc/net/unix").read_text().splitlines()
+        if "@pycollective" in line
+    ]
+    return sockets, sorted(os.listdir("/dev/shm"))
+
+
+PROGRAM = """
+import os, signal, sys
+import numpy as np
+import pycollective as pc
+comm = pc.init(timeout=20)
+x = np.ones(1_000_000, np.float32)
+comm.all_reduce(x)
+pending = comm.all_reduce(x, async_op=True)
+if sys.argv[1] == "normal":
+    pending.wait(timeout=10)
+if sys.argv[1] == "exception":
+    raise SystemExit("an exception") if comm.rank else ValueError("an exception")
+if sys.argv[1] == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["normal", "exception", "kill", "kill the launcher"])
+def test_nothing_is_left_behind(tmp_path, how):
+    before = left_behind()
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM + ("import time; time.sleep(60)" if "launcher" in how else ""))
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "pycollective", "run", "-n", "3", str(program), how],
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+    )
+    if how == "kill the launcher":
+        time.sleep(3)
+        launcher.send_signal(signal.SIGKILL)
+    status = launcher.wait(60)
+    assert (status == 0) == (how == "normal")
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and (ranks_of(program) or left_behind() != before):
+        time.sleep(0.1)
+    assert ranks_of(program) == []
+    assert left_behind() == before
+
+
+def ranks_of(program):
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(program) in each.read_text() and "pycollective\0run" not in each.read_text():
+                found.append(each.parent.name)
+        except OSError:
+            continue  # it ended just now
+    return found
+
+
+def many_orders(comm):
+    halves = [comm.split(0) for _ in range(6)]
+    order = np.random.default_rng(comm.rank).permutation(6)
+    arrays = [np.full(30_000 * (i + 1), comm.rank + 1.0, np.float32) for i in range(6)]
+    works = {i: halves[i].all_reduce(arrays[i], async_op=True) for i in order}
+    for i in reversed(order):
+        works[i].wait(timeout=30)
+    return all((each == 6).all() for each in arrays)
+
+
+def test_groups_whose_operations_are_issued_in_different_orders():
+    with Ranks(3) as ranks:
+        for _ in range(5):
+            assert all(results(ranks.call(many_orders)))
+
+
+def split_evenly(comm):
+    sub = comm.split(comm.rank % 2, key=-comm.rank)
+    x = np.array([comm.rank], np.int64)
+    members = np.empty(sub.size, np.int64)
+    sub.all_gather(members, x)
+    none = comm.split(None if comm.rank == 0 else 7)
+    return sub.rank, members.tolist(), none is None
+
+
+def test_split_orders_by_key_and_leaves_out_who_asks():
+    assert results(run_ranks(split_evenly, 5)) == [
+        (2, [4, 2, 0], True),
+        (1, [3, 1], False),
+        (1, [4, 2, 0], False),
+        (0, [3, 1], False),
+        (0, [4, 2, 0], False),
+    ]
