@@ -1,0 +1,69 @@
+"""The README's examples run as written, and what the documents point at exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+
+
+def run_example(text: str, ranks: int, folder: Path) -> list[str]:
+    """The lines that `ranks` ranks print, each after its rank in brackets."""
+    program = folder / "example.py"
+    program.write_text(text)
+    command = [sys.executable, "-m", "pycollective", "run", "-n", str(ranks), "--tag-output"]
+    command.append(str(program))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_numpy_example_gives_every_rank_the_same(tmp_path: Path) -> None:
+    lines = [line.partition(" ") for line in run_example(EXAMPLES[0], 4, tmp_path)]
+    assert sorted(rank for rank, _, _ in lines) == ["[0]", "[1]", "[2]", "[3]"]
+    assert len({text for _, _, text in lines}) == 1
+
+
+def test_the_ddp_example_averages(tmp_path: Path) -> None:
+    # Prints what the example computes: the gradient that DDP left in the model.
+    shown = EXAMPLES[1].replace(
+        "torch.distributed.destroy_process_group()",
+        "print(model.weight.grad.double().sum().item(), flush=True)\n"
+        "torch.distributed.destroy_process_group()",
+    )
+    assert shown != EXAMPLES[1]
+    lines = [line.partition(" ")[2] for line in run_example(shown, 2, tmp_path)]
+    assert len(lines) == 2
+    assert len(set(lines)) == 1
+    assert float(lines[0]) != 0
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_named_files_exist(document: Path) -> None:
+    text = document.read_text()
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (document.parent / target).exists(), target
+    # Paths in backquotes, from the root, from csrc/ or from the package.
+    for name in re.findall(r"`([\w/]+\.(?:py|h|cpp|md))`", text):
+        homes = (
+            ROOT,
+            ROOT / "csrc",
+            ROOT / "pycollective",
+            *(ROOT / "csrc").iterdir(),
+            ROOT / "docs",
+        )
+        assert any((home / name).exists() for home in homes), name
+
+
+def test_every_document_is_reached_from_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for document in DOCUMENTS:
+        if document.name != "README.md":
+            assert document.relative_to(ROOT).as_posix() in readme
