@@ -26,11 +26,12 @@ def plot(results: Sequence[Result], path: Path) -> None:
     figure = Figure(figsize=(11, 7.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(2, 2, gridspec_kw={"hspace": 0.08, "wspace": 0.06})
+    panels[1, 1].sharey(panels[1, 0])
     _draw_loss(panels[0, 0], results)
     _draw_spread(panels[0, 1], results)
-    top = max(result.step_time for result in results) * 1e3
-    for axes, gradients in zip(panels[1], ("fp32", "bf16"), strict=True):
-        _draw_step_times(axes, results, gradients, top)
+    for axes, gradients in zip(panels[1], _STYLES, strict=True):
+        _draw_step_times(axes, results, gradients)
+    panels[1, 0].margins(y=0.3)  # room for the legends
     for axes in panels.flat:
         _dress(axes)
     figure.savefig(path)
@@ -93,7 +94,7 @@ def _draw_spread(axes: Any, results: Sequence[Result]) -> None:
     axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper right")
 
 
-def _draw_step_times(axes: Any, results: Sequence[Result], gradients: str, top: float) -> None:
+def _draw_step_times(axes: Any, results: Sequence[Result], gradients: str) -> None:
     """A bar a backend and bucket size; the upper, pale part is exposed communication."""
     chosen = [r for r in results if r.configuration.gradients == gradients]
     caps = sorted({r.configuration.bucket_cap_mb for r in chosen})
@@ -116,7 +117,6 @@ def _draw_step_times(axes: Any, results: Sequence[Result], gradients: str, top: 
             for cap, count in zip(caps, buckets, strict=True)
         ],
     )
-    axes.set_ylim(0, top * 1.2)
     axes.set_ylabel("ms")
     axes.set_title(f"Step time, {gradients} gradients")
     title = "pale: communication not hidden by backward"

@@ -56,9 +56,9 @@ constexpr const char* name_of(ReduceOp op) {
 }
 
 constexpr const char* name_of(OpKind kind) {
-  constexpr const char* names[kOpKinds] = {
-      "all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast", "all_to_all",
-      "gather",     "scatter",        "send",       "recv",   "barrier"};
+  constexpr const char* names[kOpKinds] = {"all_reduce", "reduce_scatter", "all_gather", "reduce",
+                                           "broadcast",  "all_to_all",     "gather",     "scatter",
+                                           "send",       "recv",           "barrier"};
   return names[static_cast<int>(kind)];
 }
 

@@ -46,7 +46,7 @@ class _Rank:
     process: subprocess.Popen[bytes]
     pipe: Connection
     outcome: Outcome
-    log: Path | None = None
+    pidfd: int
 
 
 @dataclass
@@ -90,7 +90,12 @@ class Ranks:
         there.close()
         assert process.stderr is not None
         os.set_blocking(process.stderr.fileno(), False)
-        return _Rank(process, here, Outcome(rank, process.pid))
+        return _Rank(process, here, Outcome(rank, process.pid), os.pidfd_open(process.pid))
+
+    def joined(self) -> Ranks:
+        """Wait until all have their communicator, so that what happens next happens to a group."""
+        results(self.call(_nothing))
+        return self
 
     @property
     def pids(self) -> list[int]:
@@ -118,11 +123,17 @@ class Ranks:
                     f"rank {r.outcome.rank}:\n{_stderr(r)}" for r in missing.values()
                 )
                 raise RankLost(f"no answer within {self.timeout:g} s from\n{stories}")
-            for pipe in wait(list(missing), left):
-                assert isinstance(pipe, Connection)
-                each = missing.pop(pipe)
+            # The end of a process, too: its forked children may hold its pipe open.
+            watched = {each.pidfd: each for each in missing.values()}
+            for ready in wait([*missing, *watched], left):
+                each = missing.get(ready) or watched[ready]
+                if each.pipe not in missing:
+                    continue
+                del missing[each.pipe]
                 try:
-                    each.outcome.result, each.outcome.error = pickle.loads(pipe.recv_bytes())
+                    if not each.pipe.poll():
+                        raise EOFError
+                    each.outcome.result, each.outcome.error = pickle.loads(each.pipe.recv_bytes())
                 except (EOFError, ConnectionResetError):
                     each.outcome.exit_code = each.process.wait(10)
                 each.outcome.ended = time.monotonic()
@@ -137,9 +148,14 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 each.process.kill()
                 each.process.wait()
-            if each.process.stderr is not None:
-                each.process.stderr.close()
+            assert each.process.stderr is not None
+            each.process.stderr.close()
+            os.close(each.pidfd)
         self._store.close()
+
+
+def _nothing(communicator: Any) -> None:
+    pass
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ MIB = 1 << 20
 def reduce_until_failure(comm, count=16 * MIB, fork=False):
     """All-reduces until one raises: the error, when it came, and what a further call raises."""
     if fork and comm.rank == 1 and os.fork() == 0:
-        time.sleep(20)  # a DataLoader's worker, say: it holds every descriptor of its parent open
+        time.sleep(10)  # a DataLoader's worker, say: it holds every descriptor of its parent open
         os._exit(0)
     x = np.zeros(count, np.float32)
     caught = []
@@ -41,9 +41,10 @@ def test_a_killed_rank_is_named_on_every_other(size, fork):
     delays = []
     for attempt in range(3):
         with Ranks(size) as ranks:
+            ranks.joined()
             killed = []
 
-            def kill(ranks=ranks, killed=killed, wait=0.5 + 0.05 * attempt):
+            def kill(ranks=ranks, killed=killed, wait=0.2 + 0.05 * attempt):
                 time.sleep(wait)
                 killed.append(time.monotonic())
                 os.kill(ranks.pids[1], signal.SIGKILL)
@@ -145,7 +146,7 @@ def block(comm):
 
 def test_ctrl_c_interrupts_a_blocked_call_and_tells_the_peers():
     with Ranks(3) as ranks:
-        pid = ranks.pids[0]
+        pid = ranks.joined().pids[0]
         sent = []
 
         def interrupt():

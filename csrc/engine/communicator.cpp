@@ -64,11 +64,17 @@ void Communicator::check_usable(const Request& request, const Queue& queue) cons
                              std::string(name_of(request.kind)) + " refused: " + why});
   };
   if (closed_) refuse(FailureKind::kConfiguration, "this communicator is closed");
+  learn_failure();
   if (failure_) refuse(failure_->kind, "this communicator failed before: " + failure_->message);
+}
+
+void Communicator::learn_failure() const {
   const FailureRecord record = group_->failure();
-  if (record.kind != FailureKind::kNone)
-    refuse(record.kind, "this communicator failed on rank " + std::to_string(record.reporter) +
-                            ": " + group_->report_of(record.reporter));
+  if (failure_ || record.kind == FailureKind::kNone) return;
+  failure_ = std::make_shared<Failure>(
+      Failure{record.kind, rank(), OpKind::kBarrier, 0,
+              group_->report_of(record.reporter) + " (reported by rank " +
+                  std::to_string(record.reporter) + " to rank " + std::to_string(rank()) + ")"});
 }
 
 void Communicator::run(const Request& request, const InterruptHook& interrupted) {
@@ -350,6 +356,7 @@ bool Communicator::needs_driving() const {
 std::shared_ptr<const Failure> Communicator::failure() const {
   if (forked()) return nullptr;
   const std::lock_guard lock(mutex_);
+  learn_failure();
   return failure_;
 }
 

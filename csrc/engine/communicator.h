@@ -63,6 +63,7 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
 
   Queue& queue_of(const Request& request);
   void check_usable(const Request& request, const Queue& queue) const;  // under the lock
+  void learn_failure() const;  // under the lock: from another rank's report
   // Drives until done (true) or `until`; sleeps where there is nothing to do.
   bool drive(Operation& operation, Watch& watch, Clock::time_point until,
              const InterruptHook& interrupted);
@@ -84,7 +85,7 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   std::atomic<double> timeout_;
   mutable std::mutex mutex_;
   std::vector<Queue> queues_;  // collectives, sends to each rank, receives from each rank
-  std::shared_ptr<const Failure> failure_;
+  mutable std::shared_ptr<const Failure> failure_;
   bool closed_ = false;
 };
 
