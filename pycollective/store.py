@@ -1,15 +1,17 @@
 """A small key-value store with which ranks find each other where no torch store is at hand.
 
 A server thread (in `pycollective run`, or in rank 0 for ``store="tcp://host:port"``) keeps the
-values; clients set them and wait for them. Each message is one JSON line, so a stranger's bytes can
-do no more than lose their own connection. Keys live as long as the server.
+values; clients set them and wait for them. Keys live as long as the server.
+
+A message is one line of four words: secret, verb, key, value; the answer is one line, the value.
+The secret is hexadecimal, keys and values are base64: the server compares and keeps bytes, and
+decodes nothing, so a stranger's bytes can do no more than lose their own connection.
 """
 
 from __future__ import annotations
 
 import base64
 import hmac
-import json
 import selectors
 import socket
 import threading
@@ -20,7 +22,7 @@ from typing import Any
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 
 _MAX_LINE = 1 << 20
-_MAX_CLIENTS = 1024
+_MAX_CLIENTS = 256  # a host's 64 ranks, and strangers
 
 
 def parse_address(address: str) -> tuple[int, Any]:
@@ -29,26 +31,38 @@ def parse_address(address: str) -> tuple[int, Any]:
         return socket.AF_UNIX, "\0" + address[len("unix:@") :]
     if address.startswith("tcp://"):
         host, separator, port = address[len("tcp://") :].rpartition(":")
-        if separator and host and port.isdigit():
+        if separator and host and port.isdecimal() and 0 < int(port) < 65536:
             return socket.AF_INET, (host, int(port))
     raise ConfigurationError(f"store address {address!r} is not tcp://host:port or unix:@name")
+
+
+def _word(text: bytes) -> bytes:
+    return base64.b64encode(text)
 
 
 class StoreServer:
     """Serves one store from a thread of its own until closed.
 
+    Clients may connect as soon as it is made, and are answered once it is started.
+
     Args:
         address: where to listen; see `parse_address`.
-        secret: what every client must present; empty for none.
+        secret: what every client must present, hexadecimal; empty for none.
+        start: False to call `start` later: a process that still has to fork had better not have
+            threads.
+
+    Raises:
+        ConfigurationError: the address cannot be listened at.
     """
 
-    def __init__(self, address: str, secret: str = "") -> None:
+    def __init__(self, address: str, secret: str = "", *, start: bool = True) -> None:
         family, target = parse_address(address)
-        self._secret = secret
-        self._values: dict[str, str] = {}
-        self._counters: dict[str, int] = {}
-        self._waiting: dict[str, list[socket.socket]] = {}
-        self._buffers: dict[socket.socket, bytes] = {}
+        self._secret = secret.encode()
+        self._values: dict[bytes, bytes] = {}
+        self._counts: dict[bytes, int] = {}
+        self._waiting: dict[bytes, list[socket.socket]] = {}
+        self._buffers: dict[socket.socket, bytes] = {}  # of each client, in order of arrival
+        self._known: set[socket.socket] = set()  # those that have sent a proper message
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -60,23 +74,43 @@ class StoreServer:
             self._listener.close()
             raise ConfigurationError(f"cannot serve a store at {address}: {error}") from error
         self._listener.setblocking(False)
-        self._stop, self._stopper = socket.socketpair()
+        self._orders, self._commander = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._stop, selectors.EVENT_READ)
+        self._selector.register(self._orders, selectors.EVENT_READ)
+        self._listening_ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="pycollective-store", daemon=True)
+        if start:
+            self.start()
+
+    def start(self) -> None:
+        """Begin to answer."""
         self._thread.start()
 
     def has(self, key: str) -> bool:
         """Whether `key` is set; from any thread of the serving process."""
-        return key in self._values
+        return _word(key.encode()) in self._values
 
-    def close(self) -> None:
-        """End the thread and every connection. Idempotent."""
+    def stop_listening(self) -> None:
+        """Refuse new clients from now on, and keep those that have connected."""
+        self._commander.send(b"l")
+        if not self._listening_ended.wait(10.0):
+            raise ConfigurationError("the store does not answer its own process: was it started?")
+
+    def close(self, linger: float = 0.0) -> None:
+        """End the thread and every connection. Idempotent.
+
+        Args:
+            linger: seconds to wait for the clients to leave by themselves, with what they came for.
+        """
+        deadline = time.monotonic() + linger
+        while self._buffers and time.monotonic() < deadline:
+            time.sleep(0.005)
         if self._thread.is_alive():
-            self._stopper.send(b"x")
+            self._commander.send(b"x")
             self._thread.join()
-        for each in (self._listener, self._stop, self._stopper, *self._buffers):
+        for each in (self._listener, self._orders, self._commander, *self._buffers):
             each.close()
+        self._buffers.clear()
         self._selector.close()
 
     def __enter__(self) -> StoreServer:
@@ -88,9 +122,13 @@ class StoreServer:
     def _serve(self) -> None:
         while True:
             for key, _ in self._selector.select():
-                if key.fileobj is self._stop:
-                    return
-                if key.fileobj is self._listener:
+                if key.fileobj is self._orders:
+                    if self._orders.recv(1) == b"x":
+                        return
+                    self._selector.unregister(self._listener)
+                    self._listener.close()
+                    self._listening_ended.set()
+                elif key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket):
                     self._read(key.fileobj)
@@ -98,11 +136,18 @@ class StoreServer:
     def _accept(self) -> None:
         try:
             client, _ = self._listener.accept()
-        except OSError:
+        except (BlockingIOError, ConnectionAbortedError):
             return  # gone again
-        if len(self._buffers) >= _MAX_CLIENTS:
-            client.close()
+        except OSError:  # no descriptor is left; the client stays in the queue meanwhile
+            time.sleep(0.01)
             return
+        if len(self._buffers) >= _MAX_CLIENTS:
+            # The oldest of those that have said nothing yet makes room.
+            silent = next((each for each in self._buffers if each not in self._known), None)
+            if silent is None:
+                client.close()
+                return
+            self._drop(silent)
         client.setblocking(False)
         self._buffers[client] = b""
         self._selector.register(client, selectors.EVENT_READ)
@@ -110,13 +155,13 @@ class StoreServer:
     def _drop(self, client: socket.socket) -> None:
         if self._buffers.pop(client, None) is None:
             return
+        self._known.discard(client)
         self._selector.unregister(client)
-        for waiting in self._waiting.values():
-            if client in waiting:
-                waiting.remove(client)
         client.close()
 
     def _read(self, client: socket.socket) -> None:
+        if client not in self._buffers:
+            return  # dropped while an earlier event was served
         try:
             data = client.recv(65536)
         except BlockingIOError:
@@ -129,43 +174,49 @@ class StoreServer:
             return
         *lines, self._buffers[client] = buffer.split(b"\n")
         for line in lines:
+            if client not in self._buffers:
+                return
             if not self._handle(client, line):
                 self._drop(client)
-                return
 
     def _handle(self, client: socket.socket, line: bytes) -> bool:
-        try:
-            message = json.loads(line)
-            secret, what, key = (str(message[name]) for name in ("secret", "do", "key"))
-            value = str(message.get("value", ""))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        """Serve one message; False for one that is none."""
+        words = line.split(b" ")
+        if len(words) != 4 or not hmac.compare_digest(words[0], self._secret):
             return False
-        if not hmac.compare_digest(secret.encode(), self._secret.encode()):
-            return False
-        if what == "set":
-            self._values[key] = value
-            for waiting in self._waiting.pop(key, []):
-                self._answer(waiting, value)
-            return self._answer(client, "")
-        if what == "get":
+        self._known.add(client)
+        _, verb, key, value = words
+        if verb == b"set":
+            self._set(key, value)
+            self._answer(client, b"")
+        elif verb == b"get":
             if key in self._values:
-                return self._answer(client, self._values[key])
-            self._waiting.setdefault(key, []).append(client)
-            return True
-        if what == "check":
-            return self._answer(client, "yes" if key in self._values else "")
-        if what == "add":
-            self._counters[key] = self._counters.get(key, 0) + 1
-            return self._answer(client, str(self._counters[key]))
-        return False
-
-    def _answer(self, client: socket.socket, value: str) -> bool:
-        try:
-            client.sendall(value.encode() + b"\n")
-        except OSError:
-            self._drop(client)
+                self._answer(client, self._values[key])
+            else:
+                self._waiting.setdefault(key, []).append(client)
+        elif verb == b"check":
+            self._answer(client, b"1" if key in self._values else b"0")
+        elif verb == b"claim":
+            if key not in self._values:
+                self._set(key, value)
+            self._answer(client, self._values[key])
+        elif verb == b"count":
+            self._counts[key] = self._counts.get(key, 0) + 1
+            self._answer(client, str(self._counts[key]).encode())
+        else:
             return False
         return True
+
+    def _set(self, key: bytes, value: bytes) -> None:
+        self._values[key] = value
+        for each in self._waiting.pop(key, []):
+            self._answer(each, value)
+
+    def _answer(self, client: socket.socket, value: bytes) -> None:
+        try:
+            client.sendall(value + b"\n")
+        except OSError:  # it has gone, or does not read
+            self._drop(client)
 
 
 class StoreClient:
@@ -179,39 +230,45 @@ class StoreClient:
 
     Raises:
         CollectiveTimeout: nobody serves there in time, or a key was not set in time.
+        ConfigurationError: the server has ended, or wants another secret.
     """
 
     def __init__(self, address: str, secret: str = "", timeout: float = 600.0) -> None:
         self._address = address
-        self._secret = secret
+        self._secret = secret.encode()
         self._timeout = timeout
-        self._socket: socket.socket | None = None
         self._buffer = b""
-        self._connect()
+        self._socket: socket.socket | None = self._connect()
 
     def set(self, key: str, value: bytes) -> None:
         """Store `value` under `key`, for all clients."""
-        self._ask("set", key, self._timeout, base64.b64encode(value).decode())
+        self._ask(b"set", key, self._timeout, value)
 
     def get(self, key: str) -> bytes:
         """The value of `key`; waits until it is set."""
-        return base64.b64decode(self._ask("get", key, self._timeout))
+        return base64.b64decode(self._ask(b"get", key, self._timeout))
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         """Wait until all `keys` are set."""
         deadline = time.monotonic() + timeout.total_seconds()
         for key in keys:
-            self._ask("get", key, deadline - time.monotonic())
+            self._ask(b"get", key, deadline - time.monotonic())
 
     def check(self, keys: list[str]) -> bool:
         """Whether all `keys` are set."""
-        return all(self._ask("check", key, self._timeout) for key in keys)
+        return all(self._ask(b"check", key, self._timeout) == b"1" for key in keys)
 
     def add(self, key: str, amount: int) -> int:
-        """Count up by `amount`, which must be 1; the count, which starts at 0 and is no value."""
+        """Count up by `amount`, which must be 1: the new count. Counts are no values."""
         if amount != 1:
             raise ConfigurationError("this store counts by 1 only")
-        return int(self._ask("add", key, self._timeout))
+        return int(self._ask(b"count", key, self._timeout))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Set `key` to `desired` if it is not set; its value then. `expected` must be empty."""
+        if expected:
+            raise ConfigurationError("this store compares with the empty value only")
+        return base64.b64decode(self._ask(b"claim", key, self._timeout, desired.encode()))
 
     def close(self) -> None:
         """Close the connection; a later call opens another."""
@@ -227,37 +284,45 @@ class StoreClient:
             attempt.settimeout(max(0.1, deadline - time.monotonic()))
             try:
                 attempt.connect(target)
+                return attempt
             except OSError as error:
                 attempt.close()
+                # Abstract sockets stand before any rank starts; a name that is none stays none.
+                ended = family == socket.AF_UNIX and isinstance(error, ConnectionRefusedError)
+                if ended or isinstance(error, socket.gaierror):
+                    raise ConfigurationError(
+                        f"there is no store at {self._address}: {error}"
+                    ) from error
                 if time.monotonic() >= deadline:
                     raise CollectiveTimeout(
                         f"no store answers at {self._address} within {self._timeout:g} s: {error}"
                     ) from error
-                time.sleep(0.02)  # rank 0 may not serve yet
-            else:
-                self._socket = attempt
-                return attempt
+            time.sleep(0.02)  # rank 0 may not serve yet
 
-    def _ask(self, what: str, key: str, timeout: float, value: str = "") -> str:
-        message = {"secret": self._secret, "do": what, "key": key, "value": value}
+    def _ask(self, verb: bytes, key: str, timeout: float, value: bytes = b"") -> bytes:
+        message = b" ".join((self._secret, verb, _word(key.encode()), _word(value)))
         deadline = time.monotonic() + timeout
-        connection = self._socket or self._connect()
+        if self._socket is None:
+            self._socket = self._connect()
         try:
-            connection.settimeout(max(0.001, timeout))
-            connection.sendall(json.dumps(message).encode() + b"\n")
+            self._socket.settimeout(max(0.001, timeout))
+            self._socket.sendall(message + b"\n")
             while b"\n" not in self._buffer:
-                connection.settimeout(max(0.001, deadline - time.monotonic()))
-                data = connection.recv(65536)
+                self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+                data = self._socket.recv(65536)
                 if not data:
                     raise ConnectionResetError("it has ended, or wants another secret")
                 self._buffer += data
         except TimeoutError as error:
             self.close()  # or a late answer would be taken for the next one's
-            raise CollectiveTimeout(f"{key!r} was not set within {timeout:g} s") from error
+            raise CollectiveTimeout(
+                f"the store at {self._address} had no answer to {verb.decode()} {key!r} within "
+                f"{timeout:g} s"
+            ) from error
         except OSError as error:
             self.close()
             raise ConfigurationError(
                 f"the store at {self._address} closed the connection: {error}"
             ) from error
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return line.decode()
+        return line
