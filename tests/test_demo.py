@@ -13,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from benchmarks.demo import DemoFailure, train  # noqa: E402
-from benchmarks.demo_report import judge, table  # noqa: E402
-from benchmarks.demo_train import Configuration, Digits, Result, Settings  # noqa: E402
+from benchmarks.demo import DemoFailure, train
+from benchmarks.demo_report import judge, table
+from benchmarks.demo_train import Configuration, Digits, Result, Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -124,7 +123,7 @@ def test_the_table_has_a_line_a_run() -> None:
 
 
 def test_ranks_share_a_batch_without_overlap() -> None:
-    digits = Digits.load(torch.float32)
+    digits = Digits.load()
     settings = Settings(ranks=4, rank_batch=32)
     images = torch.cat([digits.batch(0, rank, settings)[0] for rank in range(4)])
     alone = digits.batch(0, 0, Settings(ranks=1, rank_batch=128))[0]
