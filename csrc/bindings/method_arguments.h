@@ -11,14 +11,16 @@ namespace pycollective {
 template <std::size_t N>
 class MethodArguments {
  public:
-  // `names`: the parameters in order; the first `required` must be given.
+  // `names`: the parameters in order, null after the last; the first `required` must be given.
   MethodArguments(const char* method, const char* const (&names)[N], std::size_t required)
       : method_(method), names_(names), required_(required) {}
 
   // False with a TypeError set. The values are borrowed from the caller.
   bool read(PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
-    if (positional > static_cast<Py_ssize_t>(N)) {
-      PyErr_Format(PyExc_TypeError, "%s() takes at most %zu arguments", method_, N);
+    std::size_t most = 0;
+    while (most < N && names_[most] != nullptr) ++most;
+    if (positional > static_cast<Py_ssize_t>(most)) {
+      PyErr_Format(PyExc_TypeError, "%s() takes at most %zu arguments", method_, most);
       return false;
     }
     for (Py_ssize_t i = 0; i < positional; ++i) values_[static_cast<std::size_t>(i)] = args[i];
@@ -51,7 +53,7 @@ class MethodArguments {
 
  private:
   bool read_keyword(PyObject* name, PyObject* value) {
-    for (std::size_t i = 0; i < N; ++i) {
+    for (std::size_t i = 0; i < N && names_[i] != nullptr; ++i) {
       if (PyUnicode_CompareWithASCIIString(name, names_[i]) != 0) continue;
       if (values_[i] != nullptr) {
         PyErr_Format(PyExc_TypeError, "%s() got '%s' twice", method_, names_[i]);
