@@ -13,16 +13,18 @@ import os
 import selectors
 import socket
 import struct
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 
 from pycollective import _core
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 
 _HELLO = struct.Struct("=16s16s")  # the sender's token, the token of whom it wants
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
+_MOST_STRANGERS = 64  # connections that have said nothing yet
+_GLANCE = 0.25  # seconds between looks at what other ranks have reported
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,11 @@ class PeerAddress:
 class Listener:
     """An abstract socket at which higher ranks attach; no file, gone when closed."""
 
-    def __init__(self, backlog: int) -> None:
+    def __init__(self) -> None:
         self.name = f"pycollective-{os.getpid()}-{os.urandom(8).hex()}"
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.bind("\0" + self.name)
-        self.socket.listen(backlog)
+        self.socket.listen(128)
         self.socket.setblocking(False)
 
     def close(self) -> None:
@@ -56,6 +58,7 @@ def attach_peers(
     lower: list[PeerAddress],
     higher: list[PeerAddress],
     deadline: float,
+    raise_problem: Callable[[], None],
 ) -> None:
     """Attach every peer that is not attached yet: connect to the lower ranks, accept the higher.
 
@@ -65,40 +68,74 @@ def attach_peers(
         lower: the ranks below this one, not attached yet.
         higher: the ranks above, not attached yet.
         deadline: on the monotonic clock, seconds.
+        raise_problem: raises what another rank has reported; asked while waiting.
 
     Raises:
         ConfigurationError: a peer is on another host, belongs to another user, or is no peer.
         CollectiveTimeout: names the ranks that did not attach in time.
     """
     with ExitStack() as stack:
-        connections = {stack.enter_context(_connect(peer, node)): peer for peer in lower}
-        _accept(node, listener, {peer.token: peer for peer in higher}, deadline)
-        for connection, peer in connections.items():
-            connection.settimeout(max(0.001, deadline - monotonic()))
-            try:
-                _receive(node, connection, {peer.token: peer})
-            except TimeoutError as error:
-                raise _absent([peer]) from error
+        answers = {
+            stack.enter_context(_connect(peer, node, deadline, raise_problem)): peer
+            for peer in lower
+        }
+        _accept(node, listener, {peer.token: peer for peer in higher}, deadline, raise_problem)
+        with selectors.DefaultSelector() as selector:
+            for connection in answers:
+                selector.register(connection, selectors.EVENT_READ)
+            while answers:
+                for connection in _ready(selector, list(answers.values()), deadline, raise_problem):
+                    selector.unregister(connection)
+                    peer = answers.pop(connection)
+                    if _receive(node, connection, {peer.token: peer}) is None:
+                        raise_problem()
+                        raise ConfigurationError(f"rank {peer.rank} has ended while it joined")
 
 
-def _absent(peers: list[PeerAddress]) -> CollectiveTimeout:
-    names = ", ".join(str(peer.rank) for peer in peers)
-    return CollectiveTimeout(
-        f"init timed out: rank(s) {names} published an address but did not attach"
-    )
+def _ready(
+    selector: selectors.BaseSelector,
+    awaited: list[PeerAddress],
+    deadline: float,
+    raise_problem: Callable[[], None],
+) -> list[socket.socket]:
+    """The sockets that can be read; waits for one."""
+    while True:
+        left = deadline - monotonic()
+        if left <= 0:
+            names = ", ".join(str(peer.rank) for peer in awaited)
+            raise CollectiveTimeout(
+                f"init timed out: rank(s) {names} have come but did not attach", op="init"
+            )
+        events = selector.select(min(left, _GLANCE))
+        if events:
+            return [key.fileobj for key, _ in events if isinstance(key.fileobj, socket.socket)]
+        raise_problem()
 
 
-def _connect(peer: PeerAddress, node: _core.Node) -> socket.socket:
+def _connect(
+    peer: PeerAddress, node: _core.Node, deadline: float, raise_problem: Callable[[], None]
+) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.setblocking(False)
     try:
-        connection.connect("\0" + peer.socket_name)
+        while True:
+            try:
+                connection.connect("\0" + peer.socket_name)
+                break
+            except BlockingIOError:  # strangers fill its queue, until it comes to accept
+                if monotonic() > deadline:
+                    raise
+                sleep(0.01)
         _send(connection, node, peer.token)
     except OSError as error:
         connection.close()
+        raise_problem()  # which may be why it has gone
+        here = socket.gethostname()
+        where = "another host or in another" if peer.host != here else "this host, in another"
         raise ConfigurationError(
-            f"rank {peer.rank} on host {peer.host!r} cannot be reached from {socket.gethostname()!r} "
-            f"through this host's sockets ({error}): it has ended, or runs on another host or in "
-            "another network namespace, and this version joins the ranks of one host only"
+            f"rank {peer.rank} on host {peer.host!r} cannot be reached from host {here!r} through "
+            f"abstract Unix sockets ({error}): it has ended, or runs on {where} network namespace; "
+            "this version joins the ranks of one host only"
         ) from error
     return connection
 
@@ -111,7 +148,12 @@ def _receive(
     node: _core.Node, connection: socket.socket, expected: Mapping[bytes, PeerAddress]
 ) -> PeerAddress | None:
     """Attach who sends a hello that is meant for this process; None for a stranger."""
-    data, descriptors, _, _ = socket.recv_fds(connection, _HELLO.size, 1)
+    try:
+        data, descriptors, _, _ = socket.recv_fds(
+            connection, _HELLO.size, 1, socket.MSG_CMSG_CLOEXEC
+        )
+    except OSError:
+        return None  # it has gone
     try:
         if len(data) != _HELLO.size or len(descriptors) != 1:
             return None
@@ -123,8 +165,8 @@ def _receive(
         pid, uid, _ = _CREDENTIALS.unpack(raw)
         if uid != os.getuid():
             raise ConfigurationError(
-                f"rank {peer.rank} runs as user {uid} and this rank as {os.getuid()}: all ranks of a "
-                "job must be of one user"
+                f"rank {peer.rank} runs as user {uid} and this rank as user {os.getuid()}: all "
+                "ranks of a job must be of one user"
             )
         if pid == 0:
             raise ConfigurationError(
@@ -138,31 +180,45 @@ def _receive(
 
 
 def _accept(
-    node: _core.Node, listener: Listener, missing: dict[bytes, PeerAddress], deadline: float
+    node: _core.Node,
+    listener: Listener,
+    missing: dict[bytes, PeerAddress],
+    deadline: float,
+    raise_problem: Callable[[], None],
 ) -> None:
     # A stranger may connect and say nothing: every connection waits beside the others.
-    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+    silent: list[socket.socket] = []
+    with selectors.DefaultSelector() as selector:
         selector.register(listener.socket, selectors.EVENT_READ)
-        while missing:
-            remaining = deadline - monotonic()
-            if remaining <= 0:
-                raise _absent(list(missing.values()))
-            for key, _ in selector.select(remaining):
-                if key.fileobj is listener.socket:
-                    try:
-                        connection, _ = listener.socket.accept()
-                    except OSError:
-                        continue  # it went again
-                    stack.enter_context(connection)
-                    connection.setblocking(False)
-                    selector.register(connection, selectors.EVENT_READ)
-                    continue
-                assert isinstance(key.fileobj, socket.socket)
-                selector.unregister(key.fileobj)
-                try:
-                    peer = _receive(node, key.fileobj, missing)
-                    if peer is not None:
-                        _send(key.fileobj, node, peer.token)
-                        del missing[peer.token]
-                except OSError:
-                    continue  # a connection that broke was no peer's, or its own rank says so
+        try:
+            while missing:
+                for each in _ready(selector, list(missing.values()), deadline, raise_problem):
+                    if each is listener.socket:
+                        _admit(selector, listener, silent)
+                    elif each in silent:
+                        selector.unregister(each)
+                        silent.remove(each)
+                        with each:
+                            peer = _receive(node, each, missing)
+                            if peer is not None:
+                                del missing[peer.token]
+                                with suppress(OSError):  # gone: it says so itself, or has died
+                                    _send(each, node, peer.token)
+        finally:
+            for each in silent:
+                each.close()
+
+
+def _admit(
+    selector: selectors.BaseSelector, listener: Listener, silent: list[socket.socket]
+) -> None:
+    try:
+        connection, _ = listener.socket.accept()
+    except (BlockingIOError, ConnectionAbortedError):
+        return  # gone again
+    connection.setblocking(False)
+    selector.register(connection, selectors.EVENT_READ)
+    silent.append(connection)
+    if len(silent) > _MOST_STRANGERS:  # a peer speaks as soon as it connects
+        selector.unregister(silent[0])
+        silent.pop(0).close()

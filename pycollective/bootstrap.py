@@ -3,38 +3,38 @@
 `init` finds the launch: arguments, `pycollective run`, torchrun, or none (one rank). `connect`,
 given a store, a rank and a size,
 
-1. asks whether there is room, commits a mailbox in this process's shared memory, and listens on an
-   abstract Unix socket;
-2. publishes a record of it all in the store, and reads every other rank's;
+1. claims its rank, asks whether there is room, commits a mailbox in this process's shared memory,
+   and listens on an abstract Unix socket;
+2. publishes a record of it all in the store, and reads every other rank's (`meeting.py`);
 3. attaches to each peer that is not attached yet (`attach.py`).
 
 A rank reads `size` records of some 300 bytes and makes at most ``size - 1`` short connections. What
-one rank finds wrong goes into its record, so that all raise at once instead of waiting for it.
+one rank finds wrong it tells through the store: all raise at once instead of waiting for it.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import socket
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
-from time import monotonic
 from typing import Any
 
 from pycollective import _core, host_memory
 from pycollective.attach import Listener, PeerAddress, attach_peers
 from pycollective.communicator import Communicator
 from pycollective.errors import CollectiveError, CollectiveTimeout, ConfigurationError
+from pycollective.meeting import Meeting, Record, claim_rank, is_full, this_process
 from pycollective.store import StoreClient, StoreServer
-from pycollective.version import VERSION
 
 MAX_RANKS = 64  # of one host: the width of the engine's masks
 DEFAULT_TIMEOUT = 600.0
+_LINGER = 3.0  # seconds
 
 # What `pycollective run` tells its ranks.
 ENV_RANK, ENV_SIZE = "PYCOLLECTIVE_RANK", "PYCOLLECTIVE_SIZE"
@@ -66,7 +66,8 @@ def init(
         size: number of ranks, at most 64, all on this host.
         store: where the ranks find each other: ``"tcp://host:port"``, at which rank 0 serves while
             the ranks meet, or an object with ``set(key, bytes)`` and a blocking ``get(key)``, such
-            as a `torch.distributed.Store`. A store that has no ``add`` serves one `init` only.
+            as a `torch.distributed.Store`, which must outlast the call on every rank. A store
+            that has no more than those two serves one `init` only.
         timeout: seconds that joining, and later each operation, may take.
 
     Raises:
@@ -101,25 +102,36 @@ def connect(
         raise ConfigurationError(f"size {size} is not 1 to {MAX_RANKS}, the most on one host")
     if not 0 <= rank < size:
         raise ConfigurationError(f"rank {rank} is not one of 0 to {size - 1}")
-    node, first = _process_node()
     if size == 1:
+        node, _ = _process_node()
         offset, slot_bytes = node.allocate(1)
         return _register(Communicator(node, 0, [node.token], [offset], slot_bytes, timeout))
-
-    meeting = _Meeting(store, rank, size, timeout, prefix)
-    meeting.claim()
-    listener = Listener(size)
+    meeting = Meeting(store, rank, size, timeout, prefix)
     try:
-        record = _Record(
-            version=VERSION, size=size, host=socket.gethostname(), token=node.token.hex()
+        with meeting.sharing_problems():
+            return _register(_join(meeting, rank, size, timeout))
+    except BaseException:
+        # Peers may have attached it or not: the next group had better begin with a new one.
+        _forget_node()
+        raise
+
+
+def _join(meeting: Meeting, rank: int, size: int, timeout: float) -> Communicator:
+    meeting.claim()
+    node, first = _process_node()
+    host_memory.check(_core.mailbox_bytes(size, first), size)
+    offset, slot_bytes = node.allocate(size)
+    with closing(Listener()) as listener:
+        records = meeting.exchange(
+            Record(
+                size=size,
+                host=socket.gethostname(),
+                token=node.token.hex(),
+                offset=offset,
+                slot_bytes=slot_bytes,
+                socket_name=listener.name,
+            )
         )
-        try:
-            host_memory.check(_core.mailbox_bytes(size, first))
-            record.offset, record.slot_bytes = node.allocate(size)
-            record.socket_name = listener.name
-        except ConfigurationError as error:
-            record.problem = str(error)
-        records = meeting.exchange(record)
         peers = [
             PeerAddress(r, bytes.fromhex(each.token), each.socket_name, each.host)
             for r, each in enumerate(records)
@@ -131,107 +143,16 @@ def connect(
             [peer for peer in missing if peer.rank < rank],
             [peer for peer in missing if peer.rank > rank],
             meeting.deadline,
+            meeting.raise_problem,
         )
-    finally:
-        listener.close()
-    return _register(
-        Communicator(
-            node,
-            rank,
-            [peer.token for peer in peers],
-            [each.offset for each in records],
-            min(each.slot_bytes for each in records),
-            timeout,
-        )
+    return Communicator(
+        node,
+        rank,
+        [peer.token for peer in peers],
+        [each.offset for each in records],
+        min(each.slot_bytes for each in records),
+        timeout,
     )
-
-
-@dataclass
-class _Record:
-    """What a rank publishes."""
-
-    version: str
-    size: int
-    host: str
-    token: str
-    offset: int = 0
-    slot_bytes: int = 0
-    socket_name: str = ""
-    problem: str = ""
-
-
-class _Meeting:
-    """One exchange of records through a store, within a deadline."""
-
-    def __init__(self, store: Any, rank: int, size: int, timeout: float, prefix: str) -> None:
-        if not (hasattr(store, "set") and hasattr(store, "get")):
-            raise ConfigurationError(
-                f"store is {store!r}: give tcp://host:port, or an object with set(key, bytes) and a "
-                "blocking get(key)"
-            )
-        self._store = store
-        self._rank, self._size = rank, size
-        self._prefix = f"pycollective/{prefix}/"
-        self._timeout = timeout
-        self.deadline = monotonic() + timeout
-
-    def claim(self) -> None:
-        """Refuse a second process with this rank, where the store can count."""
-        if hasattr(self._store, "add"):
-            claims = self._store.add(f"{self._prefix}claim/{self._rank}", 1)
-            if claims > 1:
-                raise ConfigurationError(
-                    f"{claims} processes claim rank {self._rank}: each needs a rank of its own, or "
-                    "each new group its own prefix"
-                )
-
-    def exchange(self, record: _Record) -> list[_Record]:
-        """Publish one's own record, and read all."""
-        self._store.set(self._key(self._rank), json.dumps(record.__dict__).encode())
-        records = [self._read(r) for r in range(self._size)]
-        for r, each in enumerate(records):
-            if each.problem:
-                where = "" if r == self._rank else f"rank {r}: "
-                raise ConfigurationError(where + each.problem)
-            if each.size != self._size:
-                raise ConfigurationError(
-                    f"rank {r} was given size {each.size} and rank {self._rank} size {self._size}"
-                )
-            if each.version != VERSION:
-                raise ConfigurationError(
-                    f"rank {r} runs pycollective {each.version} and rank {self._rank} {VERSION}"
-                )
-        return records
-
-    def _key(self, rank: int) -> str:
-        return f"{self._prefix}{rank}"
-
-    def _read(self, rank: int) -> _Record:
-        key = self._key(rank)
-        if hasattr(self._store, "wait"):
-            left = timedelta(seconds=max(0.001, self.deadline - monotonic()))
-            try:
-                self._store.wait([key], left)
-            except RuntimeError as error:  # torch's stores raise kinds of it
-                if monotonic() < self.deadline:
-                    raise
-                raise self._absent() from error
-        raw = json.loads(self._store.get(key))
-        return _Record(**{name: raw[name] for name in _Record.__dataclass_fields__ if name in raw})
-
-    def _absent(self) -> CollectiveTimeout:
-        missing = [
-            r
-            for r in range(self._size)
-            if r != self._rank
-            and not (hasattr(self._store, "check") and self._store.check([self._key(r)]))
-        ]
-        return CollectiveTimeout(
-            f"init timed out on rank {self._rank} after {self._timeout:g} s: rank(s) "
-            f"{', '.join(map(str, missing))} of {self._size} did not come",
-            self._rank,
-            "init",
-        )
 
 
 def _process_node() -> tuple[_core.Node, bool]:
@@ -243,6 +164,11 @@ def _process_node() -> tuple[_core.Node, bool]:
     node = _core.Node()
     _node = weakref.ref(node)
     return node, True
+
+
+def _forget_node() -> None:
+    global _node
+    _node = None
 
 
 def _register(communicator: Communicator) -> Communicator:
@@ -287,30 +213,35 @@ def _tell_launcher_that_others_failed() -> None:
         return  # the launcher has gone; it only makes its report more exact
 
 
-def _numbered(store: Any, rank: int) -> str:
-    """A prefix for the next `init` through this store, the same on all ranks."""
-    number = store.add(f"pycollective/inits/{rank}", 1) if hasattr(store, "add") else 1
-    return f"init{number}"
+def _next_prefix(store: Any, rank: int) -> str:
+    """A prefix for the next `init` of this rank through this store, the same on all ranks."""
+    if not is_full(store):
+        return "init1"
+    # Counting alone would give a second process of the same rank the number of a second `init`.
+    claim_rank(store, f"pycollective/rank/{rank}", rank, this_process())
+    return f"init{store.add(f'pycollective/inits/{rank}', 1)}"
 
 
 def _init_explicit(rank: int | None, size: int | None, store: Any, timeout: float) -> Communicator:
     if rank is None or size is None or (store is None and size != 1):
         raise ConfigurationError("init needs rank, size and store together, or none of them")
+    if size == 1 or not 0 <= rank < size <= MAX_RANKS:
+        return connect(store, rank, size, timeout)  # needs no store, or says what is wrong
     if not isinstance(store, str):
-        prefix = "" if store is None else _numbered(store, rank)
-        return connect(store, rank, size, timeout, prefix)
-    server = StoreServer(store) if rank == 0 and size > 1 else None
-    client = None
+        return connect(store, rank, size, timeout, _next_prefix(store, rank))
+    server = StoreServer(store) if rank == 0 else None
+    linger = _LINGER  # after a failure, until the other ranks have read why
     try:
-        client = StoreClient(store, timeout=timeout) if size > 1 else None
-        communicator = connect(client, rank, size, timeout, "init")
-        communicator.barrier()  # all have what they need: rank 0 may stop serving
-        return communicator
+        with closing(StoreClient(store, timeout=timeout)) as client:
+            communicator = connect(client, rank, size, timeout, "init")
+            if server is not None:
+                server.stop_listening()  # who comes from now on comes for the next `init`
+            communicator.barrier()  # all have what they need
+            linger = 0.0
+            return communicator
     finally:
-        if client is not None:
-            client.close()
         if server is not None:
-            server.close()
+            server.close(linger)
 
 
 @dataclass(frozen=True)
@@ -328,11 +259,11 @@ def _environment_number(name: str) -> int:
 
 def _start_run(timeout: float) -> Communicator:
     rank, size = _environment_number(ENV_RANK), _environment_number(ENV_SIZE)
-    client = StoreClient(os.environ[ENV_STORE], os.environ.get(ENV_SECRET, ""), timeout)
-    try:
-        return connect(client, rank, size, timeout, _numbered(client, rank))
-    finally:
-        client.close()
+    address, secret = os.environ[ENV_STORE], os.environ.get(ENV_SECRET, "")
+    if size == 1:
+        return connect(None, rank, size, timeout)
+    with closing(StoreClient(address, secret, timeout)) as client:
+        return connect(client, rank, size, timeout, _next_prefix(client, rank))
 
 
 def _start_torchrun(timeout: float) -> Communicator:
@@ -340,7 +271,9 @@ def _start_torchrun(timeout: float) -> Communicator:
 
     store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
     store = PrefixStore("pycollective", store)
-    return connect(store, rank, size, timeout, _numbered(store, rank))
+    communicator = connect(store, rank, size, timeout, _next_prefix(store, rank))
+    communicator.barrier()  # rank 0 may serve the store itself, and lets go of it here
+    return communicator
 
 
 def _start_mpiexec(timeout: float) -> Communicator:
@@ -360,6 +293,7 @@ _LAUNCHES = (
         _start_torchrun,
     ),
     _Launch(
-        lambda: "PMI_RANK" in os.environ or "OMPI_COMM_WORLD_RANK" in os.environ, _start_mpiexec
+        lambda: any(n in os.environ for n in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")),
+        _start_mpiexec,
     ),
 )

@@ -15,6 +15,23 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
+class _Version:
+    """The files of one version of cgroups, and the lines of its memory.stat."""
+
+    limit: str
+    usage: str
+    file_cache: tuple[str, str]
+
+
+_V2 = _Version("memory.max", "memory.current", ("active_file", "inactive_file"))
+_V1 = _Version(
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    ("total_active_file", "total_inactive_file"),
+)
+
+
+@dataclass(frozen=True)
 class Headroom:
     """What can still be committed: `bytes`, as `limit` (a file) says."""
 
@@ -34,22 +51,24 @@ def headroom(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"))
         number, controllers, path = line.split(":", 2)
         relative = path.lstrip("/")
         if number == "0" and not controllers:
-            found += _walk(cgroups, relative, "memory.max", "memory.current")
+            found += _walk(cgroups, relative, _V2)
         elif "memory" in controllers.split(","):
-            found += _walk(
-                cgroups / "memory", relative, "memory.limit_in_bytes", "memory.usage_in_bytes"
-            )
+            found += _walk(cgroups / "memory", relative, _V1)
     return min(found, key=lambda each: each.bytes)
 
 
-def check(needed: int, room: Headroom | None = None) -> None:
-    """Raise `ConfigurationError` where `needed` bytes cannot be committed."""
+def check(needed: int, ranks: int, room: Headroom | None = None) -> None:
+    """Raise `ConfigurationError` where `ranks` ranks cannot commit `needed` bytes each.
+
+    All are asked for at once: the ranks of a host come at about the same time, and what each finds
+    free they would take together.
+    """
     room = headroom() if room is None else room
-    if needed > room.bytes:
+    if needed * ranks > room.bytes:
         raise ConfigurationError(
-            f"this rank needs {needed / _MIB:.1f} MiB of shared memory, and {room.limit} leaves "
-            f"{room.bytes / _MIB:.1f} MiB: give the job or container more memory, or run fewer "
-            "ranks on this host"
+            f"{ranks} ranks need {needed * ranks / _MIB:.1f} MiB of shared memory together, and "
+            f"{room.limit} leaves {room.bytes / _MIB:.1f} MiB: give the job or container more "
+            "memory, or run fewer ranks on this host"
         )
 
 
@@ -68,15 +87,21 @@ def _machine(proc: Path) -> Headroom:
     return Headroom(1 << 62, "nothing known")
 
 
-def _walk(root: Path, relative: str, limit_name: str, usage_name: str) -> list[Headroom]:
+def _walk(root: Path, relative: str, version: _Version) -> list[Headroom]:
     """The limits from a cgroup up to the root; in a container the path may not exist below it."""
     found = []
     folder = root / relative if relative else root
     for each in [folder, *folder.parents]:
-        limit, usage = _lines(each / limit_name), _lines(each / usage_name)
+        limit, usage = _lines(each / version.limit), _lines(each / version.usage)
         if limit and usage and limit[0] != "max":
-            left = max(0, int(limit[0]) - int(usage[0]))
-            found.append(Headroom(left, f"the limit {each / limit_name}"))
+            left = int(limit[0]) - int(usage[0]) + _file_cache(each, version)
+            found.append(Headroom(max(0, left), f"the limit {each / version.limit}"))
         if each == root:
             break
     return found
+
+
+def _file_cache(folder: Path, version: _Version) -> int:
+    """Bytes of cached files: counted as usage, given back as soon as somebody needs memory."""
+    stat = dict(line.split() for line in _lines(folder / "memory.stat"))
+    return sum(int(stat.get(name, 0)) for name in version.file_cache)

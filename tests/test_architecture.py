@@ -26,9 +26,10 @@ LAYERS: dict[str, set[str]] = {
     "host_memory": {"errors"},
     "communicator": {"_core", "errors"},
     "attach": {"_core", "errors"},
+    "meeting": {"errors", "version"},
     "bootstrap": {
-        *("_core", "errors", "version", "host_memory"),
-        *("store", "attach", "communicator"),
+        *("_core", "errors", "host_memory"),
+        *("store", "attach", "communicator", "meeting"),
     },
     "launcher": {"bootstrap", "errors", "store"},
     "__init__": {"bootstrap", "communicator", "errors", "version"},

@@ -1,0 +1,215 @@
+"""The ranks of a group exchange a record each through a store: who they are, and what went wrong.
+
+With a full store (`add`, `compare_set`, `wait` and `check`, as every `torch.distributed` store has)
+the rank that comes last sets one key for which all wait, and a rank that cannot go on sets it too:
+so a problem of one rank is told to all at once, and a rank waits once, not once for each peer. With
+less than that (`set` and a blocking `get`) a problem travels in the rank's own record, and the
+store's own timeout is the deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+from pycollective.errors import CollectiveAborted, CollectiveTimeout, ConfigurationError
+from pycollective.version import VERSION
+
+_log = logging.getLogger("pycollective")
+
+_WARN_AFTER = 30.0  # seconds until the log names the ranks that are awaited
+_ALL_HERE = b"all here"
+
+
+@dataclass
+class Record:
+    """What a rank publishes about itself."""
+
+    size: int
+    version: str = VERSION
+    host: str = ""  # for messages only
+    token: str = ""  # of its shared memory, hexadecimal
+    offset: int = 0  # of its mailbox in there, bytes
+    slot_bytes: int = 0
+    socket_name: str = ""  # where higher ranks attach
+    problem: str = ""  # why it cannot join
+
+
+def this_process() -> str:
+    """A name for this process, in messages and to tell it from others."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def is_full(store: Any) -> bool:
+    """Whether the store has more than `set` and `get`."""
+    return all(hasattr(store, name) for name in ("add", "compare_set", "wait", "check"))
+
+
+def claim_rank(store: Any, key: str, rank: int, claimant: str) -> None:
+    """Refuse a second claimant of a rank. Needs a full store.
+
+    Raises:
+        ConfigurationError: names both.
+    """
+    owner = bytes(store.compare_set(key, "", claimant)).decode()
+    if owner != claimant:
+        raise ConfigurationError(
+            f"{owner} and {claimant} both claim rank {rank}: each process needs a rank of its own, "
+            "and each run or group a store or prefix of its own"
+        )
+
+
+class Meeting:
+    """One meeting of `size` ranks in a store, until a deadline.
+
+    Args:
+        store: see the top of this file.
+        rank: this rank.
+        size: how many meet.
+        timeout: seconds until those who have not come are given up.
+        prefix: of the keys; each meeting in a store needs its own.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: float, prefix: str) -> None:
+        if not (hasattr(store, "set") and hasattr(store, "get")):
+            raise ConfigurationError(
+                f"store is {store!r}: give tcp://host:port, or an object with set(key, bytes) and "
+                "a blocking get(key)"
+            )
+        self._store, self._full = store, is_full(store)
+        self._rank, self._size = rank, size
+        self._prefix = f"pycollective/{prefix}/"
+        self._timeout = timeout
+        self._published = False
+        self._told = False  # of another rank's problem
+        self.deadline = monotonic() + timeout
+
+    def claim(self) -> None:
+        """Refuse a second process with this rank, and ranks with another idea of the size."""
+        if not self._full:
+            return  # told apart when the records are there
+        nonce = os.urandom(4).hex()  # a second meeting under the same keys is refused as well
+        claim_rank(
+            self._store, self._key(f"claim/{self._rank}"), self._rank, f"{this_process()} ({nonce})"
+        )
+        size = int(self._store.compare_set(self._key("size"), "", str(self._size)))
+        if size != self._size:
+            raise ConfigurationError(
+                f"rank {self._rank} was given size {self._size} and other ranks size {size}"
+            )
+
+    def exchange(self, record: Record) -> list[Record]:
+        """Publish one's own record; every rank's, in order of rank, once all have come.
+
+        Raises:
+            ConfigurationError: what another rank has reported, or records that do not go together.
+            CollectiveTimeout: names the ranks that did not come.
+        """
+        self._publish(record)
+        if self._full:
+            if self._store.add(self._key("arrived"), 1) == self._size:
+                self._store.set(self._key("met"), _ALL_HERE)
+            self._await_all()
+        records = [self._read(rank) for rank in range(self._size)]
+        for rank, each in enumerate(records):
+            if each.problem:
+                self._raise_reported(each.problem)
+            if each.size != self._size:
+                raise ConfigurationError(
+                    f"rank {self._rank} was given size {self._size} and rank {rank} size "
+                    f"{each.size}"
+                )
+            if each.version != VERSION:
+                raise ConfigurationError(
+                    f"rank {self._rank} runs pycollective {VERSION} and rank {rank} {each.version}"
+                )
+        if records[self._rank] != record:
+            raise ConfigurationError(f"another process claims rank {self._rank}, too")
+        return records
+
+    @contextmanager
+    def sharing_problems(self) -> Iterator[None]:
+        """Tell all other ranks of whatever ends the block, so that they need not wait in vain."""
+        try:
+            yield
+        except BaseException as error:
+            if not self._told:
+                # Where the store itself has failed there is no way, and no need, to say so.
+                with suppress(RuntimeError, OSError, ConfigurationError):
+                    self._report(error)
+            raise
+
+    def raise_problem(self) -> None:
+        """Raise what another rank has reported since all have met; does not wait."""
+        if self._full and self._store.check([self._key("problem")]):
+            self._raise_reported(bytes(self._store.get(self._key("problem"))).decode())
+
+    def _report(self, error: BaseException) -> None:
+        kind = type(error).__name__
+        text = json.dumps([kind, f"rank {self._rank}: {str(error) or kind}"])
+        if self._full:
+            self._store.set(self._key("problem"), text.encode())
+            self._store.set(self._key("met"), text.encode())
+        elif not self._published:
+            self._publish(Record(self._size, problem=text))
+
+    def _raise_reported(self, report: str) -> None:
+        self._told = True
+        kind, text = json.loads(report)
+        if kind == CollectiveTimeout.__name__:
+            raise CollectiveTimeout(text, self._rank, "init")
+        if kind == ConfigurationError.__name__:
+            raise ConfigurationError(text)
+        raise CollectiveAborted(f"init was given up: {text}", self._rank, "init")
+
+    def _publish(self, record: Record) -> None:
+        self._published = True
+        self._store.set(self._key(str(self._rank)), json.dumps(asdict(record)).encode())
+
+    def _await_all(self) -> None:
+        left = self.deadline - monotonic()
+        if left > _WARN_AFTER and not self._met_within(_WARN_AFTER):
+            _log.warning(
+                "init on rank %d: still waiting for rank(s) %s", self._rank, self._absent()
+            )
+        if not self._met_within(self.deadline - monotonic()):
+            raise CollectiveTimeout(
+                f"init timed out on rank {self._rank} after {self._timeout:g} s: rank(s) "
+                f"{self._absent()} of {self._size} did not come",
+                self._rank,
+                "init",
+            )
+        met = bytes(self._store.get(self._key("met")))
+        if met != _ALL_HERE:
+            self._raise_reported(met.decode())
+
+    def _met_within(self, seconds: float) -> bool:
+        key = self._key("met")
+        end = monotonic() + max(0.001, seconds)
+        try:
+            self._store.wait([key], timedelta(seconds=max(0.001, seconds)))
+        except RuntimeError:  # of which every store raises another kind
+            if monotonic() < end - 0.1:  # it was not the time that ran out
+                raise
+            return False
+        return True
+
+    def _absent(self) -> str:
+        ranks = map(str, range(self._size))
+        return ", ".join(rank for rank in ranks if not self._store.check([self._key(rank)]))
+
+    def _read(self, rank: int) -> Record:
+        raw = json.loads(self._store.get(self._key(str(rank))))
+        # Another version may say more or less.
+        return Record(**{each.name: raw[each.name] for each in fields(Record) if each.name in raw})
+
+    def _key(self, name: str) -> str:
+        return self._prefix + name
