@@ -7,38 +7,47 @@ import os
 import signal
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch
 from pycollective import (
     CollectiveAborted,
-    CollectiveError,
     CollectiveMismatch,
     CollectiveTimeout,
     PeerFailure,
 )
 from tests.harness import results, run_ranks
-from tests.torch.groups import backend_of, join, process_group
+from tests.torch.groups import backend_of, join, standing_group
 
 
-def raised(call):
-    """What `call` raises, and what the next call of another kind raises at once."""
+@contextmanager
+def new_group(comm, timeout=30.0):
+    """A group that may fail: the ranks and their default group live on."""
+    standing_group(comm)
+    group = dist.new_group(timeout=datetime.timedelta(seconds=timeout))
+    yield group
+    dist.destroy_process_group(group)
+
+
+def raised(call, group):
+    """What `call` raises, what the next call of another kind raises, and how soon (seconds)."""
+    first = second = None
     try:
         call()
     except Exception as error:
         first = error
-    else:
-        return None, None, 0.0
     start = time.monotonic()
     try:
-        dist.barrier()
+        dist.barrier(group)
     except Exception as error:
-        return first, error, time.monotonic() - start
-    return first, None, 0.0
+        second = error
+    return first, second, time.monotonic() - start
 
 
 def backward_with_a_death(comm, hook):
@@ -56,7 +65,7 @@ def backward_with_a_death(comm, hook):
         # In the middle: when the third of the layers' gradients is there, after a bucket has gone.
         model.module[1].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
         model(torch.ones(2, 256)).sum().backward()
-    return raised(loss.backward)
+    return raised(loss.backward, dist.group.WORLD)
 
 
 @pytest.mark.parametrize("hook", [False, True])
@@ -72,40 +81,39 @@ def test_a_rank_that_dies_in_backward_is_named_by_backward(hook):
         assert seconds < 0.2
 
 
+def functional_sum(group):
+    return functional.all_reduce(torch.ones(4), "sum", group).sum().item()
+
+
+def in_callback(group):
+    future = dist.all_reduce(torch.ones(4), group=group, async_op=True).get_future()
+    return future.then(lambda f: f.value()[0]).wait()
+
+
+CALLS = {
+    "sync": lambda group: dist.all_reduce(torch.ones(4), group=group),
+    "wait": lambda group: dist.all_reduce(torch.ones(4), group=group, async_op=True).wait(),
+    "future": lambda group: (
+        dist.all_reduce(torch.ones(4), group=group, async_op=True).get_future().wait()
+    ),
+    "callback": in_callback,
+    "functional": functional_sum,
+    "barrier": dist.barrier,
+    "objects": lambda group: dist.all_gather_object([None, None], 1, group=group),
+}
+
+
 def late(comm, how):
     """Rank 1 comes after the group's time is over."""
-    join(comm, timeout=1.0)
-    if comm.rank == 1:
-        time.sleep(2)
-
-    def call():
-        if how == "sync":
-            dist.all_reduce(torch.ones(4))
-        elif how == "wait":
-            dist.all_reduce(torch.ones(4), async_op=True).wait()
-        elif how == "future":
-            dist.all_reduce(torch.ones(4), async_op=True).get_future().wait()
-        elif how == "callback":
-            future = dist.all_reduce(torch.ones(4), async_op=True).get_future()
-            future.then(lambda f: f.value()[0]).wait()
-        elif how == "functional":
-            from torch.distributed import _functional_collectives as functional
-
-            functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD).sum().item()
-        elif how == "barrier":
-            dist.barrier()
-        elif how == "objects":
-            dist.all_gather_object([None, None], comm.rank)
-
-    return raised(call)
+    with new_group(comm, timeout=0.5) as group:
+        if comm.rank == 1:
+            time.sleep(1)
+        return raised(lambda: CALLS[how](group), group)
 
 
-@pytest.mark.parametrize(
-    "how", ["sync", "wait", "future", "callback", "functional", "barrier", "objects"]
-)
-def test_a_timeout_names_the_absentee_everywhere(how):
-    outcomes = results(run_ranks(late, 2, how))
-    for first, second, _ in outcomes:
+@pytest.mark.parametrize("how", CALLS)
+def test_a_timeout_names_the_absentee_everywhere(pool, how):
+    for first, second, _ in pool(2).call(late, how):
         # torch wraps what a Python callback raises.
         assert isinstance(first, RuntimeError if how == "callback" else CollectiveTimeout), first
         assert "CollectiveTimeout" in str(first) or isinstance(first, CollectiveTimeout)
@@ -114,46 +122,60 @@ def test_a_timeout_names_the_absentee_everywhere(how):
 
 
 def per_operation_timeout(comm):
-    with process_group(comm, timeout=60) as group:
+    with new_group(comm) as group:
         if comm.rank == 1:
-            time.sleep(1.5)
+            time.sleep(1)
         options = dist.AllreduceOptions()
-        options.timeout = datetime.timedelta(seconds=0.5)
+        options.timeout = datetime.timedelta(seconds=0.3)
         start = time.monotonic()
-        error, _, _ = raised(lambda: group.allreduce([torch.ones(1)], options).wait())
-        return error, time.monotonic() - start
+        first, _, _ = raised(lambda: group.allreduce([torch.ones(1)], options).wait(), group)
+        return first, time.monotonic() - start
 
 
-def test_an_operation_may_have_a_timeout_of_its_own():
-    (error, seconds), _ = results(run_ranks(per_operation_timeout, 2))
+def test_an_operation_may_have_a_timeout_of_its_own(pool):
+    (error, seconds), _ = pool(2).call(per_operation_timeout)
     assert isinstance(error, CollectiveTimeout)
-    assert seconds < 1.4
+    assert seconds < 0.9
+
+
+def set_timeout(comm):
+    with new_group(comm) as group:
+        group.set_timeout(datetime.timedelta(seconds=0.3))
+        assert backend_of(group).options._timeout == datetime.timedelta(seconds=0.3)
+        if comm.rank == 1:
+            time.sleep(1)
+        return raised(lambda: dist.all_reduce(torch.ones(1), group=group), group)[0]
+
+
+def test_a_groups_timeout_can_be_changed(pool):
+    for error in pool(2).call(set_timeout):
+        assert isinstance(error, CollectiveTimeout)
+        assert "after 0.3 s" in str(error)
+
+
+MISTAKES = {
+    "count": lambda x, odd, group: dist.all_reduce(x[: 5 if odd else 8], group=group),
+    "dtype": lambda x, odd, group: dist.all_reduce(x.double() if odd else x, group=group),
+    "reduce op": lambda x, odd, group: dist.all_reduce(
+        x, op=dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM, group=group
+    ),
+    "operation": lambda x, odd, group: (
+        dist.broadcast(x, 0, group=group) if odd else dist.all_reduce(x, group=group)
+    ),
+    "root": lambda x, odd, group: dist.broadcast(x, 1 if odd else 0, group=group),
+}
 
 
 def mismatch(comm, kind):
-    with process_group(comm):
+    with new_group(comm) as group:
         tensor = torch.full((8,), float(comm.rank))
-        odd = comm.rank == 1
-
-        def call():
-            if kind == "count":
-                dist.all_reduce(tensor[: 5 if odd else 8])
-            elif kind == "dtype":
-                dist.all_reduce(tensor.double() if odd else tensor)
-            elif kind == "reduce op":
-                dist.all_reduce(tensor, op=dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM)
-            elif kind == "operation":
-                dist.broadcast(tensor, 0) if odd else dist.all_reduce(tensor)
-            elif kind == "root":
-                dist.broadcast(tensor, 1 if odd else 0)
-
-        first, second, _ = raised(call)
+        first, second, _ = raised(lambda: MISTAKES[kind](tensor, comm.rank == 1, group), group)
         return first, second, tensor.tolist()
 
 
-@pytest.mark.parametrize("kind", ["count", "dtype", "reduce op", "operation", "root"])
-def test_a_mismatch_names_both_sides_and_moves_nothing(kind):
-    for rank, (first, second, values) in enumerate(results(run_ranks(mismatch, 2, kind))):
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mismatch_names_both_sides_and_moves_nothing(pool, kind):
+    for rank, (first, second, values) in enumerate(pool(2).call(mismatch, kind)):
         assert isinstance(first, CollectiveMismatch), first
         assert "rank 0" in str(first)
         assert "rank 1" in str(first)
@@ -162,19 +184,15 @@ def test_a_mismatch_names_both_sides_and_moves_nothing(kind):
 
 
 def aborting(comm):
-    with process_group(comm) as group:
+    with new_group(comm) as group:
         if comm.rank == 1:
-            threading.Timer(0.3, group.abort).start()
-        return raised(lambda: dist.all_reduce(torch.ones(4))) if comm.rank == 0 else _later()
+            time.sleep(0.3)
+            group.abort()
+        return raised(lambda: dist.all_reduce(torch.ones(4), group=group), group)
 
 
-def _later():
-    time.sleep(0.6)
-    return raised(lambda: dist.all_reduce(torch.ones(4)))
-
-
-def test_abort_needs_no_peer_and_ends_every_call():
-    for first, second, _ in results(run_ranks(aborting, 2)):
+def test_abort_needs_no_peer_and_ends_every_call(pool):
+    for first, second, _ in pool(2).call(aborting):
         assert isinstance(first, CollectiveAborted)
         assert "rank 1 aborted the communicator" in str(first)
         assert isinstance(second, CollectiveAborted)
@@ -182,46 +200,39 @@ def test_abort_needs_no_peer_and_ends_every_call():
 
 def failing_subgroup(comm):
     """One group's failure is its own: the default group works on."""
-    with process_group(comm):
-        pair = dist.new_group([0, 1])
-        error = None
-        if comm.rank < 2:
-            try:
-                dist.all_reduce(torch.ones(2 + comm.rank), group=pair)
-            except CollectiveError as caught:
-                error = type(caught)
-            assert int(backend_of(pair)._get_sequence_number_for_group()) == 1
-        tensor = torch.ones(2)
-        dist.all_reduce(tensor)
-        return error, tensor.tolist()
+    standing_group(comm)
+    pair = dist.new_group([0, 1])
+    error = type(None)
+    if comm.rank < 2:
+        odd = torch.ones(2 + comm.rank)
+        error = type(raised(lambda: dist.all_reduce(odd, group=pair), pair)[0])
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group(pair)
+    return error, tensor.tolist()
 
 
-def test_a_groups_failure_leaves_other_groups_alone():
-    outcomes = results(run_ranks(failing_subgroup, 3))
-    assert [error for error, _ in outcomes] == [CollectiveMismatch, CollectiveMismatch, None]
+def test_a_groups_failure_leaves_other_groups_alone(pool):
+    outcomes = pool(3).call(failing_subgroup)
+    assert [error for error, _ in outcomes] == [CollectiveMismatch, CollectiveMismatch, type(None)]
     assert all(values == [3.0, 3.0] for _, values in outcomes)
 
 
 def interrupted(comm, how):
-    join(comm)
-    if comm.rank == 1:
-        time.sleep(0.8)
-        return raised(lambda: dist.all_reduce(torch.ones(4)))
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    start = time.monotonic()
-    try:
-        if how == "sync":
-            dist.all_reduce(torch.ones(4))
-        else:
-            dist.all_reduce(torch.ones(4), async_op=True).wait()
-    except KeyboardInterrupt:
+    with new_group(comm) as group:
+        if comm.rank == 1:
+            time.sleep(0.8)
+            return raised(lambda: CALLS[how](group), group)[0]
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            CALLS[how](group)
         return time.monotonic() - start
-    return None
 
 
 @pytest.mark.parametrize("how", ["sync", "wait"])
-def test_ctrl_c_ends_a_blocked_call_and_tells_the_peers(how):
-    seconds, (first, _, _) = results(run_ranks(interrupted, 2, how))
-    assert 0.2 < seconds < 0.8
-    assert isinstance(first, CollectiveAborted)
-    assert "rank 0 was interrupted" in str(first)
+def test_ctrl_c_ends_a_blocked_call_and_tells_the_peers(pool, how):
+    seconds, error = pool(2).call(interrupted, how)
+    assert 0.2 < seconds < 0.7
+    assert isinstance(error, CollectiveAborted)
+    assert "rank 0 was interrupted" in str(error)
