@@ -2,8 +2,8 @@
 
 A rank leads a process group of its own, so that it and its children can be ended as one, and dies
 with the launcher even if that is killed. (Not a session of its own: Linux schedules sessions as
-groups, and ranks that share a core would wait for each other's time slices.) Its standard input is empty. The launcher serves the
-store in which the ranks meet, behind a secret of this job.
+groups, and ranks that share a core would wait for each other's time slices.) Its standard input is
+empty. The launcher serves the store in which the ranks meet, behind a secret of this job.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def launch(program: Sequence[str], ranks: int, *, tag_output: bool = False) -> i
         signal if the launcher was told to stop by SIGINT or SIGTERM.
 
     Raises:
-        ConfigurationError: no such program, or a number of ranks that cannot be.
+        ConfigurationError: no such program, one that cannot be executed, or a number of ranks
+            that cannot be.
     """
     if not 1 <= ranks <= MAX_RANKS:
         raise ConfigurationError(f"{ranks} ranks are not 1 to {MAX_RANKS}, the most on one host")
@@ -158,14 +159,17 @@ class _Job:
             "LOCAL_WORLD_SIZE": str(self._size),
         }
         pipe = subprocess.PIPE if self._tag else None
-        process = subprocess.Popen(
-            self._command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=pipe,
-            stderr=pipe,
-            preexec_fn=_dies_with(os.getpid()),
-        )
+        try:
+            process = subprocess.Popen(
+                self._command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+                preexec_fn=_dies_with(os.getpid()),
+            )
+        except OSError as error:
+            raise ConfigurationError(f"{self._command[0]} cannot be started: {error}") from error
         self._alive[rank] = _Rank(rank, process, os.pidfd_open(process.pid))
         if self._tag:
             for stream, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):

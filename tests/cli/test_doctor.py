@@ -1,0 +1,73 @@
+"""`pycollective doctor`: every piece has a line, and a missing one says what it costs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import resource
+
+import pytest
+
+from pycollective import _core, host_memory
+from pycollective.cli import doctor
+from pycollective.version import VERSION
+
+
+def report():
+    """What is reported: {piece: (found, cost)}."""
+    lines = doctor.report()
+    found = {name: rest for name, *rest in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def test_what_is_here_is_found():
+    lines = report()
+    assert lines["pycollective"][0].startswith(f"{VERSION} on Linux")
+    assert lines["cores"][0] == str(len(os.sched_getaffinity(0)))
+    assert lines["SIMD"][0] == _core.simd_level()
+    assert lines["open files"][0] == str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    assert lines["peer watch"] == ["pidfd", ""]
+    built = importlib.util.find_spec("pycollective.torch._backend") is not None
+    assert lines["torch backend"][0] == ("built" if built else "not built")
+
+
+@pytest.mark.parametrize("name", ["torch", "ml_dtypes", "mpi4py", "triton"])
+def test_a_package_is_found_by_its_version_or_missed_by_its_use(name):
+    found, cost = report()[name]
+    try:
+        assert (found, cost) == (importlib.metadata.version(name), "")
+    except importlib.metadata.PackageNotFoundError:
+        assert found == "not installed"
+        assert cost.startswith("without it, not: ")
+
+
+def test_shared_memory_says_who_limits_it(monkeypatch):
+    room = host_memory.Headroom(3 << 20, "the limit of a test")
+    monkeypatch.setattr(host_memory, "headroom", lambda: room)
+    found, _ = report()["shared memory"]
+    assert found.startswith("3 MiB may be committed (the limit of a test); ")
+    assert f"of sixteen {_core.mailbox_bytes(16, True) / (1 << 20):.1f} MiB" in found
+
+
+def test_what_is_missing_says_what_it_costs(monkeypatch, capsys):
+    def refuse(pid, flags=0):
+        raise OSError("not here")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (100, 100))
+    monkeypatch.setattr(_core, "simd_level", lambda: "portable")
+    monkeypatch.setenv("PATH", "")
+    doctor.doctor()
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for line, cost in [
+        ("-- cores 1", "ranks take turns on one core"),
+        ("-- SIMD portable", "run several times slower"),
+        ("-- peer watch no pidfd: not here", "dead peers cannot be seen"),
+        ("-- open files 100", "ulimit -n"),
+        ("-- mpiexec not found", "without it, not: the MPI peers of the benchmark"),
+    ]:
+        assert cost in said[said.index(line) + 1]
+    assert said[0].startswith(f"ok pycollective {VERSION} on ")

@@ -1,0 +1,303 @@
+"""`pycollective run`: who is blamed, who is ended, what ranks are given."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pycollective import launcher
+from tests.harness import ROOT
+
+COMMAND = [sys.executable, "-m", "pycollective", "run"]
+
+
+def environment(**changes):
+    """The test's own without what a launcher would give: tests may run under one."""
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    return {**kept, "PYTHONPATH": str(ROOT), **changes}
+
+
+def run(*arguments, **changes):
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        env=environment(**changes),
+        input="this is not for the ranks\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Writes a program and gives its path."""
+
+    def write(text):
+        path = tmp_path / "prog.py"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def alive(pid):
+    """Whether the process runs; what has ended and waits for its parent does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def assert_ended(pids):
+    deadline = time.monotonic() + 5
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+def test_ranks_that_all_succeed():
+    done = run("-n", 3, "sh", "-c", "echo rank $RANK")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["rank 0", "rank 1", "rank 2"]
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("act", "status", "how"),
+    [("exit 7", 7, "ended with status 7"), ("kill -9 $$", 137, "was ended by SIGKILL")],
+)
+def test_the_rank_that_failed_is_named_and_the_others_are_ended(act, status, how):
+    script = f'echo $$; if [ "$RANK" = 1 ]; then sleep 0.2; {act}; fi; exec sleep 60'
+    start = time.monotonic()
+    done = run("-n", 3, "sh", "-c", script)
+    assert time.monotonic() - start < 20
+    assert done.returncode == status
+    pids = [int(line) for line in done.stdout.split()]
+    assert len(pids) == 3
+    assert_ended(pids)
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("pycollective run: rank 1 of 3 (pid ")
+    assert int(said.partition("(pid ")[2].partition(")")[0]) in pids
+    assert f") {how}; " in said
+
+
+FOLLOWER = """
+import atexit, os, time
+import pycollective as pc
+# The culprit ends well after the ranks that fail because of it: this runs after pycollective's.
+atexit.register(time.sleep, 0.5 if os.environ["RANK"] == "2" else 0.0)
+comm = pc.init(timeout=20)
+comm.barrier()
+if comm.rank == 2:
+    raise ValueError("the culprit")
+comm.barrier()
+"""
+
+
+def test_a_rank_that_fails_because_of_another_is_not_blamed(program):
+    done = run("-n", 3, program(FOLLOWER))
+    assert done.returncode == 1
+    assert done.stderr.count("CollectiveAborted: ") == 2  # the others fail, and fail first
+    assert "pycollective run: rank 2 of 3 (pid " in done.stderr.splitlines()[-1]
+
+
+def test_ranks_that_ignore_sigterm_are_killed(monkeypatch, capfd):
+    monkeypatch.setattr(launcher, "_NOTICE", 0.2)
+    monkeypatch.setattr(launcher, "_GRACE", 0.4)
+    script = (
+        'trap "" TERM; echo $$; [ "$RANK" = 1 ] && sleep 0.2 && exit 5; while :; do sleep 1; done'
+    )
+    start = time.monotonic()
+    assert launcher.launch(["sh", "-c", script], 2) == 5
+    took = time.monotonic() - start
+    said, blamed = capfd.readouterr()
+    assert 0.6 < took < 10  # SIGTERM came first, and had its time
+    assert_ended(map(int, said.split()))
+    assert "rank 1 of 2" in blamed
+
+
+def test_ranks_have_time_to_say_what_they_saw():
+    script = 'if [ "$RANK" = 0 ]; then exit 3; fi; sleep 0.5; echo last words; exit 4'
+    done = run("-n", 2, "sh", "-c", script)
+    assert done.stdout == "last words\n"
+    assert done.returncode == 3  # the first
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_a_signal_to_the_launcher_ends_the_ranks(program, number, status):
+    # One write a line: lines that `print` writes in pieces may mix with another rank's.
+    path = program("import os, sys, time\nsys.stdout.write(f'{os.getpid()}\\n')\ntime.sleep(60)\n")
+    with subprocess.Popen(
+        [*COMMAND, "-n", "2", path],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        start = time.monotonic()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == status
+    assert time.monotonic() - start < 4  # by the signal itself, before the first grace is over
+    assert_ended(pids)
+    assert "pycollective run: rank" not in said  # nobody is to blame
+    assert ("KeyboardInterrupt" in said) == (number == signal.SIGINT)
+
+
+IMPATIENT = """
+import sys
+from pycollective import launcher
+launcher._GRACE = 0.3
+sys.exit(launcher.launch(sys.argv[1:], 2))
+"""
+
+
+def test_a_signal_ends_ranks_that_ignore_it():
+    rank = 'trap "" INT TERM; echo $$; while :; do sleep 1; done'
+    with subprocess.Popen(
+        [sys.executable, "-c", IMPATIENT, "sh", "-c", rank],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    assert_ended(pids)
+
+
+def test_grandchildren_are_ended():
+    done = run("-n", 2, "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
+    assert done.returncode == 0
+    pids = [int(line) for line in done.stdout.split()]
+    assert len(pids) == 2
+    assert_ended(pids)
+
+
+def test_tagged_output_names_the_rank_of_each_line():
+    done = run("--tag-output", "-n", 2, "sh", "-c", r"printf 'a\nb' ; printf 'c\n' >&2")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[0] a", "[0] b", "[1] a", "[1] b"]
+    assert sorted(done.stderr.splitlines()) == ["[0] c", "[1] c"]
+
+
+def test_arguments_are_the_programs_own(program):
+    path = program("import sys\nprint(sys.argv[1:])\n")
+    done = run("-n", 1, path, "-n", "5", "--tag-output", "--", "--help")
+    assert done.stdout == "['-n', '5', '--tag-output', '--', '--help']\n"
+    assert run(path, "x").stdout == "['x']\n"  # one rank unless told otherwise
+    assert run("-n", 1, "--", path, "x").stdout == "['x']\n"
+
+
+def test_a_module(tmp_path):
+    (tmp_path / "a_module.py").write_text(
+        "import sys\nsys.stdout.write(f'{__name__} {sys.argv[1:]}\\n')\n"
+    )
+    done = run("-n", 2, "-m", "a_module", "-n", "3", PYTHONPATH=f"{ROOT}:{tmp_path}")
+    assert done.stdout == "__main__ ['-n', '3']\n" * 2
+
+
+def test_an_executable_that_is_not_python():
+    assert run("-n", 2, "echo", "hello").stdout == "hello\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-program"], "no-such-program is neither a Python file nor an executable"),
+        (["no/such/file.py"], "there is no file no/such/file.py"),
+        (["-n", 0, "true"], "0 ranks are not 1 to 64, the most on one host"),
+        (["-n", 65, "true"], "65 ranks are not 1 to 64, the most on one host"),
+    ],
+)
+def test_what_cannot_be_started_is_said_in_one_line(arguments, said):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == f"pycollective run: {said}\n"
+
+
+def test_a_program_that_cannot_be_executed_is_said_in_one_line(tmp_path):
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    done = run("-n", 2, script)
+    assert done.returncode == 2
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"pycollective run: {script} cannot be started: ")
+
+
+def test_standard_input_of_the_ranks_is_empty(program):
+    path = program("import sys\nsys.stdout.write(repr(sys.stdin.read()) + '\\n')\n")
+    assert run("-n", 2, path).stdout == "''\n" * 2
+
+
+ENVIRONMENT = """
+import json, os, sys
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+found = {name: os.environ.get(name) for name in (*names, "OMP_NUM_THREADS")}
+sys.stdout.write(json.dumps(found) + "\\n")
+"""
+
+
+def test_what_ranks_find_in_their_environment(program):
+    path = program(ENVIRONMENT)
+    done = run("-n", 2, path)
+    found = sorted(map(json.loads, done.stdout.splitlines()), key=lambda each: each["RANK"])
+    cores = len(os.sched_getaffinity(0))
+    for rank, each in enumerate(found):
+        assert each["RANK"] == each["LOCAL_RANK"] == str(rank)
+        assert each["WORLD_SIZE"] == each["LOCAL_WORLD_SIZE"] == "2"
+        assert each["MASTER_ADDR"] == "127.0.0.1"
+        assert 0 < int(each["MASTER_PORT"]) < 65536
+        assert each["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+    assert found[0]["MASTER_PORT"] == found[1]["MASTER_PORT"]
+
+
+def test_the_users_own_settings_come_first(program):
+    done = run(program(ENVIRONMENT), OMP_NUM_THREADS="13", MASTER_PORT="1234")
+    found = json.loads(done.stdout)
+    assert found["OMP_NUM_THREADS"] == "13"
+    assert found["MASTER_PORT"] == "1234"
+
+
+def test_ranks_find_init_ready(program):
+    path = program(
+        "import sys, numpy as np, pycollective as pc\n"
+        "with pc.init(timeout=20) as comm:\n"
+        "    x = np.array([comm.rank + 1.0])\n"
+        "    comm.all_reduce(x)\n"
+        "    sys.stdout.write(f'{comm.size} {x[0]}\\n')\n"
+    )
+    done = run("-n", 3, path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "3 6.0\n" * 3
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_its_extra_the_command_says_how_to_get_it(missing):
+    blocked = f"import runpy, sys; sys.modules[{missing!r}] = None; "
+    done = subprocess.run(
+        [sys.executable, "-c", blocked + "runpy.run_module('pycollective', run_name='__main__')"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"pycollective: the command line needs {missing}: pip install 'pycollective[cli]'\n"
+    )
