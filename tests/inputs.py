@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import ml_dtypes
 import numpy as np
 
@@ -20,15 +22,27 @@ def words(x: np.ndarray) -> np.ndarray:
     return x.view(f"u{x.dtype.itemsize}")
 
 
+def from_words(bits: Sequence[int] | np.ndarray, dtype: str) -> np.ndarray:
+    """The array that has these bits."""
+    kind = dtype_of(dtype)
+    return np.array(bits, f"u{kind.itemsize}").view(kind)
+
+
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def order_sensitive(dtype: str, ranks: int, count: int, seed: int = 0) -> list[np.ndarray]:
-    """One leaf a rank: magnitudes over a wide range, which cancel between neighbouring ranks.
+# How many powers of two below the numbers that cancel the small ones lie: by so many, a sum loses
+# some of the small ones' bits, or all, where a large one is added before it is cancelled.
+_BELOW = {"float16": (14, 24), "bfloat16": (17, 28), "float32": (1, 24), "float64": (1, 53)}
+_LARGE = {"float16": (9, 15), "bfloat16": (-20, 20), "float32": (-20, 20), "float64": (-20, 20)}
 
-    With three ranks or more, about half of all fp32 sums and a quarter of bf16 sums change with
-    the order of the additions. Integers take all values.
+
+def order_sensitive(dtype: str, ranks: int, count: int, seed: int = 0) -> list[np.ndarray]:
+    """One leaf a rank: magnitudes over a wide range, which cancel between two ranks.
+
+    With three ranks or more, over half of all sums change when the leaves are rotated by one
+    (tests/test_reference.py counts them). Integers take all values.
     """
     random = np.random.default_rng([seed, ranks, count])
     kind = dtype_of(dtype)
@@ -40,15 +54,17 @@ def order_sensitive(dtype: str, ranks: int, count: int, seed: int = 0) -> list[n
             random.integers(info.min, info.max, count, dtype=kind, endpoint=True)
             for _ in range(ranks)
         ]
-    spread = 4 if dtype == "float16" else 12
-    base = random.standard_normal((ranks, count)) * np.exp2(
-        random.integers(-spread, spread + 1, (ranks, count))
-    )
-    # A quarter of the elements nearly cancel against another rank's.
-    for r in range(1, ranks):
-        cancel = random.random(count) < 0.25
-        base[r, cancel] = -base[r - 1, cancel] * (1 + 2.0**-9 * random.standard_normal())
-    return [row.astype(kind) for row in base]
+    exponents = random.integers(*_LARGE[dtype], count)
+    below = random.integers(*_BELOW[dtype], (ranks, count), endpoint=True)
+    leaves = np.ldexp(1 + random.random((ranks, count)), exponents - below)
+    leaves *= random.choice([-1, 1], (ranks, count))
+    # In each element two ranks, any two, hold a large number and its negation.
+    large = np.ldexp(1 + random.random(count), exponents) * random.choice([-1, 1], count)
+    first = random.integers(0, ranks, count)
+    second = (first + random.integers(1, max(ranks, 2), count)) % ranks
+    leaves[first, np.arange(count)] = large
+    leaves[second, np.arange(count)] = -large
+    return [row.astype(kind) for row in leaves]
 
 
 def awkward(dtype: str, ranks: int, count: int, seed: int = 0) -> list[np.ndarray]:
@@ -67,3 +83,13 @@ def awkward(dtype: str, ranks: int, count: int, seed: int = 0) -> list[np.ndarra
         zero = random.random(count) < 0.1
         bits[zero] = (bits[zero] >> (8 * bits.dtype.itemsize - 1)) << (8 * bits.dtype.itemsize - 1)
     return leaves
+
+
+def subnormal(dtype: str, ranks: int, count: int) -> list[np.ndarray]:
+    """One leaf a rank of floats around the least normal one, half of them below it."""
+    fraction = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}[dtype]
+    random = np.random.default_rng([ranks, count])
+    word = np.dtype(f"u{dtype_of(dtype).itemsize}")
+    bits = random.integers(0, 2 << fraction, (ranks, count), dtype=word)
+    bits |= random.integers(0, 2, bits.shape, dtype=word) << word.type(8 * word.itemsize - 1)
+    return list(from_words(bits, dtype))

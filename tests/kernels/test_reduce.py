@@ -1,0 +1,172 @@
+"""The native kernels, one call at a time: each instruction set has the oracle's bits."""
+
+from __future__ import annotations
+
+import platform
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pycollective import ConfigurationError, _core, reference
+from tests.inputs import (
+    DTYPES,
+    FLOATS,
+    INTEGERS,
+    OPS,
+    awkward,
+    dtype_of,
+    from_words,
+    order_sensitive,
+    same_bits,
+    subnormal,
+    words,
+)
+
+LEVELS = _core.simd_levels()
+
+
+def has_meaning(dtype, op):
+    if dtype in FLOATS:
+        return op not in ("band", "bor", "bxor")
+    return op != "avg" and (dtype in INTEGERS or op not in ("sum", "prod"))
+
+
+PAIRS = [(dtype, op) for dtype in DTYPES for op in OPS if has_meaning(dtype, op)]
+
+
+def at_offset(x, offset):
+    """A copy of `x` that starts `offset` bytes after a multiple of 64."""
+    memory = np.zeros(x.nbytes + offset + 64, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    moved = memory[start : start + x.nbytes].view(x.dtype)
+    moved[...] = x
+    return moved
+
+
+@settings(deadline=None, max_examples=600)
+@given(
+    pair=st.sampled_from(PAIRS),
+    level=st.sampled_from(LEVELS),
+    leaves=st.sampled_from([*range(1, 10), 15, 16, 17, 33, 64, 65]),
+    count=st.sampled_from([0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 255, 256, 257, 1000])
+    | st.integers(0, 700),
+    offset=st.sampled_from([0, 0, 4, 8, 32, 1, 62]),
+    in_place=st.booleans(),
+    with_copy=st.booleans(),
+    inputs=st.sampled_from([order_sensitive, awkward]),
+    seed=st.integers(0, 1000),
+)
+def test_bits_are_the_oracles(
+    pair, level, leaves, count, offset, in_place, with_copy, inputs, seed
+):
+    dtype, op = pair
+    originals = inputs(dtype, leaves, count, seed)
+    arrays = [at_offset(x, (offset * (i + 1)) % 64) for i, x in enumerate(originals)]
+    mine = seed % leaves
+    out = arrays[mine] if in_place else at_offset(np.ones_like(arrays[0]), 3 * offset % 64)
+    copy = at_offset(np.ones_like(out), 7 * offset % 64) if with_copy else None
+    _core.reduce_into(arrays, op, out, copy, level)
+    want = reference.reduce(originals, op)
+    assert same_bits(out, want)
+    assert copy is None or same_bits(copy, want)
+    for i, (array, original) in enumerate(zip(arrays, originals, strict=True)):
+        assert same_bits(array, original) or (in_place and i == mine)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("leaves", [511, 513, 4096])
+def test_thousands_of_leaves(level, dtype, leaves):
+    inputs = order_sensitive(dtype, leaves, 40)
+    for op in ("sum", "avg"):
+        assert same_bits(_core.reduce(inputs, op, level), reference.reduce(inputs, op))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_bit_pattern_of_sixteen_bit_types(level, dtype):
+    """Alone (a leaf comes through as it is, but for NaNs), and in sums and products which round to
+    all places: subnormal, normal, infinite."""
+    every = from_words(np.arange(1 << 16, dtype=np.uint16), dtype)
+    alone = _core.reduce([every], "sum", level)
+    assert same_bits(alone, reference.reduce([every]))
+    changed = words(alone) != words(every)
+    assert np.isnan(every[changed].astype(np.float32)).all()
+    with np.errstate(all="ignore"):
+        others = np.concatenate([every[77::5003], -every[3::7001]])
+    for other in others:
+        pair = [every, np.full_like(every, other)]
+        for op in ("sum", "prod", "avg", "min", "max"):
+            assert same_bits(_core.reduce(pair, op, level), reference.reduce(pair, op))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_position_does_not_change_the_bits(level, dtype):
+    """Vector body and tail do the same: one column of leaves gives one result everywhere."""
+    for leaves in [3, 7, 8, 9, 20]:
+        for seed in range(5):
+            column = order_sensitive(dtype, leaves, 1, seed)
+            for op in ("sum", "avg", "prod"):
+                want = words(reference.reduce(column, op))[0]
+                rows = [np.repeat(x, 167) for x in column]
+                assert (words(_core.reduce(rows, op, level)) == want).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_tie_between_bfloat16_subnormals_goes_to_the_even_one(level):
+    """fp32 0x00018000: AVX512_BF16's conversion makes it 0."""
+    leaves = [from_words([bits] * 100, "bfloat16") for bits in (1, 2)]
+    assert (words(_core.reduce(leaves, "avg", level)) == 0x0002).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_averages_are_divisions(level):
+    leaves = order_sensitive("float32", 3, 10_000)
+    average = _core.reduce(leaves, "avg", level)
+    total = _core.reduce(leaves, "sum", level)
+    assert same_bits(average, total / np.float32(3))
+    assert np.mean(average != total * (np.float32(1) / np.float32(3))) > 0.1
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_sums_of_minus_zero_stay_minus_zero(level, dtype):
+    for leaves in [1, 2, 5, 9, 70]:
+        minus = np.full(50, -0.0, dtype_of(dtype))
+        assert same_bits(_core.reduce([minus] * leaves, "sum", level), minus)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the test can flush on x86-64 only")
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_host_that_flushes_subnormals_changes_nothing(level, dtype):
+    leaves = subnormal(dtype, 3, 300)
+    want = {op: reference.reduce(leaves, op) for op in ("sum", "avg", "prod", "min", "max")}
+    seen = {}
+
+    def flushing_host():
+        _core.testing_set_flush_to_zero(True)
+        seen["host"] = float(np.float32(2.0**-126) * np.float32(0.5))
+        seen["got"] = {op: _core.reduce(leaves, op, level) for op in want}
+        seen["flushes after"] = _core.testing_set_flush_to_zero(False)
+
+    thread = threading.Thread(target=flushing_host)  # its state goes with it
+    thread.start()
+    thread.join()
+    assert seen["host"] == 0.0, "the host does not flush: this test shows nothing"
+    assert seen["flushes after"], "the host's state was not put back"
+    for op, result in want.items():
+        assert same_bits(seen["got"][op], result), op
+
+
+def test_what_has_no_meaning_is_refused():
+    for dtype in DTYPES:
+        for op in OPS:
+            if has_meaning(dtype, op):
+                continue
+            with pytest.raises(ConfigurationError, match=f"{op} has no meaning for {dtype}"):
+                _core.reduce([np.ones(1, dtype_of(dtype))], op)
