@@ -44,7 +44,7 @@ format: $(VENV)/.requirements
 	$(BIN)/clang-format -i $(SOURCES)
 
 sanitize: $(VENV)/.requirements
-	$(MAKE) -C csrc/tests sanitize
+	$(MAKE) -j 2 -C csrc/tests sanitize
 
 clean:
 	rm -rf build out *.egg-info pycollective/*.so pycollective/torch/*.so
