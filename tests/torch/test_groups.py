@@ -1,0 +1,352 @@
+"""Process groups: many, part of the ranks, with other backends beside; what they leave behind."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.profiler import profile
+
+import pycollective.torch
+from pycollective import ConfigurationError
+from tests.harness import ROOT, results, run_ranks
+from tests.torch.groups import backend_of, process_group, standing_group
+
+
+def identity(comm):
+    group = standing_group(comm)
+    backend = backend_of(group)
+    before = backend._get_sequence_number_for_group()
+    dist.barrier()
+    assert backend._get_sequence_number_for_group() == before + 1
+    assert not backend.supports_splitting
+    assert backend.options._timeout == datetime.timedelta(seconds=30)
+    pycollective.torch.backend.register()  # a second time changes nothing
+    return dist.get_backend(), backend.name(), backend.rank(), backend.size()
+
+
+def test_the_backend_says_who_it_is(pool):
+    expected = [("pycollective", "pycollective", r, 3) for r in range(3)]
+    assert pool(3).call(identity) == expected
+
+
+def objects(comm):
+    standing_group(comm)
+    mine = {"rank": comm.rank, "text": "x" * (comm.rank * 1000)}
+    everyone = [None] * 3
+    dist.all_gather_object(everyone, mine)
+    told = [mine if comm.rank == 1 else None]
+    dist.broadcast_object_list(told, 1)
+    gathered = [None] * 3 if comm.rank == 2 else None
+    dist.gather_object(mine, gathered, 2)
+    mine_of_three = [None]
+    dist.scatter_object_list(mine_of_three, [10, "eleven", None] if comm.rank == 0 else None, 0)
+    passed = [("a", 1)] if comm.rank == 0 else [None]
+    if comm.rank == 0:
+        dist.send_object_list(passed, 1)
+    elif comm.rank == 1:
+        dist.recv_object_list(passed, 0)
+    return [each["rank"] for each in everyone], told[0], gathered, mine_of_three[0], passed[0]
+
+
+def test_object_collectives(pool):
+    outcomes = pool(3).call(objects)
+    assert all(each[0] == [0, 1, 2] for each in outcomes)
+    assert all(each[1]["rank"] == 1 for each in outcomes)
+    assert [len(each["text"]) for each in outcomes[2][2]] == [0, 1000, 2000]
+    assert [each[3] for each in outcomes] == [10, "eleven", None]
+    assert outcomes[1][4] == ("a", 1)
+
+
+def subsets(comm):
+    standing_group(comm)
+    groups = {ranks: dist.new_group(list(ranks)) for ranks in [(0, 1), (1, 3), (0, 2, 3), (2,)]}
+    sums = {}
+    for ranks, group in groups.items():
+        if comm.rank in ranks:
+            tensor = torch.tensor([10.0**comm.rank])
+            dist.all_reduce(tensor, group=group)
+            root = torch.tensor([float(comm.rank)])
+            dist.broadcast(root, src=ranks[-1], group=group)
+            sums[ranks] = tensor.item(), root.item()
+            dist.destroy_process_group(group)
+    return sums
+
+
+def test_groups_of_part_of_the_ranks(pool):
+    expected = {(0, 1): (11, 1), (1, 3): (1010, 3), (0, 2, 3): (1101, 3), (2,): (100, 2)}
+    for rank, sums in enumerate(pool(4).call(subsets)):
+        assert sums == {ranks: expected[ranks] for ranks in expected if rank in ranks}
+
+
+def footprint():
+    """Threads of ours, and open files, once what is ending has ended."""
+    time.sleep(0.05)
+    names = [Path(f"/proc/self/task/{t}/comm").read_text() for t in os.listdir("/proc/self/task")]
+    return sum(name.startswith("pycoll") for name in names), len(os.listdir("/proc/self/fd"))
+
+
+def many_groups(comm, count):
+    """All at once, issued on in opposite orders, then destroyed."""
+    standing_group(comm)
+    dist.all_reduce(torch.ones(1 << 16), async_op=True).wait()  # the progress thread is there
+    before = footprint()
+    groups = [dist.new_group() for _ in range(count)]
+    tensors = [torch.full((5,), float(i)) for i in range(count)]
+    order = range(count) if comm.rank == 0 else reversed(range(count))
+    works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order]
+    during = footprint()
+    for work in works:
+        assert work.wait()
+    values = [tensor[0].item() for tensor in tensors]
+    for group in groups:
+        dist.destroy_process_group(group)
+    del groups, group, works, work
+    return values, before, during, footprint()
+
+
+def test_more_than_a_hundred_groups_cost_no_thread_and_no_file_each(pool):
+    for values, before, during, after in pool(2).call(many_groups, 120):
+        assert values == [2.0 * i for i in range(120)]
+        assert during == before == after
+
+
+def leftovers(_, path):
+    """What a program that has nothing but process groups keeps after destroying them."""
+    footprints = []
+    for turn in range(3):
+        store = dist.FileStore(f"{path}/{turn}", 2)
+        rank = int(os.environ["PYCOLLECTIVE_RANK"])
+        dist.init_process_group("pycollective", store=store, rank=rank, world_size=2)
+        future = dist.all_reduce(torch.ones(1 << 18), async_op=True).get_future()
+        future.then(lambda f: f.value()[0].sum()).wait()
+        during = footprint()
+        del future
+        dist.destroy_process_group()
+        footprints.append((during[0], *footprint()))
+    return footprints
+
+
+def test_nothing_is_left_after_destroying(tmp_path):
+    for footprints in results(run_ranks(leftovers, 2, str(tmp_path), join=False)):
+        assert all(during > 0 for during, _, _ in footprints)
+        assert [threads for _, threads, _ in footprints] == [0, 0, 0]
+        assert len({files for _, _, files in footprints}) == 1
+
+
+def after_destroying(comm):
+    standing_group(comm)
+    group = dist.new_group()
+    backend = backend_of(group)
+    dist.destroy_process_group(group)
+    with pytest.raises(ConfigurationError, match="this communicator is closed"):
+        backend.allreduce([torch.ones(1)])
+    backend.shutdown()  # again: nothing
+
+
+def test_a_destroyed_group_refuses_work(pool):
+    pool(2).call(after_destroying)
+
+
+def composite(comm):
+    """One device of a composite string, and another backend's group beside it."""
+    with process_group(comm, backend="cpu:pycollective") as group:
+        assert backend_of(group).name() == "pycollective"
+        gloo = dist.new_group(backend="gloo")
+        tensors = [torch.ones(3), torch.ones(3)]
+        dist.all_reduce(tensors[0])
+        dist.all_reduce(tensors[1], group=gloo)
+        mixed = dist.new_group(backend="cpu:pycollective,cuda:gloo")
+        dist.all_reduce(tensors[0], group=mixed)
+        assert mixed._get_backend(torch.device("cuda")).name() == "gloo"
+    with process_group(comm):  # and once more
+        dist.all_reduce(tensors[1])
+    return [tensor.tolist() for tensor in tensors]
+
+
+def test_beside_other_backends_and_again_after_destroying():
+    assert results(run_ranks(composite, 2)) == [[[4.0] * 3, [4.0] * 3]] * 2
+
+
+def debug_detail(comm):
+    with process_group(comm):
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        model.register_comm_hook(None, pycollective.torch.all_reduce_hook)
+        model(torch.full((1, 2), comm.rank + 1.0)).sum().backward()
+        with pytest.raises(RuntimeError, match="Detected mismatch between collectives"):
+            dist.all_reduce(torch.ones(3 + comm.rank))
+        return tensor[0].item(), model.module.weight.grad[0, 0].item()
+
+
+def test_under_torchs_own_checks():
+    outcomes = run_ranks(debug_detail, 2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    assert results(outcomes) == [(2.0, 1.5)] * 2
+
+
+def functional_and_tensors(comm):
+    group = standing_group(comm)
+    ones = torch.ones(4)
+    mesh = init_device_mesh("cpu", (2,))
+    whole = torch.arange(32.0).reshape(4, 8)
+    left = distribute_tensor(whole, mesh, [Shard(1)])
+    right = distribute_tensor(whole.t().contiguous(), mesh, [Shard(0)])
+    return [
+        functional.all_reduce(ones, "avg", group).tolist() == [1.0] * 4,
+        functional.all_gather_tensor(ones * comm.rank, 0, group).tolist() == [0.0] * 4 + [1.0] * 4,
+        functional.reduce_scatter_tensor(ones, "sum", 0, group).tolist() == [2.0] * 2,
+        functional.broadcast(ones * comm.rank, 1, group).tolist() == [1.0] * 4,
+        functional.all_to_all_single(ones * comm.rank, None, None, group).tolist()
+        == [0.0, 0.0, 1.0, 1.0],
+        torch.equal((left @ right).full_tensor(), whole @ whole.t()),
+    ]
+
+
+def test_functional_collectives_and_dtensor(pool):
+    for checks in pool(2).call(functional_and_tensors):
+        assert checks == [True] * 6
+
+
+def coalesced(comm):
+    standing_group(comm)
+    tensors = [torch.ones(3), torch.ones(5, 2).t()]
+    with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    outputs = [torch.empty(2), torch.empty(4)]
+    with dist.distributed_c10d._coalescing_manager():
+        for output in outputs:
+            half = torch.full((output.numel() // 2,), float(comm.rank))
+            dist.all_gather_single(output, half)
+    shards = [torch.empty(1), torch.empty(2)]
+    with dist.distributed_c10d._coalescing_manager():
+        for shard in shards:
+            dist.reduce_scatter_single(shard, torch.ones(shard.numel() * 2))
+    large = torch.full((1 << 18,), float(comm.rank))
+    received = torch.empty(1 << 18)
+    peer = 1 - comm.rank
+    both = [dist.P2POp(dist.isend, large, peer), dist.P2POp(dist.irecv, received, peer)]
+    for work in dist.batch_isend_irecv(both):
+        work.wait()
+    lists = [tensor.tolist() for tensor in [*tensors, *outputs, *shards]]
+    return lists, bool((received == peer).all())
+
+
+def test_coalesced_calls(pool):
+    expected = [[2.0] * 3, [[2.0] * 5] * 2, [0.0, 1.0], [0.0, 0.0, 1.0, 1.0], [2.0], [2.0, 2.0]]
+    assert pool(2).call(coalesced) == [(expected, True)] * 2
+
+
+def fsdp(comm, policy):
+    standing_group(comm)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(10, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    plain = [p.detach().clone() for p in model.parameters()]
+    mesh = init_device_mesh("cpu", (2,))
+    options = {"mesh": mesh, **({"mp_policy": policy} if policy else {})}
+    for layer in (model[0], model[2]):
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.full((4, 10), comm.rank + 1.0)).square().mean().backward()
+        optimizer.step()
+    after = [p.full_tensor().detach() for p in model.parameters()]
+    return [not torch.equal(a, b) for a, b in zip(after, plain, strict=True)], [
+        a.view(torch.uint8).numpy().tobytes() for a in after
+    ]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_fsdp(pool, mixed):
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else None
+    outcomes = pool(2).call(fsdp, policy)
+    assert all(all(changed) for changed, _ in outcomes)
+    assert outcomes[0][1] == outcomes[1][1]
+
+
+def profiled(comm):
+    standing_group(comm)
+    dist.barrier()
+    with profile() as recorded:
+        dist.all_reduce(torch.ones(4))
+        dist.all_reduce(torch.ones(4), async_op=True).wait()
+        dist.barrier()
+    counts = {each.key: each.count for each in recorded.key_averages()}
+    return counts.get("pycollective:all_reduce"), counts.get("pycollective:barrier")
+
+
+def test_the_profiler_sees_each_call(pool):
+    assert pool(2).call(profiled) == [(2, 1)] * 2
+
+
+def alone(comm):
+    """A group of one rank."""
+    with process_group(comm):
+        tensor = torch.tensor([1.0, float("nan")]).view(torch.int32)
+        tensor[1] |= 12345  # a payload
+        value = tensor.view(torch.float32)
+        dist.all_reduce(value)
+        gathered = [torch.zeros(2)]
+        dist.all_gather(gathered, value)
+        return gathered[0].view(torch.int32).tolist()
+
+
+def test_one_rank():
+    # Every NaN becomes the canonical one, on one rank too.
+    assert results(run_ranks(alone, 1)) == [[0x3F800000, 0x7FC00000]]
+
+
+def absent_rank(comm):
+    if comm.rank == 1:
+        time.sleep(2.5)
+        return None
+    try:
+        store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+        pycollective.torch.backend.create(store, 0, 2, datetime.timedelta(seconds=0.5))
+    except RuntimeError as error:
+        return type(error).__name__, str(error)
+
+
+def test_a_rank_that_never_joins_is_named():
+    name, message = results(run_ranks(absent_rank, 2))[0]
+    assert name == "CollectiveTimeout"
+    assert "rank(s) 1 of 2 did not come" in message
+
+
+def test_importing_without_the_shim_says_how_to_get_it(tmp_path):
+    (tmp_path / "block.py").write_text(
+        "import sys\n"
+        "sys.modules['pycollective.torch._backend'] = None\n"  # as if it had not been built
+        "import pycollective.torch\n"
+    )
+    outcome = subprocess.run(
+        [sys.executable, str(tmp_path / "block.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert outcome.returncode == 1
+    assert "ImportError: pycollective was installed without its torch backend" in outcome.stderr
+    assert "--no-build-isolation" in outcome.stderr
+
+
+def test_importing_pycollective_does_not_import_torch():
+    code = "import sys, pycollective; assert 'torch' not in sys.modules"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
