@@ -1,4 +1,4 @@
-"""The contract in NumPy: the oracle that every kernel, algorithm and transport must equal bit by bit.
+"""The contract in NumPy: the oracle that every kernel, algorithm and transport must equal in bits.
 
 As short as it can be, and independent of the native code. ``docs/contract.md`` says it in words.
 """

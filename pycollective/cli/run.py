@@ -23,9 +23,10 @@ def run(
         bool, typer.Option("--tag-output", help="Begin each line of output with [rank].")
     ] = False,
 ) -> None:
-    """Start ranks of a program on this host. If one fails, name it, end the rest, return its status.
+    """Start ranks of a program on this host; if one fails, name it and end the rest.
 
-    Each rank finds `pycollective.init()` ready, and torch.distributed's env:// too.
+    Each rank finds `pycollective.init()` ready, and torch.distributed's env:// too. Returns the
+    status of the rank that failed.
     """
     try:
         sys.exit(launch(program, ranks, tag_output=tag_output))

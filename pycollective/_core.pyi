@@ -1,0 +1,241 @@
+"""The native core (csrc/bindings) for type checkers; its own docstrings say what it does."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, TypeAlias, final, overload
+
+import numpy as np
+
+from pycollective.errors import CollectiveError
+
+class _SupportsDLPack(Protocol):
+    def __dlpack__(self, *args: Any, **options: Any) -> Any: ...
+
+_Array: TypeAlias = np.ndarray[Any, Any] | _SupportsDLPack
+_Capsule: TypeAlias = object
+
+@final
+class Node:
+    def __init__(self) -> None: ...
+    @property
+    def token(self) -> bytes: ...
+    @property
+    def forked(self) -> bool: ...
+    def fileno(self) -> int: ...
+    def attach(self, token: bytes, fd: int, pid: int) -> None: ...
+    def is_attached(self, token: bytes) -> bool: ...
+    def allocate(self, size: int) -> tuple[int, int]: ...
+
+@final
+class Work:
+    def done(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> None: ...
+
+class Communicator:
+    def __init__(
+        self,
+        node: Node,
+        rank: int,
+        tokens: Sequence[bytes],
+        offsets: Sequence[int],
+        slot_bytes: int,
+        timeout: float,
+        /,
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def timeout(self) -> float: ...
+    @timeout.setter
+    def timeout(self, seconds: float, /) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def pending(self) -> bool: ...
+    @property
+    def failure(self) -> CollectiveError | None: ...
+    def abort(self, reason: str = ..., /) -> None: ...
+    def _close(self) -> None: ...
+    def _capsule(self) -> _Capsule: ...
+
+    # Each collective returns when it is done, or, with async_op=True, a `Work` at once.
+    @overload
+    def all_reduce(
+        self,
+        x: _Array,
+        op: str = "sum",
+        out: _Array | None = None,
+        async_op: Literal[False] = False,
+        algorithm: str = "auto",
+    ) -> None: ...
+    @overload
+    def all_reduce(
+        self,
+        x: _Array,
+        op: str = "sum",
+        out: _Array | None = None,
+        *,
+        async_op: Literal[True],
+        algorithm: str = "auto",
+    ) -> Work: ...
+    @overload
+    def reduce(
+        self,
+        x: _Array,
+        root: int = 0,
+        op: str = "sum",
+        out: _Array | None = None,
+        async_op: Literal[False] = False,
+        algorithm: str = "auto",
+    ) -> None: ...
+    @overload
+    def reduce(
+        self,
+        x: _Array,
+        root: int = 0,
+        op: str = "sum",
+        out: _Array | None = None,
+        *,
+        async_op: Literal[True],
+        algorithm: str = "auto",
+    ) -> Work: ...
+    @overload
+    def reduce_scatter(
+        self,
+        out: _Array,
+        x: _Array,
+        op: str = "sum",
+        counts: Sequence[int] | None = None,
+        async_op: Literal[False] = False,
+        algorithm: str = "auto",
+    ) -> None: ...
+    @overload
+    def reduce_scatter(
+        self,
+        out: _Array,
+        x: _Array,
+        op: str = "sum",
+        counts: Sequence[int] | None = None,
+        *,
+        async_op: Literal[True],
+        algorithm: str = "auto",
+    ) -> Work: ...
+    @overload
+    def all_gather(
+        self,
+        out: _Array,
+        x: _Array,
+        counts: Sequence[int] | None = None,
+        async_op: Literal[False] = False,
+        algorithm: str = "auto",
+    ) -> None: ...
+    @overload
+    def all_gather(
+        self,
+        out: _Array,
+        x: _Array,
+        counts: Sequence[int] | None = None,
+        *,
+        async_op: Literal[True],
+        algorithm: str = "auto",
+    ) -> Work: ...
+    @overload
+    def broadcast(
+        self, x: _Array, root: int = 0, async_op: Literal[False] = False, algorithm: str = "auto"
+    ) -> None: ...
+    @overload
+    def broadcast(
+        self, x: _Array, root: int = 0, *, async_op: Literal[True], algorithm: str = "auto"
+    ) -> Work: ...
+    @overload
+    def all_to_all(
+        self, out: _Array, x: _Array, async_op: Literal[False] = False, algorithm: str = "auto"
+    ) -> None: ...
+    @overload
+    def all_to_all(
+        self, out: _Array, x: _Array, *, async_op: Literal[True], algorithm: str = "auto"
+    ) -> Work: ...
+    @overload
+    def gather(
+        self,
+        out: _Array | None,
+        x: _Array,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        async_op: Literal[False] = False,
+        algorithm: str = "auto",
+    ) -> None: ...
+    @overload
+    def gather(
+        self,
+        out: _Array | None,
+        x: _Array,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        *,
+        async_op: Literal[True],
+        algorithm: str = "auto",
+    ) -> Work: ...
+    @overload
+    def scatter(
+        self,
+        out: _Array,
+        x: _Array | None,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        async_op: Literal[False] = False,
+        algorithm: str = "auto",
+    ) -> None: ...
+    @overload
+    def scatter(
+        self,
+        out: _Array,
+        x: _Array | None,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        *,
+        async_op: Literal[True],
+        algorithm: str = "auto",
+    ) -> Work: ...
+    @overload
+    def send(self, x: _Array, dst: int, async_op: Literal[False] = False) -> None: ...
+    @overload
+    def send(self, x: _Array, dst: int, *, async_op: Literal[True]) -> Work: ...
+    @overload
+    def recv(self, x: _Array, src: int, async_op: Literal[False] = False) -> None: ...
+    @overload
+    def recv(self, x: _Array, src: int, *, async_op: Literal[True]) -> Work: ...
+    @overload
+    def barrier(self, async_op: Literal[False] = False) -> None: ...
+    @overload
+    def barrier(self, *, async_op: Literal[True]) -> Work: ...
+
+def mailbox_bytes(size: int, first: bool) -> int: ...
+
+# The kernels, one call at a time, for tests.
+def reduce(
+    inputs: Sequence[np.ndarray[Any, Any]], op: str, simd: str = ""
+) -> np.ndarray[Any, Any]: ...
+def reduce_into(
+    inputs: Sequence[_Array], op: str, out: _Array, copy: _Array | None = None, simd: str = ""
+) -> None: ...
+def simd_levels() -> list[str]: ...
+def simd_level() -> str: ...
+def testing_set_flush_to_zero(flush: bool) -> bool: ...
+
+# What the machine allows, for the benchmark; times are in seconds.
+def stream_in_place(buffer: np.ndarray[Any, Any], repetitions: int) -> float: ...
+def core_to_core_latency(cpu_a: int, cpu_b: int, round_trips: int) -> float: ...
+def core_to_core_copy(cpu_a: int, cpu_b: int, total: int, chunk: int) -> float: ...
+def time_collective(
+    capsule: _Capsule,
+    kind: str,
+    dtype: str,
+    reduce_op: str,
+    root: int,
+    input: np.ndarray[Any, Any],
+    output: np.ndarray[Any, Any],
+    count: int,
+    repetitions: int,
+) -> float: ...
