@@ -21,7 +21,9 @@ from typing import Any
 
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 
-_MAX_LINE = 1 << 20
+# Bytes of a message. An answer is no longer, so that it fits into an empty socket buffer: whoever
+# reads the last before asking again can always be answered without a wait.
+_MAX_LINE = 1 << 17
 _MAX_CLIENTS = 256  # a host's 64 ranks, and strangers
 
 
@@ -230,7 +232,8 @@ class StoreClient:
 
     Raises:
         CollectiveTimeout: nobody serves there in time, or a key was not set in time.
-        ConfigurationError: the server has ended, or wants another secret.
+        ConfigurationError: the server has ended, or wants another secret; or key and value take
+            more than some 90 KB.
     """
 
     def __init__(self, address: str, secret: str = "", timeout: float = 600.0) -> None:
@@ -301,6 +304,11 @@ class StoreClient:
 
     def _ask(self, verb: bytes, key: str, timeout: float, value: bytes = b"") -> bytes:
         message = b" ".join((self._secret, verb, _word(key.encode()), _word(value)))
+        if len(message) >= _MAX_LINE:
+            raise ConfigurationError(
+                f"{verb.decode()} {key[:100]!r}: {len(message)} bytes are too long a message for "
+                f"the store, which takes {_MAX_LINE - 1}"
+            )
         deadline = time.monotonic() + timeout
         if self._socket is None:
             self._socket = self._connect()

@@ -157,6 +157,34 @@ def test_a_client_that_goes_while_it_waits_harms_nobody(connect):
     assert stays.get("key") == b"1"
 
 
+def test_the_longest_value_can_be_read_and_a_longer_one_is_refused(connect):
+    longest = b"x" * 98_000
+    for client in [connect() for _ in range(20)]:
+        client.set("key", longest)
+        assert client.get("key") == longest
+    with pytest.raises(ConfigurationError, match=r"set 'key': \d+ bytes are too long"):
+        client.set("key", longest + longest)
+    assert client.get("key") == longest
+
+
+def test_a_client_that_does_not_read_is_dropped_and_the_others_are_served(address, connect):
+    client = connect()
+    client.set("key", b"x" * 90_000)
+    with stranger(address) as deaf:
+
+        def ask(times):
+            for _ in range(times):
+                deaf.sendall(b"5ec2e7 get a2V5 \n")
+
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            ask(500)  # 60 MB of answers: more than any socket holds
+        start = time.monotonic()
+        assert client.check(["key"])
+        assert time.monotonic() - start < 2
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            ask(1_000_000)
+
+
 def test_a_wrong_secret_gets_nothing(connect):
     connect().set("key", b"1")
     with pytest.raises(ConfigurationError, match="wants another secret"):
