@@ -1,0 +1,114 @@
+"""Leaving without saying so: the end of a process that never closed, and forks that join anew."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import pycollective as pc
+from pycollective.store import StoreClient, StoreServer
+from tests.harness import ROOT, results, run_ranks
+
+PROGRAM = """
+import os, sys, time
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=20)
+x = np.ones(1000)
+comm.all_reduce(x)
+if comm.rank == 0:
+    {end}
+else:
+    time.sleep(0.4)  # rank 0 is through by now
+    try:
+        while True:
+            comm.all_reduce(x)
+    except pc.CollectiveError as error:
+        sys.stdout.write(f"{{type(error).__name__}}: {{error}}\\n")
+"""
+
+
+def run(end):
+    """What rank 1 sees when rank 0 ends in this way."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "pycollective", "run", "-n", "2"),
+            *(sys.executable, "-c", PROGRAM.format(end=end)),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "kind", "said"),
+    [
+        ("pass", 0, "PeerFailure", "closed its communicator"),
+        ("sys.exit(5)", 5, "PeerFailure", "closed its communicator"),
+        ("del comm", 0, "PeerFailure", "rank 0 (pid"),
+        (
+            "keep = comm.all_reduce(x, async_op=True)",
+            *(0, "CollectiveAborted", "exits with operations pending"),
+        ),
+        ("raise ValueError('bad batch')", 1, "CollectiveAborted", "exits with an exception"),
+        ("os._exit(6)", 6, "PeerFailure", "died"),
+    ],
+    ids=["end", "exit", "dropped", "pending", "exception", "sudden end"],
+)
+def test_an_end_without_close_is_seen_at_once(end, status, kind, said):
+    done = run(end)
+    assert done.returncode == status, done.stderr
+    assert done.stdout.startswith(kind)
+    assert said in done.stdout
+
+
+def test_ranks_that_all_just_end_have_no_complaints():
+    program = "import numpy as np, pycollective as pc; pc.init(timeout=20).all_reduce(np.ones(9))"
+    done = subprocess.run(
+        [sys.executable, "-m", "pycollective", "run", "-n", "3", sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def join_in_a_fork(comm, address):
+    """The sums of the ranks, and of their children, which use a communicator of their own."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            store = StoreClient(address, timeout=20)
+            with pc.init(rank=comm.rank, size=comm.size, store=store, timeout=20) as mine:
+                x = np.full(100_000, 10.0 * (mine.rank + 1))
+                mine.all_reduce(x, async_op=True).wait(timeout=10)
+                os.write(write, str(x[-1]).encode())
+            store.close()
+        finally:
+            os._exit(0)
+    os.close(write)
+    x = np.full(100_000, comm.rank + 1.0)
+    for _ in range(50):
+        comm.all_reduce(x.copy())
+    comm.all_reduce(x, async_op=True).wait(timeout=10)
+    with os.fdopen(read) as answer:
+        of_child = answer.read()
+    os.waitpid(child, 0)
+    comm.barrier()
+    return x[-1], of_child
+
+
+def test_children_of_forks_join_anew_while_their_parents_go_on():
+    address = f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
+    with StoreServer(address):
+        assert results(run_ranks(join_in_a_fork, 3, address)) == [(6.0, "60.0")] * 3
