@@ -110,6 +110,25 @@ def test_a_rank_that_fails_because_of_another_is_not_blamed(program):
     assert "pycollective run: rank 2 of 3 (pid " in done.stderr.splitlines()[-1]
 
 
+HANGING = """
+import os, time
+import pycollective as pc
+comm = pc.init(timeout=20)
+comm.timeout = 0.3
+if comm.rank == 1:
+    time.sleep(60)
+comm.barrier()
+"""
+
+
+def test_a_rank_that_the_launcher_had_to_end_is_not_said_to_have_failed(program):
+    done = run("-n", 2, program(HANGING))
+    assert done.returncode == 1
+    assert "CollectiveTimeout: " in done.stderr
+    assert "rank(s) 1 have not called it" in done.stderr
+    assert "pycollective run: rank 0 of 2 (pid " in done.stderr.splitlines()[-1]
+
+
 def test_ranks_that_ignore_sigterm_are_killed(monkeypatch, capfd):
     monkeypatch.setattr(launcher, "_NOTICE", 0.2)
     monkeypatch.setattr(launcher, "_GRACE", 0.4)
