@@ -20,7 +20,7 @@ import socket
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -29,12 +29,12 @@ from pycollective import _core, host_memory
 from pycollective.attach import Listener, PeerAddress, attach_peers
 from pycollective.communicator import Communicator
 from pycollective.errors import CollectiveError, CollectiveTimeout, ConfigurationError
-from pycollective.meeting import Meeting, Record, claim_rank, is_full, this_process
+from pycollective.meeting import Meeting, Record, is_full, this_process
 from pycollective.store import StoreClient, StoreServer
 
 MAX_RANKS = 64  # of one host: the width of the engine's masks
 DEFAULT_TIMEOUT = 600.0
-_LINGER = 3.0  # seconds
+_LINGER = 5.0  # seconds
 
 # What `pycollective run` tells its ranks.
 ENV_RANK, ENV_SIZE = "PYCOLLECTIVE_RANK", "PYCOLLECTIVE_SIZE"
@@ -108,43 +108,47 @@ def connect(
         return _register(Communicator(node, 0, [node.token], [offset], slot_bytes, timeout))
     meeting = Meeting(store, rank, size, timeout, prefix)
     try:
-        with meeting.sharing_problems():
-            return _register(_join(meeting, rank, size, timeout))
-    except BaseException:
+        # The socket closes after the report: who finds it closed looks there for the reason.
+        with ExitStack() as after, meeting.sharing_problems():
+            return _register(_join(meeting, after, rank, size, timeout))
+    except BaseException as error:
         # Peers may have attached it or not: the next group had better begin with a new one.
         _forget_node()
+        if isinstance(error, OSError):  # too many open files, say
+            raise ConfigurationError(f"rank {rank} cannot join: {error}") from error
         raise
 
 
-def _join(meeting: Meeting, rank: int, size: int, timeout: float) -> Communicator:
+def _join(meeting: Meeting, after: ExitStack, rank: int, size: int, timeout: float) -> Communicator:
     meeting.claim()
     node, first = _process_node()
     host_memory.check(_core.mailbox_bytes(size, first), size)
     offset, slot_bytes = node.allocate(size)
-    with closing(Listener()) as listener:
-        records = meeting.exchange(
-            Record(
-                size=size,
-                host=socket.gethostname(),
-                token=node.token.hex(),
-                offset=offset,
-                slot_bytes=slot_bytes,
-                socket_name=listener.name,
-            )
+    listener = after.enter_context(closing(Listener()))
+    records = meeting.exchange(
+        Record(
+            size=size,
+            host=socket.gethostname(),
+            token=node.token.hex(),
+            offset=offset,
+            slot_bytes=slot_bytes,
+            socket_name=listener.name,
         )
-        peers = [
-            PeerAddress(r, bytes.fromhex(each.token), each.socket_name, each.host)
-            for r, each in enumerate(records)
-        ]
-        missing = [peer for peer in peers if not node.is_attached(peer.token)]
-        attach_peers(
-            node,
-            listener,
-            [peer for peer in missing if peer.rank < rank],
-            [peer for peer in missing if peer.rank > rank],
-            meeting.deadline,
-            meeting.raise_problem,
-        )
+    )
+    peers = [
+        PeerAddress(r, bytes.fromhex(each.token), each.socket_name, each.host)
+        for r, each in enumerate(records)
+    ]
+    missing = [peer for peer in peers if not node.is_attached(peer.token)]
+    attach_peers(
+        node,
+        listener,
+        [peer for peer in missing if peer.rank < rank],
+        [peer for peer in missing if peer.rank > rank],
+        meeting.deadline,
+        meeting.raise_problem,
+    )
+    meeting.confirm()
     return Communicator(
         node,
         rank,
@@ -214,12 +218,11 @@ def _tell_launcher_that_others_failed() -> None:
 
 
 def _next_prefix(store: Any, rank: int) -> str:
-    """A prefix for the next `init` of this rank through this store, the same on all ranks."""
+    """A prefix for this process's next `init` through this store, the same on all ranks."""
     if not is_full(store):
         return "init1"
-    # Counting alone would give a second process of the same rank the number of a second `init`.
-    claim_rank(store, f"pycollective/rank/{rank}", rank, this_process())
-    return f"init{store.add(f'pycollective/inits/{rank}', 1)}"
+    # Each process counts its own: a second one of the same rank meets the first, and is refused.
+    return f"init{store.add(f'pycollective/inits/{rank}/{this_process()}', 1)}"
 
 
 def _init_explicit(rank: int | None, size: int | None, store: Any, timeout: float) -> Communicator:
@@ -230,7 +233,7 @@ def _init_explicit(rank: int | None, size: int | None, store: Any, timeout: floa
     if not isinstance(store, str):
         return connect(store, rank, size, timeout, _next_prefix(store, rank))
     server = StoreServer(store) if rank == 0 else None
-    linger = _LINGER  # after a failure, until the other ranks have read why
+    linger = _LINGER  # after a failure, so that the other ranks can read why
     try:
         with closing(StoreClient(store, timeout=timeout)) as client:
             communicator = connect(client, rank, size, timeout, "init")
@@ -241,7 +244,7 @@ def _init_explicit(rank: int | None, size: int | None, store: Any, timeout: floa
             return communicator
     finally:
         if server is not None:
-            server.close(linger)
+            server.close(linger, size)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """The ranks of a group exchange a record each through a store: who they are, and what went wrong.
 
 With a full store (`add`, `compare_set`, `wait` and `check`, as every `torch.distributed` store has)
-the rank that comes last sets one key for which all wait, and a rank that cannot go on sets it too:
-so a problem of one rank is told to all at once, and a rank waits once, not once for each peer. With
-less than that (`set` and a blocking `get`) a problem travels in the rank's own record, and the
-store's own timeout is the deadline.
+all wait for one key a step: the rank that is last to take the step sets it, or a rank that cannot
+go on. So a problem of one rank is told to all at once, all join or none, and a rank waits once, not
+once for each peer. With less than that (`set` and a blocking `get`) a problem travels in the rank's
+own record, and the store's own timeout is the deadline.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from pycollective.version import VERSION
 _log = logging.getLogger("pycollective")
 
 _WARN_AFTER = 30.0  # seconds until the log names the ranks that are awaited
-_ALL_HERE = b"all here"
+_COMPLETE = b"complete"
+
+# The steps of a meeting, and how a rank is described that has not taken one.
+_COME, _ATTACHED = "come", "attached"
+_NOT_YET = {_COME: "did not come", _ATTACHED: "have come but did not attach"}
 
 
 @dataclass
@@ -51,20 +55,6 @@ def this_process() -> str:
 def is_full(store: Any) -> bool:
     """Whether the store has more than `set` and `get`."""
     return all(hasattr(store, name) for name in ("add", "compare_set", "wait", "check"))
-
-
-def claim_rank(store: Any, key: str, rank: int, claimant: str) -> None:
-    """Refuse a second claimant of a rank. Needs a full store.
-
-    Raises:
-        ConfigurationError: names both.
-    """
-    owner = bytes(store.compare_set(key, "", claimant)).decode()
-    if owner != claimant:
-        raise ConfigurationError(
-            f"{owner} and {claimant} both claim rank {rank}: each process needs a rank of its own, "
-            "and each run or group a store or prefix of its own"
-        )
 
 
 class Meeting:
@@ -95,13 +85,17 @@ class Meeting:
     def claim(self) -> None:
         """Refuse a second process with this rank, and ranks with another idea of the size."""
         if not self._full:
-            return  # told apart when the records are there
-        nonce = os.urandom(4).hex()  # a second meeting under the same keys is refused as well
-        claim_rank(
-            self._store, self._key(f"claim/{self._rank}"), self._rank, f"{this_process()} ({nonce})"
-        )
-        size = int(self._store.compare_set(self._key("size"), "", str(self._size)))
-        if size != self._size:
+            return  # told apart when the records are there, if at all
+        # With a nonce: a second meeting under the same keys is refused as well.
+        claimant = f"{this_process()} ({os.urandom(4).hex()})"
+        owner = self._claim(f"rank {self._rank}", claimant)
+        if owner != claimant:
+            raise ConfigurationError(
+                f"{owner} and {claimant} both claim rank {self._rank}: each process needs a rank "
+                "of its own, and each run or group a store or prefix of its own"
+            )
+        size = self._claim("size", str(self._size))
+        if size != str(self._size):
             raise ConfigurationError(
                 f"rank {self._rank} was given size {self._size} and other ranks size {size}"
             )
@@ -115,25 +109,17 @@ class Meeting:
         """
         self._publish(record)
         if self._full:
-            if self._store.add(self._key("arrived"), 1) == self._size:
-                self._store.set(self._key("met"), _ALL_HERE)
-            self._await_all()
+            self._await_all(_COME)
         records = [self._read(rank) for rank in range(self._size)]
-        for rank, each in enumerate(records):
-            if each.problem:
-                self._raise_reported(each.problem)
-            if each.size != self._size:
-                raise ConfigurationError(
-                    f"rank {self._rank} was given size {self._size} and rank {rank} size "
-                    f"{each.size}"
-                )
-            if each.version != VERSION:
-                raise ConfigurationError(
-                    f"rank {self._rank} runs pycollective {VERSION} and rank {rank} {each.version}"
-                )
         if records[self._rank] != record:
             raise ConfigurationError(f"another process claims rank {self._rank}, too")
         return records
+
+    def confirm(self) -> None:
+        """Wait until every rank has attached its peers; raises like `exchange`."""
+        if self._full:
+            self._store.set(self._key(_ATTACHED, self._rank), b"")
+            self._await_all(_ATTACHED)
 
     @contextmanager
     def sharing_problems(self) -> Iterator[None]:
@@ -148,20 +134,21 @@ class Meeting:
             raise
 
     def raise_problem(self) -> None:
-        """Raise what another rank has reported since all have met; does not wait."""
-        if self._full and self._store.check([self._key("problem")]):
-            self._raise_reported(bytes(self._store.get(self._key("problem"))).decode())
+        """Raise what another rank has reported while this one attaches; does not wait."""
+        # Complete it cannot be yet: this rank has not confirmed.
+        if self._full and self._store.check([self._key(_ATTACHED)]):
+            self._raise_reported(self._store.get(self._key(_ATTACHED)))
 
     def _report(self, error: BaseException) -> None:
         kind = type(error).__name__
         text = json.dumps([kind, f"rank {self._rank}: {str(error) or kind}"])
         if self._full:
-            self._store.set(self._key("problem"), text.encode())
-            self._store.set(self._key("met"), text.encode())
+            for step in (_ATTACHED, _COME):
+                self._store.set(self._key(step), text.encode())
         elif not self._published:
             self._publish(Record(self._size, problem=text))
 
-    def _raise_reported(self, report: str) -> None:
+    def _raise_reported(self, report: bytes | str) -> None:
         self._told = True
         kind, text = json.loads(report)
         if kind == CollectiveTimeout.__name__:
@@ -172,44 +159,62 @@ class Meeting:
 
     def _publish(self, record: Record) -> None:
         self._published = True
-        self._store.set(self._key(str(self._rank)), json.dumps(asdict(record)).encode())
+        self._store.set(self._key(_COME, self._rank), json.dumps(asdict(record)).encode())
 
-    def _await_all(self) -> None:
-        left = self.deadline - monotonic()
-        if left > _WARN_AFTER and not self._met_within(_WARN_AFTER):
-            _log.warning(
-                "init on rank %d: still waiting for rank(s) %s", self._rank, self._absent()
+    def _read(self, rank: int) -> Record:
+        raw = json.loads(self._store.get(self._key(_COME, rank)))
+        # Another version may say more or less.
+        record = Record(
+            **{each.name: raw[each.name] for each in fields(Record) if each.name in raw}
+        )
+        if record.problem:
+            self._raise_reported(record.problem)
+        if record.size != self._size:
+            raise ConfigurationError(
+                f"rank {self._rank} was given size {self._size} and rank {rank} size {record.size}"
             )
-        if not self._met_within(self.deadline - monotonic()):
+        if record.version != VERSION:
+            raise ConfigurationError(
+                f"rank {self._rank} runs pycollective {VERSION} and rank {rank} {record.version}"
+            )
+        return record
+
+    def _await_all(self, step: str) -> None:
+        """Count this rank for a step, and wait until all are, or one has reported a problem."""
+        if self._store.add(self._key(step, "count"), 1) == self._size:
+            self._store.set(self._key(step), _COMPLETE)
+        left = self.deadline - monotonic()
+        if left > _WARN_AFTER and not self._is_set_within(step, _WARN_AFTER):
+            _log.warning("init on rank %d still waits: %s", self._rank, self._describe_absent(step))
+        if not self._is_set_within(step, self.deadline - monotonic()):
             raise CollectiveTimeout(
-                f"init timed out on rank {self._rank} after {self._timeout:g} s: rank(s) "
-                f"{self._absent()} of {self._size} did not come",
+                f"init timed out on rank {self._rank} after {self._timeout:g} s: "
+                f"{self._describe_absent(step)}",
                 self._rank,
                 "init",
             )
-        met = bytes(self._store.get(self._key("met")))
-        if met != _ALL_HERE:
-            self._raise_reported(met.decode())
+        outcome = bytes(self._store.get(self._key(step)))
+        if outcome != _COMPLETE:
+            self._raise_reported(outcome)
 
-    def _met_within(self, seconds: float) -> bool:
-        key = self._key("met")
-        end = monotonic() + max(0.001, seconds)
+    def _is_set_within(self, step: str, seconds: float) -> bool:
+        seconds = max(0.001, seconds)
+        end = monotonic() + seconds
         try:
-            self._store.wait([key], timedelta(seconds=max(0.001, seconds)))
+            self._store.wait([self._key(step)], timedelta(seconds=seconds))
         except RuntimeError:  # of which every store raises another kind
             if monotonic() < end - 0.1:  # it was not the time that ran out
                 raise
             return False
         return True
 
-    def _absent(self) -> str:
-        ranks = map(str, range(self._size))
-        return ", ".join(rank for rank in ranks if not self._store.check([self._key(rank)]))
+    def _describe_absent(self, step: str) -> str:
+        ranks = range(self._size)
+        absent = [str(r) for r in ranks if not self._store.check([self._key(step, r)])]
+        return f"rank(s) {', '.join(absent)} of {self._size} {_NOT_YET[step]}"
 
-    def _read(self, rank: int) -> Record:
-        raw = json.loads(self._store.get(self._key(str(rank))))
-        # Another version may say more or less.
-        return Record(**{each.name: raw[each.name] for each in fields(Record) if each.name in raw})
+    def _claim(self, name: str, value: str) -> str:
+        return bytes(self._store.compare_set(self._key(name), "", value)).decode()
 
-    def _key(self, name: str) -> str:
-        return self._prefix + name
+    def _key(self, *names: object) -> str:
+        return self._prefix + "/".join(map(str, names))

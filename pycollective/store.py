@@ -65,6 +65,7 @@ class StoreServer:
         self._waiting: dict[bytes, list[socket.socket]] = {}
         self._buffers: dict[socket.socket, bytes] = {}  # of each client, in order of arrival
         self._known: set[socket.socket] = set()  # those that have sent a proper message
+        self._served = 0  # how many ever have
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -98,14 +99,16 @@ class StoreServer:
         if not self._listening_ended.wait(10.0):
             raise ConfigurationError("the store does not answer its own process: was it started?")
 
-    def close(self, linger: float = 0.0) -> None:
+    def close(self, linger: float = 0.0, clients: int = 0) -> None:
         """End the thread and every connection. Idempotent.
 
         Args:
-            linger: seconds to wait for the clients to leave by themselves, with what they came for.
+            linger: seconds to wait for `clients` clients to have come, and to have left with what
+                they came for.
+            clients: how many.
         """
         deadline = time.monotonic() + linger
-        while self._buffers and time.monotonic() < deadline:
+        while (self._known or self._served < clients) and time.monotonic() < deadline:
             time.sleep(0.005)
         if self._thread.is_alive():
             self._commander.send(b"x")
@@ -186,7 +189,9 @@ class StoreServer:
         words = line.split(b" ")
         if len(words) != 4 or not hmac.compare_digest(words[0], self._secret):
             return False
-        self._known.add(client)
+        if client not in self._known:
+            self._known.add(client)
+            self._served += 1
         _, verb, key, value = words
         if verb == b"set":
             self._set(key, value)

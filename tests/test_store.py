@@ -217,11 +217,14 @@ def test_a_lingering_server_waits_for_its_clients(address):
     server = StoreServer(address)
     client = StoreClient(address, timeout=5)
     client.set("key", b"1")
-    with ThreadPoolExecutor(1) as threads:
-        closing = threads.submit(server.close, 5.0)
+    with ThreadPoolExecutor(1) as threads, stranger(address):
+        closing = threads.submit(server.close, 5.0, 2)
         time.sleep(0.1)
         assert client.get("key") == b"1"
         client.close()
+        late = StoreClient(address, timeout=5)
+        assert late.get("key") == b"1"
+        late.close()
         start = time.monotonic()
         closing.result(5)
         assert time.monotonic() - start < 1

@@ -1,0 +1,174 @@
+"""How `init` finds its launch: a store's place, torchrun, torch's variables, or none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import pycollective as pc
+from tests.harness import ROOT, PerRank, results, run_ranks
+from tests.joining import failing, free_place, works
+
+
+def over_tcp(comm, rank, size, place, short):
+    if short:
+        from pycollective import host_memory
+
+        host_memory.headroom = lambda: host_memory.Headroom(1000, "the limit of a test")
+    threads = threading.active_count()
+    answers = []
+    for _ in range(1 if short is not None else 15):  # the place is free again each time
+        error, _ = failing(
+            lambda: works(pc.init(rank=rank, size=size, store=place, timeout=20)) or 1 / 0
+        )
+        answers.append(error)
+    return answers, threading.active_count() - threads
+
+
+def test_explicit_arguments_over_tcp_again_and_again():
+    for answers, threads in results(
+        run_ranks(over_tcp, 3, PerRank([1, 2, 0]), 3, free_place(), None, join=False)
+    ):
+        assert answers == [None] * 15
+        assert threads == 0
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_a_problem_reaches_all_over_tcp(short):
+    shorts = PerRank([rank == short for rank in range(3)])
+    for rank, ((error,), threads) in enumerate(
+        results(run_ranks(over_tcp, 3, PerRank([0, 1, 2]), 3, free_place(), shorts, join=False))
+    ):
+        assert isinstance(error, pc.ConfigurationError)
+        assert "the limit of a test leaves" in str(error)
+        assert str(error).startswith(f"rank {short}: ") == (rank != short)
+        assert threads == 0
+
+
+@pytest.fixture
+def no_launch(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("PYCOLLECTIVE_", "MASTER_", "PMI", "OMPI_")) or "RANK" in name:
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("no_launch")
+def test_alone_is_one_rank():
+    with pc.init() as comm:
+        assert (comm.rank, comm.size) == (0, 1)
+        assert works(comm)
+    with pc.init(rank=0, size=1) as comm:
+        assert works(comm)
+
+
+@pytest.mark.usefixtures("no_launch")
+@pytest.mark.parametrize("name", ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"])
+def test_mpiexec_is_not_joined_yet(monkeypatch, name):
+    monkeypatch.setenv(name, "0")
+    with pytest.raises(pc.ConfigurationError, match=r"mpiexec.*pycollective run -n N"):
+        pc.init()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"rank": 0}, "rank, size and store together"),
+        ({"size": 2, "store": {}}, "rank, size and store together"),
+        ({"rank": 0, "size": 2}, "rank, size and store together"),
+        ({"rank": 2, "size": 2, "store": {}}, "rank 2 is not one of 0 to 1"),
+        ({"rank": -1, "size": 2, "store": "tcp://localhost:1"}, "rank -1 is not"),
+        ({"rank": 0, "size": 0, "store": {}}, "size 0 is not 1 to 64"),
+        ({"rank": 0, "size": 65, "store": {}}, "size 65 is not 1 to 64"),
+        ({"rank": 0, "size": 2, "store": 5}, "store is 5: give tcp://host:port"),
+        ({"rank": 1, "size": 2, "store": "localhost"}, "is not tcp://host:port"),
+        ({"timeout": 0}, "timeout 0 is not"),
+        ({"timeout": float("nan")}, "timeout nan is not"),
+    ],
+)
+def test_arguments_that_cannot_be_right(arguments, said):
+    with pytest.raises(pc.ConfigurationError, match=said):
+        pc.init(**arguments)
+
+
+@pytest.mark.usefixtures("no_launch")
+def test_a_broken_environment_is_said(monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_STORE", "unix:@nowhere")
+    monkeypatch.setenv("PYCOLLECTIVE_RANK", "zero")
+    with pytest.raises(pc.ConfigurationError, match="PYCOLLECTIVE_RANK is 'zero'"):
+        pc.init()
+
+
+TORCH_PROGRAM = """
+import sys
+import numpy as np
+import pycollective as pc
+
+def works(comm):
+    x = np.full(1000, comm.rank + 1.0)
+    comm.all_reduce(x)
+    return x[-1] == comm.size * (comm.size + 1) / 2
+
+one, two = pc.init(timeout=30), pc.init(timeout=30)
+assert works(one) and works(two)
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")  # through the same store, and disturbed by nothing in it
+x = torch.ones(3)
+dist.all_reduce(x)
+assert x[0] == one.size
+three = pc.init(timeout=30)
+assert works(three)
+sys.stdout.write(f"rank {three.rank} of {three.size} is fine\\n")
+dist.destroy_process_group()
+"""
+
+
+def clean_environment(**more):
+    kept = {k: v for k, v in os.environ.items() if "RANK" not in k and "MASTER" not in k}
+    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+
+
+def test_torchrun(tmp_path):
+    pytest.importorskip("torch")
+    program = tmp_path / "program.py"
+    program.write_text(TORCH_PROGRAM)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "3", program),
+        ],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {r} of 3 is fine" for r in range(3)]
+
+
+def test_torchs_environment_without_torchrun(tmp_path):
+    """Rank 0 serves the store itself, and must not end it before the others have joined."""
+    pytest.importorskip("torch")
+    program = tmp_path / "program.py"
+    program.write_text(TORCH_PROGRAM)
+    port = free_place().rpartition(":")[2]
+    started = [
+        subprocess.Popen(
+            [sys.executable, program],
+            env=clean_environment(
+                MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE="2"
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank, each in enumerate(started):
+        said, wrong = each.communicate(timeout=100)
+        assert each.returncode == 0, wrong
+        assert said == f"rank {rank} of 2 is fine\n"
