@@ -58,10 +58,12 @@ c10d::ErrorType Backend::getError() {
 void Backend::abort() { collectives_->abort("the process group was aborted"); }
 
 void Backend::shutdown() {
-  // The callbacks that are waited for need the GIL.
-  std::optional<pybind11::gil_scoped_release> unlocked;
+  {
+    const pybind11::gil_scoped_acquire gil;
+    owner_.attr("close")();  // the communicator's own: Ctrl-C ends it
+  }
+  std::optional<pybind11::gil_scoped_release> unlocked;  // which the callbacks may need
   if (PyGILState_Check()) unlocked.emplace();
-  typed([&](const InterruptHook&) { collectives_->close(); });
   threads_->close(milliseconds(collectives_->timeout()));
 }
 

@@ -2,6 +2,10 @@
 
 namespace pycollective::shim {
 
+std::string dtype_name(at::ScalarType dtype) {
+  return c10::str("torch.", c10::getDtypeNames(dtype).first);
+}
+
 void check_tensor(const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.defined(), name, ": a tensor is undefined");
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -26,8 +30,8 @@ void check_one_a_rank(const char* name, const std::vector<at::Tensor>& tensors, 
   for (const at::Tensor& tensor : tensors) {
     check_tensor(name, tensor);
     TORCH_CHECK_TYPE(tensor.scalar_type() == like.scalar_type(), name,
-                     ": the tensors must have one dtype, not ", like.scalar_type(), " and ",
-                     tensor.scalar_type());
+                     ": the tensors must have one dtype, not ", dtype_name(like.scalar_type()),
+                     " and ", dtype_name(tensor.scalar_type()));
     TORCH_CHECK_VALUE(tensor.sizes() == like.sizes(), name,
                       ": the tensors must have one shape, not ", like.sizes(), " and ",
                       tensor.sizes(), "; pad them to equal shapes, or use send and recv");
@@ -46,8 +50,8 @@ void check_shards(const char* name, const at::Tensor& all, const at::Tensor& sha
   check_tensor(name, all);
   check_tensor(name, shard);
   TORCH_CHECK_TYPE(all.scalar_type() == shard.scalar_type(), name,
-                   ": input and output must have one dtype, not ", shard.scalar_type(), " and ",
-                   all.scalar_type());
+                   ": input and output must have one dtype, not ", dtype_name(shard.scalar_type()),
+                   " and ", dtype_name(all.scalar_type()));
   TORCH_CHECK_VALUE(all.numel() == shard.numel() * size, name, ": a tensor for all of ", size,
                     " ranks must hold ", size, " times the ", shard.numel(),
                     " elements of the tensor for one, not ", all.numel());

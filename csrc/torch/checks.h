@@ -3,9 +3,13 @@
 
 #include <ATen/ATen.h>
 
+#include <string>
 #include <vector>
 
 namespace pycollective::shim {
+
+// "torch.bfloat16"
+std::string dtype_name(at::ScalarType dtype);
 
 // A strided CPU tensor.
 void check_tensor(const char* name, const at::Tensor& tensor);

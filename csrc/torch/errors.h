@@ -17,11 +17,6 @@ namespace pycollective::shim {
 // the C++ one.
 std::exception_ptr typed_exception(const Failure& failure);
 
-// Calls `collective` with a hook that looks for Ctrl-C; what it throws comes out typed. The caller
-// does not hold the GIL.
-template <class Collective>
-auto typed(const Collective& collective);
-
 // For the module: loads the classes, and teaches pybind11 what python_error is.
 void init_typed_exceptions();
 
@@ -30,6 +25,8 @@ void init_typed_exceptions();
 
 const InterruptHook& interrupts();
 
+// Calls `collective` with a hook that looks for Ctrl-C; what it throws comes out typed. The caller
+// does not hold the GIL.
 template <class Collective>
 auto typed(const Collective& collective) {
   try {

@@ -119,7 +119,7 @@ Work Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
     const void* from = transfer.read(inputs[i]);
     transfer.add(from, transfer.write(outputs[i]), outputs[i].scalar_type(), outputs[i].numel());
   }
-  return issue(OpType::REDUCE_SCATTER_TENSOR_COALESCED, std::move(transfer), opts.asyncOp);
+  return issue(OpType::COALESCED, std::move(transfer), opts.asyncOp);
 }
 
 Work Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,

@@ -6,10 +6,12 @@
 #include <cstring>
 #include <optional>
 
+#include "torch/checks.h"
+
 namespace pycollective::shim {
 namespace {
 
-// pybind-visible names of torch's dtypes would need Python; these are the C++ ones ("BFloat16").
+// None: the contract does not name it.
 std::optional<Dtype> core_dtype(at::ScalarType dtype) {
   switch (dtype) {
     case at::kHalf:
@@ -172,7 +174,7 @@ void Transfer::add(const void* input, void* output, at::ScalarType dtype, std::i
   if (const auto known = core_dtype(dtype)) {
     request.dtype = *known;
   } else {
-    TORCH_CHECK_TYPE(!reduces(request.kind), name(), ": dtype ", dtype,
+    TORCH_CHECK_TYPE(!reduces(request.kind), name(), ": ", dtype_name(dtype),
                      " cannot be reduced; convert to one of float16, bfloat16, float32, float64, "
                      "int8, int16, int32, int64, uint8, bool");
     request.count *= c10::elementSize(dtype);

@@ -84,7 +84,7 @@ OPTIONS = {
     "static_graph": {"static_graph": True},
     "find_unused_parameters": {"find_unused_parameters": True},
     "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
-    "no forward_sync_buffers": {"forward_sync_buffers": False},
+    "no broadcast_buffers": {"broadcast_buffers": False},
     "several buckets": {"bucket_cap_mb": SMALL},
     "several buckets as views": {"bucket_cap_mb": SMALL, "gradient_as_bucket_view": True},
     "static graph as views": {"static_graph": True, "gradient_as_bucket_view": True},

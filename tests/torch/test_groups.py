@@ -230,11 +230,11 @@ def coalesced(comm):
     with dist.distributed_c10d._coalescing_manager():
         for output in outputs:
             half = torch.full((output.numel() // 2,), float(comm.rank))
-            dist.all_gather_single(output, half)
+            dist.all_gather_into_tensor(output, half)
     shards = [torch.empty(1), torch.empty(2)]
     with dist.distributed_c10d._coalescing_manager():
         for shard in shards:
-            dist.reduce_scatter_single(shard, torch.ones(shard.numel() * 2))
+            dist.reduce_scatter_tensor(shard, torch.ones(shard.numel() * 2))
     large = torch.full((1 << 18,), float(comm.rank))
     received = torch.empty(1 << 18)
     peer = 1 - comm.rank

@@ -28,19 +28,19 @@ REFUSALS = [
         "an unsigned type",
         lambda n: dist.all_reduce(torch.ones(2, dtype=torch.uint16)),
         TypeError,
-        "all_reduce: dtype UInt16 cannot be reduced",
+        "all_reduce: torch.uint16 cannot be reduced",
     ),
     (
         "an eight-bit float",
         lambda n: dist.reduce(torch.ones(2).to(torch.float8_e4m3fn), 0),
         TypeError,
-        "reduce: dtype Float8_e4m3fn cannot be reduced",
+        "reduce: torch.float8_e4m3fn cannot be reduced",
     ),
     (
         "complex numbers, as c10d itself would pass them",
         lambda n: dist.group.WORLD.allreduce([torch.ones(2, dtype=torch.complex64)]),
         TypeError,
-        "all_reduce: dtype ComplexFloat cannot be reduced",
+        "all_reduce: torch.complex64 cannot be reduced",
     ),
     (
         "an operation without a meaning",
@@ -84,7 +84,7 @@ REFUSALS = [
         "two dtypes in all_gather",
         lambda n: dist.group.WORLD.allgather([of_two_dtypes(n)], [torch.ones(2)]),
         TypeError,
-        "all_gather: the tensors must have one dtype, not Float and Double",
+        "all_gather: the tensors must have one dtype, not torch.float32 and torch.float64",
     ),
     (
         "uneven inputs of reduce_scatter",

@@ -147,6 +147,24 @@ def test_callbacks_see_the_issuers_grad_mode(pool):
     assert pool(2).call(grad_mode_in_callback) == [False, False]
 
 
+def futures_at_every_moment(comm, turns):
+    """Asks for the future before, while and after the progress thread says that it is done."""
+    standing_group(comm)
+    total = 0.0
+    for turn in range(turns):
+        tensor = torch.full((20_000,), 1.0)
+        work = dist.all_reduce(tensor, async_op=True)
+        pause = time.perf_counter() + turn % 40 * 2e-6
+        while time.perf_counter() < pause:
+            pass
+        total += work.get_future().then(lambda f: f.value()[0][-1].item()).wait()
+    return total
+
+
+def test_a_future_asked_for_at_any_moment_completes_once(pool):
+    assert pool(2).call(futures_at_every_moment, 2000) == [4000.0] * 2
+
+
 def forgotten(comm):
     """Works that nobody keeps: the tensors must live until the core is done with them."""
     standing_group(comm)
