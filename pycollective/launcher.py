@@ -38,6 +38,8 @@ from pycollective.store import StoreServer
 # SIGTERM, seconds.
 _NOTICE = 1.0
 _GRACE = 5.0
+# How long what ranks have started outside their process group may go on writing after their end.
+_LAST_OUTPUT = 1.0
 
 _PR_SET_PDEATHSIG = 1
 
@@ -70,7 +72,8 @@ def launch(program: Sequence[str], ranks: int, *, tag_output: bool = False) -> i
     command = _command(list(program))
     address = f"unix:@pycollective-run-{os.getpid()}-{secrets.token_hex(4)}"
     secret = secrets.token_hex(16)
-    with StoreServer(address, secret) as store:
+    # Ranks may connect at once; the serving thread starts after the last of them was forked.
+    with StoreServer(address, secret, start=False) as store:
         base = {**_defaults(ranks), **os.environ, ENV_STORE: address, ENV_SECRET: secret}
         return _Job(command, ranks, base, tag_output, store).run()
 
@@ -113,7 +116,8 @@ class _Job:
         self._store = store
         self._alive: dict[int, _Rank] = {}
         self._readers: list[threading.Thread] = []
-        self._stop_signal = 0
+        self._stop_signal = 0  # the first that came
+        self._stops = 0  # how many have come
         self._ending = False  # what ends from now on ends because it was told to
         self._failed: list[tuple[int, int, int]] = []  # rank, pid, exit code, in order of ending
 
@@ -121,21 +125,27 @@ class _Job:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = {
             number: signal.signal(number, self._on_signal)
-            for number in (signal.SIGINT, signal.SIGTERM)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN  # nohup, or a shell's background
         }
         # A signal that comes between two waits must still end the next one.
         old_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         try:
             for rank in range(self._size):
                 self._start(rank)
+            self._store.start()
+            for reader in self._readers:
+                reader.start()
             self._watch(wake_read)
         finally:
             self._signal_all(signal.SIGKILL)
             for each in self._alive.values():
                 each.process.wait()
                 os.close(each.pidfd)
+            deadline = time.monotonic() + _LAST_OUTPUT
             for reader in self._readers:
-                reader.join(_GRACE)
+                if reader.ident is not None:  # it was started
+                    reader.join(max(0.0, deadline - time.monotonic()))
             signal.set_wakeup_fd(old_wake)
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -147,6 +157,7 @@ class _Job:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._stop_signal = self._stop_signal or number
+        self._stops += 1
 
     def _start(self, rank: int) -> None:
         env = {
@@ -174,14 +185,17 @@ class _Job:
         if self._tag:
             for stream, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 assert stream is not None
-                reader = threading.Thread(target=_copy_tagged, args=(stream, sink.buffer, rank))
-                reader.start()
-                self._readers.append(reader)
+                # A daemon: what a rank has started in another session may hold its output open.
+                self._readers.append(
+                    threading.Thread(
+                        target=_copy_tagged, args=(stream, sink.buffer, rank), daemon=True
+                    )
+                )
 
     def _watch(self, wake: int) -> None:
         """Until all have ended. After a failure or a signal: notice, SIGTERM, SIGKILL."""
         steps: list[tuple[float, int]] = []  # when to send what to those still alive
-        stopping = False
+        stops_seen = 0
         with selectors.DefaultSelector() as selector:
             selector.register(wake, selectors.EVENT_READ)
             for each in self._alive.values():
@@ -195,10 +209,13 @@ class _Job:
                         selector.unregister(key.data.pidfd)
                         self._ended(key.data)
                 now = time.monotonic()
-                if self._stop_signal and not stopping:
-                    stopping = True
-                    self._signal_all(self._stop_signal)
-                    steps = [(now + _GRACE, signal.SIGTERM), (now + 2 * _GRACE, signal.SIGKILL)]
+                if self._stops > stops_seen:
+                    if stops_seen == 0:
+                        self._signal_all(self._stop_signal)
+                        steps = [(now + _GRACE, signal.SIGTERM), (now + 2 * _GRACE, signal.SIGKILL)]
+                    else:  # whoever asks twice does not want to wait
+                        steps = [(now, signal.SIGKILL)]
+                    stops_seen = self._stops
                 elif self._failed and not steps and self._alive:
                     steps = [
                         (now + _NOTICE, signal.SIGTERM),
@@ -210,11 +227,12 @@ class _Job:
                         steps = [(now + _GRACE, signal.SIGKILL)]
 
     def _ended(self, each: _Rank) -> None:
+        # Whatever it started must not outlive it: its group is its own. Before it is waited for,
+        # while no other process can have its number.
+        _signal_group(each.process.pid, signal.SIGKILL)
         code = each.process.wait()
         os.close(each.pidfd)
         del self._alive[each.rank]
-        # Whatever it started must not outlive it: its group is its own.
-        _signal_group(each.process.pid, signal.SIGKILL)
         if code != 0 and not self._ending:
             self._failed.append((each.rank, each.process.pid, code))
 
@@ -262,7 +280,10 @@ def _dies_with(parent: int) -> Callable[[], None]:
 
 def _copy_tagged(stream: BinaryIO, sink: BinaryIO, rank: int) -> None:
     tag = f"[{rank}] ".encode()
-    for line in stream:
-        sink.write(tag + line if line.endswith(b"\n") else tag + line + b"\n")
-        sink.flush()
-    stream.close()
+    with stream:  # where nobody reads the sink any more, the rank is told by a closed pipe
+        for line in stream:
+            try:
+                sink.write(tag + line if line.endswith(b"\n") else tag + line + b"\n")
+                sink.flush()
+            except BrokenPipeError:
+                return

@@ -104,7 +104,7 @@ comm.barrier()
 
 
 def test_a_rank_that_fails_because_of_another_is_not_blamed(program):
-    done = run("-n", 3, program(FOLLOWER))
+    done = run("--tag-output", "-n", 3, program(FOLLOWER))  # which keeps lines whole
     assert done.returncode == 1
     assert done.stderr.count("CollectiveAborted: ") == 2  # the others fail, and fail first
     assert "pycollective run: rank 2 of 3 (pid " in done.stderr.splitlines()[-1]
@@ -152,7 +152,9 @@ def test_ranks_have_time_to_say_what_they_saw():
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=["Ctrl-C", "SIGTERM", "the terminal's end"],
 )
 def test_a_signal_to_the_launcher_ends_the_ranks(program, number, status):
     # One write a line: lines that `print` writes in pieces may mix with another rank's.
@@ -197,6 +199,38 @@ def test_a_signal_ends_ranks_that_ignore_it():
     assert_ended(pids)
 
 
+def test_a_second_ctrl_c_does_not_wait():
+    rank = 'trap "" INT TERM; echo $$; while :; do sleep 1; done'
+    with subprocess.Popen(
+        [*COMMAND, "-n", "2", "sh", "-c", rank],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert all(map(alive, pids))
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert time.monotonic() - start < 4  # before the first grace is over
+    assert_ended(pids)
+
+
+def test_a_signal_that_was_ignored_stays_so():
+    script = "trap '' HUP; exec \"$@\""
+    with subprocess.Popen(
+        ["sh", "-c", script, "sh", *COMMAND, "-n", "1", "sh", "-c", "echo up; sleep 1"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(20) == 0  # as under nohup
+
+
 def test_grandchildren_are_ended():
     done = run("-n", 2, "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
     assert done.returncode == 0
@@ -210,6 +244,29 @@ def test_tagged_output_names_the_rank_of_each_line():
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["[0] a", "[0] b", "[1] a", "[1] b"]
     assert sorted(done.stderr.splitlines()) == ["[0] c", "[1] c"]
+
+
+def test_tagged_output_that_nobody_reads_ends_the_ranks():
+    with subprocess.Popen(
+        [*COMMAND, "--tag-output", "-n", "2", "sh", "-c", "while echo on and on; do :; done"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline().endswith("] on and on\n")
+        process.stdout.close()
+        assert process.wait(20) != 0
+
+
+def test_output_that_is_held_open_keeps_nobody():
+    """By what has left the rank's process group, and cannot be ended with it."""
+    start = time.monotonic()
+    script = "echo done; setsid sleep 8 & sleep 0.2"
+    done = run("--tag-output", "-n", 1, "sh", "-c", script)
+    assert done.stdout == "[0] done\n"
+    assert done.returncode == 0
+    assert time.monotonic() - start < 7
 
 
 def test_arguments_are_the_programs_own(program):
