@@ -171,6 +171,12 @@ void Transfer::add(const void* input, void* output, at::ScalarType dtype, std::i
   request.input = input;
   request.output = output;
   request.count = static_cast<std::size_t>(count);
+  const bool by_parts = request.reduce_op == pycollective::ReduceOp::kSum ||
+                        request.reduce_op == pycollective::ReduceOp::kAvg;
+  if (c10::isComplexType(dtype) && reduces(request.kind) && by_parts) {
+    dtype = c10::toRealValueType(dtype);
+    request.count *= 2;
+  }
   if (const auto known = core_dtype(dtype)) {
     request.dtype = *known;
   } else {

@@ -21,8 +21,9 @@ class Transfer {
   // `profiling_title` is "pycollective:" and the operation's name; a literal.
   Transfer(OpKind kind, const char* profiling_title, std::chrono::milliseconds timeout);
 
-  // A reduction takes only the dtypes that the contract reduces. The other operations move any
-  // dtype: what the core has no name for goes as bytes.
+  // A reduction takes only the dtypes that the contract reduces, and the sum and the average of
+  // complex numbers, part by part. The other operations move any dtype: what the core has no name
+  // for goes as bytes.
   void reduce_by(const c10d::ReduceOp& op);
   void root(std::int64_t rank) { like_.root = static_cast<int>(rank); }
 

@@ -267,6 +267,24 @@ def test_power_sgd_chains_collectives_in_callbacks(pool):
         assert rank == 1
 
 
+def complex_parameters(comm):
+    standing_group(comm)
+    model = DistributedDataParallel(torch.nn.Linear(3, 2, dtype=torch.complex64))
+    our_hook(model)
+    model(torch.full((1, 3), (comm.rank + 1) * (1 - 2j))).abs().square().sum().backward()
+    average = model.module.weight.grad.clone()
+    alone = torch.nn.Linear(3, 2, dtype=torch.complex64)
+    alone.load_state_dict(model.module.state_dict())
+    alone(torch.full((1, 3), (comm.rank + 1) * (1 - 2j))).abs().square().sum().backward()
+    return to_numpy(torch.view_as_real(average)), to_numpy(torch.view_as_real(alone.weight.grad))
+
+
+def test_complex_gradients_are_averaged_part_by_part(pool):
+    outcomes = pool(3).call(complex_parameters)
+    want = reference.reduce([alone for _, alone in outcomes], "avg")
+    assert all(same_bits(average, want) for average, _ in outcomes)
+
+
 def wrong_group(comm):
     standing_group(comm)
     gloo = dist.new_group(backend="gloo")

@@ -37,8 +37,10 @@ REFUSALS = [
         "reduce: torch.float8_e4m3fn cannot be reduced",
     ),
     (
-        "complex numbers, as c10d itself would pass them",
-        lambda n: dist.group.WORLD.allreduce([torch.ones(2, dtype=torch.complex64)]),
+        "a product of complex numbers",
+        lambda n: dist.group.WORLD.allreduce(
+            [torch.ones(2, dtype=torch.complex64)], dist.ReduceOp.PRODUCT
+        ),
         TypeError,
         "all_reduce: torch.complex64 cannot be reduced",
     ),
