@@ -1,24 +1,29 @@
-// Rounding, conversion and the NaN rule: the single source, for host and device code.
+// Rounding, conversion, the NaN rule, minimum and maximum: the single source, for every kernel on
+// host and device.
 //
-// fp16 and bf16 are handled as their bits. Every rounding is to nearest even on integers, so that
-// neither the floating-point environment nor an instruction that flushes subnormals
-// (VCVTNEPS2BF16 does) can change a result.
+// Each function serves one number, or a vector of them (GCC's vector extension): V is the floating
+// type, Bits the unsigned type of the same shape. fp16 and bf16 are handled as their bits, in the
+// low half of a 32-bit word. The floating-point environment must be the IEEE default.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 #include <cstring>
 
+// Internal linkage: files compiled for different instruction sets must not share a function.
 #if defined(__CUDACC__)
-#define PYCOLLECTIVE_HD __host__ __device__ __forceinline__
+#define PYCOLLECTIVE_HD static __host__ __device__ __forceinline__
 #else
-#define PYCOLLECTIVE_HD inline
+#define PYCOLLECTIVE_HD static inline
 #endif
 
 namespace pycollective {
 
+static_assert(FLT_EVAL_METHOD == 0, "each operation must round to its own type");
+
 // Each type's one quiet NaN.
-constexpr std::uint16_t kNanFloat16 = 0x7E00;
-constexpr std::uint16_t kNanBFloat16 = 0x7FC0;
+constexpr std::uint32_t kNanFloat16 = 0x7E00;
+constexpr std::uint32_t kNanBFloat16 = 0x7FC0;
 constexpr std::uint32_t kNanFloat32 = 0x7FC00000;
 constexpr std::uint64_t kNanFloat64 = 0x7FF8000000000000;
 
@@ -30,50 +35,59 @@ PYCOLLECTIVE_HD To bits_as(From from) {
   return to;
 }
 
-PYCOLLECTIVE_HD float float_from_bfloat16(std::uint16_t bits) {
-  return bits_as<float>(static_cast<std::uint32_t>(bits) << 16);
+// The value, with `nan` in the place of every NaN.
+template <class Bits, class V, class Word>
+PYCOLLECTIVE_HD V canonical(V value, Word nan) {
+  return value == value ? value : bits_as<V>(Bits{} + nan);
 }
 
-PYCOLLECTIVE_HD std::uint16_t bfloat16_from_float(float value) {
-  const std::uint32_t bits = bits_as<std::uint32_t>(value);
-  if ((bits & 0x7FFFFFFF) > 0x7F800000) return kNanBFloat16;
-  return static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+// IEEE 754-2019 minimum and maximum: a NaN wins, and -0 is below +0. Equal numbers have equal bits
+// but for the sign of zero, which the bitwise operation settles.
+template <class Bits, class V>
+PYCOLLECTIVE_HD V minimum(V a, V b) {
+  const V equal = bits_as<V>(bits_as<Bits>(a) | bits_as<Bits>(b));
+  return a != a ? a : a == b ? equal : a < b ? a : b;
 }
 
-PYCOLLECTIVE_HD float float_from_float16(std::uint16_t bits) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000) << 16;
-  const std::uint32_t exponent = bits >> 10 & 0x1F;
-  std::uint32_t fraction = bits & 0x3FF;
-  if (exponent == 0x1F) return bits_as<float>(sign | 0x7F800000 | fraction << 13);
-  if (exponent != 0) return bits_as<float>(sign | (exponent + 112) << 23 | fraction << 13);
-  if (fraction == 0) return bits_as<float>(sign);
-  // Subnormal: move its leading one up to where a normal number has it.
-  std::uint32_t shifted = 113;
-  while ((fraction & 0x400) == 0) {
-    fraction <<= 1;
-    --shifted;
-  }
-  return bits_as<float>(sign | shifted << 23 | (fraction & 0x3FF) << 13);
+template <class Bits, class V>
+PYCOLLECTIVE_HD V maximum(V a, V b) {
+  const V equal = bits_as<V>(bits_as<Bits>(a) & bits_as<Bits>(b));
+  return a != a ? a : a == b ? equal : a > b ? a : b;
 }
 
-PYCOLLECTIVE_HD std::uint16_t float16_from_float(float value) {
-  const std::uint32_t bits = bits_as<std::uint32_t>(value);
-  const std::uint32_t sign = bits >> 16 & 0x8000;
-  const std::uint32_t magnitude = bits & 0x7FFFFFFF;
-  if (magnitude > 0x7F800000) return kNanFloat16;
-  if (magnitude >= 0x47800000) return static_cast<std::uint16_t>(sign | 0x7C00);
-  if (magnitude >= 0x38800000) {  // normal in fp16; a carry into 65536 gives infinity
-    const std::uint32_t rebiased = magnitude - 0x38000000;
-    return static_cast<std::uint16_t>(sign | (rebiased + 0xFFF + (rebiased >> 13 & 1)) >> 13);
-  }
-  const std::uint32_t shift = 126 - (magnitude >> 23);  // down to units of 2^-24
-  if (shift > 24) return static_cast<std::uint16_t>(sign);
-  const std::uint32_t fraction = (magnitude & 0x7FFFFF) | 0x800000;
-  const std::uint32_t rest = fraction & ((std::uint32_t{1} << shift) - 1);
-  const std::uint32_t half = std::uint32_t{1} << (shift - 1);
-  std::uint32_t result = fraction >> shift;
-  result += rest > half || (rest == half && (result & 1) != 0);
-  return static_cast<std::uint16_t>(sign | result);
+// The nearest bf16, as the fp32 that it is the upper half of (the lower half is unspecified).
+template <class Bits, class V>
+PYCOLLECTIVE_HD Bits round_to_bfloat16(V value) {
+  const Bits bits = bits_as<Bits>(value);
+  const Bits rounded = bits + 0x7FFF + (bits >> 16 & 1);
+  return value == value ? rounded : Bits{} + (kNanBFloat16 << 16);
+}
+
+template <class V, class Bits>
+PYCOLLECTIVE_HD V float_from_float16(Bits bits) {
+  // Under fp32's exponent bias the number is 2^112 too small, a subnormal too; infinity and NaN,
+  // then 65536 and up, need the highest exponent.
+  constexpr float kRebias = 0x1p112F;
+  const V magnitude = bits_as<V>((bits & 0x7FFF) << 13) * kRebias;
+  const Bits finite = bits_as<Bits>(magnitude);
+  const Bits number = magnitude < 65536.0F ? finite : finite | 0x7F800000;
+  return bits_as<V>(number | (bits & 0x8000) << 16);
+}
+
+template <class Bits, class V>
+PYCOLLECTIVE_HD Bits float16_from_float(V value) {
+  const Bits bits = bits_as<Bits>(value);
+  const V magnitude = bits_as<V>(bits & 0x7FFFFFFF);
+  const V clamped = magnitude < 65536.0F ? magnitude : V{} + 65536.0F;
+  // Normal: take 112 from the exponent and round the 13 bits that go. 65520 and up carry into
+  // infinity.
+  const Bits wide = bits_as<Bits>(clamped);
+  const Bits normal = (wide + (0xFFF - 0x38000000U) + (wide >> 13 & 1)) >> 13;
+  // Subnormal: the last place of 1/2 is 2^-24, as that of fp16's subnormals: adding rounds to it.
+  const Bits subnormal = bits_as<Bits>(clamped + 0.5F) - 0x3F000000;
+  const Bits rounded = clamped < 0x1p-14F ? subnormal : normal;
+  const Bits number = rounded | (bits >> 16 & 0x8000);
+  return value == value ? number : Bits{} + kNanFloat16;
 }
 
 }  // namespace pycollective

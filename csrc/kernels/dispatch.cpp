@@ -5,6 +5,7 @@
 #include "kernels/levels.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <xmmintrin.h>
 #elif !defined(__aarch64__)
 #include <cfenv>
@@ -12,6 +13,22 @@
 
 namespace pycollective {
 namespace {
+
+SimdLevel detect_simd_level() {
+#if defined(__x86_64__)
+  // The builtin asks the CPU and whether the operating system keeps the registers. It knows f16c
+  // from GCC 11 on only; its registers are those of AVX2.
+  unsigned eax, ebx, ecx, edx;
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  if (!f16c || !__builtin_cpu_supports("avx2")) return SimdLevel::kPortable;
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+    return SimdLevel::kAvx512;
+  return SimdLevel::kAvx2;
+#else
+  return SimdLevel::kPortable;
+#endif
+}
 
 SimdLevel level_from_environment() {
   const char* wanted = std::getenv("PYCOLLECTIVE_SIMD");
@@ -42,14 +59,9 @@ const char* name_of(SimdLevel level) {
 }
 
 SimdLevel supported_simd_level() {
-#if defined(__x86_64__)
-  // The builtin asks the CPU and whether the operating system keeps the registers.
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-    return SimdLevel::kAvx512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return SimdLevel::kAvx2;
-#endif
-  return SimdLevel::kPortable;
+  // Asked once: under a hypervisor a cpuid takes microseconds.
+  static const SimdLevel supported = detect_simd_level();
+  return supported;
 }
 
 SimdLevel active_simd_level() {

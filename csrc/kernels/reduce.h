@@ -14,13 +14,29 @@ struct Sum {
     return a + b;
   }
 };
-
 struct Product {
   template <class V>
   static V apply(V a, V b) {
     return a * b;
   }
 };
+struct Minimum {
+  template <class V>
+  static V apply(V a, V b) {
+    return minimum<BitsOf<V>>(a, b);
+  }
+};
+struct Maximum {
+  template <class V>
+  static V apply(V a, V b) {
+    return maximum<BitsOf<V>>(a, b);
+  }
+};
+
+template <class Op, class V>
+inline Pair<V> apply(Pair<V> a, Pair<V> b) {
+  return {Op::apply(a.first, b.first), Op::apply(a.second, b.second)};
+}
 
 constexpr int split_of(int leaves) {
   int split = 1;
@@ -30,139 +46,146 @@ constexpr int split_of(int leaves) {
 
 constexpr int kFan = 8;
 constexpr std::size_t kBlock = 256;  // elements of a node that is kept in the first-level cache
+static_assert(kBlock % kStep<float> == 0);
 
-// T[Lo, Hi) of W elements.
-template <class From, class Op, int W, int Lo, int Hi>
-inline auto tree(const typename From::Stored* const* leaves, std::size_t i) {
+// A node of the order, in a buffer that has room for, and holds, whole steps.
+template <class A>
+struct Node : Plain<A> {};
+
+// A step of T[Lo, Hi) at i.
+template <class From, class Op, int Lo, int Hi, int N>
+inline auto tree(const typename From::Stored* const (&leaves)[N], std::size_t i) {
   if constexpr (Hi - Lo == 1) {
-    return From::template load<W>(leaves[Lo] + i);
+    return From::load(leaves[Lo] + i);
   } else {
     constexpr int split = split_of(Hi - Lo);
-    return Op::apply(tree<From, Op, W, Lo, Lo + split>(leaves, i),
-                     tree<From, Op, W, Lo + split, Hi>(leaves, i));
+    return apply<Op>(tree<From, Op, Lo, Lo + split>(leaves, i),
+                     tree<From, Op, Lo + split, Hi>(leaves, i));
   }
 }
 
-// Where a result goes: to `out`, and to `copy` if there is one; divided first, if it is an average.
-template <class T, class A>
-struct Target {
+// Where values go: into a node, unfinished,
+template <class A>
+struct NodeTarget {
+  A* out;
+  void put(std::size_t i, Step<A> value) const { Node<A>::store(out + i, value); }
+  template <class Run>
+  void put_part(std::size_t i, std::size_t, const Run& run) const {
+    run(NodeTarget{out + i});
+  }
+};
+
+// or to where the result is wanted, and to `copy` if there is one; divided first if it is an
+// average.
+template <class Codec, bool kMayDivide>
+struct ResultTarget {
+  using T = typename Codec::Stored;
+  using A = typename Codec::Accumulator;
   T* out;
   T* copy;
   A divisor;  // 0: do not divide
+  void put(std::size_t i, Step<A> value) const {
+    if (kMayDivide && divisor != 0) value = {value.first / divisor, value.second / divisor};
+    Codec::store(out + i, value);
+    if (copy != nullptr) Codec::store(copy + i, value);
+  }
+  template <class Run>
+  void put_part(std::size_t i, std::size_t count, const Run& run) const {
+    Padded<Codec> result;
+    run(ResultTarget{result.elements, nullptr, divisor});
+    result.write(out + i, count);
+    if (copy != nullptr) result.write(copy + i, count);
+  }
 };
 
-template <class From, class To, class Op, int N>
-void combine(const typename From::Stored* const* leaves, std::size_t begin,
-             const Target<typename To::Stored, typename From::Accumulator>& target,
+// `count` is a multiple of a step.
+template <class From, class Op, int N, class Target>
+void combine(const typename From::Stored* const* leaves, std::size_t begin, Target target,
              std::size_t count) {
-  using A = typename From::Accumulator;
-  constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(A));
-  const auto put = [&](std::size_t i, auto width) {
-    constexpr int W = decltype(width)::value;
-    auto value = tree<From, Op, W, 0, N>(leaves, begin + i);
-    if (target.divisor != 0) value /= target.divisor;
-    To::template store<W>(target.out + i, value);
-    if (target.copy != nullptr) To::template store<W>(target.copy + i, value);
-  };
-  std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) put(i, std::integral_constant<int, kLanes>{});
-  for (; i < count; ++i) put(i, std::integral_constant<int, 1>{});
+  // Pointers of our own, which no store can change: they stay in registers.
+  const typename From::Stored* own[N];
+  for (int leaf = 0; leaf < N; ++leaf) own[leaf] = leaves[leaf] + begin;
+  for (std::size_t i = 0; i < count; i += kStep<typename From::Accumulator>)
+    target.put(i, tree<From, Op, 0, N>(own, i));
 }
 
-template <class From, class To, class Op>
-void combine_few(const typename From::Stored* const* leaves, int n, std::size_t begin,
-                 const Target<typename To::Stored, typename From::Accumulator>& target,
-                 std::size_t count) {
+template <class From, class Op, class Target>
+void combine_steps(const typename From::Stored* const* leaves, int n, std::size_t begin,
+                   const Target& target, std::size_t count) {
   switch (n) {
     case 1:
-      return combine<From, To, Op, 1>(leaves, begin, target, count);
+      return combine<From, Op, 1>(leaves, begin, target, count);
     case 2:
-      return combine<From, To, Op, 2>(leaves, begin, target, count);
+      return combine<From, Op, 2>(leaves, begin, target, count);
     case 3:
-      return combine<From, To, Op, 3>(leaves, begin, target, count);
+      return combine<From, Op, 3>(leaves, begin, target, count);
     case 4:
-      return combine<From, To, Op, 4>(leaves, begin, target, count);
+      return combine<From, Op, 4>(leaves, begin, target, count);
     case 5:
-      return combine<From, To, Op, 5>(leaves, begin, target, count);
+      return combine<From, Op, 5>(leaves, begin, target, count);
     case 6:
-      return combine<From, To, Op, 6>(leaves, begin, target, count);
+      return combine<From, Op, 6>(leaves, begin, target, count);
     case 7:
-      return combine<From, To, Op, 7>(leaves, begin, target, count);
+      return combine<From, Op, 7>(leaves, begin, target, count);
     default:
-      return combine<From, To, Op, 8>(leaves, begin, target, count);
+      return combine<From, Op, 8>(leaves, begin, target, count);
   }
+}
+
+// Up to 8 leaves.
+template <class From, class Op, class Target>
+void combine_few(const typename From::Stored* const* leaves, int n, std::size_t begin,
+                 const Target& target, std::size_t count) {
+  constexpr std::size_t kElements = kStep<typename From::Accumulator>;
+  const std::size_t whole = count / kElements * kElements;
+  combine_steps<From, Op>(leaves, n, begin, target, whole);
+  if (whole == count) return;
+  Padded<From> parts[kFan];
+  const typename From::Stored* pointers[kFan];
+  constexpr bool kNode = std::is_same_v<From, Node<typename From::Accumulator>>;
+  for (int leaf = 0; leaf < n; ++leaf) {
+    parts[leaf].read(leaves[leaf] + begin + whole, kNode ? kElements : count - whole);
+    pointers[leaf] = parts[leaf].elements;
+  }
+  target.put_part(whole, count - whole, [&](const Target& part) {
+    combine_steps<From, Op>(pointers, n, 0, part, kElements);
+  });
 }
 
 // A block of at most kBlock elements of the root of any number of leaves.
-template <class From, class To, class Op>
+template <class From, class Op, class Target>
 void combine_block(const typename From::Stored* const* leaves, int n, std::size_t begin,
-                   const Target<typename To::Stored, typename From::Accumulator>& target,
-                   std::size_t count) {
+                   const Target& target, std::size_t count) {
   using A = typename From::Accumulator;
-  if (n <= kFan) return combine_few<From, To, Op>(leaves, n, begin, target, count);
+  if (n <= kFan) return combine_few<From, Op>(leaves, n, begin, target, count);
   int group = kFan;
   while (group * kFan < n) group *= kFan;
   A nodes[kFan][kBlock];
-  const A* pointers[kFan];
+  const A* pointers[kFan] = {};
   int groups = 0;
   for (int lo = 0; lo < n; lo += group, ++groups) {
     const int size = n - lo < group ? n - lo : group;
-    combine_block<From, Node<A>, Op>(leaves + lo, size, begin, {nodes[groups], nullptr, 0}, count);
+    combine_block<From, Op>(leaves + lo, size, begin, NodeTarget<A>{nodes[groups]}, count);
     pointers[groups] = nodes[groups];
   }
-  combine_few<Node<A>, To, Op>(pointers, groups, 0, target, count);
+  combine_few<Node<A>, Op>(pointers, groups, 0, target, count);
 }
 
-template <class Codec, class Op, bool Average>
+template <class Codec, class Op, bool kAverage>
 void reduce_ordered(const void* const* inputs, int n, void* out, void* copy, std::size_t count) {
   using T = typename Codec::Stored;
   using A = typename Codec::Accumulator;
   const auto* leaves = reinterpret_cast<const T* const*>(inputs);
-  Target<T, A> target = {static_cast<T*>(out), static_cast<T*>(copy), Average ? A(n) : A(0)};
-  if (n <= kFan) return combine_few<Codec, Codec, Op>(leaves, n, 0, target, count);
-  for (std::size_t begin = 0; begin < count; begin += kBlock) {
-    const std::size_t length = count - begin < kBlock ? count - begin : kBlock;
-    Target<T, A> block = target;
-    block.out += begin;
-    if (copy != nullptr) block.copy += begin;
-    combine_block<Codec, Codec, Op>(leaves, n, begin, block, length);
-  }
-}
-
-// IEEE-754-2019 minimum and maximum: a NaN wins, and -0 is below +0. Equal numbers have equal
-// bits but for the sign of zero, which the bitwise operation settles.
-struct Minimum {
-  template <class V, class Bits>
-  static V apply(V a, V b) {
-    return (V)(a != a ? (Bits)a : a == b ? (Bits)a | (Bits)b : a < b ? (Bits)a : (Bits)b);
-  }
-};
-struct Maximum {
-  template <class V, class Bits>
-  static V apply(V a, V b) {
-    return (V)(a != a ? (Bits)a : a == b ? (Bits)a & (Bits)b : a > b ? (Bits)a : (Bits)b);
-  }
-};
-
-template <class Codec, class Op>
-void reduce_extreme(const void* const* inputs, int n, void* out, void* copy, std::size_t count) {
-  using T = typename Codec::Stored;
-  using A = typename Codec::Accumulator;
-  using Word = std::conditional_t<sizeof(A) == 4, std::uint32_t, std::uint64_t>;
-  constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(A));
-  const auto* leaves = reinterpret_cast<const T* const*>(inputs);
-  const auto put = [&](std::size_t i, auto width) {
-    constexpr int W = decltype(width)::value;
-    Vector<A, W> value = Codec::template load<W>(leaves[0] + i);
-    for (int leaf = 1; leaf < n; ++leaf)
-      value = Op::template apply<Vector<A, W>, Vector<Word, W>>(
-          value, Codec::template load<W>(leaves[leaf] + i));
-    Codec::template store<W>(static_cast<T*>(out) + i, value);
-    if (copy != nullptr) Codec::template store<W>(static_cast<T*>(copy) + i, value);
+  auto* const to = static_cast<T*>(out);
+  auto* const copy_to = static_cast<T*>(copy);
+  const auto target = [&](std::size_t begin) {
+    return ResultTarget<Codec, std::is_same_v<Op, Sum>>{
+        to + begin, copy_to == nullptr ? nullptr : copy_to + begin, kAverage ? A(n) : A(0)};
   };
-  std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) put(i, std::integral_constant<int, kLanes>{});
-  for (; i < count; ++i) put(i, std::integral_constant<int, 1>{});
+  if (n <= kFan) return combine_few<Codec, Op>(leaves, n, 0, target(0), count);
+  for (std::size_t begin = 0; begin < count; begin += kBlock)
+    combine_block<Codec, Op>(leaves, n, begin, target(begin),
+                             count - begin < kBlock ? count - begin : kBlock);
 }
 
 struct And {
@@ -196,21 +219,33 @@ struct Greatest {
   }
 };
 
-// Integers: T is unsigned where the operation wraps or is bitwise.
-template <class T, class Op>
-void reduce_integers(const void* const* inputs, int n, void* out, void* copy, std::size_t count) {
-  constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+// What gives the same bits in any order: minimum and maximum, and integers (T is unsigned where the
+// operation wraps or is bitwise).
+template <class Codec, class Op>
+void reduce_folded(const void* const* inputs, int n, void* out, void* copy, std::size_t count) {
+  using T = typename Codec::Stored;
+  constexpr std::size_t kElements = Padded<Codec>::kElements;
   const auto* leaves = reinterpret_cast<const T* const*>(inputs);
-  const auto put = [&](std::size_t i, auto width) {
-    using V = Vector<T, decltype(width)::value>;
-    V value = load_vector<V>(leaves[0] + i);
-    for (int leaf = 1; leaf < n; ++leaf) value = Op::apply(value, load_vector<V>(leaves[leaf] + i));
-    store_vector(static_cast<T*>(out) + i, value);
-    if (copy != nullptr) store_vector(static_cast<T*>(copy) + i, value);
-  };
+  auto* const to = static_cast<T*>(out);
+  auto* const copy_to = static_cast<T*>(copy);
   std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) put(i, std::integral_constant<int, kLanes>{});
-  for (; i < count; ++i) put(i, std::integral_constant<int, 1>{});
+  for (; i + kElements <= count; i += kElements) {
+    auto value = Codec::load(leaves[0] + i);
+    for (int leaf = 1; leaf < n; ++leaf) value = apply<Op>(value, Codec::load(leaves[leaf] + i));
+    Codec::store(to + i, value);
+    if (copy_to != nullptr) Codec::store(copy_to + i, value);
+  }
+  if (i == count) return;
+  Padded<Codec> part;
+  part.read(leaves[0] + i, count - i);
+  auto value = Codec::load(part.elements);
+  for (int leaf = 1; leaf < n; ++leaf) {
+    part.read(leaves[leaf] + i, count - i);
+    value = apply<Op>(value, Codec::load(part.elements));
+  }
+  Codec::store(part.elements, value);
+  part.write(to + i, count - i);
+  if (copy_to != nullptr) part.write(copy_to + i, count - i);
 }
 
 template <class Codec>
@@ -223,9 +258,9 @@ ReduceFn find_float(ReduceOp op) {
     case ReduceOp::kProd:
       return reduce_ordered<Codec, Product, false>;
     case ReduceOp::kMin:
-      return reduce_extreme<Codec, Minimum>;
+      return reduce_folded<Codec, Minimum>;
     case ReduceOp::kMax:
-      return reduce_extreme<Codec, Maximum>;
+      return reduce_folded<Codec, Maximum>;
     default:
       return nullptr;
   }
@@ -236,19 +271,19 @@ ReduceFn find_integer(ReduceOp op) {
   using U = std::make_unsigned_t<T>;
   switch (op) {
     case ReduceOp::kSum:
-      return reduce_integers<U, Sum>;
+      return reduce_folded<Plain<U>, Sum>;
     case ReduceOp::kProd:
-      return reduce_integers<U, Product>;
+      return reduce_folded<Plain<U>, Product>;
     case ReduceOp::kMin:
-      return reduce_integers<T, Least>;
+      return reduce_folded<Plain<T>, Least>;
     case ReduceOp::kMax:
-      return reduce_integers<T, Greatest>;
+      return reduce_folded<Plain<T>, Greatest>;
     case ReduceOp::kBand:
-      return reduce_integers<U, And>;
+      return reduce_folded<Plain<U>, And>;
     case ReduceOp::kBor:
-      return reduce_integers<U, Or>;
+      return reduce_folded<Plain<U>, Or>;
     case ReduceOp::kBxor:
-      return reduce_integers<U, Xor>;
+      return reduce_folded<Plain<U>, Xor>;
     default:
       return nullptr;
   }
