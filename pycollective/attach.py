@@ -89,7 +89,7 @@ def attach_peers(
                     peer = answers.pop(connection)
                     if _receive(node, connection, {peer.token: peer}) is None:
                         raise_problem()
-                        raise ConfigurationError(f"rank {peer.rank} has ended while it joined")
+                        raise _ended(peer)
 
 
 def _ready(
@@ -117,11 +117,12 @@ def _connect(
 ) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)
+    connected = False
     try:
-        while True:
+        while not connected:
             try:
                 connection.connect("\0" + peer.socket_name)
-                break
+                connected = True
             except BlockingIOError:  # strangers fill its queue, until it comes to accept
                 if monotonic() > deadline:
                     raise
@@ -130,14 +131,22 @@ def _connect(
     except OSError as error:
         connection.close()
         raise_problem()  # which may be why it has gone
-        here = socket.gethostname()
-        where = "another host or in another" if peer.host != here else "this host, in another"
-        raise ConfigurationError(
-            f"rank {peer.rank} on host {peer.host!r} cannot be reached from host {here!r} through "
-            f"abstract Unix sockets ({error}): it has ended, or runs on {where} network namespace; "
-            "this version joins the ranks of one host only"
-        ) from error
+        raise (_ended(peer) if connected else _unreachable(peer, error)) from error
     return connection
+
+
+def _ended(peer: PeerAddress) -> ConfigurationError:
+    return ConfigurationError(f"rank {peer.rank} has ended while it joined")
+
+
+def _unreachable(peer: PeerAddress, error: OSError) -> ConfigurationError:
+    here = socket.gethostname()
+    where = "another host or in another" if peer.host != here else "this host, in another"
+    return ConfigurationError(
+        f"rank {peer.rank} on host {peer.host!r} cannot be reached from host {here!r} through "
+        f"abstract Unix sockets ({error}): it has ended, or runs on {where} network namespace; "
+        "this version joins the ranks of one host only"
+    )
 
 
 def _send(connection: socket.socket, node: _core.Node, wanted: bytes) -> None:

@@ -67,6 +67,32 @@ def test_ranks_that_come_and_do_not_attach_are_named(absent):
             assert took < 2
 
 
+def fail_at_the_very_end(comm, rank):
+    """Rank 2 breaks off when all others have attached all ranks, and it has not."""
+    if rank == 2:
+        attach._receive, original = break_off, attach._receive
+        answer = failing(pc.init, timeout=20)
+        attach._receive = original
+    else:
+        answer = failing(pc.init, timeout=20)
+    with pc.init(timeout=20) as again:
+        return answer, works(again)
+
+
+def break_off(*args):
+    time.sleep(0.5)
+    raise pc.ConfigurationError("a late fault")
+
+
+def test_all_join_or_none_and_a_failure_leaves_nothing_half_attached():
+    answers = results(run_ranks(fail_at_the_very_end, 3, PerRank([0, 1, 2]), join=False))
+    for rank, ((error, took), again) in enumerate(answers):
+        assert isinstance(error, pc.ConfigurationError)
+        assert str(error) == ("" if rank == 2 else "rank 2: ") + "a late fault"
+        assert took < 5
+        assert again
+
+
 class Minimal:
     """A store with no more than it must have."""
 
