@@ -21,6 +21,7 @@ MOST_LINES = 400
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
+    "installing": set(),
     "reference": {"errors"},
     "store": {"errors"},
     "host_memory": {"errors"},
@@ -34,9 +35,12 @@ LAYERS: dict[str, set[str]] = {
     "launcher": {"bootstrap", "errors", "store"},
     "__init__": {"bootstrap", "communicator", "errors", "version"},
     "__main__": {"cli"},
-    "torch": {"_core", "bootstrap", "communicator", "errors"},
-    "bench": {"__init__", "_core", "bootstrap", "errors", "reference", "torch", "version"},
-    "cli": {"_core", "bench", "errors", "host_memory", "launcher", "version"},
+    "torch": {"_core", "bootstrap", "communicator", "errors", "installing"},
+    "bench": {
+        *("__init__", "_core", "bootstrap", "errors"),
+        *("installing", "reference", "torch", "version"),
+    },
+    "cli": {"_core", "bench", "errors", "host_memory", "installing", "launcher", "version"},
 }
 
 # What may be imported at the top of a file, beside NumPy and the standard library. All else is
@@ -50,7 +54,7 @@ TOP_LEVEL: dict[str, set[str]] = {
 # What may be imported inside functions.
 LAZY: dict[str, set[str]] = {
     "bootstrap": {"torch"},  # under torchrun
-    "cli": {"rich", "typer"},
+    "cli": {"typer"},
     "bench": {"matplotlib", "ml_dtypes"},
 }
 

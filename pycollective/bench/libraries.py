@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pycollective import installing
 from pycollective.bench.group import Launch
 from pycollective.errors import ConfigurationError
 
@@ -86,7 +87,7 @@ def launch(group: str, ranks: int, mpi_environments: Mapping[str, str]) -> Launc
 
 def _launch_directly(group: str, ranks: int) -> Launch:
     if group != "own" and importlib.util.find_spec("torch") is None:
-        raise ConfigurationError(f"peer {group!r} needs torch: pip install 'pycollective[torch]'")
+        raise ConfigurationError(f"peer {group!r} needs torch: {installing.TORCH}")
     environment = _environment([_PACKAGE_PARENT, _RANKS_PARENT])
     settings = "as it comes"
     if group == "gloo":

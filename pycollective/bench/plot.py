@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from pycollective import installing
 from pycollective.bench.record import Record
 from pycollective.bench.sizes import format_size
 from pycollective.errors import ConfigurationError
@@ -34,9 +35,7 @@ def plot(record: Record, path: str | os.PathLike[str]) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigurationError(
-            "--plot needs matplotlib: pip install 'pycollective[cli]'"
-        ) from error
+        raise ConfigurationError(f"--plot needs matplotlib; {installing.CLI}") from error
     # Without pyplot: no global state, no display, and the caller's own figures are left alone.
     figure = Figure(figsize=(9, 5.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 
+from pycollective import installing
+
 
 def main() -> None:
     """Entry point of the ``pycollective`` command."""
     try:
-        import rich  # noqa: F401
         import typer
     except ImportError as error:
         print(
-            f"pycollective: the command line needs {error.name}: pip install 'pycollective[cli]'",
-            file=sys.stderr,
+            f"pycollective: the command line needs {error.name}; {installing.CLI}", file=sys.stderr
         )
         sys.exit(2)
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import resource
 import shutil
 import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 import numpy as np
 
-from pycollective import _core, host_memory
+from pycollective import _core, host_memory, installing
 from pycollective.version import VERSION
 
 _MIB = 1 << 20
@@ -85,11 +86,8 @@ def _program(name: str, for_what: str) -> tuple[str, str, str]:
 
 
 def _torch_backend() -> tuple[str, str, str]:
-    if importlib.util.find_spec("pycollective.torch._backend") is not None:
+    # Looked for, not imported: its package needs torch, which may be what is missing.
+    folder = str(Path(__file__).resolve().parents[1] / "torch")
+    if PathFinder.find_spec("_backend", [folder]) is not None:
         return "torch backend", "built", ""
-    return (
-        "torch backend",
-        "not built",
-        "install again beside torch: pip install --no-build-isolation --force-reinstall "
-        "--no-deps pycollective",
-    )
+    return "torch backend", "not built", f"install again beside torch, {installing.BACKEND}"

@@ -5,20 +5,19 @@ torch.distributed.init_process_group("pycollective")     # then DDP, FSDP2, DTen
 ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
 """
 
+from pycollective import installing
+
 try:
     import torch.distributed  # noqa: F401
 except ImportError as error:
-    raise ImportError(
-        "pycollective.torch needs PyTorch: pip install 'pycollective[torch]' --no-build-isolation"
-    ) from error
+    raise ImportError(f"pycollective.torch needs PyTorch: {installing.TORCH}") from error
 
 try:
     from pycollective.torch import _backend as _backend
 except ModuleNotFoundError as error:
     raise ImportError(
         "pycollective was installed without its torch backend, which is built where torch is "
-        "importable at build time. Install it again beside torch: "
-        "pip install --force-reinstall --no-deps --no-build-isolation pycollective"
+        f"importable at build time. Install it again beside torch, {installing.BACKEND}"
     ) from error
 
 from pycollective.torch.backend import register

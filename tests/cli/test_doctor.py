@@ -6,9 +6,14 @@ import importlib.metadata
 import importlib.util
 import os
 import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import pycollective
 from pycollective import _core, host_memory
 from pycollective.cli import doctor
 from pycollective.version import VERSION
@@ -71,3 +76,49 @@ def test_what_is_missing_says_what_it_costs(monkeypatch, capsys):
     ]:
         assert cost in said[said.index(line) + 1]
     assert said[0].startswith(f"ok pycollective {VERSION} on ")
+
+
+WITHOUT_TORCH = """
+import importlib.metadata, sys
+def version(name, found=importlib.metadata.version):
+    if name == "torch":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return found(name)
+importlib.metadata.version = version
+sys.modules["torch"] = None
+"""
+
+
+@pytest.mark.parametrize("torch", [True, False], ids=["torch", "no torch"])
+@pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
+def test_without_torch_or_its_backend_the_report_is_whole(tmp_path, torch, built):
+    """In a copy of the package, where a file can be missing."""
+    package = tmp_path / "pycollective"
+    shutil.copytree(
+        Path(pycollective.__file__).parent,
+        package,
+        ignore=shutil.ignore_patterns("_backend*.so", "__pycache__"),
+    )
+    if built:
+        (package / "torch" / "_backend.so").touch()  # found by its name, not imported
+    program = ("" if torch else WITHOUT_TORCH) + (
+        "import pycollective.cli.doctor as doctor; print(doctor.__file__); doctor.doctor()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert said[0] == str(package / "cli" / "doctor.py")
+    assert sum(line.startswith(("ok ", "-- ")) for line in said) == len(doctor.report())
+    assert torch or "-- torch not installed" in said
+    if built:
+        assert "ok torch backend built" in said
+    else:
+        cost = said[said.index("-- torch backend not built") + 1]
+        assert cost.startswith("install again beside torch, in pycollective's source folder: pip")
