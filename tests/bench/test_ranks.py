@@ -29,7 +29,14 @@ class FakeLibrary:
     def prepare(self, case, variant, buffer):
         if variant == "none":
             raise Unsupported("not in this library")
+        if variant == "native":  # the plain call, which is not timed, does nothing of use
+            return Prepared(lambda: buffer.fill(0), buffer, lambda calls: self._loop(buffer, calls))
         return Prepared(lambda: self._call(buffer), buffer)
+
+    def _loop(self, buffer, calls):
+        for _ in range(calls):
+            self._call(buffer)
+        return 1.0
 
     def _call(self, buffer):
         self.calls += 1
@@ -73,6 +80,16 @@ def test_a_single_flipped_bit_is_one_wrong_element(problem, tmp_path, bit):
     process, _ = _process(problem, tmp_path, flip=bit)
     process.prepare("python")
     assert process.check("python") == {"wrong": 1}
+
+
+def test_of_a_variant_with_a_loop_of_its_own_the_loop_is_checked(problem, tmp_path):
+    right, _ = _process(problem, tmp_path)
+    right.prepare("native")
+    assert right.check("native") == {"wrong": 0}
+    wrong, library = _process(problem, tmp_path, flip=0)
+    wrong.prepare("native")
+    assert wrong.check("native") == {"wrong": 1}
+    assert library.calls == 1
 
 
 @pytest.mark.parametrize("order", [p for p in itertools.permutations(range(3)) if p[2] != 2])

@@ -57,12 +57,15 @@ class RankProcess:
         return {}
 
     def check(self, variant: str) -> dict[str, Any]:
-        """Run once and count the elements whose bits are not the oracle's."""
+        """Run what is timed once, and count the elements whose bits are not the oracle's."""
         assert self._case is not None, "load comes first"
         prepared = self._prepared[variant]
         self._restore()
         self._wait()
-        prepared.call()
+        if prepared.time is not None:
+            prepared.time(1)
+        else:
+            prepared.call()
         bits = np.dtype(f"u{self._case.item_size}")
         return {
             "wrong": int(np.count_nonzero(prepared.result.view(bits) != self._expected.view(bits)))
