@@ -1,6 +1,6 @@
 """What does a small call cost: in C++, from Python, and through torch.distributed?"""
 
-from benchmarks.question import KI, Question, main
+from benchmarks.question import KI, PEERS, Question, main
 from pycollective.bench.libraries import find_peers
 from pycollective.bench.settings import Settings
 
@@ -11,7 +11,7 @@ QUESTION = Question(
             "all_reduce",
             (16, 64, 256, KI, 4 * KI, 16 * KI),
             ranks=2,
-            peers=tuple(find_peers("native,torch,gloo,mpich,openmpi")),
+            peers=(*find_peers("native,torch"), *PEERS),
             rounds=11,
         )
     },

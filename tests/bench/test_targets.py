@@ -14,7 +14,7 @@ def _record(ratio, latency=50e-9, share=0.9, microseconds=1.0):
     """All libraries at every size that a target looks at, all `ratio` times as slow as ours."""
     timing = Timing(microseconds * 1e-6, 1e-7, 1e-7, 1e-5, 10, 10)
     sizes = (16, KI, 4 * KI, 64 * KI, MI, 64 * MI)
-    libraries = ("pycollective", "native", "torch", "gloo", "mpich", "openmpi")
+    libraries = ("pycollective", "native", "torch", "gloo", "mpich", "openmpi", "openmpi-nocma")
     rows = [
         Row(library, size, size // 4, timing, 1.0, 1.0, 0, ratio)
         for size in sizes
@@ -62,3 +62,32 @@ def test_split_machines_have_targets_of_their_own(ratio, verdict):
     lines = _verdicts(_record(ratio, latency=260e-9))
     assert lines["2 ranks, over MPICHsplit"].endswith(verdict)
     assert lines["2 ranks, over MPICHnear"].endswith("not measured")
+
+
+def test_some_sizes_of_a_regime_are_not_all():
+    record = _record(ratio=100, microseconds=0.4)
+    record.limits[3] = replace(record.limits[3], latency=260e-9)  # 64 Ki
+    lines = _verdicts(record)
+    # From 1 Ki: 64 Ki is one of five. To 64 Ki: one of three.
+    assert lines["2 ranks, over MPICHnear"].endswith("  met, 4 of 5 sizes")
+    assert lines["2 ranks, over MPICHsplit"].endswith("  met, 1 of 5 sizes")
+    assert lines["2 ranks, over Gloo, to 64 Kinear"].endswith("  met, 2 of 3 sizes")
+    assert lines["2 ranks, over Gloo, to 1 Minear"].endswith("  met")
+    assert lines["4 ranks, over MPICH"].endswith("  met")  # of both regimes
+    record.rows = [replace(row, ratio=0.5) if row.ratio else row for row in record.rows]
+    assert _verdicts(record)["2 ranks, over MPICHsplit"].endswith("  MISSED, 1 of 5 sizes")
+
+
+def test_open_mpi_is_judged_in_both_its_forms():
+    record = _record(ratio=100)
+    record.rows = [
+        replace(row, ratio=0.9) if row.library == "openmpi-nocma" else row for row in record.rows
+    ]
+    lines = _verdicts(record)
+    for what in (
+        "2 ranks, over {}, from 4 Kinear",
+        "Python call over {}'s, 1 Ki",
+        "4 ranks, over {}",
+    ):
+        assert lines[what.format("Open MPI")].endswith("  met")
+        assert lines[what.format("Open MPI without CMA")].endswith("  MISSED")
