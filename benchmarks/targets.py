@@ -1,7 +1,7 @@
 """What the project has set itself to reach, and whether it does.
 
-A ratio is a peer's time over ours, at the size where it is worst. Open MPI is judged as it comes and
-without cross-memory attach (CMA), since each is the faster one on some sizes.
+A ratio is a peer's time over ours, at the size where it is worst. Open MPI is judged as it comes,
+and without cross-memory attach (CMA): each is the faster one on some sizes.
 
 Usage: python -m benchmarks.targets [DIR]    the table again, from result files
 """
@@ -123,10 +123,8 @@ TARGETS = (
     Target("2 ranks, 64 Mi, share of the limit", _TWO, "near", _share(_END), 70, unit=" %"),
     Target("native call, 1 Ki", _SMALL, "near", _time("native", KI), 0.5, most=True, unit=" us"),
     *(
-        Target(
-            f"Python call over {name}'s, 1 Ki", _SMALL, "", _python_over(library), 0.7, most=True
-        )
-        for library, name in _OPEN_MPI
+        Target(f"Python over mpi4py, {name}, 1 Ki", _SMALL, "", _python_over(peer), 0.7, most=True)
+        for peer, name in _OPEN_MPI
     ),
     Target("dist.all_reduce, 4 floats", _SMALL, "", _time("torch", 16), 7, most=True, unit=" us"),
     Target("4 ranks, over Gloo", _FOUR, "", _ratio("gloo", KI, _END), 6),

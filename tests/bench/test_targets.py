@@ -84,10 +84,7 @@ def test_open_mpi_is_judged_in_both_its_forms():
         replace(row, ratio=0.9) if row.library == "openmpi-nocma" else row for row in record.rows
     ]
     lines = _verdicts(record)
-    for what in (
-        "2 ranks, over {}, from 4 Kinear",
-        "Python call over {}'s, 1 Ki",
-        "4 ranks, over {}",
-    ):
-        assert lines[what.format("Open MPI")].endswith("  met")
-        assert lines[what.format("Open MPI without CMA")].endswith("  MISSED")
+    for name, verdict in (("Open MPI", "met"), ("Open MPI without CMA", "MISSED")):
+        assert lines[f"2 ranks, over {name}, from 4 Kinear"].endswith(f"  {verdict}")
+        assert lines[f"Python over mpi4py, {name}, 1 Ki"].endswith(f"  {verdict}")
+        assert lines[f"4 ranks, over {name}"].endswith(f"  {verdict}")
