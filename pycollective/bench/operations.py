@@ -42,7 +42,7 @@ class Operation:
         return 1 + 1 / ranks if self.sharded else 1.0
 
     def whole(self, size: int, item_size: int, ranks: int) -> int:
-        """`size` itself, or, with shards, `size` rounded down to equal shards (as nccl-tests).
+        """`size` itself, or, with shards, `size` rounded down to equal shards.
 
         Raises:
             ConfigurationError: not whole elements, or less than one element a shard.

@@ -36,6 +36,8 @@ DTYPES = {
     "uint8": 1,
     "bool": 1,
 }
+# nccl-tests' names for some of them.
+ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
 REDUCE_OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
 
 # Exponents of the large numbers that cancel: far above the small ones, and no overflow.

@@ -6,6 +6,7 @@ Times are seconds, sizes bytes, bandwidths GB/s (1e9 bytes).
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 from dataclasses import asdict, dataclass, field
@@ -109,12 +110,13 @@ class Record:
         return next((r for r in self.rows if r.library == library and r.size == size), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, with the name of its schema."""
+        """Plain data, with the name of its schema; an infinite copy rate (one core) is None."""
+        rate = self.machine["copy_rate"]
         return {
             "schema": SCHEMA,
             "command": self.command,
             "settings": self.settings,
-            "machine": self.machine,
+            "machine": {**self.machine, "copy_rate": rate if math.isfinite(rate) else None},
             "versions": self.versions,
             "libraries": self.libraries,
             "rows": [asdict(row) for row in self.rows],
@@ -131,6 +133,8 @@ class Record:
         if data.get("schema") != SCHEMA:
             raise ValueError(f"not a {SCHEMA} file: schema is {data.get('schema')!r}")
         fields = {name: data[name] for name in data if name not in ("schema", "rows", "limits")}
+        rate = data["machine"]["copy_rate"]
+        fields["machine"] = {**data["machine"], "copy_rate": math.inf if rate is None else rate}
         rows = [
             Row(**{**row, "timing": Timing(**row["timing"]) if row["timing"] else None})
             for row in data["rows"]
@@ -143,7 +147,7 @@ def write_json(record: Record, path: str | os.PathLike[str]) -> None:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".part")
-    partial.write_text(json.dumps(record.to_json(), indent=1) + "\n")
+    partial.write_text(json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n")
     partial.replace(target)
 
 

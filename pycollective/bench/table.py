@@ -19,10 +19,11 @@ def header(record: Record) -> Iterator[str]:
     yield f"# pycollective bench {settings['operation']}: {settings['ranks']} ranks, {rounds}"
     caches = " ".join(f"{name} {size}" for name, size in machine["caches"].items())
     yield f"# machine: {machine['cpu']}, {machine['cores']} cores, {caches}, {machine['simd']}"
-    yield (
-        f"# core to core: {machine['regime']}, {machine['latency'] * 1e9:.0f} ns one way, "
-        f"{machine['copy_rate'] / 1e9:.1f} GB/s copied by each of two"
-    )
+    if machine["regime"] != "single":
+        yield (
+            f"# core to core: {machine['regime']}, {machine['latency'] * 1e9:.0f} ns one way, "
+            f"{machine['copy_rate'] / 1e9:.1f} GB/s copied by each of two"
+        )
     for name, library in record.libraries.items():
         version = library["versions"].get("library", "")
         yield f"# {name}: {library['what']} ({version}; {library['settings']})"

@@ -31,7 +31,9 @@ def bench(
     checks: Annotated[
         int, typer.Option("-c", "--check", help="Calls a size that are verified; 0: none.")
     ] = 1,
-    dtype: Annotated[str, typer.Option("-d", "--datatype", help="Element type.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option("-d", "--datatype", help="Element type; half, float and double too.")
+    ] = "float32",
     reduce_op: Annotated[
         str, typer.Option("-o", "--op", help="sum, avg, prod, min, max, band, bor or bxor.")
     ] = "sum",
@@ -55,14 +57,17 @@ def bench(
         Path | None, typer.Option("--plot", help="Draw time against size (PNG, SVG, PDF).")
     ] = None,
 ) -> None:
-    """Time a collective as nccl-tests does, beside other libraries, and verify every bit.
+    """Time a collective beside other libraries, and verify every bit.
 
-    Sizes are bytes of the whole message; K, M and G are binary. Exit status 1: wrong bits.
+    Options and columns are those of nccl-tests, but that a time is the slowest rank's, not the
+    mean over the ranks. Sizes are bytes of the whole message; K, M and G are binary. Exit status
+    1: wrong bits.
     """
     # Here, because the other commands of this program should not wait for it.
     from pycollective.bench.console import run
     from pycollective.bench.group import RankLost
     from pycollective.bench.libraries import find_peers
+    from pycollective.bench.problem import ALIASES
     from pycollective.bench.record import write_json
     from pycollective.bench.settings import Settings
     from pycollective.bench.sizes import ladder, parse_size
@@ -75,7 +80,7 @@ def bench(
             operation=operation,
             sizes=tuple(sizes),
             ranks=ranks,
-            dtype=dtype,
+            dtype=ALIASES.get(dtype, dtype),
             reduce_op=reduce_op,
             root=root,
             algorithm=algorithm,

@@ -88,6 +88,14 @@ def test_open_mpi_has_no_bfloat16_and_says_so():
 
 
 @pytest.mark.parametrize(
+    ("name", "dtype"), [("half", "float16"), ("float", "float32"), ("double", "float64")]
+)
+def test_the_type_names_of_nccl_tests_are_known(name, dtype):
+    done = _bench("all_reduce", *("-b", 64, "-e", 64, "-d", name, "--rounds", 1, "-n", 1))
+    assert re.search(rf"^ +64 +\d+ +{dtype} +sum ", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["all_reduce", "-d", "fp4"], "unknown dtype 'fp4'"),

@@ -56,6 +56,17 @@ def test_a_file_reads_back_as_it_was_written(record, tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["record.json"]
 
 
+def test_one_core_copies_infinitely_fast_and_the_file_is_still_json(record, tmp_path):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    record.machine["copy_rate"] = float("inf")
+    write_json(record, tmp_path / "record.json")
+    data = json.loads((tmp_path / "record.json").read_text(), parse_constant=refuse)
+    assert data["machine"]["copy_rate"] is None
+    assert read_json(tmp_path / "record.json") == record
+
+
 def test_the_file_explains_itself(record, tmp_path):
     write_json(record, tmp_path / "record.json")
     data = json.loads((tmp_path / "record.json").read_text())

@@ -50,6 +50,13 @@ def test_a_missing_mpi_environment_says_how_to_make_one(tmp_path):
     assert "--openmpi-env" in str(caught.value)
 
 
+@pytest.mark.parametrize("group", ["gloo", "pycollective"])
+def test_missing_torch_says_how_to_get_it(group, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"needs torch: pip install 'torch.*', then in"):
+        launch(group, 2, {})
+
+
 def test_open_mpi_is_told_when_there_are_more_ranks_than_cores(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     for program in ("mpiexec", "python"):
