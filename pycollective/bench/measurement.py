@@ -32,6 +32,9 @@ from pycollective.errors import ConfigurationError
 RESTORE_SIZE = 1 << 20
 _BLOCKS = 5  # a turn's blocks, where a block is many calls
 _MAX_CALLS = 20_000
+# A slow library's block: a call or two would time the start line's end more than the calls.
+_MIN_CALLS = 10
+_LONGEST_TURN = 0.25  # seconds, unless a block of a single call takes longer
 _ANSWER_SECONDS = 300.0
 
 Progress = Callable[[str], None]
@@ -60,6 +63,12 @@ def measure(settings: Settings, progress: Progress = lambda line: None) -> Itera
         for size in settings.sizes:
             run.measure_size(size)
             yield run.record
+
+
+def calls_a_block(seconds: float, round_seconds: float) -> int:
+    """How many calls of `seconds` each make a block, where a turn is about `round_seconds`."""
+    wanted = max(round_seconds / seconds, min(_MIN_CALLS * _BLOCKS, _LONGEST_TURN / seconds))
+    return max(1, min(_MAX_CALLS, int(wanted / _BLOCKS)))
 
 
 class _Run:
@@ -188,7 +197,7 @@ class _Run:
         calls = 1
         for _ in range(2):
             seconds = max(min(self._run(library, 2, calls)), 1e-9)
-            calls = max(1, min(_MAX_CALLS, int(settings.round_seconds / _BLOCKS / seconds)))
+            calls = calls_a_block(seconds, settings.round_seconds)
         if one_by_one:
             return max(2, min(50, int(settings.round_seconds / seconds))), 1
         return _BLOCKS, calls
