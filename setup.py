@@ -19,17 +19,9 @@ from pybind11.setup_helpers import ParallelCompile
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-CXX_FLAGS = [
-    "-std=c++17",
-    "-O3",
-    "-g0",
-    "-fvisibility=hidden",
-    # The contract: each add is one IEEE-754 addition. No contraction into fused multiply-adds.
-    "-ffp-contract=off",
-    "-fno-fast-math",
-    "-Wall",
-    "-Wextra",
-]
+# The contract: each add is one IEEE-754 addition. No contraction into fused multiply-adds.
+IEEE_FLAGS = ["-ffp-contract=off", "-fno-fast-math"]
+CXX_FLAGS = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", *IEEE_FLAGS, "-Wall", "-Wextra"]
 if os.environ.get("PYCOLLECTIVE_WERROR") == "1":
     CXX_FLAGS.append("-Werror")
 
@@ -73,7 +65,7 @@ def torch_extension() -> Extension | None:
         include_dirs=[os.path.abspath("csrc")],
         depends=glob.glob("csrc/**/*.h", recursive=True),
         # torch's headers warn under -Wextra, and need the standard that torch itself builds with.
-        extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall"]
+        extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", *IEEE_FLAGS, "-Wall"]
         + (["-Werror"] if "-Werror" in CXX_FLAGS else []),
     )
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pycollective import ConfigurationError, reference
 from tests.harness import PerRank
-from tests.inputs import DTYPES, FLOATS, OPS, awkward, order_sensitive, same_bits
+from tests.inputs import DTYPES, FLOATS, OPS, awkward, order_sensitive, same_bits, words
 
 RANKS = [1, 2, 3, 4, 7]
 COUNTS = [0, 1, 2, 5, 17, 1000, 16384, 100003]
@@ -149,14 +149,6 @@ def test_moving_keeps_every_byte(pool, ranks, dtype):
             assert ranks == 1 or same_bits(passed, inputs[r - 1])
 
 
-def rotated(comm, x):
-    """An all-reduce whose leaves are taken one rank further: what a wrong algorithm does."""
-    gathered = np.empty(comm.size * x.size, x.dtype)
-    comm.all_gather(gathered, x)
-    leaves = np.split(gathered, comm.size)
-    return reference.reduce(leaves[1:] + leaves[:1])
-
-
 @pytest.mark.parametrize("op", ["sum", "prod", "avg"])
 def test_what_has_no_meaning_is_refused(pool, op):
     dtype = "int32" if op == "avg" else "bool"
@@ -164,10 +156,18 @@ def test_what_has_no_meaning_is_refused(pool, op):
         pool(2).call(all_reduce, np.zeros(3, dtype), op, "in place")
 
 
-def test_rotated_leaves_are_caught(pool):
-    inputs = order_sensitive("float32", 3, 1000)
-    want = reference.reduce(inputs)
-    assert not any(same_bits(got, want) for got in pool(3).call(rotated, PerRank(inputs)))
+@pytest.mark.parametrize("ranks", [n for n in RANKS if n > 2])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_rotated_leaves_are_caught(pool, ranks, dtype):
+    """An all-reduce that took its leaves one rank further would fail the tests above: here the
+    ranks pass them so, for a small message and a large one."""
+    for count in (1000, 100_003):
+        inputs = order_sensitive(dtype, ranks, count)
+        rotated = [*inputs[1:], inputs[0]]
+        want = reference.reduce(inputs)
+        for got in pool(ranks).call(all_reduce, PerRank(rotated), "sum", "in place"):
+            assert same_bits(got, reference.reduce(rotated))
+            assert np.mean(words(got) != words(want)) > 0.25
 
 
 @pytest.mark.parametrize("level", ["portable", "avx2", "avx512"])
