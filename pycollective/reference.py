@@ -42,6 +42,15 @@ def reduce(inputs: Sequence[np.ndarray], op: str = "sum") -> np.ndarray:
         return _reduce(inputs, op)
 
 
+def is_defined(dtype: np.dtype[Any], op: str) -> bool:
+    """Whether `op` has a meaning for `dtype`."""
+    try:
+        reduce([np.zeros(1, dtype)], op)
+    except ValueError:
+        return False
+    return True
+
+
 def _reduce(inputs: Sequence[np.ndarray], op: str) -> np.ndarray:
     dtype, name = inputs[0].dtype, inputs[0].dtype.name
     if op in ("min", "max"):

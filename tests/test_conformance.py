@@ -9,18 +9,10 @@ from hypothesis import strategies as st
 
 from pycollective import ConfigurationError, reference
 from tests.harness import PerRank
-from tests.inputs import DTYPES, FLOATS, OPS, awkward, order_sensitive, same_bits, words
+from tests.inputs import DTYPES, FLOATS, PAIRS, awkward, order_sensitive, same_bits, words
 
 RANKS = [1, 2, 3, 4, 7]
 COUNTS = [0, 1, 2, 5, 17, 1000, 16384, 100003]
-
-
-def is_defined(dtype, op):
-    try:
-        reference.reduce([np.zeros(1, awkward(dtype, 1, 1)[0].dtype)], op)
-    except ValueError:
-        return False
-    return True
 
 
 def all_reduce(comm, x, op, how):
@@ -39,9 +31,6 @@ def all_reduce(comm, x, op, how):
     else:
         comm.all_reduce(x, op=op)
     return x
-
-
-PAIRS = [(dtype, op) for dtype in DTYPES for op in OPS if is_defined(dtype, op)]
 
 
 @pytest.mark.parametrize("ranks", RANKS)

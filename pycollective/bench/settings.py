@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pycollective import reference
 from pycollective.bench.libraries import Library
 from pycollective.bench.operations import Operation, find_operation
 from pycollective.bench.problem import DTYPES, REDUCE_OPS, numpy_type
@@ -52,13 +53,13 @@ class Settings:
         operation = find_operation(self.operation)
         if not 1 <= self.ranks <= 64:
             raise ConfigurationError(f"--ranks {self.ranks}: from 1 to 64 ranks share a host")
-        item_size = numpy_type(self.dtype).itemsize
+        dtype = numpy_type(self.dtype)
         if self.reduce_op not in REDUCE_OPS:
             raise ConfigurationError(
                 f"unknown reduce operation {self.reduce_op!r}; there are {', '.join(REDUCE_OPS)}"
             )
-        if operation.reduces:
-            _check_defined(self.dtype, self.reduce_op)
+        if operation.reduces and not reference.is_defined(dtype, self.reduce_op):
+            raise ConfigurationError(f"{self.reduce_op} has no meaning for {self.dtype}")
         if not 0 <= self.root < self.ranks:
             raise ConfigurationError(f"root {self.root} is not one of {self.ranks} ranks")
         if self.iterations < 0 or self.warmup < 0 or self.checks < 0:
@@ -66,7 +67,7 @@ class Settings:
         if self.rounds < 1:
             raise ConfigurationError("--rounds must be at least 1")
         for size in self.sizes:
-            operation.whole(size, item_size, self.ranks)
+            operation.whole(size, dtype.itemsize, self.ranks)
 
     @property
     def the_operation(self) -> Operation:
@@ -77,14 +78,3 @@ class Settings:
     def item_size(self) -> int:
         """Bytes an element."""
         return DTYPES[self.dtype]
-
-
-def _check_defined(dtype: str, reduce_op: str) -> None:
-    """As is_defined in csrc/types.h: which operation has a meaning for which type."""
-    floating = dtype in ("float16", "bfloat16", "float32", "float64")
-    if (
-        (reduce_op == "avg" and not floating)
-        or (reduce_op in ("sum", "prod") and dtype == "bool")
-        or (reduce_op in ("band", "bor", "bxor") and floating)
-    ):
-        raise ConfigurationError(f"{reduce_op} has no meaning for {dtype}")

@@ -59,13 +59,11 @@ class Prepared:
         result: where its result then lies, in the rank's buffer.
         time: performs it `n` times without Python in the loop, and returns seconds; None where
             `call` is to be timed in a Python loop.
-        computes: False where the call only moves through memory (limits): nothing to verify.
     """
 
     call: Callable[[], Any]
     result: Bytes
     time: Callable[[int], float] | None = None
-    computes: bool = True
 
 
 class Library(Protocol):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycollective import ConfigurationError, _core, bootstrap
+from pycollective.bench.problem import numpy_type
 from pycollective.version import VERSION
 
 from .case import Bytes, Case, Prepared, Unsupported
@@ -54,7 +55,6 @@ class OwnLibrary:
                 partial(_core.stream_in_place, buffer, 1),
                 buffer,
                 partial(_core.stream_in_place, buffer),
-                computes=False,
             )
         own = case.shard(self.rank, self.ranks)
         call = self._python_call(case, buffer, own)
@@ -69,7 +69,7 @@ class OwnLibrary:
         )
 
     def _python_call(self, case: Case, buffer: Bytes, own: slice) -> Callable[[], Any]:
-        dtype = _numpy_type(case.dtype)
+        dtype = numpy_type(case.dtype)
         whole = buffer.view(dtype)
         comm = self._comm
         chosen = {} if case.algorithm == "auto" else {"algorithm": case.algorithm}
@@ -109,11 +109,3 @@ class OwnLibrary:
     def close(self) -> None:
         """Close the communicator."""
         self._comm.close()
-
-
-def _numpy_type(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
