@@ -27,7 +27,9 @@ build: install
 demo: install
 	$(BIN)/python -m benchmarks.demo --out out/demo
 
+# Where the MPIs cannot be had, the tests beside them are skipped, and say so.
 test: install
+	-$(BIN)/python -m benchmarks.mpi_environments
 	$(BIN)/python -m pytest tests
 
 bench: install
