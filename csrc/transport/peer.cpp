@@ -29,7 +29,8 @@ Peer::~Peer() {
 bool Peer::alive() const {
   if (pidfd_ < 0) return true;
   pollfd ended = {pidfd_, POLLIN, 0};
-  return poll(&ended, 1, 0) == 0;
+  // Not "== 0": a signal that interrupts the call ends nobody.
+  return poll(&ended, 1, 0) != 1;
 }
 
 void Peer::ring() const {

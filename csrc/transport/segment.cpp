@@ -79,8 +79,9 @@ Segment::~Segment() {
 }
 
 void Segment::commit(std::size_t offset, std::size_t bytes) {
-  if (fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
-    throw_errno("committing shared memory");
+  // A signal may interrupt it at any page; what it has done by then it finds done the next time.
+  while (fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
+    if (errno != EINTR) throw_errno("committing shared memory");
   // The first touch decides the NUMA node and takes the page faults now, not in a collective.
   for (std::size_t i = 0; i < bytes; i += kPage)
     reinterpret_cast<std::atomic<std::uint8_t>*>(base_ + offset + i)->fetch_or(0);
