@@ -15,6 +15,7 @@ one rank finds wrong it tells through the store: all raise at once instead of wa
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import socket
 import sys
@@ -74,8 +75,8 @@ def init(
         ConfigurationError: the launch or the arguments cannot be right, or memory is short.
         CollectiveTimeout: not every rank came; the message names the absentees.
     """
-    if not timeout > 0:
-        raise ConfigurationError(f"timeout {timeout} is not a number of seconds above 0")
+    if not 0 < timeout < math.inf:
+        raise ConfigurationError(f"timeout {timeout} is not a finite number of seconds above 0")
     if rank is not None or size is not None or store is not None:
         return _init_explicit(rank, size, store, timeout)
     for launch in _LAUNCHES:
@@ -103,7 +104,7 @@ def connect(
     if not 0 <= rank < size:
         raise ConfigurationError(f"rank {rank} is not one of 0 to {size - 1}")
     if size == 1:
-        node, _ = _process_node()
+        node = _process_node()
         offset, slot_bytes = node.allocate(1)
         return _register(Communicator(node, 0, [node.token], [offset], slot_bytes, timeout))
     meeting = Meeting(store, rank, size, timeout, prefix)
@@ -121,8 +122,8 @@ def connect(
 
 def _join(meeting: Meeting, after: ExitStack, rank: int, size: int, timeout: float) -> Communicator:
     meeting.claim()
-    node, first = _process_node()
-    host_memory.check(_core.mailbox_bytes(size, first), size)
+    node = _process_node()
+    host_memory.check(node.mailbox_bytes(size), size)
     offset, slot_bytes = node.allocate(size)
     listener = after.enter_context(closing(Listener()))
     records = meeting.exchange(
@@ -159,15 +160,15 @@ def _join(meeting: Meeting, after: ExitStack, rank: int, size: int, timeout: flo
     )
 
 
-def _process_node() -> tuple[_core.Node, bool]:
-    """This process's node, and whether it is new. A fork of a process needs one of its own."""
+def _process_node() -> _core.Node:
+    """This process's node. A fork of a process needs one of its own."""
     global _node
     node = _node() if _node is not None else None
     if node is not None and not node.forked:
-        return node, False
+        return node
     node = _core.Node()
     _node = weakref.ref(node)
-    return node, True
+    return node
 
 
 def _forget_node() -> None:

@@ -7,15 +7,23 @@ frame; what is here is what a program does once: splitting, leaving, failing.
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
 
-from pycollective import _core
+from pycollective import _core, host_memory
 from pycollective.errors import CollectiveError, ConfigurationError
 
 _log = logging.getLogger("pycollective")
+
+
+def _is_integer(value: object, least: int, end: int) -> bool:
+    try:
+        return least <= operator.index(value) < end  # type: ignore[arg-type]
+    except TypeError:
+        return False
 
 
 class Communicator(_core.Communicator):
@@ -67,8 +75,10 @@ class Communicator(_core.Communicator):
             The new communicator, with this one's timeout; None where `color` is None. It fails and
             closes on its own.
         """
-        if color is not None and not 0 <= color < 2**62:
-            raise ConfigurationError(f"split: color {color} is not None or 0 to 2**62 - 1")
+        if color is not None and not _is_integer(color, 0, 2**62):
+            raise ConfigurationError(f"split: color {color!r} is not None or 0 to 2**62 - 1")
+        if not _is_integer(key, -(2**62), 2**62):
+            raise ConfigurationError(f"split: key {key!r} is not an integer of 62 bits")
         wishes = np.empty((self.size, 2), dtype=np.int64)
         self.all_gather(wishes, np.array([-1 if color is None else color, key], dtype=np.int64))
         members = [r for r in range(self.size) if wishes[r, 0] == wishes[self.rank, 0]]
@@ -80,6 +90,7 @@ class Communicator(_core.Communicator):
         mine = (-1, 0)
         if color is not None:
             try:
+                host_memory.check(self._node.mailbox_bytes(len(members)), len(members))
                 mine = self._node.allocate(len(members))
             except ConfigurationError as error:
                 problem = error
@@ -91,7 +102,11 @@ class Communicator(_core.Communicator):
             raise problem
         failed = [r for r in members if places[r, 0] < 0]
         if failed:
-            raise ConfigurationError(f"split: rank(s) {failed} have too little shared memory")
+            self._node.release(mine[0])
+            raise ConfigurationError(
+                f"split: rank(s) {failed} cannot commit their shared memory; their own error tells "
+                "how much is needed and what there is"
+            )
         return Communicator(
             self._node,
             members.index(self.rank),

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import pycollective as pc
 from tests.harness import ROOT, Ranks, results, run_ranks
 
 MIB = 1 << 20
@@ -187,6 +188,37 @@ def test_groups_whose_operations_are_issued_in_different_orders():
     with Ranks(3) as ranks:
         for _ in range(5):
             assert all(results(ranks.call(many_orders)))
+
+
+def split_short_of_memory(comm):
+    from pycollective import host_memory
+
+    before = counts()
+    usual = host_memory.headroom
+    if comm.rank == 1:
+        host_memory.headroom = lambda: host_memory.Headroom(100_000, "the limit of a test")
+    said, memory = [], []
+    for _ in range(100):
+        try:
+            comm.split(0)
+        except pc.ConfigurationError as error:
+            said.append(str(error))
+            memory.append(committed(comm))
+    host_memory.headroom = usual
+    with comm.split(0) as group:
+        group.barrier()
+    return said, memory, [after - at for after, at in zip(counts(), before, strict=True)]
+
+
+def test_a_split_without_memory_is_refused_on_every_rank_and_costs_nothing():
+    for rank, (said, memory, grown) in enumerate(results(run_ranks(split_short_of_memory, 3))):
+        assert len(said) == 100
+        if rank == 1:
+            assert "the limit of a test leaves 0.1 MiB" in said[0]
+        else:
+            assert "rank(s) [1] cannot commit" in said[0]
+        assert memory[-1] <= memory[5]
+        assert grown == [0] * len(grown)
 
 
 def split_evenly(comm):

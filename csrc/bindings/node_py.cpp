@@ -33,6 +33,11 @@ MailboxRange NodeHandle::take(std::size_t offset) {
   return range;
 }
 
+void NodeHandle::release(std::size_t offset) {
+  const MailboxRange range = take(offset);
+  node->retire(0, range, {}, 0, {});  // nobody else knows of it
+}
+
 namespace {
 
 // Runs `act`, and turns what it throws into the Python error of errors_py.h.
@@ -51,12 +56,6 @@ auto translated(const Act& act) {
 }  // namespace
 
 void bind_node(py::module_& module) {
-  module.def(
-      "mailbox_bytes", [](int size, bool first) { return mailbox_bytes(size, first); },
-      py::arg("size"), py::arg("first"),
-      "Bytes of shared memory that Node.allocate(size) commits at most, for the first group of a "
-      "process or a later one.");
-
   py::class_<NodeHandle>(module, "Node", py::is_final(),
                          "This process's end of shared memory: one sealed segment for all its "
                          "groups, and the peers' segments attached to it. Thread-safe.")
@@ -92,7 +91,15 @@ void bind_node(py::module_& module) {
             return py::make_tuple(range.offset, range.data_bytes);
           },
           py::arg("size"),
-          "Commit a mailbox for a group of `size` ranks: (offset in the segment, slot bytes).");
+          "Commit a mailbox for a group of `size` ranks: (offset in the segment, slot bytes).")
+      .def(
+          "release",
+          [](NodeHandle& self, std::size_t offset) { translated([&] { self.release(offset); }); },
+          py::arg("offset"), "Give back a mailbox that no communicator was made of.")
+      .def(
+          "mailbox_bytes",
+          [](const NodeHandle& self, int size) { return self.node->mailbox_bytes(size); },
+          py::arg("size"), "Bytes of shared memory that allocate(size) would commit now.");
 }
 
 }  // namespace pycollective

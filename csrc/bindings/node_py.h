@@ -24,6 +24,8 @@ class NodeHandle {
   MailboxRange allocate(int ranks);
   // The mailbox at `offset`, which is the caller's from now on.
   MailboxRange take(std::size_t offset);
+  // Gives back a mailbox that was not taken.
+  void release(std::size_t offset);
 
   const std::shared_ptr<Node> node;
   const std::shared_ptr<Progress> progress;

@@ -27,10 +27,6 @@ std::size_t data_bytes_for(int ranks, std::size_t committed) {
 
 }  // namespace
 
-std::size_t mailbox_bytes(int ranks, bool first) {
-  return mailbox_header_bytes(ranks) + data_bytes_for(ranks, first ? 0 : kDataBudget);
-}
-
 Node::Node() : own_(std::make_shared<Peer>(Segment::create(), 0)), arena_(kPage, kSegmentBytes) {
   peers_[token()] = own_;
 }
@@ -85,6 +81,11 @@ MailboxRange Node::allocate_mailbox(int ranks) {
   auto* channels = reinterpret_cast<Channel*>(memory + sizeof(Mailbox));
   for (int i = 0; i < 2 * ranks; ++i) new (channels + i) Channel();
   return range;
+}
+
+std::size_t Node::mailbox_bytes(int ranks) const {
+  const std::lock_guard lock(mutex_);
+  return mailbox_header_bytes(ranks) + data_bytes_for(ranks, committed_);
 }
 
 std::size_t Node::allocate_buffer(std::size_t bytes) {

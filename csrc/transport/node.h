@@ -44,6 +44,8 @@ class Node {
   // Commits a zeroed mailbox for a group of `ranks`. Early groups get large data areas, later ones
   // small ones, so that the sum stays bounded. Throws std::system_error (ENOMEM).
   MailboxRange allocate_mailbox(int ranks);
+  // What allocate_mailbox(ranks) would commit now, give or take what reclaiming frees.
+  std::size_t mailbox_bytes(int ranks) const;
   // Commits `bytes` (a multiple of the page size) for a channel.
   std::size_t allocate_buffer(std::size_t bytes);
 
@@ -71,8 +73,5 @@ class Node {
   std::map<Token, std::shared_ptr<Peer>> peers_;
   std::vector<Retired> retired_;
 };
-
-// What allocate_mailbox can commit at most for the first group of a process, or a later one.
-std::size_t mailbox_bytes(int ranks, bool first);
 
 }  // namespace pycollective

@@ -45,8 +45,8 @@ def report() -> list[tuple[str, str, str]]:
         (
             "shared memory",
             f"{room.bytes / _MIB:.0f} MiB may be committed ({room.limit}); a rank of two needs "
-            f"{_core.mailbox_bytes(2, True) / _MIB:.1f} MiB, of sixteen "
-            f"{_core.mailbox_bytes(16, True) / _MIB:.1f} MiB",
+            f"{_core.Node().mailbox_bytes(2) / _MIB:.1f} MiB, of sixteen "
+            f"{_core.Node().mailbox_bytes(16) / _MIB:.1f} MiB",
             "",
         ),
         ("peer watch", *_pidfd()),

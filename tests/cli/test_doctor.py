@@ -53,7 +53,7 @@ def test_shared_memory_says_who_limits_it(monkeypatch):
     monkeypatch.setattr(host_memory, "headroom", lambda: room)
     found, _ = report()["shared memory"]
     assert found.startswith("3 MiB may be committed (the limit of a test); ")
-    assert f"of sixteen {_core.mailbox_bytes(16, True) / (1 << 20):.1f} MiB" in found
+    assert f"of sixteen {_core.Node().mailbox_bytes(16) / (1 << 20):.1f} MiB" in found
 
 
 def test_what_is_missing_says_what_it_costs(monkeypatch, capsys):
