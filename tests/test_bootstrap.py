@@ -67,6 +67,24 @@ def test_ranks_that_come_and_do_not_attach_are_named(absent):
             assert took < 2
 
 
+def come_late(comm, rank):
+    from pycollective import meeting
+
+    meeting._WARN_AFTER = 0.2
+    if rank == 1:
+        time.sleep(1)
+    pc.init(timeout=20).close()
+
+
+def test_a_long_wait_for_ranks_names_them():
+    outcomes = run_ranks(come_late, 3, PerRank([0, 1, 2]), join=False)
+    results(outcomes)
+    for rank in (0, 2):
+        assert f"init on rank {rank} still waits: " in outcomes[rank].stderr
+        assert "1" in outcomes[rank].stderr.partition("still waits: ")[2]
+    assert outcomes[1].stderr == ""
+
+
 def fail_at_the_very_end(comm, rank):
     """Rank 2 breaks off when all others have attached all ranks, and it has not."""
     if rank == 2:

@@ -38,8 +38,9 @@ def reduce_until_failure(comm, count=16 * MIB, fork=False):
 @pytest.mark.parametrize("fork", [False, True], ids=["alone", "with forked children"])
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_killed_rank_is_named_on_every_other(size, fork):
-    delays = []
+    slowest = []  # of each attempt, the rank that was told last
     for attempt in range(3):
+        delays = []
         with Ranks(size) as ranks:
             ranks.joined()
             killed = []
@@ -63,9 +64,10 @@ def test_a_killed_rank_is_named_on_every_other(size, fork):
             assert isinstance(again, pc.PeerFailure)
             assert isinstance(kept, pc.PeerFailure)
             delays.append(seen - killed[0])
+        slowest.append(max(delays))
     # The promise is 0.2 s; a machine that was away for a moment is not the library's fault.
-    assert np.median(delays) < 0.2, delays
-    assert max(delays) < 2, delays
+    assert min(slowest) < 0.2, slowest
+    assert max(slowest) < 2, slowest
 
 
 def arrive_unless(comm, absent):
@@ -86,26 +88,40 @@ def test_a_rank_that_never_arrives_is_named():
 
 
 def call(comm, what):
-    x = np.ones(10, np.float32)
+    """Call it; the error, and whether what it may write still holds what only this rank put in."""
+
+    def array(count, dtype=np.float32):
+        return np.full(count, comm.rank + 1, dtype)
+
+    x, written = array(10), array(10)
+    if what in ("longer", "recv longer"):
+        written = array(11)
+    elif what in ("large", "large max"):
+        written = array(10 * MIB)
+    elif what in ("float64", "recv float64"):
+        written = array(10, np.float64)
+    elif what in ("counts", "all_gather"):
+        written = array(20)
     calls = {
-        "all_reduce": lambda: comm.all_reduce(x),
-        "longer": lambda: comm.all_reduce(np.ones(11, np.float32)),
-        "large": lambda: comm.all_reduce(np.ones(10 * MIB, np.float32)),
-        "float64": lambda: comm.all_reduce(np.ones(10)),
-        "max": lambda: comm.all_reduce(x, op="max"),
-        "broadcast": lambda: comm.broadcast(x, root=0),
-        "other root": lambda: comm.broadcast(x, root=1),
+        "all_reduce": lambda: comm.all_reduce(written),
+        "longer": lambda: comm.all_reduce(written),
+        "large": lambda: comm.all_reduce(written),
+        "large max": lambda: comm.all_reduce(written, op="max"),
+        "float64": lambda: comm.all_reduce(written),
+        "max": lambda: comm.all_reduce(written, op="max"),
+        "broadcast": lambda: comm.broadcast(written, root=0),
+        "other root": lambda: comm.broadcast(written, root=1),
         "barrier": comm.barrier,
-        "counts": lambda: comm.all_gather(np.empty(20, np.float32), x, counts=[10, 10]),
-        "all_gather": lambda: comm.all_gather(np.empty(20, np.float32), x),
-        "send": lambda: comm.send(x, 1),
-        "recv longer": lambda: comm.recv(np.ones(11, np.float32), 0),
-        "recv float64": lambda: comm.recv(np.ones(10), 0),
+        "counts": lambda: comm.all_gather(written, x, counts=[10, 10]),
+        "all_gather": lambda: comm.all_gather(written, x),
+        "send": lambda: comm.send(written, 1),
+        "recv longer": lambda: comm.recv(written, 0),
+        "recv float64": lambda: comm.recv(written, 0),
     }
     try:
         calls[what]()
     except pc.CollectiveError as error:
-        return error, bool((x == 1).all())
+        return error, bool((written == comm.rank + 1).all())
     return None, False
 
 
@@ -114,6 +130,7 @@ def call(comm, what):
     [
         ("all_reduce", "longer", ["count 10", "count 11"]),
         ("all_reduce", "large", ["count 10)", "count 10485760"]),
+        ("large", "large max", ["sum", "max"]),
         ("all_reduce", "float64", ["float32", "float64"]),
         ("all_reduce", "max", ["sum", "max"]),
         ("all_reduce", "broadcast", ["all_reduce", "broadcast"]),
@@ -265,15 +282,16 @@ def wait_too_briefly(comm):
     if comm.rank == 0:
         try:
             work.wait(timeout=0.05)
-        except pc.CollectiveTimeout:
-            ran_out = True
+        except pc.CollectiveTimeout as error:
+            ran_out = (error.rank, error.op, error.sequence, str(error))
     work.wait(timeout=10)
     return ran_out, work.done(), float(x[0])
 
 
 def test_a_wait_that_runs_out_only_raises():
     (ran_out, done, value), other = results(run_ranks(wait_too_briefly, 2))
-    assert ran_out
+    text = "wait(timeout=0.05 s) ran out on rank 0; all_reduce number 1 goes on"
+    assert ran_out == (0, "all_reduce", 1, text)
     assert done
     assert value == other[2] == 2
 

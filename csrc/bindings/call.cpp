@@ -58,10 +58,15 @@ bool Call::read_counts(PyObject* counts) {
   if (sequence == nullptr) return false;
   const Py_ssize_t length = PySequence_Fast_GET_SIZE(sequence);
   request_.counts.reserve(static_cast<std::size_t>(length));
-  for (Py_ssize_t i = 0; i < length && !PyErr_Occurred(); ++i)
-    request_.counts.push_back(PyLong_AsSize_t(PySequence_Fast_GET_ITEM(sequence, i)));
+  if (length == 0) raise_configuration_error("counts is empty");
+  for (Py_ssize_t i = 0; i < length && !PyErr_Occurred(); ++i) {
+    PyObject* count = PySequence_Fast_GET_ITEM(sequence, i);
+    request_.counts.push_back(PyLong_AsSize_t(count));
+    if (!PyErr_Occurred()) continue;
+    PyErr_Clear();
+    raise_configuration_error("counts: entry %zd is no number of elements: %R", i, count);
+  }
   Py_DECREF(sequence);
-  if (length == 0 && !PyErr_Occurred()) raise_configuration_error("counts is empty");
   return !PyErr_Occurred();
 }
 
@@ -120,6 +125,10 @@ bool Call::check_sizes(int rank, int size) {
       shard = input_;
       break;
     case OpKind::kAllToAll:
+      if (input_ == nullptr || output_ == nullptr) {
+        raise_configuration_error("all_to_all: both arrays are needed");
+        return false;
+      }
       if (input_->count() != output_->count() || input_->count() % n != 0) {
         raise_configuration_error(
             "all_to_all: the input has %zu elements and the output %zu; both must have the same, a "

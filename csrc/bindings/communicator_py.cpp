@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -20,14 +21,18 @@ using Object = CommunicatorObject;
 
 Communicator* core_of(PyObject* self) { return Object::core_of(self); }
 
-PyObject* abort(PyObject* self, PyObject* args) {
+PyObject* abort(PyObject* self, PyObject* args, PyObject* names) {
   const char* reason = "abort() was called";
+  static const char* parameters[] = {"reason", nullptr};
   Communicator* core = core_of(self);
-  if (core == nullptr || !PyArg_ParseTuple(args, "|s", &reason)) return nullptr;
-  const py::gil_scoped_release unlocked;
-  core->abort(reason);
-  Py_INCREF(Py_None);
-  return Py_None;
+  if (core == nullptr || !PyArg_ParseTupleAndKeywords(args, names, "|s:abort",
+                                                      const_cast<char**>(parameters), &reason))
+    return nullptr;
+  {
+    const py::gil_scoped_release unlocked;
+    core->abort(reason);
+  }
+  Py_RETURN_NONE;
 }
 
 PyObject* close(PyObject* self, PyObject*) {
@@ -35,8 +40,7 @@ PyObject* close(PyObject* self, PyObject*) {
   if (core == nullptr) return nullptr;
   PyThreadState* unlocked = PyEval_SaveThread();
   try {
-    if (!core->forked() && !core->closed()) core->drain(python_interrupts());
-    core->close();
+    core->close(python_interrupts());
   } catch (...) {
     PyEval_RestoreThread(unlocked);
     raise_current_exception();
@@ -75,8 +79,8 @@ int set_timeout(PyObject* self, PyObject* value, void*) {
   if (core == nullptr) return -1;
   const double seconds = value != nullptr ? PyFloat_AsDouble(value) : 0;
   if (PyErr_Occurred()) return -1;
-  if (!(seconds > 0)) {
-    raise_configuration_error("timeout must be a number of seconds above 0");
+  if (!(seconds > 0) || !std::isfinite(seconds)) {
+    raise_configuration_error("timeout must be a finite number of seconds above 0");
     return -1;
   }
   core->set_timeout(seconds);
@@ -86,7 +90,7 @@ PyObject* get_closed(PyObject* self, void*) {
   return property(self, [](Communicator& core) { return PyBool_FromLong(core.closed()); });
 }
 PyObject* get_pending(PyObject* self, void*) {
-  return property(self, [](Communicator& core) { return PyBool_FromLong(core.has_pending()); });
+  return property(self, [](Communicator& core) { return PyBool_FromLong(core.busy()); });
 }
 PyObject* get_failure(PyObject* self, void*) {
   return property(self, [](Communicator& core) -> PyObject* {
@@ -157,7 +161,8 @@ void finalise(PyObject* self) {
 PyMethodDef methods[kCollectiveMethods + 4] = {};
 
 const PyMethodDef own_methods[] = {
-    {"abort", abort, METH_VARARGS,
+    {"abort", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(abort)),
+     METH_VARARGS | METH_KEYWORDS,
      "abort(reason='abort() was called')\n--\n\nFail the group on every rank; needs no peer."},
     {"_close", close, METH_NOARGS, nullptr},
     {"_capsule", capsule, METH_NOARGS, nullptr},
@@ -168,7 +173,7 @@ PyGetSetDef properties[] = {
     {"size", get_size, nullptr, "Number of ranks.", nullptr},
     {"timeout", get_timeout, set_timeout, "Seconds that an operation may take.", nullptr},
     {"closed", get_closed, nullptr, "Whether close() was called.", nullptr},
-    {"pending", get_pending, nullptr, "Whether asynchronous operations are under way.", nullptr},
+    {"pending", get_pending, nullptr, "Whether operations are under way, in any thread.", nullptr},
     {"failure", get_failure, nullptr, "The error that failed this communicator, or None.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };

@@ -53,9 +53,9 @@ void raise_failure(const Failure& failure) {
     PyErr_SetString(type, failure.message.c_str());
     return;
   }
-  PyObject* error =
-      PyObject_CallFunction(type, "sisK", failure.message.c_str(), failure.rank,
-                            name_of(failure.op), static_cast<unsigned long long>(failure.sequence));
+  PyObject* error = PyObject_CallFunction(type, "sisK", failure.message.c_str(), failure.rank,
+                                          failure.sequence != 0 ? name_of(failure.op) : "",
+                                          static_cast<unsigned long long>(failure.sequence));
   if (error == nullptr) return;
   PyErr_SetObject(type, error);
   Py_DECREF(error);

@@ -4,6 +4,7 @@
 #include <Python.h>
 
 #include <array>
+#include <climits>
 #include <cstddef>
 
 namespace pycollective {
@@ -47,7 +48,9 @@ class MethodArguments {
   }
   bool integer(std::size_t i, long& value) const {
     if (values_[i] == nullptr) return true;
-    value = PyLong_AsLong(values_[i]);
+    int overflow = 0;
+    value = PyLong_AsLongAndOverflow(values_[i], &overflow);
+    if (overflow != 0) value = overflow > 0 ? LONG_MAX : LONG_MIN;  // out of any caller's range
     return value != -1 || PyErr_Occurred() == nullptr;
   }
 

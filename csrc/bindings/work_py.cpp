@@ -54,8 +54,7 @@ void PythonWork::wait(double timeout) {
     throw py::error_already_set();
   }
   if (!in_time) {
-    raise_failure({FailureKind::kTimeout, -1, call_ ? call_->request().kind : OpKind::kBarrier, 0,
-                   "wait(timeout=" + std::to_string(timeout) + ") ran out; the operation goes on"});
+    raise_failure(work_->ran_out(timeout));
     throw py::error_already_set();
   }
   finish();

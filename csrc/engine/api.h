@@ -80,6 +80,8 @@ class PYCOLLECTIVE_PUBLIC Work {
   // operation's own deadline still ends it). False: not done in time, and the operation goes on.
   // Throws CollectiveFailure if the operation failed.
   virtual bool wait(double timeout, const InterruptHook& interrupted) = 0;
+  // What a caller is told whose wait of `timeout` seconds returned false.
+  virtual Failure ran_out(double timeout) const = 0;
   // The failure of a done operation; nullptr if it succeeded or is not done.
   virtual const Failure* failure() const = 0;
 };

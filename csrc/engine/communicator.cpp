@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "engine/validate.h"
@@ -15,6 +16,8 @@ namespace {
 constexpr int kSpinsWithCores = 2000;
 constexpr int kSpinsCrowded = 20;
 constexpr std::chrono::microseconds kYieldFor{500};
+// How often close() looks whether another thread's call is over.
+constexpr std::chrono::milliseconds kClosePoll{1};
 
 void relax_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -26,10 +29,10 @@ void relax_core() {
 
 // Something that is no failure of the group yet, such as no memory for a channel, becomes one: the
 // peers wait for an operation that this rank cannot carry out.
-Failure failure_from(const std::exception& error, const Request& request, int rank) {
-  return {FailureKind::kAborted, rank, request.kind, 0,
-          "rank " + std::to_string(rank) + " could not carry out " + name_of(request.kind) + ": " +
-              error.what()};
+Failure failure_from(const std::exception& error, OpKind kind, std::uint64_t sequence, int rank) {
+  return {FailureKind::kAborted, rank, kind, sequence,
+          "rank " + std::to_string(rank) + " could not carry out " + name_of(kind) + " number " +
+              std::to_string(sequence) + ": " + error.what()};
 }
 
 }  // namespace
@@ -50,14 +53,6 @@ Communicator::Queue& Communicator::queue_of(const Request& request) {
   return queues_[0];
 }
 
-void Communicator::throw_forked(OpKind kind) const {
-  throw CollectiveFailure(
-      {FailureKind::kConfiguration, rank(), kind, 0,
-       std::string(name_of(kind)) +
-           " refused: this process is a fork of the one that made the communicator, which works on "
-           "unharmed. Make communicators after forking, or use the spawn start method"});
-}
-
 void Communicator::check_usable(const Request& request, const Queue& queue) const {
   const auto refuse = [&](FailureKind kind, const std::string& why) {
     throw CollectiveFailure({kind, rank(), request.kind, queue.sequence + 1,
@@ -69,6 +64,7 @@ void Communicator::check_usable(const Request& request, const Queue& queue) cons
 }
 
 void Communicator::learn_failure() const {
+  if (closed_) return;  // the mailbox may serve another group by now
   const FailureRecord record = group_->failure();
   if (failure_ || record.kind == FailureKind::kNone) return;
   failure_ = std::make_shared<Failure>(
@@ -78,7 +74,7 @@ void Communicator::learn_failure() const {
 }
 
 void Communicator::run(const Request& request, const InterruptHook& interrupted) {
-  if (forked()) throw_forked(request.kind);
+  if (forked()) throw_forked(request.kind, rank());
   validate(request, rank(), size());
   const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
   Queue& queue = queue_of(request);
@@ -97,6 +93,7 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted)
   }
   if (pending) {
     progress_->carry_on(shared_from_this());
+    // Returns or throws only once it is done: the caller's arrays are in use until then.
     pending->wait(0, interrupted);
     return;
   }
@@ -111,7 +108,7 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted)
     stop_driving(queue, Driver::kCaller);
     throw;
   } catch (const std::exception& error) {
-    const Failure failure = failure_from(error, request, rank());
+    const Failure failure = failure_from(error, request.kind, sequence, rank());
     fail(failure);
     stop_driving(queue, Driver::kCaller);
     throw CollectiveFailure(failure);
@@ -121,7 +118,7 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted)
 
 std::shared_ptr<Work> Communicator::submit(const Request& request,
                                            std::function<void(const Failure*)> on_done) {
-  if (forked()) throw_forked(request.kind);
+  if (forked()) throw_forked(request.kind, rank());
   validate(request, rank(), size());
   const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
   Queue& queue = queue_of(request);
@@ -141,12 +138,13 @@ std::shared_ptr<Work> Communicator::submit(const Request& request,
   }
   // From here rather than from the progress thread: the peers see the call at once, and the last to
   // arrive with a small message is done without a change of threads. A large one moves over there.
-  if (first && act_on_first(queue, *pending, Driver::kCaller, [&] {
-        Operation& operation = pending->start();
-        return operation.is_short() && operation.advance() == State::kDone;
-      }))
-    return pending;
-  progress_->carry_on(shared_from_this());
+  if (first)
+    act_on_first(queue, *pending, Driver::kCaller, [&] {
+      Operation& operation = pending->start();
+      return operation.is_short() && operation.advance() == State::kDone;
+    });
+  else
+    progress_->carry_on(shared_from_this());
   return pending;
 }
 
@@ -163,7 +161,7 @@ bool Communicator::act_on_first(Queue& queue, Pending& item, Driver driver, cons
   } catch (const CollectiveFailure& error) {
     failure = error.failure();
   } catch (const std::exception& error) {
-    failure = failure_from(error, item.request(), rank());
+    failure = failure_from(error, item.request().kind, item.sequence(), rank());
   }
   fail(failure);
   finish_first(queue, driver, &failure);
@@ -178,11 +176,12 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
   for (;;) {
     State state = operation.advance();
     if (state == State::kDone) return true;
+    // Also while there is progress: who waits for this thread after a failure waits for one chunk.
+    Watch::throw_if_failed(operation);
     if (state == State::kProgressed) {
       spins = 0;
       continue;
     }
-    Watch::throw_if_failed(operation);
     if (++spins <= most_spins) {
       relax_core();
       continue;
@@ -228,11 +227,10 @@ State Communicator::poll(bool look) {
     act_on_first(queue, *item, Driver::kProgressThread, [&] {
       Operation& operation = item->start();
       state = operation.advance();
-      if (state == State::kBlocked) {
-        Watch::throw_if_failed(operation);
-        if (look) item->watch().look(operation);
-      }
-      return state == State::kDone;
+      if (state == State::kDone) return true;
+      Watch::throw_if_failed(operation);
+      if (state == State::kBlocked && look) item->watch().look(operation);
+      return false;
     });
     if (state != State::kBlocked)
       result = State::kProgressed;
@@ -244,7 +242,7 @@ State Communicator::poll(bool look) {
 
 bool Communicator::help(Pending& awaited, Clock::time_point until,
                         const InterruptHook& interrupted) {
-  if (forked()) throw_forked(awaited.request().kind);
+  if (forked()) throw_forked(awaited.request().kind, rank());
   Queue& queue = queue_of(awaited.request());
   std::shared_ptr<Pending> item;
   {
@@ -281,10 +279,11 @@ void Communicator::finish_first(Queue& queue, Driver driver, const Failure* fail
 }
 
 void Communicator::fail(const Failure& failure) {
-  group_->fail(failure.kind, failure.message);
   std::list<std::shared_ptr<Pending>> ended;
   {
     const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    group_->fail(failure.kind, failure.message);
     if (!failure_) failure_ = std::make_shared<Failure>(failure);
     for (Queue& queue : queues_) {
       auto first = queue.items.begin();
@@ -301,50 +300,53 @@ void Communicator::abort(const std::string& reason) {
         "rank " + std::to_string(rank()) + " aborted the communicator: " + reason});
 }
 
-void Communicator::drain(const InterruptHook& interrupted) {
-  for (;;) {
-    std::shared_ptr<Pending> last;
-    bool driven = false;
-    {
-      const std::lock_guard lock(mutex_);
-      for (Queue& queue : queues_) {
-        if (!queue.items.empty()) last = queue.items.back();
-        driven = driven || queue.driven;
-      }
-    }
-    if (!last && !driven) return;
-    if (!last) {
-      sched_yield();  // a synchronous call of another thread, bounded by its own timeout
-      continue;
-    }
-    try {
-      last->wait(0, interrupted);
-    } catch (const CollectiveFailure&) {
-      // Told to whoever waits for that operation, and kept in failure().
-      if (interrupted && interrupted()) throw;
-    }
+bool Communicator::close_if_idle(std::shared_ptr<Pending>& last) {
+  const std::lock_guard lock(mutex_);
+  bool busy = false;
+  for (Queue& queue : queues_) {
+    if (!queue.items.empty()) last = queue.items.back();
+    busy = busy || queue.driven || !queue.items.empty();
   }
+  if (busy) return false;
+  learn_failure();
+  closed_ = true;
+  return true;
 }
 
-void Communicator::close() {
-  if (forked() || closed()) return;
-  drain({});
-  {
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
+void Communicator::close(const InterruptHook& interrupted) {
+  if (forked()) return;
+  bool stopped = false;
+  const InterruptHook stop = [&] { return stopped = stopped || (interrupted && interrupted()); };
+  for (std::shared_ptr<Pending> last; !close_if_idle(last); last = nullptr) {
+    try {
+      if (last) {
+        last->wait(0, stopped ? InterruptHook() : stop);
+        continue;
+      }
+      // A synchronous call of another thread, bounded by its own timeout.
+      if (!stopped && stop()) abort("interrupted");
+      std::this_thread::sleep_for(kClosePoll);
+    } catch (const CollectiveFailure&) {
+      // Told to whoever waits for that operation, and kept in failure().
+    }
   }
   group_->leave();
+  if (stopped)
+    throw CollectiveFailure({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
+                             "rank " + std::to_string(rank()) + " was interrupted in close()"});
 }
 
 bool Communicator::closed() const {
+  if (forked()) return true;  // another thread of the parent may have held the lock
   const std::lock_guard lock(mutex_);
   return closed_;
 }
 
-bool Communicator::has_pending() const {
+bool Communicator::busy() const {
+  if (forked()) return false;
   const std::lock_guard lock(mutex_);
   return std::any_of(queues_.begin(), queues_.end(),
-                     [](const Queue& queue) { return !queue.items.empty(); });
+                     [](const Queue& queue) { return queue.driven || !queue.items.empty(); });
 }
 
 bool Communicator::needs_driving() const {

@@ -33,17 +33,19 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   double timeout() const override { return timeout_; }
   void set_timeout(double seconds) override { timeout_ = seconds; }
   void abort(const std::string& reason) override;
-  void close() override;
+  void close() override { close({}); }
   std::shared_ptr<const Failure> failure() const override;
 
   Group& group() const { return *group_; }
   bool forked() const { return group_->node().forked(); }
   bool closed() const;
-  bool has_pending() const;
+  // Whether any operation is under way, a synchronous one of another thread included.
+  bool busy() const;
   // Whether there is pending work that no thread drives.
   bool needs_driving() const;
-  // Waits until nothing is pending, as close() does, but can be interrupted.
-  void drain(const InterruptHook& interrupted);
+  // As close(), but can be interrupted: then the group is aborted, what is under way ends, the
+  // communicator is closed all the same, and kAborted is thrown.
+  void close(const InterruptHook& interrupted);
 
   // For the progress thread: drives each queue that nobody else drives by one step. kDone: there
   // was none. `look`: also ask the kernel whether what blocks us will ever end.
@@ -63,7 +65,9 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
 
   Queue& queue_of(const Request& request);
   void check_usable(const Request& request, const Queue& queue) const;  // under the lock
-  void learn_failure() const;  // under the lock: from another rank's report
+  void learn_failure() const;  // under the lock: from another rank's report, unless closed
+  // Closes if nothing is under way. Otherwise what was issued last, or null for a synchronous call.
+  bool close_if_idle(std::shared_ptr<Pending>& last);
   // Drives until done (true) or `until`; sleeps where there is nothing to do.
   bool drive(Operation& operation, Watch& watch, Clock::time_point until,
              const InterruptHook& interrupted);
@@ -78,7 +82,6 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   // Tells the group, and ends all that is pending but what another thread drives: that thread sees
   // it and ends it.
   void fail(const Failure& failure);
-  [[noreturn]] void throw_forked(OpKind kind) const;
 
   std::unique_ptr<Group> group_;
   std::shared_ptr<Progress> progress_;

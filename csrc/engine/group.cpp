@@ -48,6 +48,7 @@ Group::~Group() {
 }
 
 std::size_t Group::allocate_channel_buffer(std::size_t bytes) {
+  const std::lock_guard lock(channels_mutex_);
   channel_buffers_.reserve(channel_buffers_.size() + 1);
   const std::size_t offset = node_->allocate_buffer(bytes);
   channel_buffers_.push_back(offset);
@@ -67,7 +68,7 @@ void Group::sleep(std::uint32_t doorbell, std::chrono::nanoseconds limit) const 
 }
 
 void Group::fail(FailureKind kind, const std::string& report) {
-  if (!reported_.exchange(true)) {
+  if (!std::exchange(reported_, true)) {
     char* text = own().report;
     const std::size_t length = std::min(report.size(), sizeof(own().report) - 1);
     std::memcpy(text, report.data(), length);
@@ -98,6 +99,7 @@ void Group::leave() {
     mailboxes_[r]->left.fetch_or(bit(rank_), std::memory_order_acq_rel);
     members_[r]->ring();
   }
+  const std::lock_guard lock(channels_mutex_);
   node_->retire(rank_, range_, channel_buffers_, channel_buffer_bytes_, members_);
 }
 

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -60,8 +61,10 @@ class Group {
 
   // Stores a flag of the own mailbox with release order, then wakes who sleeps.
   void publish(std::atomic<std::uint64_t>& flag, std::uint64_t value) {
-    // Sequentially consistent on both sides: either the sleeper sees the flag before it sleeps, or
-    // this load sees its bit.
+    // Store, then load; a sleeper sets its bit, then looks at the flag. With both sides in this
+    // order either the sleeper sees the flag, or this load sees the bit. (The sleeper's look is an
+    // acquire load; where a CPU lets that pass its read-modify-write, the 50 ms limit of a sleep
+    // still ends it.)
     flag.store(value, std::memory_order_seq_cst);
     if (sleepers().load(std::memory_order_seq_cst) & ~bit(rank_)) wake_peers();
   }
@@ -72,7 +75,8 @@ class Group {
   void announce_sleep() { sleepers().fetch_or(bit(rank_), std::memory_order_seq_cst); }
   void sleep(std::uint32_t doorbell, std::chrono::nanoseconds limit) const;
 
-  // Tells every rank. The first cause wins in each mailbox; needs no peer to be alive.
+  // Tells every rank. The first cause wins in each mailbox; needs no peer to be alive. One thread
+  // at a time, and not after leave(): the memory may serve another group by then.
   void fail(FailureKind kind, const std::string& report);
   // The cause that reached this rank first, if any.
   FailureRecord failure() const {
@@ -108,11 +112,12 @@ class Group {
   MailboxRange range_;
   std::array<Mailbox*, kMaxRanks> mailboxes_{};
   std::vector<std::shared_ptr<Peer>> members_;
+  std::mutex channels_mutex_;  // sends to different ranks start on different threads
   std::vector<std::size_t> channel_buffers_;
   std::size_t channel_buffer_bytes_ = 0;
   bool may_spin_;
   std::atomic<bool> left_{false};
-  std::atomic<bool> reported_{false};
+  bool reported_ = false;
 };
 
 }  // namespace pycollective

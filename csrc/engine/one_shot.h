@@ -31,6 +31,7 @@ class OneShot final : public Operation {
   State advance() override;
   bool is_short() const override { return true; }
   bool finished_by(int rank) const override { return rendezvous_.arrived(rank); }
+  void compare_calls() const override { rendezvous_.compare_arrived(); }
   bool called_by(int rank) const override { return rendezvous_.arrived(rank); }
 
  private:

@@ -27,6 +27,8 @@ class Operation {
   virtual bool is_short() const { return false; }
   // Whether this rank needs nothing more from `rank`, be it dead or gone.
   virtual bool finished_by(int rank) const = 0;
+  // Throws kMismatch where a rank that has called disagrees, while the operation waits for others.
+  virtual void compare_calls() const {}
   // Whether `rank` has called this operation.
   virtual bool called_by(int rank) const = 0;
 

@@ -6,11 +6,26 @@
 #include "engine/communicator.h"
 
 namespace pycollective {
+namespace {
+
+// Seconds. A limit beyond any run is none; it also keeps sums within the clock's range.
+constexpr double kForever = 1e9;
+
+}  // namespace
+
+void throw_forked(OpKind kind, int rank) {
+  throw CollectiveFailure(
+      {FailureKind::kConfiguration, rank, kind, 0,
+       std::string(name_of(kind)) +
+           " refused: this process is a fork of the one that made the communicator, which works on "
+           "unharmed. Make communicators after forking, or use the spawn start method"});
+}
 
 Pending::Pending(std::shared_ptr<Communicator> owner, const Request& request,
                  std::uint64_t sequence, double timeout,
                  std::function<void(const Failure*)> on_done)
     : owner_(std::move(owner)),
+      owner_rank_(owner_->rank()),
       request_(request),
       sequence_(sequence),
       watch_(timeout),
@@ -40,23 +55,28 @@ void Pending::finish(const Failure* failure) {
 const Failure* Pending::failure() const { return done() ? failure_.get() : nullptr; }
 
 bool Pending::wait(double timeout, const InterruptHook& interrupted) {
-  // A limit beyond any run is none; it also keeps the sum below within the clock's range.
-  constexpr double kForever = 1e9;
-  const auto limit = std::chrono::duration_cast<Clock::duration>(
-      std::chrono::duration<double>(timeout > 0 ? std::min(timeout, kForever) : kForever));
-  const Clock::time_point until = Clock::now() + limit;
+  if (done()) return result();
+  // Before the lock: in a fork another thread of the parent may hold it for ever.
+  if (guard_.forked()) throw_forked(request_.kind, owner_rank_);
+  const auto limit = [](double seconds) {
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                              std::chrono::duration<double>(std::min(seconds, kForever)));
+  };
+  Clock::time_point until = limit(timeout > 0 ? timeout : kForever);
+  bool stopped = false;
+  const InterruptHook stop = [&] { return !stopped && interrupted && (stopped = interrupted()); };
   while (!done()) {
     std::shared_ptr<Communicator> owner;
     {
       const std::lock_guard lock(mutex_);
       owner = owner_;
     }
-    if (!owner || owner->help(*this, until, interrupted)) continue;
+    if (!owner || owner->help(*this, until, stop)) continue;
     const Clock::time_point now = Clock::now();
-    if (now >= until) return done();
-    if (interrupted && interrupted()) {
+    if (now >= until) return done() && result();
+    if (stop()) {
       owner->abort("interrupted");
-      break;
+      until = limit(kForever);  // not long: whoever drives it sees the failure after a chunk
     }
     // Another thread drives the queue: it notifies when this operation is done, and may also stop
     // driving, so look again soon.
@@ -64,10 +84,21 @@ bool Pending::wait(double timeout, const InterruptHook& interrupted) {
     changed_.wait_until(lock, std::min(until, now + std::chrono::milliseconds(5)),
                         [this] { return done(); });
   }
-  if (!done()) {
-    throw CollectiveFailure(
-        {FailureKind::kAborted, -1, request_.kind, sequence_, "interrupted while waiting"});
-  }
+  result();
+  if (stopped)
+    throw CollectiveFailure({FailureKind::kAborted, owner_rank_, request_.kind, sequence_,
+                             "interrupted while waiting"});
+  return true;
+}
+
+Failure Pending::ran_out(double timeout) const {
+  return {FailureKind::kTimeout, owner_rank_, request_.kind, sequence_,
+          "wait(timeout=" + seconds_text(timeout) + ") ran out on rank " +
+              std::to_string(owner_rank_) + "; " + name_of(request_.kind) + " number " +
+              std::to_string(sequence_) + " goes on"};
+}
+
+bool Pending::result() const {
   if (failure_) throw CollectiveFailure(*failure_);
   return true;
 }

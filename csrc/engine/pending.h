@@ -14,26 +14,35 @@ namespace pycollective {
 
 class Communicator;
 
+[[noreturn]] void throw_forked(OpKind kind, int rank);
+
 class Pending final : public Work {
  public:
   Pending(std::shared_ptr<Communicator> owner, const Request& request, std::uint64_t sequence,
           double timeout, std::function<void(const Failure*)> on_done);
 
   bool done() const override { return done_.load(std::memory_order_acquire); }
+  // Once interrupted it aborts the group, waits until the operation has ended (its arrays are in
+  // use until then), and throws.
   bool wait(double timeout, const InterruptHook& interrupted) override;
+  Failure ran_out(double timeout) const override;
   const Failure* failure() const override;
 
   const Request& request() const { return request_; }
+  std::uint64_t sequence() const { return sequence_; }
   Watch& watch() { return watch_; }
   // Only by the thread that drives its queue. start() may throw.
   Operation& start();
-  Operation* operation() { return operation_; }
 
   // Once, by whoever drove it or failed its communicator. nullptr: success.
   void finish(const Failure* failure);
 
  private:
+  bool result() const;  // of a done operation: true, or throws its failure
+
   std::shared_ptr<Communicator> owner_;  // until done
+  int owner_rank_;
+  ForkGuard guard_;
   Request request_;
   std::uint64_t sequence_;
   Watch watch_;

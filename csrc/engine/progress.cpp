@@ -8,6 +8,7 @@
 #include <csignal>
 #include <iterator>
 #include <mutex>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -67,7 +68,12 @@ void Progress::carry_on(const std::shared_ptr<Communicator>& communicator) {
       sigset_t before;
       sigfillset(&all);
       pthread_sigmask(SIG_SETMASK, &all, &before);
-      thread_ = std::thread(&Progress::run, state_);
+      try {
+        thread_ = std::thread(&Progress::run, state_);
+      } catch (const std::system_error&) {
+        // No thread to be had: whoever waits drives, and the next call here tries again.
+        state_->started = false;
+      }
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
   }
@@ -80,10 +86,10 @@ void Progress::run(const std::shared_ptr<State>& state) {
   std::vector<std::shared_ptr<Communicator>> active;
   std::vector<std::shared_ptr<Communicator>> done;
   Clock::time_point sleep_from{};
+  Clock::time_point next_look{};
   for (;;) {
     // Out of the lock: this may end a communicator, and with the last one this object.
     active.clear();
-    done.clear();
     const std::uint32_t rung = doorbell.load();
     {
       const std::lock_guard lock(state->mutex);
@@ -96,6 +102,7 @@ void Progress::run(const std::shared_ptr<State>& state) {
       done.assign(std::make_move_iterator(rest), std::make_move_iterator(all.end()));
       all.erase(rest, all.end());
     }
+    done.clear();  // now, rather than after a long sleep
     if (active.empty()) {
       futex_wait(doorbell, rung, kIdleWait);
       sleep_from = {};
@@ -105,9 +112,12 @@ void Progress::run(const std::shared_ptr<State>& state) {
     const bool sleepy = sleep_from != Clock::time_point{} && now >= sleep_from;
     if (sleepy)
       for (const auto& each : active) each->group().announce_sleep();
+    // Also where one communicator is never out of work: another may wait for a dead peer.
+    const bool look = sleepy || now >= next_look;
+    if (look) next_look = now + kLookEvery;
     bool progressed = false;
     for (const auto& each : active)
-      progressed |= each->poll(sleepy) == pycollective::State::kProgressed;
+      progressed |= each->poll(look) == pycollective::State::kProgressed;
     if (progressed) {
       sleep_from = {};
     } else if (sleepy) {

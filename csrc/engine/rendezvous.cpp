@@ -19,13 +19,22 @@ void Rendezvous::arrive() {
 
 bool Rendezvous::complete() {
   for (; next_ < group_.size(); ++next_) {
-    const Arrival& theirs = line(next_);
-    if (theirs.sequence.load(std::memory_order_acquire) < sequence_) return false;
-    if (theirs.signature != signature_ || theirs.count != count_ ||
-        theirs.counts_hash != counts_hash_)
-      throw_mismatch(next_);
+    if (!arrived(next_)) return false;
+    compare(next_);
   }
   return true;
+}
+
+void Rendezvous::compare_arrived() const {
+  for (int r = next_; r < group_.size(); ++r)
+    if (arrived(r)) compare(r);
+}
+
+void Rendezvous::compare(int peer) const {
+  const Arrival& theirs = line(peer);
+  if (theirs.signature != signature_ || theirs.count != count_ ||
+      theirs.counts_hash != counts_hash_)
+    throw_mismatch(peer);
 }
 
 void Rendezvous::throw_mismatch(int peer) const {

@@ -14,12 +14,15 @@ class Rendezvous {
   // Whether all have arrived. Throws CollectiveFailure (kMismatch) at the first that differs, on
   // every rank, before anything moved.
   bool complete();
+  // The same for those that have arrived while another keeps all waiting.
+  void compare_arrived() const;
   bool arrived(int rank) const {
     return line(rank).sequence.load(std::memory_order_acquire) >= sequence_;
   }
 
  private:
   Arrival& line(int rank) const { return group_.mailbox(rank).arrival[sequence_ & 1]; }
+  void compare(int peer) const;
   [[noreturn]] void throw_mismatch(int peer) const;
 
   Group& group_;

@@ -32,13 +32,11 @@ class Shards {
       begin += length;
       longest_ = std::max(longest_, length);
     }
-    total_ = begin;
   }
 
   std::size_t begin(int rank) const { return ranges_[rank].begin; }
   std::size_t length(int rank) const { return ranges_[rank].length; }
   std::size_t longest() const { return longest_; }
-  std::size_t total() const { return total_; }
 
   // Chunk `chunk` of a shard, `part` elements each: where in the whole buffer, and how long.
   Range part(int rank, std::size_t chunk, std::size_t part) const {
@@ -62,7 +60,6 @@ class Shards {
 
   std::array<Range, kMaxRanks> ranges_;
   std::size_t longest_ = 0;
-  std::size_t total_ = 0;
 };
 
 }  // namespace pycollective

@@ -31,6 +31,7 @@ class TwoShot final : public Operation {
   void start() override { rendezvous_.arrive(); }
   State advance() override;
   bool finished_by(int rank) const override;
+  void compare_calls() const override { rendezvous_.compare_arrived(); }
   bool called_by(int rank) const override { return rendezvous_.arrived(rank); }
 
  private:

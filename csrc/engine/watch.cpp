@@ -2,13 +2,13 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 
 namespace pycollective {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenLooks{10};
-constexpr std::chrono::seconds kWarnAfter{30};
 
 Failure failure_of(const Operation& operation, FailureKind kind, std::string message) {
   return {kind, operation.group().rank(), operation.request().kind, operation.sequence(),
@@ -30,13 +30,13 @@ std::string absentees(const Operation& operation) {
   return "all ranks have finished their part";
 }
 
+}  // namespace
+
 std::string seconds_text(double seconds) {
   char text[32];
-  std::snprintf(text, sizeof(text), "%.3g s", seconds);
+  std::snprintf(text, sizeof(text), "%g s", seconds);
   return text;
 }
-
-}  // namespace
 
 std::string name_of(const Operation& operation) {
   return std::string(name_of(operation.request().kind)) + " number " +
@@ -62,13 +62,14 @@ void Watch::look(const Operation& operation) {
   next_look_ = now + kBetweenLooks;
   if (start_ == Clock::time_point{}) start_ = now;
   throw_if_failed(operation);
+  operation.compare_calls();
   look_for_lost_peers(operation);
   const std::chrono::duration<double> waited = now - start_;
   if (waited.count() >= timeout_) throw_timeout(operation);
-  if (!warned_ && waited >= kWarnAfter) {
+  if (!warned_ && waited >= warn_after) {
     warned_ = true;
     const std::string text = "pycollective: rank " + std::to_string(operation.group().rank()) +
-                             " has waited " + seconds_text(waited.count()) + " in " +
+                             " has waited " + seconds_text(std::floor(waited.count())) + " in " +
                              name_of(operation) + ": " + absentees(operation) +
                              "; it gives up after " + seconds_text(timeout_) + "\n";
     // One write, so that the lines of several ranks do not mix. A lost warning is no error.

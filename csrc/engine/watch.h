@@ -15,6 +15,9 @@ constexpr std::chrono::milliseconds kLookEvery{50};
 
 class Watch {
  public:
+  // How long a wait is that is worth a line on stderr; tests shorten it.
+  static inline std::chrono::duration<double> warn_after{30};
+
   // `timeout` in seconds, from now.
   explicit Watch(double timeout) : timeout_(timeout) {}
 
@@ -37,5 +40,7 @@ class Watch {
 
 // "all_reduce number 17"
 std::string name_of(const Operation& operation);
+// "1800 s"
+std::string seconds_text(double seconds);
 
 }  // namespace pycollective

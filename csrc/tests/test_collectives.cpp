@@ -179,6 +179,31 @@ void send_and_receive(const Case& c) {
   for (std::size_t i = 0; i < c.count; ++i) CHECK(y[i] == value(left, i));
 }
 
+// Each makes its channel: both at once, in one node.
+void first_sends_of_two_threads() {
+  for (int i = 0; i < 20; ++i) {
+    ThreadRanks threads(3);
+    const auto group = threads.make_group();
+    const auto transfer = [&](OpKind kind, int rank, int peer) {
+      std::vector<float> x(1000, static_cast<float>(rank));
+      Request request;
+      request.kind = kind;
+      request.dtype = Dtype::kFloat32;
+      request.root = peer;
+      request.count = x.size();
+      request.input = request.output = x.data();
+      group[rank]->run(request, {});
+      CHECK(x[999] == 0.0F);
+    };
+    threads.run([&](int r) {
+      if (r > 0) return transfer(OpKind::kRecv, r, 0);
+      std::thread other([&] { transfer(OpKind::kSend, 0, 1); });
+      transfer(OpKind::kSend, 0, 2);
+      other.join();
+    });
+  }
+}
+
 void barrier(const Case& c) {
   perform(c.comm, c.request(OpKind::kBarrier, nullptr, nullptr), c.turn);
 }
@@ -265,6 +290,7 @@ int main() {
   every_operation(2, std::size_t{32} << 10);
   every_operation(5, std::size_t{32} << 10);
   every_operation(64, std::size_t{32} << 10);
+  first_sends_of_two_threads();
   opposite_orders();
   many_pending();
   std::puts("collectives: passed");

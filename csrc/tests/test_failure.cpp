@@ -1,5 +1,9 @@
 // How the engine fails: named culprits, every rank told, nothing left waiting.
+#include <unistd.h>
+
+#include <cstdio>
 #include <string>
+#include <utility>
 
 #include "tests/check.h"
 #include "tests/thread_ranks.h"
@@ -44,6 +48,49 @@ void mismatch_names_both_sides() {
     CHECK(failure_of([&] { group[r]->run(all_reduce(x), {}); }).kind == FailureKind::kMismatch);
     CHECK(group[r]->failure() != nullptr);
   });
+}
+
+void a_mismatch_is_seen_although_another_is_absent() {
+  ThreadRanks threads(3);
+  const auto group = threads.make_group();
+  threads.run([&](int r) {
+    if (r == 0) return;
+    std::vector<float> x(r == 2 ? 11 : 10, 1.0F);
+    CHECK(failure_of([&] { group[r]->run(all_reduce(x), {}); }).kind == FailureKind::kMismatch);
+  });
+}
+
+// What `act` writes to stderr.
+std::string stderr_of(const std::function<void()>& act) {
+  std::FILE* file = std::tmpfile();
+  const int saved = dup(STDERR_FILENO);
+  dup2(fileno(file), STDERR_FILENO);
+  act();
+  dup2(saved, STDERR_FILENO);
+  close(saved);
+  std::rewind(file);
+  std::string text(4096, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file));
+  std::fclose(file);
+  return text;
+}
+
+void a_long_wait_names_the_absent_once() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  const auto usual = Watch::warn_after;
+  Watch::warn_after = std::chrono::milliseconds(100);
+  const std::string text = stderr_of([&] {
+    threads.run([&](int r) {
+      if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      std::vector<float> x(10, 1.0F);
+      group[r]->run(all_reduce(x), {});
+    });
+  });
+  Watch::warn_after = usual;
+  CHECK(text ==
+        "pycollective: rank 0 has waited 0 s in all_reduce number 1: rank(s) 1 have not "
+        "called it; it gives up after 60 s\n");
 }
 
 void timeout_names_the_absent() {
@@ -125,6 +172,79 @@ void interruption_reaches_the_peers() {
   });
 }
 
+// Behind pending work another thread carries out a synchronous call: it may not return before that
+// thread has done with its arrays.
+void an_interrupted_call_returns_when_its_arrays_are_free() {
+  for (int i = 0; i < 30; ++i) {
+    ThreadRanks threads(2);
+    const auto group = threads.make_group();
+    threads.run([&](int r) {
+      std::vector<float> first(1 << 21, 1.0F);
+      const auto pending = group[r]->submit(all_reduce(first), nullptr);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the progress thread drives it
+      const auto stop_at = Clock::now() + std::chrono::microseconds(500 * i);
+      std::vector<float> x(1 << 21, 1.0F);
+      failure_of(
+          [&] { group[r]->run(all_reduce(x), [&] { return r == 0 && Clock::now() > stop_at; }); });
+      if (r == 0) CHECK(!group[r]->busy());
+      failure_of([&] { pending->wait(30, {}); });
+    });
+  }
+}
+
+void an_interrupted_close_closes_and_says_so() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  threads.run([&](int r) {
+    std::vector<float> x(1000, 1.0F);
+    if (r == 1) return;
+    const auto pending = group[r]->submit(all_reduce(x), nullptr);
+    bool asked = false;  // as Python's: true once
+    const Failure failure =
+        failure_of([&] { group[r]->close([&asked] { return !std::exchange(asked, true); }); });
+    CHECK(failure.kind == FailureKind::kAborted);
+    CHECK(group[r]->closed() && pending->done());
+  });
+  CHECK(group[1]->failure()->kind == FailureKind::kAborted);
+}
+
+// close() waits for another thread's call without a core of its own, and can be interrupted.
+void close_waits_for_a_call_of_another_thread() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  std::thread receiver([&] {
+    float x = 0;
+    Request request;
+    request.kind = OpKind::kRecv;
+    request.dtype = Dtype::kFloat32;
+    request.root = 1;
+    request.count = 1;
+    request.output = &x;
+    CHECK(failure_of([&] { group[0]->run(request, {}); }).kind == FailureKind::kAborted);
+  });
+  while (!group[0]->busy()) std::this_thread::yield();
+  int asked = 0;
+  const Failure failure = failure_of([&] { group[0]->close([&asked] { return ++asked == 20; }); });
+  CHECK(failure.kind == FailureKind::kAborted && asked == 20);
+  receiver.join();
+}
+
+// Its mailbox may belong to another group by then.
+void abort_after_close_reaches_nobody() {
+  ThreadRanks threads(2);
+  const auto old = threads.make_group();
+  threads.run([&](int r) { old[r]->close(); });
+  const auto group = threads.make_group();
+  old[0]->abort("too late");
+  threads.run([&](int r) {
+    std::vector<float> x(10, 1.0F);
+    group[r]->run(all_reduce(x), {});
+    CHECK(x[9] == 2.0F);
+  });
+  group[0]->abort("another group");
+  CHECK(old[1]->failure() == nullptr);
+}
+
 void bad_requests_change_nothing() {
   ThreadRanks threads(2);
   const auto group = threads.make_group();
@@ -159,11 +279,17 @@ void mailboxes_are_given_back() {
 
 int main() {
   mismatch_names_both_sides();
+  a_mismatch_is_seen_although_another_is_absent();
+  a_long_wait_names_the_absent_once();
   timeout_names_the_absent();
   leaving_after_the_last_operation_harms_nobody();
   abort_ends_what_is_pending();
   a_wait_that_runs_out_only_says_so();
   interruption_reaches_the_peers();
+  an_interrupted_call_returns_when_its_arrays_are_free();
+  an_interrupted_close_closes_and_says_so();
+  close_waits_for_a_call_of_another_thread();
+  abort_after_close_reaches_nobody();
   bad_requests_change_nothing();
   mailboxes_are_given_back();
   std::puts("failure: passed");
