@@ -213,7 +213,6 @@ class Communicator:
     @overload
     def barrier(self, *, async_op: Literal[True]) -> Work: ...
 
-
 # The kernels, one call at a time, for tests.
 def reduce(
     inputs: Sequence[np.ndarray[Any, Any]], op: str, simd: str = ""
