@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from pycollective.order import split
+
 _ACCUMULATOR = {"float16": np.float32, "bfloat16": np.float32}
 _NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8 << 48}
 _FLOATS = frozenset(_NAN)
-
-
-def split(lo: int, hi: int) -> int:
-    """Where the order splits leaves lo to hi - 1: after the largest power of two below hi - lo."""
-    return lo + (1 << ((hi - lo - 1).bit_length() - 1))
 
 
 def tree(leaves: Sequence[Any], combine: Callable[[Any, Any], Any]) -> Any:

@@ -1,0 +1,44 @@
+"""The order of a reduction: which partial result is added to which (docs/contract.md).
+
+A node is the half-open range ``(lo, hi)`` of leaves that it is the result of. A left child always
+holds a power of two of leaves, so siblings and parents follow from the two numbers alone.
+"""
+
+from __future__ import annotations
+
+Node = tuple[int, int]
+
+
+def split(lo: int, hi: int) -> int:
+    """Where the order splits leaves lo to hi - 1: after the largest power of two below hi - lo."""
+    return lo + (1 << ((hi - lo - 1).bit_length() - 1))
+
+
+def sibling(node: Node, leaves: int) -> Node:
+    """The node that `node` is combined with, in the order over `leaves` leaves; not of the root."""
+    lo, hi = node
+    if hi == leaves:  # the right edge: a right child, beside the largest block that ends at lo
+        return lo - (lo & -lo), lo
+    size = hi - lo
+    return (lo - size, lo) if lo & size else (hi, min(hi + size, leaves))
+
+
+def parent(node: Node, leaves: int) -> Node:
+    """The node that `node` and its sibling make; not of the root."""
+    other = sibling(node, leaves)
+    return min(node[0], other[0]), max(node[1], other[1])
+
+
+def cover(lo: int, hi: int, leaves: int) -> list[Node]:
+    """The fewest nodes of the order over `leaves` that make up leaves lo to hi - 1."""
+    nodes: list[Node] = []
+    while lo < hi:
+        node = (lo, lo + 1)
+        while node != (0, leaves):
+            larger = parent(node, leaves)
+            if larger[0] != lo or larger[1] > hi:
+                break
+            node = larger
+        nodes.append(node)
+        lo = node[1]
+    return nodes

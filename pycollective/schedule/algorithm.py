@@ -1,0 +1,40 @@
+"""What an algorithm has to say of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from .lower import Move
+from .topology import Topology
+
+# (topology, shard, root) -> the moves of that shard
+Moves = Callable[[Topology, int, int], list[Move]]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A way to carry out collectives.
+
+    Attributes:
+        name: as in ``algorithm=``.
+        summary: one line.
+        cuts: into how many shards it cuts a buffer that it may cut as it likes.
+        moves: for each operation that it can do, the moves of a shard, at steps from 0. They are
+            the same on every rank, and follow from the arguments alone.
+    """
+
+    name: str
+    summary: str
+    cuts: Callable[[Topology], int]
+    moves: Mapping[str, Moves]
+
+
+def a_shard_each(topology: Topology) -> int:
+    """Cut into one shard a rank."""
+    return topology.ranks
+
+
+def whole(_topology: Topology) -> int:
+    """Do not cut: each message carries all there is."""
+    return 1
