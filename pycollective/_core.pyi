@@ -28,6 +28,10 @@ class Node:
     def mailbox_bytes(self, size: int) -> int: ...
 
 @final
+class Program:
+    def __init__(self, program: Any) -> None: ...  # pycollective.schedule.assemble.Program
+
+@final
 class Work:
     def done(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> None: ...

@@ -116,6 +116,15 @@ class Communicator(_core.Communicator):
             self.timeout,
         )
 
+    def _make_program(self, operation: str, algorithm: str, root: int) -> _core.Program:
+        """What the engine carries out for an algorithm; asked for once, by the native methods."""
+        from pycollective.schedule import Topology, make_schedule
+        from pycollective.schedule.assemble import assemble
+
+        topology = Topology.single_host(self.size)
+        schedule = make_schedule(operation, algorithm, topology, root)
+        return _core.Program(assemble(schedule, self.rank))
+
     def close(self) -> None:
         """Wait for what was issued, then leave. Harms no rank that needs nothing more from this.
 

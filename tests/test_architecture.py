@@ -27,7 +27,7 @@ LAYERS: dict[str, set[str]] = {
     "schedule": {"errors", "order"},
     "store": {"errors"},
     "host_memory": {"errors"},
-    "communicator": {"_core", "errors", "host_memory"},
+    "communicator": {"_core", "errors", "host_memory", "schedule"},
     "attach": {"_core", "errors"},
     "meeting": {"errors", "version"},
     "bootstrap": {

@@ -10,21 +10,11 @@ namespace {
 
 bool given(PyObject* object) { return object != nullptr && object != Py_None; }
 
-bool check_algorithm(PyObject* algorithm) {
-  if (!given(algorithm)) return true;
-  if (PyUnicode_Check(algorithm) && (PyUnicode_CompareWithASCIIString(algorithm, "auto") == 0 ||
-                                     PyUnicode_CompareWithASCIIString(algorithm, "direct") == 0))
-    return true;
-  raise_configuration_error("algorithm %R is not here; there are 'auto' and 'direct'", algorithm);
-  return false;
-}
-
 }  // namespace
 
 bool Call::prepare(OpKind kind, const CallArguments& arguments, int rank, int size) {
   request_.kind = kind;
   request_.root = static_cast<int>(arguments.root);
-  if (!check_algorithm(arguments.algorithm)) return false;
   if (reduces(kind) && !read_op(arguments.op)) return false;
   if (given(arguments.counts) && !read_counts(arguments.counts)) return false;
   if (kind == OpKind::kBarrier) return true;

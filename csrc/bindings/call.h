@@ -23,6 +23,7 @@ class Call {
   // Fills request(). False with a Python error set; nothing has moved.
   bool prepare(OpKind kind, const CallArguments& arguments, int rank, int size);
   const Request& request() const { return request_; }
+  void use(std::shared_ptr<const Program> program) { request_.program = std::move(program); }
   // After success, for outputs that were not contiguous. False with a Python error set.
   bool finish() { return output_ == nullptr || output_->copy_back(); }
 

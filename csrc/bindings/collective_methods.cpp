@@ -2,11 +2,13 @@
 //
 // They are written against CPython's own API rather than pybind11's: a small all-reduce takes
 // 0.2 us, and pybind11's dispatch alone would add twice as much.
+#include <string_view>
 #include <utility>
 
 #include "bindings/call.h"
 #include "bindings/communicator_object.h"
 #include "bindings/method_arguments.h"
+#include "bindings/program_py.h"
 
 namespace py = pybind11;
 
@@ -137,9 +139,48 @@ constexpr Method kMethods[kCollectiveMethods] = {
      "barrier(async_op=False)\n--\n\nReturns when every rank has called it."},
 };
 
-PyObject* run_now(Communicator& core, OpKind kind, const CallArguments& arguments) {
+// Gives the call the program of the algorithm that was asked for; none for the direct paths. False
+// with a Python error set.
+bool choose_program(CommunicatorObject& self, PyObject* algorithm, Call& call) {
+  if (algorithm == nullptr || algorithm == Py_None) return true;
+  Py_ssize_t length = 0;
+  const char* text =
+      PyUnicode_Check(algorithm) ? PyUnicode_AsUTF8AndSize(algorithm, &length) : nullptr;
+  if (text == nullptr) {
+    if (PyErr_Occurred() == nullptr)
+      raise_configuration_error("algorithm %R is not the name of one", algorithm);
+    return false;
+  }
+  const std::string_view name(text, static_cast<std::size_t>(length));
+  if (name == "auto" || name == "direct") return true;
+  const Request& request = call.request();
+  for (const KnownProgram& known : *self.programs) {
+    if (known.kind != request.kind || known.root != request.root || known.algorithm != name)
+      continue;
+    call.use(known.program);
+    return true;
+  }
+  const auto made = py::reinterpret_steal<py::object>(
+      PyObject_CallMethod(reinterpret_cast<PyObject*>(&self), "_make_program", "sOi",
+                          name_of(request.kind), algorithm, request.root));
+  if (!made) return false;
+  try {
+    self.programs->push_back(
+        {request.kind, request.root, std::string(name), made.cast<ProgramHandle&>().program});
+  } catch (...) {
+    raise_current_exception();
+    return false;
+  }
+  call.use(self.programs->back().program);
+  return true;
+}
+
+PyObject* run_now(CommunicatorObject& self, OpKind kind, const CallArguments& arguments) {
+  Communicator& core = **self.core;
   Call call;
-  if (!call.prepare(kind, arguments, core.rank(), core.size())) return nullptr;
+  if (!call.prepare(kind, arguments, core.rank(), core.size()) ||
+      !choose_program(self, arguments.algorithm, call))
+    return nullptr;
   PyThreadState* unlocked = PyEval_SaveThread();
   try {
     core.run(call.request(), python_interrupts());
@@ -157,7 +198,9 @@ PyObject* start_async(CommunicatorObject& self, OpKind kind, const CallArguments
   Communicator& core = **self.core;
   try {
     auto call = std::make_unique<Call>();
-    if (!call->prepare(kind, arguments, core.rank(), core.size())) return nullptr;
+    if (!call->prepare(kind, arguments, core.rank(), core.size()) ||
+        !choose_program(self, arguments.algorithm, *call))
+      return nullptr;
     (*self.abandoned)->sweep();
     std::shared_ptr<Work> work;
     {
@@ -240,8 +283,8 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t positional, P
   if (core == nullptr || !given.read(args, positional, names) ||
       !interpret<Index>(given, core->rank(), call, async))
     return nullptr;
-  return async ? start_async(CommunicatorObject::of(self), method.kind, call)
-               : run_now(*core, method.kind, call);
+  CommunicatorObject& object = CommunicatorObject::of(self);
+  return async ? start_async(object, method.kind, call) : run_now(object, method.kind, call);
 }
 
 template <std::size_t Index>

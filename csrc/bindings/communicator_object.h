@@ -4,6 +4,8 @@
 #include <Python.h>
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "bindings/errors_py.h"
 #include "bindings/work_py.h"
@@ -11,9 +13,18 @@
 
 namespace pycollective {
 
+// The programs that a communicator has been asked for; few, so they are looked up one by one.
+struct KnownProgram {
+  OpKind kind;
+  int root;
+  std::string algorithm;
+  std::shared_ptr<const Program> program;
+};
+
 struct CommunicatorObject {
   PyObject_HEAD std::shared_ptr<Communicator>* core;
   std::shared_ptr<AbandonedCalls>* abandoned;
+  std::vector<KnownProgram>* programs;
 
   static CommunicatorObject& of(PyObject* self) {
     return *reinterpret_cast<CommunicatorObject*>(self);

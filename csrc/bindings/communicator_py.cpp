@@ -132,6 +132,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     if (object->core != nullptr) throw std::invalid_argument("initialised twice");
     object->core = new std::shared_ptr<Communicator>(
         std::make_shared<Communicator>(std::move(group), node.progress, timeout));
+    object->programs = new std::vector<KnownProgram>();
     object->abandoned = new std::shared_ptr<AbandonedCalls>(std::make_shared<AbandonedCalls>());
     return 0;
   } catch (py::error_already_set& error) {
@@ -148,6 +149,7 @@ void finalise(PyObject* self) {
   Object* object = &Object::of(self);
   PyTypeObject* type = Py_TYPE(self);
   delete object->abandoned;
+  delete object->programs;
   if (object->core != nullptr) {
     // The last share of a communicator may join the progress thread.
     const py::gil_scoped_release unlocked;

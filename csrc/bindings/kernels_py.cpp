@@ -53,7 +53,7 @@ void reduce_into(const std::vector<py::object>& inputs, const std::string& op,
     if (view->dtype() != views[0]->dtype() || view->count() != views[0]->count() ||
         !view->contiguous())
       throw std::invalid_argument("arrays must be contiguous and alike");
-  const ReduceFn reduce = find_reduce(views[0]->dtype(), op_named(op), level_named(simd));
+  const ReduceFn reduce = find_kernels(views[0]->dtype(), op_named(op), level_named(simd)).reduce;
   if (reduce == nullptr)
     throw std::invalid_argument(op + " has no meaning for " + name_of(views[0]->dtype()));
   const FloatEnvironment ieee;

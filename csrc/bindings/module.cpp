@@ -7,6 +7,7 @@
 #include "bindings/kernels_py.h"
 #include "bindings/machine_py.h"
 #include "bindings/node_py.h"
+#include "bindings/program_py.h"
 #include "bindings/work_py.h"
 
 PYBIND11_MODULE(_core, module) {
@@ -15,6 +16,7 @@ PYBIND11_MODULE(_core, module) {
   if (!init_errors() || !init_array_view()) throw pybind11::error_already_set();
   bind_kernels(module);
   bind_node(module);
+  bind_program(module);
   bind_work(module);
   bind_communicator(module);
   bind_machine(module);

@@ -5,6 +5,7 @@
 
 #include "engine/one_shot.h"
 #include "engine/point_to_point.h"
+#include "engine/scheduled.h"
 #include "engine/two_shot.h"
 
 namespace pycollective {
@@ -15,12 +16,13 @@ class AnyOperation {
   Operation& make(Group& group, const Request& request, std::uint64_t sequence) {
     if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, request, sequence);
     if (request.kind == OpKind::kRecv) return made_.emplace<Receive>(group, request, sequence);
+    if (request.program) return made_.emplace<Scheduled>(group, request, sequence);
     if (OneShot::fits(group, request)) return made_.emplace<OneShot>(group, request, sequence);
     return made_.emplace<TwoShot>(group, request, sequence);
   }
 
  private:
-  std::variant<std::monostate, OneShot, TwoShot, Send, Receive> made_;
+  std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive> made_;
 };
 
 }  // namespace pycollective

@@ -28,6 +28,8 @@ enum class FailureKind : std::uint8_t {
   kConfiguration,  // bad arguments: raised before anything moves, the communicator stays usable
 };
 
+struct Program;  // engine/program.h
+
 struct Failure {
   FailureKind kind = FailureKind::kNone;
   int rank = -1;  // the rank that reports
@@ -69,6 +71,9 @@ struct Request {
   std::size_t count = 0;
   std::vector<std::size_t> counts;
   double timeout = 0;  // seconds; 0: the communicator's
+  // The algorithm's program for this kind, root and rank; none for the direct paths, which choose
+  // themselves.
+  std::shared_ptr<const Program> program;
 };
 
 // An operation under way. Thread-safe.

@@ -76,6 +76,7 @@ void Communicator::learn_failure() const {
 void Communicator::run(const Request& request, const InterruptHook& interrupted) {
   if (forked()) throw_forked(request.kind, rank());
   validate(request, rank(), size());
+  if (request.program) Scheduled::require_room(*group_, request);
   const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
   Queue& queue = queue_of(request);
   std::shared_ptr<Pending> pending;
@@ -120,6 +121,7 @@ std::shared_ptr<Work> Communicator::submit(const Request& request,
                                            std::function<void(const Failure*)> on_done) {
   if (forked()) throw_forked(request.kind, rank());
   validate(request, rank(), size());
+  if (request.program) Scheduled::require_room(*group_, request);
   const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
   Queue& queue = queue_of(request);
   std::shared_ptr<Pending> pending;

@@ -84,8 +84,8 @@ void OneShot::reduce(std::size_t begin, std::size_t count) {
   // The own leaf from where it was: likely still nearer than the copy.
   leaves[group_.rank()] = static_cast<const std::byte*>(request_.input) + skip;
   const FloatEnvironment ieee;
-  find_reduce(request_.dtype, request_.reduce_op, active_simd_level())(
-      leaves, group_.size(), request_.output, nullptr, count);
+  find_kernels(request_.dtype, request_.reduce_op, active_simd_level())
+      .reduce(leaves, group_.size(), request_.output, nullptr, count);
 }
 
 void OneShot::finish() {

@@ -16,7 +16,8 @@ std::uint64_t hash_of(const std::vector<std::size_t>& counts) {
   return hash | 1;
 }
 
-std::string describe_call(std::uint64_t signature, std::uint64_t count, std::uint64_t counts_hash) {
+std::string describe_call(std::uint64_t signature, std::uint64_t count, std::uint64_t counts_hash,
+                          const char* algorithm) {
   const auto kind = static_cast<OpKind>(signature & 0xff);
   std::string text = name_of(kind);
   if (kind == OpKind::kBarrier) return text + "()";
@@ -27,6 +28,7 @@ std::string describe_call(std::uint64_t signature, std::uint64_t count, std::uin
   if (kind == OpKind::kReduce || kind == OpKind::kBroadcast || kind == OpKind::kGather ||
       kind == OpKind::kScatter)
     text += ", root " + std::to_string(signature >> 24 & 0xffff);
+  if (*algorithm != '\0') text += std::string(", algorithm ") + algorithm;
   return text + ")";
 }
 

@@ -1,5 +1,9 @@
 #include "engine/rendezvous.h"
 
+#include <cstring>
+
+#include "engine/program.h"
+
 namespace pycollective {
 
 Rendezvous::Rendezvous(Group& group, const Request& request, std::uint64_t sequence)
@@ -7,13 +11,17 @@ Rendezvous::Rendezvous(Group& group, const Request& request, std::uint64_t seque
       sequence_(sequence),
       signature_(signature_of(request)),
       count_(request.counts.empty() ? request.count : 0),
-      counts_hash_(hash_of(request.counts)) {}
+      counts_hash_(hash_of(request.counts)) {
+  if (request.program)
+    std::memcpy(algorithm_, request.program->algorithm.data(), request.program->algorithm.size());
+}
 
 void Rendezvous::arrive() {
   Arrival& mine = line(group_.rank());
   mine.signature = signature_;
   mine.count = count_;
   mine.counts_hash = counts_hash_;
+  std::memcpy(mine.algorithm, algorithm_, sizeof(algorithm_));
   group_.publish(mine.sequence, sequence_);
 }
 
@@ -33,7 +41,8 @@ void Rendezvous::compare_arrived() const {
 void Rendezvous::compare(int peer) const {
   const Arrival& theirs = line(peer);
   if (theirs.signature != signature_ || theirs.count != count_ ||
-      theirs.counts_hash != counts_hash_)
+      theirs.counts_hash != counts_hash_ ||
+      std::memcmp(theirs.algorithm, algorithm_, sizeof(algorithm_)) != 0)
     throw_mismatch(peer);
 }
 
@@ -42,11 +51,12 @@ void Rendezvous::throw_mismatch(int peer) const {
   throw CollectiveFailure(
       {FailureKind::kMismatch, group_.rank(), static_cast<OpKind>(signature_ & 0xff), sequence_,
        "rank " + std::to_string(group_.rank()) + " called " +
-           describe_call(signature_, count_, counts_hash_) + " and " + group_.describe(peer) +
-           " called " + describe_call(theirs.signature, theirs.count, theirs.counts_hash) +
+           describe_call(signature_, count_, counts_hash_, algorithm_) + " and " +
+           group_.describe(peer) + " called " +
+           describe_call(theirs.signature, theirs.count, theirs.counts_hash, theirs.algorithm) +
            " as operation number " + std::to_string(sequence_) +
            " of this communicator; no data moved. Every rank must make the same calls in the same "
-           "order, with the same dtype, count, operation and root"});
+           "order, with the same dtype, count, operation, root and algorithm"});
 }
 
 }  // namespace pycollective

@@ -30,6 +30,7 @@ class Rendezvous {
   std::uint64_t signature_;
   std::uint64_t count_;
   std::uint64_t counts_hash_;
+  char algorithm_[sizeof(Arrival::algorithm)] = {};
   int next_ = 0;  // ranks below have arrived and agree
 };
 

@@ -17,6 +17,21 @@ struct Range {
 
 class Shards {
  public:
+  // One vector of `count` elements in `shards` pieces.
+  static Shards cut(std::size_t count, int shards, Dtype dtype) {
+    Shards result;
+    const std::size_t equal = equal_cut(count, shards, dtype);
+    std::size_t begin = 0;
+    for (int s = 0; s < shards; ++s) {
+      const std::size_t length = std::min(equal, count - begin);
+      result.ranges_[s] = {begin, length};
+      begin += length;
+    }
+    result.longest_ = std::min(equal, count);
+    return result;
+  }
+
+  // One shard a rank, as the request's operation has them.
   Shards(const Request& request, int ranks) {
     std::size_t begin = 0;
     const std::size_t equal = equal_count(request, ranks);
@@ -46,16 +61,20 @@ class Shards {
   }
 
  private:
+  Shards() = default;
+
   // Operations whose buffer is one vector, cut into shards only for the work.
   static bool is_split(OpKind kind) {
     return kind == OpKind::kAllReduce || kind == OpKind::kReduce;
   }
   static std::size_t equal_count(const Request& request, int ranks) {
-    if (!is_split(request.kind)) return request.count;
-    // Whole cache lines, so that shards of an aligned buffer are aligned.
-    const std::size_t line = kLine / size_of(request.dtype);
-    const std::size_t n = static_cast<std::size_t>(ranks);
-    return ((request.count + n - 1) / n + line - 1) / line * line;
+    return is_split(request.kind) ? equal_cut(request.count, ranks, request.dtype) : request.count;
+  }
+  // Whole cache lines, so that shards of an aligned buffer are aligned.
+  static std::size_t equal_cut(std::size_t count, int shards, Dtype dtype) {
+    const std::size_t line = kLine / size_of(dtype);
+    const std::size_t n = static_cast<std::size_t>(shards);
+    return ((count + n - 1) / n + line - 1) / line * line;
   }
 
   std::array<Range, kMaxRanks> ranges_;

@@ -39,7 +39,7 @@ TwoShot::TwoShot(Group& group, const Request& request, std::uint64_t sequence)
   part_ = std::max(std::min(fits, wanted) / kLine * kLine, kLine) / element_;
   chunks_ = (shards_.longest() + part_ - 1) / part_;
   if (reduces(request.kind))
-    reduce_ = find_reduce(request.dtype, request.reduce_op, active_simd_level());
+    reduce_ = find_kernels(request.dtype, request.reduce_op, active_simd_level()).reduce;
 }
 
 bool TwoShot::copies_in(int rank) const {

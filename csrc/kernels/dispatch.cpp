@@ -69,15 +69,15 @@ SimdLevel active_simd_level() {
   return level;
 }
 
-ReduceFn find_reduce(Dtype dtype, ReduceOp op, SimdLevel level) {
-  if (!is_defined(dtype, op)) return nullptr;
+Kernels find_kernels(Dtype dtype, ReduceOp op, SimdLevel level) {
+  if (!is_defined(dtype, op)) return {};
 #if defined(__x86_64__)
-  if (level == SimdLevel::kAvx512) return avx512::find_reduce(dtype, op);
-  if (level == SimdLevel::kAvx2) return avx2::find_reduce(dtype, op);
+  if (level == SimdLevel::kAvx512) return avx512::find_kernels(dtype, op);
+  if (level == SimdLevel::kAvx2) return avx2::find_kernels(dtype, op);
 #else
   (void)level;
 #endif
-  return portable::find_reduce(dtype, op);
+  return portable::find_kernels(dtype, op);
 }
 
 #if defined(__x86_64__)

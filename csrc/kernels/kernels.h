@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "types.h"
 
@@ -31,8 +32,43 @@ SimdLevel active_simd_level();
 using ReduceFn = void (*)(const void* const* inputs, int n, void* out, void* copy,
                           std::size_t count);
 
-// nullptr where is_defined(dtype, op) is false.
-ReduceFn find_reduce(Dtype dtype, ReduceOp op, SimdLevel level);
+// An operand of a node: a leaf, in the stored type, or a node, in the accumulator's (`node_size`).
+struct Term {
+  const void* data;
+  bool is_node;
+};
+
+// How a node is made of operands, which ascend: a recipe in postfix order.
+constexpr std::uint8_t kRecipeTake = 0;     // take the next operand
+constexpr std::uint8_t kRecipeCombine = 1;  // combine the last two
+struct Combination {
+  const std::uint8_t* recipe;
+  int length;
+  int terms;    // operands; at least 2, and at most 16 of them wait to be combined
+  int leaves;   // of the whole order; `avg` divides by it
+  bool finish;  // the node is the root: divide and round
+};
+
+// Combines `count` elements of each term into `out` and, if not null, `copy`: nodes, or results if
+// `finish`. `out` may be exactly one of the terms; no other overlap. Buffers of nodes, read or
+// written, have room for a multiple of kNodeRoom elements.
+using CombineFn = void (*)(const Combination& what, const Term* terms, void* out, void* copy,
+                           std::size_t count);
+constexpr std::size_t kNodeRoom = 32;
+
+// Bytes of an element of a node: 16-bit floats are added in fp32, all else in its own type.
+constexpr std::size_t node_size(Dtype dtype, ReduceOp op) {
+  const bool ordered = op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kProd;
+  return is_float(dtype) && ordered && size_of(dtype) == 2 ? 4 : size_of(dtype);
+}
+
+struct Kernels {
+  ReduceFn reduce = nullptr;
+  CombineFn combine = nullptr;
+};
+
+// Null where is_defined(dtype, op) is false.
+Kernels find_kernels(Dtype dtype, ReduceOp op, SimdLevel level);
 
 // While one lives, this thread rounds to nearest even and keeps subnormals (no FTZ, no DAZ),
 // whatever the host program has set; the destructor puts the host's state back.

@@ -11,11 +11,15 @@
 namespace pycollective::avx512 {
 namespace {
 constexpr int kVectorBytes = 64;
+// clang-format off: each needs those before it
 #include "kernels/lanes.h"
 #include "kernels/reduce.h"
+#include "kernels/combine.h"
+#include "kernels/find.h"
+// clang-format on
 }  // namespace
 
-ReduceFn find_reduce(Dtype dtype, ReduceOp op) { return find(dtype, op); }
+Kernels find_kernels(Dtype dtype, ReduceOp op) { return find(dtype, op); }
 
 }  // namespace pycollective::avx512
 

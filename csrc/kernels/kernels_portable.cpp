@@ -9,10 +9,14 @@
 namespace pycollective::portable {
 namespace {
 constexpr int kVectorBytes = 16;
+// clang-format off: each needs those before it
 #include "kernels/lanes.h"
 #include "kernels/reduce.h"
+#include "kernels/combine.h"
+#include "kernels/find.h"
+// clang-format on
 }  // namespace
 
-ReduceFn find_reduce(Dtype dtype, ReduceOp op) { return find(dtype, op); }
+Kernels find_kernels(Dtype dtype, ReduceOp op) { return find(dtype, op); }
 
 }  // namespace pycollective::portable

@@ -78,6 +78,7 @@ using Words = Full<std::uint32_t>;
 struct BFloat16 {
   using Stored = std::uint16_t;
   using Accumulator = float;
+  static constexpr bool kInterleaved = true;
   static Step<float> load(const std::uint16_t* from) {
     const auto words = load_vector<Words>(from);
     return {(Full<float>)(words << 16), (Full<float>)(words & 0xFFFF0000)};
@@ -127,6 +128,7 @@ struct Float16 {
 struct Float16 {
   using Stored = std::uint16_t;
   using Accumulator = float;
+  static constexpr bool kInterleaved = true;
   static Step<float> load(const std::uint16_t* from) {
     const auto words = load_vector<Words>(from);
     return {float_from_float16<Full<float>>(words & 0xFFFF),

@@ -5,12 +5,12 @@
 
 namespace pycollective {
 namespace portable {
-ReduceFn find_reduce(Dtype dtype, ReduceOp op);
+Kernels find_kernels(Dtype dtype, ReduceOp op);
 }
 namespace avx2 {
-ReduceFn find_reduce(Dtype dtype, ReduceOp op);
+Kernels find_kernels(Dtype dtype, ReduceOp op);
 }
 namespace avx512 {
-ReduceFn find_reduce(Dtype dtype, ReduceOp op);
+Kernels find_kernels(Dtype dtype, ReduceOp op);
 }
 }  // namespace pycollective

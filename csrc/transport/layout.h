@@ -15,8 +15,9 @@ namespace pycollective {
 constexpr int kMaxRanks = 64;  // ranks of one group on one host: the width of a mask
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
+constexpr std::size_t kChunkSlots = 3;  // chunks of a scheduled operation under way at once
 constexpr std::size_t kSegmentBytes = std::size_t{256} << 20;  // virtual; committed as needed
-constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0001;    // last digits: layout version
+constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0002;    // last digits: layout version
 
 using Mask = std::uint64_t;  // bit r: rank r
 constexpr Mask bit(int rank) { return Mask{1} << rank; }
@@ -34,6 +35,7 @@ struct alignas(kLine) Arrival {
   std::uint64_t signature;              // kind, dtype, reduce op, root
   std::uint64_t count;                  // elements
   std::uint64_t counts_hash;            // of the uneven counts, 0 for equal ones
+  char algorithm[24];                   // that was asked for; empty for the direct paths
 };
 
 // One direction of a pair: the sender's half lies in the sender's mailbox, the receiver's half in
@@ -55,6 +57,10 @@ struct Mailbox {
     std::atomic<std::uint64_t> copied_in;  // chunks whose leaves peers may read, since the start
     std::atomic<std::uint64_t> combined;   // chunks whose results peers may read, since the start
   } progress;
+  // Of the chunk under way in each slot: which, and how much of it peers may read.
+  struct alignas(kLine) {
+    std::atomic<std::uint64_t> mark;
+  } published[kChunkSlots];
   // Bit r: rank r sleeps and wants its doorbell rung. Only that of rank 0's mailbox is used, by all
   // ranks: one line that stays shared in every cache while nobody sleeps.
   alignas(kLine) std::atomic<Mask> sleepers;

@@ -12,7 +12,7 @@ from .topology import Topology
 Moves = Callable[[Topology, int, int], list[Move]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Algorithm:
     """A way to carry out collectives.
 

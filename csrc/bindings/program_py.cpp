@@ -1,0 +1,73 @@
+#include "bindings/program_py.h"
+
+#include <pybind11/stl.h>
+
+#include <array>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace pycollective {
+namespace {
+
+OpKind kind_named(const std::string& name) {
+  for (int i = 0; i < kOpKinds; ++i)
+    if (name == name_of(static_cast<OpKind>(i))) return static_cast<OpKind>(i);
+  throw std::invalid_argument("no operation '" + name + "'");
+}
+
+Pieces pieces_named(const std::string& name) {
+  if (name == "cut") return Pieces::kCut;
+  if (name == "ranks") return Pieces::kRanks;
+  if (name == "pairs") return Pieces::kPairs;
+  throw std::invalid_argument("no such pieces: '" + name + "'");
+}
+
+template <class T>
+T number(int value, int end, const char* what) {
+  if (value < 0 || value >= end) throw std::invalid_argument(std::string("unknown ") + what);
+  return static_cast<T>(value);
+}
+
+// From pycollective/schedule/assemble.py's Program, whose fields have the same names.
+ProgramHandle from_python(const py::object& given) {
+  auto program = std::make_shared<Program>();
+  const auto get = [&](const char* name) { return given.attr(name); };
+  const auto numbers = [&](const char* name) { return get(name).cast<std::vector<int>>(); };
+  program->algorithm = get("algorithm").cast<std::string>();
+  program->kind = kind_named(get("operation").cast<std::string>());
+  program->root = get("root").cast<int>();
+  program->ranks = get("ranks").cast<int>();
+  program->pieces = pieces_named(get("pieces").cast<std::string>());
+  program->shards = get("shards").cast<int>();
+  program->nodes = get("nodes").cast<int>();
+  program->items = get("items").cast<int>();
+  for (const auto& [place, rank, shard, index] :
+       get("refs").cast<std::vector<std::array<int, 4>>>())
+    program->refs.push_back({number<Place>(place, 4, "place"), rank, shard, index});
+  for (const auto& [kind, a, b, c] : get("instructions").cast<std::vector<std::array<int, 4>>>())
+    program->instructions.push_back(
+        {number<Instruction::Kind>(kind, 4, "kind of instruction"), a, b, c});
+  for (const auto& [first_term, terms, first_recipe, length, finish] :
+       get("combines").cast<std::vector<std::array<int, 5>>>())
+    program->combines.push_back({first_term, terms, first_recipe, length, finish != 0});
+  program->terms = numbers("terms");
+  for (const int each : numbers("recipes"))
+    program->recipes.push_back(number<std::uint8_t>(each, 2, "step of a recipe"));
+  program->readers = numbers("readers");
+  program->check(get("rank").cast<int>());
+  return {std::move(program)};
+}
+
+}  // namespace
+
+void bind_program(py::module_& module) {
+  py::class_<ProgramHandle>(module, "Program", py::is_final(),
+                            "A schedule's program for one rank, checked.")
+      .def(py::init(&from_python), py::arg("program"));
+}
+
+}  // namespace pycollective

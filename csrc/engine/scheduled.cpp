@@ -1,0 +1,225 @@
+#include "engine/scheduled.h"
+
+#include <algorithm>
+
+#include "engine/copy.h"
+#include "engine/one_shot.h"
+
+namespace pycollective {
+namespace {
+
+// Parts are a multiple of so many elements: whole lines of any type, and room for whole steps.
+constexpr std::size_t kPartUnit = 64;
+static_assert(kPartUnit % kNodeRoom == 0);
+// A slot that is larger leaves the cache before it is read; with smaller parts, flags cost more.
+constexpr std::size_t kLargestSlot = std::size_t{256} << 10;
+constexpr std::size_t kLargestPart = std::size_t{128} << 10;
+constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
+// A message is cut into at least this many chunks, so that moving and combining overlap.
+constexpr std::size_t kFewestChunks = 4;
+constexpr int kEventBits = 20;
+
+Shards shards_of(const Request& request, int ranks) {
+  const Program& program = *request.program;
+  switch (program.pieces) {
+    case Pieces::kCut:
+      return Shards::cut(request.count, program.shards, request.dtype);
+    default:  // pairs are of equal size, one shard's
+      return Shards(request, ranks);
+  }
+}
+
+}  // namespace
+
+Scheduled::Slot Scheduled::slot_of(const Group& group, const Request& request) {
+  const Program& program = *request.program;
+  const auto nodes = static_cast<std::size_t>(program.nodes);
+  const auto items = static_cast<std::size_t>(program.items);
+  return {nodes * node_size(request.dtype, request.reduce_op) + items * size_of(request.dtype),
+          group.data_bytes() - 2 * small_buffer_bytes(group.data_bytes())};
+}
+
+void Scheduled::require_room(const Group& group, const Request& request) {
+  const Slot slot = slot_of(group, request);
+  if (slot.bytes_of_an_element * kPartUnit <= slot.room) return;
+  throw CollectiveFailure(
+      {FailureKind::kConfiguration, group.rank(), request.kind, 0,
+       std::string(name_of(request.kind)) + ": algorithm '" + request.program->algorithm +
+           "' needs " + std::to_string(slot.bytes_of_an_element * kPartUnit) +
+           " bytes of shared memory a rank, and this communicator has " +
+           std::to_string(slot.room) +
+           "; the first communicators of a process have most. Use algorithm='auto'"});
+}
+
+Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequence)
+    : Operation(group, request, sequence),
+      rendezvous_(group, request, sequence),
+      program_(*request.program),
+      // A broadcast's root has its output already.
+      output_(
+          static_cast<std::byte*>(request.kind == OpKind::kBroadcast && group.rank() == request.root
+                                      ? const_cast<void*>(request.input)
+                                      : request.output)),
+      shards_(shards_of(request, group.size())),
+      element_(size_of(request.dtype)),
+      node_(node_size(request.dtype, request.reduce_op)) {
+  if (reduces(request.kind))
+    kernels_ = find_kernels(request.dtype, request.reduce_op, active_simd_level());
+  const Slot slot = slot_of(group, request);
+  const std::size_t bytes = std::max(slot.bytes_of_an_element, element_);
+  while (slots_ > 1 && bytes * kPartUnit * slots_ > slot.room) --slots_;
+  const std::size_t fits = std::min(slot.room / slots_, kLargestSlot) / bytes;
+  const std::size_t wanted =
+      std::clamp(shards_.longest() * element_ / kFewestChunks, kSmallestPart, kLargestPart) /
+      element_;
+  part_ = std::max(std::min(fits, wanted) / kPartUnit * kPartUnit, kPartUnit);
+  chunks_ = (shards_.longest() + part_ - 1) / part_;
+}
+
+bool Scheduled::finished_by(int rank) const {
+  return rendezvous_.arrived(rank) && begun_ &&
+         group_.mailbox(rank).progress.combined.load(std::memory_order_acquire) >= base_ + chunks_;
+}
+
+std::uint64_t Scheduled::mark(std::size_t chunk, std::uint64_t events) const {
+  return (base_ + chunk) << kEventBits | events;
+}
+
+void Scheduled::begin() {
+  base_ = group_.own().progress.combined.load(std::memory_order_relaxed);
+  begun_ = true;
+}
+
+State Scheduled::advance() {
+  if (!begun_) {
+    if (!rendezvous_.complete()) return State::kBlocked;
+    begin();
+  }
+  bool progressed = false;
+  while (started_ < chunks_ && started_ - oldest_ < slots_ && slot_is_free(started_)) {
+    runs_[started_ % slots_] = {started_, 0, 0};
+    ++started_;
+    progressed = true;
+  }
+  for (std::size_t chunk = oldest_; chunk < started_; ++chunk)
+    progressed |= go_on(runs_[chunk % slots_]);
+  while (oldest_ < started_ && runs_[oldest_ % slots_].next == program_.instructions.size()) {
+    ++oldest_;
+    group_.publish(group_.own().progress.combined, base_ + oldest_);
+  }
+  if (oldest_ == chunks_) return State::kDone;
+  return progressed ? State::kProgressed : State::kBlocked;
+}
+
+bool Scheduled::slot_is_free(std::size_t chunk) const {
+  if (chunk < slots_) return true;
+  for (const std::int32_t reader : program_.readers)
+    if (group_.mailbox(reader).progress.combined.load(std::memory_order_acquire) <
+        base_ + chunk - slots_ + 1)
+      return false;
+  return true;
+}
+
+// Whether there was anything to do.
+bool Scheduled::go_on(Run& run) {
+  const std::size_t slot = run.chunk % slots_;
+  const std::size_t from = run.next;
+  for (; run.next < program_.instructions.size(); ++run.next) {
+    const Instruction& each = program_.instructions[run.next];
+    switch (each.kind) {
+      case Instruction::Kind::kWait:
+        if (group_.mailbox(each.a).published[slot].mark.load(std::memory_order_acquire) <
+            mark(run.chunk, static_cast<std::uint64_t>(each.b)))
+          return run.next != from;
+        break;
+      case Instruction::Kind::kCopy:
+        copy(run.chunk, program_.refs[static_cast<std::size_t>(each.a)],
+             program_.refs[static_cast<std::size_t>(each.b)]);
+        break;
+      case Instruction::Kind::kCombine:
+        combine(run.chunk, each);
+        break;
+      case Instruction::Kind::kPublish:
+        run.events += static_cast<std::uint64_t>(each.a);
+        group_.publish(group_.own().published[slot].mark, mark(run.chunk, run.events));
+        break;
+    }
+  }
+  return run.next != from;
+}
+
+Range Scheduled::part_of(std::int32_t shard, std::size_t chunk) const {
+  // Blocks of pairs are alike: any one's part will do.
+  return shards_.part(program_.pieces == Pieces::kPairs ? 0 : shard, chunk, part_);
+}
+
+// Where a shard begins in the caller's input or output, in elements.
+std::size_t Scheduled::begin_in(Place place, std::int32_t shard) const {
+  switch (request_.kind) {
+    case OpKind::kReduceScatter:
+    case OpKind::kScatter:
+      return place == Place::kInput ? shards_.begin(shard) : 0;
+    case OpKind::kAllGather:
+    case OpKind::kGather:
+      return place == Place::kInput ? 0 : shards_.begin(shard);
+    case OpKind::kAllToAll:
+      return shards_.begin(place == Place::kInput ? shard % program_.ranks
+                                                  : shard / program_.ranks);
+    default:
+      return shards_.begin(shard);
+  }
+}
+
+std::byte* Scheduled::at(const Ref& ref, std::size_t chunk) const {
+  const auto index = static_cast<std::size_t>(ref.index);
+  switch (ref.place) {
+    case Place::kInput:
+      return const_cast<std::byte*>(static_cast<const std::byte*>(request_.input)) +
+             (begin_in(ref.place, ref.shard) + chunk * part_) * element_;
+    case Place::kOutput:
+      return output_ + (begin_in(ref.place, ref.shard) + chunk * part_) * element_;
+    default:
+      break;
+  }
+  const auto nodes = static_cast<std::size_t>(program_.nodes);
+  const std::size_t slot_bytes =
+      part_ * (nodes * node_ + static_cast<std::size_t>(program_.items) * element_);
+  std::byte* slot = group_.data(ref.rank) + 2 * small_buffer_bytes(group_.data_bytes()) +
+                    (chunk % slots_) * slot_bytes;
+  return slot + (ref.place == Place::kNode ? index * part_ * node_
+                                           : part_ * (nodes * node_ + index * element_));
+}
+
+void Scheduled::copy(std::size_t chunk, const Ref& from, const Ref& to) const {
+  const std::size_t size = from.place == Place::kNode ? node_ : element_;
+  copy_bytes(at(to, chunk), at(from, chunk), part_of(from.shard, chunk).length * size);
+}
+
+void Scheduled::combine(std::size_t chunk, const Instruction& instruction) const {
+  const CombineStep& step = program_.combines[static_cast<std::size_t>(instruction.a)];
+  const Ref& out = program_.refs[static_cast<std::size_t>(instruction.b)];
+  const std::size_t count = part_of(out.shard, chunk).length;
+  if (count == 0) return;
+  std::byte* copy_to = instruction.c == -1
+                           ? nullptr
+                           : at(program_.refs[static_cast<std::size_t>(instruction.c)], chunk);
+  // More operands than ranks there cannot be: each has a leaf of its own.
+  Term terms[kMaxRanks];
+  bool only_leaves = step.finish && step.terms == program_.ranks;
+  const void* leaves[kMaxRanks];
+  for (int t = 0; t < step.terms; ++t) {
+    const std::int32_t index = program_.terms[static_cast<std::size_t>(step.first_term + t)];
+    const Ref& ref = program_.refs[static_cast<std::size_t>(index)];
+    terms[t] = {at(ref, chunk), ref.place == Place::kNode};
+    leaves[t] = terms[t].data;
+    only_leaves = only_leaves && !terms[t].is_node;
+  }
+  const FloatEnvironment ieee;
+  if (only_leaves)  // in registers, and the only way for a single rank
+    return kernels_.reduce(leaves, step.terms, at(out, chunk), copy_to, count);
+  const Combination what = {program_.recipes.data() + step.first_recipe, step.recipe_length,
+                            step.terms, program_.ranks, step.finish};
+  kernels_.combine(what, terms, at(out, chunk), copy_to, count);
+}
+
+}  // namespace pycollective

@@ -1,0 +1,82 @@
+// Any algorithm: carries out a program (program.h) over shared memory, pipelined by slots.
+//
+// The buffer's shards are cut into chunks of `part` elements. The program runs once for each chunk,
+// in slot (chunk mod kSlots), and up to kSlots chunks are under way at once: where one has to wait,
+// the next goes on. Within a chunk a rank does its instructions in order.
+//
+//   published[slot]   of the own mailbox: (chunk, events) of what peers may read there
+//   combined          chunks that this rank has done with, in order: it reads nothing of them any
+//                     more, and what it wrote is its peers' to read
+//
+// A slot is used again once all who read from it have done with the chunk before. No deadlock: the
+// oldest chunk needs nothing of a later one, and within a chunk the schedule is proved
+// (pycollective/schedule/verify.py).
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "engine/operation.h"
+#include "engine/program.h"
+#include "engine/rendezvous.h"
+#include "engine/shards.h"
+#include "kernels/kernels.h"
+
+namespace pycollective {
+
+class Scheduled final : public Operation {
+ public:
+  // Throws CollectiveFailure (kConfiguration) where the group's memory is too small for the
+  // program: on all ranks or none.
+  static void require_room(const Group& group, const Request& request);
+
+  Scheduled(Group& group, const Request& request, std::uint64_t sequence);
+
+  void start() override { rendezvous_.arrive(); }
+  State advance() override;
+  bool finished_by(int rank) const override;
+  void compare_calls() const override { rendezvous_.compare_arrived(); }
+  bool called_by(int rank) const override { return rendezvous_.arrived(rank); }
+
+ private:
+  // A chunk under way.
+  struct Run {
+    std::size_t chunk = 0;
+    std::size_t next = 0;  // instruction
+    std::uint64_t events = 0;
+  };
+
+  struct Slot {
+    std::size_t bytes_of_an_element;  // of all places together
+    std::size_t room;                 // bytes of the data area that slots may take
+  };
+  static Slot slot_of(const Group& group, const Request& request);
+
+  void begin();
+  bool slot_is_free(std::size_t chunk) const;
+  bool go_on(Run& run);
+  void copy(std::size_t chunk, const Ref& from, const Ref& to) const;
+  void combine(std::size_t chunk, const Instruction& instruction) const;
+  std::byte* at(const Ref& ref, std::size_t chunk) const;
+  std::uint64_t mark(std::size_t chunk, std::uint64_t events) const;
+  Range part_of(std::int32_t shard, std::size_t chunk) const;
+  std::size_t begin_in(Place place, std::int32_t shard) const;
+
+  Rendezvous rendezvous_;
+  const Program& program_;
+  std::byte* output_;
+  Shards shards_;
+  Kernels kernels_;
+  std::size_t element_;  // bytes
+  std::size_t node_;     // bytes of a node's element
+  std::size_t part_ = 0;
+  std::size_t chunks_ = 0;
+  std::size_t slots_ = kChunkSlots;  // chunks under way at once
+  bool begun_ = false;
+  std::uint64_t base_ = 0;               // chunks that every rank had handled before this operation
+  std::size_t oldest_ = 0;               // chunk that is not done
+  std::size_t started_ = 0;              // chunks
+  std::array<Run, kChunkSlots> runs_{};  // by slot
+};
+
+}  // namespace pycollective
