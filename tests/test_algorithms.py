@@ -1,0 +1,290 @@
+"""The table of test_conformance.py for every algorithm: the oracle's bits from each."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pycollective import CollectiveMismatch, ConfigurationError, _core, reference
+from pycollective.schedule import algorithms_for
+from tests.harness import PerRank, Ranks, results, run_ranks
+from tests.inputs import DTYPES, FLOATS, PAIRS, awkward, order_sensitive, same_bits, words
+
+RANKS = [1, 2, 3, 4, 5, 7]
+COUNTS = [0, 1, 2, 5, 1000, 30_011]
+
+
+def all_reduce(comm, x, op, algorithm, how="in place"):
+    if how == "out":
+        out = np.empty_like(x)
+        comm.all_reduce(x, op=op, out=out, algorithm=algorithm)
+        return out
+    if how == "async":
+        comm.all_reduce(x, op=op, async_op=True, algorithm=algorithm).wait(timeout=30)
+    else:
+        comm.all_reduce(x, op=op, algorithm=algorithm)
+    return x
+
+
+def all_reduce_by_each(comm, x, op):
+    return {
+        algorithm: all_reduce(comm, x.copy(), op, algorithm)
+        for algorithm in algorithms_for("all_reduce")
+    }
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(("dtype", "op"), PAIRS)
+def test_all_reduce(pool, ranks, dtype, op):
+    for count in COUNTS:
+        inputs = awkward(dtype, ranks, count, seed=count)
+        want = reference.reduce(inputs, op)
+        for each in pool(ranks).call(all_reduce_by_each, PerRank(inputs), op):
+            for algorithm, got in each.items():
+                assert same_bits(got, want), (algorithm, count)
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+@given(
+    ranks=st.sampled_from(RANKS),
+    pair=st.sampled_from(PAIRS),
+    count=st.integers(0, 400_000) | st.integers(0, 200),
+    algorithm=st.sampled_from(algorithms_for("all_reduce")),
+    how=st.sampled_from(["in place", "out", "async"]),
+    seed=st.integers(0, 1000),
+)
+def test_all_reduce_anyhow(pool, ranks, pair, count, algorithm, how, seed):
+    dtype, op = pair
+    inputs = order_sensitive(dtype, ranks, count, seed)
+    want = reference.reduce(inputs, op)
+    for got in pool(ranks).call(all_reduce, PerRank(inputs), op, algorithm, how):
+        assert same_bits(got, want)
+
+
+def scatter_then_gather_by_each(comm, x, counts, in_place):
+    begin = sum(counts[: comm.rank])
+    got = {}
+    for algorithm in algorithms_for("reduce_scatter"):
+        whole = x.copy()
+        shard = whole[begin : begin + counts[comm.rank]] if in_place else np.empty(0, x.dtype)
+        if not in_place:
+            shard = np.empty(counts[comm.rank], x.dtype)
+        comm.reduce_scatter(shard, whole, counts=counts, algorithm=algorithm)
+        got["reduce_scatter", algorithm] = shard.copy()
+    for algorithm in algorithms_for("all_gather"):
+        whole = np.zeros_like(x)
+        shard = x[begin : begin + counts[comm.rank]]
+        if in_place:
+            whole[begin : begin + counts[comm.rank]] = shard
+            shard = whole[begin : begin + counts[comm.rank]]
+        comm.all_gather(whole, shard, counts=counts, algorithm=algorithm)
+        got["all_gather", algorithm] = whole
+    return got
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64", "uint8"])
+@pytest.mark.parametrize("scale", [0, 1, 300, 20_000])
+@pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in place"])
+def test_reduce_scatter_and_all_gather(pool, ranks, dtype, scale, in_place):
+    counts = [scale * (1 + r % 3) + (r == 1) for r in range(ranks)]
+    inputs = awkward(dtype, ranks, sum(counts))
+    want = reference.reduce(inputs)
+    edges = np.cumsum([0, *counts])
+    parts = [x[edges[r] : edges[r + 1]] for r, x in enumerate(inputs)]
+    outcomes = pool(ranks).call(scatter_then_gather_by_each, PerRank(inputs), counts, in_place)
+    for r, each in enumerate(outcomes):
+        for (operation, algorithm), got in each.items():
+            scattered = operation == "reduce_scatter"
+            expected = want[edges[r] : edges[r + 1]] if scattered else np.concatenate(parts)
+            assert same_bits(got, expected), (operation, algorithm)
+
+
+def with_root_by_each(comm, x, root):
+    """reduce, broadcast, gather and scatter; x is the same for each."""
+    got = {}
+    for algorithm in algorithms_for("reduce"):
+        own = x.copy()
+        comm.reduce(own, root=root, op="avg", algorithm=algorithm)
+        assert comm.rank == root or same_bits(own, x)
+        got["reduce", algorithm] = own
+    for algorithm in algorithms_for("broadcast"):
+        own = x.copy()
+        comm.broadcast(own, root=root, algorithm=algorithm)
+        got["broadcast", algorithm] = own
+    for algorithm in algorithms_for("gather"):
+        whole = np.empty(x.size * comm.size, x.dtype) if comm.rank == root else None
+        comm.gather(whole, x, root=root, algorithm=algorithm)
+        got["gather", algorithm] = whole
+    for algorithm in algorithms_for("scatter"):
+        whole = np.tile(x, comm.size) if comm.rank == root else None
+        back = np.empty_like(x)
+        comm.scatter(back, whole, root=root, algorithm=algorithm)
+        got["scatter", algorithm] = back
+    return got
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("count", [1, 1000, 70_003])
+def test_with_a_root(pool, ranks, dtype, count):
+    inputs = awkward(dtype, ranks, count)
+    for root in {0, ranks // 2, ranks - 1}:
+        outcomes = pool(ranks).call(with_root_by_each, PerRank(inputs), root)
+        for rank, each in enumerate(outcomes):
+            for (operation, algorithm), got in each.items():
+                if operation == "reduce" and rank == root:
+                    want = reference.reduce(inputs, "avg")
+                elif operation == "gather" and rank == root:
+                    want = np.concatenate(inputs)
+                elif operation in ("broadcast", "scatter"):
+                    want = inputs[root]
+                else:
+                    continue
+                assert same_bits(got, want), (operation, algorithm, root)
+
+
+def mixed(comm, x):
+    """Paths and algorithms in turn: none may leave anything behind that disturbs the next."""
+    for _ in range(4):
+        for algorithm in ["auto", *algorithms_for("all_reduce"), "auto"]:
+            for count in (3, 700, x.size):
+                part = x[:count].copy()
+                comm.all_reduce(part, op="max", algorithm=algorithm)
+                assert (part == comm.size - 1).all(), (algorithm, count)
+    return True
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_algorithms_take_turns(pool, ranks):
+    assert all(pool(ranks).call(mixed, PerRank([np.full(200_000, r * 1.0) for r in range(ranks)])))
+
+
+def in_flight(comm, x):
+    """Several at once on one communicator, by different algorithms."""
+    algorithms = algorithms_for("all_reduce")
+    arrays = [x.copy() for _ in range(3 * len(algorithms))]
+    works = [
+        comm.all_reduce(array, algorithm=algorithms[i % len(algorithms)], async_op=True)
+        for i, array in enumerate(arrays)
+    ]
+    for work in works:
+        work.wait(timeout=30)
+    return arrays
+
+
+def test_several_in_flight(pool):
+    inputs = order_sensitive("float32", 3, 50_001)
+    want = reference.reduce(inputs)
+    for arrays in pool(3).call(in_flight, PerRank(inputs)):
+        assert all(same_bits(array, want) for array in arrays)
+
+
+def in_many_groups(comm, x):
+    """Late groups have little memory; what fits must be right."""
+    groups = [comm.split(0, comm.rank) for _ in range(60)]
+    for algorithm in algorithms_for("all_reduce"):
+        got = all_reduce(groups[-1], x.copy(), "sum", algorithm)
+        assert same_bits(got, all_reduce(comm, x.copy(), "sum", "auto")), algorithm
+    for group in groups:
+        group.close()
+    return True
+
+
+def test_a_group_with_little_memory(pool):
+    inputs = order_sensitive("bfloat16", 4, 40_001)
+    assert all(pool(4).call(in_many_groups, PerRank(inputs)))
+
+
+@pytest.mark.parametrize("ranks", [8, 16, 19])
+def test_many_ranks(ranks):
+    inputs = order_sensitive("bfloat16", ranks, 20_011)
+    want = reference.reduce(inputs)
+    for each in results(run_ranks(all_reduce_by_each, ranks, PerRank(inputs), "sum")):
+        for algorithm, got in each.items():
+            assert same_bits(got, want), algorithm
+
+
+def large(comm, x):
+    """Many chunks: slots are used again and again."""
+    return {a: all_reduce(comm, x.copy(), "sum", a) for a in algorithms_for("all_reduce")}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_large_messages(pool, ranks):
+    inputs = order_sensitive("float32", ranks, 3_000_001)
+    want = reference.reduce(inputs)
+    for each in pool(ranks).call(large, PerRank(inputs)):
+        for algorithm, got in each.items():
+            assert same_bits(got, want), algorithm
+
+
+@pytest.mark.parametrize("algorithm", algorithms_for("all_reduce"))
+def test_rotated_leaves_are_caught(pool, algorithm):
+    """An algorithm that took its leaves one rank further would fail the tests above."""
+    for count in (1000, 100_003):
+        inputs = order_sensitive("float32", 3, count)
+        rotated = [*inputs[1:], inputs[0]]
+        want = reference.reduce(inputs)
+        for got in pool(3).call(all_reduce, PerRank(rotated), "sum", algorithm):
+            assert same_bits(got, reference.reduce(rotated))
+            assert np.mean(words(got) != words(want)) > 0.25
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ranks_with_other_instruction_sets_understand_each_other(dtype):
+    """Nodes travel; each rank's vectors have another width and another order of elements."""
+    levels = _core.simd_levels()
+    if len(levels) < 2:
+        pytest.skip("this CPU has one instruction set only")
+    inputs = awkward(dtype, 4, 5003)
+    op = "max" if dtype == "bool" else "sum"
+    want = reference.reduce(inputs, op)
+    with Ranks(4) as ranks:
+        used = results(ranks.call(choose_level, levels))
+        assert used == [levels[r % len(levels)] for r in range(4)]
+        outcomes = ranks.call(all_reduce_by_each, PerRank(inputs), op)
+    for outcome in outcomes:
+        assert outcome.error is None, outcome.error
+        for algorithm, got in outcome.result.items():
+            assert same_bits(got, want), algorithm
+
+
+def choose_level(comm, levels):
+    os.environ["PYCOLLECTIVE_SIMD"] = levels[comm.rank % len(levels)]
+    return _core.simd_level()  # asked for the first time
+
+
+def different_algorithms(comm):
+    comm.all_reduce(np.ones(100_000), algorithm=["ring", "tree"][comm.rank])
+
+
+def test_different_algorithms_are_a_mismatch():
+    for outcome in run_ranks(different_algorithms, 2):
+        assert isinstance(outcome.error, CollectiveMismatch)
+        assert "algorithm ring" in str(outcome.error)
+        assert "algorithm tree" in str(outcome.error)
+
+
+def ask(comm, method, algorithm):
+    x = np.ones(8)
+    arguments = {"all_reduce": [x], "reduce": [x], "all_to_all": [np.empty(8), x]}[method]
+    getattr(comm, method)(*arguments, algorithm=algorithm)
+
+
+@pytest.mark.parametrize(
+    ("method", "algorithm", "says"),
+    [
+        ("all_reduce", "rings", "unknown algorithm 'rings'; there are direct, ring, tree"),
+        ("all_to_all", "ring", "cannot be done by 'ring'; there are direct"),
+        ("reduce", "ring", "cannot be done by 'ring'; there are direct, tree"),
+        ("all_reduce", 7, "algorithm 7 is not the name of one"),
+    ],
+)
+def test_an_algorithm_that_is_not_there(pool, method, algorithm, says):
+    with pytest.raises(ConfigurationError, match=says):
+        pool(2).call(ask, method, algorithm)
