@@ -1,7 +1,7 @@
 """How ranks find each other: from a launch to a `Communicator`.
 
-`init` finds the launch: arguments, `pycollective run`, torchrun, or none (one rank). `connect`,
-given a store, a rank and a size,
+`init` finds the launch: arguments, `pycollective run`, torchrun, mpiexec, or none (one rank).
+`connect`, given a store, a rank and a size,
 
 1. claims its rank, asks whether there is room, commits a mailbox in this process's shared memory,
    and listens on an abstract Unix socket;
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from pycollective import _core, host_memory
+from pycollective import _core, host_memory, mpi_launch
 from pycollective.attach import Listener, PeerAddress, attach_peers
 from pycollective.communicator import Communicator
 from pycollective.errors import CollectiveError, CollectiveTimeout, ConfigurationError
@@ -58,8 +58,8 @@ def init(
 ) -> Communicator:
     """Join the job's ranks; every rank must call it, as often as the others.
 
-    Without arguments the launch is found from the environment: `pycollective run`, torchrun, or
-    neither, which gives a communicator of one rank.
+    Without arguments the launch is found from the environment: `pycollective run`, torchrun,
+    mpiexec (through mpi4py), or none, which gives a communicator of one rank.
 
     Args:
         rank: this rank, 0 to ``size - 1``; with `size` and `store`, for programs that bootstrap
@@ -201,6 +201,8 @@ def _leave_all() -> None:
             communicator.close()
         except CollectiveError:
             continue  # it had failed before; its own calls have said so
+    if crashed is not None:
+        mpi_launch.end_after_failure()
 
 
 def followed_key(rank: int) -> str:
@@ -233,10 +235,15 @@ def _init_explicit(rank: int | None, size: int | None, store: Any, timeout: floa
         return connect(store, rank, size, timeout)  # needs no store, or says what is wrong
     if not isinstance(store, str):
         return connect(store, rank, size, timeout, _next_prefix(store, rank))
-    server = StoreServer(store) if rank == 0 else None
+    return _meet_at(store, "", rank, size, timeout)
+
+
+def _meet_at(address: str, secret: str, rank: int, size: int, timeout: float) -> Communicator:
+    """Join through a store that rank 0 serves for this one `init`."""
+    server = StoreServer(address, secret) if rank == 0 else None
     linger = _LINGER  # after a failure, so that the other ranks can read why
     try:
-        with closing(StoreClient(store, timeout=timeout)) as client:
+        with closing(StoreClient(address, secret, timeout)) as client:
             communicator = connect(client, rank, size, timeout, "init")
             if server is not None:
                 server.stop_listening()  # who comes from now on comes for the next `init`
@@ -281,10 +288,10 @@ def _start_torchrun(timeout: float) -> Communicator:
 
 
 def _start_mpiexec(timeout: float) -> Communicator:
-    raise ConfigurationError(
-        "this looks like a launch by mpiexec, which this version cannot join yet: start the ranks "
-        "with `pycollective run -n N` or torchrun, or call init(rank=, size=, store=)"
-    )
+    place = mpi_launch.agree(timeout)
+    if place.size == 1:
+        return connect(None, 0, 1, timeout)
+    return _meet_at(place.address, place.secret, place.rank, place.size, timeout)
 
 
 # In this order: a launcher's own variables before those that others inherit.
@@ -296,8 +303,5 @@ _LAUNCHES = (
         ),
         _start_torchrun,
     ),
-    _Launch(
-        lambda: any(n in os.environ for n in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")),
-        _start_mpiexec,
-    ),
+    _Launch(mpi_launch.detected, _start_mpiexec),
 )

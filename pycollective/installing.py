@@ -6,3 +6,4 @@ CLI = f"{FROM_SOURCE} '.[cli]'"
 # The extra `torch` would come too late: the backend is built before its dependencies are installed.
 BACKEND = f"{FROM_SOURCE} ."
 TORCH = f"pip install 'torch>=2.11,<3', then {BACKEND}"
+MPI = "pip install mpi4py beside the MPI whose mpiexec it is"

@@ -29,10 +29,12 @@ LAYERS: dict[str, set[str]] = {
     "host_memory": {"errors"},
     "communicator": {"_core", "errors", "host_memory", "schedule"},
     "attach": {"_core", "errors"},
+    "host": set(),
+    "mpi_launch": {"errors", "host", "installing"},
     "meeting": {"errors", "version"},
     "bootstrap": {
         *("_core", "errors", "host_memory"),
-        *("store", "attach", "communicator", "meeting"),
+        *("store", "attach", "communicator", "meeting", "mpi_launch"),
     },
     "launcher": {"bootstrap", "errors", "store"},
     "__init__": {"bootstrap", "communicator", "errors", "version"},
@@ -56,6 +58,7 @@ TOP_LEVEL: dict[str, set[str]] = {
 # What may be imported inside functions.
 LAZY: dict[str, set[str]] = {
     "bootstrap": {"torch"},  # under torchrun
+    "mpi_launch": {"mpi4py"},
     "cli": {"typer"},
     "bench": {"matplotlib", "ml_dtypes"},
 }

@@ -75,14 +75,6 @@ def test_alone_is_one_rank():
         assert works(comm)
 
 
-@pytest.mark.usefixtures("no_launch")
-@pytest.mark.parametrize("name", ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"])
-def test_mpiexec_is_not_joined_yet(monkeypatch, name):
-    monkeypatch.setenv(name, "0")
-    with pytest.raises(pc.ConfigurationError, match=r"mpiexec.*pycollective run -n N"):
-        pc.init()
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -58,8 +58,8 @@ def report() -> list[tuple[str, str, str]]:
         _package("torch", "the torch.distributed backend and the DDP hooks"),
         _torch_backend(),
         _package("ml_dtypes", "bfloat16 NumPy arrays"),
-        _package("mpi4py", "the MPI peers of the benchmark"),
-        _program("mpiexec", "the MPI peers of the benchmark (launches by mpiexec come later)"),
+        _package("mpi4py", "launches by mpiexec, and the MPI peers of the benchmark"),
+        _program("mpiexec", "launches by mpiexec, and the MPI peers of the benchmark"),
         _package("triton", "GPU kernels (not in this version)"),
         _program("nvidia-smi", "a GPU (not used by this version)"),
     ]

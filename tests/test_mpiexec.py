@@ -1,0 +1,116 @@
+"""Ranks that mpiexec starts find each other, and end together."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+import pycollective as pc
+from tests.mpi import NAMES, find
+
+PROGRAM = """
+import sys
+import numpy as np
+import pycollective as pc
+
+for algorithm in ("auto", "ring", "tree"):
+    with pc.init(timeout=30) as comm:
+        x = np.full(100_003, comm.rank + 1.0, np.float32)
+        comm.all_reduce(x, algorithm=algorithm)
+        assert (x == comm.size * (comm.size + 1) / 2).all()
+sys.stdout.write(f"rank {comm.rank} of {comm.size} is fine\\n")
+"""
+
+FAILS = """
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=30)
+if comm.rank == 1:
+    raise ValueError("this rank has had enough")
+comm.all_reduce(np.ones(10))
+"""
+
+LATE = """
+import sys, time
+import pycollective as pc
+from mpi4py import MPI
+
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.Get_rank() == int(sys.argv[1]):
+    time.sleep(5)
+    sys.exit()
+try:
+    pc.init(timeout=2)
+except pc.CollectiveTimeout as error:
+    sys.stdout.write(f"{error}\\n")
+"""
+
+
+@pytest.fixture(params=NAMES)
+def mpi(request):
+    return find(request.param)
+
+
+@pytest.fixture
+def program(tmp_path):
+    def write(text):
+        (tmp_path / "program.py").write_text(text)
+        return str(tmp_path / "program.py")
+
+    return write
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_join(mpi, program, ranks):
+    done = mpi.run(ranks, program(PROGRAM))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"rank {r} of {ranks} is fine" for r in range(ranks)
+    ]
+
+
+def test_a_rank_that_fails_ends_the_job(mpi, program):
+    start = time.monotonic()
+    done = mpi.run(3, program(FAILS))
+    assert done.returncode != 0
+    assert "this rank has had enough" in done.stderr
+    assert (
+        len(re.findall(r"CollectiveAborted: .*rank 1 aborted the communicator", done.stderr)) == 2
+    )
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(("absent", "says"), [("0", "rank 0 did not come"), ("2", "rank")])
+def test_a_rank_that_never_comes(mpi, program, absent, says):
+    done = mpi.run(3, program(LATE), absent)
+    lines = [line for line in done.stdout.splitlines() if "timed out" in line]
+    assert len(lines) == 2, done.stdout + done.stderr
+    assert all(says in line for line in lines)
+
+
+def test_the_mpi4py_of_another_mpi():
+    """Every rank would see itself alone, and its gradients would never be summed."""
+    mpich, other = find("mpich"), find("openmpi")
+    command = mpich.command(2, "-c", "import pycollective as pc; pc.init(timeout=20)")
+    command[command.index(str(mpich.folder / "bin" / "python"))] = str(other.folder / "bin/python")
+    done = subprocess.run(
+        command, env=other.environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert "mpiexec has started 2 ranks, and mpi4py sees 1" in done.stderr
+
+
+def test_without_mpi4py(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("PYCOLLECTIVE_", "MASTER_")) or "RANK" in name:
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(pc.ConfigurationError, match=r"mpiexec.*pip install mpi4py"):
+        pc.init()
