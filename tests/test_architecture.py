@@ -44,7 +44,14 @@ LAYERS: dict[str, set[str]] = {
         *("__init__", "_core", "bootstrap", "errors"),
         *("installing", "reference", "torch", "version"),
     },
-    "cli": {"_core", "bench", "errors", "host_memory", "installing", "launcher", "version"},
+    "conformance": {
+        *("_core", "bench", "bootstrap", "communicator"),
+        *("errors", "reference", "schedule", "version"),
+    },
+    "cli": {
+        *("_core", "bench", "conformance", "errors", "host_memory"),
+        *("installing", "launcher", "order", "schedule", "version"),
+    },
 }
 
 # What may be imported at the top of a file, beside NumPy and the standard library. All else is
@@ -59,7 +66,7 @@ TOP_LEVEL: dict[str, set[str]] = {
 LAZY: dict[str, set[str]] = {
     "bootstrap": {"torch"},  # under torchrun
     "mpi_launch": {"mpi4py"},
-    "cli": {"typer"},
+    "cli": {"matplotlib", "typer"},
     "bench": {"matplotlib", "ml_dtypes"},
 }
 
