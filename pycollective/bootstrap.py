@@ -20,11 +20,11 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from pycollective import _core, host_memory, mpi_launch
 from pycollective.attach import Listener, PeerAddress, attach_peers
@@ -32,6 +32,7 @@ from pycollective.communicator import Communicator
 from pycollective.errors import CollectiveError, CollectiveTimeout, ConfigurationError
 from pycollective.meeting import Meeting, Record, is_full, this_process
 from pycollective.store import StoreClient, StoreServer
+from pycollective.world import World
 
 MAX_RANKS = 64  # of one host: the width of the engine's masks
 DEFAULT_TIMEOUT = 600.0
@@ -39,6 +40,7 @@ _LINGER = 5.0  # seconds
 
 # What `pycollective run` tells its ranks.
 ENV_RANK, ENV_SIZE = "PYCOLLECTIVE_RANK", "PYCOLLECTIVE_SIZE"
+ENV_TOPOLOGY = "PYCOLLECTIVE_TOPOLOGY"
 ENV_STORE, ENV_SECRET = "PYCOLLECTIVE_STORE", "PYCOLLECTIVE_SECRET"
 
 # The process's node. All communicators share it, and torch makes each process group separately:
@@ -55,6 +57,7 @@ def init(
     size: int | None = None,
     store: Any = None,
     timeout: float = DEFAULT_TIMEOUT,
+    topology: str | None = None,
 ) -> Communicator:
     """Join the job's ranks; every rank must call it, as often as the others.
 
@@ -70,6 +73,10 @@ def init(
             as a `torch.distributed.Store`, which must outlast the call on every rank. A store
             that has no more than those two serves one `init` only.
         timeout: seconds that joining, and later each operation, may take.
+        topology: which ranks share a host, instead of what is found: ``"2x2"``, hosts x ranks a
+            host, or ``"3,1"``, the ranks of each host; under mpiexec. Ranks of different hosts
+            exchange nothing through shared memory, even if they could. Also the environment
+            variable PYCOLLECTIVE_TOPOLOGY; the same on all ranks.
 
     Raises:
         ConfigurationError: the launch or the arguments cannot be right, or memory is short.
@@ -81,7 +88,7 @@ def init(
         return _init_explicit(rank, size, store, timeout)
     for launch in _LAUNCHES:
         if launch.detected():
-            return launch.start(timeout)
+            return launch.start(timeout, topology or os.environ.get(ENV_TOPOLOGY, ""))
     return connect(None, 0, 1, timeout)
 
 
@@ -99,19 +106,38 @@ def connect(
 
     Raises: see `init`.
     """
+    joined = _join_host(store, rank, size, timeout, prefix)
+    return _register(Communicator(*joined, timeout))
+
+
+class _Joined(NamedTuple):
+    """A group that shares memory, before it is a communicator; see there."""
+
+    node: _core.Node
+    rank: int
+    tokens: list[bytes]
+    offsets: list[int]
+    slot_bytes: int
+
+
+def _join_host(
+    store: Any, rank: int, size: int, timeout: float, prefix: str, far: bool = False
+) -> _Joined:
+    """Join the ranks of this host; `far`: there are others on other hosts."""
     if not 1 <= size <= MAX_RANKS:
         raise ConfigurationError(f"size {size} is not 1 to {MAX_RANKS}, the most on one host")
     if not 0 <= rank < size:
         raise ConfigurationError(f"rank {rank} is not one of 0 to {size - 1}")
     if size == 1:
         node = _process_node()
-        offset, slot_bytes = node.allocate(1)
-        return _register(Communicator(node, 0, [node.token], [offset], slot_bytes, timeout))
+        host_memory.check(node.mailbox_bytes(1, far), 1)
+        offset, slot_bytes = node.allocate(1, far)
+        return _Joined(node, 0, [node.token], [offset], slot_bytes)
     meeting = Meeting(store, rank, size, timeout, prefix)
     try:
         # The socket closes after the report: who finds it closed looks there for the reason.
         with ExitStack() as after, meeting.sharing_problems():
-            return _register(_join(meeting, after, rank, size, timeout))
+            return _meet_and_attach(meeting, after, rank, size, far)
     except BaseException as error:
         # Peers may have attached it or not: the next group had better begin with a new one.
         _forget_node()
@@ -120,11 +146,13 @@ def connect(
         raise
 
 
-def _join(meeting: Meeting, after: ExitStack, rank: int, size: int, timeout: float) -> Communicator:
+def _meet_and_attach(
+    meeting: Meeting, after: ExitStack, rank: int, size: int, far: bool
+) -> _Joined:
     meeting.claim()
     node = _process_node()
-    host_memory.check(node.mailbox_bytes(size), size)
-    offset, slot_bytes = node.allocate(size)
+    host_memory.check(node.mailbox_bytes(size, far), size)
+    offset, slot_bytes = node.allocate(size, far)
     listener = after.enter_context(closing(Listener()))
     records = meeting.exchange(
         Record(
@@ -150,13 +178,12 @@ def _join(meeting: Meeting, after: ExitStack, rank: int, size: int, timeout: flo
         meeting.raise_problem,
     )
     meeting.confirm()
-    return Communicator(
+    return _Joined(
         node,
         rank,
         [peer.token for peer in peers],
         [each.offset for each in records],
         min(each.slot_bytes for each in records),
-        timeout,
     )
 
 
@@ -235,21 +262,32 @@ def _init_explicit(rank: int | None, size: int | None, store: Any, timeout: floa
         return connect(store, rank, size, timeout)  # needs no store, or says what is wrong
     if not isinstance(store, str):
         return connect(store, rank, size, timeout, _next_prefix(store, rank))
-    return _meet_at(store, "", rank, size, timeout)
+    server = StoreServer(store) if rank == 0 else None
+    return _meet_at(store, "", server, rank, size, timeout)
 
 
-def _meet_at(address: str, secret: str, rank: int, size: int, timeout: float) -> Communicator:
+def _meet_at(
+    address: str, secret: str, server: StoreServer | None, rank: int, size: int, timeout: float
+) -> Communicator:
     """Join through a store that rank 0 serves for this one `init`."""
-    server = StoreServer(address, secret) if rank == 0 else None
+    with _store_at(address, secret, server, size, timeout) as client:
+        communicator = connect(client, rank, size, timeout, "init")
+        if server is not None:
+            server.stop_listening()  # who comes from now on comes for the next `init`
+        communicator.barrier()  # all have what they need
+        return communicator
+
+
+@contextmanager
+def _store_at(
+    address: str, secret: str, server: StoreServer | None, size: int, timeout: float
+) -> Iterator[StoreClient]:
+    """A client of a store that one rank serves, with `server`, until all have left it."""
     linger = _LINGER  # after a failure, so that the other ranks can read why
     try:
         with closing(StoreClient(address, secret, timeout)) as client:
-            communicator = connect(client, rank, size, timeout, "init")
-            if server is not None:
-                server.stop_listening()  # who comes from now on comes for the next `init`
-            communicator.barrier()  # all have what they need
+            yield client
             linger = 0.0
-            return communicator
     finally:
         if server is not None:
             server.close(linger, size)
@@ -258,7 +296,7 @@ def _meet_at(address: str, secret: str, rank: int, size: int, timeout: float) ->
 @dataclass(frozen=True)
 class _Launch:
     detected: Callable[[], bool]
-    start: Callable[[float], Communicator]
+    start: Callable[[float, str], Communicator]
 
 
 def _environment_number(name: str) -> int:
@@ -268,7 +306,16 @@ def _environment_number(name: str) -> int:
     return int(value)
 
 
-def _start_run(timeout: float) -> Communicator:
+def _refuse_hosts(topology: str) -> None:
+    if topology:
+        raise ConfigurationError(
+            f"topology {topology!r}: between hosts messages go over MPI: start the ranks with "
+            "mpiexec"
+        )
+
+
+def _start_run(timeout: float, topology: str) -> Communicator:
+    _refuse_hosts(topology)
     rank, size = _environment_number(ENV_RANK), _environment_number(ENV_SIZE)
     address, secret = os.environ[ENV_STORE], os.environ.get(ENV_SECRET, "")
     if size == 1:
@@ -277,7 +324,8 @@ def _start_run(timeout: float) -> Communicator:
         return connect(client, rank, size, timeout, _next_prefix(client, rank))
 
 
-def _start_torchrun(timeout: float) -> Communicator:
+def _start_torchrun(timeout: float, topology: str) -> Communicator:
+    _refuse_hosts(topology)
     from torch.distributed import PrefixStore, rendezvous
 
     store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
@@ -287,11 +335,35 @@ def _start_torchrun(timeout: float) -> Communicator:
     return communicator
 
 
-def _start_mpiexec(timeout: float) -> Communicator:
-    place = mpi_launch.agree(timeout)
-    if place.size == 1:
+def _start_mpiexec(timeout: float, topology: str) -> Communicator:
+    launch = mpi_launch.agree(timeout, topology)
+    if launch.size == 1:
+        if launch.server is not None:
+            launch.server.close()
         return connect(None, 0, 1, timeout)
-    return _meet_at(place.address, place.secret, place.rank, place.size, timeout)
+    if len(set(launch.host_of)) == 1:
+        if launch.server is not None:
+            launch.server.start()
+        return _meet_at(
+            launch.address, launch.secret, launch.server, launch.rank, launch.size, timeout
+        )
+    world = World(launch.rank, launch.host_of, launch.pump())
+    near = world.near
+    with ExitStack() as stack:
+        client = None
+        with launch.sharing_problems() as all_agree:
+            if launch.server is not None:
+                launch.server.start()
+            if len(near) > 1:
+                store = _store_at(launch.address, launch.secret, launch.server, len(near), timeout)
+                client = stack.enter_context(store)
+            elif launch.server is not None:
+                stack.callback(launch.server.close)
+            joined = _join_host(
+                client, near.index(launch.rank), len(near), timeout, "init", far=True
+            )
+            slot_bytes = min(all_agree(joined.slot_bytes))
+        return _register(Communicator(*joined._replace(slot_bytes=slot_bytes), timeout, world))
 
 
 # In this order: a launcher's own variables before those that others inherit.

@@ -15,6 +15,7 @@ import numpy as np
 
 from pycollective import _core, host_memory
 from pycollective.errors import CollectiveError, ConfigurationError
+from pycollective.world import World
 
 _log = logging.getLogger("pycollective")
 
@@ -49,20 +50,24 @@ class Communicator(_core.Communicator):
         offsets: Sequence[int],
         slot_bytes: int,
         timeout: float,
+        world: World | None = None,
     ) -> None:
         """Join a group whose members have attached each other (`bootstrap.connect` does it all).
 
         Args:
             node: this process's end of shared memory; holds the mailbox at ``offsets[rank]``.
-            rank: this rank in the group.
-            tokens: each rank's segment.
-            offsets: where each rank's mailbox lies in its segment, bytes.
+            rank: this rank among those of its host.
+            tokens: the segment of each rank of this host.
+            offsets: where each one's mailbox lies in its segment, bytes.
             slot_bytes: the least that any rank allocated for data; the same on all ranks.
             timeout: seconds an operation may take.
+            world: all ranks; None where all are on this host.
         """
-        super().__init__(node, rank, list(tokens), list(offsets), slot_bytes, timeout)
+        world = world or World.on_one_host(rank, len(tokens))
+        super().__init__(node, rank, list(tokens), list(offsets), slot_bytes, timeout, world)
         self._node = node
         self._tokens = list(tokens)
+        self._world = world
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make a communicator of the ranks that give the same `color`; collective over this one.
@@ -84,14 +89,17 @@ class Communicator(_core.Communicator):
         members = [r for r in range(self.size) if wishes[r, 0] == wishes[self.rank, 0]]
         members.sort(key=lambda r: (wishes[r, 1], r))
 
+        world = self._part_of_world(members, color)
+        near = [r for r in members if r in self._world.near]
         # Each rank allocates in its own segment and tells the others where; one that cannot must
         # say so too, or its group would wait for it.
         problem: Exception | None = None
         mine = (-1, 0)
         if color is not None:
             try:
-                host_memory.check(self._node.mailbox_bytes(len(members)), len(members))
-                mine = self._node.allocate(len(members))
+                far = world.pump is not None
+                host_memory.check(self._node.mailbox_bytes(len(near), far), len(near))
+                mine = self._node.allocate(len(near), far)
             except ConfigurationError as error:
                 problem = error
         places = np.empty((self.size, 2), dtype=np.int64)
@@ -109,21 +117,24 @@ class Communicator(_core.Communicator):
             )
         return Communicator(
             self._node,
-            members.index(self.rank),
-            [self._tokens[r] for r in members],
-            [int(places[r, 0]) for r in members],
+            near.index(self.rank),
+            [self._tokens[self._world.near.index(r)] for r in near],
+            [int(places[r, 0]) for r in near],
             int(min(places[r, 1] for r in members)),
             self.timeout,
+            world,
         )
 
-    def _make_program(self, operation: str, algorithm: str, root: int) -> _core.Program:
-        """What the engine carries out for an algorithm; asked for once, by the native methods."""
-        from pycollective.schedule import Topology, make_schedule
-        from pycollective.schedule.assemble import assemble
-
-        topology = Topology.single_host(self.size)
-        schedule = make_schedule(operation, algorithm, topology, root)
-        return _core.Program(assemble(schedule, self.rank))
+    def _part_of_world(self, members: list[int], color: int | None) -> World:
+        numbers: dict[int, int] = {}
+        host_of = tuple(numbers.setdefault(self._world.host_of[r], len(numbers)) for r in members)
+        far = [at for at, r in enumerate(members) if r not in self._world.near]
+        pump = None
+        if self._world.pump is not None:  # all must take part, also who joins no group
+            # By the first member's rank: MPI's colors are smaller numbers than ours.
+            group = None if color is None else members[0]
+            pump = self._world.pump.split(group, members.index(self.rank), far)
+        return World(members.index(self.rank), host_of, pump if far else None)
 
     def close(self) -> None:
         """Wait for what was issued, then leave. Harms no rank that needs nothing more from this.

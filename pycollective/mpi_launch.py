@@ -1,7 +1,7 @@
-"""Joins the ranks that mpiexec started: through mpi4py, rank 0 tells the others where to meet.
+"""Joins the ranks that mpiexec started: through mpi4py they tell each other where to meet.
 
-MPI carries one small message to each rank, polled, so that no wait is unbounded; from there on the
-ranks meet as under any other launcher.
+MPI carries two small messages a rank, polled, so that no wait is unbounded. From there on the ranks
+of a host meet as under any other launcher, and those of several hosts have MPI between them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from pycollective import installing
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 from pycollective.host import host_identity
+from pycollective.store import StoreServer
+from pycollective.transport.mpi import MpiPump
 
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
@@ -23,20 +27,54 @@ _GRACE = 1.0
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the ranks meet: a store that rank 0 serves.
+class Launch:
+    """The ranks that mpiexec started, as they have told each other.
 
     Attributes:
         rank: this rank.
         size: number of ranks.
-        address: of the store.
+        host_of: the host of each rank, numbered from 0 in the order of their first ranks.
+        address: of the store where this host's ranks meet.
         secret: what its clients must present.
+        server: of that store, on the first rank of each host; not started.
+        timeout: seconds that joining may take.
     """
 
     rank: int
     size: int
+    host_of: tuple[int, ...]
     address: str
     secret: str
+    server: StoreServer | None
+    timeout: float
+
+    def pump(self) -> MpiPump:
+        """A pump between all ranks; every rank must call it."""
+        world = _world()
+        here = self.host_of[self.rank]
+        far = [rank for rank, host in enumerate(self.host_of) if host != here]
+        return MpiPump(world.Dup(), far)
+
+    @contextmanager
+    def sharing_problems(self) -> Iterator[Callable[[int], list[int]]]:
+        """A block in which each rank tells all others a number, or that it cannot go on."""
+        told = False
+
+        def all_agree(number: int) -> list[int]:
+            nonlocal told
+            told = True
+            answers = _exchange([number, ""], self.timeout)
+            for rank, (_, problem) in enumerate(answers):
+                if problem:
+                    raise ConfigurationError(f"rank {rank} cannot join: {problem}")
+            return [int(each) for each, _ in answers]
+
+        try:
+            yield all_agree
+        except BaseException as error:
+            if not told:
+                _exchange([0, f"{type(error).__name__}: {error}"], self.timeout)
+            raise
 
 
 def detected() -> bool:
@@ -44,31 +82,52 @@ def detected() -> bool:
     return any(name in os.environ for name in _RANK_VARIABLES)
 
 
-def agree(timeout: float) -> Place:
-    """Agree with all ranks of ``MPI.COMM_WORLD`` on a place to meet; every rank must call it.
+def agree(timeout: float, topology: str = "") -> Launch:
+    """Agree with all ranks of ``MPI.COMM_WORLD`` on who shares a host and where they meet.
 
-    Initialises MPI where the program has not.
+    Every rank must call it. Initialises MPI where the program has not.
+
+    Args:
+        timeout: seconds that joining may take.
+        topology: as in `Topology.parse`, for hosts that are played; empty for those there are.
 
     Raises:
-        ConfigurationError: mpi4py is missing, or belongs to another MPI than mpiexec, or the ranks
-            are on several hosts.
-        CollectiveTimeout: rank 0 did not come.
+        ConfigurationError: mpi4py is missing, or belongs to another MPI than mpiexec, or the
+            topology does not fit or differs between ranks.
+        CollectiveTimeout: not every rank came.
     """
-    world = _world()
-    rank, size = world.Get_rank(), world.Get_size()
-    tag = _tag(world)
-    if rank == 0:
-        told = (f"unix:@pycollective-{os.getpid()}-{os.urandom(6).hex()}", os.urandom(16).hex())
-        message = (host_identity(), *told)
-        sent = [world.isend(message, dest, tag) for dest in range(1, size)]
-        _settle(sent, timeout, rank)
-        return Place(rank, size, *told)
-    ((host, address, secret),) = _settle([world.irecv(source=0, tag=tag)], timeout, rank)
-    if host != host_identity():
-        raise ConfigurationError(
-            f"rank {rank} is not on the host of rank 0: this version joins the ranks of one host"
-        )
-    return Place(rank, size, address, secret)
+    from pycollective.schedule import Topology
+
+    rank = _world().Get_rank()
+    address = f"unix:@pycollective-{os.getpid()}-{os.urandom(6).hex()}"
+    secret = os.urandom(16).hex()
+    # It stands before anyone hears of it; most are not needed.
+    server = StoreServer(address, secret, start=False)
+    try:
+        answers = _exchange([host_identity(), topology, address, secret], timeout)
+        for other, (_, theirs, _, _) in enumerate(answers):
+            if theirs != topology:
+                raise ConfigurationError(
+                    f"rank {rank} was given topology {topology!r} and rank {other} {theirs!r}"
+                )
+        hosts = Topology.of_hosts([each[0] for each in answers])
+        host_of = (Topology.parse(topology, len(answers)) if topology else hosts).host_of
+    except BaseException:
+        server.close()
+        raise
+    first = host_of.index(host_of[rank])
+    if rank != first:
+        server.close()
+    address, secret = answers[first][2:]
+    return Launch(
+        rank,
+        len(answers),
+        host_of,
+        address,
+        secret,
+        server if rank == first else None,
+        timeout,
+    )
 
 
 def end_after_failure() -> None:
@@ -106,28 +165,50 @@ def _world() -> Any:
     return world
 
 
-def _tag(world: Any) -> int:
+def _exchange(mine: list[Any], timeout: float) -> list[list[Any]]:
+    """What every rank has to say, by way of rank 0, which knows who has not come."""
     from mpi4py import MPI
 
-    # Far from the tags that programs choose.
-    return int(world.Get_attr(MPI.TAG_UB)) - 7
-
-
-def _settle(requests: list[Any], timeout: float, rank: int) -> list[Any]:
-    """What the requests brought, once all are done."""
+    world = _world()
+    rank, size = world.Get_rank(), world.Get_size()
+    tag = int(world.Get_attr(MPI.TAG_UB)) - 7  # far from those that programs choose
     deadline = time.monotonic() + timeout
+    if rank != 0:
+        told = [world.isend(mine, 0, tag)]
+        # A little longer, so that rank 0 can say who did not come.
+        heard = _settled([world.irecv(source=0, tag=tag), *told], deadline + _GRACE)
+        if heard is None:
+            raise _timed_out(rank, timeout, "rank 0 did not come")
+        if isinstance(heard[0], str):
+            raise _timed_out(rank, timeout, heard[0])
+        return list(heard[0])
+    requests = [world.irecv(source=other, tag=tag) for other in range(1, size)]
+    everybody = _settled(requests, deadline)
+    answer: Any = [mine, *(everybody or [])]
+    if everybody is None:
+        absent = [str(r + 1) for r, request in enumerate(requests) if not request.test()[0]]
+        answer = f"rank(s) {', '.join(absent)} of {size} did not come"
+    sent = [world.isend(answer, other, tag) for other in range(1, size)]
+    _settled(sent, time.monotonic() + _GRACE)
+    if isinstance(answer, str):
+        raise _timed_out(rank, timeout, answer)
+    return list(answer)
+
+
+def _timed_out(rank: int, timeout: float, why: str) -> CollectiveTimeout:
+    return CollectiveTimeout(
+        f"init timed out on rank {rank} after {timeout:g} s: {why}", rank, "init"
+    )
+
+
+def _settled(requests: list[Any], deadline: float) -> list[Any] | None:
+    """What the requests brought; None if they are not done in time."""
     brought = []
     for request in requests:
         done, message = request.test()
         while not done:
             if time.monotonic() > deadline:
-                raise CollectiveTimeout(
-                    f"init timed out on rank {rank} after {timeout:g} s: rank 0 did not come"
-                    if rank
-                    else f"init timed out on rank 0 after {timeout:g} s: the others did not come",
-                    rank,
-                    "init",
-                )
+                return None
             time.sleep(_POLL)
             done, message = request.test()
         brought.append(message)

@@ -27,14 +27,17 @@ LAYERS: dict[str, set[str]] = {
     "schedule": {"errors", "order"},
     "store": {"errors"},
     "host_memory": {"errors"},
-    "communicator": {"_core", "errors", "host_memory", "schedule"},
+    "programs": {"_core", "schedule"},
+    "transport": {"errors"},
+    "world": {"programs", "transport"},
+    "communicator": {"_core", "errors", "host_memory", "world"},
     "attach": {"_core", "errors"},
     "host": set(),
-    "mpi_launch": {"errors", "host", "installing"},
+    "mpi_launch": {"errors", "host", "installing", "schedule", "store", "transport"},
     "meeting": {"errors", "version"},
     "bootstrap": {
         *("_core", "errors", "host_memory"),
-        *("store", "attach", "communicator", "meeting", "mpi_launch"),
+        *("store", "attach", "communicator", "meeting", "mpi_launch", "world"),
     },
     "launcher": {"bootstrap", "errors", "store"},
     "__init__": {"bootstrap", "communicator", "errors", "version"},
@@ -66,6 +69,7 @@ TOP_LEVEL: dict[str, set[str]] = {
 LAZY: dict[str, set[str]] = {
     "bootstrap": {"torch"},  # under torchrun
     "mpi_launch": {"mpi4py"},
+    "transport/mpi": {"mpi4py"},
     "cli": {"matplotlib", "typer"},
     "bench": {"matplotlib", "ml_dtypes"},
 }

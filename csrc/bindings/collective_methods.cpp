@@ -152,7 +152,9 @@ bool choose_program(CommunicatorObject& self, PyObject* algorithm, Call& call) {
     return false;
   }
   const std::string_view name(text, static_cast<std::size_t>(length));
-  if (name == "auto" || name == "direct") return true;
+  // The direct paths on one host; between hosts `auto` is chosen by the core's own source.
+  const bool far = (*self.core)->group().link() != nullptr;
+  if (name == "auto" || (name == "direct" && !far)) return true;
   const Request& request = call.request();
   for (const KnownProgram& known : *self.programs) {
     if (known.kind != request.kind || known.root != request.root || known.algorithm != name)
@@ -161,8 +163,8 @@ bool choose_program(CommunicatorObject& self, PyObject* algorithm, Call& call) {
     return true;
   }
   const auto made = py::reinterpret_steal<py::object>(
-      PyObject_CallMethod(reinterpret_cast<PyObject*>(&self), "_make_program", "sOi",
-                          name_of(request.kind), algorithm, request.root));
+      PyObject_CallFunction(self.program_source, "sOiK", name_of(request.kind), algorithm,
+                            request.root, static_cast<unsigned long long>(bytes_of(request))));
   if (!made) return false;
   try {
     self.programs->push_back(

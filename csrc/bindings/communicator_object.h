@@ -25,6 +25,7 @@ struct CommunicatorObject {
   PyObject_HEAD std::shared_ptr<Communicator>* core;
   std::shared_ptr<AbandonedCalls>* abandoned;
   std::vector<KnownProgram>* programs;
+  PyObject* program_source;  // pycollective.programs.Programs
 
   static CommunicatorObject& of(PyObject* self) {
     return *reinterpret_cast<CommunicatorObject*>(self);

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "bindings/communicator_object.h"
+#include "bindings/link_py.h"
 #include "bindings/node_py.h"
+#include "bindings/program_py.h"
 
 namespace py = pybind11;
 
@@ -111,9 +113,9 @@ PyObject* get_failure(PyObject* self, void*) {
 int initialise(PyObject* self, PyObject* args, PyObject* names) {
   try {
     const auto tuple = py::reinterpret_borrow<py::tuple>(args);
-    if (tuple.size() != 6 || (names != nullptr && PyDict_GET_SIZE(names) != 0)) {
+    if (tuple.size() != 7 || (names != nullptr && PyDict_GET_SIZE(names) != 0)) {
       PyErr_SetString(PyExc_TypeError,
-                      "Communicator(node, rank, tokens, offsets, slot_bytes, timeout)");
+                      "Communicator(node, rank, tokens, offsets, slot_bytes, timeout, world)");
       return -1;
     }
     auto& node = tuple[0].cast<NodeHandle&>();
@@ -127,11 +129,21 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     if (rank < 0 || static_cast<std::size_t>(rank) >= offsets.size() || !(timeout > 0))
       throw std::invalid_argument("a communicator needs its rank's offset and a timeout above 0");
     const MailboxRange mailbox = node.take(offsets[static_cast<std::size_t>(rank)]);
-    auto group = std::make_unique<Group>(node.node, rank, tokens, offsets, mailbox, slot_bytes);
+    // pycollective.world.World
+    const py::object given = tuple[6];
+    World world;
+    world.rank = given.attr("rank").cast<int>();
+    world.size = given.attr("size").cast<int>();
+    world.near = given.attr("near").cast<std::vector<int>>();
+    if (!given.attr("pump").is_none()) world.link = make_python_link(given.attr("pump"));
+    auto group = std::make_unique<Group>(node.node, rank, tokens, offsets, mailbox, slot_bytes,
+                                         std::move(world));
     Object* object = &Object::of(self);
     if (object->core != nullptr) throw std::invalid_argument("initialised twice");
     object->core = new std::shared_ptr<Communicator>(
         std::make_shared<Communicator>(std::move(group), node.progress, timeout));
+    object->program_source = py::object(given.attr("programs")).release().ptr();
+    (*object->core)->set_program_source(program_source(given.attr("programs")));
     object->programs = new std::vector<KnownProgram>();
     object->abandoned = new std::shared_ptr<AbandonedCalls>(std::make_shared<AbandonedCalls>());
     return 0;
@@ -150,6 +162,7 @@ void finalise(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   delete object->abandoned;
   delete object->programs;
+  Py_XDECREF(object->program_source);
   if (object->core != nullptr) {
     // The last share of a communicator may join the progress thread.
     const py::gil_scoped_release unlocked;

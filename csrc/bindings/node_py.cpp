@@ -16,8 +16,8 @@ Token token_from_bytes(const std::string& bytes) {
   return token;
 }
 
-MailboxRange NodeHandle::allocate(int ranks) {
-  const MailboxRange range = node->allocate_mailbox(ranks);
+MailboxRange NodeHandle::allocate(int ranks, bool far) {
+  const MailboxRange range = node->allocate_mailbox(ranks, far);
   const std::lock_guard lock(mutex_);
   allocated_[range.offset] = range;
   return range;
@@ -86,20 +86,24 @@ void bind_node(py::module_& module) {
           py::arg("token"))
       .def(
           "allocate",
-          [](NodeHandle& self, int size) {
-            const MailboxRange range = translated([&] { return self.allocate(size); });
+          [](NodeHandle& self, int size, bool far) {
+            const MailboxRange range = translated([&] { return self.allocate(size, far); });
             return py::make_tuple(range.offset, range.data_bytes);
           },
-          py::arg("size"),
-          "Commit a mailbox for a group of `size` ranks: (offset in the segment, slot bytes).")
+          py::arg("size"), py::arg("far") = false,
+          "Commit a mailbox for a group of `size` ranks, which has others on other hosts if `far`: "
+          "(offset in the segment, slot bytes).")
       .def(
           "release",
           [](NodeHandle& self, std::size_t offset) { translated([&] { self.release(offset); }); },
           py::arg("offset"), "Give back a mailbox that no communicator was made of.")
       .def(
           "mailbox_bytes",
-          [](const NodeHandle& self, int size) { return self.node->mailbox_bytes(size); },
-          py::arg("size"), "Bytes of shared memory that allocate(size) would commit now.");
+          [](const NodeHandle& self, int size, bool far) {
+            return self.node->mailbox_bytes(size, far);
+          },
+          py::arg("size"), py::arg("far") = false,
+          "Bytes of shared memory that allocate(size, far) would commit now.");
 }
 
 }  // namespace pycollective

@@ -21,7 +21,7 @@ class NodeHandle {
  public:
   NodeHandle() : node(std::make_shared<Node>()), progress(std::make_shared<Progress>(node)) {}
 
-  MailboxRange allocate(int ranks);
+  MailboxRange allocate(int ranks, bool far);
   // The mailbox at `offset`, which is the caller's from now on.
   MailboxRange take(std::size_t offset);
   // Gives back a mailbox that was not taken.

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -41,6 +42,8 @@ ProgramHandle from_python(const py::object& given) {
   program->kind = kind_named(get("operation").cast<std::string>());
   program->root = get("root").cast<int>();
   program->ranks = get("ranks").cast<int>();
+  program->members = get("members").cast<int>();
+  program->tags = get("tags").cast<int>();
   program->pieces = pieces_named(get("pieces").cast<std::string>());
   program->shards = get("shards").cast<int>();
   program->nodes = get("nodes").cast<int>();
@@ -50,7 +53,7 @@ ProgramHandle from_python(const py::object& given) {
     program->refs.push_back({number<Place>(place, 4, "place"), rank, shard, index});
   for (const auto& [kind, a, b, c] : get("instructions").cast<std::vector<std::array<int, 4>>>())
     program->instructions.push_back(
-        {number<Instruction::Kind>(kind, 4, "kind of instruction"), a, b, c});
+        {number<Instruction::Kind>(kind, 8, "kind of instruction"), a, b, c});
   for (const auto& [first_term, terms, first_recipe, length, finish] :
        get("combines").cast<std::vector<std::array<int, 5>>>())
     program->combines.push_back({first_term, terms, first_recipe, length, finish != 0});
@@ -58,11 +61,40 @@ ProgramHandle from_python(const py::object& given) {
   for (const int each : numbers("recipes"))
     program->recipes.push_back(number<std::uint8_t>(each, 2, "step of a recipe"));
   program->readers = numbers("readers");
-  program->check(get("rank").cast<int>());
+  for (const auto& [rank, tag, first, count] :
+       get("messages").cast<std::vector<std::array<int, 4>>>())
+    program->messages.push_back({rank, tag, first, count});
+  program->message_pieces = numbers("message_pieces");
+  program->far = numbers("far");
+  program->check(get("member").cast<int>());
   return {std::move(program)};
 }
 
 }  // namespace
+
+std::size_t bytes_of(const Request& request) {
+  const std::size_t elements =
+      std::accumulate(request.counts.begin(), request.counts.end(), std::size_t{0});
+  return size_of(request.dtype) * (request.counts.empty() ? request.count : elements);
+}
+
+Communicator::ProgramSource program_source(py::object programs) {
+  // Whoever lets go of it last may not hold the interpreter.
+  const std::shared_ptr<py::object> shared(new py::object(std::move(programs)), [](py::object* it) {
+    const py::gil_scoped_acquire gil;
+    delete it;
+  });
+  return [shared](const Request& request) {
+    const py::gil_scoped_acquire gil;
+    try {
+      const py::object made = (*shared)(name_of(request.kind), "auto", request.root,
+                                        static_cast<std::uint64_t>(bytes_of(request)));
+      return made.cast<ProgramHandle&>().program;
+    } catch (py::error_already_set& error) {
+      throw CollectiveFailure({FailureKind::kConfiguration, -1, request.kind, 0, error.what()});
+    }
+  };
+}
 
 void bind_program(py::module_& module) {
   py::class_<ProgramHandle>(module, "Program", py::is_final(),

@@ -3,6 +3,7 @@
 
 #include <variant>
 
+#include "engine/far_pair.h"
 #include "engine/one_shot.h"
 #include "engine/point_to_point.h"
 #include "engine/scheduled.h"
@@ -14,6 +15,9 @@ class AnyOperation {
  public:
   // Chooses the path: depends on what all ranks agree on, never on the rank.
   Operation& make(Group& group, const Request& request, std::uint64_t sequence) {
+    const bool pair = request.kind == OpKind::kSend || request.kind == OpKind::kRecv;
+    if (pair && group.member(request.root) < 0)
+      return made_.emplace<FarPair>(group, request, sequence);
     if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, request, sequence);
     if (request.kind == OpKind::kRecv) return made_.emplace<Receive>(group, request, sequence);
     if (request.program) return made_.emplace<Scheduled>(group, request, sequence);
@@ -22,7 +26,7 @@ class AnyOperation {
   }
 
  private:
-  std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive> made_;
+  std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive, FarPair> made_;
 };
 
 }  // namespace pycollective

@@ -18,6 +18,8 @@ constexpr int kSpinsCrowded = 20;
 constexpr std::chrono::microseconds kYieldFor{500};
 // How often close() looks whether another thread's call is over.
 constexpr std::chrono::milliseconds kClosePoll{1};
+// How long a thread sleeps that awaits another host, which rings no doorbell.
+constexpr std::chrono::microseconds kPollEvery{100};
 
 void relax_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -42,7 +44,7 @@ Communicator::Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progres
     : group_(std::move(group)),
       progress_(std::move(progress)),
       timeout_(timeout),
-      queues_(1 + 2 * static_cast<std::size_t>(group_->size())) {}
+      queues_(1 + 2 * static_cast<std::size_t>(group_->world().size)) {}
 
 Communicator::~Communicator() = default;
 
@@ -65,17 +67,34 @@ void Communicator::check_usable(const Request& request, const Queue& queue) cons
 
 void Communicator::learn_failure() const {
   if (closed_) return;  // the mailbox may serve another group by now
+  if (failure_) return;
+  const auto learn = [&](FailureKind kind, const std::string& report, int reporter) {
+    failure_ = std::make_shared<Failure>(
+        Failure{kind, rank(), OpKind::kBarrier, 0, reported_text(report, reporter, rank())});
+  };
   const FailureRecord record = group_->failure();
-  if (failure_ || record.kind == FailureKind::kNone) return;
-  failure_ = std::make_shared<Failure>(
-      Failure{record.kind, rank(), OpKind::kBarrier, 0,
-              group_->report_of(record.reporter) + " (reported by rank " +
-                  std::to_string(record.reporter) + " to rank " + std::to_string(rank()) + ")"});
+  if (record.kind != FailureKind::kNone)
+    return learn(record.kind, group_->report_of(record.reporter), group_->number(record.reporter));
+  if (group_->link() == nullptr) return;
+  if (const auto notice = group_->link()->notice())
+    learn(notice->kind, notice->report, notice->reporter);
 }
 
-void Communicator::run(const Request& request, const InterruptHook& interrupted) {
-  if (forked()) throw_forked(request.kind, rank());
-  validate(request, rank(), size());
+const Request& Communicator::with_program(const Request& request, Request& room) const {
+  if (group_->link() == nullptr) return request;
+  group_->link()->poll();  // a failure elsewhere is then known
+  if (request.program || request.kind == OpKind::kSend || request.kind == OpKind::kRecv)
+    return request;
+  room = request;
+  room.program = program_source_(request);
+  return room;
+}
+
+void Communicator::run(const Request& given, const InterruptHook& interrupted) {
+  if (forked()) throw_forked(given.kind, rank());
+  validate(given, rank(), size());
+  Request room_for_request;
+  const Request& request = with_program(given, room_for_request);
   if (request.program) Scheduled::require_room(*group_, request);
   const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
   Queue& queue = queue_of(request);
@@ -117,10 +136,12 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted)
   stop_driving(queue, Driver::kCaller);
 }
 
-std::shared_ptr<Work> Communicator::submit(const Request& request,
+std::shared_ptr<Work> Communicator::submit(const Request& given,
                                            std::function<void(const Failure*)> on_done) {
-  if (forked()) throw_forked(request.kind, rank());
-  validate(request, rank(), size());
+  if (forked()) throw_forked(given.kind, rank());
+  validate(given, rank(), size());
+  Request room_for_request;
+  const Request& request = with_program(given, room_for_request);
   if (request.program) Scheduled::require_room(*group_, request);
   const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
   Queue& queue = queue_of(request);
@@ -205,7 +226,9 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
       continue;
     }
     Watch::throw_if_failed(operation);
-    group_->sleep(doorbell, std::min<Clock::duration>(kLookEvery, until - now));
+    const Clock::duration longest =
+        operation.must_poll() ? Clock::duration(kPollEvery) : Clock::duration(kLookEvery);
+    group_->sleep(doorbell, std::min<Clock::duration>(longest, until - now));
     watch.look(operation);
     if (interrupted && interrupted())
       throw CollectiveFailure(
@@ -281,11 +304,13 @@ void Communicator::finish_first(Queue& queue, Driver driver, const Failure* fail
 }
 
 void Communicator::fail(const Failure& failure) {
+  bool tell = false;
   std::list<std::shared_ptr<Pending>> ended;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
     group_->fail(failure.kind, failure.message);
+    tell = group_->link() != nullptr && !failure_;
     if (!failure_) failure_ = std::make_shared<Failure>(failure);
     for (Queue& queue : queues_) {
       auto first = queue.items.begin();
@@ -293,6 +318,9 @@ void Communicator::fail(const Failure& failure) {
       ended.splice(ended.end(), queue.items, first, queue.items.end());
     }
   }
+  // Out of the lock, as all that asks a link for something: it may need the interpreter, which a
+  // thread may hold that waits for the lock.
+  if (tell) group_->link()->tell({failure.kind, rank(), failure.message});
   for (const std::shared_ptr<Pending>& item : ended) item->finish(&failure);
 }
 
@@ -359,6 +387,7 @@ bool Communicator::needs_driving() const {
 
 std::shared_ptr<const Failure> Communicator::failure() const {
   if (forked()) return nullptr;
+  if (group_->link() != nullptr) group_->link()->poll();
   const std::lock_guard lock(mutex_);
   learn_failure();
   return failure_;

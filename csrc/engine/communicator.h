@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -25,8 +26,8 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progress> progress, double timeout);
   ~Communicator() override;
 
-  int rank() const override { return group_->rank(); }
-  int size() const override { return group_->size(); }
+  int rank() const override { return group_->world().rank; }
+  int size() const override { return group_->world().size; }
   void run(const Request& request, const InterruptHook& interrupted) override;
   std::shared_ptr<Work> submit(const Request& request,
                                std::function<void(const Failure*)> on_done) override;
@@ -35,6 +36,10 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   void abort(const std::string& reason) override;
   void close() override { close({}); }
   std::shared_ptr<const Failure> failure() const override;
+
+  // Where ranks are on several hosts: finds the program of a request that has none.
+  using ProgramSource = std::function<std::shared_ptr<const Program>(const Request&)>;
+  void set_program_source(ProgramSource source) { program_source_ = std::move(source); }
 
   Group& group() const { return *group_; }
   bool forked() const { return group_->node().forked(); }
@@ -63,6 +68,8 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
     std::uint64_t sequence = 0;            // of the last operation issued
   };
 
+  // The request itself, or a copy of it with its program.
+  const Request& with_program(const Request& request, Request& room) const;
   Queue& queue_of(const Request& request);
   void check_usable(const Request& request, const Queue& queue) const;  // under the lock
   void learn_failure() const;  // under the lock: from another rank's report, unless closed
@@ -85,6 +92,7 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
 
   std::unique_ptr<Group> group_;
   std::shared_ptr<Progress> progress_;
+  ProgramSource program_source_;
   std::atomic<double> timeout_;
   mutable std::mutex mutex_;
   std::vector<Queue> queues_;  // collectives, sends to each rank, receives from each rank

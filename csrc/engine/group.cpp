@@ -21,16 +21,25 @@ int available_cores() {
 
 Group::Group(std::shared_ptr<Node> node, int rank, const std::vector<Token>& tokens,
              const std::vector<std::size_t>& offsets, const MailboxRange& mailbox,
-             std::size_t data_bytes)
+             std::size_t data_bytes, World world)
     : node_(std::move(node)),
       rank_(rank),
       size_(static_cast<int>(tokens.size())),
       data_bytes_(data_bytes),
       range_(mailbox),
+      world_(std::move(world)),
       may_spin_(available_cores() >= size_) {
   if (size_ < 1 || size_ > kMaxRanks || rank < 0 || rank >= size_ ||
       offsets.size() != tokens.size() || data_bytes > mailbox.data_bytes)
     throw std::invalid_argument("a group needs 1 to 64 ranks, each with its token and offset");
+  if (world_.near.empty()) {
+    world_.rank = rank;
+    world_.size = size_;
+    for (int r = 0; r < size_; ++r) world_.near.push_back(r);
+  }
+  if (static_cast<int>(world_.near.size()) != size_ || number(rank) != world_.rank ||
+      (world_.size != size_ && !world_.link))
+    throw std::invalid_argument("a group's ranks and its world's do not go together");
   for (int r = 0; r < size_; ++r) {
     std::shared_ptr<Peer> member = node_->find(tokens[r]);
     if (!member)
@@ -89,11 +98,23 @@ std::string Group::report_of(int reporter) const {
 
 std::string Group::describe(int rank) const {
   const pid_t pid = members_[rank]->pid();
-  return "rank " + std::to_string(rank) + (pid ? " (pid " + std::to_string(pid) + ")" : "");
+  return "rank " + std::to_string(number(rank)) + (pid ? " (pid " + std::to_string(pid) + ")" : "");
+}
+
+int Group::member(int number) const {
+  const auto found = std::find(world_.near.begin(), world_.near.end(), number);
+  return found == world_.near.end() ? -1 : static_cast<int>(found - world_.near.begin());
+}
+
+std::byte* Group::staging(std::size_t index, std::size_t bytes) {
+  if (staging_.size() <= index) staging_.resize(index + 1);
+  if (staging_[index].size() < bytes) staging_[index].resize(bytes);
+  return staging_[index].data();
 }
 
 void Group::leave() {
   if (left_.exchange(true)) return;
+  if (world_.link) world_.link->close();
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     mailboxes_[r]->left.fetch_or(bit(rank_), std::memory_order_acq_rel);

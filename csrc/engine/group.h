@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/api.h"
+#include "engine/link.h"
 #include "transport/node.h"
 
 namespace pycollective {
@@ -35,7 +36,7 @@ class Group {
   // own one; `data_bytes` the least data area among all ranks. All tokens must be attached.
   Group(std::shared_ptr<Node> node, int rank, const std::vector<Token>& tokens,
         const std::vector<std::size_t>& offsets, const MailboxRange& mailbox,
-        std::size_t data_bytes);
+        std::size_t data_bytes, World world = {});
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -43,6 +44,17 @@ class Group {
   int rank() const { return rank_; }
   int size() const { return size_; }
   Node& node() const { return *node_; }
+
+  // The communicator, of which the group may be the part on one host. `rank` and `size` above are
+  // the group's; numbers that a user sees or gives are the world's.
+  const World& world() const { return world_; }
+  Link* link() const { return world_.link.get(); }
+  int number(int rank) const { return world_.near[static_cast<std::size_t>(rank)]; }
+  // The group's rank of a number; -1 for a rank of another host.
+  int member(int number) const;
+  // Memory of this process, for messages; kept for the next that asks with the same index.
+  std::byte* staging(std::size_t index, std::size_t bytes);
+
   std::size_t data_bytes() const { return data_bytes_; }
 
   Mailbox& mailbox(int rank) const { return *mailboxes_[rank]; }
@@ -110,6 +122,8 @@ class Group {
   int size_;
   std::size_t data_bytes_;
   MailboxRange range_;
+  World world_;
+  std::vector<std::vector<std::byte>> staging_;
   std::array<Mailbox*, kMaxRanks> mailboxes_{};
   std::vector<std::shared_ptr<Peer>> members_;
   std::mutex channels_mutex_;  // sends to different ranks start on different threads

@@ -29,6 +29,10 @@ class Operation {
   virtual bool finished_by(int rank) const = 0;
   // Throws kMismatch where a rank that has called disagrees, while the operation waits for others.
   virtual void compare_calls() const {}
+  // The ranks of other hosts that are awaited, for messages; empty where none is.
+  virtual std::string far_absentees() const { return {}; }
+  // Whether it awaits something that rings no doorbell, and must look again soon.
+  virtual bool must_poll() const { return false; }
   // Whether `rank` has called this operation.
   virtual bool called_by(int rank) const = 0;
 

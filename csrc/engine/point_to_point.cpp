@@ -11,7 +11,7 @@ PairOperation::PairOperation(Group& group, const Request& request, std::uint64_t
     : Operation(group, request, sequence),
       mine_(mine),
       theirs_(theirs),
-      peer_(request.root),
+      peer_(group.member(request.root)),
       bytes_(request.count * size_of(request.dtype)),
       begin_(mine.chunks.load(std::memory_order_relaxed)),
       end_(begin_ + (bytes_ + kChannelPart - 1) / kChannelPart),
@@ -40,8 +40,8 @@ bool PairOperation::agreed() {
              std::to_string(count) + ")";
     };
     throw CollectiveFailure(
-        {FailureKind::kMismatch, group_.rank(), request_.kind, sequence_,
-         "rank " + std::to_string(group_.rank()) + " called " +
+        {FailureKind::kMismatch, group_.world().rank, request_.kind, sequence_,
+         "rank " + std::to_string(group_.world().rank) + " called " +
              call(sends ? "send" : "recv", static_cast<std::uint64_t>(request_.dtype),
                   request_.count) +
              " and " + group_.describe(peer_) + " called " +
@@ -58,8 +58,9 @@ std::size_t PairOperation::bytes_of(std::uint64_t chunk) const {
 }
 
 Send::Send(Group& group, const Request& request, std::uint64_t sequence)
-    : PairOperation(group, request, sequence, group.sending_half(group.rank(), request.root),
-                    group.receiving_half(request.root, group.rank())) {}
+    : PairOperation(group, request, sequence,
+                    group.sending_half(group.rank(), group.member(request.root)),
+                    group.receiving_half(group.member(request.root), group.rank())) {}
 
 void Send::start() {
   if (mine_.buffer == 0) mine_.buffer = group_.allocate_channel_buffer(kChannelBuffer);
@@ -79,8 +80,9 @@ State Send::advance() {
 }
 
 Receive::Receive(Group& group, const Request& request, std::uint64_t sequence)
-    : PairOperation(group, request, sequence, group.receiving_half(group.rank(), request.root),
-                    group.sending_half(request.root, group.rank())) {}
+    : PairOperation(group, request, sequence,
+                    group.receiving_half(group.rank(), group.member(request.root)),
+                    group.sending_half(group.member(request.root), group.rank())) {}
 
 State Receive::advance() {
   if (!agreed()) return State::kBlocked;

@@ -1,5 +1,6 @@
 #include "engine/program.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "kernels/kernels.h"
@@ -36,8 +37,9 @@ void check_recipe(const std::uint8_t* recipe, int length, int terms) {
 
 }  // namespace
 
-void Program::check(int rank) const {
-  require(ranks >= 1 && ranks <= kMaxRanks && rank >= 0 && rank < ranks, "ranks");
+void Program::check(int member) const {
+  require(ranks >= 1 && ranks <= kMaxRanks, "ranks");
+  require(members >= 1 && members <= ranks && member >= 0 && member < members, "members");
   require(root >= 0 && root < ranks, "root");
   require(shards >= 1 && nodes >= 0 && items >= 0, "shards");
   require(pieces != Pieces::kRanks || shards == ranks, "shards of ranks");
@@ -45,21 +47,39 @@ void Program::check(int rank) const {
   require(!algorithm.empty() && algorithm.size() <= kAlgorithmName, "name");
   for (const Ref& ref : refs) {
     require(within(ref.shard, static_cast<std::size_t>(shards)), "a shard");
-    require(within(ref.rank, static_cast<std::size_t>(ranks)), "a rank");
+    require(within(ref.rank, static_cast<std::size_t>(members)), "a member");
     if (ref.place == Place::kNode) require(within(ref.index, std::size_t(nodes)), "a node");
     if (ref.place == Place::kItem) require(within(ref.index, std::size_t(items)), "an item");
   }
   const auto written = [&](std::int32_t ref) {
     require(within(ref, refs.size()), "a ref");
     const Ref& to = refs[static_cast<std::size_t>(ref)];
-    require(to.place != Place::kInput && (to.place == Place::kOutput || to.rank == rank),
+    require(to.place != Place::kInput && (to.place == Place::kOutput || to.rank == member),
             "what is written");
   };
+  const auto message = [&](std::int32_t number) -> const Message& {
+    require(within(number, messages.size()), "a message");
+    return messages[static_cast<std::size_t>(number)];
+  };
+  const auto received = [&](const Message& each) {
+    for (std::int32_t p = 0; p < each.pieces; ++p)
+      written(message_pieces[static_cast<std::size_t>(each.first_piece + p)]);
+  };
+  for (const Message& each : messages) {
+    require(within(each.rank, static_cast<std::size_t>(ranks)), "a message's rank");
+    require(std::find(far.begin(), far.end(), each.rank) != far.end(), "a message's rank");
+    require(within(each.tag, static_cast<std::size_t>(tags)), "a tag");
+    require(each.pieces >= 1 && within(each.first_piece, message_pieces.size()) &&
+                std::size_t(each.first_piece) + std::size_t(each.pieces) <= message_pieces.size(),
+            "pieces");
+  }
+  for (const std::int32_t piece : message_pieces) require(within(piece, refs.size()), "a piece");
   std::int64_t events = 0;
+  std::int64_t sends = 0;
   for (const Instruction& each : instructions) {
     switch (each.kind) {
       case Instruction::Kind::kWait:
-        require(within(each.a, static_cast<std::size_t>(ranks)) && each.a != rank, "a wait");
+        require(within(each.a, static_cast<std::size_t>(members)) && each.a != member, "a wait");
         require(each.b >= 1 && each.b < kMostEvents, "a number of events");
         break;
       case Instruction::Kind::kCopy:
@@ -74,6 +94,17 @@ void Program::check(int rank) const {
       case Instruction::Kind::kPublish:
         require(each.a >= 1 && (events += each.a) < kMostEvents, "a number of events");
         break;
+      case Instruction::Kind::kPost:
+      case Instruction::Kind::kReceive:
+        received(message(each.a));
+        break;
+      case Instruction::Kind::kSend:
+        message(each.a);
+        ++sends;
+        break;
+      case Instruction::Kind::kSettle:
+        require(each.a >= 0 && each.a <= sends, "a number of sends");
+        break;
     }
   }
   for (const CombineStep& each : combines) {
@@ -87,7 +118,7 @@ void Program::check(int rank) const {
   }
   for (const std::int32_t term : terms) require(within(term, refs.size()), "a term");
   for (const std::int32_t reader : readers)
-    require(within(reader, static_cast<std::size_t>(ranks)) && reader != rank, "a reader");
+    require(within(reader, static_cast<std::size_t>(members)) && reader != member, "a reader");
 }
 
 }  // namespace pycollective

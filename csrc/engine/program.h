@@ -17,10 +17,13 @@ namespace pycollective {
 
 enum class Place : std::uint8_t { kInput, kOutput, kNode, kItem };
 
+// Ranks of other hosts send messages instead, each with the pieces that go from one rank to another
+// in one step. A message of one piece goes straight from where it lies to where it belongs.
+
 // A piece of memory of each chunk: of the caller's buffers, or in a slot of `rank`.
 struct Ref {
   Place place;
-  std::int32_t rank;   // whose slot
+  std::int32_t rank;   // whose slot, as the group on this host counts
   std::int32_t shard;  // which elements
   std::int32_t index;  // of the place in the slot
 };
@@ -31,6 +34,10 @@ struct Instruction {
     kCopy,     // ref a to ref b
     kCombine,  // combination a into ref b, and ref c unless it is -1
     kPublish,  // `a` events
+    kPost,     // make ready to receive message a
+    kReceive,  // until message a is there
+    kSend,     // message a
+    kSettle,   // until the first `a` messages sent in this chunk have left their memory
   };
   Kind kind;
   std::int32_t a;
@@ -46,6 +53,13 @@ struct CombineStep {
   bool finish;
 };
 
+struct Message {
+  std::int32_t rank;         // of the other side, as the communicator counts
+  std::int32_t tag;          // different for each step
+  std::int32_t first_piece;  // of `message_pieces`
+  std::int32_t pieces;
+};
+
 enum class Pieces : std::uint8_t {
   kCut,    // shards of one vector, as equal as whole cache lines allow
   kRanks,  // one shard a rank, equal or by counts
@@ -57,7 +71,9 @@ struct Program {
   std::string algorithm;
   OpKind kind = OpKind::kBarrier;
   int root = 0;
-  int ranks = 0;
+  int ranks = 0;    // of the communicator
+  int members = 0;  // of the group on this host
+  std::int32_t tags = 0;
   Pieces pieces = Pieces::kCut;
   std::int32_t shards = 0;
   std::int32_t nodes = 0;  // places of each kind in a slot: the most that any rank needs
@@ -67,11 +83,14 @@ struct Program {
   std::vector<CombineStep> combines;
   std::vector<std::int32_t> terms;  // refs
   std::vector<std::uint8_t> recipes;
-  std::vector<std::int32_t> readers;  // ranks that read this rank's slots
+  std::vector<std::int32_t> readers;  // members that read this rank's slots
+  std::vector<Message> messages;
+  std::vector<std::int32_t> message_pieces;  // refs
+  std::vector<std::int32_t> far;  // ranks of other hosts that this one exchanges messages with
 
   // Throws std::invalid_argument where a number leads outside, so that no schedule can make the
   // engine touch what is not its own.
-  void check(int rank) const;
+  void check(int member) const;
 };
 
 // Longest name of an algorithm: it travels with the call, so that a mismatch can name it.

@@ -22,6 +22,8 @@ namespace {
 constexpr std::chrono::microseconds kYieldFor{100};
 // With nothing pending there is nothing to look for; the bound is only so that none is unbounded.
 constexpr std::chrono::seconds kIdleWait{60};
+// Ranks of other hosts ring no doorbell.
+constexpr std::chrono::microseconds kPollEvery{200};
 
 }  // namespace
 
@@ -121,7 +123,10 @@ void Progress::run(const std::shared_ptr<State>& state) {
     if (progressed) {
       sleep_from = {};
     } else if (sleepy) {
-      futex_wait(doorbell, rung, kLookEvery);
+      const bool far = std::any_of(active.begin(), active.end(), [](const auto& each) {
+        return each->group().link() != nullptr;
+      });
+      futex_wait(doorbell, rung, far ? std::chrono::nanoseconds(kPollEvery) : kLookEvery);
     } else {
       if (sleep_from == Clock::time_point{}) sleep_from = now + kYieldFor;
       sched_yield();

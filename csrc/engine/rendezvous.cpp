@@ -49,8 +49,9 @@ void Rendezvous::compare(int peer) const {
 void Rendezvous::throw_mismatch(int peer) const {
   const Arrival& theirs = line(peer);
   throw CollectiveFailure(
-      {FailureKind::kMismatch, group_.rank(), static_cast<OpKind>(signature_ & 0xff), sequence_,
-       "rank " + std::to_string(group_.rank()) + " called " +
+      {FailureKind::kMismatch, group_.world().rank, static_cast<OpKind>(signature_ & 0xff),
+       sequence_,
+       "rank " + std::to_string(group_.world().rank) + " called " +
            describe_call(signature_, count_, counts_hash_, algorithm_) + " and " +
            group_.describe(peer) + " called " +
            describe_call(theirs.signature, theirs.count, theirs.counts_hash, theirs.algorithm) +

@@ -14,6 +14,9 @@ static_assert(kPartUnit % kNodeRoom == 0);
 // A slot that is larger leaves the cache before it is read; with smaller parts, flags cost more.
 constexpr std::size_t kLargestSlot = std::size_t{256} << 10;
 constexpr std::size_t kLargestPart = std::size_t{128} << 10;
+// Between hosts a message costs more than a cache miss.
+constexpr std::size_t kLargestFarSlot = std::size_t{4} << 20;
+constexpr std::size_t kLargestFarPart = std::size_t{1} << 20;
 constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
 // A message is cut into at least this many chunks, so that moving and combining overlap.
 constexpr std::size_t kFewestChunks = 4;
@@ -43,7 +46,7 @@ void Scheduled::require_room(const Group& group, const Request& request) {
   const Slot slot = slot_of(group, request);
   if (slot.bytes_of_an_element * kPartUnit <= slot.room) return;
   throw CollectiveFailure(
-      {FailureKind::kConfiguration, group.rank(), request.kind, 0,
+      {FailureKind::kConfiguration, group.world().rank, request.kind, 0,
        std::string(name_of(request.kind)) + ": algorithm '" + request.program->algorithm +
            "' needs " + std::to_string(slot.bytes_of_an_element * kPartUnit) +
            " bytes of shared memory a rank, and this communicator has " +
@@ -56,24 +59,45 @@ Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequenc
       rendezvous_(group, request, sequence),
       program_(*request.program),
       // A broadcast's root has its output already.
-      output_(
-          static_cast<std::byte*>(request.kind == OpKind::kBroadcast && group.rank() == request.root
-                                      ? const_cast<void*>(request.input)
-                                      : request.output)),
-      shards_(shards_of(request, group.size())),
+      output_(static_cast<std::byte*>(request.kind == OpKind::kBroadcast &&
+                                              group.world().rank == request.root
+                                          ? const_cast<void*>(request.input)
+                                          : request.output)),
+      shards_(shards_of(request, request.program->ranks)),
       element_(size_of(request.dtype)),
       node_(node_size(request.dtype, request.reduce_op)) {
+  // Of the communicator, not of this rank: all must cut the buffer alike.
+  const bool far = program_.members != program_.ranks;
+  if (far) far_.emplace(group, request, sequence);
   if (reduces(request.kind))
     kernels_ = find_kernels(request.dtype, request.reduce_op, active_simd_level());
   const Slot slot = slot_of(group, request);
   const std::size_t bytes = std::max(slot.bytes_of_an_element, element_);
   while (slots_ > 1 && bytes * kPartUnit * slots_ > slot.room) --slots_;
-  const std::size_t fits = std::min(slot.room / slots_, kLargestSlot) / bytes;
-  const std::size_t wanted =
-      std::clamp(shards_.longest() * element_ / kFewestChunks, kSmallestPart, kLargestPart) /
-      element_;
+  const std::size_t fits =
+      std::min(slot.room / slots_, far ? kLargestFarSlot : kLargestSlot) / bytes;
+  const std::size_t wanted = std::clamp(shards_.longest() * element_ / kFewestChunks, kSmallestPart,
+                                        far ? kLargestFarPart : kLargestPart) /
+                             element_;
   part_ = std::max(std::min(fits, wanted) / kPartUnit * kPartUnit, kPartUnit);
   chunks_ = (shards_.longest() + part_ - 1) / part_;
+  // A barrier's messages carry nothing, and are waited for all the same.
+  if (far && request.kind == OpKind::kBarrier) chunks_ = 1;
+}
+
+void Scheduled::start() {
+  rendezvous_.arrive();
+  if (far_) far_->rendezvous().arrive();
+}
+
+bool Scheduled::all_have_called() {
+  // Both, that all messages are on their way before any is waited for.
+  const bool near = rendezvous_.complete();
+  return (!far_ || far_->rendezvous().complete()) && near;
+}
+
+std::string Scheduled::far_absentees() const {
+  return far_ ? far_->rendezvous().absentees() : std::string();
 }
 
 bool Scheduled::finished_by(int rank) const {
@@ -91,8 +115,9 @@ void Scheduled::begin() {
 }
 
 State Scheduled::advance() {
+  if (far_) group_.link()->poll();
   if (!begun_) {
-    if (!rendezvous_.complete()) return State::kBlocked;
+    if (!all_have_called()) return State::kBlocked;
     begin();
   }
   bool progressed = false;
@@ -103,7 +128,8 @@ State Scheduled::advance() {
   }
   for (std::size_t chunk = oldest_; chunk < started_; ++chunk)
     progressed |= go_on(runs_[chunk % slots_]);
-  while (oldest_ < started_ && runs_[oldest_ % slots_].next == program_.instructions.size()) {
+  while (oldest_ < started_ && runs_[oldest_ % slots_].next == program_.instructions.size() &&
+         (!far_ || far_->all_settled(oldest_ % slots_))) {
     ++oldest_;
     group_.publish(group_.own().progress.combined, base_ + oldest_);
   }
@@ -142,6 +168,18 @@ bool Scheduled::go_on(Run& run) {
       case Instruction::Kind::kPublish:
         run.events += static_cast<std::uint64_t>(each.a);
         group_.publish(group_.own().published[slot].mark, mark(run.chunk, run.events));
+        break;
+      case Instruction::Kind::kPost:
+        post(run.chunk, each.a);
+        break;
+      case Instruction::Kind::kReceive:
+        if (!receive(run.chunk, each.a)) return run.next != from;
+        break;
+      case Instruction::Kind::kSend:
+        send(run.chunk, each.a);
+        break;
+      case Instruction::Kind::kSettle:
+        if (!far_->settled(slot, static_cast<std::size_t>(each.a))) return run.next != from;
         break;
     }
   }

@@ -14,8 +14,9 @@
 #pragma once
 
 #include <array>
-#include <memory>
+#include <optional>
 
+#include "engine/far_transfers.h"
 #include "engine/operation.h"
 #include "engine/program.h"
 #include "engine/rendezvous.h"
@@ -32,11 +33,13 @@ class Scheduled final : public Operation {
 
   Scheduled(Group& group, const Request& request, std::uint64_t sequence);
 
-  void start() override { rendezvous_.arrive(); }
+  void start() override;
   State advance() override;
   bool finished_by(int rank) const override;
   void compare_calls() const override { rendezvous_.compare_arrived(); }
   bool called_by(int rank) const override { return rendezvous_.arrived(rank); }
+  std::string far_absentees() const override;
+  bool must_poll() const override { return far_.has_value(); }
 
  private:
   // A chunk under way.
@@ -52,6 +55,7 @@ class Scheduled final : public Operation {
   };
   static Slot slot_of(const Group& group, const Request& request);
 
+  bool all_have_called();
   void begin();
   bool slot_is_free(std::size_t chunk) const;
   bool go_on(Run& run);
@@ -61,8 +65,16 @@ class Scheduled final : public Operation {
   std::uint64_t mark(std::size_t chunk, std::uint64_t events) const;
   Range part_of(std::int32_t shard, std::size_t chunk) const;
   std::size_t begin_in(Place place, std::int32_t shard) const;
+  // Messages, in scheduled_far.cpp.
+  std::size_t bytes_of(const Ref& ref, std::size_t chunk) const;
+  std::size_t bytes_of(const Message& message, std::size_t chunk) const;
+  const Ref& piece(const Message& message, std::int32_t number) const;
+  void post(std::size_t chunk, std::int32_t number);
+  bool receive(std::size_t chunk, std::int32_t number);
+  void send(std::size_t chunk, std::int32_t number);
 
   Rendezvous rendezvous_;
+  std::optional<FarTransfers> far_;  // where some ranks are on other hosts
   const Program& program_;
   std::byte* output_;
   Shards shards_;

@@ -11,7 +11,7 @@ namespace {
 constexpr std::chrono::milliseconds kBetweenLooks{10};
 
 Failure failure_of(const Operation& operation, FailureKind kind, std::string message) {
-  return {kind, operation.group().rank(), operation.request().kind, operation.sequence(),
+  return {kind, operation.group().world().rank, operation.request().kind, operation.sequence(),
           std::move(message)};
 }
 
@@ -23,8 +23,10 @@ std::string absentees(const Operation& operation) {
     if (r == operation.group().rank()) continue;
     std::string& list = operation.called_by(r) ? unfinished : absent;
     if (operation.called_by(r) && operation.finished_by(r)) continue;
-    list += (list.empty() ? "" : ", ") + std::to_string(r);
+    list += (list.empty() ? "" : ", ") + std::to_string(operation.group().number(r));
   }
+  const std::string far = operation.far_absentees();
+  if (!far.empty()) absent += (absent.empty() ? "" : ", ") + far;
   if (!absent.empty()) return "rank(s) " + absent + " have not called it";
   if (!unfinished.empty()) return "rank(s) " + unfinished + " have called it but not finished";
   return "all ranks have finished their part";
@@ -38,6 +40,12 @@ std::string seconds_text(double seconds) {
   return text;
 }
 
+std::string reported_text(const std::string& report, int reporter, int rank) {
+  if (reporter == rank) return report;
+  return report + " (reported by rank " + std::to_string(reporter) + " to rank " +
+         std::to_string(rank) + ")";
+}
+
 std::string name_of(const Operation& operation) {
   return std::string(name_of(operation.request().kind)) + " number " +
          std::to_string(operation.sequence());
@@ -45,15 +53,17 @@ std::string name_of(const Operation& operation) {
 
 void Watch::throw_if_failed(const Operation& operation) {
   const Group& group = operation.group();
+  if (group.link() != nullptr)
+    if (const auto notice = group.link()->notice())
+      throw CollectiveFailure(
+          failure_of(operation, notice->kind,
+                     reported_text(notice->report, notice->reporter, group.world().rank)));
   const FailureRecord record = group.failure();
   if (record.kind == FailureKind::kNone) return;
   const std::string report = group.report_of(record.reporter);
-  throw CollectiveFailure(failure_of(operation, record.kind,
-                                     record.reporter == group.rank()
-                                         ? report
-                                         : report + " (reported by rank " +
-                                               std::to_string(record.reporter) + " to rank " +
-                                               std::to_string(group.rank()) + ")"));
+  throw CollectiveFailure(
+      failure_of(operation, record.kind,
+                 reported_text(report, group.number(record.reporter), group.world().rank)));
 }
 
 void Watch::look(const Operation& operation) {
@@ -68,10 +78,10 @@ void Watch::look(const Operation& operation) {
   if (waited.count() >= timeout_) throw_timeout(operation);
   if (!warned_ && waited >= warn_after) {
     warned_ = true;
-    const std::string text = "pycollective: rank " + std::to_string(operation.group().rank()) +
-                             " has waited " + seconds_text(std::floor(waited.count())) + " in " +
-                             name_of(operation) + ": " + absentees(operation) +
-                             "; it gives up after " + seconds_text(timeout_) + "\n";
+    const std::string text =
+        "pycollective: rank " + std::to_string(operation.group().world().rank) + " has waited " +
+        seconds_text(std::floor(waited.count())) + " in " + name_of(operation) + ": " +
+        absentees(operation) + "; it gives up after " + seconds_text(timeout_) + "\n";
     // One write, so that the lines of several ranks do not mix. A lost warning is no error.
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
   }
@@ -89,16 +99,16 @@ void Watch::look_for_lost_peers(const Operation& operation) const {
         operation, FailureKind::kPeerFailure,
         group.describe(r) + (left ? " closed its communicator" : " died: its process ended") +
             " before it finished " + name_of(operation) + ", seen by rank " +
-            std::to_string(group.rank()) +
-            ". The communicator does no more work; the output of rank " + std::to_string(r) +
-            " tells why, and the job must be started again"));
+            std::to_string(group.world().rank) +
+            ". The communicator does no more work; the output of rank " +
+            std::to_string(group.number(r)) + " tells why, and the job must be started again"));
   }
 }
 
 void Watch::throw_timeout(const Operation& operation) const {
   throw CollectiveFailure(failure_of(
       operation, FailureKind::kTimeout,
-      name_of(operation) + " timed out on rank " + std::to_string(operation.group().rank()) +
+      name_of(operation) + " timed out on rank " + std::to_string(operation.group().world().rank) +
           " after " + seconds_text(timeout_) + ": " + absentees(operation) +
           ". Look at what those ranks do instead, or give a longer timeout"));
 }

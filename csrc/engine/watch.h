@@ -40,6 +40,8 @@ class Watch {
 
 // "all_reduce number 17"
 std::string name_of(const Operation& operation);
+// A failure's report, and who gave it to whom.
+std::string reported_text(const std::string& report, int reporter, int rank);
 // "1800 s"
 std::string seconds_text(double seconds);
 

@@ -17,11 +17,17 @@ constexpr std::size_t kLeastData = std::size_t{32} << 10;
 // buffers).
 constexpr std::size_t kUsefulDataPerRank = std::size_t{448} << 10;
 
+// Between hosts: three slots of parts of a megabyte.
+constexpr std::size_t kFarDataBudget = std::size_t{16} << 20;
+constexpr std::size_t kUsefulFarData = std::size_t{4} << 20;
+
 std::size_t to_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-std::size_t data_bytes_for(int ranks, std::size_t committed) {
-  const std::size_t left = committed < kDataBudget ? kDataBudget - committed : 0;
-  const std::size_t useful = kUsefulDataPerRank * static_cast<std::size_t>(ranks);
+std::size_t data_bytes_for(int ranks, bool far, std::size_t committed) {
+  const std::size_t budget = far ? kFarDataBudget : kDataBudget;
+  const std::size_t left = committed < budget ? budget - committed : 0;
+  const std::size_t useful =
+      far ? kUsefulFarData : kUsefulDataPerRank * static_cast<std::size_t>(ranks);
   return to_pages(std::clamp(left / 4, kLeastData, std::max(useful, kLeastData)));
 }
 
@@ -65,13 +71,13 @@ std::size_t Node::take(std::size_t bytes) {
   return *offset;
 }
 
-MailboxRange Node::allocate_mailbox(int ranks) {
+MailboxRange Node::allocate_mailbox(int ranks, bool far) {
   if (ranks < 1 || ranks > kMaxRanks)
     throw std::invalid_argument("a group on one host has 1 to 64 ranks");
   const std::lock_guard lock(mutex_);
   reclaim();
   MailboxRange range;
-  range.data_bytes = data_bytes_for(ranks, committed_);
+  range.data_bytes = data_bytes_for(ranks, far, committed_);
   range.bytes = mailbox_header_bytes(ranks) + range.data_bytes;
   range.offset = take(range.bytes);
   committed_ += range.data_bytes;
@@ -83,9 +89,9 @@ MailboxRange Node::allocate_mailbox(int ranks) {
   return range;
 }
 
-std::size_t Node::mailbox_bytes(int ranks) const {
+std::size_t Node::mailbox_bytes(int ranks, bool far) const {
   const std::lock_guard lock(mutex_);
-  return mailbox_header_bytes(ranks) + data_bytes_for(ranks, committed_);
+  return mailbox_header_bytes(ranks) + data_bytes_for(ranks, far, committed_);
 }
 
 std::size_t Node::allocate_buffer(std::size_t bytes) {

@@ -43,9 +43,10 @@ class Node {
 
   // Commits a zeroed mailbox for a group of `ranks`. Early groups get large data areas, later ones
   // small ones, so that the sum stays bounded. Throws std::system_error (ENOMEM).
-  MailboxRange allocate_mailbox(int ranks);
-  // What allocate_mailbox(ranks) would commit now, give or take what reclaiming frees.
-  std::size_t mailbox_bytes(int ranks) const;
+  // `far`: some ranks are on other hosts, and messages to them had better be long.
+  MailboxRange allocate_mailbox(int ranks, bool far = false);
+  // What allocate_mailbox would commit now, give or take what reclaiming frees.
+  std::size_t mailbox_bytes(int ranks, bool far = false) const;
   // Commits `bytes` (a multiple of the page size) for a channel.
   std::size_t allocate_buffer(std::size_t bytes);
 

@@ -72,7 +72,10 @@ def test_what_is_missing_says_what_it_costs(monkeypatch, capsys):
         ("-- SIMD portable", "run several times slower"),
         ("-- peer watch no pidfd: not here", "dead peers cannot be seen"),
         ("-- open files 100", "ulimit -n"),
-        ("-- mpiexec not found", "without it, not: launches by mpiexec, and the MPI peers of the benchmark"),
+        (
+            "-- mpiexec not found",
+            "without it, not: launches by mpiexec, and the MPI peers of the benchmark",
+        ),
     ]:
         assert cost in said[said.index(line) + 1]
     assert said[0].startswith(f"ok pycollective {VERSION} on ")
