@@ -84,11 +84,14 @@ def init(
     """
     if not 0 < timeout < math.inf:
         raise ConfigurationError(f"timeout {timeout} is not a finite number of seconds above 0")
+    topology = topology or os.environ.get(ENV_TOPOLOGY, "")
     if rank is not None or size is not None or store is not None:
+        _refuse_hosts(topology, size or 1)
         return _init_explicit(rank, size, store, timeout)
     for launch in _LAUNCHES:
         if launch.detected():
-            return launch.start(timeout, topology or os.environ.get(ENV_TOPOLOGY, ""))
+            return launch.start(timeout, topology)
+    _refuse_hosts(topology, 1)
     return connect(None, 0, 1, timeout)
 
 
@@ -306,8 +309,13 @@ def _environment_number(name: str) -> int:
     return int(value)
 
 
-def _refuse_hosts(topology: str) -> None:
-    if topology:
+def _refuse_hosts(topology: str, size: int) -> None:
+    """Refuse several hosts where there is nothing that could carry messages between them."""
+    if not topology:
+        return
+    from pycollective.schedule import Topology
+
+    if len(Topology.parse(topology, size).hosts) > 1:
         raise ConfigurationError(
             f"topology {topology!r}: between hosts messages go over MPI: start the ranks with "
             "mpiexec"
@@ -315,8 +323,8 @@ def _refuse_hosts(topology: str) -> None:
 
 
 def _start_run(timeout: float, topology: str) -> Communicator:
-    _refuse_hosts(topology)
     rank, size = _environment_number(ENV_RANK), _environment_number(ENV_SIZE)
+    _refuse_hosts(topology, size)
     address, secret = os.environ[ENV_STORE], os.environ.get(ENV_SECRET, "")
     if size == 1:
         return connect(None, rank, size, timeout)
@@ -325,10 +333,10 @@ def _start_run(timeout: float, topology: str) -> Communicator:
 
 
 def _start_torchrun(timeout: float, topology: str) -> Communicator:
-    _refuse_hosts(topology)
     from torch.distributed import PrefixStore, rendezvous
 
     store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    _refuse_hosts(topology, size)
     store = PrefixStore("pycollective", store)
     communicator = connect(store, rank, size, timeout, _next_prefix(store, rank))
     communicator.barrier()  # rank 0 may serve the store itself, and lets go of it here
