@@ -27,6 +27,7 @@ LAYERS: dict[str, set[str]] = {
     "schedule": {"errors", "order"},
     "store": {"errors"},
     "host_memory": {"errors"},
+    "tuning": {"errors", "schedule"},
     "programs": {"_core", "schedule"},
     "transport": {"errors"},
     "world": {"programs", "transport"},
@@ -36,7 +37,7 @@ LAYERS: dict[str, set[str]] = {
     "mpi_launch": {"errors", "host", "installing", "schedule", "store", "transport"},
     "meeting": {"errors", "version"},
     "bootstrap": {
-        *("_core", "errors", "host_memory"),
+        *("_core", "errors", "host_memory", "schedule"),
         *("store", "attach", "communicator", "meeting", "mpi_launch", "world"),
     },
     "launcher": {"bootstrap", "errors", "store"},

@@ -45,10 +45,14 @@ PyObject* close(PyObject* self, PyObject*) {
     core->close(python_interrupts());
   } catch (...) {
     PyEval_RestoreThread(unlocked);
+    core->set_program_source({});
     raise_current_exception();
     return nullptr;
   }
   PyEval_RestoreThread(unlocked);
+  // Here, on a thread that has the interpreter: the last to let go of the core may be the progress
+  // thread, when there is none any more.
+  core->set_program_source({});
   (*Object::of(self).abandoned)->sweep();
   Py_RETURN_NONE;
 }

@@ -2,7 +2,9 @@
 
 #include <pybind11/stl.h>
 
+#include <atomic>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <unordered_set>
@@ -25,6 +27,7 @@ class PythonLink final : public Link {
   auto asked(int rank, const Act& act) {
     const py::gil_scoped_acquire gil;
     try {
+      if (closed_ && rank >= 0) throw std::runtime_error("the link is closed");
       return act();
     } catch (py::error_already_set& error) {
       std::string what = error.what();
@@ -37,9 +40,10 @@ class PythonLink final : public Link {
 
   template <class Act>
   void quietly(const Act& act) noexcept {
+    if (closed_) return;
     const py::gil_scoped_acquire gil;
     try {
-      act();
+      if (!closed_) act();
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("a link of pycollective");
     }
@@ -49,10 +53,7 @@ class PythonLink final : public Link {
   explicit PythonLink(py::object pump) : pump_(std::move(pump)) {}
 
   ~PythonLink() override {
-    if (Py_IsInitialized() == 0) {
-      pump_.release();
-      return;
-    }
+    if (closed_) return;  // and the pump with it: there may be no interpreter any more
     const py::gil_scoped_acquire gil;
     pump_ = {};
   }
@@ -71,7 +72,9 @@ class PythonLink final : public Link {
   }
 
   void poll() override {
+    if (closed_) return;
     asked(-1, [&] {
+      if (closed_) return 0;
       const auto polled = pump_.attr("poll")();
       if (polled.is_none()) return 0;
       auto [tickets, notices] = polled.cast<
@@ -108,11 +111,16 @@ class PythonLink final : public Link {
   }
 
   void close() noexcept override {
-    quietly([&] { pump_.attr("close")(); });
+    quietly([&] {
+      pump_.attr("close")();
+      pump_ = {};
+      closed_ = true;
+    });
   }
 
  private:
   py::object pump_;
+  std::atomic<bool> closed_{false};  // set with the GIL held, once
   std::mutex mutex_;  // taken with the GIL or without, and nothing is waited for under it
   std::unordered_set<Ticket> done_;
   std::shared_ptr<const Notice> notice_;

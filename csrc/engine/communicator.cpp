@@ -80,16 +80,6 @@ void Communicator::learn_failure() const {
     learn(notice->kind, notice->report, notice->reporter);
 }
 
-const Request& Communicator::with_program(const Request& request, Request& room) const {
-  if (group_->link() == nullptr) return request;
-  group_->link()->poll();  // a failure elsewhere is then known
-  if (request.program || request.kind == OpKind::kSend || request.kind == OpKind::kRecv)
-    return request;
-  room = request;
-  room.program = program_source_(request);
-  return room;
-}
-
 void Communicator::run(const Request& given, const InterruptHook& interrupted) {
   if (forked()) throw_forked(given.kind, rank());
   validate(given, rank(), size());

@@ -39,7 +39,8 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
 
   // Where ranks are on several hosts: finds the program of a request that has none.
   using ProgramSource = std::function<std::shared_ptr<const Program>(const Request&)>;
-  void set_program_source(ProgramSource source) { program_source_ = std::move(source); }
+  // An empty one lets go of the one before; after close().
+  void set_program_source(ProgramSource source);
 
   Group& group() const { return *group_; }
   bool forked() const { return group_->node().forked(); }

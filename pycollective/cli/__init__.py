@@ -1,4 +1,7 @@
-"""The command line: ``pycollective run``, ``bench`` and ``doctor``. Needs the extra ``cli``."""
+"""The command line: ``pycollective run``, ``bench``, ``verify``, ``schedule``, ``doctor``.
+
+Needs the extra ``cli``.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,11 @@ def main() -> None:
     from pycollective.cli.bench import bench
     from pycollective.cli.doctor import doctor
     from pycollective.cli.run import run
+    from pycollective.cli.schedule import schedule
+    from pycollective.cli.verify import verify
 
     app = typer.Typer(
-        help="Collective communication: start ranks, measure, look what is here.",
+        help="Collective communication: start ranks, measure, see what algorithms send.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -32,5 +37,7 @@ def main() -> None:
         context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
     )(run)
     app.command()(bench)
+    app.command()(verify)
+    app.command()(schedule)
     app.command()(doctor)
     app()

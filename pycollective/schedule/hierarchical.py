@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from . import direct, halving_doubling
 from .algorithm import Algorithm, a_shard_each
+from .counts import Phases
+from .hierarchical_counts import collect_count, spread_count
 from .lower import Move
 from .moves import backwards, later, on, without_repeats
 from .topology import Topology
@@ -62,9 +64,19 @@ def _all_reduce(topology: Topology, shard: int, _root: int) -> list[Move]:
     return moves + later(backwards(moves, steps), steps)
 
 
+def _all_reduce_count(topology: Topology) -> Phases:
+    there = collect_count(topology, FEW_HOSTS, to_owner=False)
+    return there + spread_count(topology, FEW_HOSTS, from_owner=False)
+
+
 HIERARCHICAL = Algorithm(
     "hierarchical",
     "within each host, then across hosts, then back; every rank carries its part across",
     a_shard_each,
     {"all_reduce": _all_reduce, "reduce_scatter": _reduce_scatter, "all_gather": _all_gather},
+    {
+        "all_reduce": _all_reduce_count,
+        "reduce_scatter": lambda topology: collect_count(topology, FEW_HOSTS, to_owner=True),
+        "all_gather": lambda topology: spread_count(topology, FEW_HOSTS, from_owner=True),
+    },
 )

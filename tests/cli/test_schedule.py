@@ -1,0 +1,331 @@
+"""`pycollective schedule`: numbers against formulas, faults and errors, what the picture shows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pycollective.cli import schedule as command
+from pycollective.cli import schedule_messages, schedule_table
+from pycollective.order import cover
+from pycollective.schedule import OPERATIONS, Schedule
+from pycollective.schedule.cost import TYPICAL
+from pycollective.schedule.steps import Send
+from tests.harness import ROOT
+
+SIZE = 1 << 20
+
+
+def invoke(*arguments):
+    app = typer.Typer()
+    app.command()(command.schedule)
+    return CliRunner().invoke(app, [str(each) for each in arguments])
+
+
+def shown(*arguments, size=SIZE):
+    """What is printed: header, rows of the table, lines after it."""
+    done = invoke(*arguments, "--size", size)
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    header, table, rest = done.stdout.split("\n\n")
+    return header, [row(line) for line in table.splitlines()[2:]], rest.splitlines()
+
+
+def row(line):
+    """(first step, last step, messages, of the busiest rank, its bytes: least, most; what)."""
+    found = re.fullmatch(
+        r" *(\d+)(?: \.\. (\d+))? +([\d,]+) +([\d,]+) +([\d,]+)(?: \.\. ([\d,]+))?  (.+)", line
+    )
+    assert found, line
+    first, last, *numbers, what = found.groups()
+    total, busiest, least, most = (int(each.replace(",", "")) if each else None for each in numbers)
+    return int(first), int(last or first), total, busiest, least, most or least, what
+
+
+def a_row(step, messages, busiest, size, what):
+    return step, step, messages, busiest, round(size), round(size), what
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 20])
+def test_direct(n):
+    header, rows, rest = shown("direct", "-n", n)
+    part = (n - 1) * SIZE / n
+    assert rows == [
+        a_row(0, n * (n - 1), n - 1, part, "leaves"),
+        a_row(1, n * (n - 1), n - 1, part, "results"),
+    ]
+    assert header.startswith(f"all_reduce by direct, {n} ranks on 1 host (1x{n}): inputs straight")
+    assert rest[1].startswith(f"in all: 2 steps; a rank sends {2 * (n - 1)} messages, ")
+    assert rest[1].endswith(f"({2 * (n - 1) / n:.4g} times the buffer)")
+
+
+@pytest.mark.parametrize("n", [2, 3, 6, 8])
+def test_ring(n):
+    """A shard's partial after h hops is the fewest nodes that make up h + 1 leaves, wrapped."""
+
+    def size(first, hops):
+        end = first + hops + 1
+        spans = [(first, min(end, n)), (0, end - n)] if end > n else [(first, end)]
+        nodes = [node for span in spans for node in cover(*span, n)]
+        return sum(2 if hi == lo + 1 else 4 for lo, hi in nodes) / 2 * SIZE / n
+
+    _, rows, rest = shown("ring", "-n", n)
+    assert [each[:4] for each in rows] == [(h, h, n, 1) for h in range(2 * (n - 1))]
+    reduce, spread = rows[: n - 1], rows[n - 1 :]
+    assert [each[4] for each in reduce] == [
+        round(max(size(first, hops) for first in range(n))) for hops in range(n - 1)
+    ]
+    assert {each[6] for each in reduce[2:]} <= {"leaves, nodes"}
+    assert {each[4:] for each in spread} == {(round(SIZE / n), round(SIZE / n), "results")}
+    # Rank r sends in step h the shard that started at the rank after its owner.
+    sent = [sum(size((r - h) % n, h) for h in range(n - 1)) for r in range(n)]
+    both = sorted({round(each + (n - 1) / n * SIZE) for each in (min(sent), max(sent))})
+    ends = " to ".join(f"{each:,}" for each in both)
+    assert f"{2 * (n - 1)} messages, {ends} bytes" in rest[1]
+
+
+@pytest.mark.parametrize("depth", [1, 3, 4])
+def test_tree(depth):
+    n = 1 << depth
+    _, rows, rest = shown("tree", "-n", n)
+    up = [
+        a_row(k, n >> (k + 1), 1, SIZE * (2 if k else 1), "nodes" if k else "leaves")
+        for k in range(depth)
+    ]
+    down = [a_row(depth + k, 1 << k, 1, SIZE, "results") for k in range(depth)]
+    assert rows == up + down
+    # Rank 1 hands its leaf over and gets the result. Rank n / 2 hands a node up, and then the
+    # result to all below it; rank 0 sends the result alone.
+    most = 1 if depth == 1 else depth + 1
+    assert f"a rank sends {f'1 to {depth}' if depth > 1 else 1} messages" in rest[1]
+    bytes_sent = f"{SIZE:,} to {most * SIZE:,}" if depth > 1 else f"{SIZE:,}"
+    assert f" messages, {bytes_sent} bytes " in rest[1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide"), [("bfloat16", 2), ("half", 2), ("float32", 1), ("double", 1), ("int8", 1)]
+)
+def test_halving_doubling_in_each_kind_of_type(dtype, wide):
+    """`wide`: how much larger a node is than a leaf."""
+    n, depth = 8, 3
+    _, rows, rest = shown("halving_doubling", "-n", n, "--dtype", dtype)
+    halves = [SIZE / 2 ** (k + 1) for k in range(depth)]
+    assert rows == [
+        *(a_row(0, n, 1, halves[0], "leaves") for _ in range(1)),
+        *(a_row(k, n, 1, wide * halves[k], "nodes") for k in (1, 2)),
+        *(a_row(depth + k, n, 1, halves[depth - 1 - k], "results") for k in range(depth)),
+    ]
+    assert ("; nodes travel in float32" in rest[0]) == (wide == 2)
+
+
+def test_recursive_doubling():
+    _, rows, _ = shown("recursive_doubling", "-n", 8)
+    assert rows == [
+        a_row(0, 8, 8 // 8, SIZE, "leaves"),
+        a_row(1, 8, 1, 2 * SIZE, "nodes"),
+        a_row(2, 8, 1, 2 * SIZE, "nodes"),
+    ]
+
+
+def test_hierarchical_on_two_hosts():
+    header, rows, rest = shown("hierarchical", "-n", 8, "--topology", "2x4")
+    # A carrier has two shards, one of each host's owners; three ranks send it both.
+    assert rows == [
+        a_row(0, 24, 3, 3 * 2 * SIZE / 8, "leaves"),
+        a_row(1, 8, 1, 2 * SIZE / 8, "nodes"),
+        a_row(2, 8, 1, SIZE / 8, "results"),
+        a_row(3, 24, 3, 3 * 2 * SIZE / 8, "results"),
+    ]
+    assert "8 ranks on 2 hosts (2x4): within each host" in header
+    assert f"in all: 4 steps; a rank sends 8 messages, {15 * SIZE // 8:,} bytes" in rest[1]
+
+
+def test_the_other_operations():
+    n = 4
+    for operation, algorithm, expected in [
+        ("all_gather", "ring", [a_row(h, n, 1, SIZE / n, "results") for h in range(n - 1)]),
+        ("all_to_all", "direct", [a_row(0, n * (n - 1), n - 1, 3 / 4 * SIZE, "results")]),
+        ("broadcast", "direct", [a_row(0, n - 1, n - 1, 3 * SIZE, "results")]),
+        ("gather", "direct", [a_row(0, n - 1, 1, SIZE / n, "results")]),
+        ("scatter", "direct", [a_row(0, n - 1, n - 1, 3 / 4 * SIZE, "results")]),
+    ]:
+        header, rows, rest = shown(algorithm, "-n", n, "--operation", operation, "--root", 2)
+        assert rows == expected
+        rooted = " with root 2" if OPERATIONS[operation].rooted else ""
+        assert header.startswith(f"{operation}{rooted} by {algorithm}, 4 ranks")
+        assert "nodes" not in rest[0]  # of which there are none
+        assert "children" not in rest[3]
+
+
+def test_the_time_is_predicted_by_the_cost_model():
+    """Direct on 3 ranks: 2 steps, 4 messages, 4/3 of the buffer, and 2 additions of a third."""
+    local = TYPICAL.local
+    for size, dtype, wide in ((3 << 10, "bfloat16", 2), (3 << 30, "int32", 1)):
+        sent, added = 4 / 3 * size, 2 / 3 * size * wide
+        seconds = 2 * local.latency + 4 * local.message + sent * local.byte + added * TYPICAL.add
+        line = shown("direct", "-n", 3, "--dtype", dtype, size=size)[2][2]
+        number, unit = re.match(r"predicted: ([\d.]+) (\S+), not measured", line).groups()
+        scale = {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit]
+        assert float(number) * scale == pytest.approx(seconds, rel=6e-3)
+        assert "between hosts" not in line
+    line = shown("hierarchical", "-n", 8, "--topology", "2x4")[2][2]
+    assert "between hosts 10 µs and 12.5 GB/s" in line
+
+
+def test_one_rank_sends_nothing():
+    done = invoke("ring", "-n", 1)
+    assert done.exit_code == 0
+    assert "in all: nothing travels" in done.stdout.splitlines()
+    assert done.stdout.splitlines()[-1].startswith("proved: ")
+
+
+def test_many_steps_are_folded():
+    n = 256
+    _, rows, _ = shown("ring", "-n", n, "--no-verify")
+    assert len(rows) == 3
+    assert [each[:2] for each in rows] == [(0, 0), (1, 253 + 1), (255, 509)]
+    assert [each[2:4] for each in rows] == [(n, 1)] * 3
+    assert [each[6] for each in rows] == ["leaves", "leaves, nodes", "results"]
+    shard = SIZE // n
+    assert rows[0][4:6] == rows[2][4:6] == (shard, shard)
+    # From two leaves up to 2 (log2 n - 1) nodes, of which the two at the ends are leaves.
+    assert rows[1][4:6] == (2 * shard, (2 * 2 * (8 - 1) - 2) * shard)
+
+
+def test_equal_steps_are_folded_and_others_are_not():
+    _, rows, _ = shown("ring", "-n", 24, "--no-verify")
+    assert rows[-1][:2] == (23, 45)
+    assert [each[:2] for each in rows[:-1]] == [(h, h) for h in range(23)]
+    _, rows, _ = shown("ring", "-n", 21, "--no-verify")
+    assert len(rows) == schedule_table.MOST_LINES == 40
+    _, rows, _ = shown("ring", "-n", 40, "--operation", "all_gather")
+    assert len(rows) == 39
+    _, rows, _ = shown("ring", "-n", 42, "--operation", "all_gather")
+    assert [each[:2] for each in rows] == [(0, 40)]
+
+
+def test_what_is_proved_is_said():
+    _, _, rest = shown("ring", "-n", 5)
+    assert rest[3] == (
+        "proved: every shard ends at every rank that must have it, each node from its own "
+        "children; each send meets its receive; no deadlock"
+    )
+    _, _, rest = shown("ring", "-n", 5, "--no-verify")
+    assert len(rest) == 3
+
+
+def test_a_fault_is_told(monkeypatch):
+    lowered = Schedule.lowered
+
+    def without_a_send(self, shard):
+        programs = lowered(self, shard)
+        if shard == 3:
+            steps = programs[1].steps
+            steps.remove(next(step for step in steps if isinstance(step, Send)))
+        return programs
+
+    monkeypatch.setattr(Schedule, "lowered", without_a_send)
+    done = invoke("direct", "-n", 4)
+    assert done.exit_code == 1
+    assert done.stderr == (
+        "pycollective schedule: wrong: shard 3: step 0: rank 3 awaits what 1 does not send\n"
+    )
+    assert "in all: 2 steps" in done.stdout
+    assert "proved" not in done.stdout
+    assert invoke("direct", "-n", 4, "--no-verify").exit_code == 0
+
+
+def test_moves_that_make_no_sense_are_told(monkeypatch):
+    moves = Schedule.moves
+    monkeypatch.setattr(Schedule, "moves", lambda self, shard: moves(self, shard) * 2)
+    done = invoke("direct", "-n", 4)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.startswith("pycollective schedule: wrong: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("rnig", "-n", 4), "unknown algorithm 'rnig'; there are direct, ring, tree,"),
+        (
+            ("ring", "-n", 4, "--operation", "all_to_all"),
+            "all_to_all: cannot be done by 'ring'; there are direct",
+        ),
+        (("ring", "-n", 4, "--operation", "sum"), "no schedules for 'sum'; there are all_reduce,"),
+        (("ring", "-n", 4, "--topology", "2x3"), "'2x3' is for 6 ranks, and there are 4"),
+        (("ring", "-n", 4, "--topology", "two"), "'two' is neither hosts x ranks"),
+        (("ring", "-n", 0), "-n 0: there may be 1 to 1048576 ranks"),
+        (("ring", "-n", -3), "-n -3: "),
+        (("tree", "-n", 10**12), "-n 1000000000000: "),
+        (("tree", "-n", 4, "--root", 4), "root 4 is not one of 0 to 3"),
+        (("tree", "-n", 4, "--root", -1), "root -1 is not one of 0 to 3"),
+        (("tree", "-n", 4, "--dtype", "fp8"), "unknown dtype 'fp8'; there are float16, bfloat16,"),
+        (("tree", "-n", 4, "--size", "7"), "--size 7 is not a whole number of bfloat16"),
+        (("tree", "-n", 4, "--size", "0"), "--size 0 is not a whole number of bfloat16"),
+        (("tree", "-n", 4, "--size", "big"), "'big' is not a size"),
+        (("ring", "-n", 4, "--picture", "{tmp}/no/a.png"), "--picture {tmp}/no/a.png: "),
+        (("ring", "-n", 4, "--picture", "{tmp}"), "--picture {tmp}: "),
+        (("ring", "-n", 4, "--picture", "{tmp}/a.xyz"), "Format 'xyz' is not supported"),
+        (("ring", "-n", 4, "--picture", "{tmp}/a.png", "--shard", 4), "--shard 4 is not one of 0"),
+        (("ring", "-n", 4, "--picture", "{tmp}/a.png", "--shard", -1), "--shard -1 is not one"),
+        (("ring", "-n", 1, "--picture", "{tmp}/a.png"), "--picture: nothing is sent"),
+        (("tree", "-n", 129, "--picture", "{tmp}/a.png"), "it draws 128 at most"),
+    ],
+)
+def test_errors(arguments, said, tmp_path):
+    done = invoke(*(str(each).replace("{tmp}", str(tmp_path)) for each in arguments))
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pycollective schedule: ")
+    assert said.replace("{tmp}", str(tmp_path)) in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_many_steps_to_count_are_refused_at_once(monkeypatch):
+    monkeypatch.setattr(schedule_messages, "_MOST_COUNTERS", 3 * 8 * 14)
+    assert invoke("ring", "-n", 8).exit_code == 0
+    done = invoke("ring", "-n", 9)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "of 9 ranks are too many to count" in done.stderr
+
+
+def test_without_matplotlib_the_picture_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    done = invoke("ring", "-n", 4, "--picture", tmp_path / "a.png")
+    assert done.exit_code == 2
+    assert "--picture needs matplotlib; in pycollective's source folder" in done.stderr
+    assert invoke("ring", "-n", 4).exit_code == 0
+
+
+def test_as_a_user_runs_it(tmp_path):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pycollective", "schedule", "hierarchical", "-n", "4"),
+            *("--topology", "3,1", "--size", "1.5K", "-d", "float", "--picture", "a.png"),
+        ],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("all_reduce by hierarchical, 4 ranks on 2 hosts (3,1): ")
+    assert "buffer: 1,536 bytes of float32 in 4 shards" in lines
+    assert lines[-1].startswith("proved: ")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+def test_progress_is_for_terminals(monkeypatch, capsys):
+    assert list(command._with_progress(3)) == [0, 1, 2]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert list(command._with_progress(3)) == [0, 1, 2]
+    said = capsys.readouterr().err
+    assert "shard 2 of 3" in said
+    assert said.endswith("\r\x1b[K")

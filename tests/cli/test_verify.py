@@ -1,0 +1,172 @@
+"""`pycollective verify`: one digest under every launch, and what it ends with."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from pycollective import _core
+from pycollective.cli.verify import verify as command
+from pycollective.conformance import select
+from pycollective.errors import ConfigurationError
+from pycollective.schedule import ALGORITHMS, OPERATIONS
+from tests.cli.test_verify_table import digest_of
+from tests.harness import ROOT
+from tests.inputs import DTYPES
+from tests.mpi import NAMES, find
+from tests.test_launches import clean_environment
+
+VERIFY = ["-m", "pycollective", "verify"]
+RUN = ["-m", "pycollective", "run", "-n", "3"]
+
+
+def python(*arguments, status=0, **changes):
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=clean_environment(**changes),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """What three ranks of `pycollective verify -n 3 --quick` print."""
+    done = python(*VERIFY, "-n", 3, "--quick")
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_every_combination_has_a_line(quick):
+    lines = [line.split() for line in quick.splitlines() if not line.startswith(("#", "digest"))]
+    assert [line[1:4] for line in lines] == [
+        [dtype, operation, algorithm]
+        for dtype in DTYPES
+        for operation in OPERATIONS
+        for algorithm in (*ALGORITHMS, "auto")
+        if algorithm == "auto" or operation in ALGORITHMS[algorithm].moves
+    ]
+    assert {line[0] for line in lines} == {"ok"}
+    assert {line[-1] for line in lines} == {"0"}
+    digest, algorithms = digest_of(quick)
+    assert digest.startswith("digest of 3 ranks, quick: ")
+    assert algorithms == f"the same for {len(ALGORITHMS) + 1} algorithms"
+
+
+def test_the_digest_under_pycollective_run(quick):
+    done = python(*RUN, *VERIFY, "--quick")
+    assert digest_of(done.stdout) == digest_of(quick)
+    assert done.stdout.count("\n") == quick.count("\n")  # of one rank
+
+
+def test_the_digest_under_torchrun(quick):
+    pytest.importorskip("torch")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 3, "--no-python"]
+    done = python(*launch, sys.executable, *VERIFY, "--quick")
+    assert digest_of(done.stdout) == digest_of(quick)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_digest_under_mpiexec(quick, name):
+    # Its Python has what belongs to the MPI, and not what the command line needs.
+    path = f"{ROOT}:{Path(typer.__file__).parents[1]}"
+    done = find(name).run(3, *VERIFY, "--quick", "--timeout", "20", PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    assert digest_of(done.stdout) == digest_of(quick)
+
+
+def test_the_digest_does_not_depend_on_the_instruction_set(quick):
+    done = python(*VERIFY, "-n", 3, "--quick", PYCOLLECTIVE_SIMD="portable")
+    assert "3 ranks, portable, quick" in done.stdout
+    assert _core.simd_level() == "portable" or "portable" not in quick
+    assert digest_of(done.stdout) == digest_of(quick)
+
+
+WITH_A_FAULT = """
+import sys
+from pycollective import bootstrap
+from tests.cli.test_verify_table import PLANTS
+init = bootstrap.init
+class Planted(PLANTS[sys.argv.pop(1)]):
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        return self._comm.__exit__(*error)
+bootstrap.init = lambda **options: Planted(init(**options))
+from pycollective.cli import main
+main()
+"""
+
+
+def test_a_wrong_result_is_status_1(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(WITH_A_FAULT)
+    arguments = ["verify", "--quick", "--operation", "reduce_scatter", "-d", "bfloat16"]
+    done = python(*RUN, program, "OneBit", *arguments, status=1)
+    assert (
+        done.stdout.count("WRONG: bfloat16 reduce_scatter by tree: 10 elements on rank(s) 2") == 1
+    )
+    assert done.stdout.splitlines()[-1].endswith(" (tree)")
+
+
+def test_a_lost_rank_is_status_3():
+    with subprocess.Popen(
+        [sys.executable, *VERIFY, "-n", "3"],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while not process.stdout.readline().startswith("ok"):
+            pass
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) == 3
+        os.kill(int(children[1]), signal.SIGKILL)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 3, said
+    assert re.search(r"^pycollective verify: \w+ \w+ by \w+, .*: .*rank 1", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"operation": ["all_reduced"]}, "unknown operation 'all_reduced'; there are all_reduce, "),
+        ({"algorithm": ["ring,rung"]}, "unknown algorithm 'rung'; there are direct, ring, "),
+        ({"dtype": ["fp4"]}, "unknown dtype 'fp4'; there are float16, "),
+        (
+            {"algorithm": ["ring"], "operation": ["all_to_all"]},
+            "all_to_all: cannot be done by ring; there are direct, auto",
+        ),
+        ({"timeout": 0.0}, "--timeout 0 is not some seconds above 0"),
+        ({"ranks": 65}, "65 ranks are not 1 to 64"),
+        ({"ranks": 0}, "0 ranks are not 1 to 64"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_status_2(options, says, capsys):
+    with pytest.raises(typer.Exit) as ended:
+        command(**options)
+    assert ended.value.exit_code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"pycollective verify: {says}")
+    assert said.err.count("\n") == 1
+
+
+def test_without_ml_dtypes_the_rest_is_verified_and_the_digest_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    selection = select()
+    assert "bfloat16" not in selection.dtypes
+    assert "pip install ml_dtypes" in selection.missing
+    assert selection.name == " ".join(selection.dtypes)
+    with pytest.raises(ConfigurationError, match="pip install ml_dtypes"):
+        select(dtypes=["bfloat16"])

@@ -1,0 +1,63 @@
+"""The proof does not trust what it proves: it knows the steps, and nothing of how they are made."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import pycollective.schedule
+from pycollective.schedule import OPERATIONS, Topology, lower, make_schedule, verify
+from pycollective.schedule.verify import check_shard
+from tests.schedule.mutations import rotated
+
+FOLDER = Path(pycollective.schedule.__file__).parent
+# What the proof reads: the order, what an operation asks for, and the steps.
+MAY_IMPORT = {
+    "pycollective.order": {"Node", "split"},
+    "operation": {"Operation"},
+    "schedule": {"Schedule"},
+    "steps": {"INPUT", "OUTPUT", "Combine", "Copy", "RankProgram", "Receive", "Send", "Type"},
+    "traffic": {"Traffic"},
+}
+OF_A_SCHEDULE = {"operation", "algorithm", "topology", "root", "shards", "lowered"}
+
+
+def parsed(file: str) -> ast.Module:
+    return ast.parse((FOLDER / file).read_text())
+
+
+@pytest.mark.parametrize("file", ["verify.py", "traffic.py", "steps.py", "operation.py"])
+def test_the_proof_imports_nothing_that_makes_steps(file: str) -> None:
+    for node in ast.walk(parsed(file)):
+        names = {alias.name for alias in getattr(node, "names", [])}
+        if isinstance(node, ast.Import):
+            assert not any(name.startswith("pycollective") for name in names)
+        elif isinstance(node, ast.ImportFrom) and (node.level or "pycollective" in node.module):
+            if file == "operation.py" and node.module == "pycollective.errors":
+                continue
+            assert node.module in MAY_IMPORT, f"{file} imports {node.module}"
+            assert names <= MAY_IMPORT[node.module]
+
+
+def test_of_a_schedule_the_proof_takes_the_lowered_steps_alone() -> None:
+    used = {
+        node.attr
+        for node in ast.walk(parsed("verify.py"))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "schedule"
+    }
+    assert used == OF_A_SCHEDULE
+
+
+def test_steps_made_elsewhere_are_proved_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing left that could make steps, or say how they were made."""
+    made = make_schedule("all_reduce", "ring", Topology.single_host(5))
+    programs = made.lowered(2)
+    for name in ("lower", "_family", "_Holding"):
+        monkeypatch.setattr(lower, name, None)
+    check_shard(OPERATIONS["all_reduce"], 2, 5, 0, programs)
+    with pytest.raises(verify.Fault):
+        check_shard(OPERATIONS["all_reduce"], 2, 5, 0, rotated(programs, 5))

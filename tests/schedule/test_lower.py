@@ -1,0 +1,127 @@
+"""Lowering: what moves become, and which moves make no sense."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pycollective.schedule import (
+    OPERATIONS,
+    Move,
+    ScheduleError,
+    Topology,
+    algorithms_for,
+    make_schedule,
+)
+from pycollective.schedule.lower import lower
+from pycollective.schedule.steps import INPUT, OUTPUT, Combine, Copy, Receive, Send, Type
+from pycollective.schedule.verify import check_shard
+
+REDUCE = OPERATIONS["reduce"]
+ALL_REDUCE = OPERATIONS["all_reduce"]
+ALL_GATHER = OPERATIONS["all_gather"]
+
+
+def test_what_three_ranks_do() -> None:
+    """Rank 1 and then rank 2 to rank 0, and the root from there to rank 2."""
+    programs = lower(REDUCE, 0, 3, 2, [Move(0, 1, 0), Move(1, 2, 0), Move(2, 0, 2)])
+    zero, one, two = (programs[rank] for rank in range(3))
+    assert one.steps == [Send(0, 0, (INPUT,))]
+    assert two.steps == [Send(1, 0, (INPUT,)), Receive(2, 0, (OUTPUT,))]
+    assert zero.steps == [
+        Receive(0, 1, (2,)),
+        Combine(0, 3, (0, 2), (((0, 1), INPUT), ((1, 2), 2)), False),
+        Receive(1, 2, (4,)),
+        Combine(1, 5, (0, 3), (((0, 2), 3), ((2, 3), 4)), True),
+        Send(2, 2, (5,)),
+    ]
+    assert zero.types == [Type.LEAF, Type.RESULT, Type.LEAF, Type.NODE, Type.LEAF, Type.RESULT]
+
+
+def test_what_arrives_together_is_combined_at_once() -> None:
+    """One step over all operands: an engine reads each once, and writes nothing in between."""
+    programs = lower(REDUCE, 0, 5, 0, [Move(0, rank, 0) for rank in range(1, 5)])
+    last = programs[0].steps[-1]
+    operands = tuple(((rank, rank + 1), rank + 1 if rank else INPUT) for rank in range(5))
+    assert last == Combine(0, OUTPUT, (0, 5), operands, True)
+    assert sum(isinstance(step, Combine) for step in programs[0].steps) == 1
+
+
+def test_nodes_are_sent_ascending() -> None:
+    """Rank 4 gets leaf 3 first, and then leaf 0."""
+    moves = [Move(0, 3, 4), Move(1, 0, 4), Move(2, 4, 1)]
+    programs = lower(REDUCE, 0, 6, 1, moves)
+    assert programs[4].steps == [
+        Receive(0, 3, (2,)),
+        Receive(1, 0, (3,)),
+        Send(2, 1, (3, 2, INPUT)),
+    ]
+
+
+def test_only_what_is_lacking_is_sent() -> None:
+    moves = [Move(0, 0, 1), Move(1, 2, 3), Move(2, 3, 1), Move(3, 1, 3)]
+    programs = lower(ALL_REDUCE, 0, 4, 0, [*moves, Move(4, 1, 0), Move(4, 3, 2)])
+    # Rank 3 has (2, 4) when rank 1 has all: it needs no node, but the result.
+    assert programs[3].steps[-2] == Receive(3, 1, (OUTPUT,))
+    assert programs[1].steps[1].node == (0, 2)
+
+
+def test_alone_a_rank_finishes_or_copies_its_input() -> None:
+    assert lower(ALL_REDUCE, 0, 1, 0, [])[0].steps == [
+        Combine(-1, OUTPUT, (0, 1), (((0, 1), INPUT),), True)
+    ]
+    assert lower(ALL_GATHER, 0, 1, 0, [])[0].steps == [Copy(-1, OUTPUT, INPUT)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "moves", "says"),
+    [
+        (ALL_REDUCE, [Move(0, 0, 1), Move(0, 2, 1), Move(1, 1, 2), Move(2, 1, 2)], "second time"),
+        (ALL_GATHER, [Move(0, 0, 1), Move(1, 1, 0)], "brings the result a second time"),
+        (ALL_GATHER, [Move(0, 0, 1), Move(1, 1, 2), Move(1, 0, 2)], "brings the result a second"),
+        (ALL_GATHER, [Move(0, 1, 2)], "carries nothing"),
+        (REDUCE, [Move(0, 0, 1), Move(0, 0, 2), Move(1, 1, 2), Move(1, 0, 2)], "carries nothing"),
+    ],
+)
+def test_moves_that_make_no_sense(operation, moves: list[Move], says: str) -> None:
+    with pytest.raises(ScheduleError, match=says):
+        lower(operation, 0, 3, 0, moves)
+
+
+def test_a_node_from_two_at_once_is_refused() -> None:
+    moves = [Move(0, 2, 0), Move(0, 2, 1), Move(1, 0, 3), Move(1, 1, 3)]
+    with pytest.raises(ScheduleError, match=r"brings node \(2, 3\) a second time"):
+        lower(ALL_REDUCE, 0, 5, 0, moves)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["all_reduce", "reduce_scatter"]), st.integers(1, 30), st.randoms())
+def test_the_moves_may_come_in_any_order(operation: str, n: int, shuffler: random.Random) -> None:
+    for name in algorithms_for(operation):
+        topology = Topology.of_hosts([rank % 3 for rank in range(n)])
+        schedule = make_schedule(operation, name, topology)
+        shard = shuffler.randrange(schedule.shards)
+        moves = schedule.moves(shard)
+        shuffler.shuffle(moves)
+        assert lower(schedule.operation, shard, n, 0, moves) == schedule.lowered(shard)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 65), st.randoms())
+def test_any_tree_at_all_keeps_the_order(n: int, shuffler: random.Random) -> None:
+    """Ranks in any order hand all they have to any one that comes later, each when it may."""
+    ranks = list(range(n))
+    shuffler.shuffle(ranks)
+    ready = [0] * n  # the step from which on a rank has all that it is given
+    moves = []
+    for place, rank in enumerate(ranks[:-1]):
+        target = ranks[shuffler.randrange(place + 1, n)]
+        step = ready[rank] + shuffler.randrange(3)
+        moves.append(Move(step, rank, target))
+        ready[target] = max(ready[target], step + 1)
+    programs = lower(REDUCE, 0, n, ranks[-1], moves)
+    check_shard(REDUCE, 0, n, ranks[-1], programs)
+    assert sum(isinstance(step, Send) for own in programs.values() for step in own.steps) == n - 1

@@ -1,0 +1,79 @@
+"""The proof: it accepts every schedule that is right, and counts what it sends."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pycollective.schedule import OPERATIONS, Topology, algorithms_for, make_schedule
+from pycollective.schedule.verify import Fault, Traffic, verify
+from tests.schedule.mutations import Rotated
+
+ALL = [(op, name) for op in OPERATIONS for name in algorithms_for(op)]
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    """1 to 65 ranks: on one host, in equal blocks, in turn, in unequal blocks, or shuffled."""
+    kind = draw(st.sampled_from(["one host", "blocks", "round-robin", "uneven", "shuffled"]))
+    if kind == "blocks":
+        per_host = draw(st.integers(1, 16))
+        hosts = draw(st.integers(1, 65 // per_host))
+        return Topology.of_hosts([rank // per_host for rank in range(hosts * per_host)])
+    ranks = draw(st.integers(1, 65))
+    if kind == "one host":
+        return Topology.single_host(ranks)
+    hosts = draw(st.integers(1, ranks))
+    if kind == "round-robin":
+        return Topology.of_hosts([rank % hosts for rank in range(ranks)])
+    placed = [draw(st.integers(0, hosts - 1)) for _ in range(ranks)]
+    return Topology.of_hosts(sorted(placed) if kind == "uneven" else placed)
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), ALL)
+@settings(max_examples=30, deadline=None)
+@given(topology=topologies(), data=st.data())
+def test_every_schedule_is_right(
+    operation: str, algorithm: str, topology: Topology, data: st.DataObject
+) -> None:
+    ranks = topology.ranks
+    rooted = OPERATIONS[operation].rooted
+    root = data.draw(st.integers(0, ranks - 1), "root") if rooted else 0
+    schedule = make_schedule(operation, algorithm, topology, root)
+    traffic = verify(schedule)
+    moves = [set(schedule.moves(shard)) for shard in range(schedule.shards)]
+    messages = set().union(*moves)
+    assert traffic.messages == [
+        sum(move.source == rank for move in messages) for rank in range(ranks)
+    ]
+    assert traffic.steps == 1 + max((move.step for move in messages), default=-1)
+    # Each addition makes one node, and somebody makes each of them for each shard.
+    if OPERATIONS[operation].reduces:
+        assert sum(traffic.adds) >= (ranks - 1) * schedule.shards
+    else:
+        assert sum(traffic.adds) == sum(traffic.nodes) == sum(traffic.leaves) == 0
+        assert sum(traffic.results) == sum(map(len, moves))
+
+
+@pytest.mark.parametrize(("operation", "algorithm"), ALL)
+def test_parts_proved_apart_count_what_the_whole_does(operation: str, algorithm: str) -> None:
+    schedule = make_schedule(operation, algorithm, Topology.parse("2x4", 8))
+    whole = verify(schedule)
+    for parts in (1, 2, 3, schedule.shards):
+        merged = Traffic(8, schedule.shards)
+        for part in range(parts):
+            merged.merge(verify(schedule, range(part, schedule.shards, parts)))
+        assert merged == whole
+    assert sum(whole.messages) > 0
+
+
+def test_only_parts_of_one_schedule_are_merged() -> None:
+    with pytest.raises(ValueError, match="of 8 ranks and 1 shards, and of 8 ranks and 8 shards"):
+        Traffic(8, 1).merge(Traffic(8, 8))
+
+
+def test_a_fault_names_the_schedule_and_the_shard() -> None:
+    schedule = Rotated.of(make_schedule("all_reduce", "ring", Topology.parse("2x3", 6)))
+    with pytest.raises(Fault, match=r"^all_reduce, ring, 2x3, shard 4: step 1: rank \d takes"):
+        verify(schedule, [4])

@@ -1,0 +1,244 @@
+"""Ranks of several hosts, played on one: between them messages go over MPI; the same bits.
+
+That ranks of different played hosts share no memory is by construction (their segments are never
+attached), and checked here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+import pycollective as pc
+from tests.mpi import NAMES, find
+
+VERIFY = """
+import sys
+from pycollective.conformance import select, verify
+
+right = verify(select([], [], {dtypes}, quick=True), 60.0, lambda line: print(line, flush=True))
+sys.exit(not right)
+"""
+
+# What an application does besides collectives of whole arrays.
+PROGRAM = """
+import os, sys
+import numpy as np
+import pycollective as pc
+from pycollective import reference
+from pycollective.bench.problem import leaves
+
+comm = pc.init(timeout=30)
+n, r = comm.size, comm.rank
+shared = len({line.split()[4] for line in open("/proc/self/maps") if "memfd:pycollective" in line})
+inputs = leaves("float32", "sum", n, 300_007, 1)
+want = reference.reduce(inputs)
+for pause in range(2):  # asynchronous, several at once, synchronous behind them
+    arrays = [inputs[r].copy() for _ in range(6)]
+    works = [comm.all_reduce(x, async_op=True) for x in arrays]
+    last = inputs[r].copy()
+    comm.all_reduce(last)
+    for work in works:
+        work.wait(timeout=30)
+    assert all(x.tobytes() == want.tobytes() for x in [*arrays, last])
+got = np.empty_like(inputs[r])  # around the ranks, whatever host they are on
+sending = comm.send(inputs[r], (r + 1) % n, async_op=True)
+comm.recv(got, (r - 1) % n)
+sending.wait(timeout=30)
+assert got.tobytes() == inputs[r - 1].tobytes()
+rolled = [np.roll(np.concatenate(inputs), shift) for shift in range(n)]
+x = rolled[r].copy()
+comm.all_to_all(x, x)  # in place
+assert x.tobytes() == reference.all_to_all(rolled)[r].tobytes()
+half = comm.split(r % 2, -r)
+members = [each for each in range(n) if each % 2 == r % 2]
+y = np.full(10, r + 1.0)
+half.all_reduce(y)
+assert (y == sum(each + 1 for each in members)).all()
+assert half.rank == members[::-1].index(r)
+none = comm.split(None)
+assert none is None
+half.close()
+comm.barrier()
+comm.close()
+sys.stdout.write(f"RANK {r}: {shared} segments\\n")
+"""
+
+MISMATCH = """
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=30)
+try:
+    comm.all_reduce(np.ones(10 + (comm.rank == comm.size - 1)), algorithm="hierarchical")
+except pc.CollectiveError as error:
+    print(f"RANK {comm.rank} {type(error).__name__}: {error}", flush=True)
+try:
+    comm.all_reduce(np.ones(10))
+except pc.CollectiveError as error:
+    print(f"RANK {comm.rank} again {type(error).__name__}", flush=True)
+comm.close()
+"""
+
+LATE = """
+import time
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=30)
+comm.timeout = 1.0
+x = np.ones(200_000)
+try:
+    if comm.rank == comm.size - 1:
+        time.sleep(3)
+    start = time.monotonic()
+    comm.all_reduce(x)
+except pc.CollectiveError as error:
+    took = time.monotonic() - start
+    print(f"RANK {comm.rank} {type(error).__name__} after {took:.1f}: {error}", flush=True)
+comm.close()
+"""
+
+ABORTS = """
+import time
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=30)
+comm.barrier()
+if comm.rank == 0:
+    time.sleep(0.3)
+    at = time.time()
+    comm.abort("enough")
+    print(f"RANK 0 at {at}", flush=True)
+else:
+    try:
+        comm.all_reduce(np.ones(10))
+    except pc.CollectiveAborted as error:
+        print(f"RANK {comm.rank} at {time.time()} {error}", flush=True)
+comm.close()
+"""
+
+
+@pytest.fixture(params=NAMES)
+def mpi(request):
+    return find(request.param)
+
+
+def digest(text):
+    found = re.search(r"digest of \d+ ranks.*?: ([0-9a-f]{16,})", text)
+    assert found, text
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def digest_on_one_host(tmp_path_factory):
+    program = tmp_path_factory.mktemp("one") / "program.py"
+    program.write_text(VERIFY.format(dtypes="['float16', 'int32']"))
+
+    def of(ranks):
+        command = [sys.executable, "-m", "pycollective", "run", "-n", str(ranks), str(program)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return digest(done.stdout)
+
+    return of
+
+
+@pytest.mark.parametrize(("ranks", "topology"), [(3, ""), (3, "2,1"), (4, "2x2")])
+def test_every_algorithm_gives_the_bits_of_one_host(
+    mpi, tmp_path, digest_on_one_host, ranks, topology
+):
+    (tmp_path / "program.py").write_text(VERIFY.format(dtypes="['float16', 'int32']"))
+    more = {"PYCOLLECTIVE_TOPOLOGY": topology} if topology else {}
+    done = mpi.run(ranks, str(tmp_path / "program.py"), timeout=110, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert digest(done.stdout) == digest_on_one_host(ranks)
+
+
+def run(mpi, tmp_path, text, ranks, topology):
+    (tmp_path / "program.py").write_text(text)
+    return mpi.run(ranks, str(tmp_path / "program.py"), PYCOLLECTIVE_TOPOLOGY=topology)
+
+
+@pytest.mark.parametrize(("ranks", "topology"), [(2, "2x1"), (4, "2x2"), (5, "1,3,1")])
+def test_a_program(mpi, tmp_path, ranks, topology):
+    done = run(mpi, tmp_path, PROGRAM, ranks, topology)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sizes = {"2x1": [1, 1], "2x2": [2, 2], "1,3,1": [1, 3, 1]}[topology]
+    near = [size for size in sizes for _ in range(size)]
+    assert parts(done.stdout) == [f"{rank}: {size} segments" for rank, size in enumerate(near)]
+
+
+# mpiexec may mix the ranks' lines, so each part of the output begins with a word of its own.
+def parts(text):
+    return sorted(part.strip() for part in text.split("RANK ")[1:])
+
+
+def test_a_mismatch_between_hosts_names_both_sides(mpi, tmp_path):
+    said = parts(run(mpi, tmp_path, MISMATCH, 4, "2x2").stdout)
+    first = [part for part in said if "again" not in part]
+    assert len(first) == 4, said
+    assert all("CollectiveMismatch" in part for part in said)
+    assert all("count 10" in part and "count 11" in part for part in first), said
+    assert len(said) == 8, said
+
+
+def test_a_rank_of_another_host_that_does_not_come_is_named(mpi, tmp_path):
+    done = run(mpi, tmp_path, LATE, 3, "2,1")
+    said = parts(done.stdout)
+    assert len(said) == 3, done.stdout + done.stderr
+    assert all("CollectiveTimeout" in part for part in said)
+    for part in said[:2]:
+        assert "rank(s) 2 have not called it" in part
+        assert float(re.search(r"after ([0-9.]+):", part)[1]) < 2.5
+
+
+def test_an_abort_reaches_other_hosts_within_a_second(mpi, tmp_path):
+    done = run(mpi, tmp_path, ABORTS, 4, "2x2")
+    times = {part.split()[0]: float(part.split()[2]) for part in parts(done.stdout)}
+    assert len(times) == 4, done.stdout + done.stderr
+    assert all(0 <= times[rank] - times["0"] < 1.0 for rank in "123"), done.stdout
+    assert done.stdout.count("rank 0 aborted the communicator: enough") == 3
+
+
+@pytest.mark.parametrize(
+    ("topology", "says"),
+    [
+        ("2x2", "is for 4 ranks, and there are 3"),
+        ("two", "is neither hosts x ranks a host"),
+        ("0x3", "is neither hosts x ranks a host"),
+    ],
+)
+def test_a_topology_that_does_not_fit(tmp_path, topology, says):
+    start = time.monotonic()
+    done = run(find("mpich"), tmp_path, "import pycollective as pc; pc.init()", 3, topology)
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert time.monotonic() - start < 20
+
+
+def test_a_topology_without_a_transport_between_hosts():
+    program = "import pycollective as pc; pc.init(topology='2x1')"
+    command = [sys.executable, "-m", "pycollective", "run", "-n", "2"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert "between hosts messages go over MPI: start the ranks with mpiexec" in done.stderr
+
+
+@pytest.mark.parametrize("given", [{"topology": "2x1"}, {"rank": 0, "size": 1, "topology": "2x1"}])
+def test_a_topology_for_others(monkeypatch, given):
+    for name in list(os.environ):
+        if name.startswith(("PYCOLLECTIVE_", "MASTER_", "PMI", "OMPI_")) or "RANK" in name:
+            monkeypatch.delenv(name)
+    with pytest.raises(pc.ConfigurationError, match="is for 2 ranks, and there are 1"):
+        pc.init(**given)
+    with pc.init(topology="1x1") as comm:
+        assert comm.size == 1
