@@ -48,18 +48,13 @@ class _Hosts:
         """Shards that one rank of a host of `size` carries, of those ranks the most."""
         return sum(count * ceil_div(other, size) for other, count in self.tally.items())
 
-    def least_carried(self, size: int) -> int:
-        """Likewise, the least."""
-        return sum(count * (other // size) for other, count in self.tally.items())
-
     def within(self, unit: Load) -> Load:
         """Each shard from all ranks of a host to the one that carries it, or back."""
         busiest = NOTHING
         for size in self.tally:
-            taken = (size - 1) * self.most_carried(size)
-            given = self.ranks - self.least_carried(size)
             if size > 1:
-                busiest = busiest.or_more(unit.times(max(taken, given) / self.ranks, size - 1))
+                taken = (size - 1) * self.most_carried(size)
+                busiest = busiest.or_more(unit.times(taken / self.ranks, size - 1))
         return busiest
 
     def straight(self, partials: list[Load]) -> Load:

@@ -107,7 +107,8 @@ def _reduce_scatter_count(topology: Topology) -> Phases:
         for middle in (largest_block(n) // 2 - 1, largest_block(n) - 1):
             before = max((end for end in ends if end < middle), default=n - 1)
             looked_at |= {middle - 1, middle, before}
-        looked_at.update(ends[:1])
+        # One of each kind, where there is one.
+        looked_at.update(ends[:1], sorted(set(range(n)).difference(ends))[:1])
     sent = {place: _sent(places, place) for place in looked_at}
     adds = max(
         sum(sent[before]) - sum(sent[place]) + n - 1
