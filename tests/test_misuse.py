@@ -63,7 +63,7 @@ def test_what_is_no_array_of_a_known_type_is_refused(alone, name, position, bad)
         (lambda c, x: c.all_gather(x, x, counts=[]), "counts is empty"),
         (lambda c, x: c.all_gather(x, x, counts=[2, 2]), "2 entries for 1 ranks"),
         (lambda c, x: c.all_reduce(x, op="mean"), "'mean' is not here"),
-        (lambda c, x: c.all_reduce(x, algorithm="star"), "unknown algorithm 'star'; there are direct"),
+        (lambda c, x: c.all_reduce(x, algorithm="star"), "unknown algorithm 'star'; there"),
         (lambda c, x: c.split("a"), "color 'a'"),
         (lambda c, x: c.split(-1), "color -1"),
         (lambda c, x: c.split(0, key=2**63), "key"),
