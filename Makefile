@@ -49,4 +49,4 @@ sanitize: $(VENV)/.requirements
 	$(MAKE) -j 2 -C csrc/tests sanitize
 
 clean:
-	rm -rf build out *.egg-info pycollective/*.so pycollective/torch/*.so
+	rm -rf build out *.egg-info pycollective/*.so

@@ -60,7 +60,7 @@ def torch_extension() -> Extension | None:
     from torch.utils import cpp_extension
 
     return cpp_extension.CppExtension(
-        "pycollective.torch._backend",
+        "pycollective._torch",
         [*sorted(glob.glob("csrc/torch/*.cpp")), "csrc/bindings/errors_py.cpp"],
         include_dirs=[os.path.abspath("csrc")],
         depends=glob.glob("csrc/**/*.h", recursive=True),

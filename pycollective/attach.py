@@ -145,7 +145,7 @@ def _unreachable(peer: PeerAddress, error: OSError) -> ConfigurationError:
     return ConfigurationError(
         f"rank {peer.rank} on host {peer.host!r} cannot be reached from host {here!r} through "
         f"abstract Unix sockets ({error}): it has ended, or runs on {where} network namespace; "
-        "this version joins the ranks of one host only"
+        "ranks that are to share memory must be on one host, in one container"
     )
 
 

@@ -52,7 +52,7 @@ class Communicator(_core.Communicator):
         timeout: float,
         world: World | None = None,
     ) -> None:
-        """Join a group whose members have attached each other (`bootstrap.connect` does it all).
+        """Join a group whose members have attached each other (`joining.connect` does it all).
 
         Args:
             node: this process's end of shared memory; holds the mailbox at ``offsets[rank]``.
@@ -131,10 +131,8 @@ class Communicator(_core.Communicator):
         far = [at for at, r in enumerate(members) if r not in self._world.near]
         pump = None
         if self._world.pump is not None:  # all must take part, also who joins no group
-            # By the first member's rank: MPI's colors are smaller numbers than ours.
-            group = None if color is None else members[0]
-            pump = self._world.pump.split(group, members.index(self.rank), far)
-        return World(members.index(self.rank), host_of, pump if far else None)
+            pump = self._world.pump.split(None if color is None else members, far)
+        return World(members.index(self.rank), host_of, pump)
 
     def close(self) -> None:
         """Wait for what was issued, then leave. Harms no rank that needs nothing more from this.

@@ -23,15 +23,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from pycollective.bootstrap import (
-    ENV_RANK,
-    ENV_SECRET,
-    ENV_SIZE,
-    ENV_STORE,
-    MAX_RANKS,
-    followed_key,
-)
+from pycollective.environment import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE
 from pycollective.errors import ConfigurationError
+from pycollective.joining import MAX_RANKS
+from pycollective.leaving import followed_key
 from pycollective.store import StoreServer
 
 # How long the other ranks have to notice a failure and say so themselves, and then to end on

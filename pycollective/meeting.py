@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
@@ -40,10 +40,13 @@ class Record:
     size: int
     version: str = VERSION
     host: str = ""  # for messages only
+    identity: str = ""  # of the host
+    wish: str = ""  # what its caller asked for, and all must alike
     token: str = ""  # of its shared memory, hexadecimal
     offset: int = 0  # of its mailbox in there, bytes
     slot_bytes: int = 0
     socket_name: str = ""  # where higher ranks attach
+    address: str = ""  # of what it serves to the ranks of other hosts
     problem: str = ""  # why it cannot join
 
 
@@ -66,21 +69,35 @@ class Meeting:
         size: how many meet.
         timeout: seconds until those who have not come are given up.
         prefix: of the keys; each meeting in a store needs its own.
+        deadline: its end, where it is not `timeout` from now, by the monotonic clock.
+        numbers: what messages call the ranks, where these are some of more.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: float, prefix: str) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: float,
+        prefix: str,
+        *,
+        deadline: float | None = None,
+        numbers: Sequence[int] | None = None,
+    ) -> None:
         if not (hasattr(store, "set") and hasattr(store, "get")):
             raise ConfigurationError(
                 f"store is {store!r}: give tcp://host:port, or an object with set(key, bytes) and "
                 "a blocking get(key)"
             )
         self._store, self._full = store, is_full(store)
-        self._rank, self._size = rank, size
+        self.rank, self.size = rank, size
+        self._numbers = list(numbers or range(size))
+        self.number = self._numbers[rank]
         self._prefix = f"pycollective/{prefix}/"
         self._timeout = timeout
         self._published = False
         self._told = False  # of another rank's problem
-        self.deadline = monotonic() + timeout
+        self.deadline = monotonic() + timeout if deadline is None else deadline
 
     def claim(self) -> None:
         """Refuse a second process with this rank, and ranks with another idea of the size."""
@@ -88,16 +105,16 @@ class Meeting:
             return  # told apart when the records are there, if at all
         # With a nonce: a second meeting under the same keys is refused as well.
         claimant = f"{this_process()} ({os.urandom(4).hex()})"
-        owner = self._claim(f"rank {self._rank}", claimant)
+        owner = self._claim(f"rank {self.rank}", claimant)
         if owner != claimant:
             raise ConfigurationError(
-                f"{owner} and {claimant} both claim rank {self._rank}: each process needs a rank "
+                f"{owner} and {claimant} both claim rank {self.rank}: each process needs a rank "
                 "of its own, and each run or group a store or prefix of its own"
             )
-        size = self._claim("size", str(self._size))
-        if size != str(self._size):
+        size = self._claim("size", str(self.size))
+        if size != str(self.size):
             raise ConfigurationError(
-                f"rank {self._rank} was given size {self._size} and other ranks size {size}"
+                f"rank {self.rank} was given size {self.size} and other ranks size {size}"
             )
 
     def exchange(self, record: Record) -> list[Record]:
@@ -110,15 +127,15 @@ class Meeting:
         self._publish(record)
         if self._full:
             self._await_all(_COME)
-        records = [self._read(rank) for rank in range(self._size)]
-        if records[self._rank] != record:
-            raise ConfigurationError(f"another process claims rank {self._rank}, too")
+        records = [self._read(rank) for rank in range(self.size)]
+        if records[self.rank] != record:
+            raise ConfigurationError(f"another process claims rank {self.rank}, too")
         return records
 
     def confirm(self) -> None:
         """Wait until every rank has attached its peers; raises like `exchange`."""
         if self._full:
-            self._store.set(self._key(_ATTACHED, self._rank), b"")
+            self._store.set(self._key(_ATTACHED, self.rank), b"")
             self._await_all(_ATTACHED)
 
     @contextmanager
@@ -141,25 +158,25 @@ class Meeting:
 
     def _report(self, error: BaseException) -> None:
         kind = type(error).__name__
-        text = json.dumps([kind, f"rank {self._rank}: {str(error) or kind}"])
+        text = json.dumps([kind, f"rank {self.number}: {str(error) or kind}"])
         if self._full:
             for step in (_ATTACHED, _COME):
                 self._store.set(self._key(step), text.encode())
         elif not self._published:
-            self._publish(Record(self._size, problem=text))
+            self._publish(Record(self.size, problem=text))
 
     def _raise_reported(self, report: bytes | str) -> None:
         self._told = True
         kind, text = json.loads(report)
         if kind == CollectiveTimeout.__name__:
-            raise CollectiveTimeout(text, self._rank, "init")
+            raise CollectiveTimeout(text, self.number, "init")
         if kind == ConfigurationError.__name__:
             raise ConfigurationError(text)
-        raise CollectiveAborted(f"init was given up: {text}", self._rank, "init")
+        raise CollectiveAborted(f"init was given up: {text}", self.number, "init")
 
     def _publish(self, record: Record) -> None:
         self._published = True
-        self._store.set(self._key(_COME, self._rank), json.dumps(asdict(record)).encode())
+        self._store.set(self._key(_COME, self.rank), json.dumps(asdict(record)).encode())
 
     def _read(self, rank: int) -> Record:
         raw = json.loads(self._store.get(self._key(_COME, rank)))
@@ -169,28 +186,31 @@ class Meeting:
         )
         if record.problem:
             self._raise_reported(record.problem)
-        if record.size != self._size:
+        if record.size != self.size:
             raise ConfigurationError(
-                f"rank {self._rank} was given size {self._size} and rank {rank} size {record.size}"
+                f"rank {self.rank} was given size {self.size} and rank {rank} size {record.size}"
             )
         if record.version != VERSION:
             raise ConfigurationError(
-                f"rank {self._rank} runs pycollective {VERSION} and rank {rank} {record.version}"
+                f"rank {self.rank} runs pycollective {VERSION} and rank {rank} {record.version}"
             )
         return record
 
     def _await_all(self, step: str) -> None:
         """Count this rank for a step, and wait until all are, or one has reported a problem."""
-        if self._store.add(self._key(step, "count"), 1) == self._size:
-            self._store.set(self._key(step), _COMPLETE)
+        if self._store.add(self._key(step, "count"), 1) == self.size:
+            # Unless a rank has reported meanwhile that it cannot go on.
+            self._store.compare_set(self._key(step), "", _COMPLETE.decode())
         left = self.deadline - monotonic()
         if left > _WARN_AFTER and not self._is_set_within(step, _WARN_AFTER):
-            _log.warning("init on rank %d still waits: %s", self._rank, self._describe_absent(step))
+            _log.warning(
+                "init on rank %d still waits: %s", self.number, self._describe_absent(step)
+            )
         if not self._is_set_within(step, self.deadline - monotonic()):
             raise CollectiveTimeout(
-                f"init timed out on rank {self._rank} after {self._timeout:g} s: "
+                f"init timed out on rank {self.number} after {self._timeout:g} s: "
                 f"{self._describe_absent(step)}",
-                self._rank,
+                self.number,
                 "init",
             )
         outcome = bytes(self._store.get(self._key(step)))
@@ -209,9 +229,11 @@ class Meeting:
         return True
 
     def _describe_absent(self, step: str) -> str:
-        ranks = range(self._size)
-        absent = [str(r) for r in ranks if not self._store.check([self._key(step, r)])]
-        return f"rank(s) {', '.join(absent)} of {self._size} {_NOT_YET[step]}"
+        ranks = range(self.size)
+        absent = [
+            str(self._numbers[r]) for r in ranks if not self._store.check([self._key(step, r)])
+        ]
+        return f"rank(s) {', '.join(absent)} of {self.size} {_NOT_YET[step]}"
 
     def _claim(self, name: str, value: str) -> str:
         return bytes(self._store.compare_set(self._key(name), "", value)).decode()

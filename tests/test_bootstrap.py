@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import pycollective as pc
-from pycollective import attach, bootstrap, meeting
+from pycollective import attach, joining, meeting
 from pycollective.store import StoreClient, StoreServer
 from tests.harness import PerRank, Ranks, results, run_ranks
 from tests.joining import await_listeners_of, failing, works
@@ -52,7 +52,7 @@ def test_ranks_that_never_come_are_named_and_later_all_can_join():
 
 def never_attach(comm, rank, absent):
     if rank == absent:
-        bootstrap.attach_peers = lambda *args: time.sleep(3)
+        joining.attach_peers = lambda *args: time.sleep(3)
     return failing(pc.init, timeout=1.0)
 
 
@@ -221,14 +221,28 @@ def test_ranks_on_another_host_are_said_to_all(address, away):
     ):
         assert isinstance(error, pc.ConfigurationError)
         assert f"rank {away} on host 'elsewhere' cannot be reached from host '{here}'" in str(error)
-        assert "joins the ranks of one host only" in str(error)
+        assert "must be on one host, in one container" in str(error)
         assert took < 5
 
 
+def once_others_listen(act):
+    """Have `init` do something when all know where all are, before this rank listens itself."""
+    attach_as_ever = joining._meet_and_attach
+
+    def attach_later(*args):
+        act()
+        return attach_as_ever(*args)
+
+    joining._meet_and_attach = attach_later
+
+
 def join_or_interrupt(comm, rank, pids):
-    if rank == 2:
+    def interrupt():
         await_listeners_of(pids[:2])
         os.kill(pids[0], signal.SIGINT)
+
+    if rank == 2:
+        once_others_listen(interrupt)
     return failing(pc.init, timeout=20)
 
 
@@ -268,10 +282,10 @@ def knock_as_a_stranger(pids):
 def join_among_strangers(comm, rank, pids):
     knocking = []
     if rank == len(pids) - 1:
-        knocking = knock_as_a_stranger(pids[:-1])
+        once_others_listen(lambda: knocking.extend(knock_as_a_stranger(pids[:-1])))
     before = len(os.listdir("/proc/self/fd"))
     joined = pc.init(timeout=20)
-    answer = works(joined), len(os.listdir("/proc/self/fd")) - before
+    answer = works(joined), len(os.listdir("/proc/self/fd")) - before - len(knocking)
     for each in knocking:
         each.close()
     return answer
@@ -294,9 +308,7 @@ def counts():
 def connect_often(comm, address, groups):
     client = StoreClient(address, timeout=20)
     before = counts()
-    made = [
-        bootstrap.connect(client, comm.rank, comm.size, 20.0, f"group{i}") for i in range(groups)
-    ]
+    made = [joining.connect(client, comm.rank, comm.size, 20.0, f"group{i}") for i in range(groups)]
     assert all(works(each) for each in made)
     after = counts()
     client.close()
@@ -312,9 +324,9 @@ def test_groups_that_meet_one_by_one_share_one_segment(address):
 
 def meet_twice_under_one_prefix(comm, address):
     client = StoreClient(address, timeout=20)
-    bootstrap.connect(client, comm.rank, comm.size, 20.0, "same")
+    joining.connect(client, comm.rank, comm.size, 20.0, "same")
     comm.barrier()
-    answer = failing(bootstrap.connect, client, comm.rank, comm.size, 20.0, "same")
+    answer = failing(joining.connect, client, comm.rank, comm.size, 20.0, "same")
     client.close()
     return answer
 

@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 import pycollective as pc
-from pycollective import bootstrap
+from pycollective import leaving
 from tests.harness import Ranks, results, run_ranks
 
 MIB = 1 << 20
@@ -63,7 +63,7 @@ def leave_a_thread_in_recv(comm):
         time.sleep(0.001)
     cpu = time.process_time()
     start = time.monotonic()
-    bootstrap._leave_all()  # what the end of the process calls
+    leaving.leave_all()  # what the end of the process calls
     took, cpu = time.monotonic() - start, time.process_time() - cpu
     thread.join(5)
     return took, cpu, [type(error).__name__ for error in ended]
@@ -90,7 +90,7 @@ def fork_meanwhile(comm):
                 works[-1].wait()
             except pc.ConfigurationError:
                 refused = 1
-            bootstrap._leave_all()
+            leaving.leave_all()
             assert comm.closed
             os._exit(refused if not works[-1].done() else 1)
         statuses.append(os.waitpid(pid, 0)[1])

@@ -11,7 +11,7 @@ import time
 import pytest
 
 import pycollective as pc
-from tests.mpi import NAMES, find
+from tests.launchers import NAMES, find
 
 PROGRAM = """
 import sys

@@ -1,10 +1,14 @@
-// pycollective.torch._backend: the shim, as Python sees it.
+// pycollective._torch: the shim, as Python sees it.
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <utility>
+#include <vector>
 
 #include "torch/average.h"
 #include "torch/backend.h"
 #include "torch/errors.h"
+#include "torch/messages.h"
 
 namespace py = pybind11;
 
@@ -23,7 +27,7 @@ c10::intrusive_ptr<Backend> make_backend(py::object communicator,
 }  // namespace
 }  // namespace pycollective::shim
 
-PYBIND11_MODULE(_backend, module) {
+PYBIND11_MODULE(_torch, module) {
   using namespace pycollective::shim;
   module.doc() = "The c10d backend over the core's communicators.";
   py::module_::import("torch.distributed");  // makes the base class known
@@ -45,6 +49,34 @@ PYBIND11_MODULE(_backend, module) {
       module, "Backend", "torch.distributed's operations over a pycollective.Communicator.")
       .def(py::init(&make_backend), py::arg("communicator"), py::arg("threads"))
       .def_property_readonly("options", &Backend::getBackendOptions);
+
+  const auto memory = [](const py::buffer& data, bool writable) {
+    const py::buffer_info info = data.request(writable);
+    return std::make_pair(info.ptr, static_cast<std::size_t>(info.size * info.itemsize));
+  };
+  py::class_<Messages>(module, "Messages",
+                       "Messages to and from ranks of other hosts, over a c10d backend.")
+      .def(py::init<c10::intrusive_ptr<c10d::Backend>, std::vector<int>>(), py::arg("group"),
+           py::arg("far"))
+      .def(
+          "isend",
+          [memory](Messages& self, int rank, int tag, const py::buffer& data) {
+            const auto [at, bytes] = memory(data, false);
+            return self.isend(rank, tag, at, bytes);
+          },
+          py::arg("rank"), py::arg("tag"), py::arg("data"))
+      .def(
+          "irecv",
+          [memory](Messages& self, int rank, int tag, const py::buffer& data) {
+            const auto [at, bytes] = memory(data, true);
+            return self.irecv(rank, tag, at, bytes);
+          },
+          py::arg("rank"), py::arg("tag"), py::arg("data"))
+      .def("poll", &Messages::poll)
+      .def("give_up", &Messages::give_up, py::arg("tickets"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("tell", &Messages::tell, py::arg("kind"), py::arg("report"))
+      .def("close", &Messages::close, py::call_guard<py::gil_scoped_release>());
 
   module.def(
       "average",

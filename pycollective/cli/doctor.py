@@ -87,7 +87,7 @@ def _program(name: str, for_what: str) -> tuple[str, str, str]:
 
 def _torch_backend() -> tuple[str, str, str]:
     # Looked for, not imported: its package needs torch, which may be what is missing.
-    folder = str(Path(__file__).resolve().parents[1] / "torch")
-    if PathFinder.find_spec("_backend", [folder]) is not None:
+    folder = str(Path(__file__).resolve().parents[1])
+    if PathFinder.find_spec("_torch", [folder]) is not None:
         return "torch backend", "built", ""
     return "torch backend", "not built", f"install again beside torch, {installing.BACKEND}"

@@ -13,7 +13,7 @@ except ImportError as error:
     raise ImportError(f"pycollective.torch needs PyTorch: {installing.TORCH}") from error
 
 try:
-    from pycollective.torch import _backend as _backend
+    from pycollective import _torch as _torch
 except ModuleNotFoundError as error:
     raise ImportError(
         "pycollective was installed without its torch backend, which is built where torch is "

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pycollective import _torch
 from pycollective.errors import ConfigurationError
-from pycollective.torch import _backend
 
 _Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -45,7 +45,7 @@ def all_reduce_hook(
     group = state if state is not None else dist.group.WORLD
     if group is None:
         raise ConfigurationError("all_reduce_hook: call init_process_group first")
-    return _backend.average(group, bucket.buffer())
+    return _torch.average(group, bucket.buffer())
 
 
 def in_order(hook: _Hook) -> _Hook:

@@ -157,7 +157,14 @@ class MpiPump:
                 time.sleep(0.0005)
         self._give_up(set(self._tickets))
 
-    def split(self, color: int | None, key: int, far: list[int]) -> MpiPump | None:
+    def split(self, members: list[int] | None, far: list[int]) -> MpiPump | None:
         """See `Pump`. Waits for all ranks, which have just met in the operation before."""
-        comm = self._comm.Split(self._mpi.UNDEFINED if color is None else color, key)
-        return None if color is None else MpiPump(comm, far)
+        if members is None:
+            self._comm.Split(self._mpi.UNDEFINED, 0)
+            return None
+        # By the first member's rank: MPI's colors are smaller numbers than ours.
+        comm = self._comm.Split(members[0], members.index(self._comm.Get_rank()))
+        if not far:
+            comm.Free()
+            return None
+        return MpiPump(comm, far)

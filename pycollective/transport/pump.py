@@ -36,13 +36,10 @@ class Pump(Protocol):
     def close(self) -> None:
         """Let go of the other ranks. Idempotent."""
 
-    def split(self, color: int | None, key: int, far: list[int]) -> Pump | None:
-        """A pump for the ranks that give the same color, ordered by `key`, then as before.
-
-        All ranks must call it. None where `color` is None.
+    def split(self, members: list[int] | None, far: list[int]) -> Pump | None:
+        """A pump for some of the ranks; all must call it. None where there is nothing for it.
 
         Args:
-            color: which ranks.
-            key: their order.
+            members: they, in the new pump's order; None on ranks that are in no new group.
             far: those of them on other hosts, as the new pump counts.
         """

@@ -34,7 +34,7 @@ def test_what_is_here_is_found():
     assert lines["SIMD"][0] == _core.simd_level()
     assert lines["open files"][0] == str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     assert lines["peer watch"] == ["pidfd", ""]
-    built = importlib.util.find_spec("pycollective.torch._backend") is not None
+    built = importlib.util.find_spec("pycollective._torch") is not None
     assert lines["torch backend"][0] == ("built" if built else "not built")
 
 
@@ -100,10 +100,10 @@ def test_without_torch_or_its_backend_the_report_is_whole(tmp_path, torch, built
     shutil.copytree(
         Path(pycollective.__file__).parent,
         package,
-        ignore=shutil.ignore_patterns("_backend*.so", "__pycache__"),
+        ignore=shutil.ignore_patterns("_torch*.so", "__pycache__"),
     )
     if built:
-        (package / "torch" / "_backend.so").touch()  # found by its name, not imported
+        (package / "_torch.so").touch()  # found by its name, not imported
     program = ("" if torch else WITHOUT_TORCH) + (
         "import pycollective.cli.doctor as doctor; print(doctor.__file__); doctor.doctor()"
     )

@@ -20,7 +20,7 @@ from pycollective.schedule import ALGORITHMS, OPERATIONS
 from tests.cli.test_verify_table import digest_of
 from tests.harness import ROOT
 from tests.inputs import DTYPES
-from tests.mpi import NAMES, find
+from tests.launchers import NAMES, find
 from tests.test_launches import clean_environment
 
 VERIFY = ["-m", "pycollective", "verify"]

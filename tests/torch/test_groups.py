@@ -331,7 +331,7 @@ def test_a_rank_that_never_joins_is_named():
 def test_importing_without_the_shim_says_how_to_get_it(tmp_path):
     (tmp_path / "block.py").write_text(
         "import sys\n"
-        "sys.modules['pycollective.torch._backend'] = None\n"  # as if it had not been built
+        "sys.modules['pycollective._torch'] = None\n"  # as if it had not been built
         "import pycollective.torch\n"
     )
     outcome = subprocess.run(

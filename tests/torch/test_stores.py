@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 import pycollective as pc
-from pycollective import bootstrap
+from pycollective import joining
 
 TIME = timedelta(seconds=20)
 
@@ -63,7 +63,7 @@ def join_alone(comm, make, place):
     errors = []
     for number in range(2):
         with pytest.raises(pc.CollectiveTimeout) as caught:
-            bootstrap.connect(store, 0, 2, 0.5, f"meeting {number}")
+            joining.connect(store, 0, 2, 0.5, f"meeting {number}")
         errors.append(str(caught.value))
     return errors
 

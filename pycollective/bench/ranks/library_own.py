@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import ConfigurationError, _core, bootstrap
+from pycollective import ConfigurationError, _core, joining
 from pycollective.bench.problem import numpy_type
 from pycollective.version import VERSION
 
@@ -16,7 +16,7 @@ from .case import Bytes, Case, Prepared, Unsupported
 
 
 class ExchangeStore:
-    """A bootstrap store over the bench's control channel, as `pycollective.bootstrap` wants it."""
+    """A bootstrap store over the bench's control channel, as `pycollective.joining` wants it."""
 
     def __init__(self, request: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         self._request = request
@@ -41,7 +41,7 @@ class OwnLibrary:
         self, rank: int, ranks: int, request: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> None:
         self.rank, self.ranks = rank, ranks
-        self._comm = bootstrap.connect(ExchangeStore(request), rank, ranks, timeout=120.0)
+        self._comm = joining.connect(ExchangeStore(request), rank, ranks, timeout=120.0)
         self.versions = {
             "library": f"pycollective {VERSION}",
             "numpy": np.__version__,

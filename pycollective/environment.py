@@ -1,0 +1,25 @@
+"""The environment variables by which a launch reaches its ranks."""
+
+from __future__ import annotations
+
+import os
+
+from pycollective.errors import ConfigurationError
+
+# What `pycollective run` tells its ranks.
+ENV_RANK, ENV_SIZE = "PYCOLLECTIVE_RANK", "PYCOLLECTIVE_SIZE"
+ENV_STORE, ENV_SECRET = "PYCOLLECTIVE_STORE", "PYCOLLECTIVE_SECRET"
+# What a user may say under any launcher.
+ENV_TOPOLOGY = "PYCOLLECTIVE_TOPOLOGY"
+
+
+def environment_number(name: str) -> int:
+    """The number that the variable holds.
+
+    Raises:
+        ConfigurationError: it holds none.
+    """
+    value = os.environ.get(name, "")
+    if not value.isdigit():
+        raise ConfigurationError(f"the environment variable {name} is {value!r}, not a number")
+    return int(value)
