@@ -31,6 +31,8 @@ constexpr std::size_t kNoticeBytes = 1024;
 // Who waits is ended by others: by a message, a closed connection, or an abort.
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
 constexpr std::chrono::milliseconds kGiveUpWithin{500};
+// Of a failure a peer may have heard from others, and then it takes no more notices.
+constexpr std::chrono::milliseconds kToldWithin{50};
 // The last messages of a peer that has left may still be on their way to whoever waits for them.
 constexpr std::chrono::milliseconds kLastMessages{100};
 constexpr int kGoodbye = static_cast<int>(FailureKind::kNone);  // a notice without a failure
@@ -54,11 +56,11 @@ struct Lane {
 
 bool is_notice(const Lane& lane) { return lane.tag == kTagNotice; }
 
-// Without the place in Gloo's sources that comes before.
+// The sentence that tells what happened: not where in Gloo's sources, nor its advice.
 std::string in_words(const std::string& what) {
-  const std::size_t end = what.rfind("] ", what.find('\n'));
-  const bool placed = !what.empty() && what[0] == '[' && end != std::string::npos;
-  return (placed ? what.substr(end + 2) : what).substr(0, 200);
+  const std::size_t place = what.empty() || what[0] != '[' ? std::string::npos : what.find("] ");
+  const std::string rest = place == std::string::npos ? what : what.substr(place + 2);
+  return rest.substr(0, std::min({rest.find(". "), rest.find('\n'), std::size_t{200}}));
 }
 
 }  // namespace
@@ -83,6 +85,7 @@ struct Messages::State : std::enable_shared_from_this<Messages::State> {
   std::map<int, Clock::time_point> left;  // by rank: when it said goodbye
   std::set<int> wanted;                   // lost ranks that a message was to go to or come from
   bool told_of_lost = false;
+  bool failed = false;  // has told, or heard, of a failure
 
   bool forked() const { return process != getpid(); }
   Ticket open_begin(int rank, int tag, bool receives, void* data, std::size_t bytes) {
@@ -159,6 +162,7 @@ void Messages::State::hear(int rank, const NoticeBuffer& notice) {
     left.emplace(rank, Clock::now());
     return;
   }
+  failed = true;
   notices.emplace_back(kind, rank, std::string(&notice[1], strnlen(&notice[1], kNoticeBytes - 1)));
   if (!closing) await_notice(rank);
 }
@@ -325,6 +329,7 @@ void Messages::give_up(const std::vector<Ticket>& tickets) {
 void Messages::tell(int kind, const std::string& report) {
   if (state_->forked()) return;
   const std::lock_guard lock(state_->mutex);
+  state_->failed = true;
   if (!state_->closing) state_->say(kind, report);
 }
 
@@ -333,10 +338,12 @@ void Messages::close() {
   c10::intrusive_ptr<c10d::Backend> group;
   std::unique_lock lock(state_->mutex);
   if (std::exchange(state_->closing, true)) return;
-  state_->say(kGoodbye, "");
-  state_->changed.wait_for(lock, kGiveUpWithin, [&] {
+  // After a failure nobody listens for it any more.
+  if (!state_->failed) state_->say(kGoodbye, "");
+  const auto notices_sent = [&] {
     return !state_->any_entry([](const Lane& lane) { return is_notice(lane) && !lane.receives; });
-  });
+  };
+  state_->changed.wait_for(lock, state_->failed ? kToldWithin : kGiveUpWithin, notices_sent);
   std::set<Ticket> open;
   for (const auto& [key, lane] : state_->lanes)
     for (const Entry& entry : lane.entries) open.insert(entry.ticket);
