@@ -183,7 +183,9 @@ bool Communicator::act_on_first(Queue& queue, Pending& item, Driver driver, cons
 
 bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point until,
                          const InterruptHook& interrupted) {
-  const int most_spins = group_->may_spin() ? kSpinsWithCores : kSpinsCrowded;
+  // A look at another host's messages costs as much as a hundred at a flag.
+  const bool cheap = group_->may_spin() && !operation.must_poll();
+  const int most_spins = cheap ? kSpinsWithCores : kSpinsCrowded;
   int spins = 0;
   Clock::time_point sleep_from;
   for (;;) {
