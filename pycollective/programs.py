@@ -24,7 +24,7 @@ class Programs:
     def __init__(self, rank: int, host_of: tuple[int, ...]) -> None:
         self._rank = rank
         self._host_of = host_of
-        self._made: dict[tuple[str, str, int], _core.Program] = {}
+        self._made: dict[tuple[str, str, int, bool], _core.Program] = {}
 
     def __call__(self, operation: str, algorithm: str, root: int, size: int) -> _core.Program:
         """The program for an operation on a buffer of `size` bytes.
@@ -32,20 +32,24 @@ class Programs:
         Raises:
             ConfigurationError: there is no such algorithm, or it cannot do the operation.
         """
+        kind = operation, algorithm, root, algorithm == "auto" and size <= _SMALL
+        program = self._made.get(kind)
+        if program is None:
+            program = self._made[kind] = self._make(operation, algorithm, root, size)
+        return program
+
+    def _make(self, operation: str, algorithm: str, root: int, size: int) -> _core.Program:
         # Here, not at the top: who never asks for an algorithm need not wait for their import.
         from pycollective.schedule import Topology, make_schedule
         from pycollective.schedule.assemble import assemble
 
         topology = Topology(self._host_of)
         if operation == "barrier":  # all hear of all, and nothing is carried
-            operation, algorithm = "all_reduce", "recursive_doubling"
+            return self("all_reduce", "recursive_doubling", root, 0)
         if algorithm == "auto":
-            algorithm = _choose(operation, topology, size)
-        key = operation, algorithm, root
-        if key not in self._made:
-            schedule = make_schedule(operation, algorithm, topology, root)
-            self._made[key] = _core.Program(assemble(schedule, self._rank))
-        return self._made[key]
+            return self(operation, _choose(operation, topology, size), root, size)
+        schedule = make_schedule(operation, algorithm, topology, root)
+        return _core.Program(assemble(schedule, self._rank))
 
 
 def _choose(operation: str, topology: Topology, size: int) -> str:

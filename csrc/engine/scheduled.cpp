@@ -17,6 +17,7 @@ constexpr std::size_t kLargestPart = std::size_t{128} << 10;
 // Between hosts a message costs more than a cache miss.
 constexpr std::size_t kLargestFarSlot = std::size_t{4} << 20;
 constexpr std::size_t kLargestFarPart = std::size_t{1} << 20;
+constexpr std::size_t kSmallestFarPart = std::size_t{512} << 10;
 constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
 // A message is cut into at least this many chunks, so that moving and combining overlap.
 constexpr std::size_t kFewestChunks = 4;
@@ -76,7 +77,8 @@ Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequenc
   while (slots_ > 1 && bytes * kPartUnit * slots_ > slot.room) --slots_;
   const std::size_t fits =
       std::min(slot.room / slots_, far ? kLargestFarSlot : kLargestSlot) / bytes;
-  const std::size_t wanted = std::clamp(shards_.longest() * element_ / kFewestChunks, kSmallestPart,
+  const std::size_t wanted = std::clamp(shards_.longest() * element_ / (far ? 2 : kFewestChunks),
+                                        far ? kSmallestFarPart : kSmallestPart,
                                         far ? kLargestFarPart : kLargestPart) /
                              element_;
   part_ = std::max(std::min(fits, wanted) / kPartUnit * kPartUnit, kPartUnit);

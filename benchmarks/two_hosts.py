@@ -1,0 +1,215 @@
+"""How fast is all-reduce between two hosts, beside the link's own speed and Gloo's all-reduce?
+
+Two hosts of two ranks each, as network namespaces joined by a link of 1 Gbit/s
+(`two_hosts_network.py`), started by torchrun. All three take turns in the same processes:
+
+- pycollective, by the algorithm that it chooses itself (hierarchical) and by others;
+- Gloo's own all-reduce of the same tensor;
+- the link alone: as many bytes each way over plain TCP as hierarchical sends.
+
+A time is that of the slowest rank, a figure the median of the rounds. The interface counts what
+leaves each host, with all headers; the schedule says what should.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks.two_hosts_network import ADDRESSES, two_hosts, why_not
+
+ROOT = Path(__file__).resolve().parent.parent
+KI, MI = 1 << 10, 1 << 20
+TOPOLOGY = "2x2"
+SIZES = (KI, 64 * KI, MI, 4 * MI, 16 * MI)
+DTYPES = {"float32": SIZES, "bfloat16": (MI, 16 * MI)}
+ALGORITHMS = ("auto", "ring", "direct", "halving_doubling")
+JUDGED = ("float32", 16 * MI)
+MOST_OF_LINK, LEAST_OF_GLOO, BYTES_WITHIN = 1.12, 1.3, 0.03
+_PORT = 29512
+
+
+def bytes_across(algorithm: str, dtype: str, size: int) -> float:
+    """Bytes that each of the two hosts sends to the other, as the schedule says."""
+    from pycollective.schedule import Topology
+    from pycollective.schedule.cost import ELEMENTS, counts
+
+    element = ELEMENTS[dtype]
+    wide = element.accumulator / element.size
+    phases = counts("all_reduce", algorithm, Topology.parse(TOPOLOGY, 4))
+    loads = [phase.across for phase in phases]
+    return size * sum(load.leaves + load.results + load.nodes * wide for load in loads)
+
+
+class Wire:
+    """A TCP connection between the first ranks of both hosts, for the link's own speed."""
+
+    def __init__(self, rank: int) -> None:
+        self._socket: socket.socket | None = None
+        if rank == 0:
+            with closing(socket.create_server((ADDRESSES[0], _PORT))) as server:
+                self._socket = server.accept()[0]
+        elif rank == 2:
+            while self._socket is None:
+                try:
+                    self._socket = socket.create_connection((ADDRESSES[0], _PORT))
+                except ConnectionRefusedError:
+                    time.sleep(0.05)
+
+    def both_ways(self, size: int) -> None:
+        """Send and receive `size` bytes at once; the other ranks do nothing."""
+        wire = self._socket
+        if wire is None:
+            return
+        sending = threading.Thread(target=wire.sendall, args=(bytes(size),))
+        sending.start()
+        into, left = bytearray(MI), size
+        while left:
+            left -= wire.recv_into(into, min(left, MI))
+        sending.join()
+
+
+def on_a_rank(out: str, rounds: int) -> None:
+    """What each rank runs; rank 0 writes the rows."""
+    import torch
+    import torch.distributed as dist
+
+    import pycollective as pc
+    from pycollective import reference
+    from pycollective.bench.problem import leaves
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    comm = pc.init(timeout=60)
+    wire = Wire(rank)
+    (interface,) = [name for name in os.listdir("/sys/class/net") if name != "lo"]
+    counter = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
+    rows = []
+    for dtype, sizes in DTYPES.items():
+        for size in sizes:
+            torch_type = getattr(torch, dtype)
+            x = torch.zeros(size // torch_type.itemsize, dtype=torch_type)
+            expected = bytes_across("hierarchical", dtype, size)
+            calls: dict[str, Callable[[], object]] = {
+                name: lambda x=x, name=name: comm.all_reduce(x, algorithm=name)
+                for name in ALGORITHMS
+            }
+            calls["gloo"] = lambda x=x: dist.all_reduce(x)
+            calls["link"] = lambda expected=expected: wire.both_ways(int(expected))
+            # The bucket filter lets half a MiB pass at once: enough calls to empty it first.
+            repeats = max(1, min(50, 4 * MI // size))
+            times: dict[str, list[float]] = {name: [] for name in calls}
+            sent: dict[str, list[float]] = {name: [] for name in calls}
+            for _ in range(rounds):
+                for name, call in calls.items():
+                    call()
+                    dist.barrier()
+                    before, start = int(counter.read_text()), time.perf_counter()
+                    for _ in range(repeats):
+                        call()
+                    took = torch.tensor([(time.perf_counter() - start) / repeats])
+                    sent[name].append((int(counter.read_text()) - before) / repeats)
+                    dist.all_reduce(took, dist.ReduceOp.MAX)
+                    times[name].append(took.item())
+            inputs = leaves(dtype, "sum", comm.size, min(len(x), 300_000), size)
+            mine = inputs[comm.rank].copy()
+            comm.all_reduce(mine)
+            wrong = torch.tensor([(mine.view("u1") != reference.reduce(inputs).view("u1")).sum()])
+            dist.all_reduce(wrong)
+            rows.append(
+                {
+                    "dtype": dtype,
+                    "size": size,
+                    "wrong": int(wrong),
+                    "seconds": {name: statistics.median(each) for name, each in times.items()},
+                    "bytes_sent": {name: statistics.median(each) for name, each in sent.items()},
+                    "bytes_of_schedule": expected,
+                }
+            )
+    if rank == 0:
+        versions = {"torch": torch.__version__, "pycollective": pc.__version__}
+        Path(out).write_text(json.dumps({"versions": versions, "rows": rows}))
+    comm.close()
+    dist.destroy_process_group()
+
+
+def measure(rounds: int, folder: Path) -> dict[str, Any]:
+    """Run the ranks on two hosts; what rank 0 wrote."""
+    out = folder / f"two-hosts-{os.getpid()}.json"
+    program = ("-m", "benchmarks.two_hosts", "--on-a-rank", str(out), "--rounds", str(rounds))
+    with two_hosts() as hosts:
+        jobs = [
+            subprocess.Popen(
+                host.torchrun(Path(sys.executable), 2, node, *program),
+                env=host.environment(),
+                cwd=ROOT,
+            )
+            for node, host in enumerate(hosts)
+        ]
+        codes = [job.wait(timeout=900) for job in jobs]
+    if any(codes):
+        raise SystemExit(f"the ranks ended with {codes}")
+    result: dict[str, Any] = json.loads(out.read_text())
+    out.unlink()
+    return result
+
+
+def report(rows: list[dict[str, Any]]) -> None:
+    """Print the table, and what is met."""
+    for row in rows:
+        seconds = row["seconds"]
+        own = seconds["auto"]
+        print(
+            f"{row['dtype']:8} {row['size']:9}  "
+            + "  ".join(f"{name} {value * 1e3:.2f} ms" for name, value in seconds.items())
+            + f"  link share {own / seconds['link']:.2f}  over gloo {seconds['gloo'] / own:.2f}x"
+            + f"  bytes {row['bytes_sent']['auto']:.0f} of {row['bytes_of_schedule']:.0f}"
+            + f"  wrong {row['wrong']}"
+        )
+    (judged,) = [row for row in rows if (row["dtype"], row["size"]) == JUDGED]
+    seconds = judged["seconds"]
+    of_link, of_gloo = seconds["auto"] / seconds["link"], seconds["gloo"] / seconds["auto"]
+    bytes_off = abs(judged["bytes_sent"]["auto"] / judged["bytes_of_schedule"] - 1)
+    for text, value, met in (
+        (f"time over the link's own, at most {MOST_OF_LINK}", of_link, of_link <= MOST_OF_LINK),
+        (f"faster than Gloo, at least {LEAST_OF_GLOO}", of_gloo, of_gloo >= LEAST_OF_GLOO),
+        (f"bytes off the schedule, at most {BYTES_WITHIN}", bytes_off, bytes_off <= BYTES_WITHIN),
+    ):
+        print(f"16 Mi float32: {text}: {value:.3f} {'met' if met else 'MISSED'}")
+
+
+def main() -> None:
+    """Measure, print a table, write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--on-a-rank", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.on_a_rank:
+        on_a_rank(arguments.on_a_rank, arguments.rounds)
+        return
+    problem = why_not()
+    if problem:
+        raise SystemExit(f"two hosts cannot be made here: {problem}")
+    from pycollective.bench.machine import describe_machine
+
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    record = {"machine": describe_machine(), "link": "1 Gbit/s each way", "topology": TOPOLOGY}
+    record |= measure(arguments.rounds, arguments.out)
+    report(record["rows"])
+    (arguments.out / "two_hosts.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
