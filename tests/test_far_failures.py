@@ -1,0 +1,224 @@
+"""Ranks of other hosts that die, leave or fork, where messages go over Gloo: who says what."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+import pycollective as pc
+from tests.launchers import find, launcher
+
+# A rank is killed while all are at work; the clock is the machine's, the same for all.
+DIES = """
+import os, signal, sys, threading, time
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=30)
+x = np.ones(4 << 20, np.float32)
+comm.all_reduce(x)
+
+def die():
+    sys.stdout.write(f"RANK dead at {time.monotonic()} x\\n")
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if comm.rank == comm.size - 1:
+    threading.Timer(0.1, die).start()
+for attempt in range(2):
+    try:
+        while True:
+            comm.all_reduce(x)
+    except pc.CollectiveError as error:
+        kind = type(error).__name__
+        sys.stdout.write(f"RANK {comm.rank}.{attempt} at {time.monotonic()} {kind} {error}\\n")
+        sys.stdout.flush()
+start = time.monotonic()
+comm.close()
+assert time.monotonic() - start < 2
+"""
+
+LEAVES = """
+import sys, time
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=30)
+comm.all_reduce(np.ones(1000))
+if comm.rank == comm.size - 1:
+    comm.close()
+    sys.exit()
+time.sleep(0.5)
+{then}
+"""
+
+TOO_EARLY = """
+start = time.monotonic()
+try:
+    comm.all_reduce(np.ones(1000))
+except pc.PeerFailure as error:
+    sys.stdout.write(f"RANK {comm.rank} at {time.monotonic() - start} {error}\\n")
+"""
+
+# Nothing of it is left: no thread that waits for messages, no socket.
+ENDS = """
+import os, time
+import numpy as np
+import pycollective as pc
+
+def read(look, folder, file):
+    try:
+        return look(folder + file)
+    except OSError:  # gone
+        return ""
+
+def seen():
+    names = [read(os.readlink, "/proc/self/fd/", each) for each in os.listdir("/proc/self/fd")]
+    threads = [
+        read(lambda path: open(path).read(), "/proc/self/task/", each + "/comm")
+        for each in os.listdir("/proc/self/task")
+    ]
+    return threads.count("pycoll-far\\n"), sum(each.startswith("socket:") for each in names)
+
+with pc.init(timeout=30) as comm:  # torch is imported, and keeps what it opens
+    pass
+before = seen()
+with pc.init(timeout=30) as comm:
+    works = [comm.all_reduce(np.ones(300_000), async_op=True) for _ in range(3)]
+    half = comm.split(comm.rank % 2)
+    half.barrier()
+    half.close()
+    during = seen()
+for _ in range(100):
+    if seen() == before:
+        break
+    time.sleep(0.02)
+print(f"RANK {comm.rank} {before[0] == 0 < during[0]} {before[1] < during[1]} {seen() == before}")
+"""
+
+FORKS = """
+import os, sys, threading
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=30)
+comm.all_reduce(np.ones(300_000))
+child = os.fork()
+if child == 0:
+    threading.Timer(20, lambda: os._exit(7)).start()
+    try:
+        comm.all_reduce(np.ones(10))
+    except pc.ConfigurationError as error:
+        assert "fork" in str(error)
+        comm.close()
+        del comm
+        os._exit(5)
+    os._exit(6)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+x = np.full(300_000, comm.rank + 1.0)
+comm.all_reduce(x)
+assert (x == comm.size * (comm.size + 1) / 2).all()
+sys.stdout.write(f"RANK {comm.rank} {status}\\n")
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run_ranks(text, ranks, topology):
+        (tmp_path / "program.py").write_text(text)
+        program = str(tmp_path / "program.py")
+        return launcher("run").run(ranks, program, PYCOLLECTIVE_TOPOLOGY=topology)
+
+    return run_ranks
+
+
+def parts(text):
+    return sorted(part.strip() for part in text.split("RANK ")[1:])
+
+
+@pytest.mark.parametrize("topology", ["2x2", "4x1"])
+def test_a_killed_rank_is_named_on_every_host_within_a_second(run, topology):
+    done = run(DIES, 4, topology)
+    said = {part.split()[0]: part for part in parts(done.stdout)}
+    assert sorted(said) == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1", "dead"], done.stderr
+    died = float(said.pop("dead").split()[2])
+    for part in said.values():
+        _, _, at, kind, text = part.split(maxsplit=4)
+        assert kind == "PeerFailure"
+        assert float(at) - died < 1.0
+        assert re.search(r"rank 3 (\(pid \d+\) )?died", text), text
+
+
+def test_a_rank_that_has_left_harms_nobody(run):
+    done = run(LEAVES.format(then="comm.close()"), 3, "3x1")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_a_rank_that_left_too_early_is_named(run):
+    done = run(LEAVES.format(then=TOO_EARLY), 3, "3x1")
+    said = parts(done.stdout)
+    assert len(said) == 2, done.stdout + done.stderr
+    for part in said:
+        assert "rank 2 closed its communicator before it finished" in part
+        assert float(part.split()[2]) < 1.0
+
+
+def test_nothing_is_left_behind(run):
+    done = run(ENDS, 4, "2x2")
+    assert done.returncode == 0, done.stderr
+    assert parts(done.stdout) == [f"{rank} True True True" for rank in range(4)]
+
+
+def test_a_fork_leaves_the_parent_unharmed(run):
+    done = run(FORKS, 2, "2x1")
+    assert done.returncode == 0, done.stderr
+    assert parts(done.stdout) == ["0 5", "1 5"]
+
+
+INIT = "import pycollective as pc; pc.init(timeout=20, {})"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"),
+    [
+        ("run", "transport='rdma'", "transport 'rdma' is not here; there are 'shm' (shared"),
+        ("run", "transport='mpi'", "this is a launch by `pycollective run`: start with `mpiexec"),
+        ("run", "transport='shm', topology='2x1'", "'shm' is for one host, and the 2 ranks are on"),
+        ("run", "topology='3x1'", "is for 3 ranks, and there are 2"),
+        ("mpich", "transport='c10d'", "transport 'c10d' meets in a store, and mpiexec has none"),
+        ("mpich", "transport='shm', topology='2x1'", "'shm' is for one host, and the 2 ranks are"),
+    ],
+)
+def test_a_transport_that_there_is_not(name, arguments, says):
+    done = launcher(name).run(2, "-c", INIT.format(arguments))
+    assert done.returncode != 0
+    assert says in done.stderr
+
+
+def test_ranks_that_disagree_about_hosts():
+    wanted = "['2x1', '1x2'][int(os.environ['RANK'])]"
+    program = f"import os, pycollective as pc; pc.init(topology={wanted})"
+    done = launcher("run").run(2, "-c", program)
+    assert done.returncode != 0
+    assert re.search(
+        r"rank [01] was given topology hosts 0,[01], .*rank [01] topology hosts", done.stderr
+    )
+
+
+def test_mpi_without_a_launcher(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("PYCOLLECTIVE_", "MASTER_", "PMI", "OMPI_")) or "RANK" in name:
+            monkeypatch.delenv(name)
+    with pytest.raises(pc.ConfigurationError, match="one rank without a launcher: start with"):
+        pc.init(transport="mpi")
+    with pc.init(transport="shm") as comm:
+        assert comm.size == 1
+
+
+def test_mpi_by_name_under_mpiexec():
+    program = "import pycollective as pc; c = pc.init(transport='mpi'); c.barrier(); c.close()"
+    done = find("mpich").run(2, "-c", program, PYCOLLECTIVE_TOPOLOGY="2x1")
+    assert done.returncode == 0, done.stderr
