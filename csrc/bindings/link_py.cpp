@@ -50,7 +50,13 @@ class PythonLink final : public Link {
   }
 
  public:
-  explicit PythonLink(py::object pump) : pump_(std::move(pump)) {}
+  PythonLink(py::object pump, std::shared_ptr<Node> node) : pump_(std::move(pump)) {
+    const auto ring = [node = std::move(node)] { node->own()->ring(); };
+    const py::capsule bell(new Bell(ring), kBellName, [](PyObject* object) {
+      delete static_cast<Bell*>(PyCapsule_GetPointer(object, kBellName));
+    });
+    rings_ = pump_.attr("ring_with")(bell).template cast<bool>();
+  }
 
   ~PythonLink() override {
     if (closed_) return;  // and the pump with it: there may be no interpreter any more
@@ -110,6 +116,8 @@ class PythonLink final : public Link {
     return notice_;
   }
 
+  bool rings() const override { return rings_; }
+
   void close() noexcept override {
     quietly([&] {
       pump_.attr("close")();
@@ -120,6 +128,7 @@ class PythonLink final : public Link {
 
  private:
   py::object pump_;
+  bool rings_ = false;
   std::atomic<bool> closed_{false};  // set with the GIL held, once
   std::mutex mutex_;  // taken with the GIL or without, and nothing is waited for under it
   std::unordered_set<Ticket> done_;
@@ -128,8 +137,8 @@ class PythonLink final : public Link {
 
 }  // namespace
 
-std::shared_ptr<Link> make_python_link(py::object pump) {
-  return std::make_shared<PythonLink>(std::move(pump));
+std::shared_ptr<Link> make_python_link(py::object pump, std::shared_ptr<Node> node) {
+  return std::make_shared<PythonLink>(std::move(pump), std::move(node));
 }
 
 }  // namespace pycollective

@@ -16,6 +16,8 @@ namespace {
 constexpr int kSpinsWithCores = 2000;
 constexpr int kSpinsCrowded = 20;
 constexpr std::chrono::microseconds kYieldFor{500};
+// Less where the threads that bring the message need that core.
+constexpr std::chrono::microseconds kYieldBeforeRing{50};
 // How often close() looks whether another thread's call is over.
 constexpr std::chrono::milliseconds kClosePoll{1};
 // How long a thread sleeps that awaits another host, which rings no doorbell.
@@ -185,6 +187,7 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
                          const InterruptHook& interrupted) {
   // A look at another host's messages costs as much as a hundred at a flag.
   const bool cheap = group_->may_spin() && !operation.must_poll();
+  const bool rung = operation.must_poll() && group_->link()->rings();
   const int most_spins = cheap ? kSpinsWithCores : kSpinsCrowded;
   int spins = 0;
   Clock::time_point sleep_from;
@@ -202,7 +205,7 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
       continue;
     }
     const Clock::time_point now = Clock::now();
-    if (spins == most_spins + 1) sleep_from = now + kYieldFor;
+    if (spins == most_spins + 1) sleep_from = now + (rung ? kYieldBeforeRing : kYieldFor);
     if (now >= until) return false;
     if (now < sleep_from) {
       sched_yield();
@@ -219,7 +222,7 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
     }
     Watch::throw_if_failed(operation);
     const Clock::duration longest =
-        operation.must_poll() ? Clock::duration(kPollEvery) : Clock::duration(kLookEvery);
+        operation.must_poll() && !rung ? Clock::duration(kPollEvery) : Clock::duration(kLookEvery);
     group_->sleep(doorbell, std::min<Clock::duration>(longest, until - now));
     watch.look(operation);
     if (interrupted && interrupted())

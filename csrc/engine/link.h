@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,9 +37,15 @@ class Link {
   virtual void tell(const Notice& notice) noexcept = 0;
   // The first that came, as far as polled; nullptr while there is none.
   virtual std::shared_ptr<const Notice> notice() = 0;
+  // Whether news rings this process's doorbell, so that who sleeps need not look.
+  virtual bool rings() const { return false; }
   // Lets go of the ranks of other hosts. Idempotent.
   virtual void close() noexcept = 0;
 };
+
+// Rings a process's doorbell, as it travels in a capsule to a link that another library makes.
+using Bell = std::function<void()>;
+constexpr const char* kBellName = "pycollective.Bell.v1";
 
 // Tags of the messages of a communicator.
 constexpr int kTagNotice = 1;

@@ -124,7 +124,7 @@ void Progress::run(const std::shared_ptr<State>& state) {
       sleep_from = {};
     } else if (sleepy) {
       const bool far = std::any_of(active.begin(), active.end(), [](const auto& each) {
-        return each->group().link() != nullptr;
+        return each->group().link() != nullptr && !each->group().link()->rings();
       });
       futex_wait(doorbell, rung, far ? std::chrono::nanoseconds(kPollEvery) : kLookEvery);
     } else {

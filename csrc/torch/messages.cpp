@@ -20,7 +20,6 @@
 #include <utility>
 
 #include "engine/api.h"
-#include "engine/link.h"
 
 namespace pycollective::shim {
 namespace {
@@ -74,6 +73,7 @@ struct Messages::State : std::enable_shared_from_this<Messages::State> {
   std::condition_variable ready_or_closed;
   std::map<std::tuple<int, int, bool>, Lane> lanes;
   std::deque<Lane*> ready;  // not empty, and not served
+  Bell bell;
   int threads = 0;
   int idle = 0;
   bool closing = false;  // nothing new
@@ -280,8 +280,10 @@ void Messages::State::wait_for_first(Lane& lane, std::unique_lock<std::mutex>& l
     lane.entries.pop_front();
     finish(lane, entry, completed, error);
     // Its end lets go of the memory, and may wait for Gloo, which may be writing there.
+    const Bell ring = bell;
     lock.unlock();
     entry = {};
+    if (ring) ring();
   }
   lock.lock();
   changed.notify_all();
@@ -326,6 +328,11 @@ void Messages::give_up(const std::vector<Ticket>& tickets) {
   state_->end({tickets.begin(), tickets.end()}, lock);
 }
 
+void Messages::ring_with(Bell bell) {
+  const std::lock_guard lock(state_->mutex);
+  state_->bell = std::move(bell);
+}
+
 void Messages::tell(int kind, const std::string& report) {
   if (state_->forked()) return;
   const std::lock_guard lock(state_->mutex);
@@ -352,6 +359,7 @@ void Messages::close() {
   state_->ready_or_closed.notify_all();
   if (state_->changed.wait_for(lock, kGiveUpWithin, [&] { return state_->threads == 0; }))
     group = std::move(state_->group);  // ends out of the lock
+  state_->bell = nullptr;
   lock.unlock();
 }
 

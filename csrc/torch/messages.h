@@ -17,6 +17,8 @@
 #include <tuple>
 #include <vector>
 
+#include "engine/link.h"
+
 namespace pycollective::shim {
 
 // Thread-safe. In a forked child it does nothing.
@@ -35,6 +37,8 @@ class Messages {
   Ticket isend(int rank, int tag, const void* data, std::size_t bytes);
   Ticket irecv(int rank, int tag, void* data, std::size_t bytes);
   std::optional<News> poll();
+  // `bell` is rung whenever there is news, from other threads.
+  void ring_with(Bell bell);
   void give_up(const std::vector<Ticket>& tickets);
   void tell(int kind, const std::string& report);
   void close();

@@ -73,6 +73,16 @@ PYBIND11_MODULE(_torch, module) {
           },
           py::arg("rank"), py::arg("tag"), py::arg("data"))
       .def("poll", &Messages::poll)
+      .def(
+          "ring_with",
+          [](Messages& self, const py::capsule& bell) {
+            const auto* ring = static_cast<pycollective::Bell*>(
+                PyCapsule_GetPointer(bell.ptr(), pycollective::kBellName));
+            if (ring == nullptr) throw py::error_already_set();
+            self.ring_with(*ring);
+            return true;
+          },
+          py::arg("bell"))
       .def("give_up", &Messages::give_up, py::arg("tickets"),
            py::call_guard<py::gil_scoped_release>())
       .def("tell", &Messages::tell, py::arg("kind"), py::arg("report"))

@@ -127,6 +127,7 @@ class C10dPump:
         self.isend = self._messages.isend
         self.irecv = self._messages.irecv
         self.poll = self._messages.poll
+        self.ring_with = self._messages.ring_with
         self.give_up = self._messages.give_up
         self.tell = self._messages.tell
         self.close = self._messages.close

@@ -106,6 +106,10 @@ class MpiPump:
             [self._notice, self._mpi.BYTE], self._mpi.ANY_SOURCE, _NOTICE_TAG
         )
 
+    def ring_with(self, bell: object) -> bool:
+        """See `Pump`. MPI wakes nobody."""
+        return False
+
     def give_up(self, tickets: list[int]) -> None:
         """See `Pump`."""
         with self._lock:

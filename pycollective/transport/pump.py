@@ -27,6 +27,12 @@ class Pump(Protocol):
         None where there is nothing of either.
         """
 
+    def ring_with(self, bell: object) -> bool:
+        """Ring this bell (a capsule, for native code) whenever `poll` has something to tell.
+
+        Whether it will: False where nothing wakes the pump itself.
+        """
+
     def give_up(self, tickets: list[int]) -> None:
         """Leave the memory of these tickets alone from now on."""
 
