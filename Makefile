@@ -1,6 +1,6 @@
 # make install   .venv with everything, the package built and installed in place
 # make demo      train a small network under DDP with Gloo and with pycollective (out/demo)
-# make test      every test
+# make test      every test but the whole table under mpiexec, which is make test-mpi
 # make bench     the committed benchmarks (out of benchmarks/)
 # make lint      ruff, mypy, clang-format; make sanitize: native tests under TSan and ASan
 PYTHON ?= python3
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: install build demo test bench lint format sanitize clean
+.PHONY: install build demo test test-mpi bench lint format sanitize clean
 
 install: $(VENV)/.built
 
@@ -31,6 +31,11 @@ demo: install
 test: install
 	-$(BIN)/python -m benchmarks.mpi_environments
 	$(BIN)/python -m pytest tests
+
+# The whole conformance table under MPICH and Open MPI: some minutes.
+test-mpi: install
+	$(BIN)/python -m benchmarks.mpi_environments
+	$(BIN)/python -m pytest -m '' tests/test_mpi_table.py tests/test_mpiexec.py tests/test_hosts.py
 
 bench: install
 	$(BIN)/python -m benchmarks.all --out benchmarks/results

@@ -14,7 +14,6 @@ import pytest
 from tests.harness import ROOT
 
 NAMES = ("mpich", "openmpi")
-ALL_NAMES = (*NAMES, "run", "torchrun")
 
 
 class Launcher:

@@ -15,7 +15,7 @@ import time
 import pytest
 
 import pycollective as pc
-from tests.launchers import ALL_NAMES, find, launcher
+from tests.launchers import NAMES, find, launcher
 
 VERIFY = """
 import sys
@@ -125,14 +125,8 @@ comm.close()
 """
 
 
-@pytest.fixture(params=ALL_NAMES)
+@pytest.fixture(params=[*NAMES, "run"])
 def launch(request):
-    return launcher(request.param)
-
-
-@pytest.fixture(params=[name for name in ALL_NAMES if name != "torchrun"])
-def watched(request):
-    """Launchers that leave ranks to themselves a while when one has failed."""
     return launcher(request.param)
 
 
@@ -156,13 +150,20 @@ def digest_on_one_host(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize(("ranks", "topology"), [(3, ""), (3, "2,1"), (4, "2x2")])
+@pytest.mark.parametrize(
+    ("name", "ranks", "topology"),
+    [
+        *((name, 3, "2,1") for name in (*NAMES, "run")),
+        *((name, 4, "2x2") for name in (*NAMES, "run", "torchrun")),
+        ("openmpi", 3, ""),
+    ],
+)
 def test_every_algorithm_gives_the_bits_of_one_host(
-    launch, tmp_path, digest_on_one_host, ranks, topology
+    tmp_path, digest_on_one_host, name, ranks, topology
 ):
     (tmp_path / "program.py").write_text(VERIFY.format(dtypes="['float16', 'int32']"))
     more = {"PYCOLLECTIVE_TOPOLOGY": topology} if topology else {}
-    done = launch.run(ranks, str(tmp_path / "program.py"), timeout=110, **more)
+    done = launcher(name).run(ranks, str(tmp_path / "program.py"), timeout=110, **more)
     assert done.returncode == 0, done.stdout + done.stderr
     assert digest(done.stdout) == digest_on_one_host(ranks)
 
@@ -186,8 +187,8 @@ def parts(text):
     return sorted(part.strip() for part in text.split("RANK ")[1:])
 
 
-def test_a_mismatch_between_hosts_names_both_sides(watched, tmp_path):
-    said = parts(run(watched, tmp_path, MISMATCH, 4, "2x2").stdout)
+def test_a_mismatch_between_hosts_names_both_sides(launch, tmp_path):
+    said = parts(run(launch, tmp_path, MISMATCH, 4, "2x2").stdout)
     first = [part for part in said if "again" not in part]
     assert len(first) == 4, said
     assert all("CollectiveMismatch" in part for part in said)
@@ -195,8 +196,8 @@ def test_a_mismatch_between_hosts_names_both_sides(watched, tmp_path):
     assert len(said) == 8, said
 
 
-def test_a_rank_of_another_host_that_does_not_come_is_named(watched, tmp_path):
-    done = run(watched, tmp_path, LATE, 3, "2,1")
+def test_a_rank_of_another_host_that_does_not_come_is_named(launch, tmp_path):
+    done = run(launch, tmp_path, LATE, 3, "2,1")
     said = parts(done.stdout)
     assert len(said) == 3, done.stdout + done.stderr
     assert all("CollectiveTimeout" in part for part in said)
@@ -205,8 +206,8 @@ def test_a_rank_of_another_host_that_does_not_come_is_named(watched, tmp_path):
         assert float(re.search(r"after ([0-9.]+):", part)[1]) < 2.5
 
 
-def test_an_abort_reaches_other_hosts_within_a_second(watched, tmp_path):
-    done = run(watched, tmp_path, ABORTS, 4, "2x2")
+def test_an_abort_reaches_other_hosts_within_a_second(launch, tmp_path):
+    done = run(launch, tmp_path, ABORTS, 4, "2x2")
     times = {part.split()[0]: float(part.split()[2]) for part in parts(done.stdout)}
     assert len(times) == 4, done.stdout + done.stderr
     assert all(0 <= times[rank] - times["0"] < 1.0 for rank in "123"), done.stdout
