@@ -59,7 +59,7 @@ LAYERS: dict[str, set[str]] = {
         *("errors", "reference", "schedule", "version"),
     },
     "cli": {
-        *("_core", "bench", "conformance", "errors", "host_memory"),
+        *("_core", "bench", "conformance", "environment", "errors", "host_memory"),
         *("installing", "launcher", "order", "schedule", "version"),
     },
 }

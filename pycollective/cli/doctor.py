@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import resource
 import shutil
+import subprocess
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from pycollective import _core, host_memory, installing
+from pycollective.environment import ENV_TOPOLOGY
 from pycollective.version import VERSION
 
 _MIB = 1 << 20
@@ -59,6 +62,9 @@ def report() -> list[tuple[str, str, str]]:
         _torch_backend(),
         _package("ml_dtypes", "bfloat16 NumPy arrays"),
         _package("mpi4py", "launches by mpiexec, and the MPI peers of the benchmark"),
+        _mpi(),
+        _between_hosts(),
+        ("topology", os.environ.get(ENV_TOPOLOGY) or "hosts as they are found", ""),
         _program("mpiexec", "launches by mpiexec, and the MPI peers of the benchmark"),
         _package("triton", "GPU kernels (not in this version)"),
         _program("nvidia-smi", "a GPU (not used by this version)"),
@@ -83,6 +89,43 @@ def _package(name: str, for_what: str) -> tuple[str, str, str]:
 def _program(name: str, for_what: str) -> tuple[str, str, str]:
     path = shutil.which(name)
     return name, path or "not found", "" if path else f"without it, not: {for_what}"
+
+
+# Prints a line: the MPI of mpi4py, and whether it serves several threads at once.
+_MPI_PROBE = """
+from mpi4py import MPI
+name = MPI.Get_library_version().split(",")[0].split(chr(10))[0]
+print(" ".join(name.split()), int(MPI.Query_thread() == MPI.THREAD_MULTIPLE))
+"""
+
+
+def _mpi() -> tuple[str, str, str]:
+    if importlib.util.find_spec("mpi4py") is None:
+        return "MPI", "unknown without mpi4py", f"between hosts, not: MPI ({installing.MPI})"
+    # In a process of its own: to look is to initialise MPI, which may end the process.
+    command = [sys.executable, "-c", _MPI_PROBE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except subprocess.TimeoutExpired:
+        return "MPI", "does not start within 20 s", "launches by mpiexec will hang, too"
+    name, _, multiple = done.stdout.strip().rpartition(" ")
+    if done.returncode != 0 or not name:
+        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        return "MPI", f"does not start: {last}", "launches by mpiexec will fail, too"
+    if multiple != "1":
+        return "MPI", f"{name}, not MPI_THREAD_MULTIPLE", "it cannot carry messages between hosts"
+    return "MPI", f"{name}, MPI_THREAD_MULTIPLE", ""
+
+
+def _between_hosts() -> tuple[str, str, str]:
+    backend = _torch_backend()[1] == "built" and importlib.util.find_spec("torch") is not None
+    ways = [
+        *(["c10d (Gloo) under torchrun and pycollective run"] if backend else []),
+        *(["mpi under mpiexec"] if importlib.util.find_spec("mpi4py") else []),
+    ]
+    if ways:
+        return "between hosts", ", ".join(ways), ""
+    return "between hosts", "no transport", "all ranks must be on one host: no torch, no mpi4py"
 
 
 def _torch_backend() -> tuple[str, str, str]:

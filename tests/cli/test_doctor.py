@@ -38,6 +38,50 @@ def test_what_is_here_is_found():
     assert lines["torch backend"][0] == ("built" if built else "not built")
 
 
+def test_how_hosts_could_be_joined(monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_TOPOLOGY", "2x2")
+    assert report()["topology"] == ["2x2", ""]
+    there = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "mpi4py" else there(name)
+    )
+    lines = report()
+    assert lines["MPI"][0] == "unknown without mpi4py"
+    built = there("pycollective._torch") is not None
+    assert lines["between hosts"][0].startswith("c10d (Gloo)" if built else "no transport")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert report()["between hosts"][1].startswith("all ranks must be on one host")
+
+
+@pytest.mark.parametrize(
+    ("module", "found", "cost"),
+    [
+        ("def Get_library_version(): return 'Some MPI 1.0, of a test'", "Some MPI 1.0, MPI_", ""),
+        ("def Query_thread(): return 0", "Open MPI v9, not MPI_THREAD_MULTIPLE", "it cannot carry"),
+        (
+            "raise RuntimeError('no such network')",
+            "does not start: RuntimeError: no",
+            "launch",
+        ),
+    ],
+)
+def test_mpi_is_tried_in_a_process_of_its_own(monkeypatch, tmp_path, module, found, cost):
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "MPI.py").write_text(
+        "THREAD_MULTIPLE = 3\n"
+        "def Get_library_version(): return 'Open MPI v9, package'\n"
+        f"def Query_thread(): return 3\n{module}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    line = report()["MPI"]
+    assert line[0].startswith(found)
+    assert line[1].startswith(cost)
+    assert bool(line[1]) == bool(cost)
+
+
 @pytest.mark.parametrize("name", ["torch", "ml_dtypes", "mpi4py", "triton"])
 def test_a_package_is_found_by_its_version_or_missed_by_its_use(name):
     found, cost = report()[name]
