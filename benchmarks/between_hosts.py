@@ -10,15 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.mpi_environments import NAMES, ensure
+from benchmarks.turns import seconds_of, take_turns
 
 ROOT = Path(__file__).resolve().parent.parent
 KI, MI = 1 << 10, 1 << 20
@@ -47,16 +46,8 @@ def on_a_rank(out: str, rounds: int) -> None:
             if dtype == "float32":
                 calls["mpi"] = lambda x=x: world.Allreduce(MPI.IN_PLACE, x)
             repeats = max(1, min(200, 4 * MI // size))
-            times: dict[str, list[float]] = {name: [] for name in calls}
-            for _ in range(rounds):
-                for name, call in calls.items():
-                    call()
-                    world.Barrier()
-                    start = time.perf_counter()
-                    for _ in range(repeats):
-                        call()
-                    took = (time.perf_counter() - start) / repeats
-                    times[name].append(world.allreduce(took, MPI.MAX))
+            turn = seconds_of(repeats, world.Barrier, lambda took: world.allreduce(took, MPI.MAX))
+            seconds = {name: each[0] for name, each in take_turns(calls, rounds, turn).items()}
             count = min(len(x), 300_000)
             inputs = leaves(dtype, "sum", comm.size, count, size)
             mine = inputs[comm.rank].copy()
@@ -66,7 +57,7 @@ def on_a_rank(out: str, rounds: int) -> None:
                 "dtype": dtype,
                 "size": size,
                 "wrong": world.allreduce(wrong, MPI.SUM),
-                **{name: statistics.median(each) for name, each in times.items()},
+                **seconds,
             }
             rows.append(row)
     if comm.rank == 0:

@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from benchmarks.turns import Call, Turn, seconds_of, take_turns
 from benchmarks.two_hosts_network import ADDRESSES, two_hosts, why_not
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,6 +95,12 @@ def on_a_rank(out: str, rounds: int) -> None:
     wire = Wire(rank)
     (interface,) = [name for name in os.listdir("/sys/class/net") if name != "lo"]
     counter = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
+
+    def slowest(number: float) -> float:
+        tensor = torch.tensor([number], dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor.item()
+
     rows = []
     for dtype, sizes in DTYPES.items():
         for size in sizes:
@@ -109,19 +115,14 @@ def on_a_rank(out: str, rounds: int) -> None:
             calls["link"] = lambda expected=expected: wire.both_ways(int(expected))
             # The bucket filter lets half a MiB pass at once: enough calls to empty it first.
             repeats = max(1, min(50, 4 * MI // size))
-            times: dict[str, list[float]] = {name: [] for name in calls}
-            sent: dict[str, list[float]] = {name: [] for name in calls}
-            for _ in range(rounds):
-                for name, call in calls.items():
-                    call()
-                    dist.barrier()
-                    before, start = int(counter.read_text()), time.perf_counter()
-                    for _ in range(repeats):
-                        call()
-                    took = torch.tensor([(time.perf_counter() - start) / repeats])
-                    sent[name].append((int(counter.read_text()) - before) / repeats)
-                    dist.all_reduce(took, dist.ReduceOp.MAX)
-                    times[name].append(took.item())
+            timed = seconds_of(repeats, dist.barrier, slowest)
+
+            def turn(call: Call, timed: Turn = timed, repeats: int = repeats) -> tuple[float, ...]:
+                before = int(counter.read_text())
+                seconds = timed(call)
+                return (*seconds, (int(counter.read_text()) - before) / repeats)
+
+            measured = take_turns(calls, rounds, turn)
             inputs = leaves(dtype, "sum", comm.size, min(len(x), 300_000), size)
             mine = inputs[comm.rank].copy()
             comm.all_reduce(mine)
@@ -132,8 +133,8 @@ def on_a_rank(out: str, rounds: int) -> None:
                     "dtype": dtype,
                     "size": size,
                     "wrong": int(wrong),
-                    "seconds": {name: statistics.median(each) for name, each in times.items()},
-                    "bytes_sent": {name: statistics.median(each) for name, each in sent.items()},
+                    "seconds": {name: each[0] for name, each in measured.items()},
+                    "bytes_sent": {name: each[1] for name, each in measured.items()},
                     "bytes_of_schedule": expected,
                 }
             )
