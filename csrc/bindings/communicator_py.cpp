@@ -139,6 +139,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     world.rank = given.attr("rank").cast<int>();
     world.size = given.attr("size").cast<int>();
     world.near = given.attr("near").cast<std::vector<int>>();
+    world.beside = given.attr("beside").cast<int>();
     if (!given.attr("pump").is_none()) world.link = make_python_link(given.attr("pump"), node.node);
     auto group = std::make_unique<Group>(node.node, rank, tokens, offsets, mailbox, slot_bytes,
                                          std::move(world));

@@ -16,12 +16,14 @@ namespace {
 constexpr int kSpinsWithCores = 2000;
 constexpr int kSpinsCrowded = 20;
 constexpr std::chrono::microseconds kYieldFor{500};
-// Less where the threads that bring the message need that core.
+// Less where the threads that bring a message need that core, or the rank that sends it does.
 constexpr std::chrono::microseconds kYieldBeforeRing{50};
+constexpr std::chrono::microseconds kYieldCrowded{20};
 // How often close() looks whether another thread's call is over.
 constexpr std::chrono::milliseconds kClosePoll{1};
-// How long a thread sleeps that awaits another host, which rings no doorbell.
-constexpr std::chrono::microseconds kPollEvery{100};
+// How long a thread sleeps that awaits another host, which rings no doorbell. (The kernel makes it
+// some 50 us more.)
+constexpr std::chrono::microseconds kPollEvery{20};
 
 void relax_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -189,6 +191,8 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
   const bool cheap = group_->may_spin() && !operation.must_poll();
   const bool rung = operation.must_poll() && group_->link()->rings();
   const int most_spins = cheap ? kSpinsWithCores : kSpinsCrowded;
+  auto yield_for = rung ? kYieldBeforeRing : kYieldFor;
+  if (operation.must_poll() && !group_->may_spin()) yield_for = kYieldCrowded;
   int spins = 0;
   Clock::time_point sleep_from;
   for (;;) {
@@ -205,7 +209,7 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
       continue;
     }
     const Clock::time_point now = Clock::now();
-    if (spins == most_spins + 1) sleep_from = now + (rung ? kYieldBeforeRing : kYieldFor);
+    if (spins == most_spins + 1) sleep_from = now + yield_for;
     if (now >= until) return false;
     if (now < sleep_from) {
       sched_yield();

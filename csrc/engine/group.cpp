@@ -28,7 +28,7 @@ Group::Group(std::shared_ptr<Node> node, int rank, const std::vector<Token>& tok
       data_bytes_(data_bytes),
       range_(mailbox),
       world_(std::move(world)),
-      may_spin_(available_cores() >= size_) {
+      may_spin_(available_cores() >= std::max(size_, world_.beside)) {
   if (size_ < 1 || size_ > kMaxRanks || rank < 0 || rank >= size_ ||
       offsets.size() != tokens.size() || data_bytes > mailbox.data_bytes)
     throw std::invalid_argument("a group needs 1 to 64 ranks, each with its token and offset");
