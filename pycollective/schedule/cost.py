@@ -88,6 +88,9 @@ TYPICAL = Links(
     add=1 / 20e9,
 )
 
+# What ``algorithm="auto"`` goes by between hosts.
+BETWEEN_HOSTS = TYPICAL
+
 
 @lru_cache(maxsize=256)
 def counts(operation: str, algorithm: str, topology: Topology) -> Phases:
