@@ -140,6 +140,7 @@ def tune(
         if communicator.rank == 0:
             _add_to(path, made)
         show_here(f"# {len(made)} sizes measured, in {path}: pycollective.init(tuning=) reads it")
+        communicator.barrier()  # the file is there on return, for all that share the folder
 
 
 def measure(

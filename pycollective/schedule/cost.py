@@ -2,9 +2,9 @@
 
 The model is linear. A step costs a latency, a message its handling, a byte its way, an addition its
 time, and the parts of an algorithm are added up as though nothing overlapped. Within a host the
-busiest rank counts; between hosts the busiest host, because its ranks share one link, but the
-messages of one rank, because ranks handle theirs side by side. (Local and distant bytes of one step
-are added, too: where both are much, the truth lies up to a factor of two below.)
+busiest rank counts; between hosts the busiest host, because its ranks share one link. (Local and
+distant bytes of one step are added, too: where both are much, the truth lies up to a factor of two
+below.)
 
 After Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994), with LogGP's
 cost of a message (Alexandrov et al., SPAA 1995), and a rate of additions as in Thakur, Rabenseifner
@@ -57,7 +57,7 @@ class Link:
 
     Attributes:
         latency: of a step, however little it carries.
-        message: of handling a message, for a rank.
+        message: of handling a message, for a rank; between hosts, for all ranks of a host.
         byte: of a byte on its way.
     """
 

@@ -26,10 +26,12 @@ class Load:
     """What the busiest sends, or receives if that is more.
 
     Attributes:
-        messages: of one rank.
+        messages: as a number.
         leaves, nodes, results: buffers, as multiples of the whole buffer, which is a rank's input
-            or output, whichever is larger. Within a host those of one rank; across hosts those of
-            all ranks of a host together, since they share its link.
+            or output, whichever is larger.
+
+    Within a host all are those of one rank; across hosts those of all ranks of a host together,
+    since they share its link, and what handles it.
     """
 
     messages: int = 0
@@ -118,7 +120,7 @@ class _Crossing:
     """Which messages of a transfer cross hosts.
 
     Attributes:
-        local, across: the most messages of one rank.
+        local: the most messages of one rank that do not.
         sent, taken: messages that cross, by host.
     """
 
@@ -130,10 +132,9 @@ class _Crossing:
         self.sent = Counter(compress(sources, crosses))
         self.taken = Counter(compress(targets, crosses))
         if transfer.each == 1:
-            self.local, self.across = int(not all(crosses)), int(any(crosses))
+            self.local = int(not all(crosses))
         else:
             self.local = _most(compress(ranks, map(eq, sources, targets)))
-            self.across = _most(compress(ranks, crosses))
 
 
 def _most(ranks: Iterable[int]) -> int:
@@ -146,7 +147,7 @@ def step(topology: Topology, *transfers: Transfer, adds: float = 0) -> Phase:
 
     A rank takes part in one transfer only, or what else it has to do there takes less.
     """
-    local, busiest, messages = NOTHING, NOTHING, 0
+    local, busiest = NOTHING, NOTHING
     if len(topology.hosts) in (1, topology.ranks):  # no need to look which messages cross
         for transfer in transfers:
             busiest = busiest.or_more(transfer.load.times(transfer.each, transfer.each))
@@ -155,16 +156,15 @@ def step(topology: Topology, *transfers: Transfer, adds: float = 0) -> Phase:
     crossings = [_Crossing(topology, transfer) for transfer in transfers]
     for transfer, crossing in zip(transfers, crossings, strict=True):
         local = local.or_more(transfer.load.times(crossing.local, crossing.local))
-        messages = max(messages, crossing.across * transfer.load.messages)
     for by_host in ([each.sent for each in crossings], [each.taken for each in crossings]):
         # Many hosts, but few ways in which they differ.
         hosts = set().union(*by_host)
         for numbers in {tuple(each[host] for each in by_host) for host in hosts}:
             load = NOTHING
             for transfer, number in zip(transfers, numbers, strict=True):
-                load = load.plus(transfer.load.times(number, messages=0))
+                load = load.plus(transfer.load.times(number, number))
             busiest = busiest.or_more(load)
-    return Phase(local, Load(messages).plus(busiest), adds)
+    return Phase(local, busiest, adds)
 
 
 def on_the_way_back(phases: Phases) -> Phases:

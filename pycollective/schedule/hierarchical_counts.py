@@ -41,8 +41,8 @@ class _Hosts:
         self.count = len(topology.hosts)
         self.sizes = [len(host) for host in topology.hosts]
         self.tally = Counter(self.sizes)
-        # Ranks of a host that take what one rank of another carries.
-        self.peers = ceil_div(max(self.sizes), min(self.sizes))
+        # Ranks of a host that take what one rank of another carries, times those that carry.
+        self.pairs = ceil_div(max(self.sizes), min(self.sizes)) * min(self.sizes)
 
     def most_carried(self, size: int) -> int:
         """Shards that one rank of a host of `size` carries, of those ranks the most."""
@@ -62,14 +62,14 @@ class _Hosts:
         together = NOTHING
         for partial in partials:
             together = together.plus(partial)
-        busiest, messages = NOTHING, self.count - 1
+        busiest = NOTHING
         for size, partial in zip(self.sizes, partials, strict=True):
-            given = partial.times((self.ranks - size) / self.ranks)
-            taken = together.plus(partial.times(-1)).times(size / self.ranks)
-            busiest = busiest.or_more(given).or_more(taken)
-            # Of the shards that a rank carries for a host, each goes to another rank.
-            messages = max(messages, self.most_carried(size) - 1)
-        return Load(messages).plus(busiest.times(1, messages=0))
+            # Each shard has another owner, so each is a message of its own.
+            beyond = self.ranks - size
+            given = partial.times(beyond / self.ranks, beyond)
+            others = together.plus(partial.times(-1, -1))
+            busiest = busiest.or_more(given).or_more(others.times(size / self.ranks, size))
+        return busiest
 
     def largest_class(self, classes: int) -> float:
         """The most of a buffer whose shards' owners are on every `classes`-th host."""
@@ -84,10 +84,10 @@ class _Hosts:
             done: what the block has that is done at this step, if there is one.
         """
         distance = 1 << number
-        load = most.times(self.largest_class(2 * distance), self.peers)
+        load = most.times(self.largest_class(2 * distance), self.pairs)
         if not self.count & distance:
             return load
-        several = larger_neighbour(self.count, distance) // distance * self.peers
+        several = larger_neighbour(self.count, distance) // distance * self.pairs
         return load.or_more(done.times(self.largest_class(distance), several))
 
     def steps(self) -> int:
@@ -98,7 +98,7 @@ class _Hosts:
         """The step after it, with which each shard comes to its owner."""
         if self.count == largest_block(self.count):
             return ()
-        return (Phase(across=RESULT.times(max(self.sizes) / self.ranks, self.peers)),)
+        return (Phase(across=RESULT.times(max(self.sizes) / self.ranks, self.pairs)),)
 
 
 class _Level(NamedTuple):
