@@ -57,7 +57,8 @@ class Link:
 
     Attributes:
         latency: of a step, however little it carries.
-        message: of handling a message, for a rank; between hosts, for all ranks of a host.
+        message: of handling a message: within a host, for a rank; between hosts, at each end, one
+            after the other for all ranks of a host.
         byte: of a byte on its way.
     """
 

@@ -26,12 +26,11 @@ class Load:
     """What the busiest sends, or receives if that is more.
 
     Attributes:
-        messages: as a number.
+        messages: within a host what a rank sends, or receives if that is more; across hosts what
+            all ranks of a host send and receive together, since each takes its cores some time.
         leaves, nodes, results: buffers, as multiples of the whole buffer, which is a rank's input
-            or output, whichever is larger.
-
-    Within a host all are those of one rank; across hosts those of all ranks of a host together,
-    since they share its link, and what handles it.
+            or output, whichever is larger. Within a host those of one rank; across hosts those of
+            all ranks of a host together, since they share its link.
     """
 
     messages: int = 0
@@ -105,7 +104,7 @@ class Transfer:
     """Messages of one step that carry alike.
 
     Attributes:
-        sources, targets: ranks, pair by pair. Not looked at where all or no ranks share a host.
+        sources, targets: ranks, pair by pair. Not looked at where all ranks share a host.
         load: of each message.
         each: messages of a source.
     """
@@ -148,11 +147,10 @@ def step(topology: Topology, *transfers: Transfer, adds: float = 0) -> Phase:
     A rank takes part in one transfer only, or what else it has to do there takes less.
     """
     local, busiest = NOTHING, NOTHING
-    if len(topology.hosts) in (1, topology.ranks):  # no need to look which messages cross
+    if len(topology.hosts) == 1:  # no need to look which messages cross
         for transfer in transfers:
-            busiest = busiest.or_more(transfer.load.times(transfer.each, transfer.each))
-        together = len(topology.hosts) == 1
-        return Phase(busiest, adds=adds) if together else Phase(across=busiest, adds=adds)
+            local = local.or_more(transfer.load.times(transfer.each, transfer.each))
+        return Phase(local, adds=adds)
     crossings = [_Crossing(topology, transfer) for transfer in transfers]
     for transfer, crossing in zip(transfers, crossings, strict=True):
         local = local.or_more(transfer.load.times(crossing.local, crossing.local))
@@ -162,9 +160,13 @@ def step(topology: Topology, *transfers: Transfer, adds: float = 0) -> Phase:
         for numbers in {tuple(each[host] for each in by_host) for host in hosts}:
             load = NOTHING
             for transfer, number in zip(transfers, numbers, strict=True):
-                load = load.plus(transfer.load.times(number, number))
+                load = load.plus(transfer.load.times(number, messages=0))
             busiest = busiest.or_more(load)
-    return Phase(local, busiest, adds)
+    handled: Counter[int] = Counter()
+    for crossing in crossings:
+        handled.update(crossing.sent)
+        handled.update(crossing.taken)
+    return Phase(local, Load(max(handled.values(), default=0)).plus(busiest), adds)
 
 
 def on_the_way_back(phases: Phases) -> Phases:

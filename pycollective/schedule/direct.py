@@ -46,7 +46,7 @@ def _all_to_all_count(topology: Topology, shard: Load, adds: float = 0) -> Phase
         return ()
     widest = max(sizes)
     within, across = widest - 1, widest * (n - widest)
-    return (Phase(shard.times(within / n, within), shard.times(across / n, across), adds),)
+    return (Phase(shard.times(within / n, within), shard.times(across / n, 2 * across), adds),)
 
 
 def _one_to_all_count(topology: Topology, shard: Load) -> Phases:

@@ -62,14 +62,14 @@ class _Hosts:
         together = NOTHING
         for partial in partials:
             together = together.plus(partial)
-        busiest = NOTHING
+        busiest, messages = NOTHING, 0
         for size, partial in zip(self.sizes, partials, strict=True):
+            given = partial.times((self.ranks - size) / self.ranks)
+            taken = together.plus(partial.times(-1)).times(size / self.ranks)
+            busiest = busiest.or_more(given).or_more(taken)
             # Each shard has another owner, so each is a message of its own.
-            beyond = self.ranks - size
-            given = partial.times(beyond / self.ranks, beyond)
-            others = together.plus(partial.times(-1, -1))
-            busiest = busiest.or_more(given).or_more(others.times(size / self.ranks, size))
-        return busiest
+            messages = max(messages, self.ranks - size + size * (self.count - 1))
+        return Load(messages).plus(busiest.times(1, messages=0))
 
     def largest_class(self, classes: int) -> float:
         """The most of a buffer whose shards' owners are on every `classes`-th host."""
@@ -84,9 +84,10 @@ class _Hosts:
             done: what the block has that is done at this step, if there is one.
         """
         distance = 1 << number
-        load = most.times(self.largest_class(2 * distance), self.pairs)
+        exchanged = self.largest_class(2 * distance)
         if not self.count & distance:
-            return load
+            return most.times(exchanged, 2 * self.pairs)
+        load = most.times(exchanged, 3 * self.pairs)  # and from the block that is done, or to it
         several = larger_neighbour(self.count, distance) // distance * self.pairs
         return load.or_more(done.times(self.largest_class(distance), several))
 

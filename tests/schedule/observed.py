@@ -56,7 +56,7 @@ class Observed:
                 far = host_of[source] != host_of[target]
                 for way, rank in (("out", source), ("in", target)):
                     who = host_of[rank] if far else rank
-                    messages[far][way, who] += 1
+                    messages[far]["both" if far else way, who] += 1
                     buffers[far][way, who] += weight
         most = [max(each.values(), default=0) for each in (*messages, *buffers, adds)]
         return Busiest(
