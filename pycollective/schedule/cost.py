@@ -89,8 +89,13 @@ TYPICAL = Links(
     add=1 / 20e9,
 )
 
-# What ``algorithm="auto"`` goes by between hosts.
-BETWEEN_HOSTS = TYPICAL
+# What ``algorithm="auto"`` goes by between hosts: round numbers from benchmarks/cost_model.py, with
+# messages over TCP. What decides is their ratio: a message takes as long as 200 KB more.
+BETWEEN_HOSTS = Links(
+    local=Link(latency=5e-6, message=1e-6, byte=1 / 8e9),
+    across=Link(latency=20e-6, message=100e-6, byte=1 / 2e9),
+    add=1 / 20e9,
+)
 
 
 @lru_cache(maxsize=256)
