@@ -19,6 +19,7 @@ from pycollective.schedule.select import Measurement, Table, choose
 from pycollective.tuned import describe
 from pycollective.tuning import write_table
 from tests.harness import PerRank, Ranks, results
+from tests.launchers import find
 
 # Bytes, and the algorithm that is said to be fastest there.
 SAYS = {
@@ -216,3 +217,30 @@ def test_threads_may_ask_at_once(tmp_path, asked):
             thread.join(30)
     assert not failures
     assert len(asked) > 1000
+
+
+UNDER_MPI = """
+import os, sys
+import pycollective as pc
+
+rank = int(os.environ["PMI_RANK"])
+try:
+    pc.init(tuning=sys.argv[1 + rank], timeout=20).close()
+except pc.ConfigurationError as error:
+    sys.stdout.write(f"RANK {error}\\n")
+"""
+
+
+@pytest.mark.parametrize("topology", ["", "2x1"])
+def test_ranks_of_mpiexec_compare_their_tables_too(tmp_path, topology):
+    table = a_table("1x2")
+    path = written(tmp_path / "t.json", table)
+    program = tmp_path / "program.py"
+    program.write_text(UNDER_MPI)
+    mpi = find("mpich")
+    for other, words in (("", "no tuning table"), (str(tmp_path / "no.json"), "no.json: cannot")):
+        done = mpi.run(2, str(program), path, other, PYCOLLECTIVE_TOPOLOGY=topology)
+        told = done.stdout.split("RANK ")[1:]
+        assert len(told) == 2, done.stdout + done.stderr
+        assert all(words in each for each in told), told
+        assert bool(other) or all(describe(table) in each for each in told), told
