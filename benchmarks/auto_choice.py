@@ -3,7 +3,8 @@
 In one launch the ranks make a table (what `pycollective bench --tune` does), join again with it,
 and time ``auto`` beside every algorithm, turn by turn, at each size of the table; between hosts,
 over Gloo on this machine, also ``auto`` by the cost model alone. A time is that of the slowest
-rank, a figure the median of the rounds, a ratio one of medians of the same rounds.
+rank, a figure the median of the rounds. The best fixed choice is that of the least median; a ratio
+is the median of the rounds' ratios, so that what slows a whole round down does not count.
 
 Usage: python -m benchmarks.auto_choice [--out DIR] [--rounds N]
 """
@@ -17,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from pycollective.bench.machine import describe_machine, describe_versions
 from pycollective.bench.sizes import format_size, ladder
-from pycollective.bench.tune import Plan, measure, tune
+from pycollective.bench.tune import Plan, tune, turns
 
 ROOT = Path(__file__).resolve().parent.parent
 KI, MI = 1 << 10, 1 << 20
@@ -50,17 +52,18 @@ def on_a_rank(out: str, rounds: int) -> None:
     for operation in OPERATIONS:
         for size in plan.sizes_of(operation, by_table.size):
             for way, comm in ways.items():
-                entry = measure(comm, operation, size, DTYPE, rounds, extra=("auto",))
-                fixed = {name: each for name, each in entry.seconds.items() if name != "auto"}
-                row = {"operation": operation, "size": size, "auto by": way}
-                row |= {"seconds": dict(entry.seconds), "best": min(fixed, key=fixed.__getitem__)}
-                row["ratio"] = entry.seconds["auto"] / fixed[row["best"]]
-                rows.append(row)
+                took = turns(comm, operation, size, DTYPE, rounds, extra=("auto",))
+                seconds = {name: median(each) for name, each in took.items()}
+                best = min((name for name in took if name != "auto"), key=seconds.__getitem__)
+                pairs = zip(took["auto"], took[best], strict=True)
+                ratio = median(auto / fixed for auto, fixed in pairs)
+                row = {"operation": operation, "size": size, "auto by": way, "best": best}
+                rows.append({**row, "ratio": ratio, "seconds": seconds})
                 if comm.rank == 0:
                     print(
                         f"{operation:14} {format_size(size):>5}  auto by {way} "
-                        f"{entry.seconds['auto'] * 1e6:10.1f} us, best {row['best']:18} "
-                        f"{fixed[row['best']] * 1e6:10.1f} us: {row['ratio']:.3f}",
+                        f"{seconds['auto'] * 1e6:10.1f} us, best {best:18} "
+                        f"{seconds[best] * 1e6:10.1f} us: {ratio:.3f}",
                         flush=True,
                     )
     if by_table.rank == 0:

@@ -82,10 +82,10 @@ Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequenc
   while (slots_ > 1 && bytes * kPartUnit * slots_ > slot.room) --slots_;
   const std::size_t fits =
       std::min(slot.room / slots_, far ? kLargestFarSlot : kLargestSlot) / bytes;
-  const std::size_t wanted = std::clamp(shards_.longest() * element_ / (far ? 2 : kFewestChunks),
-                                        far ? kSmallestFarPart : kSmallestPart,
-                                        far ? kLargestFarPart : kLargestPart) /
-                             element_;
+  const std::size_t wanted =
+      std::clamp(shards_.longest() * element_ / (far ? 2 : kFewestChunks),
+                 far ? kSmallestFarPart : kSmallestPart, far ? kLargestFarPart : kLargestPart) /
+      element_;
   part_ = std::max(std::min(fits, wanted) / kPartUnit * kPartUnit, kPartUnit);
   chunks_ = (shards_.longest() + part_ - 1) / part_;
   // A barrier's messages carry nothing, and are waited for all the same.

@@ -149,8 +149,21 @@ def measure(
     size: int,
     dtype: str,
     rounds: int,
-    extra: Sequence[str] = (),
 ) -> Measurement:
+    """The medians of `turns`, for a table; every rank must call it."""
+    took = turns(communicator, operation, size, dtype, rounds)
+    medians = {name: statistics.median(each) for name, each in took.items()}
+    return Measurement(operation, str(Topology(communicator.host_of)), dtype, size, medians)
+
+
+def turns(
+    communicator: Communicator,
+    operation: str,
+    size: int,
+    dtype: str,
+    rounds: int,
+    extra: Sequence[str] = (),
+) -> dict[str, list[float]]:
     """Time an operation by every algorithm that can do it; every rank must call it.
 
     Args:
@@ -160,6 +173,9 @@ def measure(
         dtype: name of the element type.
         rounds: turns of each algorithm.
         extra: more names for ``algorithm=``, to be measured beside.
+
+    Returns:
+        Seconds a call of each round, by algorithm, of the rank that was slowest in it.
     """
     calls = _calls(communicator, operation, size, dtype, (*algorithms_for(operation), *extra))
     repeats = {}
@@ -179,8 +195,7 @@ def measure(
         slowest = _slowest(communicator, [mine[name] for name in names])
         for name, took in zip(names, slowest, strict=True):
             seconds[name].append(took)
-    medians = {name: statistics.median(each) for name, each in seconds.items()}
-    return Measurement(operation, str(Topology(communicator.host_of)), dtype, size, medians)
+    return seconds
 
 
 def _timed(call: Callable[[], Any], repeats: int) -> float:
