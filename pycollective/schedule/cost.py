@@ -89,8 +89,9 @@ TYPICAL = Links(
     add=1 / 20e9,
 )
 
-# What ``algorithm="auto"`` goes by between hosts: round numbers from benchmarks/cost_model.py, with
-# messages over TCP. What decides is their ratio: a message takes as long as 200 KB more.
+# What ``algorithm="auto"`` goes by between hosts: round numbers with which it chooses well among
+# what benchmarks/cost_model.py measures with messages over TCP, on a slow link and on a fast one.
+# They price neither well; what decides is a ratio: a message costs as much as 200 KB more.
 BETWEEN_HOSTS = Links(
     local=Link(latency=5e-6, message=1e-6, byte=1 / 8e9),
     across=Link(latency=20e-6, message=100e-6, byte=1 / 2e9),
