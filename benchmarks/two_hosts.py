@@ -3,7 +3,7 @@
 Two hosts of two ranks each, as network namespaces joined by a link of 1 Gbit/s
 (`two_hosts_network.py`), started by torchrun. All three take turns in the same processes:
 
-- pycollective, by the algorithm that it chooses itself (hierarchical) and by others;
+- pycollective, by the algorithm that it chooses itself and by others;
 - Gloo's own all-reduce of the same tensor;
 - the link alone: as many bytes each way over plain TCP as hierarchical sends.
 

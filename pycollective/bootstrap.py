@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +36,7 @@ from pycollective.joining import (
 from pycollective.leaving import leave_at_exit
 from pycollective.meeting import Meeting, is_full, this_process
 from pycollective.store import StoreClient, StoreServer
+from pycollective.tuned import tuning_path
 from pycollective.world import World
 
 _LINGER = 5.0  # seconds
@@ -56,6 +57,7 @@ def init(
     timeout: float = DEFAULT_TIMEOUT,
     topology: str | None = None,
     transport: str | None = None,
+    tuning: str | os.PathLike[str] | None = None,
 ) -> Communicator:
     """Join the job's ranks; every rank must call it, as often as the others.
 
@@ -77,6 +79,9 @@ def init(
             PYCOLLECTIVE_TOPOLOGY; the same on all ranks.
         transport: how messages go between hosts: ``"mpi"`` (what mpiexec's ranks use), ``"c10d"``
             (Gloo, what all others use) or ``"shm"``, which refuses several hosts.
+        tuning: file of measured times (``pycollective bench --tune`` writes it), from which
+            ``algorithm="auto"`` chooses; ``""`` for none. Also the environment variable
+            PYCOLLECTIVE_TUNING; the same measurements on all ranks.
 
     Raises:
         ConfigurationError: the launch or the arguments cannot be right, or memory is short.
@@ -84,7 +89,8 @@ def init(
     """
     if not 0 < timeout < math.inf:
         raise ConfigurationError(f"timeout {timeout} is not a finite number of seconds above 0")
-    wish = _Wish(timeout, topology or os.environ.get(ENV_TOPOLOGY, ""), transport or "")
+    topology = topology or os.environ.get(ENV_TOPOLOGY, "")
+    wish = _Wish(timeout, topology, transport or "", tuning_path(tuning))
     if rank is not None or size is not None or store is not None:
         wish.check_transport("a call with rank, size and store", mpi=False)
         return _init_explicit(rank, size, store, wish)
@@ -97,7 +103,12 @@ def init(
         return _start_mpiexec(wish)
     wish.check_transport("one rank without a launcher", mpi=False)
     wish.hosts(1)
-    return connect(None, 0, 1, timeout)
+    return connect(None, 0, 1, timeout, tuning=wish.tuning)
+
+
+def launched() -> bool:
+    """Whether a launcher has started this process, so that `init` finds other ranks."""
+    return any(launch.detected() for launch in _LAUNCHES) or mpi_launch.detected()
 
 
 def join(
@@ -105,7 +116,7 @@ def join(
 ) -> Communicator:
     """As `init` with rank, size and store, for ranks whose hosts may be given; see `connect`."""
     prefix = _next_prefix(store, rank) if size > 1 else ""
-    return connect(store, rank, size, timeout, prefix, played)
+    return connect(store, rank, size, timeout, prefix, played, tuning=tuning_path(None))
 
 
 def played_hosts(size: int) -> tuple[int, ...]:
@@ -128,6 +139,7 @@ class _Wish:
     timeout: float
     topology: str
     transport: str
+    tuning: str
 
     def check_transport(self, launch: str, mpi: bool) -> None:
         """Refuse what there is not, or not in this launch; `mpi`: it is mpiexec's."""
@@ -167,12 +179,20 @@ def _init_explicit(rank: int | None, size: int | None, store: Any, wish: _Wish) 
         raise ConfigurationError("init needs rank, size and store together, or none of them")
     played = wish.hosts(size)
     if size == 1 or not 0 <= rank < size <= MAX_RANKS:
-        return connect(store, rank, size, wish.timeout)  # needs no store, or says what is wrong
+        # Needs no store, or says what is wrong.
+        return connect(store, rank, size, wish.timeout, tuning=wish.tuning)
     if not isinstance(store, str):
         prefix = _next_prefix(store, rank)
-        return connect(store, rank, size, wish.timeout, prefix, played, wish.transport)
+        return _connect(store, rank, size, prefix, played, wish)
     server = StoreServer(store) if rank == 0 else None
-    return _meet_at(store, "", server, rank, size, wish.timeout, played, wish.transport)
+    return _meet_at(store, "", server, rank, size, played, wish)
+
+
+def _connect(
+    store: Any, rank: int, size: int, prefix: str, played: Sequence[int], wish: _Wish
+) -> Communicator:
+    timeout, transport, tuning = wish.timeout, wish.transport, wish.tuning
+    return connect(store, rank, size, timeout, prefix, played, transport, tuning)
 
 
 def _meet_at(
@@ -181,13 +201,12 @@ def _meet_at(
     server: StoreServer | None,
     rank: int,
     size: int,
-    timeout: float,
-    played: Sequence[int] = (),
-    transport: str = "",
+    played: Sequence[int],
+    wish: _Wish,
 ) -> Communicator:
     """Join through a store that rank 0 serves for this one `init`."""
-    with _store_at(address, secret, server, size, timeout) as client:
-        communicator = connect(client, rank, size, timeout, "init", played, transport)
+    with _store_at(address, secret, server, size, wish.timeout) as client:
+        communicator = _connect(client, rank, size, "init", played, wish)
         if server is not None:
             server.stop_listening()  # who comes from now on comes for the next `init`
         communicator.barrier()  # all have what they need
@@ -221,10 +240,9 @@ def _start_run(wish: _Wish) -> Communicator:
     played = wish.hosts(size)
     address, secret = os.environ[ENV_STORE], os.environ.get(ENV_SECRET, "")
     if size == 1:
-        return connect(None, rank, size, wish.timeout)
+        return connect(None, rank, size, wish.timeout, tuning=wish.tuning)
     with closing(StoreClient(address, secret, wish.timeout)) as client:
-        prefix = _next_prefix(client, rank)
-        return connect(client, rank, size, wish.timeout, prefix, played, wish.transport)
+        return _connect(client, rank, size, _next_prefix(client, rank), played, wish)
 
 
 def _start_torchrun(wish: _Wish) -> Communicator:
@@ -234,28 +252,27 @@ def _start_torchrun(wish: _Wish) -> Communicator:
     store, rank, size = next(rendezvous("env://", timeout=limit))
     played = wish.hosts(size)
     store = PrefixStore("pycollective", store)
-    prefix = _next_prefix(store, rank)
-    communicator = connect(store, rank, size, wish.timeout, prefix, played, wish.transport)
+    communicator = _connect(store, rank, size, _next_prefix(store, rank), played, wish)
     communicator.barrier()  # rank 0 may serve the store itself, and lets go of it here
     return communicator
 
 
 def _start_mpiexec(wish: _Wish) -> Communicator:
     timeout = wish.timeout
-    launch = mpi_launch.agree(timeout, wish.topology)
+    launch = mpi_launch.agree(timeout, wish.topology, wish.tuning)
     if launch.size == 1:
         if launch.server is not None:
             launch.server.close()
-        return connect(None, 0, 1, timeout)
+        return connect(None, 0, 1, timeout, tuning=wish.tuning)
     if len(set(launch.host_of)) == 1:
         if launch.server is not None:
             launch.server.start()
-        return _meet_at(
-            launch.address, launch.secret, launch.server, launch.rank, launch.size, timeout
-        )
+        address, secret, server = launch.address, launch.secret, launch.server
+        here = replace(wish, transport="")  # "mpi" has nothing to do
+        return _meet_at(address, secret, server, launch.rank, launch.size, (), here)
     if wish.transport == "shm":
         raise shared_memory_alone(launch.host_of)
-    world = World(launch.rank, launch.host_of, launch.pump())
+    world = World(launch.rank, launch.host_of, launch.pump(), launch.table, launch.beside)
     near = world.near
     with ExitStack() as stack:
         with launch.sharing_problems() as all_agree:

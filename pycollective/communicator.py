@@ -69,6 +69,11 @@ class Communicator(_core.Communicator):
         self._tokens = list(tokens)
         self._world = world
 
+    @property
+    def host_of(self) -> tuple[int, ...]:
+        """The host of each rank, numbered from 0 in the order of their first ranks."""
+        return self._world.host_of
+
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make a communicator of the ranks that give the same `color`; collective over this one.
 
@@ -132,7 +137,8 @@ class Communicator(_core.Communicator):
         pump = None
         if self._world.pump is not None:  # all must take part, also who joins no group
             pump = self._world.pump.split(None if color is None else members, far)
-        return World(members.index(self.rank), host_of, pump)
+        whole = self._world
+        return World(members.index(self.rank), host_of, pump, whole.table, whole.beside)
 
     def close(self) -> None:
         """Wait for what was issued, then leave. Harms no rank that needs nothing more from this.

@@ -10,7 +10,7 @@ from pycollective.errors import ConfigurationError
 ENV_RANK, ENV_SIZE = "PYCOLLECTIVE_RANK", "PYCOLLECTIVE_SIZE"
 ENV_STORE, ENV_SECRET = "PYCOLLECTIVE_STORE", "PYCOLLECTIVE_SECRET"
 # What a user may say under any launcher.
-ENV_TOPOLOGY = "PYCOLLECTIVE_TOPOLOGY"
+ENV_TOPOLOGY, ENV_TUNING = "PYCOLLECTIVE_TOPOLOGY", "PYCOLLECTIVE_TUNING"
 
 
 def environment_number(name: str) -> int:

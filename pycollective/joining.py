@@ -1,6 +1,7 @@
 """How ranks that have a store, a rank and a size become a `Communicator`.
 
-1. They tell each other which host they are on (or are said to be on), all through the store.
+1. They tell each other which host they are on (or are said to be on), and what must be the same on
+   all, all through the store.
 2. Those of a host meet: each asks whether there is room, commits a mailbox in its process's shared
    memory, listens on an abstract Unix socket, publishes a record of it all (`meeting.py`), reads
    the others', and attaches each peer that is not attached yet (`attach.py`).
@@ -26,6 +27,7 @@ from pycollective.errors import ConfigurationError
 from pycollective.host import host_identity
 from pycollective.leaving import leave_at_exit
 from pycollective.meeting import Meeting, Record
+from pycollective.tuned import describe, load
 from pycollective.world import World
 
 MAX_RANKS = 64  # the width of the engine's masks
@@ -45,6 +47,7 @@ def connect(
     prefix: str = "",
     played: Sequence[int] = (),
     transport: str = "",
+    tuning: str = "",
 ) -> Communicator:
     """Join `size` ranks through a store.
 
@@ -57,15 +60,18 @@ def connect(
         played: the host of each rank, numbered from 0 in the order of their first ranks, where
             they are not to be found out.
         transport: between hosts, ``"c10d"``; ``"shm"`` refuses several hosts.
+        tuning: file of a tuning table; empty for none.
 
     Raises: see `pycollective.init`.
     """
     check_place(rank, size)
     if size == 1:
-        return leave_at_exit(Communicator(*join_alone(), timeout))
-    places = _Places(store, rank, size, timeout, prefix, tuple(played), transport)
+        world = World.on_one_host(0, 1, load(tuning))
+        return leave_at_exit(Communicator(*join_alone(), timeout, world))
+    places = _Places(store, rank, size, timeout, prefix, tuple(played), transport, tuning)
     if len(set(places.host_of)) == 1:
-        return leave_at_exit(Communicator(*join_host(places.meeting("host")), timeout))
+        world = World.on_one_host(rank, size, places.table)
+        return leave_at_exit(Communicator(*join_host(places.meeting("host")), timeout, world))
     if transport == "shm":
         raise shared_memory_alone(places.host_of)
     return leave_at_exit(_connect_hosts(places))
@@ -93,6 +99,8 @@ class _Places:
     Attributes:
         host_of: the host of each rank, numbered from 0 in the order of their first ranks.
         one_machine: whether all could reach each other without a network.
+        beside: ranks on this machine.
+        table: measured times, the same on all; None for none.
     """
 
     def __init__(
@@ -104,19 +112,22 @@ class _Places:
         prefix: str,
         played: tuple[int, ...],
         transport: str,
+        tuning: str,
     ) -> None:
         self.store, self.rank, self.size = store, rank, size
         self.timeout, self.prefix = timeout, prefix
         meeting = Meeting(store, rank, size, timeout, prefix)
         self.deadline = meeting.deadline
-        mine = Record(
-            size=size,
-            host=socket.gethostname(),
-            identity=host_identity(),
-            wish=f"topology {_described(played)}, transport {transport or 'any'}",
-        )
         with meeting.sharing_problems():
             meeting.claim()
+            self.table = load(tuning)
+            wishes = f"topology {_described(played)}", f"transport {transport or 'any'}"
+            mine = Record(
+                size=size,
+                host=socket.gethostname(),
+                identity=host_identity(),
+                wish=", ".join((*wishes, describe(self.table))),
+            )
             records = meeting.exchange(mine)
             for other, each in enumerate(records):
                 if each.wish != mine.wish:
@@ -126,6 +137,7 @@ class _Places:
             meeting.confirm()  # nobody goes on to meet those who do not
         identities = [each.identity for each in records]
         self.one_machine = len(set(identities)) == 1
+        self.beside = identities.count(identities[rank])
         numbers: dict[str, int] = {}
         found = tuple(numbers.setdefault(each, len(numbers)) for each in identities)
         self.host_of = played or found
@@ -167,7 +179,8 @@ def _connect_hosts(places: _Places) -> Communicator:
         pump = C10dPump(store, f"{places.prefix}/messages", rank, size, far, places.timeout)
         whole.confirm()
     joined = joined._replace(slot_bytes=min(each.slot_bytes for each in records))
-    return Communicator(*joined, places.timeout, World(rank, places.host_of, pump))
+    world = World(rank, places.host_of, pump, places.table, places.beside)
+    return Communicator(*joined, places.timeout, world)
 
 
 class Joined(NamedTuple):

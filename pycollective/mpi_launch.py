@@ -12,13 +12,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycollective import installing
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 from pycollective.host import host_identity
 from pycollective.store import StoreServer
 from pycollective.transport.mpi import MpiPump
+from pycollective.tuned import describe, load
+
+if TYPE_CHECKING:
+    from pycollective.schedule.select import Table
 
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
@@ -38,6 +42,8 @@ class Launch:
         secret: what its clients must present.
         server: of that store, on the first rank of each host; not started.
         timeout: seconds that joining may take.
+        table: measured times, the same on all ranks; None for none.
+        beside: ranks on this machine.
     """
 
     rank: int
@@ -47,6 +53,8 @@ class Launch:
     secret: str
     server: StoreServer | None
     timeout: float
+    table: Table | None
+    beside: int
 
     def pump(self) -> MpiPump:
         """A pump between all ranks; every rank must call it."""
@@ -82,7 +90,7 @@ def detected() -> bool:
     return any(name in os.environ for name in _RANK_VARIABLES)
 
 
-def agree(timeout: float, topology: str = "") -> Launch:
+def agree(timeout: float, topology: str = "", tuning: str = "") -> Launch:
     """Agree with all ranks of ``MPI.COMM_WORLD`` on who shares a host and where they meet.
 
     Every rank must call it. Initialises MPI where the program has not.
@@ -90,10 +98,12 @@ def agree(timeout: float, topology: str = "") -> Launch:
     Args:
         timeout: seconds that joining may take.
         topology: as in `Topology.parse`, for hosts that are played; empty for those there are.
+        tuning: file of a tuning table; empty for none.
 
     Raises:
         ConfigurationError: mpi4py is missing, or belongs to another MPI than mpiexec, or the
-            topology does not fit or differs between ranks.
+            topology does not fit, or it or the table differs between ranks, or the table cannot
+            be read.
         CollectiveTimeout: not every rank came.
     """
     from pycollective.schedule import Topology
@@ -104,13 +114,20 @@ def agree(timeout: float, topology: str = "") -> Launch:
     # It stands before anyone hears of it; most are not needed.
     server = StoreServer(address, secret, start=False)
     try:
-        answers = _exchange([host_identity(), topology, address, secret], timeout)
-        for other, (_, theirs, _, _) in enumerate(answers):
-            if theirs != topology:
-                raise ConfigurationError(
-                    f"rank {rank} was given topology {topology!r} and rank {other} {theirs!r}"
-                )
-        hosts = Topology.of_hosts([each[0] for each in answers])
+        problem = ""
+        try:
+            table = load(tuning)
+        except ConfigurationError as error:
+            table, problem = None, str(error)
+        which = f"topology {topology!r}, {describe(table)}"
+        answers = _exchange([host_identity(), which, problem, address, secret], timeout)
+        for other, (_, theirs, its_problem, _, _) in enumerate(answers):
+            if problem or its_problem:
+                raise ConfigurationError(problem or f"rank {other}: {its_problem}")
+            if theirs != which:
+                raise ConfigurationError(f"rank {rank} was given {which} and rank {other} {theirs}")
+        machines = [each[0] for each in answers]
+        hosts = Topology.of_hosts(machines)
         host_of = (Topology.parse(topology, len(answers)) if topology else hosts).host_of
     except BaseException:
         server.close()
@@ -118,7 +135,7 @@ def agree(timeout: float, topology: str = "") -> Launch:
     first = host_of.index(host_of[rank])
     if rank != first:
         server.close()
-    address, secret = answers[first][2:]
+    address, secret = answers[first][3:]
     return Launch(
         rank,
         len(answers),
@@ -127,6 +144,8 @@ def agree(timeout: float, topology: str = "") -> Launch:
         secret,
         server if rank == first else None,
         timeout,
+        table,
+        machines.count(machines[rank]),
     )
 
 

@@ -2,63 +2,79 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pycollective import _core
 
 if TYPE_CHECKING:
     from pycollective.schedule import Topology
-
-# Up to so many bytes steps cost more than what they carry.
-_SMALL = 32 << 10
+    from pycollective.schedule.select import Table
 
 
 class Programs:
     """The programs of one rank. Called by the core, from any thread that holds the interpreter.
 
+    What is chosen follows from the arguments alone, and from what is the same on every rank.
+
     Args:
         rank: the rank.
         host_of: the host of each rank, numbered from 0 in the order of their first ranks.
+        table: measured times; the same on all ranks.
     """
 
-    def __init__(self, rank: int, host_of: tuple[int, ...]) -> None:
+    def __init__(self, rank: int, host_of: tuple[int, ...], table: Table | None = None) -> None:
         self._rank = rank
         self._host_of = host_of
-        self._made: dict[tuple[str, str, int, bool], _core.Program] = {}
+        self._table = table
+        self._made: dict[tuple[str, str, int], _core.Program] = {}
 
-    def __call__(self, operation: str, algorithm: str, root: int, size: int) -> _core.Program:
-        """The program for an operation on a buffer of `size` bytes.
+    def __call__(self, operation: str, algorithm: str, root: int) -> _core.Program:
+        """The program of an algorithm for an operation.
 
         Raises:
             ConfigurationError: there is no such algorithm, or it cannot do the operation.
         """
-        kind = operation, algorithm, root, algorithm == "auto" and size <= _SMALL
+        kind = operation, algorithm, root
         program = self._made.get(kind)
         if program is None:
-            program = self._made[kind] = self._make(operation, algorithm, root, size)
+            # Here, not at the top: who never asks for an algorithm need not wait for the import.
+            from pycollective.schedule import make_schedule
+            from pycollective.schedule.assemble import assemble
+
+            schedule = make_schedule(operation, algorithm, self._topology, root)
+            program = self._made[kind] = _core.Program(assemble(schedule, self._rank))
         return program
 
-    def _make(self, operation: str, algorithm: str, root: int, size: int) -> _core.Program:
-        # Here, not at the top: who never asks for an algorithm need not wait for their import.
-        from pycollective.schedule import Topology, make_schedule
-        from pycollective.schedule.assemble import assemble
+    def choose(self, operation: str, root: int, size: int, dtype: str) -> _core.Program | None:
+        """The program for ``algorithm="auto"``; None for the native paths of one host.
 
-        topology = Topology(self._host_of)
-        if operation == "barrier":  # all hear of all, and nothing is carried
-            return self("all_reduce", "recursive_doubling", root, 0)
-        if algorithm == "auto":
-            return self(operation, _choose(operation, topology, size), root, size)
-        schedule = make_schedule(operation, algorithm, topology, root)
-        return _core.Program(assemble(schedule, self._rank))
+        Args:
+            operation: the collective, or ``barrier``.
+            root: of the operation; 0 where it has none.
+            size: bytes of a rank's input or output, whichever is larger.
+            dtype: name of the elements' type.
+        """
+        one_host = self._topology.single
+        if operation == "barrier":  # between hosts all hear of all, and nothing is carried
+            return None if one_host else self("all_reduce", "recursive_doubling", root)
+        from pycollective.schedule.cost import BETWEEN_HOSTS, ELEMENTS
+        from pycollective.schedule.select import choose
 
+        where, element = self._topology, ELEMENTS[dtype]
+        if not one_host:
+            name = choose(operation, where, size, element, BETWEEN_HOSTS, self._table)
+            return self(operation, name, root)
+        # No model here: it prices programs, and the native paths are faster than it can know.
+        if self._table is None:
+            return None
+        fastest = self._table.fastest(operation, where, size, element)
+        if fastest is None or fastest == "direct":  # which the native paths are, at their own speed
+            return None
+        return self(operation, fastest, root)
 
-def _choose(operation: str, topology: Topology, size: int) -> str:
-    from pycollective.schedule import algorithms_for
+    @cached_property
+    def _topology(self) -> Topology:
+        from pycollective.schedule import Topology
 
-    possible = algorithms_for(operation)
-    if size <= _SMALL and "recursive_doubling" in possible:
-        return "recursive_doubling"
-    for name in ("hierarchical", "tree", "direct"):
-        if name in possible:
-            return name
-    raise AssertionError(operation)
+        return Topology(self._host_of)

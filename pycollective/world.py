@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pycollective.programs import Programs
 
 if TYPE_CHECKING:
+    from pycollective.schedule.select import Table
     from pycollective.transport.pump import Pump
 
 
@@ -20,16 +21,20 @@ class World:
         rank: this rank.
         host_of: the host of each rank, numbered from 0 in the order of their first ranks.
         pump: moves messages to and from ranks of other hosts; None where there are none.
+        table: measured times to choose algorithms by, the same on all ranks; None for none.
+        beside: ranks on this machine; more than on this host where it plays several.
     """
 
     rank: int
     host_of: tuple[int, ...]
     pump: Pump | None = None
+    table: Table | None = None
+    beside: int = 1
 
     @classmethod
-    def on_one_host(cls, rank: int, size: int) -> World:
+    def on_one_host(cls, rank: int, size: int, table: Table | None = None) -> World:
         """All ranks share memory."""
-        return cls(rank, (0,) * size)
+        return cls(rank, (0,) * size, table=table)
 
     @property
     def size(self) -> int:
@@ -42,7 +47,12 @@ class World:
         here = self.host_of[self.rank]
         return [rank for rank, host in enumerate(self.host_of) if host == here]
 
+    @property
+    def chooses(self) -> bool:
+        """Whether there is a choice of algorithms where a call leaves it open."""
+        return self.pump is not None or self.table is not None
+
     @cached_property
     def programs(self) -> Programs:
-        """Of the algorithms that were asked for."""
-        return Programs(self.rank, self.host_of)
+        """Of the algorithms that were asked for, or chosen."""
+        return Programs(self.rank, self.host_of, self.table)

@@ -139,7 +139,7 @@ constexpr Method kMethods[kCollectiveMethods] = {
      "barrier(async_op=False)\n--\n\nReturns when every rank has called it."},
 };
 
-// Gives the call the program of the algorithm that was asked for; none for the direct paths. False
+// Gives the call the program of the algorithm that was asked for; none where it is left open. False
 // with a Python error set.
 bool choose_program(CommunicatorObject& self, PyObject* algorithm, Call& call) {
   if (algorithm == nullptr || algorithm == Py_None) return true;
@@ -152,9 +152,11 @@ bool choose_program(CommunicatorObject& self, PyObject* algorithm, Call& call) {
     return false;
   }
   const std::string_view name(text, static_cast<std::size_t>(length));
-  // The direct paths on one host; between hosts `auto` is chosen by the core's own source.
-  const bool far = (*self.core)->group().link() != nullptr;
-  if (name == "auto" || (name == "direct" && !far)) return true;
+  if (name == "auto") return true;  // chosen by the core
+  if (name == "direct" && (*self.core)->group().link() == nullptr) {
+    call.use(Communicator::direct_paths());
+    return true;
+  }
   const Request& request = call.request();
   for (const KnownProgram& known : *self.programs) {
     if (known.kind != request.kind || known.root != request.root || known.algorithm != name)
@@ -162,9 +164,8 @@ bool choose_program(CommunicatorObject& self, PyObject* algorithm, Call& call) {
     call.use(known.program);
     return true;
   }
-  const auto made = py::reinterpret_steal<py::object>(
-      PyObject_CallFunction(self.program_source, "sOiK", name_of(request.kind), algorithm,
-                            request.root, static_cast<unsigned long long>(bytes_of(request))));
+  const auto made = py::reinterpret_steal<py::object>(PyObject_CallFunction(
+      self.program_source, "sOi", name_of(request.kind), algorithm, request.root));
   if (!made) return false;
   try {
     self.programs->push_back(

@@ -45,14 +45,14 @@ PyObject* close(PyObject* self, PyObject*) {
     core->close(python_interrupts());
   } catch (...) {
     PyEval_RestoreThread(unlocked);
-    core->set_program_source({});
+    core->choices().set_source({});
     raise_current_exception();
     return nullptr;
   }
   PyEval_RestoreThread(unlocked);
   // Here, on a thread that has the interpreter: the last to let go of the core may be the progress
   // thread, when there is none any more.
-  core->set_program_source({});
+  core->choices().set_source({});
   (*Object::of(self).abandoned)->sweep();
   Py_RETURN_NONE;
 }
@@ -148,7 +148,9 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     object->core = new std::shared_ptr<Communicator>(
         std::make_shared<Communicator>(std::move(group), node.progress, timeout));
     object->program_source = py::object(given.attr("programs")).release().ptr();
-    (*object->core)->set_program_source(program_source(given.attr("programs")));
+    // On one host without a table there is nothing to choose, and calls ask nobody.
+    if (given.attr("chooses").cast<bool>())
+      (*object->core)->choices().set_source(program_source(given.attr("programs")));
     object->programs = new std::vector<KnownProgram>();
     object->abandoned = new std::shared_ptr<AbandonedCalls>(std::make_shared<AbandonedCalls>());
     return 0;

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <array>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -72,23 +71,18 @@ ProgramHandle from_python(const py::object& given) {
 
 }  // namespace
 
-std::size_t bytes_of(const Request& request) {
-  const std::size_t elements =
-      std::accumulate(request.counts.begin(), request.counts.end(), std::size_t{0});
-  return size_of(request.dtype) * (request.counts.empty() ? request.count : elements);
-}
-
-Communicator::ProgramSource program_source(py::object programs) {
+ProgramChoices::Source program_source(py::object programs) {
   // Whoever lets go of it last may not hold the interpreter.
   const std::shared_ptr<py::object> shared(new py::object(std::move(programs)), [](py::object* it) {
     const py::gil_scoped_acquire gil;
     delete it;
   });
-  return [shared](const Request& request) {
+  return [shared](const Request& request, std::size_t bytes) -> std::shared_ptr<const Program> {
     const py::gil_scoped_acquire gil;
     try {
-      const py::object made = (*shared)(name_of(request.kind), "auto", request.root,
-                                        static_cast<std::uint64_t>(bytes_of(request)));
+      const py::object made = shared->attr("choose")(name_of(request.kind), request.root, bytes,
+                                                     name_of(request.dtype));
+      if (made.is_none()) return nullptr;
       return made.cast<ProgramHandle&>().program;
     } catch (py::error_already_set& error) {
       throw CollectiveFailure({FailureKind::kConfiguration, -1, request.kind, 0, error.what()});

@@ -14,11 +14,8 @@ struct ProgramHandle {
   std::shared_ptr<const Program> program;
 };
 
-// Bytes of the whole buffer that a request is about.
-std::size_t bytes_of(const Request& request);
-
 // Asks `programs` (pycollective.programs.Programs) for what `auto` means, from any thread.
-Communicator::ProgramSource program_source(pybind11::object programs);
+ProgramChoices::Source program_source(pybind11::object programs);
 
 void bind_program(pybind11::module_& module);
 

@@ -47,6 +47,7 @@ Communicator::Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progres
                            double timeout)
     : group_(std::move(group)),
       progress_(std::move(progress)),
+      choices_(group_->world().size),
       timeout_(timeout),
       queues_(1 + 2 * static_cast<std::size_t>(group_->world().size)) {}
 

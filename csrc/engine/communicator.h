@@ -17,6 +17,7 @@
 #include "engine/group.h"
 #include "engine/operation.h"
 #include "engine/pending.h"
+#include "engine/program_choices.h"
 #include "engine/progress.h"
 
 namespace pycollective {
@@ -37,10 +38,11 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   void close() override { close({}); }
   std::shared_ptr<const Failure> failure() const override;
 
-  // Where ranks are on several hosts: finds the program of a request that has none.
-  using ProgramSource = std::function<std::shared_ptr<const Program>(const Request&)>;
-  // An empty one lets go of the one before; after close().
-  void set_program_source(ProgramSource source);
+  // Chooses for requests that have no program. Without a source all take the direct paths, which
+  // are for one host.
+  ProgramChoices& choices() { return choices_; }
+  // In place of a program: the direct paths, whatever would be chosen.
+  static const std::shared_ptr<const Program>& direct_paths();
 
   Group& group() const { return *group_; }
   bool forked() const { return group_->node().forked(); }
@@ -69,8 +71,8 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
     std::uint64_t sequence = 0;            // of the last operation issued
   };
 
-  // The request itself, or a copy of it with its program.
-  const Request& with_program(const Request& request, Request& room) const;
+  // The request itself, or a copy of it with the program that it is to have.
+  const Request& with_program(const Request& request, Request& room);
   Queue& queue_of(const Request& request);
   void check_usable(const Request& request, const Queue& queue) const;  // under the lock
   void learn_failure() const;  // under the lock: from another rank's report, unless closed
@@ -93,7 +95,7 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
 
   std::unique_ptr<Group> group_;
   std::shared_ptr<Progress> progress_;
-  ProgramSource program_source_;
+  ProgramChoices choices_;
   std::atomic<double> timeout_;
   mutable std::mutex mutex_;
   std::vector<Queue> queues_;  // collectives, sends to each rank, receives from each rank

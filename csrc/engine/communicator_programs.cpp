@@ -1,31 +1,32 @@
-// Where a request between hosts gets its program from.
+// Where a request that leaves the algorithm open gets its program from.
 #include <utility>
 
 #include "engine/communicator.h"
+#include "engine/program.h"
+#include "engine/scheduled.h"
 
 namespace pycollective {
 
-void Communicator::set_program_source(ProgramSource source) {
-  {
-    const std::lock_guard lock(mutex_);
-    program_source_.swap(source);
-  }
-  source = nullptr;  // out of the lock: it may need the interpreter
+const std::shared_ptr<const Program>& Communicator::direct_paths() {
+  static const std::shared_ptr<const Program> none = std::make_shared<const Program>();
+  return none;
 }
 
-const Request& Communicator::with_program(const Request& request, Request& room) const {
-  if (group_->link() == nullptr) return request;
-  group_->link()->poll();  // a failure elsewhere is then known
-  if (request.program || request.kind == OpKind::kSend || request.kind == OpKind::kRecv)
-    return request;
-  ProgramSource source;
-  {
-    const std::lock_guard lock(mutex_);
-    source = program_source_;
+const Request& Communicator::with_program(const Request& request, Request& room) {
+  const bool far = group_->link() != nullptr;
+  if (far) group_->link()->poll();  // a failure elsewhere is then known
+  std::shared_ptr<const Program> program = request.program;
+  if (program == direct_paths()) {
+    program = nullptr;
+  } else if (!program && choices_.has_source() && request.kind != OpKind::kSend &&
+             request.kind != OpKind::kRecv) {
+    program = choices_.find(request);
   }
-  if (!source) return request;  // closed, and about to be refused
+  if (program == request.program) return request;
   room = request;
-  room.program = source(request);
+  room.program = std::move(program);
+  // A group with little memory, one of hundreds, has always room for the direct paths.
+  if (!far && room.program && !Scheduled::has_room(*group_, room)) room.program = nullptr;
   return room;
 }
 

@@ -43,9 +43,14 @@ Scheduled::Slot Scheduled::slot_of(const Group& group, const Request& request) {
           group.data_bytes() - 2 * small_buffer_bytes(group.data_bytes())};
 }
 
-void Scheduled::require_room(const Group& group, const Request& request) {
+bool Scheduled::has_room(const Group& group, const Request& request) {
   const Slot slot = slot_of(group, request);
-  if (slot.bytes_of_an_element * kPartUnit <= slot.room) return;
+  return slot.bytes_of_an_element * kPartUnit <= slot.room;
+}
+
+void Scheduled::require_room(const Group& group, const Request& request) {
+  if (has_room(group, request)) return;
+  const Slot slot = slot_of(group, request);
   throw CollectiveFailure(
       {FailureKind::kConfiguration, group.world().rank, request.kind, 0,
        std::string(name_of(request.kind)) + ": algorithm '" + request.program->algorithm +

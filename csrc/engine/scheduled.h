@@ -27,8 +27,9 @@ namespace pycollective {
 
 class Scheduled final : public Operation {
  public:
-  // Throws CollectiveFailure (kConfiguration) where the group's memory is too small for the
-  // program: on all ranks or none.
+  // Whether the group's memory is large enough for the program: on all ranks or none.
+  static bool has_room(const Group& group, const Request& request);
+  // Throws CollectiveFailure (kConfiguration) where it is not.
   static void require_room(const Group& group, const Request& request);
 
   Scheduled(Group& group, const Request& request, std::uint64_t sequence);

@@ -11,7 +11,10 @@ import typer
 
 def bench(
     operation: Annotated[
-        str, typer.Argument(help="all_reduce, reduce_scatter, all_gather or broadcast.")
+        str,
+        typer.Argument(
+            help="all_reduce, reduce_scatter, all_gather or broadcast; with --tune also all."
+        ),
     ],
     ranks: Annotated[int, typer.Option("--ranks", help="Processes a library.")] = 2,
     begin: Annotated[str, typer.Option("-b", "--minbytes", help="Smallest size.")] = "1K",
@@ -56,12 +59,25 @@ def bench(
     plot_file: Annotated[
         Path | None, typer.Option("--plot", help="Draw time against size (PNG, SVG, PDF).")
     ] = None,
+    tune_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--tune",
+            help="Measure every algorithm, and add it to this table for algorithm='auto'.",
+        ),
+    ] = None,
+    topology: Annotated[
+        str, typer.Option(help="With --tune: play hosts, such as 2x2, as PYCOLLECTIVE_TOPOLOGY.")
+    ] = "",
 ) -> None:
     """Time a collective beside other libraries, and verify every bit.
 
     Options and columns are those of nccl-tests, but that a time is the slowest rank's, not the
     mean over the ranks. Sizes are bytes of the whole message; K, M and G are binary. Exit status
     1: wrong bits.
+
+    With --tune every algorithm is timed instead, on ranks of its own or in the launch that this
+    command is part of. It heeds -b, -e, -i, -f, -d, --rounds and --ranks.
     """
     # Here, because the other commands of this program should not wait for it.
     from pycollective.bench.console import run
@@ -76,6 +92,14 @@ def bench(
     try:
         step = parse_size(step_bytes)
         sizes = ladder(parse_size(begin), parse_size(end), step, 0 if step else step_factor)
+        if tune_file is not None:
+            from pycollective.cli.tune import tune
+
+            raise typer.Exit(
+                tune(
+                    operation, sizes, ALIASES.get(dtype, dtype), rounds, tune_file, ranks, topology
+                )
+            )
         settings = Settings(
             operation=operation,
             sizes=tuple(sizes),

@@ -2,9 +2,9 @@
 
 The model is linear. A step costs a latency, a message its handling, a byte its way, an addition its
 time, and the parts of an algorithm are added up as though nothing overlapped. Within a host the
-busiest rank counts; between hosts the busiest host, because its ranks share one link, but the
-messages of one rank, because ranks handle theirs side by side. (Local and distant bytes of one step
-are added, too: where both are much, the truth lies up to a factor of two below.)
+busiest rank counts; between hosts the busiest host, because its ranks share one link. (Local and
+distant bytes of one step are added, too: where both are much, the truth lies up to a factor of two
+below.)
 
 After Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994), with LogGP's
 cost of a message (Alexandrov et al., SPAA 1995), and a rate of additions as in Thakur, Rabenseifner
@@ -57,7 +57,8 @@ class Link:
 
     Attributes:
         latency: of a step, however little it carries.
-        message: of handling a message, for a rank.
+        message: of handling a message: within a host, for a rank; between hosts, at each end, one
+            after the other for all ranks of a host.
         byte: of a byte on its way.
     """
 
@@ -85,6 +86,15 @@ class Links:
 TYPICAL = Links(
     local=Link(latency=1e-6, message=0.3e-6, byte=1 / 10e9),
     across=Link(latency=10e-6, message=1e-6, byte=1 / 12.5e9),
+    add=1 / 20e9,
+)
+
+# What ``algorithm="auto"`` goes by between hosts: round numbers with which it chooses well among
+# what benchmarks/cost_model.py measures with messages over TCP, on a slow link and on a fast one.
+# They price neither well; what decides is a ratio: a message costs as much as 200 KB more.
+BETWEEN_HOSTS = Links(
+    local=Link(latency=5e-6, message=1e-6, byte=1 / 8e9),
+    across=Link(latency=20e-6, message=100e-6, byte=1 / 2e9),
     add=1 / 20e9,
 )
 

@@ -26,7 +26,8 @@ class Load:
     """What the busiest sends, or receives if that is more.
 
     Attributes:
-        messages: of one rank.
+        messages: within a host what a rank sends, or receives if that is more; across hosts what
+            all ranks of a host send and receive together, since each takes its cores some time.
         leaves, nodes, results: buffers, as multiples of the whole buffer, which is a rank's input
             or output, whichever is larger. Within a host those of one rank; across hosts those of
             all ranks of a host together, since they share its link.
@@ -103,7 +104,7 @@ class Transfer:
     """Messages of one step that carry alike.
 
     Attributes:
-        sources, targets: ranks, pair by pair. Not looked at where all or no ranks share a host.
+        sources, targets: ranks, pair by pair. Not looked at where all ranks share a host.
         load: of each message.
         each: messages of a source.
     """
@@ -118,7 +119,7 @@ class _Crossing:
     """Which messages of a transfer cross hosts.
 
     Attributes:
-        local, across: the most messages of one rank.
+        local: the most messages of one rank that do not.
         sent, taken: messages that cross, by host.
     """
 
@@ -130,10 +131,9 @@ class _Crossing:
         self.sent = Counter(compress(sources, crosses))
         self.taken = Counter(compress(targets, crosses))
         if transfer.each == 1:
-            self.local, self.across = int(not all(crosses)), int(any(crosses))
+            self.local = int(not all(crosses))
         else:
             self.local = _most(compress(ranks, map(eq, sources, targets)))
-            self.across = _most(compress(ranks, crosses))
 
 
 def _most(ranks: Iterable[int]) -> int:
@@ -146,16 +146,14 @@ def step(topology: Topology, *transfers: Transfer, adds: float = 0) -> Phase:
 
     A rank takes part in one transfer only, or what else it has to do there takes less.
     """
-    local, busiest, messages = NOTHING, NOTHING, 0
-    if len(topology.hosts) in (1, topology.ranks):  # no need to look which messages cross
+    local, busiest = NOTHING, NOTHING
+    if len(topology.hosts) == 1:  # no need to look which messages cross
         for transfer in transfers:
-            busiest = busiest.or_more(transfer.load.times(transfer.each, transfer.each))
-        together = len(topology.hosts) == 1
-        return Phase(busiest, adds=adds) if together else Phase(across=busiest, adds=adds)
+            local = local.or_more(transfer.load.times(transfer.each, transfer.each))
+        return Phase(local, adds=adds)
     crossings = [_Crossing(topology, transfer) for transfer in transfers]
     for transfer, crossing in zip(transfers, crossings, strict=True):
         local = local.or_more(transfer.load.times(crossing.local, crossing.local))
-        messages = max(messages, crossing.across * transfer.load.messages)
     for by_host in ([each.sent for each in crossings], [each.taken for each in crossings]):
         # Many hosts, but few ways in which they differ.
         hosts = set().union(*by_host)
@@ -164,7 +162,11 @@ def step(topology: Topology, *transfers: Transfer, adds: float = 0) -> Phase:
             for transfer, number in zip(transfers, numbers, strict=True):
                 load = load.plus(transfer.load.times(number, messages=0))
             busiest = busiest.or_more(load)
-    return Phase(local, Load(messages).plus(busiest), adds)
+    handled: Counter[int] = Counter()
+    for crossing in crossings:
+        handled.update(crossing.sent)
+        handled.update(crossing.taken)
+    return Phase(local, Load(max(handled.values(), default=0)).plus(busiest), adds)
 
 
 def on_the_way_back(phases: Phases) -> Phases:

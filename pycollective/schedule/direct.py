@@ -45,15 +45,8 @@ def _all_to_all_count(topology: Topology, shard: Load, adds: float = 0) -> Phase
     if n == 1:
         return ()
     widest = max(sizes)
-    within, beyond = widest - 1, n - min(sizes)
-    across = widest * (n - widest)
-    return (
-        Phase(
-            shard.times(within / n, within),
-            Load(beyond).plus(shard.times(across / n, 0)),
-            adds,
-        ),
-    )
+    within, across = widest - 1, widest * (n - widest)
+    return (Phase(shard.times(within / n, within), shard.times(across / n, 2 * across), adds),)
 
 
 def _one_to_all_count(topology: Topology, shard: Load) -> Phases:

@@ -41,8 +41,8 @@ class _Hosts:
         self.count = len(topology.hosts)
         self.sizes = [len(host) for host in topology.hosts]
         self.tally = Counter(self.sizes)
-        # Ranks of a host that take what one rank of another carries.
-        self.peers = ceil_div(max(self.sizes), min(self.sizes))
+        # Ranks of a host that take what one rank of another carries, times those that carry.
+        self.pairs = ceil_div(max(self.sizes), min(self.sizes)) * min(self.sizes)
 
     def most_carried(self, size: int) -> int:
         """Shards that one rank of a host of `size` carries, of those ranks the most."""
@@ -62,13 +62,13 @@ class _Hosts:
         together = NOTHING
         for partial in partials:
             together = together.plus(partial)
-        busiest, messages = NOTHING, self.count - 1
+        busiest, messages = NOTHING, 0
         for size, partial in zip(self.sizes, partials, strict=True):
             given = partial.times((self.ranks - size) / self.ranks)
             taken = together.plus(partial.times(-1)).times(size / self.ranks)
             busiest = busiest.or_more(given).or_more(taken)
-            # Of the shards that a rank carries for a host, each goes to another rank.
-            messages = max(messages, self.most_carried(size) - 1)
+            # Each shard has another owner, so each is a message of its own.
+            messages = max(messages, self.ranks - size + size * (self.count - 1))
         return Load(messages).plus(busiest.times(1, messages=0))
 
     def largest_class(self, classes: int) -> float:
@@ -84,10 +84,11 @@ class _Hosts:
             done: what the block has that is done at this step, if there is one.
         """
         distance = 1 << number
-        load = most.times(self.largest_class(2 * distance), self.peers)
+        exchanged = self.largest_class(2 * distance)
         if not self.count & distance:
-            return load
-        several = larger_neighbour(self.count, distance) // distance * self.peers
+            return most.times(exchanged, 2 * self.pairs)
+        load = most.times(exchanged, 3 * self.pairs)  # and from the block that is done, or to it
+        several = larger_neighbour(self.count, distance) // distance * self.pairs
         return load.or_more(done.times(self.largest_class(distance), several))
 
     def steps(self) -> int:
@@ -98,7 +99,7 @@ class _Hosts:
         """The step after it, with which each shard comes to its owner."""
         if self.count == largest_block(self.count):
             return ()
-        return (Phase(across=RESULT.times(max(self.sizes) / self.ranks, self.peers)),)
+        return (Phase(across=RESULT.times(max(self.sizes) / self.ranks, self.pairs)),)
 
 
 class _Level(NamedTuple):

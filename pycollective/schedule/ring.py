@@ -88,6 +88,11 @@ def _busiest(sent: Mapping[int, tuple[int, int]], ranks: int) -> Load:
     return max(loads, key=lambda load: load.buffers, default=NOTHING)
 
 
+def _both_ways(load: Load) -> Load:
+    """Of a host, which receives as many messages as it sends."""
+    return load.times(1, messages=2)
+
+
 def _reduce_scatter_count(topology: Topology) -> Phases:
     """Exact for few ranks; for many, who sends and who adds most is looked for where it should be.
 
@@ -117,7 +122,7 @@ def _reduce_scatter_count(topology: Topology) -> Phases:
     )
     across = {place: sent[place] for place in looked_at.intersection(ends)}
     local = {place: sent[place] for place in looked_at.difference(ends)}
-    return (Phase(_busiest(local, n), _busiest(across, n), adds / n, n - 1),)
+    return (Phase(_busiest(local, n), _both_ways(_busiest(across, n)), adds / n, n - 1),)
 
 
 def _all_gather_count(topology: Topology) -> Phases:
@@ -125,7 +130,8 @@ def _all_gather_count(topology: Topology) -> Phases:
     if n == 1:
         return ()
     load = Load(n - 1, results=(n - 1) / n)
-    return (Phase(load if hosts < n else NOTHING, load if hosts > 1 else NOTHING, 0, n - 1),)
+    across = _both_ways(load) if hosts > 1 else NOTHING
+    return (Phase(load if hosts < n else NOTHING, across, 0, n - 1),)
 
 
 RING = Algorithm(

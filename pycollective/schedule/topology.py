@@ -66,6 +66,11 @@ class Topology:
         """Number of ranks."""
         return len(self.host_of)
 
+    @property
+    def single(self) -> bool:
+        """Whether all ranks share a host."""
+        return not any(self.host_of)
+
     @cached_property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each host, ascending."""

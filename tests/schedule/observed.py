@@ -55,8 +55,9 @@ class Observed:
                 weight = leaves + nodes * wide + results
                 far = host_of[source] != host_of[target]
                 for way, rank in (("out", source), ("in", target)):
-                    messages[far][way, rank] += 1
-                    buffers[far][way, host_of[rank] if far else rank] += weight
+                    who = host_of[rank] if far else rank
+                    messages[far]["both" if far else way, who] += 1
+                    buffers[far][way, who] += weight
         most = [max(each.values(), default=0) for each in (*messages, *buffers, adds)]
         return Busiest(
             len(self.steps[first : first + count]),

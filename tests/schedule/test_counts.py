@@ -99,7 +99,7 @@ WITHIN = {
     "direct": {},
     "ring": {"local": (0.9, 1), "across": (0.8, 1)},
     "tree": {"local": (1, 2), "across": (1, 11)},
-    "halving_doubling": {"across_messages": (0.5, 1), "local": (0.75, 1.3), "across": (0.8, 1.8)},
+    "halving_doubling": {"across_messages": (0.75, 1), "local": (0.75, 1.3), "across": (0.8, 1.8)},
     "recursive_doubling": {"local": (1, 1.1), "across": (1, 1.12)},
     "hierarchical": {"across_messages": (1, 2), "across": (0.66, 1.34), "adds": (0.97, 2.4)},
 }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pycollective import ConfigurationError
 from pycollective.schedule import ALGORITHMS, OPERATIONS, Topology, algorithms_for
-from pycollective.schedule.cost import ELEMENTS, TYPICAL, price
+from pycollective.schedule.cost import BETWEEN_HOSTS, ELEMENTS, TYPICAL, price
 from pycollective.schedule.select import Measurement, Table, choose
 from pycollective.tuning import read_table, write_table
 
@@ -38,7 +38,7 @@ def by_model(size: int, topology: Topology = EIGHT) -> str:
     size=st.integers(0, 1 << 36),
     dtype=st.sampled_from(list(ELEMENTS)),
 )
-def test_the_model_chooses_the_cheapest(operation, topology, size, dtype) -> None:
+def test_the_model_chooses_what_is_about_the_cheapest(operation, topology, size, dtype) -> None:
     ranks = {"1x1": 1, "16x4": 64}.get(topology, 8)
     case = operation, Topology.parse(topology, ranks), size, ELEMENTS[dtype], TYPICAL
     chosen = choose(*case)
@@ -47,7 +47,17 @@ def test_the_model_chooses_the_cheapest(operation, topology, size, dtype) -> Non
         for name in ALGORITHMS
         if name in algorithms_for(operation)
     }
-    assert prices[chosen] == min(prices.values())
+    assert prices[chosen] <= 1.1 * min(prices.values())
+
+
+def test_of_what_costs_about_the_same_the_fewest_steps_are_chosen() -> None:
+    where, size = Topology.parse("4x1", 4), 64 << 20
+    few, many = (
+        price("all_reduce", name, where, size, FP32, BETWEEN_HOSTS)
+        for name in ("direct", "halving_doubling")
+    )
+    assert many < few < 1.1 * many
+    assert choose("all_reduce", where, size, FP32, BETWEEN_HOSTS) == "direct"
 
 
 def test_small_and_large_messages_go_different_ways() -> None:

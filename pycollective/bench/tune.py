@@ -1,0 +1,250 @@
+"""Measures every algorithm for `pycollective bench --tune`: a table for ``algorithm="auto"``.
+
+Runs in the ranks themselves, inside any launch. For each size the algorithms take turns, round
+after round, so that all see the same weather; a turn is a number of back-to-back calls, its time
+that of the slowest rank, and what counts is the median of the rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pycollective import bootstrap
+from pycollective.bench.machine import describe_machine, describe_versions
+from pycollective.bench.operations import find_operation
+from pycollective.bench.problem import numpy_type
+from pycollective.bench.sizes import format_size
+from pycollective.communicator import Communicator
+from pycollective.errors import ConfigurationError
+from pycollective.schedule import ALGORITHMS, Topology, algorithms_for
+from pycollective.schedule.select import Measurement, Table
+from pycollective.tuning import read_table, write_table
+
+OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather")
+ROUNDS = 11
+_TURN_SECONDS = 0.02
+_MOST_CALLS = 1000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure. Raises `ConfigurationError` when made from what cannot be measured.
+
+    Attributes:
+        operations: names, of `OPERATIONS`.
+        sizes: bytes of a rank's input or output, whichever is larger; rounded down to equal shards.
+        dtype: name of the element type.
+        rounds: turns of each algorithm at each size.
+    """
+
+    operations: tuple[str, ...]
+    sizes: tuple[int, ...]
+    dtype: str = "float32"
+    rounds: int = ROUNDS
+
+    @classmethod
+    def of(cls, operation: str, sizes: Iterable[int], dtype: str, rounds: int) -> Plan:
+        """A plan for one operation, or for ``all``."""
+        if operation not in ("all", *OPERATIONS):
+            raise ConfigurationError(
+                f"no tuning for {operation!r}; there are all, {', '.join(OPERATIONS)}"
+            )
+        chosen = OPERATIONS if operation == "all" else (operation,)
+        return cls(chosen, tuple(sizes), dtype, rounds)
+
+    def __post_init__(self) -> None:
+        numpy_type(self.dtype)
+        if self.rounds < 1:
+            raise ConfigurationError("--rounds must be at least 1")
+
+    def sizes_of(self, operation: str, ranks: int) -> list[int]:
+        """The sizes for so many ranks, ascending.
+
+        Raises:
+            ConfigurationError: one is no whole elements, or too little for so many.
+        """
+        item = numpy_type(self.dtype).itemsize
+        what = find_operation(operation)
+        return sorted({what.whole(size, item, ranks) for size in self.sizes})
+
+    def check(self, ranks: int) -> None:
+        """Raises `ConfigurationError` for what so many ranks cannot do."""
+        for operation in self.operations:
+            self.sizes_of(operation, ranks)
+
+
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Refuse, before minutes are spent, what no table could be added to.
+
+    Raises:
+        ConfigurationError: the file is there and is no tuning table, or has no folder to be in.
+    """
+    if not Path(path).absolute().parent.is_dir():
+        raise ConfigurationError(f"{path}: its folder is not there")
+    _entries(path)
+
+
+def _entries(path: str | os.PathLike[str]) -> tuple[Measurement, ...]:
+    return read_table(path).entries if Path(path).exists() else ()
+
+
+def _add_to(path: str | os.PathLike[str], made: list[Measurement]) -> None:
+    """Write a table of what the file holds and what was made; the same cases are replaced."""
+    entries = {_key(entry): entry for entry in (*_entries(path), *made)}
+    machine = {**describe_machine(), **describe_versions()}
+    try:
+        write_table(path, Table(machine, tuple(entries.values())))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _key(entry: Measurement) -> tuple[str, str, str, int]:
+    return entry.operation, entry.topology, entry.dtype, entry.bytes
+
+
+def tune(
+    plan: Plan, path: str | os.PathLike[str], topology: str, show: Callable[[str], None]
+) -> None:
+    """Join the launch, measure, and write the table on rank 0; every rank must call it.
+
+    Args:
+        plan: the same on all ranks.
+        path: of the file, which rank 0 writes; it keeps what it holds for other cases.
+        topology: as in `pycollective.init`; empty for the hosts there are.
+        show: called on rank 0, with each line as soon as it is known.
+
+    Raises:
+        ConfigurationError: the launch cannot be joined, or the file not be read or written.
+        CollectiveError: a rank was lost.
+    """
+    check_file(path)
+    made: list[Measurement] = []
+    with bootstrap.init(topology=topology or None, tuning="") as communicator:
+        show_here = show if communicator.rank == 0 else (lambda line: None)
+        for text in _header(communicator, plan):
+            show_here(text)
+        for operation in plan.operations:
+            for size in plan.sizes_of(operation, communicator.size):
+                made.append(measure(communicator, operation, size, plan.dtype, plan.rounds))
+                show_here(_row(made[-1]))
+        if communicator.rank == 0:
+            _add_to(path, made)
+        show_here(f"# {len(made)} sizes measured, in {path}: pycollective.init(tuning=) reads it")
+        communicator.barrier()  # the file is there on return, for all that share the folder
+
+
+def measure(
+    communicator: Communicator,
+    operation: str,
+    size: int,
+    dtype: str,
+    rounds: int,
+) -> Measurement:
+    """The medians of `turns`, for a table; every rank must call it."""
+    took = turns(communicator, operation, size, dtype, rounds)
+    medians = {name: statistics.median(each) for name, each in took.items()}
+    return Measurement(operation, str(Topology(communicator.host_of)), dtype, size, medians)
+
+
+def turns(
+    communicator: Communicator,
+    operation: str,
+    size: int,
+    dtype: str,
+    rounds: int,
+    extra: Sequence[str] = (),
+) -> dict[str, list[float]]:
+    """Time an operation by every algorithm that can do it; every rank must call it.
+
+    Args:
+        communicator: of the ranks to measure.
+        operation: one of `OPERATIONS`.
+        size: bytes of a rank's input or output, whichever is larger.
+        dtype: name of the element type.
+        rounds: turns of each algorithm.
+        extra: more names for ``algorithm=``, to be measured beside.
+
+    Returns:
+        Seconds a call of each round, by algorithm, of the rank that was slowest in it.
+    """
+    calls = _calls(communicator, operation, size, dtype, (*algorithms_for(operation), *extra))
+    repeats = {}
+    for name, call in calls.items():
+        call()  # makes the program
+        communicator.barrier()
+        once = _slowest(communicator, [_timed(call, 2)])[0]
+        repeats[name] = max(1, min(_MOST_CALLS, int(_TURN_SECONDS / once)))
+    names = list(calls)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        mine = {}
+        # Each begins in turn: who follows a slow one always has the cold cache.
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            communicator.barrier()
+            mine[name] = _timed(calls[name], repeats[name])
+        slowest = _slowest(communicator, [mine[name] for name in names])
+        for name, took in zip(names, slowest, strict=True):
+            seconds[name].append(took)
+    return seconds
+
+
+def _timed(call: Callable[[], Any], repeats: int) -> float:
+    """Seconds a call."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def _slowest(communicator: Communicator, seconds: list[float]) -> list[float]:
+    """Of each number the largest of all ranks'; at least a nanosecond."""
+    all_of = np.array([max(1e-9, each) for each in seconds])
+    communicator.all_reduce(all_of, op="max")
+    return [float(each) for each in all_of]
+
+
+def _calls(
+    communicator: Communicator, operation: str, size: int, dtype: str, names: Sequence[str]
+) -> dict[str, Callable[[], Any]]:
+    element = numpy_type(dtype)
+    whole: NDArray[Any] = np.zeros(size // element.itemsize, element)
+    length = len(whole) // communicator.size
+    own = whole[communicator.rank * length : (communicator.rank + 1) * length]
+    arguments = {
+        "all_reduce": (whole,),
+        "reduce_scatter": (own, whole),
+        "all_gather": (whole, own),
+    }[operation]
+    method = getattr(communicator, operation)
+    return {name: partial(method, *arguments, algorithm=name) for name in names}
+
+
+def _header(communicator: Communicator, plan: Plan) -> list[str]:
+    where = Topology(communicator.host_of)
+    return [
+        f"# {communicator.size} ranks, topology {where}, {plan.dtype}: microseconds, the median of "
+        f"{plan.rounds} rounds of the slowest rank; * the choice",
+        f"{'operation':14} {'size':>9} " + " ".join(f"{name:>18}" for name in ALGORITHMS),
+    ]
+
+
+def _row(entry: Measurement) -> str:
+    cells = [
+        f"{entry.seconds[name] * 1e6:.1f}{'*' if name == entry.fastest else ' '}"
+        if name in entry.seconds
+        else "- "
+        for name in ALGORITHMS
+    ]
+    return f"{entry.operation:14} {format_size(entry.bytes):>9} " + " ".join(
+        f"{cell:>18}" for cell in cells
+    )

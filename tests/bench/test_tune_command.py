@@ -1,0 +1,74 @@
+"""`pycollective bench --tune`: a table that can be read, and added to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pycollective.schedule import algorithms_for
+from pycollective.tuning import read_table
+from tests.test_launches import clean_environment
+
+BENCH = ["-m", "pycollective", "bench"]
+RUN = ["-m", "pycollective", "run", "-n", "2"]
+
+
+def python(*arguments, status=0):
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def test_a_table_is_written_and_added_to(tmp_path):
+    path = tmp_path / "t.json"
+    once = ("--rounds", 1, "--tune", path)
+    done = python(*BENCH, "all_reduce", "--ranks", 2, "-b", 64, "-e", 128, *once)
+    before = {(each.operation, each.bytes): each for each in read_table(path).entries}
+    assert list(before) == [("all_reduce", 64), ("all_reduce", 128)]
+    for each in before.values():
+        assert (each.topology, each.dtype) == ("1x2", "float32")
+        assert each.seconds.keys() == set(algorithms_for("all_reduce"))
+    assert done.stdout.count("*") == 3  # a choice a row, and in the heading
+
+    # The same again for one size, by ranks of a launch, and two more operations.
+    python(*RUN, *BENCH, "all", "-b", 130, "-e", 130, "-d", "half", *once)
+    python(*RUN, *BENCH, "all_reduce", "-b", 128, "-e", 128, *once)
+    after = {(each.operation, each.dtype, each.bytes): each for each in read_table(path).entries}
+    assert sorted(after) == [
+        ("all_gather", "float16", 128),  # whole shards
+        ("all_reduce", "float16", 130),
+        ("all_reduce", "float32", 64),
+        ("all_reduce", "float32", 128),
+        ("reduce_scatter", "float16", 128),
+    ]
+    assert after["all_reduce", "float32", 64] == before["all_reduce", 64]
+    assert after["all_reduce", "float32", 128] != before["all_reduce", 128]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["broadcast"], "no tuning for 'broadcast'; there are all, all_reduce"),
+        (["all", "-b", "6", "-e", "6"], "6 bytes are not whole elements"),
+        (["all_gather", "-b", "4", "-e", "4"], "less than one element for each of 2 ranks"),
+        (["all", "-d", "fp4"], "unknown dtype 'fp4'"),
+        (["all", "--rounds", "0"], "--rounds must be at least 1"),
+        (["all", "--topology", "3x1"], "is for 3 ranks, and there are 2"),
+        (["all", "--tune", "/nowhere/t.json"], "/nowhere/t.json: its folder is not there"),
+        (["all", "--tune", __file__], "is not JSON"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(tmp_path, arguments, words):
+    done = python(*BENCH, "--tune", tmp_path / "t.json", *arguments, status=2)
+    assert done.stderr.startswith("pycollective bench: "), done.stderr
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
