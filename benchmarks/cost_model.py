@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.optimize import nnls
 
 from benchmarks.two_hosts_network import two_hosts, why_not
 from pycollective.bench.machine import describe_machine, describe_versions
@@ -108,16 +109,8 @@ def fit(entries: tuple[Measurement, ...]) -> Links:
             for name, seconds in entry.seconds.items()
         ]
     )
-    scale = np.where(rows.any(axis=0), np.linalg.norm(rows, axis=0), 1.0)
-    rows = rows / scale
-    solution = np.zeros(_NUMBERS)
-    left = np.ones(len(rows))
-    for _ in range(20_000):  # one constant after the other, none below 0
-        for column in range(_NUMBERS):
-            better = max(0.0, solution[column] + rows[:, column] @ left)
-            left -= rows[:, column] * (better - solution[column])
-            solution[column] = better
-    return links_of([float(each) for each in solution / scale])
+    solution, _ = nnls(rows, np.ones(len(rows)))
+    return links_of([float(each) for each in solution])
 
 
 def errors(entries: tuple[Measurement, ...], links: Links) -> dict[str, float]:
@@ -152,7 +145,7 @@ def report(place: str, entries: tuple[Measurement, ...]) -> dict[str, Any]:
         "fitted": asdict(links),
         "error": errors(entries, links),
         "choices": choices(entries, links),
-        "choices_of_auto": choices(entries, BETWEEN_HOSTS),
+        "choices_of_auto": choices(entries, BETWEEN_HOSTS["c10d"]),
     }
     print(f"\n== {place}")
     for name, link in (("within a host", links.local), ("between hosts", links.across)):

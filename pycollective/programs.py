@@ -21,12 +21,20 @@ class Programs:
         rank: the rank.
         host_of: the host of each rank, numbered from 0 in the order of their first ranks.
         table: measured times; the same on all ranks.
+        transport: between hosts, as in `cost.BETWEEN_HOSTS`; empty where there is but one.
     """
 
-    def __init__(self, rank: int, host_of: tuple[int, ...], table: Table | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        host_of: tuple[int, ...],
+        table: Table | None = None,
+        transport: str = "",
+    ) -> None:
         self._rank = rank
         self._host_of = host_of
         self._table = table
+        self._transport = transport
         self._made: dict[tuple[str, str, int], _core.Program] = {}
 
     def __call__(self, operation: str, algorithm: str, root: int) -> _core.Program:
@@ -63,7 +71,8 @@ class Programs:
 
         where, element = self._topology, ELEMENTS[dtype]
         if not one_host:
-            name = choose(operation, where, size, element, BETWEEN_HOSTS, self._table)
+            links = BETWEEN_HOSTS[self._transport]
+            name = choose(operation, where, size, element, links, self._table)
             return self(operation, name, root)
         # No model here: it prices programs, and the native paths are faster than it can know.
         if self._table is None:

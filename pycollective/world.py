@@ -55,4 +55,5 @@ class World:
     @cached_property
     def programs(self) -> Programs:
         """Of the algorithms that were asked for, or chosen."""
-        return Programs(self.rank, self.host_of, self.table)
+        transport = "" if self.pump is None else self.pump.transport
+        return Programs(self.rank, self.host_of, self.table, transport)

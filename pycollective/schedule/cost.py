@@ -89,14 +89,23 @@ TYPICAL = Links(
     add=1 / 20e9,
 )
 
-# What ``algorithm="auto"`` goes by between hosts: round numbers with which it chooses well among
-# what benchmarks/cost_model.py measures with messages over TCP, on a slow link and on a fast one.
-# They price neither well; what decides is a ratio: a message costs as much as 200 KB more.
-BETWEEN_HOSTS = Links(
-    local=Link(latency=5e-6, message=1e-6, byte=1 / 8e9),
-    across=Link(latency=20e-6, message=100e-6, byte=1 / 2e9),
-    add=1 / 20e9,
-)
+# What ``algorithm="auto"`` goes by between hosts, by transport: round numbers with which it chooses
+# well among what benchmarks/auto_choice.py, cost_model.py and between_hosts.py measure. They price
+# nothing well, for they must serve slow links and fast ones; what decides is how many bytes cost as
+# much as a message: some 25 KB over MPI, and 50 KB over Gloo (10 on a link of 1 Gbit/s, 200 where
+# hosts are played on one machine).
+BETWEEN_HOSTS = {
+    "mpi": Links(
+        local=Link(latency=2e-6, message=0.5e-6, byte=1 / 8e9),
+        across=Link(latency=15e-6, message=6e-6, byte=1 / 4e9),
+        add=1 / 8e9,
+    ),
+    "c10d": Links(
+        local=Link(latency=5e-6, message=1e-6, byte=1 / 8e9),
+        across=Link(latency=20e-6, message=50e-6, byte=1 / 1e9),
+        add=1 / 8e9,
+    ),
+}
 
 
 @lru_cache(maxsize=256)

@@ -107,6 +107,8 @@ class C10dPump:
         ConfigurationError: torch is not here, or the ranks cannot be connected.
     """
 
+    transport = "c10d"
+
     def __init__(
         self,
         store: MessageStore,

@@ -30,6 +30,8 @@ class MpiPump:
         ConfigurationError: MPI was not initialised for several threads.
     """
 
+    transport = "mpi"
+
     def __init__(self, comm: Any, far: list[int]) -> None:
         from mpi4py import MPI
 

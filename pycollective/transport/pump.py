@@ -15,6 +15,8 @@ class Pump(Protocol):
     the order of the calls. No call waits. An exception fails the communicator.
     """
 
+    transport: str  # its name, as a user knows it
+
     def isend(self, rank: int, tag: int, data: memoryview) -> int:
         """Begin to send; the memory stays as it is until the ticket that is returned is done."""
 

@@ -53,11 +53,11 @@ def test_the_model_chooses_what_is_about_the_cheapest(operation, topology, size,
 def test_of_what_costs_about_the_same_the_fewest_steps_are_chosen() -> None:
     where, size = Topology.parse("4x1", 4), 64 << 20
     few, many = (
-        price("all_reduce", name, where, size, FP32, BETWEEN_HOSTS)
+        price("all_reduce", name, where, size, FP32, BETWEEN_HOSTS["c10d"])
         for name in ("direct", "halving_doubling")
     )
     assert many < few < 1.1 * many
-    assert choose("all_reduce", where, size, FP32, BETWEEN_HOSTS) == "direct"
+    assert choose("all_reduce", where, size, FP32, BETWEEN_HOSTS["c10d"]) == "direct"
 
 
 def test_small_and_large_messages_go_different_ways() -> None:
