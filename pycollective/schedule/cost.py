@@ -92,8 +92,8 @@ TYPICAL = Links(
 # What ``algorithm="auto"`` goes by between hosts, by transport: round numbers with which it chooses
 # well among what benchmarks/auto_choice.py, cost_model.py and between_hosts.py measure. They price
 # nothing well, for they must serve slow links and fast ones; what decides is how many bytes cost as
-# much as a message: some 25 KB over MPI, and 50 KB over Gloo (10 on a link of 1 Gbit/s, 200 where
-# hosts are played on one machine).
+# much as a message: some 25 KB over MPI, and 200 KB over Gloo (less on a link of 1 Gbit/s, more
+# where hosts are played on one machine).
 BETWEEN_HOSTS = {
     "mpi": Links(
         local=Link(latency=2e-6, message=0.5e-6, byte=1 / 8e9),
@@ -102,7 +102,7 @@ BETWEEN_HOSTS = {
     ),
     "c10d": Links(
         local=Link(latency=5e-6, message=1e-6, byte=1 / 8e9),
-        across=Link(latency=20e-6, message=50e-6, byte=1 / 1e9),
+        across=Link(latency=20e-6, message=200e-6, byte=1 / 1e9),
         add=1 / 8e9,
     ),
 }
