@@ -15,7 +15,7 @@ import time
 import pytest
 
 import pycollective as pc
-from tests.launchers import NAMES, find, launcher
+from tests.launchers import find, launcher
 
 VERIFY = """
 import sys
@@ -125,7 +125,8 @@ comm.close()
 """
 
 
-@pytest.fixture(params=[*NAMES, "run"])
+# All of it under each MPI takes minutes: `make test-mpi` does that.
+@pytest.fixture(params=["mpich", "run", pytest.param("openmpi", marks=pytest.mark.whole_table)])
 def launch(request):
     return launcher(request.param)
 
@@ -153,17 +154,16 @@ def digest_on_one_host(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "ranks", "topology"),
     [
-        *((name, 3, "2,1") for name in (*NAMES, "run")),
-        *((name, 4, "2x2") for name in (*NAMES, "run", "torchrun")),
-        ("openmpi", 3, ""),
+        ("openmpi", 3, "2,1"),
+        *((name, 4, "2x2") for name in ("mpich", "run", "torchrun")),
     ],
 )
 def test_every_algorithm_gives_the_bits_of_one_host(
     tmp_path, digest_on_one_host, name, ranks, topology
 ):
     (tmp_path / "program.py").write_text(VERIFY.format(dtypes="['float16', 'int32']"))
-    more = {"PYCOLLECTIVE_TOPOLOGY": topology} if topology else {}
-    done = launcher(name).run(ranks, str(tmp_path / "program.py"), timeout=110, **more)
+    program = str(tmp_path / "program.py")
+    done = launcher(name).run(ranks, program, timeout=110, PYCOLLECTIVE_TOPOLOGY=topology)
     assert done.returncode == 0, done.stdout + done.stderr
     assert digest(done.stdout) == digest_on_one_host(ranks)
 
@@ -173,11 +173,11 @@ def run(launch, tmp_path, text, ranks, topology):
     return launch.run(ranks, str(tmp_path / "program.py"), PYCOLLECTIVE_TOPOLOGY=topology)
 
 
-@pytest.mark.parametrize(("ranks", "topology"), [(2, "2x1"), (4, "2x2"), (5, "1,3,1")])
+@pytest.mark.parametrize(("ranks", "topology"), [(2, "2x1"), (5, "1,3,1")])
 def test_a_program(launch, tmp_path, ranks, topology):
     done = run(launch, tmp_path, PROGRAM, ranks, topology)
     assert done.returncode == 0, done.stdout + done.stderr
-    sizes = {"2x1": [1, 1], "2x2": [2, 2], "1,3,1": [1, 3, 1]}[topology]
+    sizes = {"2x1": [1, 1], "1,3,1": [1, 3, 1]}[topology]
     near = [size for size in sizes for _ in range(size)]
     assert parts(done.stdout) == [f"{rank}: {size} segments" for rank, size in enumerate(near)]
 

@@ -87,11 +87,8 @@ def on_one_host(program: str) -> list[list[str]]:
     return answers
 
 
-@pytest.mark.parametrize("topology", ["2x2", "3,1"])
-def test_played_hosts_under_torchrun(
-    program: str, on_one_host: list[list[str]], topology: str
-) -> None:
-    done = launcher("torchrun").run(4, program, timeout=90, PYCOLLECTIVE_TOPOLOGY=topology)
+def test_played_hosts_under_torchrun(program: str, on_one_host: list[list[str]]) -> None:
+    done = launcher("torchrun").run(4, program, timeout=90, PYCOLLECTIVE_TOPOLOGY="3,1")
     assert done.returncode == 0, done.stderr
     assert [each[2:] for each in said(done.stdout)] == [each[2:] for each in on_one_host]
 
