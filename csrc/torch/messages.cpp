@@ -238,7 +238,7 @@ void Messages::State::start_thread() {
     ++threads;
     ++idle;  // until it takes its first lane
   } catch (const std::system_error&) {
-    // The lane waits for a thread that there is.
+    // The lane waits for a thread that there is; if none comes free, until the timeout.
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (threads == 0) throw std::runtime_error("no thread can be started");
