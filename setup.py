@@ -40,7 +40,7 @@ def core_extension() -> Extension:
     """The native core: kernels, shared memory, engine. It links nothing but libc and libstdc++."""
     sources = sorted(
         path
-        for folder in ("kernels", "transport", "engine", "bench", "bindings")
+        for folder in ("kernels", "transport", "engine", "engine/far", "mpi", "bench", "bindings")
         for path in glob.glob(f"csrc/{folder}/*.cpp")
     )
     return Extension(
@@ -49,6 +49,7 @@ def core_extension() -> Extension:
         include_dirs=["csrc", _pybind11_include(), numpy.get_include()],
         depends=glob.glob("csrc/**/*.h", recursive=True),
         extra_compile_args=CXX_FLAGS,
+        libraries=["dl"],
         language="c++",
     )
 

@@ -272,7 +272,7 @@ def _start_mpiexec(wish: _Wish) -> Communicator:
         return _meet_at(address, secret, server, launch.rank, launch.size, (), here)
     if wish.transport == "shm":
         raise shared_memory_alone(launch.host_of)
-    world = World(launch.rank, launch.host_of, launch.pump(), launch.table, launch.beside)
+    world = World(launch.rank, launch.host_of, launch.transport(), launch.table, launch.beside)
     near = world.near
     with ExitStack() as stack:
         with launch.sharing_problems() as all_agree:

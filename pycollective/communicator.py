@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -94,7 +95,7 @@ class Communicator(_core.Communicator):
         members = [r for r in range(self.size) if wishes[r, 0] == wishes[self.rank, 0]]
         members.sort(key=lambda r: (wishes[r, 1], r))
 
-        world = self._part_of_world(members, color)
+        world = self._part_of_world(members, wishes[:, 0])
         near = [r for r in members if r in self._world.near]
         # Each rank allocates in its own segment and tells the others where; one that cannot must
         # say so too, or its group would wait for it.
@@ -102,7 +103,7 @@ class Communicator(_core.Communicator):
         mine = (-1, 0)
         if color is not None:
             try:
-                far = world.pump is not None
+                far = world.transport is not None
                 host_memory.check(self._node.mailbox_bytes(len(near), far), len(near))
                 mine = self._node.allocate(len(near), far)
             except ConfigurationError as error:
@@ -130,15 +131,21 @@ class Communicator(_core.Communicator):
             world,
         )
 
-    def _part_of_world(self, members: list[int], color: int | None) -> World:
-        numbers: dict[int, int] = {}
-        host_of = tuple(numbers.setdefault(self._world.host_of[r], len(numbers)) for r in members)
-        far = [at for at, r in enumerate(members) if r not in self._world.near]
-        pump = None
-        if self._world.pump is not None:  # all must take part, also who joins no group
-            pump = self._world.pump.split(None if color is None else members, far)
+    def _part_of_world(self, members: list[int], colors: np.ndarray) -> World:
+        """The world of `members`, who gave one color of `colors`; all ranks must take part."""
         whole = self._world
-        return World(members.index(self.rank), host_of, pump, whole.table, whole.beside)
+        numbers: dict[int, int] = {}
+        host_of = tuple(numbers.setdefault(whole.host_of[r], len(numbers)) for r in members)
+        transport = None
+        if whole.transport is not None:
+            groups = {(int(color), whole.host_of[r]) for r, color in enumerate(colors)}
+            hosts = Counter(color for color, _ in groups if color >= 0)
+            across = any(number > 1 for number in hosts.values())
+            mine = None if colors[self.rank] < 0 else members
+            transport = whole.transport.split(mine, across)
+            if len(numbers) == 1:
+                transport = None
+        return World(members.index(self.rank), host_of, transport, whole.table, whole.beside)
 
     def close(self) -> None:
         """Wait for what was issued, then leave. Harms no rank that needs nothing more from this.

@@ -161,7 +161,7 @@ def _described(played: tuple[int, ...]) -> str:
 
 
 def _connect_hosts(places: _Places) -> Communicator:
-    from pycollective.transport.c10d import C10dPump, MessageStore
+    from pycollective.transport.c10d import C10dTransport, MessageStore
 
     rank, size = places.rank, places.size
     world = World(rank, places.host_of)
@@ -175,11 +175,12 @@ def _connect_hosts(places: _Places) -> Communicator:
             Record(size=size, slot_bytes=joined.slot_bytes, address=store.address)
         )
         store.reach(records[0].address, places.timeout)
-        far = [each for each in range(size) if each not in near]
-        pump = C10dPump(store, f"{places.prefix}/messages", rank, size, far, places.timeout)
+        transport = C10dTransport(
+            store, f"{places.prefix}/messages", rank, size, places.timeout
+        )
         whole.confirm()
     joined = joined._replace(slot_bytes=min(each.slot_bytes for each in records))
-    world = World(rank, places.host_of, pump, places.table, places.beside)
+    world = World(rank, places.host_of, transport, places.table, places.beside)
     return Communicator(*joined, places.timeout, world)
 
 

@@ -18,7 +18,7 @@ from pycollective import installing
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 from pycollective.host import host_identity
 from pycollective.store import StoreServer
-from pycollective.transport.mpi import MpiPump
+from pycollective.transport.mpi import MpiTransport, duplicate
 from pycollective.tuned import describe, load
 
 if TYPE_CHECKING:
@@ -56,12 +56,10 @@ class Launch:
     table: Table | None
     beside: int
 
-    def pump(self) -> MpiPump:
-        """A pump between all ranks; every rank must call it."""
-        world = _world()
-        here = self.host_of[self.rank]
-        far = [rank for rank, host in enumerate(self.host_of) if host != here]
-        return MpiPump(world.Dup(), far)
+    def transport(self) -> MpiTransport:
+        """Messages between all ranks; every rank must call it."""
+        comm = duplicate(_world(), self.timeout)
+        return MpiTransport(comm, list(range(self.size)), self.timeout)
 
     @contextmanager
     def sharing_problems(self) -> Iterator[Callable[[int], list[int]]]:

@@ -10,7 +10,7 @@ from pycollective.programs import Programs
 
 if TYPE_CHECKING:
     from pycollective.schedule.select import Table
-    from pycollective.transport.pump import Pump
+    from pycollective.transport.transport import Transport
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,14 @@ class World:
     Attributes:
         rank: this rank.
         host_of: the host of each rank, numbered from 0 in the order of their first ranks.
-        pump: moves messages to and from ranks of other hosts; None where there are none.
+        transport: to ranks of other hosts; None where there are none.
         table: measured times to choose algorithms by, the same on all ranks; None for none.
         beside: ranks on this machine; more than on this host where it plays several.
     """
 
     rank: int
     host_of: tuple[int, ...]
-    pump: Pump | None = None
+    transport: Transport | None = None
     table: Table | None = None
     beside: int = 1
 
@@ -50,10 +50,15 @@ class World:
     @property
     def chooses(self) -> bool:
         """Whether there is a choice of algorithms where a call leaves it open."""
-        return self.pump is not None or self.table is not None
+        return self.transport is not None or self.table is not None
 
     @cached_property
     def programs(self) -> Programs:
         """Of the algorithms that were asked for, or chosen."""
-        transport = "" if self.pump is None else self.pump.transport
+        transport = "" if self.transport is None else self.transport.name
         return Programs(self.rank, self.host_of, self.table, transport)
+
+    @property
+    def link(self) -> object:
+        """The native link to ranks of other hosts, in a capsule; None where there are none."""
+        return None if self.transport is None else self.transport.link

@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include <cstddef>
+#include <vector>
 
 #include "types.h"
 
@@ -36,6 +37,11 @@ class ArrayView {
   std::size_t count() const { return count_; }
   bool contiguous() const { return contiguous_; }
   bool writable() const { return writable_; }
+  // What owns the memory that data() points to, and the caller's array; borrowed.
+  void add_owners(std::vector<PyObject*>& owners) const {
+    for (PyObject* each : {owner_, staged_})
+      if (each != nullptr) owners.push_back(each);
+  }
   bool same_shape(const ArrayView& other) const;
 
  private:

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "bindings/errors_py.h"
 
@@ -24,6 +25,12 @@ bool Call::prepare(OpKind kind, const CallArguments& arguments, int rank, int si
     return false;
   }
   return open_arrays(arguments) && check_sizes(rank, size);
+}
+
+void Call::keep_with(KeptArrays& kept) {
+  std::vector<PyObject*> objects;
+  for (const ArrayView* each : {&first_, &second_}) each->add_owners(objects);
+  request_.keep = kept.keep(std::move(objects));
 }
 
 bool Call::read_op(PyObject* op) {

@@ -4,6 +4,7 @@
 #include <Python.h>
 
 #include "bindings/array_view.h"
+#include "bindings/kept_arrays.h"
 #include "engine/api.h"
 
 namespace pycollective {
@@ -24,6 +25,7 @@ class Call {
   bool prepare(OpKind kind, const CallArguments& arguments, int rank, int size);
   const Request& request() const { return request_; }
   void use(std::shared_ptr<const Program> program) { request_.program = std::move(program); }
+  void keep_with(KeptArrays& kept);
   // After success, for outputs that were not contiguous. False with a Python error set.
   bool finish() { return output_ == nullptr || output_->copy_back(); }
 

@@ -153,7 +153,7 @@ bool choose_program(CommunicatorObject& self, PyObject* algorithm, Call& call) {
   }
   const std::string_view name(text, static_cast<std::size_t>(length));
   if (name == "auto") return true;  // chosen by the core
-  if (name == "direct" && (*self.core)->group().link() == nullptr) {
+  if (name == "direct" && (*self.core)->group().messenger() == nullptr) {
     call.use(Communicator::direct_paths());
     return true;
   }
@@ -178,12 +178,20 @@ bool choose_program(CommunicatorObject& self, PyObject* algorithm, Call& call) {
   return true;
 }
 
+// Where messages to other hosts may outlive the call.
+void keep_arrays(CommunicatorObject& self, Call& call) {
+  if ((*self.core)->group().messenger() == nullptr) return;
+  (*self.kept)->sweep();
+  call.keep_with(**self.kept);
+}
+
 PyObject* run_now(CommunicatorObject& self, OpKind kind, const CallArguments& arguments) {
   Communicator& core = **self.core;
   Call call;
   if (!call.prepare(kind, arguments, core.rank(), core.size()) ||
       !choose_program(self, arguments.algorithm, call))
     return nullptr;
+  keep_arrays(self, call);
   PyThreadState* unlocked = PyEval_SaveThread();
   try {
     core.run(call.request(), python_interrupts());
@@ -204,6 +212,7 @@ PyObject* start_async(CommunicatorObject& self, OpKind kind, const CallArguments
     if (!call->prepare(kind, arguments, core.rank(), core.size()) ||
         !choose_program(self, arguments.algorithm, *call))
       return nullptr;
+    keep_arrays(self, *call);
     (*self.abandoned)->sweep();
     std::shared_ptr<Work> work;
     {

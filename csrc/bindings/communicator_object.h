@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings/errors_py.h"
+#include "bindings/kept_arrays.h"
 #include "bindings/work_py.h"
 #include "engine/communicator.h"
 
@@ -26,6 +27,7 @@ struct CommunicatorObject {
   std::shared_ptr<AbandonedCalls>* abandoned;
   std::vector<KnownProgram>* programs;
   PyObject* program_source;  // pycollective.programs.Programs
+  std::shared_ptr<KeptArrays>* kept;
 
   static CommunicatorObject& of(PyObject* self) {
     return *reinterpret_cast<CommunicatorObject*>(self);

@@ -54,6 +54,7 @@ PyObject* close(PyObject* self, PyObject*) {
   // thread, when there is none any more.
   core->choices().set_source({});
   (*Object::of(self).abandoned)->sweep();
+  (*Object::of(self).kept)->sweep();
   Py_RETURN_NONE;
 }
 
@@ -140,7 +141,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     world.size = given.attr("size").cast<int>();
     world.near = given.attr("near").cast<std::vector<int>>();
     world.beside = given.attr("beside").cast<int>();
-    if (!given.attr("pump").is_none()) world.link = make_python_link(given.attr("pump"), node.node);
+    if (!given.attr("link").is_none()) world.link = link_in(given.attr("link"));
     auto group = std::make_unique<Group>(node.node, rank, tokens, offsets, mailbox, slot_bytes,
                                          std::move(world));
     Object* object = &Object::of(self);
@@ -152,6 +153,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     if (given.attr("chooses").cast<bool>())
       (*object->core)->choices().set_source(program_source(given.attr("programs")));
     object->programs = new std::vector<KnownProgram>();
+    object->kept = new std::shared_ptr<KeptArrays>(std::make_shared<KeptArrays>());
     object->abandoned = new std::shared_ptr<AbandonedCalls>(std::make_shared<AbandonedCalls>());
     return 0;
   } catch (py::error_already_set& error) {
@@ -175,6 +177,8 @@ void finalise(PyObject* self) {
     const py::gil_scoped_release unlocked;
     delete object->core;
   }
+  if (object->kept != nullptr) (*object->kept)->sweep();
+  delete object->kept;
   type->tp_free(self);
   Py_DECREF(type);
 }

@@ -1,17 +1,17 @@
-// A link whose messages a Python object moves.
+// Links, as Python hands them from the library that makes them to the core.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <memory>
 
-#include "engine/link.h"
-#include "transport/node.h"
+#include "engine/far/link.h"
 
 namespace pycollective {
 
-// `pump`: as pycollective/transport/pump.py's Pump; `node`: whose doorbell it may ring. The GIL is
-// held.
-std::shared_ptr<Link> make_python_link(pybind11::object pump, std::shared_ptr<Node> node);
+// What the capsule carries; throws pybind11::error_already_set where it is none of a link.
+std::shared_ptr<Link> link_in(const pybind11::object& capsule);
+
+void bind_link(pybind11::module_& module);
 
 }  // namespace pycollective

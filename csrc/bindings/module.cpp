@@ -5,6 +5,7 @@
 #include "bindings/communicator_py.h"
 #include "bindings/errors_py.h"
 #include "bindings/kernels_py.h"
+#include "bindings/link_py.h"
 #include "bindings/machine_py.h"
 #include "bindings/node_py.h"
 #include "bindings/program_py.h"
@@ -17,6 +18,7 @@ PYBIND11_MODULE(_core, module) {
   bind_kernels(module);
   bind_node(module);
   bind_program(module);
+  bind_link(module);
   bind_work(module);
   bind_communicator(module);
   bind_machine(module);

@@ -3,7 +3,7 @@
 
 #include <variant>
 
-#include "engine/far_pair.h"
+#include "engine/far/pair.h"
 #include "engine/one_shot.h"
 #include "engine/point_to_point.h"
 #include "engine/scheduled.h"

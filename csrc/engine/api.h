@@ -71,6 +71,9 @@ struct Request {
   std::size_t count = 0;
   std::vector<std::size_t> counts;
   double timeout = 0;  // seconds; 0: the communicator's
+  // Keeps both alive for a message that a failed operation leaves under way to another host; may be
+  // empty where there is none.
+  std::shared_ptr<const void> keep;
   // The algorithm's program for this kind, root and rank; none for the direct paths, which choose
   // themselves.
   std::shared_ptr<const Program> program;

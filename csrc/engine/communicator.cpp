@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "engine/far/messenger.h"
 #include "engine/validate.h"
 
 namespace pycollective {
@@ -70,6 +71,11 @@ void Communicator::check_usable(const Request& request, const Queue& queue) cons
   if (failure_) refuse(failure_->kind, "this communicator failed before: " + failure_->message);
 }
 
+bool Communicator::heard_of_failure() const {
+  const auto notice = group_->messenger() != nullptr ? group_->messenger()->notice() : nullptr;
+  return notice && notice->reporter != rank();
+}
+
 void Communicator::learn_failure() const {
   if (closed_) return;  // the mailbox may serve another group by now
   if (failure_) return;
@@ -80,8 +86,8 @@ void Communicator::learn_failure() const {
   const FailureRecord record = group_->failure();
   if (record.kind != FailureKind::kNone)
     return learn(record.kind, group_->report_of(record.reporter), group_->number(record.reporter));
-  if (group_->link() == nullptr) return;
-  if (const auto notice = group_->link()->notice())
+  if (group_->messenger() == nullptr) return;
+  if (const auto notice = group_->messenger()->notice())
     learn(notice->kind, notice->report, notice->reporter);
 }
 
@@ -190,7 +196,7 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
                          const InterruptHook& interrupted) {
   // A look at another host's messages costs as much as a hundred at a flag.
   const bool cheap = group_->may_spin() && !operation.must_poll();
-  const bool rung = operation.must_poll() && group_->link()->rings();
+  const bool rung = operation.must_poll() && group_->messenger()->rings();
   const int most_spins = cheap ? kSpinsWithCores : kSpinsCrowded;
   auto yield_for = rung ? kYieldBeforeRing : kYieldFor;
   if (operation.must_poll() && !group_->may_spin()) yield_for = kYieldCrowded;
@@ -305,12 +311,14 @@ void Communicator::finish_first(Queue& queue, Driver driver, const Failure* fail
 
 void Communicator::fail(const Failure& failure) {
   bool tell = false;
+  bool first = false;  // nobody has told this rank
   std::list<std::shared_ptr<Pending>> ended;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
+    tell = group_->messenger() != nullptr && !failure_;
+    first = tell && group_->failure().kind == FailureKind::kNone && !heard_of_failure();
     group_->fail(failure.kind, failure.message);
-    tell = group_->link() != nullptr && !failure_;
     if (!failure_) failure_ = std::make_shared<Failure>(failure);
     for (Queue& queue : queues_) {
       auto first = queue.items.begin();
@@ -318,9 +326,7 @@ void Communicator::fail(const Failure& failure) {
       ended.splice(ended.end(), queue.items, first, queue.items.end());
     }
   }
-  // Out of the lock, as all that asks a link for something: it may need the interpreter, which a
-  // thread may hold that waits for the lock.
-  if (tell) group_->link()->tell({failure.kind, rank(), failure.message});
+  if (tell) group_->messenger()->tell({failure.kind, rank(), failure.message}, first);
   for (const std::shared_ptr<Pending>& item : ended) item->finish(&failure);
 }
 
@@ -387,7 +393,7 @@ bool Communicator::needs_driving() const {
 
 std::shared_ptr<const Failure> Communicator::failure() const {
   if (forked()) return nullptr;
-  if (group_->link() != nullptr) group_->link()->poll();
+  if (group_->messenger() != nullptr) group_->messenger()->poll();
   const std::lock_guard lock(mutex_);
   learn_failure();
   return failure_;

@@ -75,6 +75,7 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   const Request& with_program(const Request& request, Request& room);
   Queue& queue_of(const Request& request);
   void check_usable(const Request& request, const Queue& queue) const;  // under the lock
+  bool heard_of_failure() const;                                        // from another host
   void learn_failure() const;  // under the lock: from another rank's report, unless closed
   // Closes if nothing is under way. Otherwise what was issued last, or null for a synchronous call.
   bool close_if_idle(std::shared_ptr<Pending>& last);

@@ -13,8 +13,8 @@ const std::shared_ptr<const Program>& Communicator::direct_paths() {
 }
 
 const Request& Communicator::with_program(const Request& request, Request& room) {
-  const bool far = group_->link() != nullptr;
-  if (far) group_->link()->poll();  // a failure elsewhere is then known
+  const bool far = group_->messenger() != nullptr;
+  if (far) group_->messenger()->poll();  // a failure elsewhere is then known
   std::shared_ptr<const Program> program = request.program;
   if (program == direct_paths()) {
     program = nullptr;

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "engine/far/messenger.h"
 #include "transport/futex.h"
 
 namespace pycollective {
@@ -49,6 +50,14 @@ Group::Group(std::shared_ptr<Node> node, int rank, const std::vector<Token>& tok
       throw std::invalid_argument("rank " + std::to_string(r) + "'s mailbox lies outside");
     mailboxes_[r] = reinterpret_cast<Mailbox*>(member->segment().at(offsets[r]));
     members_.push_back(std::move(member));
+  }
+  if (world_.link) {
+    std::vector<int> far;
+    for (int number = 0; number < world_.size; ++number)
+      if (member(number) < 0) far.push_back(number);
+    messenger_ =
+        std::make_unique<Messenger>(std::move(world_.link), world_.rank, world_.size,
+                                    std::move(far), [peer = node_->own()] { peer->ring(); });
   }
 }
 
@@ -106,20 +115,22 @@ int Group::member(int number) const {
   return found == world_.near.end() ? -1 : static_cast<int>(found - world_.near.begin());
 }
 
-std::byte* Group::staging(std::size_t index, std::size_t bytes) {
-  if (staging_.size() <= index) staging_.resize(index + 1);
-  if (staging_[index].size() < bytes) staging_[index].resize(bytes);
-  return staging_[index].data();
+std::shared_ptr<const void> Group::keep(const Request& request) const {
+  // Its arrays, and the slots of this host, which messages go from and to.
+  return std::make_shared<const std::pair<std::shared_ptr<const void>, decltype(members_)>>(
+      request.keep, members_);
 }
 
 void Group::leave() {
   if (left_.exchange(true)) return;
-  if (world_.link) world_.link->close();
+  // Where the link has not let go of a slot, this mailbox may serve nobody else.
+  const bool let_go = !messenger_ || messenger_->close();
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     mailboxes_[r]->left.fetch_or(bit(rank_), std::memory_order_acq_rel);
     members_[r]->ring();
   }
+  if (!let_go) return;
   const std::lock_guard lock(channels_mutex_);
   node_->retire(rank_, range_, channel_buffers_, channel_buffer_bytes_, members_);
 }

@@ -11,10 +11,12 @@
 #include <vector>
 
 #include "engine/api.h"
-#include "engine/link.h"
+#include "engine/far/link.h"
 #include "transport/node.h"
 
 namespace pycollective {
+
+class Messenger;
 
 // A cause of failure as it travels: one word, written into every rank's mailbox; the account in
 // words stands in the reporter's mailbox.
@@ -48,13 +50,13 @@ class Group {
   // The communicator, of which the group may be the part on one host. `rank` and `size` above are
   // the group's; numbers that a user sees or gives are the world's.
   const World& world() const { return world_; }
-  Link* link() const { return world_.link.get(); }
+  // To ranks of other hosts; null where there are none.
+  Messenger* messenger() const { return messenger_.get(); }
+  // What must live as long as a message of this request is under way.
+  std::shared_ptr<const void> keep(const Request& request) const;
   int number(int rank) const { return world_.near[static_cast<std::size_t>(rank)]; }
   // The group's rank of a number; -1 for a rank of another host.
   int member(int number) const;
-  // Memory of this process, for messages; kept for the next that asks with the same index.
-  std::byte* staging(std::size_t index, std::size_t bytes);
-
   std::size_t data_bytes() const { return data_bytes_; }
 
   Mailbox& mailbox(int rank) const { return *mailboxes_[rank]; }
@@ -123,9 +125,9 @@ class Group {
   std::size_t data_bytes_;
   MailboxRange range_;
   World world_;
-  std::vector<std::vector<std::byte>> staging_;
   std::array<Mailbox*, kMaxRanks> mailboxes_{};
   std::vector<std::shared_ptr<Peer>> members_;
+  std::unique_ptr<Messenger> messenger_;
   std::mutex channels_mutex_;  // sends to different ranks start on different threads
   std::vector<std::size_t> channel_buffers_;
   std::size_t channel_buffer_bytes_ = 0;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/communicator.h"
+#include "engine/far/messenger.h"
 #include "transport/futex.h"
 
 namespace pycollective {
@@ -124,7 +125,7 @@ void Progress::run(const std::shared_ptr<State>& state) {
       sleep_from = {};
     } else if (sleepy) {
       const bool far = std::any_of(active.begin(), active.end(), [](const auto& each) {
-        return each->group().link() != nullptr && !each->group().link()->rings();
+        return each->group().messenger() != nullptr && !each->group().messenger()->rings();
       });
       futex_wait(doorbell, rung, far ? std::chrono::nanoseconds(kPollEvery) : kLookEvery);
     } else {

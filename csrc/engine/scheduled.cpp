@@ -94,17 +94,14 @@ Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequenc
 
 void Scheduled::start() {
   rendezvous_.arrive();
-  if (far_) far_->rendezvous().arrive();
-}
-
-bool Scheduled::all_have_called() {
-  // Both, that all messages are on their way before any is waited for.
-  const bool near = rendezvous_.complete();
-  return (!far_ || far_->rendezvous().complete()) && near;
+  if (far_)
+    far_->start(chunks_ != 0, [this](std::int32_t message) {
+      return bytes_of(program_.messages[static_cast<std::size_t>(message)], 0);
+    });
 }
 
 std::string Scheduled::far_absentees() const {
-  return far_ ? far_->rendezvous().absentees() : std::string();
+  return far_ ? far_->call().absentees() : std::string();
 }
 
 bool Scheduled::finished_by(int rank) const {
@@ -122,9 +119,9 @@ void Scheduled::begin() {
 }
 
 State Scheduled::advance() {
-  if (far_) group_.link()->poll();
+  if (far_) far_->poll();
   if (!begun_) {
-    if (!all_have_called()) return State::kBlocked;
+    if (!rendezvous_.complete()) return State::kBlocked;
     begin();
   }
   bool progressed = false;
@@ -140,7 +137,7 @@ State Scheduled::advance() {
     ++oldest_;
     group_.publish(group_.own().progress.combined, base_ + oldest_);
   }
-  if (oldest_ == chunks_) return State::kDone;
+  if (oldest_ == chunks_ && (!far_ || far_->all_have_called())) return State::kDone;
   return progressed ? State::kProgressed : State::kBlocked;
 }
 

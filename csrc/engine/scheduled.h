@@ -16,7 +16,7 @@
 #include <array>
 #include <optional>
 
-#include "engine/far_transfers.h"
+#include "engine/far/transfers.h"
 #include "engine/operation.h"
 #include "engine/program.h"
 #include "engine/rendezvous.h"
@@ -37,7 +37,10 @@ class Scheduled final : public Operation {
   void start() override;
   State advance() override;
   bool finished_by(int rank) const override;
-  void compare_calls() const override { rendezvous_.compare_arrived(); }
+  void compare_calls() const override {
+    rendezvous_.compare_arrived();
+    if (far_) far_->call().compare();
+  }
   bool called_by(int rank) const override { return rendezvous_.arrived(rank); }
   std::string far_absentees() const override;
   bool must_poll() const override { return far_.has_value(); }
@@ -56,7 +59,6 @@ class Scheduled final : public Operation {
   };
   static Slot slot_of(const Group& group, const Request& request);
 
-  bool all_have_called();
   void begin();
   bool slot_is_free(std::size_t chunk) const;
   bool go_on(Run& run);
@@ -70,6 +72,8 @@ class Scheduled final : public Operation {
   std::size_t bytes_of(const Ref& ref, std::size_t chunk) const;
   std::size_t bytes_of(const Message& message, std::size_t chunk) const;
   const Ref& piece(const Message& message, std::int32_t number) const;
+  void pack(const Message& message, std::size_t chunk, std::byte* to) const;
+  void unpack(const Message& message, std::size_t chunk, const std::byte* from) const;
   void post(std::size_t chunk, std::int32_t number);
   bool receive(std::size_t chunk, std::int32_t number);
   void send(std::size_t chunk, std::int32_t number);

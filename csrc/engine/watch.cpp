@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "engine/far/messenger.h"
+
 namespace pycollective {
 namespace {
 
@@ -53,8 +55,8 @@ std::string name_of(const Operation& operation) {
 
 void Watch::throw_if_failed(const Operation& operation) {
   const Group& group = operation.group();
-  if (group.link() != nullptr)
-    if (const auto notice = group.link()->notice())
+  if (group.messenger() != nullptr)
+    if (const auto notice = group.messenger()->notice())
       throw CollectiveFailure(
           failure_of(operation, notice->kind,
                      reported_text(notice->report, notice->reporter, group.world().rank)));

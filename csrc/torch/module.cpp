@@ -8,7 +8,7 @@
 #include "torch/average.h"
 #include "torch/backend.h"
 #include "torch/errors.h"
-#include "torch/messages.h"
+#include "torch/gloo_link.h"
 
 namespace py = pybind11;
 
@@ -50,43 +50,18 @@ PYBIND11_MODULE(_torch, module) {
       .def(py::init(&make_backend), py::arg("communicator"), py::arg("threads"))
       .def_property_readonly("options", &Backend::getBackendOptions);
 
-  const auto memory = [](const py::buffer& data, bool writable) {
-    const py::buffer_info info = data.request(writable);
-    return std::make_pair(info.ptr, static_cast<std::size_t>(info.size * info.itemsize));
-  };
-  py::class_<Messages>(module, "Messages",
-                       "Messages to and from ranks of other hosts, over a c10d backend.")
-      .def(py::init<c10::intrusive_ptr<c10d::Backend>, std::vector<int>>(), py::arg("group"),
-           py::arg("far"))
-      .def(
-          "isend",
-          [memory](Messages& self, int rank, int tag, const py::buffer& data) {
-            const auto [at, bytes] = memory(data, false);
-            return self.isend(rank, tag, at, bytes);
-          },
-          py::arg("rank"), py::arg("tag"), py::arg("data"))
-      .def(
-          "irecv",
-          [memory](Messages& self, int rank, int tag, const py::buffer& data) {
-            const auto [at, bytes] = memory(data, true);
-            return self.irecv(rank, tag, at, bytes);
-          },
-          py::arg("rank"), py::arg("tag"), py::arg("data"))
-      .def("poll", &Messages::poll)
-      .def(
-          "ring_with",
-          [](Messages& self, const py::capsule& bell) {
-            const auto* ring = static_cast<pycollective::Bell*>(
-                PyCapsule_GetPointer(bell.ptr(), pycollective::kBellName));
-            if (ring == nullptr) throw py::error_already_set();
-            self.ring_with(*ring);
-            return true;
-          },
-          py::arg("bell"))
-      .def("give_up", &Messages::give_up, py::arg("tickets"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("tell", &Messages::tell, py::arg("kind"), py::arg("report"))
-      .def("close", &Messages::close, py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "gloo_link",
+      [](c10::intrusive_ptr<c10d::Backend> group) {
+        using pycollective::kLinkCapsule;
+        using pycollective::Link;
+        auto* link = new std::shared_ptr<Link>(std::make_shared<GlooLink>(std::move(group)));
+        return py::capsule(link, kLinkCapsule, [](PyObject* it) {
+          delete static_cast<std::shared_ptr<Link>*>(PyCapsule_GetPointer(it, kLinkCapsule));
+        });
+      },
+      py::arg("group"),
+      "A link over a c10d backend, in a capsule; the backend is its own from now on.");
 
   module.def(
       "average",

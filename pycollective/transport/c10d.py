@@ -1,7 +1,7 @@
 """Over torch.distributed's Gloo, through the store at which the ranks have met.
 
 Each communicator has a Gloo process group of its own, so that its messages meet no others; Gloo
-connects all of its ranks over TCP. The waiting is native (`csrc/torch/messages.h`).
+connects all of its ranks over TCP. The messages are native (`csrc/torch/gloo_link.h`).
 """
 
 from __future__ import annotations
@@ -92,31 +92,24 @@ def _distributed() -> Any:
     return dist
 
 
-class C10dPump:
-    """See `Pump`.
+class C10dTransport:
+    """See `Transport`.
 
     Args:
         store: where its process group meets.
         prefix: of its keys there.
         rank: this rank of the communicator.
         size: its ranks.
-        far: those of other hosts.
         timeout: seconds that connecting may take.
 
     Raises:
         ConfigurationError: torch is not here, or the ranks cannot be connected.
     """
 
-    transport = "c10d"
+    name = "c10d"
 
     def __init__(
-        self,
-        store: MessageStore,
-        prefix: str,
-        rank: int,
-        size: int,
-        far: list[int],
-        timeout: float,
+        self, store: MessageStore, prefix: str, rank: int, size: int, timeout: float
     ) -> None:
         self._store, self._prefix, self._timeout = store, prefix, timeout
         self._rank = rank
@@ -124,24 +117,17 @@ class C10dPump:
         group = _gloo(store, prefix, rank, size, timeout)
         from pycollective import _torch
 
-        self._messages: _torch.Messages = _torch.Messages(group, far)
-        # As they are: each is called for every message.
-        self.isend = self._messages.isend
-        self.irecv = self._messages.irecv
-        self.poll = self._messages.poll
-        self.ring_with = self._messages.ring_with
-        self.give_up = self._messages.give_up
-        self.tell = self._messages.tell
-        self.close = self._messages.close
+        self.link = _torch.gloo_link(group)
 
-    def split(self, members: list[int] | None, far: list[int]) -> C10dPump | None:
-        """See `Pump`."""
+    def split(self, members: list[int] | None, across: bool) -> C10dTransport | None:
+        """See `Transport`."""
         self._splits += 1
-        if members is None or not far:
+        if members is None or not across:
             return None
         prefix = f"{self._prefix}/split{self._splits}/{members[0]}"
-        rank = members.index(self._rank)
-        return C10dPump(self._store, prefix, rank, len(members), far, self._timeout)
+        return C10dTransport(
+            self._store, prefix, members.index(self._rank), len(members), self._timeout
+        )
 
 
 def _gloo(store: MessageStore, prefix: str, rank: int, size: int, timeout: float) -> Any:

@@ -1,7 +1,8 @@
-// Send and receive between hosts: what was called, then the data, over the link.
+// Send and receive between hosts: what was called, each to the other, then the data; a short
+// message goes with the sender's call.
 #pragma once
 
-#include "engine/far_rendezvous.h"
+#include "engine/far/messenger.h"
 #include "engine/operation.h"
 
 namespace pycollective {
@@ -19,14 +20,16 @@ class FarPair final : public Operation {
   bool must_poll() const override { return true; }
 
  private:
-  bool finished(Link::Ticket& ticket);
+  bool sends() const { return request_.kind == OpKind::kSend; }
+  bool hear();
+  void begin_to_move();
 
-  CallNote mine_;
-  CallNote theirs_;
-  Link::Ticket call_ = 0;  // theirs
-  Link::Ticket told_ = 0;  // mine
-  Link::Ticket data_ = 0;
+  const CallNote mine_;
+  const std::size_t bytes_;
+  Parcel call_;  // theirs, once it is heard
+  bool expecting_ = false;
   bool moving_ = false;
+  Ticket data_;
 };
 
 }  // namespace pycollective

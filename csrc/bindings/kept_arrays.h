@@ -1,0 +1,46 @@
+// Arrays of calls whose messages to another host may outlive them, as the engine keeps them: they
+// are let go of by whatever thread, and only one with the GIL may free them.
+#pragma once
+
+#include <Python.h>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace pycollective {
+
+class KeptArrays : public std::enable_shared_from_this<KeptArrays> {
+ public:
+  // With the GIL held. What the result holds is freed by a later sweep().
+  std::shared_ptr<const void> keep(std::vector<PyObject*> objects) {
+    for (PyObject* each : objects) Py_INCREF(each);
+    const std::weak_ptr<KeptArrays> home = weak_from_this();
+    return {new std::vector<PyObject*>(std::move(objects)), [home](std::vector<PyObject*>* kept) {
+              // Without a home there is no call any more in which to free them.
+              if (const auto arrays = home.lock()) arrays->let_go(*kept);
+              delete kept;
+            }};
+  }
+  // With the GIL held.
+  void sweep() {
+    std::vector<PyObject*> freed;
+    {
+      const std::lock_guard lock(mutex_);
+      freed.swap(done_with_);
+    }
+    for (PyObject* each : freed) Py_DECREF(each);
+  }
+
+ private:
+  void let_go(const std::vector<PyObject*>& objects) {
+    const std::lock_guard lock(mutex_);
+    done_with_.insert(done_with_.end(), objects.begin(), objects.end());
+  }
+
+  std::mutex mutex_;
+  std::vector<PyObject*> done_with_;
+};
+
+}  // namespace pycollective

@@ -1,0 +1,426 @@
+#include "engine/far/messenger.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+namespace pycollective {
+namespace {
+
+constexpr std::chrono::milliseconds kGiveUpWithin{500};
+// Of a failure a peer may have heard from others, and then it takes no more notices.
+constexpr std::chrono::milliseconds kToldWithin{50};
+// The last messages of a peer that has left may still be on their way to whoever waits for them.
+constexpr std::chrono::milliseconds kLastMessages{100};
+// A connection's end may be seen before the goodbye that came before it.
+constexpr std::chrono::milliseconds kLastGoodbye{20};
+constexpr std::chrono::milliseconds kListenAgain{100};
+constexpr std::chrono::microseconds kWaitStep{100};
+constexpr std::size_t kControlBytes = 1024;
+constexpr std::size_t kMostSpare = 64;
+constexpr std::size_t kCallRoom = sizeof(CallNote) + kRiderBytes;
+// Of a ticket whose message was lost: never done.
+constexpr Link::Transfer kSpent = ~Link::Transfer{0};
+
+}  // namespace
+
+Messenger::Messenger(std::shared_ptr<Link> link, int rank, int ranks, std::vector<int> far,
+                     std::function<void()> bell)
+    : link_(std::move(link)),
+      rank_(rank),
+      ranks_(ranks),
+      far_(std::move(far)),
+      rings_(link_->ring_with(std::move(bell))),
+      control_(kControlBytes) {
+  const std::lock_guard lock(mutex_);
+  listen();
+}
+
+Messenger::~Messenger() {
+  if (close()) return;
+  // The link may still read or write any of this: it is never given back.
+  new std::shared_ptr<Link>(link_);
+  new std::vector<Sent>(std::move(sent_));
+  new std::vector<Orphan>(std::move(orphans_));
+  new std::vector<std::vector<std::byte>>(std::move(staging_));
+  new Parcel(std::move(control_));
+  new std::unordered_map<int, Peer>(std::move(peers_));
+}
+
+// What the link refuses is a lost rank, and the caller's failure.
+template <class Act>
+auto Messenger::asked(int rank, const Act& act) {
+  try {
+    return act();
+  } catch (const std::exception& error) {
+    throw CollectiveFailure(
+        {FailureKind::kPeerFailure, rank_, OpKind::kBarrier, 0,
+         "the transport to rank " + std::to_string(rank) + " failed: " + error.what()});
+  }
+}
+
+void Messenger::poll() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || closing_) return;  // another thread does it
+  link_->progress();
+  hear();
+  if (sent_.size() >= reap_at_) reap(false);
+  while (auto loss = link_->lost()) {
+    Peer& peer = peers_[loss->rank];
+    if (peer.lost) continue;
+    peer.lost = Clock::now();
+    peer.how = std::move(loss->how);
+    has_losses_ = true;
+  }
+  if (has_losses_) look_for_lost();
+}
+
+Ticket Messenger::send(int rank, int lane, const void* data, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto transfer = asked(rank, [&] { return link_->send(rank, lane, data, bytes, true); });
+  Peer& peer = peers_[rank];
+  peer.talked = true;
+  ++peer.awaited, ++awaited_;
+  return {transfer, rank};
+}
+
+Ticket Messenger::receive(int rank, int lane, void* data, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto transfer = asked(rank, [&] { return link_->receive(rank, lane, data, bytes); });
+  Peer& peer = peers_[rank];
+  peer.talked = true;
+  ++peer.awaited, ++awaited_;
+  return {transfer, rank};
+}
+
+bool Messenger::done(Ticket& ticket) {
+  if (ticket.transfer == 0) return true;
+  const std::lock_guard lock(mutex_);
+  if (ticket.transfer == kSpent) return false;
+  const Link::Outcome outcome = link_->test(ticket.transfer);
+  if (outcome == Link::Outcome::kUnderWay) return false;
+  Peer& peer = peers_[ticket.rank];
+  if (outcome != Link::Outcome::kDone) {
+    // It stays awaited, and look_for_lost() says why.
+    peer.needed = true;
+    has_losses_ = true;
+    ticket.transfer = kSpent;
+    return false;
+  }
+  --peer.awaited, --awaited_;
+  ticket.transfer = 0;
+  return true;
+}
+
+void Messenger::give_up(std::vector<Ticket> tickets, std::shared_ptr<const void> keep) noexcept {
+  std::unique_lock lock(mutex_);
+  for (const Ticket& each : tickets) {
+    if (each.transfer == 0) continue;
+    --peers_[each.rank].awaited, --awaited_;
+    if (each.transfer != kSpent) link_->cancel(each.transfer);
+  }
+  const auto ended = [&] {
+    const auto gone = [&](const Ticket& each) {
+      return each.transfer == 0 || each.transfer == kSpent ||
+             link_->test(each.transfer) != Link::Outcome::kUnderWay;
+    };
+    tickets.erase(std::remove_if(tickets.begin(), tickets.end(), gone), tickets.end());
+    return tickets.empty();
+  };
+  if (wait_for(lock, kGiveUpWithin, ended)) return;
+  for (const Ticket& each : tickets) orphans_.push_back({each.transfer, keep});
+}
+
+Parcel Messenger::make_call(const CallNote& note, std::size_t data_bytes) {
+  Parcel call;
+  {
+    const std::lock_guard lock(mutex_);
+    call = parcel(kCallRoom);
+  }
+  call.header().bytes = static_cast<std::uint32_t>(sizeof(note) + data_bytes);
+  std::memcpy(call.body(), &note, sizeof(note));
+  return call;
+}
+
+CallNote Messenger::note_of(const Parcel& call) {
+  CallNote note;
+  std::memcpy(&note, call.body(), sizeof(note));
+  return note;
+}
+
+void Messenger::send_call(int rank, int lane, Parcel call) {
+  const std::lock_guard lock(mutex_);
+  peers_[rank].talked = true;
+  const std::size_t bytes = call.header().bytes;
+  asked(rank, [&] { post(std::move(call), ParcelKind::kCall, bytes, rank, lane); });
+}
+
+void Messenger::expect_call(int rank, int lane) {
+  const std::lock_guard lock(mutex_);
+  Peer& peer = peers_[rank];
+  asked(rank, [&] { open(peer, lane, rank); });
+  peer.talked = true;
+  ++peer.awaited, ++awaited_;
+}
+
+Parcel Messenger::take_call(int rank, int lane, bool more) {
+  const std::lock_guard lock(mutex_);
+  Peer& peer = peers_[rank];
+  Inbox& inbox = peer.inboxes[lane];
+  if (inbox.transfer == 0) return {};
+  const Link::Outcome outcome = link_->test(inbox.transfer);
+  if (outcome == Link::Outcome::kUnderWay) return {};
+  inbox.transfer = 0;
+  if (outcome != Link::Outcome::kDone) {
+    peer.needed = true;
+    has_losses_ = true;
+    return {};
+  }
+  Parcel call = std::move(inbox.parcel);
+  inbox.parcel = {};
+  --peer.awaited, --awaited_;
+  if (!call.is_sound(ranks_) || call.header().kind != ParcelKind::kCall ||
+      call.header().sender != rank || call.header().bytes < sizeof(CallNote))
+    throw CollectiveFailure({FailureKind::kAborted, rank_, OpKind::kBarrier, 0,
+                             "rank " + std::to_string(rank_) + " received from rank " +
+                                 std::to_string(rank) + " what is no call of this library"});
+  if (more) asked(rank, [&] { open(peer, lane, rank); });
+  return call;
+}
+
+void Messenger::forget_call(int rank) {
+  const std::lock_guard lock(mutex_);
+  --peers_[rank].awaited, --awaited_;
+}
+
+void Messenger::put_back(Parcel call) {
+  const std::lock_guard lock(mutex_);
+  if (call.room() == kCallRoom && spare_.size() < kMostSpare) spare_.push_back(std::move(call));
+}
+
+void Messenger::remind(const std::vector<int>& ranks, const CallNote& note) {
+  const std::lock_guard lock(mutex_);
+  for (const int rank : ranks)
+    asked(rank, [&] { say(ParcelKind::kReminder, FailureKind::kNone, &note, sizeof(note), rank); });
+}
+
+std::optional<std::pair<int, CallNote>> Messenger::find_other_call(const CallNote& mine) const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [rank, peer] : peers_)
+    if (peer.reminder && peer.reminder->sequence == mine.sequence && !peer.reminder->agrees(mine))
+      return std::make_pair(rank, *peer.reminder);
+  return std::nullopt;
+}
+
+std::shared_ptr<const Messenger::Notice> Messenger::notice() const {
+  if (!has_notice_.load(std::memory_order_acquire)) return nullptr;
+  const std::lock_guard lock(mutex_);
+  return notice_;
+}
+
+void Messenger::tell(const Notice& notice, bool first) noexcept {
+  const std::lock_guard lock(mutex_);
+  failed_ = true;
+  if (closing_) return;
+  const std::size_t bytes = std::min(notice.report.size(), kControlBytes);
+  for (const int rank : far_) {
+    const auto known = peers_.find(rank);
+    const bool talked = known != peers_.end() && known->second.talked;
+    const bool gone = known != peers_.end() && (known->second.left || known->second.lost);
+    if (gone || !(first || talked)) continue;
+    try {
+      say(ParcelKind::kFailure, notice.kind, notice.report.data(), bytes, rank);
+    } catch (const std::exception&) {
+      continue;  // it cannot be reached; others may pass it on
+    }
+  }
+}
+
+std::byte* Messenger::staging(std::size_t index, std::size_t bytes) {
+  if (staging_.size() <= index) staging_.resize(index + 1);
+  if (staging_[index].size() < bytes) staging_[index].resize(bytes);
+  return staging_[index].data();
+}
+
+bool Messenger::close() noexcept {
+  std::unique_lock lock(mutex_);
+  if (closing_) return let_go_;
+  closing_ = true;
+  if (!failed_)
+    for (const int rank : far_) {
+      const auto known = peers_.find(rank);
+      if (known != peers_.end() && (known->second.left || known->second.lost)) continue;
+      try {
+        say(ParcelKind::kGoodbye, FailureKind::kNone, nullptr, 0, rank);
+      } catch (const std::exception&) {
+        continue;
+      }
+    }
+  const auto all_sent = [&] {
+    reap(true);
+    return sent_.empty();
+  };
+  wait_for(lock, failed_ ? kToldWithin : kGiveUpWithin, all_sent);
+  std::vector<Link::Transfer> open;
+  if (listening_ != 0) open.push_back(listening_);
+  for (const auto& [rank, peer] : peers_)
+    for (const auto& [lane, inbox] : peer.inboxes)
+      if (inbox.transfer != 0) open.push_back(inbox.transfer);
+  for (const Sent& each : sent_) open.push_back(each.transfer);
+  for (const Orphan& each : orphans_) open.push_back(each.transfer);
+  for (const Link::Transfer each : open) link_->cancel(each);
+  const auto ended = [&] {
+    const auto gone = [&](Link::Transfer each) {
+      return link_->test(each) != Link::Outcome::kUnderWay;
+    };
+    open.erase(std::remove_if(open.begin(), open.end(), gone), open.end());
+    return open.empty();
+  };
+  let_go_ = wait_for(lock, kGiveUpWithin, ended);
+  link_->close();
+  if (let_go_) {
+    sent_.clear();
+    orphans_.clear();
+  }
+  return let_go_;
+}
+
+Parcel Messenger::parcel(std::size_t room) {
+  if (room != kCallRoom || spare_.empty()) return Parcel(room);
+  Parcel one = std::move(spare_.back());
+  spare_.pop_back();
+  return one;
+}
+
+void Messenger::post(Parcel parcel, ParcelKind kind, std::size_t bytes, int rank, int lane) {
+  ParcelHeader& header = parcel.header();
+  header.magic = Parcel::kMagic;
+  header.bytes = static_cast<std::uint32_t>(bytes);
+  header.sender = rank_;
+  header.kind = kind;
+  header.unused = 0;
+  const auto transfer = link_->send(rank, lane, parcel.data(), parcel.length(), false);
+  sent_.push_back({transfer, std::move(parcel)});
+}
+
+void Messenger::say(ParcelKind kind, FailureKind failure, const void* body, std::size_t bytes,
+                    int rank) {
+  Parcel message(bytes);
+  message.header().failure = static_cast<std::uint8_t>(failure);
+  if (bytes != 0) std::memcpy(message.body(), body, bytes);
+  post(std::move(message), kind, bytes, rank, kLaneControl);
+}
+
+void Messenger::listen() {
+  try {
+    listening_ = link_->receive(Link::kAnyRank, kLaneControl, control_.data(), control_.capacity());
+  } catch (const std::exception&) {
+    // A connection has ended with a message on it that nobody has taken.
+    listening_ = 0;
+    listen_again_ = Clock::now() + kListenAgain;
+  }
+}
+
+void Messenger::hear() {
+  while (listening_ != 0) {
+    const Link::Outcome outcome = link_->test(listening_);
+    if (outcome == Link::Outcome::kUnderWay) return;
+    listening_ = 0;
+    if (outcome == Link::Outcome::kDone) {
+      take_in(control_);
+      listen();
+    } else {
+      listen_again_ = Clock::now() + kListenAgain;
+    }
+  }
+  if (Clock::now() >= listen_again_) listen();
+}
+
+void Messenger::take_in(const Parcel& parcel) {
+  if (!parcel.is_sound(ranks_))
+    return set_notice({FailureKind::kAborted, rank_,
+                       "rank " + std::to_string(rank_) +
+                           " received from another host what is no message of this library"});
+  const ParcelHeader& header = parcel.header();
+  Peer& peer = peers_[header.sender];
+  switch (header.kind) {
+    case ParcelKind::kFailure:
+      failed_ = true;
+      return set_notice({static_cast<FailureKind>(header.failure), header.sender,
+                         std::string(reinterpret_cast<const char*>(parcel.body()), header.bytes)});
+    case ParcelKind::kGoodbye:
+      peer.left = Clock::now();
+      has_losses_ = true;
+      return;
+    case ParcelKind::kReminder:
+      if (header.bytes == sizeof(CallNote)) peer.reminder = note_of(parcel);
+      return;
+    case ParcelKind::kCall:
+      return;
+  }
+}
+
+void Messenger::open(Peer& peer, int lane, int rank) {
+  Inbox& inbox = peer.inboxes[lane];
+  if (inbox.transfer != 0) return;
+  inbox.parcel = parcel(kCallRoom);
+  inbox.transfer = link_->receive(rank, lane, inbox.parcel.data(), inbox.parcel.capacity());
+}
+
+void Messenger::reap(bool all) {
+  const auto gone = [&](Sent& each) {
+    if (link_->test(each.transfer) == Link::Outcome::kUnderWay) return false;
+    if (!all && each.parcel.room() == kCallRoom && spare_.size() < kMostSpare)
+      spare_.push_back(std::move(each.parcel));
+    return true;
+  };
+  sent_.erase(std::remove_if(sent_.begin(), sent_.end(), gone), sent_.end());
+  reap_at_ = std::max<std::size_t>(16, 2 * sent_.size());
+}
+
+void Messenger::look_for_lost() {
+  if (notice_) return;
+  const Clock::time_point now = Clock::now();
+  const auto found = [&](int rank, const std::string& how) {
+    const std::string number = std::to_string(rank);
+    set_notice({FailureKind::kPeerFailure, rank_,
+                "rank " + number + how + ", seen by rank " + std::to_string(rank_) +
+                    ". The communicator does no more work; the output of rank " + number +
+                    " tells why, and the job must be started again"});
+  };
+  for (const auto& [rank, peer] : peers_) {
+    if (peer.left) {
+      if (peer.needed || (peer.awaited > 0 && now - *peer.left > kLastMessages))
+        return found(rank, " closed its communicator before it finished its part");
+    } else if (peer.lost && (awaited_ > 0 || peer.needed) && now - *peer.lost > kLastGoodbye) {
+      return found(rank, " died or cannot be reached any more (" + peer.how + ")");
+    }
+  }
+}
+
+void Messenger::set_notice(Notice notice) {
+  if (notice_) return;
+  notice_ = std::make_shared<const Notice>(std::move(notice));
+  has_notice_.store(true, std::memory_order_release);
+}
+
+// Lets all go on meanwhile, and others have the lock.
+template <class Done>
+bool Messenger::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit,
+                         const Done& done) {
+  const Clock::time_point until = Clock::now() + limit;
+  for (;;) {
+    try {
+      link_->progress();
+    } catch (const std::exception&) {
+      return done();  // what ends by itself has ended
+    }
+    if (done()) return true;
+    if (Clock::now() >= until) return false;
+    lock.unlock();
+    std::this_thread::sleep_for(kWaitStep);
+    lock.lock();
+  }
+}
+
+}  // namespace pycollective

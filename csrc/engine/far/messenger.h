@@ -1,0 +1,174 @@
+// The one layer between operations and a link to other hosts: messages under way and whose memory
+// they use, calls, failures told and heard, goodbyes, lost ranks.
+//
+// Memory. What the library sends of its own lies in parcels, which belong to the messenger until
+// the link has let go of them. Messages of operations lie where the operation says. An operation
+// that fails gives up what is under way: it is cancelled, and if the link has not let go of it
+// within kGiveUpWithin, what must live for it is kept, for ever if need be.
+//
+// Failures. Whoever finds a cause tells every rank of other hosts; whoever hears of one passes it
+// on to those that it has exchanged messages with, so that it reaches all who wait for each other
+// even if the first teller dies in the middle. A goodbye tells a rank's end from its death.
+//
+// Memory and messages of a rank grow with the ranks that it talks to; what is told to all is sent
+// to each once.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "engine/far/call_note.h"
+#include "engine/far/link.h"
+#include "engine/far/parcel.h"
+
+namespace pycollective {
+
+// Data of a call that goes with it, at most: a copy costs less than another message.
+constexpr std::size_t kRiderBytes = std::size_t{8} << 10;
+
+// A message of an operation.
+struct Ticket {
+  Link::Transfer transfer = 0;  // 0: done, or none
+  int rank = 0;
+};
+
+// Thread-safe.
+class Messenger {
+ public:
+  // A failure that a rank of another host tells, or that this one has found out.
+  struct Notice {
+    FailureKind kind = FailureKind::kNone;
+    int reporter = 0;
+    std::string report;
+  };
+
+  // `far`: the ranks of other hosts, of `ranks` in all.
+  Messenger(std::shared_ptr<Link> link, int rank, int ranks, std::vector<int> far,
+            std::function<void()> bell);
+  ~Messenger();
+  Messenger(const Messenger&) = delete;
+  Messenger& operator=(const Messenger&) = delete;
+
+  // Whether news rings the bell, so that who sleeps need not look.
+  bool rings() const { return rings_; }
+  // Lets all go on: to be called while anything is awaited.
+  void poll();
+
+  // Messages whose length both sides know. The memory is the link's until done, or given up.
+  Ticket send(int rank, int lane, const void* data, std::size_t bytes);
+  Ticket receive(int rank, int lane, void* data, std::size_t bytes);
+  // Whether it is done; then the ticket is none.
+  bool done(Ticket& ticket);
+  // Ends what an operation leaves under way. `keep` is kept until the link has let go of it all.
+  void give_up(std::vector<Ticket> tickets, std::shared_ptr<const void> keep) noexcept;
+
+  // A call, with room for data that goes with it, to be filled in and sent.
+  Parcel make_call(const CallNote& note, std::size_t data_bytes);
+  static std::byte* data_of(const Parcel& call) { return call.body() + sizeof(CallNote); }
+  static std::size_t data_bytes_of(const Parcel& call) {
+    return call.header().bytes - sizeof(CallNote);
+  }
+  static CallNote note_of(const Parcel& call);
+  void send_call(int rank, int lane, Parcel call);
+  // From expect to take, or to forget, the rank counts as awaited.
+  void expect_call(int rank, int lane);
+  // Nothing while it has not come. `more`: another will come on this lane, so make ready for it.
+  Parcel take_call(int rank, int lane, bool more);
+  void forget_call(int rank);
+  void put_back(Parcel call);  // for the next that needs one
+
+  // What is said by who waits long, and heard of whom: so ranks that wait for each other in
+  // different calls find out, whatever messages these would exchange.
+  void remind(const std::vector<int>& ranks, const CallNote& note);
+  // A rank that is in another call of this number.
+  std::optional<std::pair<int, CallNote>> find_other_call(const CallNote& mine) const;
+
+  // The first failure that was heard of, or a lost rank that is awaited.
+  std::shared_ptr<const Notice> notice() const;
+  // Does not wait, and does not throw. `first`: this rank has found it out.
+  void tell(const Notice& notice, bool first) noexcept;
+
+  // Memory of this process, for messages; kept for the next that asks with the same index.
+  std::byte* staging(std::size_t index, std::size_t bytes);
+
+  // Says goodbye, and lets go of the ranks of other hosts. Idempotent. Whether the link has let go
+  // of all memory; if not, none of what it was given may be used again.
+  bool close() noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Inbox {  // of one rank's calls on one lane
+    Link::Transfer transfer = 0;
+    Parcel parcel;
+  };
+  struct Peer {
+    int awaited = 0;      // messages and calls of operations
+    bool needed = false;  // one of them was lost
+    bool talked = false;
+    std::optional<Clock::time_point> left;  // when it said goodbye
+    std::optional<Clock::time_point> lost;
+    std::string how;
+    std::optional<CallNote> reminder;
+    std::map<int, Inbox> inboxes;  // by lane
+  };
+  struct Sent {
+    Link::Transfer transfer;
+    Parcel parcel;
+  };
+  struct Orphan {
+    Link::Transfer transfer;
+    std::shared_ptr<const void> keep;
+  };
+
+  // All with the lock.
+  Parcel parcel(std::size_t room);
+  void post(Parcel parcel, ParcelKind kind, std::size_t bytes, int rank, int lane);
+  void say(ParcelKind kind, FailureKind failure, const void* body, std::size_t bytes, int rank);
+  void hear();
+  void take_in(const Parcel& parcel);
+  void listen();
+  void open(Peer& peer, int lane, int rank);
+  Link::Outcome outcome(const Ticket& ticket);
+  void reap(bool all);
+  void look_for_lost();
+  void set_notice(Notice notice);
+  template <class Done>
+  bool wait_for(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit,
+                const Done& done);
+  template <class Act>
+  auto asked(int rank, const Act& act);
+
+  const std::shared_ptr<Link> link_;
+  const int rank_;
+  const int ranks_;
+  const std::vector<int> far_;
+  const bool rings_;
+  mutable std::mutex mutex_;
+  std::unordered_map<int, Peer> peers_;  // those that there is something to know of
+  int awaited_ = 0;                      // of all peers
+  Parcel control_;                       // where the next notice arrives
+  Link::Transfer listening_ = 0;
+  Clock::time_point listen_again_{};
+  std::vector<Sent> sent_;
+  std::size_t reap_at_ = 16;
+  std::vector<Parcel> spare_;
+  std::vector<Orphan> orphans_;
+  std::vector<std::vector<std::byte>> staging_;
+  std::shared_ptr<const Notice> notice_;
+  std::atomic<bool> has_notice_{false};
+  std::atomic<bool> has_losses_{false};
+  bool failed_ = false;  // has told, or heard, of a failure
+  bool closing_ = false;
+  bool let_go_ = true;
+};
+
+}  // namespace pycollective

@@ -1,0 +1,74 @@
+#include "engine/far/pair.h"
+
+#include "engine/copy.h"
+
+namespace pycollective {
+
+FarPair::FarPair(Group& group, const Request& request, std::uint64_t sequence)
+    : Operation(group, request, sequence),
+      mine_(request, sequence),
+      bytes_(request.count * size_of(request.dtype)) {}
+
+FarPair::~FarPair() {
+  Messenger& messenger = *group_.messenger();
+  if (expecting_) messenger.forget_call(request_.root);
+  if (call_) messenger.put_back(std::move(call_));
+  if (data_.transfer != 0) messenger.give_up({data_}, group_.keep(request_));
+}
+
+void FarPair::start() {
+  Messenger& messenger = *group_.messenger();
+  // Each direction of each pair has lanes of its own, so that both may be under way at once.
+  messenger.expect_call(request_.root, sends() ? kLanePairAnswer : kLanePairCall);
+  expecting_ = true;
+  const std::size_t with_it = sends() && bytes_ <= kRiderBytes ? bytes_ : 0;
+  Parcel call = messenger.make_call(mine_, with_it);
+  copy_bytes(Messenger::data_of(call), request_.input, with_it);
+  messenger.send_call(request_.root, sends() ? kLanePairCall : kLanePairAnswer, std::move(call));
+}
+
+bool FarPair::hear() {
+  if (!expecting_) return true;
+  call_ = group_.messenger()->take_call(request_.root, sends() ? kLanePairAnswer : kLanePairCall,
+                                        false);
+  if (!call_) return false;
+  expecting_ = false;
+  const CallNote theirs = Messenger::note_of(call_);
+  // The other side is called otherwise and has another root: all else must agree.
+  if (theirs.count == mine_.count &&
+      (theirs.signature >> 8 & 0xff) == (mine_.signature >> 8 & 0xff))
+    return true;
+  throw CollectiveFailure(
+      {FailureKind::kMismatch, group_.world().rank, request_.kind, sequence_,
+       "rank " + std::to_string(group_.world().rank) + " called " + mine_.describe() +
+           " and rank " + std::to_string(request_.root) + " called " + theirs.describe() +
+           " from one to the other; no data moved. Both must name the same dtype and count"});
+}
+
+void FarPair::begin_to_move() {
+  moving_ = true;
+  Messenger& messenger = *group_.messenger();
+  if (bytes_ > kRiderBytes) {
+    data_ = sends() ? messenger.send(request_.root, kLanePair, request_.input, bytes_)
+                    : messenger.receive(request_.root, kLanePair, request_.output, bytes_);
+  } else if (!sends()) {
+    if (Messenger::data_bytes_of(call_) != bytes_)
+      throw CollectiveFailure({FailureKind::kAborted, group_.world().rank, request_.kind, sequence_,
+                               "rank " + std::to_string(request_.root) +
+                                   " sent its call without the data that go with it"});
+    copy_bytes(request_.output, Messenger::data_of(call_), bytes_);
+  }
+}
+
+State FarPair::advance() {
+  group_.messenger()->poll();
+  if (!hear()) return State::kBlocked;
+  if (!moving_) begin_to_move();
+  return group_.messenger()->done(data_) ? State::kDone : State::kBlocked;
+}
+
+std::string FarPair::far_absentees() const {
+  return expecting_ ? std::to_string(request_.root) : std::string();
+}
+
+}  // namespace pycollective

@@ -1,0 +1,53 @@
+// The library's own messages between hosts, each with a header that holds its length: transports
+// need not tell how long a message was.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace pycollective {
+
+enum class ParcelKind : std::uint8_t { kCall, kFailure, kGoodbye, kReminder };
+
+struct ParcelHeader {
+  std::uint32_t magic;
+  std::uint32_t bytes;  // that follow
+  std::int32_t sender;  // rank
+  ParcelKind kind;
+  std::uint8_t failure;  // FailureKind, of a failure
+  std::uint16_t unused;
+};
+static_assert(sizeof(ParcelHeader) == 16);
+
+// One of these, or room for one. What lies in it is the link's while it is under way.
+class Parcel {
+ public:
+  static constexpr std::uint32_t kMagic = 0x70634d31;  // last digit: version of the format
+
+  Parcel() = default;
+  explicit Parcel(std::size_t room)
+      : room_(room), memory_(new std::byte[sizeof(ParcelHeader) + room]) {}
+
+  explicit operator bool() const { return memory_ != nullptr; }
+  std::size_t room() const { return room_; }
+  ParcelHeader& header() { return *reinterpret_cast<ParcelHeader*>(memory_.get()); }
+  const ParcelHeader& header() const { return *reinterpret_cast<ParcelHeader*>(memory_.get()); }
+  std::byte* body() const { return memory_.get() + sizeof(ParcelHeader); }
+
+  std::byte* data() const { return memory_.get(); }
+  std::size_t capacity() const { return sizeof(ParcelHeader) + room_; }
+  std::size_t length() const { return sizeof(ParcelHeader) + header().bytes; }
+  // Whether what has arrived is a whole message of a rank below `ranks`.
+  bool is_sound(int ranks) const {
+    const ParcelHeader& head = header();
+    return head.magic == kMagic && head.bytes <= room_ && head.sender >= 0 && head.sender < ranks &&
+           head.kind <= ParcelKind::kReminder;
+  }
+
+ private:
+  std::size_t room_ = 0;
+  std::unique_ptr<std::byte[]> memory_;
+};
+
+}  // namespace pycollective
