@@ -30,7 +30,7 @@ LAYERS: dict[str, set[str]] = {
     "tuning": {"errors", "schedule"},
     "tuned": {"environment", "schedule", "tuning"},
     "programs": {"_core", "schedule"},
-    "transport": {"_torch", "errors"},
+    "transport": {"_core", "_torch", "errors"},
     "world": {"programs", "schedule", "transport"},
     "communicator": {"_core", "errors", "host_memory", "world"},
     "attach": {"_core", "errors"},
@@ -93,7 +93,8 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "transport": set(),
     "engine": {"csrc", "kernels", "transport"},
     "bench": set(),
-    "bindings": {"csrc", "kernels", "transport", "engine", "bench"},
+    "mpi": {"engine"},
+    "bindings": {"csrc", "kernels", "transport", "engine", "mpi", "bench"},
     "torch": {"engine", "bindings"},  # the bindings' errors alone: test below
     "tests": {"csrc", "kernels", "transport", "engine"},
 }

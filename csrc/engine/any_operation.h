@@ -1,6 +1,7 @@
 // Room for one operation of any kind, so that a call allocates nothing.
 #pragma once
 
+#include <stdexcept>
 #include <variant>
 
 #include "engine/far/pair.h"
@@ -21,9 +22,13 @@ class AnyOperation {
     if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, request, sequence);
     if (request.kind == OpKind::kRecv) return made_.emplace<Receive>(group, request, sequence);
     if (request.program) return made_.emplace<Scheduled>(group, request, sequence);
+    if (group.messenger() != nullptr)  // what follows would reduce over this host alone
+      throw std::logic_error("an operation between hosts has no program");
     if (OneShot::fits(group, request)) return made_.emplace<OneShot>(group, request, sequence);
     return made_.emplace<TwoShot>(group, request, sequence);
   }
+  // Lets go of what it was; the group may be gone afterwards.
+  void end() { made_.emplace<std::monostate>(); }
 
  private:
   std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive, FarPair> made_;

@@ -42,6 +42,10 @@ Operation& Pending::start() {
 
 void Pending::finish(const Failure* failure) {
   std::shared_ptr<Communicator> owner;
+  // Now, while there is a group: the caller may keep this for longer.
+  operation_ = nullptr;
+  room_.end();
+  request_.keep.reset();
   {
     const std::lock_guard lock(mutex_);
     if (failure != nullptr) failure_ = std::make_unique<Failure>(*failure);
