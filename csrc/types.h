@@ -6,6 +6,11 @@
 
 namespace pycollective {
 
+// Ranks of a communicator, over all hosts. (Those of one host are Members, transport/member.h.)
+// More would need shards of pairs to be counted in more than 31 bits (engine/program.h), and
+// recipes a deeper stack than 16 operands (kernels/combine.h).
+constexpr int kMaxRanks = 1 << 15;
+
 enum class Dtype : std::uint8_t {
   kFloat16,
   kBFloat16,

@@ -124,16 +124,16 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
       return -1;
     }
     auto& node = tuple[0].cast<NodeHandle&>();
-    const int rank = tuple[1].cast<int>();
+    const int member = tuple[1].cast<int>();
     std::vector<Token> tokens;
     for (const auto& token : tuple[2].cast<std::vector<std::string>>())
       tokens.push_back(token_from_bytes(token));
     const auto offsets = tuple[3].cast<std::vector<std::size_t>>();
     const auto slot_bytes = tuple[4].cast<std::size_t>();
     const auto timeout = tuple[5].cast<double>();
-    if (rank < 0 || static_cast<std::size_t>(rank) >= offsets.size() || !(timeout > 0))
+    if (member < 0 || static_cast<std::size_t>(member) >= offsets.size() || !(timeout > 0))
       throw std::invalid_argument("a communicator needs its rank's offset and a timeout above 0");
-    const MailboxRange mailbox = node.take(offsets[static_cast<std::size_t>(rank)]);
+    const MailboxRange mailbox = node.take(offsets[static_cast<std::size_t>(member)]);
     // pycollective.world.World
     const py::object given = tuple[6];
     World world;
@@ -142,8 +142,8 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     world.near = given.attr("near").cast<std::vector<int>>();
     world.beside = given.attr("beside").cast<int>();
     if (!given.attr("link").is_none()) world.link = link_in(given.attr("link"));
-    auto group = std::make_unique<Group>(node.node, rank, tokens, offsets, mailbox, slot_bytes,
-                                         std::move(world));
+    auto group = std::make_unique<Group>(node.node, Member(member), tokens, offsets, mailbox,
+                                         slot_bytes, std::move(world));
     Object* object = &Object::of(self);
     if (object->core != nullptr) throw std::invalid_argument("initialised twice");
     object->core = new std::shared_ptr<Communicator>(

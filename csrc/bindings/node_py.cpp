@@ -35,7 +35,7 @@ MailboxRange NodeHandle::take(std::size_t offset) {
 
 void NodeHandle::release(std::size_t offset) {
   const MailboxRange range = take(offset);
-  node->retire(0, range, {}, 0, {});  // nobody else knows of it
+  node->retire(Member(0), range, {}, 0, {});  // nobody else knows of it
 }
 
 namespace {

@@ -47,9 +47,9 @@ ProgramHandle from_python(const py::object& given) {
   program->shards = get("shards").cast<int>();
   program->nodes = get("nodes").cast<int>();
   program->items = get("items").cast<int>();
-  for (const auto& [place, rank, shard, index] :
+  for (const auto& [place, member, shard, index] :
        get("refs").cast<std::vector<std::array<int, 4>>>())
-    program->refs.push_back({number<Place>(place, 4, "place"), rank, shard, index});
+    program->refs.push_back({number<Place>(place, 4, "place"), Member(member), shard, index});
   for (const auto& [kind, a, b, c] : get("instructions").cast<std::vector<std::array<int, 4>>>())
     program->instructions.push_back(
         {number<Instruction::Kind>(kind, 8, "kind of instruction"), a, b, c});
@@ -59,13 +59,13 @@ ProgramHandle from_python(const py::object& given) {
   program->terms = numbers("terms");
   for (const int each : numbers("recipes"))
     program->recipes.push_back(number<std::uint8_t>(each, 2, "step of a recipe"));
-  program->readers = numbers("readers");
+  for (const int reader : numbers("readers")) program->readers.emplace_back(reader);
   for (const auto& [rank, tag, first, count] :
        get("messages").cast<std::vector<std::array<int, 4>>>())
     program->messages.push_back({rank, tag, first, count});
   program->message_pieces = numbers("message_pieces");
   program->far = numbers("far");
-  program->check(get("member").cast<int>());
+  program->check(Member(get("member").cast<int>()));
   return {std::move(program)};
 }
 

@@ -17,7 +17,7 @@ class AnyOperation {
   // Chooses the path: depends on what all ranks agree on, never on the rank.
   Operation& make(Group& group, const Request& request, std::uint64_t sequence) {
     const bool pair = request.kind == OpKind::kSend || request.kind == OpKind::kRecv;
-    if (pair && group.member(request.root) < 0)
+    if (pair && !group.member(request.root))
       return made_.emplace<FarPair>(group, request, sequence);
     if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, request, sequence);
     if (request.kind == OpKind::kRecv) return made_.emplace<Receive>(group, request, sequence);

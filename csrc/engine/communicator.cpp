@@ -50,15 +50,14 @@ Communicator::Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progres
       progress_(std::move(progress)),
       choices_(group_->world().size),
       timeout_(timeout),
-      queues_(1 + 2 * static_cast<std::size_t>(group_->world().size)) {}
+      collectives_(queues_[0]) {}
 
 Communicator::~Communicator() = default;
 
 Communicator::Queue& Communicator::queue_of(const Request& request) {
-  const auto peer = static_cast<std::size_t>(request.root);
-  if (request.kind == OpKind::kSend) return queues_[1 + peer];
-  if (request.kind == OpKind::kRecv) return queues_[1 + static_cast<std::size_t>(size()) + peer];
-  return queues_[0];
+  if (request.kind != OpKind::kSend && request.kind != OpKind::kRecv) return collectives_;
+  const std::lock_guard lock(mutex_);
+  return queues_[1 + request.root + (request.kind == OpKind::kRecv ? size() : 0)];
 }
 
 void Communicator::check_usable(const Request& request, const Queue& queue) const {
@@ -245,17 +244,20 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
 
 State Communicator::poll(bool look) {
   State result = State::kDone;
-  for (Queue& queue : queues_) {
+  Queue* queue = nullptr;
+  for (auto next = queues_.begin();;) {  // the collectives' queue is always there
     std::shared_ptr<Pending> item;
     {
       const std::lock_guard lock(mutex_);
-      if (queue.items.empty() || queue.driven) continue;
-      item = queue.items.front();
-      queue.driven = true;
-      queue.driven_item = item.get();
+      while (next != queues_.end() && !next->second.waits()) ++next;
+      if (next == queues_.end()) return result;
+      queue = &(next++)->second;
+      item = queue->items.front();
+      queue->driven = true;
+      queue->driven_item = item.get();
     }
     State state = State::kProgressed;
-    act_on_first(queue, *item, Driver::kProgressThread, [&] {
+    act_on_first(*queue, *item, Driver::kProgressThread, [&] {
       Operation& operation = item->start();
       state = operation.advance();
       if (state == State::kDone) return true;
@@ -268,7 +270,6 @@ State Communicator::poll(bool look) {
     else if (result == State::kDone)
       result = State::kBlocked;
   }
-  return result;
 }
 
 bool Communicator::help(Pending& awaited, Clock::time_point until,
@@ -278,7 +279,7 @@ bool Communicator::help(Pending& awaited, Clock::time_point until,
   std::shared_ptr<Pending> item;
   {
     const std::lock_guard lock(mutex_);
-    if (queue.items.empty() || queue.driven) return false;
+    if (!queue.waits()) return false;
     item = queue.items.front();
     queue.driven = true;
     queue.driven_item = item.get();
@@ -320,7 +321,7 @@ void Communicator::fail(const Failure& failure) {
     first = tell && group_->failure().kind == FailureKind::kNone && !heard_of_failure();
     group_->fail(failure.kind, failure.message);
     if (!failure_) failure_ = std::make_shared<Failure>(failure);
-    for (Queue& queue : queues_) {
+    for (auto& [number, queue] : queues_) {
       auto first = queue.items.begin();
       if (first != queue.items.end() && first->get() == queue.driven_item) ++first;
       ended.splice(ended.end(), queue.items, first, queue.items.end());
@@ -339,7 +340,7 @@ void Communicator::abort(const std::string& reason) {
 bool Communicator::close_if_idle(std::shared_ptr<Pending>& last) {
   const std::lock_guard lock(mutex_);
   bool busy = false;
-  for (Queue& queue : queues_) {
+  for (auto& [number, queue] : queues_) {
     if (!queue.items.empty()) last = queue.items.back();
     busy = busy || queue.driven || !queue.items.empty();
   }
@@ -382,13 +383,13 @@ bool Communicator::busy() const {
   if (forked()) return false;
   const std::lock_guard lock(mutex_);
   return std::any_of(queues_.begin(), queues_.end(),
-                     [](const Queue& queue) { return queue.driven || !queue.items.empty(); });
+                     [](const auto& each) { return each.second.driven || each.second.waits(); });
 }
 
 bool Communicator::needs_driving() const {
   const std::lock_guard lock(mutex_);
   return std::any_of(queues_.begin(), queues_.end(),
-                     [](const Queue& queue) { return !queue.items.empty() && !queue.driven; });
+                     [](const auto& each) { return each.second.waits(); });
 }
 
 std::shared_ptr<const Failure> Communicator::failure() const {

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -69,11 +70,12 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
     bool driven = false;                   // by some thread, which alone may drive it
     const Pending* driven_item = nullptr;  // the first item, or none: a synchronous call
     std::uint64_t sequence = 0;            // of the last operation issued
+    bool waits() const { return !driven && !items.empty(); }  // for a thread that drives it
   };
 
   // The request itself, or a copy of it with the program that it is to have.
   const Request& with_program(const Request& request, Request& room);
-  Queue& queue_of(const Request& request);
+  Queue& queue_of(const Request& request);  // of a pair: made when first asked for
   void check_usable(const Request& request, const Queue& queue) const;  // under the lock
   bool heard_of_failure() const;                                        // from another host
   void learn_failure() const;  // under the lock: from another rank's report, unless closed
@@ -99,7 +101,10 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   ProgramChoices choices_;
   std::atomic<double> timeout_;
   mutable std::mutex mutex_;
-  std::vector<Queue> queues_;  // collectives, sends to each rank, receives from each rank
+  // Collectives; then sends to each rank and receives from each, of the ranks that there were any.
+  // A map, so that a queue stays where it is when another is made.
+  std::map<int, Queue> queues_;
+  Queue& collectives_;
   mutable std::shared_ptr<const Failure> failure_;
   bool closed_ = false;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 #include <utility>
 
@@ -20,41 +21,47 @@ int available_cores() {
 
 }  // namespace
 
-Group::Group(std::shared_ptr<Node> node, int rank, const std::vector<Token>& tokens,
+Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& tokens,
              const std::vector<std::size_t>& offsets, const MailboxRange& mailbox,
              std::size_t data_bytes, World world)
     : node_(std::move(node)),
-      rank_(rank),
+      me_(me),
       size_(static_cast<int>(tokens.size())),
       data_bytes_(data_bytes),
       range_(mailbox),
       world_(std::move(world)),
       may_spin_(available_cores() >= std::max(size_, world_.beside)) {
-  if (size_ < 1 || size_ > kMaxRanks || rank < 0 || rank >= size_ ||
+  if (size_ < 1 || size_ > kMaxMembers || me.index() < 0 || me.index() >= size_ ||
       offsets.size() != tokens.size() || data_bytes > mailbox.data_bytes)
-    throw std::invalid_argument("a group needs 1 to 64 ranks, each with its token and offset");
+    throw std::invalid_argument("a group needs 1 to 64 members, each with its token and offset");
   if (world_.near.empty()) {
-    world_.rank = rank;
+    world_.rank = me.index();
     world_.size = size_;
-    for (int r = 0; r < size_; ++r) world_.near.push_back(r);
+    for (const Member each : members()) world_.near.push_back(each.index());
   }
-  if (static_cast<int>(world_.near.size()) != size_ || number(rank) != world_.rank ||
+  // Ascending: so on one host, where the direct paths are, rank r is member r.
+  const auto& near = world_.near;
+  if (static_cast<int>(near.size()) != size_ || number(me) != world_.rank || world_.size < size_ ||
+      world_.size > kMaxRanks || near.front() < 0 || near.back() >= world_.size ||
+      std::adjacent_find(near.begin(), near.end(), std::greater_equal<>()) != near.end() ||
       (world_.size != size_ && !world_.link))
     throw std::invalid_argument("a group's ranks and its world's do not go together");
-  for (int r = 0; r < size_; ++r) {
-    std::shared_ptr<Peer> member = node_->find(tokens[r]);
-    if (!member)
-      throw std::invalid_argument("rank " + std::to_string(r) + "'s segment is not attached");
-    if (offsets[r] % kPage != 0 ||
-        offsets[r] + mailbox_header_bytes(size_) + data_bytes > kSegmentBytes)
-      throw std::invalid_argument("rank " + std::to_string(r) + "'s mailbox lies outside");
-    mailboxes_[r] = reinterpret_cast<Mailbox*>(member->segment().at(offsets[r]));
-    members_.push_back(std::move(member));
+  for (const Member each : members()) {
+    std::shared_ptr<Peer> peer = node_->find(tokens[each.at()]);
+    const std::size_t offset = offsets[each.at()];
+    if (!peer)
+      throw std::invalid_argument("rank " + std::to_string(number(each)) +
+                                  "'s segment is not attached");
+    if (offset % kPage != 0 || offset + mailbox_header_bytes(size_) + data_bytes > kSegmentBytes)
+      throw std::invalid_argument("rank " + std::to_string(number(each)) +
+                                  "'s mailbox lies outside");
+    mailboxes_[each.at()] = reinterpret_cast<Mailbox*>(peer->segment().at(offset));
+    members_.push_back(std::move(peer));
   }
   if (world_.link) {
     std::vector<int> far;
     for (int number = 0; number < world_.size; ++number)
-      if (member(number) < 0) far.push_back(number);
+      if (!member(number)) far.push_back(number);
     messenger_ =
         std::make_unique<Messenger>(std::move(world_.link), world_.rank, world_.size,
                                     std::move(far), [peer = node_->own()] { peer->ring(); });
@@ -76,7 +83,7 @@ std::size_t Group::allocate_channel_buffer(std::size_t bytes) {
 
 void Group::wake_peers() {
   // Whoever clears a bit wakes its owner, so each sleep costs one call into the kernel.
-  Mask asleep = sleepers().fetch_and(bit(rank_), std::memory_order_seq_cst) & ~bit(rank_);
+  Mask asleep = sleepers().fetch_and(bit(me_), std::memory_order_seq_cst) & ~bit(me_);
   for (int r = 0; asleep != 0; ++r, asleep >>= 1)
     if (asleep & 1) members_[r]->ring();
 }
@@ -92,27 +99,29 @@ void Group::fail(FailureKind kind, const std::string& report) {
     std::memcpy(text, report.data(), length);
     text[length] = '\0';
   }
-  const std::uint64_t word = FailureRecord{kind, rank_}.pack();
-  for (int r = 0; r < size_; ++r) {
+  const std::uint64_t word = FailureRecord{kind, me_}.pack();
+  for (const Member each : members()) {
     std::uint64_t none = 0;
-    mailboxes_[r]->failure.compare_exchange_strong(none, word, std::memory_order_acq_rel);
+    mailbox(each).failure.compare_exchange_strong(none, word, std::memory_order_acq_rel);
   }
-  for (int r = 0; r < size_; ++r) members_[r]->ring();
+  for (const auto& member : members_) member->ring();
 }
 
-std::string Group::report_of(int reporter) const {
-  const char* text = mailboxes_[reporter]->report;
+std::string Group::report_of(Member reporter) const {
+  const char* text = mailbox(reporter).report;
   return std::string(text, strnlen(text, sizeof(Mailbox::report)));
 }
 
-std::string Group::describe(int rank) const {
-  const pid_t pid = members_[rank]->pid();
-  return "rank " + std::to_string(number(rank)) + (pid ? " (pid " + std::to_string(pid) + ")" : "");
+std::string Group::describe(Member member) const {
+  const pid_t pid = members_[member.at()]->pid();
+  return "rank " + std::to_string(number(member)) +
+         (pid ? " (pid " + std::to_string(pid) + ")" : "");
 }
 
-int Group::member(int number) const {
+std::optional<Member> Group::member(int number) const {
   const auto found = std::find(world_.near.begin(), world_.near.end(), number);
-  return found == world_.near.end() ? -1 : static_cast<int>(found - world_.near.begin());
+  if (found == world_.near.end()) return std::nullopt;
+  return Member(static_cast<int>(found - world_.near.begin()));
 }
 
 std::shared_ptr<const void> Group::keep(const Request& request) const {
@@ -125,14 +134,14 @@ void Group::leave() {
   if (left_.exchange(true)) return;
   // Where the link has not let go of a slot, this mailbox may serve nobody else.
   const bool let_go = !messenger_ || messenger_->close();
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_) continue;
-    mailboxes_[r]->left.fetch_or(bit(rank_), std::memory_order_acq_rel);
-    members_[r]->ring();
+  for (const Member each : members()) {
+    if (each == me_) continue;
+    mailbox(each).left.fetch_or(bit(me_), std::memory_order_acq_rel);
+    members_[each.at()]->ring();
   }
   if (!let_go) return;
   const std::lock_guard lock(channels_mutex_);
-  node_->retire(rank_, range_, channel_buffers_, channel_buffer_bytes_, members_);
+  node_->retire(me_, range_, channel_buffers_, channel_buffer_bytes_, members_);
 }
 
 }  // namespace pycollective

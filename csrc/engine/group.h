@@ -1,4 +1,5 @@
-// The ranks of one communicator as one of them sees them: mailboxes, flags, failure, sleep.
+// The ranks of one communicator that share a host, its members, as one of them sees them:
+// mailboxes, flags, failure, sleep.
 #pragma once
 
 #include <array>
@@ -7,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,57 +20,62 @@ namespace pycollective {
 
 class Messenger;
 
-// A cause of failure as it travels: one word, written into every rank's mailbox; the account in
+// A cause of failure as it travels: one word, written into every member's mailbox; the account in
 // words stands in the reporter's mailbox.
 struct FailureRecord {
   FailureKind kind = FailureKind::kNone;
-  int reporter = 0;
+  Member reporter;
 
+  // A member needs fewer than the 8 bits that it has.
   std::uint64_t pack() const {
-    return static_cast<std::uint64_t>(kind) << 8 | static_cast<std::uint64_t>(reporter);
+    return static_cast<std::uint64_t>(kind) << 8 | static_cast<std::uint64_t>(reporter.index());
   }
   static FailureRecord unpack(std::uint64_t word) {
-    return {static_cast<FailureKind>(word >> 8), static_cast<int>(word & 0xff)};
+    return {static_cast<FailureKind>(word >> 8), Member(static_cast<int>(word & 0xff))};
   }
 };
 
 class Group {
  public:
-  // `tokens` and `offsets`: each rank's segment and where its mailbox lies in it; `mailbox` is the
-  // own one; `data_bytes` the least data area among all ranks. All tokens must be attached.
-  Group(std::shared_ptr<Node> node, int rank, const std::vector<Token>& tokens,
+  // `tokens` and `offsets`: each member's segment and where its mailbox lies in it; `mailbox` is
+  // the own one; `data_bytes` the least data area among all members. All tokens must be attached.
+  Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& tokens,
         const std::vector<std::size_t>& offsets, const MailboxRange& mailbox,
         std::size_t data_bytes, World world = {});
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  int rank() const { return rank_; }
-  int size() const { return size_; }
+  Member me() const { return me_; }
+  int size() const { return size_; }  // members
+  Members members() const { return Members(size_); }
   Node& node() const { return *node_; }
 
-  // The communicator, of which the group may be the part on one host. `rank` and `size` above are
-  // the group's; numbers that a user sees or gives are the world's.
+  // The communicator, of which the group may be the part on one host: its ranks are the numbers
+  // that a user sees or gives.
   const World& world() const { return world_; }
   // To ranks of other hosts; null where there are none.
   Messenger* messenger() const { return messenger_.get(); }
   // What must live as long as a message of this request is under way.
   std::shared_ptr<const void> keep(const Request& request) const;
-  int number(int rank) const { return world_.near[static_cast<std::size_t>(rank)]; }
-  // The group's rank of a number; -1 for a rank of another host.
-  int member(int number) const;
+  int number(Member member) const { return world_.near[member.at()]; }
+  // None for a rank of another host.
+  std::optional<Member> member(int number) const;
+
   std::size_t data_bytes() const { return data_bytes_; }
 
-  Mailbox& mailbox(int rank) const { return *mailboxes_[rank]; }
-  Mailbox& own() const { return *mailboxes_[rank_]; }
-  std::byte* data(int rank) const {
-    return reinterpret_cast<std::byte*>(mailboxes_[rank]) + mailbox_header_bytes(size_);
+  Mailbox& mailbox(Member member) const { return *mailboxes_[member.at()]; }
+  Mailbox& own() const { return *mailboxes_[me_.at()]; }
+  std::byte* data(Member member) const {
+    return reinterpret_cast<std::byte*>(mailboxes_[member.at()]) + mailbox_header_bytes(size_);
   }
-  // The half that `rank` writes of its channel to, or from, `peer`.
-  Channel& sending_half(int rank, int peer) const { return channels(rank)[peer]; }
-  Channel& receiving_half(int rank, int peer) const { return channels(rank)[size_ + peer]; }
-  std::byte* segment_of(int rank, std::size_t offset) const {
-    return members_[rank]->segment().at(offset);
+  // The half that `member` writes of its channel to, or from, `peer`.
+  Channel& sending_half(Member member, Member peer) const { return channels(member)[peer.index()]; }
+  Channel& receiving_half(Member member, Member peer) const {
+    return channels(member)[size_ + peer.index()];
+  }
+  std::byte* segment_of(Member member, std::size_t offset) const {
+    return members_[member.at()]->segment().at(offset);
   }
   // Memory for an own channel, given back with the mailbox.
   std::size_t allocate_channel_buffer(std::size_t bytes);
@@ -80,55 +87,55 @@ class Group {
     // acquire load; where a CPU lets that pass its read-modify-write, the 50 ms limit of a sleep
     // still ends it.)
     flag.store(value, std::memory_order_seq_cst);
-    if (sleepers().load(std::memory_order_seq_cst) & ~bit(rank_)) wake_peers();
+    if (sleepers().load(std::memory_order_seq_cst) & ~bit(me_)) wake_peers();
   }
 
   // Sleeping: announce(), look once more whether there is something to do, then wait at the
   // doorbell for what it read before.
   std::uint32_t doorbell() const { return node_->own()->segment().header().doorbell.load(); }
-  void announce_sleep() { sleepers().fetch_or(bit(rank_), std::memory_order_seq_cst); }
+  void announce_sleep() { sleepers().fetch_or(bit(me_), std::memory_order_seq_cst); }
   void sleep(std::uint32_t doorbell, std::chrono::nanoseconds limit) const;
 
-  // Tells every rank. The first cause wins in each mailbox; needs no peer to be alive. One thread
+  // Tells every member. The first cause wins in each mailbox; needs no peer to be alive. One thread
   // at a time, and not after leave(): the memory may serve another group by then.
   void fail(FailureKind kind, const std::string& report);
-  // The cause that reached this rank first, if any.
+  // The cause that reached this member first, if any.
   FailureRecord failure() const {
     return FailureRecord::unpack(own().failure.load(std::memory_order_acquire));
   }
-  std::string report_of(int reporter) const;
+  std::string report_of(Member reporter) const;
 
-  bool has_left(int rank) const {
-    return (own().left.load(std::memory_order_acquire) & bit(rank)) != 0;
+  bool has_left(Member member) const {
+    return (own().left.load(std::memory_order_acquire) & bit(member)) != 0;
   }
-  bool alive(int rank) const { return members_[rank]->alive(); }
-  std::string describe(int rank) const;  // "rank 3 (pid 1234)"
+  bool alive(Member member) const { return members_[member.at()]->alive(); }
+  std::string describe(Member member) const;  // "rank 3 (pid 1234)"
 
   // After this the group touches no peer's memory; the own mailbox is given back when all others
   // have left too. Idempotent.
   void leave();
 
-  // Whether the ranks have a core each: whoever waits may spin a while.
+  // Whether the members have a core each: whoever waits may spin a while.
   bool may_spin() const { return may_spin_; }
 
  private:
   std::atomic<Mask>& sleepers() const { return mailboxes_[0]->sleepers; }
-  Channel* channels(int rank) const {
-    return reinterpret_cast<Channel*>(reinterpret_cast<std::byte*>(mailboxes_[rank]) +
+  Channel* channels(Member member) const {
+    return reinterpret_cast<Channel*>(reinterpret_cast<std::byte*>(mailboxes_[member.at()]) +
                                       sizeof(Mailbox));
   }
   void wake_peers();
 
   std::shared_ptr<Node> node_;
-  int rank_;
+  Member me_;
   int size_;
   std::size_t data_bytes_;
   MailboxRange range_;
   World world_;
-  std::array<Mailbox*, kMaxRanks> mailboxes_{};
+  std::array<Mailbox*, kMaxMembers> mailboxes_{};
   std::vector<std::shared_ptr<Peer>> members_;
   std::unique_ptr<Messenger> messenger_;
-  std::mutex channels_mutex_;  // sends to different ranks start on different threads
+  std::mutex channels_mutex_;  // sends to different members start on different threads
   std::vector<std::size_t> channel_buffers_;
   std::size_t channel_buffer_bytes_ = 0;
   bool may_spin_;

@@ -64,9 +64,9 @@ bool OneShot::fits(const Group& group, const Request& request) {
 }
 
 void OneShot::start() {
-  const Contribution mine = contribution(request_, group_.rank(), group_.size());
+  const Contribution mine = contribution(request_, group_.me().index(), group_.size());
   if (mine.given && group_.size() > 1)
-    copy_bytes(const_cast<std::byte*>(buffer_of(group_.rank())), request_.input, mine.bytes);
+    copy_bytes(const_cast<std::byte*>(buffer_of(group_.me())), request_.input, mine.bytes);
   rendezvous_.arrive();
 }
 
@@ -79,27 +79,27 @@ State OneShot::advance() {
 void OneShot::reduce(std::size_t begin, std::size_t count) {
   if (count == 0) return;
   const std::size_t skip = begin * size_of(request_.dtype);
-  const void* leaves[kMaxRanks];
-  for (int r = 0; r < group_.size(); ++r) leaves[r] = buffer_of(r) + skip;
+  const void* leaves[kMaxMembers];
+  for (const Member each : group_.members()) leaves[each.at()] = buffer_of(each) + skip;
   // The own leaf from where it was: likely still nearer than the copy.
-  leaves[group_.rank()] = static_cast<const std::byte*>(request_.input) + skip;
+  leaves[group_.me().at()] = static_cast<const std::byte*>(request_.input) + skip;
   const FloatEnvironment ieee;
   find_kernels(request_.dtype, request_.reduce_op, active_simd_level())
       .reduce(leaves, group_.size(), request_.output, nullptr, count);
 }
 
 void OneShot::finish() {
-  const int me = group_.rank();
+  const Member me = group_.me();
   const std::size_t size = size_of(request_.dtype);
   auto* output = static_cast<std::byte*>(request_.output);
   switch (request_.kind) {
     case OpKind::kAllReduce:
       return reduce(0, request_.count);
     case OpKind::kReduce:
-      if (me == request_.root) reduce(0, request_.count);
+      if (me == root()) reduce(0, request_.count);
       return;
     case OpKind::kBroadcast:
-      if (me != request_.root) copy_bytes(output, buffer_of(request_.root), request_.count * size);
+      if (me != root()) copy_bytes(output, buffer_of(root()), request_.count * size);
       return;
     case OpKind::kBarrier:
       return;
@@ -107,31 +107,31 @@ void OneShot::finish() {
       break;
   }
   const Shards shards(request_, group_.size());
-  const std::size_t mine = shards.begin(me) * size;
-  const std::size_t mine_bytes = shards.length(me) * size;
+  const std::size_t mine = shards.begin(me.index()) * size;
+  const std::size_t mine_bytes = shards.length(me.index()) * size;
   switch (request_.kind) {
     case OpKind::kReduceScatter:
-      return reduce(shards.begin(me), shards.length(me));
+      return reduce(shards.begin(me.index()), shards.length(me.index()));
     case OpKind::kScatter:
-      return copy_bytes(output,
-                        (me == request_.root ? static_cast<const std::byte*>(request_.input)
-                                             : buffer_of(request_.root)) +
-                            mine,
-                        mine_bytes);
+      return copy_bytes(
+          output,
+          (me == root() ? static_cast<const std::byte*>(request_.input) : buffer_of(root())) + mine,
+          mine_bytes);
     case OpKind::kGather:
-      if (me != request_.root) return;
+      if (me != root()) return;
       [[fallthrough]];
     case OpKind::kAllGather:
-      for (int r = 0; r < group_.size(); ++r)
-        copy_bytes(output + shards.begin(r) * size,
-                   r == me ? static_cast<const std::byte*>(request_.input) : buffer_of(r),
-                   shards.length(r) * size);
+      for (const Member each : group_.members())
+        copy_bytes(output + shards.begin(each.index()) * size,
+                   each == me ? static_cast<const std::byte*>(request_.input) : buffer_of(each),
+                   shards.length(each.index()) * size);
       return;
     case OpKind::kAllToAll:
-      for (int r = 0; r < group_.size(); ++r)
-        copy_bytes(output + shards.begin(r) * size,
-                   (r == me ? static_cast<const std::byte*>(request_.input) : buffer_of(r)) + mine,
-                   mine_bytes);
+      for (const Member each : group_.members())
+        copy_bytes(
+            output + shards.begin(each.index()) * size,
+            (each == me ? static_cast<const std::byte*>(request_.input) : buffer_of(each)) + mine,
+            mine_bytes);
       return;
     default:
       return;

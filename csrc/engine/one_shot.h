@@ -30,14 +30,16 @@ class OneShot final : public Operation {
   void start() override;
   State advance() override;
   bool is_short() const override { return true; }
-  bool finished_by(int rank) const override { return rendezvous_.arrived(rank); }
+  bool finished_by(Member member) const override { return rendezvous_.arrived(member); }
   void compare_calls() const override { rendezvous_.compare_arrived(); }
-  bool called_by(int rank) const override { return rendezvous_.arrived(rank); }
+  bool called_by(Member member) const override { return rendezvous_.arrived(member); }
 
  private:
-  const std::byte* buffer_of(int rank) const {
-    return group_.data(rank) + (sequence_ & 1) * small_buffer_bytes(group_.data_bytes());
+  const std::byte* buffer_of(Member member) const {
+    return group_.data(member) + (sequence_ & 1) * small_buffer_bytes(group_.data_bytes());
   }
+  // The direct paths are for one host, where rank r is member r.
+  Member root() const { return Member(request_.root); }
   void finish();
   void reduce(std::size_t begin, std::size_t count);
 

@@ -6,7 +6,7 @@ std::uint64_t signature_of(const Request& request) {
   // The reduce op of an operation that only moves bytes means nothing, so it must not differ.
   const auto op = reduces(request.kind) ? static_cast<std::uint64_t>(request.reduce_op) : 0;
   return static_cast<std::uint64_t>(request.kind) | static_cast<std::uint64_t>(request.dtype) << 8 |
-         op << 16 | static_cast<std::uint64_t>(request.root) << 24;
+         op << 16 | static_cast<std::uint64_t>(request.root) << 24;  // the upper 40 bits
 }
 
 std::uint64_t hash_of(const std::vector<std::size_t>& counts) {
@@ -27,7 +27,7 @@ std::string describe_call(std::uint64_t signature, std::uint64_t count, std::uin
   text += counts_hash != 0 ? "uneven counts" : "count " + std::to_string(count);
   if (kind == OpKind::kReduce || kind == OpKind::kBroadcast || kind == OpKind::kGather ||
       kind == OpKind::kScatter)
-    text += ", root " + std::to_string(signature >> 24 & 0xffff);
+    text += ", root " + std::to_string(signature >> 24);
   if (*algorithm != '\0') text += std::string(", algorithm ") + algorithm;
   return text + ")";
 }

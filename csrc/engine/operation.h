@@ -25,16 +25,16 @@ class Operation {
   virtual State advance() = 0;
   // Whether it is quick enough to be done on the thread that issued it asynchronously.
   virtual bool is_short() const { return false; }
-  // Whether this rank needs nothing more from `rank`, be it dead or gone.
-  virtual bool finished_by(int rank) const = 0;
+  // Whether this rank needs nothing more from a member, be it dead or gone.
+  virtual bool finished_by(Member member) const = 0;
   // Throws kMismatch where a rank that has called disagrees, while the operation waits for others.
   virtual void compare_calls() const {}
   // The ranks of other hosts that are awaited, for messages; empty where none is.
   virtual std::string far_absentees() const { return {}; }
   // Whether it awaits something that rings no doorbell, and must look again soon.
   virtual bool must_poll() const { return false; }
-  // Whether `rank` has called this operation.
-  virtual bool called_by(int rank) const = 0;
+  // Whether a member has called this operation.
+  virtual bool called_by(Member member) const = 0;
 
   const Request& request() const { return request_; }
   std::uint64_t sequence() const { return sequence_; }

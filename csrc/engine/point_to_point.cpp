@@ -11,14 +11,14 @@ PairOperation::PairOperation(Group& group, const Request& request, std::uint64_t
     : Operation(group, request, sequence),
       mine_(mine),
       theirs_(theirs),
-      peer_(group.member(request.root)),
+      peer_(*group.member(request.root)),
       bytes_(request.count * size_of(request.dtype)),
       begin_(mine.chunks.load(std::memory_order_relaxed)),
       end_(begin_ + (bytes_ + kChannelPart - 1) / kChannelPart),
       next_(begin_) {}
 
-bool PairOperation::finished_by(int rank) const {
-  return rank != peer_ || (posted() && theirs_.chunks.load(std::memory_order_acquire) >= end_);
+bool PairOperation::finished_by(Member member) const {
+  return member != peer_ || (posted() && theirs_.chunks.load(std::memory_order_acquire) >= end_);
 }
 
 void PairOperation::post() {
@@ -59,8 +59,8 @@ std::size_t PairOperation::bytes_of(std::uint64_t chunk) const {
 
 Send::Send(Group& group, const Request& request, std::uint64_t sequence)
     : PairOperation(group, request, sequence,
-                    group.sending_half(group.rank(), group.member(request.root)),
-                    group.receiving_half(group.member(request.root), group.rank())) {}
+                    group.sending_half(group.me(), *group.member(request.root)),
+                    group.receiving_half(*group.member(request.root), group.me())) {}
 
 void Send::start() {
   if (mine_.buffer == 0) mine_.buffer = group_.allocate_channel_buffer(kChannelBuffer);
@@ -72,7 +72,7 @@ State Send::advance() {
   const std::uint64_t read = theirs_.chunks.load(std::memory_order_acquire);
   if (next_ == end_) return read >= end_ ? State::kDone : State::kBlocked;
   if (next_ >= read + 2) return State::kBlocked;  // both halves are full
-  copy_bytes(group_.segment_of(group_.rank(), mine_.buffer) + (next_ & 1) * kChannelPart,
+  copy_bytes(group_.segment_of(group_.me(), mine_.buffer) + (next_ & 1) * kChannelPart,
              static_cast<const std::byte*>(request_.input) + (next_ - begin_) * kChannelPart,
              bytes_of(next_));
   group_.publish(mine_.chunks, ++next_);
@@ -81,8 +81,8 @@ State Send::advance() {
 
 Receive::Receive(Group& group, const Request& request, std::uint64_t sequence)
     : PairOperation(group, request, sequence,
-                    group.receiving_half(group.rank(), group.member(request.root)),
-                    group.sending_half(group.member(request.root), group.rank())) {}
+                    group.receiving_half(group.me(), *group.member(request.root)),
+                    group.sending_half(*group.member(request.root), group.me())) {}
 
 State Receive::advance() {
   if (!agreed()) return State::kBlocked;

@@ -15,8 +15,8 @@ constexpr std::size_t kChannelBuffer = 2 * kChannelPart;
 // What the two sides share: `mine` is the half that this rank writes, `theirs` the peer's.
 class PairOperation : public Operation {
  public:
-  bool finished_by(int rank) const override;
-  bool called_by(int rank) const override { return rank != peer_ || posted(); }
+  bool finished_by(Member member) const override;
+  bool called_by(Member member) const override { return member != peer_ || posted(); }
 
  protected:
   PairOperation(Group& group, const Request& request, std::uint64_t sequence, Channel& mine,
@@ -31,7 +31,7 @@ class PairOperation : public Operation {
 
   Channel& mine_;
   Channel& theirs_;
-  int peer_;
+  Member peer_;
   std::size_t bytes_;
   std::uint64_t begin_;  // chunks moved through the channel before this operation, and after it
   std::uint64_t end_;

@@ -37,9 +37,13 @@ void check_recipe(const std::uint8_t* recipe, int length, int terms) {
 
 }  // namespace
 
-void Program::check(int member) const {
+void Program::check(Member me) const {
+  const auto is_member = [&](std::int32_t number) {
+    return within(number, static_cast<std::size_t>(members));
+  };
   require(ranks >= 1 && ranks <= kMaxRanks, "ranks");
-  require(members >= 1 && members <= ranks && member >= 0 && member < members, "members");
+  require(members >= 1 && members <= ranks && members <= kMaxMembers && is_member(me.index()),
+          "members");
   require(root >= 0 && root < ranks, "root");
   require(shards >= 1 && nodes >= 0 && items >= 0, "shards");
   require(pieces != Pieces::kRanks || shards == ranks, "shards of ranks");
@@ -47,14 +51,14 @@ void Program::check(int member) const {
   require(!algorithm.empty() && algorithm.size() <= kAlgorithmName, "name");
   for (const Ref& ref : refs) {
     require(within(ref.shard, static_cast<std::size_t>(shards)), "a shard");
-    require(within(ref.rank, static_cast<std::size_t>(members)), "a member");
+    require(is_member(ref.member.index()), "a member");
     if (ref.place == Place::kNode) require(within(ref.index, std::size_t(nodes)), "a node");
     if (ref.place == Place::kItem) require(within(ref.index, std::size_t(items)), "an item");
   }
   const auto written = [&](std::int32_t ref) {
     require(within(ref, refs.size()), "a ref");
     const Ref& to = refs[static_cast<std::size_t>(ref)];
-    require(to.place != Place::kInput && (to.place == Place::kOutput || to.rank == member),
+    require(to.place != Place::kInput && (to.place == Place::kOutput || to.member == me),
             "what is written");
   };
   const auto message = [&](std::int32_t number) -> const Message& {
@@ -79,7 +83,7 @@ void Program::check(int member) const {
   for (const Instruction& each : instructions) {
     switch (each.kind) {
       case Instruction::Kind::kWait:
-        require(within(each.a, static_cast<std::size_t>(members)) && each.a != member, "a wait");
+        require(is_member(each.a) && Member(each.a) != me, "a wait");
         require(each.b >= 1 && each.b < kMostEvents, "a number of events");
         break;
       case Instruction::Kind::kCopy:
@@ -117,8 +121,8 @@ void Program::check(int member) const {
     check_recipe(recipes.data() + each.first_recipe, each.recipe_length, each.terms);
   }
   for (const std::int32_t term : terms) require(within(term, refs.size()), "a term");
-  for (const std::int32_t reader : readers)
-    require(within(reader, static_cast<std::size_t>(members)) && reader != member, "a reader");
+  for (const Member reader : readers)
+    require(is_member(reader.index()) && reader != me, "a reader");
 }
 
 }  // namespace pycollective

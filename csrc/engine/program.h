@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/member.h"
 #include "types.h"
 
 namespace pycollective {
@@ -20,17 +21,17 @@ enum class Place : std::uint8_t { kInput, kOutput, kNode, kItem };
 // Ranks of other hosts send messages instead, each with the pieces that go from one rank to another
 // in one step. A message of one piece goes straight from where it lies to where it belongs.
 
-// A piece of memory of each chunk: of the caller's buffers, or in a slot of `rank`.
+// A piece of memory of each chunk: of the caller's buffers, or in a slot of `member`.
 struct Ref {
   Place place;
-  std::int32_t rank;   // whose slot, as the group on this host counts
+  Member member;       // whose slot
   std::int32_t shard;  // which elements
   std::int32_t index;  // of the place in the slot
 };
 
 struct Instruction {
   enum class Kind : std::uint8_t {
-    kWait,     // until rank `a` has published `b` events in this chunk
+    kWait,     // until member `a` has published `b` events in this chunk
     kCopy,     // ref a to ref b
     kCombine,  // combination a into ref b, and ref c unless it is -1
     kPublish,  // `a` events
@@ -83,14 +84,14 @@ struct Program {
   std::vector<CombineStep> combines;
   std::vector<std::int32_t> terms;  // refs
   std::vector<std::uint8_t> recipes;
-  std::vector<std::int32_t> readers;  // members that read this rank's slots
+  std::vector<Member> readers;  // who reads this rank's slots
   std::vector<Message> messages;
   std::vector<std::int32_t> message_pieces;  // refs
   std::vector<std::int32_t> far;  // ranks of other hosts that this one exchanges messages with
 
   // Throws std::invalid_argument where a number leads outside, so that no schedule can make the
   // engine touch what is not its own.
-  void check(int member) const;
+  void check(Member me) const;
 };
 
 // Longest name of an algorithm: it travels with the call, so that a mismatch can name it.

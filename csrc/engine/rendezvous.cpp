@@ -17,7 +17,7 @@ Rendezvous::Rendezvous(Group& group, const Request& request, std::uint64_t seque
 }
 
 void Rendezvous::arrive() {
-  Arrival& mine = line(group_.rank());
+  Arrival& mine = line(group_.me());
   mine.signature = signature_;
   mine.count = count_;
   mine.counts_hash = counts_hash_;
@@ -27,18 +27,18 @@ void Rendezvous::arrive() {
 
 bool Rendezvous::complete() {
   for (; next_ < group_.size(); ++next_) {
-    if (!arrived(next_)) return false;
-    compare(next_);
+    if (!arrived(Member(next_))) return false;
+    compare(Member(next_));
   }
   return true;
 }
 
 void Rendezvous::compare_arrived() const {
   for (int r = next_; r < group_.size(); ++r)
-    if (arrived(r)) compare(r);
+    if (arrived(Member(r))) compare(Member(r));
 }
 
-void Rendezvous::compare(int peer) const {
+void Rendezvous::compare(Member peer) const {
   const Arrival& theirs = line(peer);
   if (theirs.signature != signature_ || theirs.count != count_ ||
       theirs.counts_hash != counts_hash_ ||
@@ -46,7 +46,7 @@ void Rendezvous::compare(int peer) const {
     throw_mismatch(peer);
 }
 
-void Rendezvous::throw_mismatch(int peer) const {
+void Rendezvous::throw_mismatch(Member peer) const {
   const Arrival& theirs = line(peer);
   throw CollectiveFailure(
       {FailureKind::kMismatch, group_.world().rank, static_cast<OpKind>(signature_ & 0xff),

@@ -16,14 +16,14 @@ class Rendezvous {
   bool complete();
   // The same for those that have arrived while another keeps all waiting.
   void compare_arrived() const;
-  bool arrived(int rank) const {
-    return line(rank).sequence.load(std::memory_order_acquire) >= sequence_;
+  bool arrived(Member member) const {
+    return line(member).sequence.load(std::memory_order_acquire) >= sequence_;
   }
 
  private:
-  Arrival& line(int rank) const { return group_.mailbox(rank).arrival[sequence_ & 1]; }
-  void compare(int peer) const;
-  [[noreturn]] void throw_mismatch(int peer) const;
+  Arrival& line(Member member) const { return group_.mailbox(member).arrival[sequence_ & 1]; }
+  void compare(Member peer) const;
+  [[noreturn]] void throw_mismatch(Member peer) const;
 
   Group& group_;
   std::uint64_t sequence_;
@@ -31,7 +31,7 @@ class Rendezvous {
   std::uint64_t count_;
   std::uint64_t counts_hash_;
   char algorithm_[sizeof(Arrival::algorithm)] = {};
-  int next_ = 0;  // ranks below have arrived and agree
+  int next_ = 0;  // members below have arrived and agree
 };
 
 }  // namespace pycollective

@@ -104,9 +104,10 @@ std::string Scheduled::far_absentees() const {
   return far_ ? far_->call().absentees() : std::string();
 }
 
-bool Scheduled::finished_by(int rank) const {
-  return rendezvous_.arrived(rank) && begun_ &&
-         group_.mailbox(rank).progress.combined.load(std::memory_order_acquire) >= base_ + chunks_;
+bool Scheduled::finished_by(Member member) const {
+  return rendezvous_.arrived(member) && begun_ &&
+         group_.mailbox(member).progress.combined.load(std::memory_order_acquire) >=
+             base_ + chunks_;
 }
 
 std::uint64_t Scheduled::mark(std::size_t chunk, std::uint64_t events) const {
@@ -143,7 +144,7 @@ State Scheduled::advance() {
 
 bool Scheduled::slot_is_free(std::size_t chunk) const {
   if (chunk < slots_) return true;
-  for (const std::int32_t reader : program_.readers)
+  for (const Member reader : program_.readers)
     if (group_.mailbox(reader).progress.combined.load(std::memory_order_acquire) <
         base_ + chunk - slots_ + 1)
       return false;
@@ -158,7 +159,7 @@ bool Scheduled::go_on(Run& run) {
     const Instruction& each = program_.instructions[run.next];
     switch (each.kind) {
       case Instruction::Kind::kWait:
-        if (group_.mailbox(each.a).published[slot].mark.load(std::memory_order_acquire) <
+        if (group_.mailbox(Member(each.a)).published[slot].mark.load(std::memory_order_acquire) <
             mark(run.chunk, static_cast<std::uint64_t>(each.b)))
           return run.next != from;
         break;
@@ -226,7 +227,7 @@ std::byte* Scheduled::at(const Ref& ref, std::size_t chunk) const {
   const auto nodes = static_cast<std::size_t>(program_.nodes);
   const std::size_t slot_bytes =
       part_ * (nodes * node_ + static_cast<std::size_t>(program_.items) * element_);
-  std::byte* slot = group_.data(ref.rank) + 2 * small_buffer_bytes(group_.data_bytes()) +
+  std::byte* slot = group_.data(ref.member) + 2 * small_buffer_bytes(group_.data_bytes()) +
                     (chunk % slots_) * slot_bytes;
   return slot + (ref.place == Place::kNode ? index * part_ * node_
                                            : part_ * (nodes * node_ + index * element_));
@@ -237,7 +238,7 @@ void Scheduled::copy(std::size_t chunk, const Ref& from, const Ref& to) const {
   copy_bytes(at(to, chunk), at(from, chunk), part_of(from.shard, chunk).length * size);
 }
 
-void Scheduled::combine(std::size_t chunk, const Instruction& instruction) const {
+void Scheduled::combine(std::size_t chunk, const Instruction& instruction) {
   const CombineStep& step = program_.combines[static_cast<std::size_t>(instruction.a)];
   const Ref& out = program_.refs[static_cast<std::size_t>(instruction.b)];
   const std::size_t count = part_of(out.shard, chunk).length;
@@ -245,10 +246,18 @@ void Scheduled::combine(std::size_t chunk, const Instruction& instruction) const
   std::byte* copy_to = instruction.c == -1
                            ? nullptr
                            : at(program_.refs[static_cast<std::size_t>(instruction.c)], chunk);
-  // More operands than ranks there cannot be: each has a leaf of its own.
-  Term terms[kMaxRanks];
+  Term few_terms[kMaxMembers];
+  const void* few_leaves[kMaxMembers];
+  Term* terms = few_terms;
+  const void** leaves = few_leaves;
+  if (step.terms > kMaxMembers) {
+    const auto needed = static_cast<std::size_t>(step.terms);
+    many_terms_.resize(std::max(many_terms_.size(), needed));
+    many_leaves_.resize(std::max(many_leaves_.size(), needed));
+    terms = many_terms_.data();
+    leaves = many_leaves_.data();
+  }
   bool only_leaves = step.finish && step.terms == program_.ranks;
-  const void* leaves[kMaxRanks];
   for (int t = 0; t < step.terms; ++t) {
     const std::int32_t index = program_.terms[static_cast<std::size_t>(step.first_term + t)];
     const Ref& ref = program_.refs[static_cast<std::size_t>(index)];

@@ -15,6 +15,7 @@
 
 #include <array>
 #include <optional>
+#include <vector>
 
 #include "engine/far/transfers.h"
 #include "engine/operation.h"
@@ -36,12 +37,12 @@ class Scheduled final : public Operation {
 
   void start() override;
   State advance() override;
-  bool finished_by(int rank) const override;
+  bool finished_by(Member member) const override;
   void compare_calls() const override {
     rendezvous_.compare_arrived();
     if (far_) far_->call().compare();
   }
-  bool called_by(int rank) const override { return rendezvous_.arrived(rank); }
+  bool called_by(Member member) const override { return rendezvous_.arrived(member); }
   std::string far_absentees() const override;
   bool must_poll() const override { return far_.has_value(); }
 
@@ -63,7 +64,7 @@ class Scheduled final : public Operation {
   bool slot_is_free(std::size_t chunk) const;
   bool go_on(Run& run);
   void copy(std::size_t chunk, const Ref& from, const Ref& to) const;
-  void combine(std::size_t chunk, const Instruction& instruction) const;
+  void combine(std::size_t chunk, const Instruction& instruction);
   std::byte* at(const Ref& ref, std::size_t chunk) const;
   std::uint64_t mark(std::size_t chunk, std::uint64_t events) const;
   Range part_of(std::int32_t shard, std::size_t chunk) const;
@@ -94,6 +95,9 @@ class Scheduled final : public Operation {
   std::size_t oldest_ = 0;               // chunk that is not done
   std::size_t started_ = 0;              // chunks
   std::array<Run, kChunkSlots> runs_{};  // by slot
+  // Room for the operands of a combination that has more than a host has members.
+  std::vector<Term> many_terms_;
+  std::vector<const void*> many_leaves_;
 };
 
 }  // namespace pycollective

@@ -1,9 +1,13 @@
 // Which elements of a buffer belong to which rank, and which part of them is handled in a chunk.
+//
+// Equal shards are a matter of arithmetic, so nothing here grows with the ranks; where each uneven
+// one begins is kept, without allocation for as many ranks as a host has.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <vector>
 
 #include "engine/api.h"
 #include "transport/layout.h"
@@ -19,56 +23,67 @@ class Shards {
  public:
   // One vector of `count` elements in `shards` pieces.
   static Shards cut(std::size_t count, int shards, Dtype dtype) {
-    Shards result;
-    const std::size_t equal = equal_cut(count, shards, dtype);
-    std::size_t begin = 0;
-    for (int s = 0; s < shards; ++s) {
-      const std::size_t length = std::min(equal, count - begin);
-      result.ranges_[s] = {begin, length};
-      begin += length;
-    }
-    result.longest_ = std::min(equal, count);
-    return result;
+    return Shards(equal_cut(count, shards, dtype), count);
   }
 
   // One shard a rank, as the request's operation has them.
   Shards(const Request& request, int ranks) {
-    std::size_t begin = 0;
-    const std::size_t equal = equal_count(request, ranks);
-    for (int r = 0; r < ranks; ++r) {
-      std::size_t length = equal;
-      if (!request.counts.empty())
-        length = request.counts[r];
-      else if (request.kind == OpKind::kBroadcast)
-        length = r == request.root ? request.count : 0;  // the root owns everything
-      else if (is_split(request.kind))
-        length = std::min(equal, request.count - begin);
-      ranges_[r] = {begin, length};
-      begin += length;
-      longest_ = std::max(longest_, length);
+    if (!request.counts.empty()) {
+      keep(request.counts);
+    } else if (request.kind == OpKind::kBroadcast) {  // the root owns everything
+      owner_ = request.root;
+      total_ = longest_ = request.count;
+    } else if (is_split(request.kind)) {
+      share(equal_cut(request.count, ranks, request.dtype), request.count);
+    } else {
+      share(request.count, request.count * static_cast<std::size_t>(ranks));
     }
   }
 
-  std::size_t begin(int rank) const { return ranges_[rank].begin; }
-  std::size_t length(int rank) const { return ranges_[rank].length; }
+  std::size_t begin(int shard) const {
+    const auto number = static_cast<std::size_t>(shard);
+    if (uneven_) return begins()[number];
+    if (owner_ >= 0) return shard > owner_ ? total_ : 0;
+    return std::min(number * longest_, total_);
+  }
+  std::size_t length(int shard) const {
+    const auto number = static_cast<std::size_t>(shard);
+    if (uneven_) return begins()[number + 1] - begins()[number];
+    if (owner_ >= 0) return shard == owner_ ? total_ : 0;
+    return std::min(longest_, total_ - begin(shard));
+  }
   std::size_t longest() const { return longest_; }
 
   // Chunk `chunk` of a shard, `part` elements each: where in the whole buffer, and how long.
-  Range part(int rank, std::size_t chunk, std::size_t part) const {
-    const Range& shard = ranges_[rank];
-    const std::size_t skip = std::min(chunk * part, shard.length);
-    return {shard.begin + skip, std::min(part, shard.length - skip)};
+  Range part(int shard, std::size_t chunk, std::size_t part) const {
+    const std::size_t whole = length(shard);
+    const std::size_t skip = std::min(chunk * part, whole);
+    return {begin(shard) + skip, std::min(part, whole - skip)};
   }
 
  private:
-  Shards() = default;
+  Shards(std::size_t equal, std::size_t total) { share(equal, total); }
+
+  void share(std::size_t equal, std::size_t total) {
+    longest_ = std::min(equal, total);
+    total_ = total;
+  }
+  void keep(const std::vector<std::size_t>& counts) {
+    uneven_ = true;
+    if (counts.size() > kMaxMembers) many_.resize(counts.size() + 1);
+    std::size_t* begins = counts.size() > kMaxMembers ? many_.data() : few_.data();
+    *begins = 0;
+    for (const std::size_t count : counts) {
+      begins[1] = *begins + count;
+      ++begins;
+      longest_ = std::max(longest_, count);
+    }
+  }
+  const std::size_t* begins() const { return many_.empty() ? few_.data() : many_.data(); }
 
   // Operations whose buffer is one vector, cut into shards only for the work.
   static bool is_split(OpKind kind) {
     return kind == OpKind::kAllReduce || kind == OpKind::kReduce;
-  }
-  static std::size_t equal_count(const Request& request, int ranks) {
-    return is_split(request.kind) ? equal_cut(request.count, ranks, request.dtype) : request.count;
   }
   // Whole cache lines, so that shards of an aligned buffer are aligned.
   static std::size_t equal_cut(std::size_t count, int shards, Dtype dtype) {
@@ -77,8 +92,13 @@ class Shards {
     return ((count + n - 1) / n + line - 1) / line * line;
   }
 
-  std::array<Range, kMaxRanks> ranges_;
-  std::size_t longest_ = 0;
+  std::size_t longest_ = 0;  // of equal shards each, but for the last ones
+  std::size_t total_ = 0;
+  int owner_ = -1;  // of everything, where one is
+  bool uneven_ = false;
+  // Of uneven shards: where each begins, and the end.
+  std::array<std::size_t, kMaxMembers + 1> few_;
+  std::vector<std::size_t> many_;
 };
 
 }  // namespace pycollective

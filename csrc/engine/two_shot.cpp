@@ -42,9 +42,8 @@ TwoShot::TwoShot(Group& group, const Request& request, std::uint64_t sequence)
     reduce_ = find_kernels(request.dtype, request.reduce_op, active_simd_level()).reduce;
 }
 
-bool TwoShot::copies_in(int rank) const {
-  return !only_shares(request_.kind) &&
-         (request_.kind != OpKind::kScatter || rank == request_.root);
+bool TwoShot::copies_in(Member member) const {
+  return !only_shares(request_.kind) && (request_.kind != OpKind::kScatter || member == root());
 }
 
 bool TwoShot::fetches() const {
@@ -55,28 +54,29 @@ bool TwoShot::fetches() const {
       return true;
     case OpKind::kReduce:
     case OpKind::kGather:
-      return group_.rank() == request_.root;
+      return group_.me() == root();
     default:
       return false;
   }
 }
 
-bool TwoShot::finished_by(int rank) const {
-  return rendezvous_.arrived(rank) && stage_ != Stage::kRendezvous &&
-         group_.mailbox(rank).progress.combined.load(std::memory_order_acquire) >= base_ + chunks_;
+bool TwoShot::finished_by(Member member) const {
+  return rendezvous_.arrived(member) && stage_ != Stage::kRendezvous &&
+         group_.mailbox(member).progress.combined.load(std::memory_order_acquire) >=
+             base_ + chunks_;
 }
 
-std::byte* TwoShot::leaf_slot(int rank, std::size_t chunk, int owner) const {
+std::byte* TwoShot::leaf_slot(Member member, std::size_t chunk, Member owner) const {
   const auto n = static_cast<std::size_t>(group_.size());
-  const std::size_t index = static_cast<std::size_t>(owner < rank ? owner : owner - 1);
-  return group_.data(rank) + 2 * small_buffer_bytes(group_.data_bytes()) +
+  const std::size_t index = owner.index() < member.index() ? owner.at() : owner.at() - 1;
+  return group_.data(member) + 2 * small_buffer_bytes(group_.data_bytes()) +
          ((chunk % kSlots) * (n - 1) + index) * part_ * element_;
 }
 
-std::byte* TwoShot::result_slot(int rank, std::size_t chunk) const {
+std::byte* TwoShot::result_slot(Member member, std::size_t chunk) const {
   const auto n = static_cast<std::size_t>(group_.size());
   const std::size_t leaves = only_shares(request_.kind) ? 0 : kSlots * (n - 1);
-  return group_.data(rank) + 2 * small_buffer_bytes(group_.data_bytes()) +
+  return group_.data(member) + 2 * small_buffer_bytes(group_.data_bytes()) +
          (leaves + chunk % kSlots) * part_ * element_;
 }
 
@@ -114,12 +114,12 @@ void TwoShot::begin() {
 
 void TwoShot::copy_in(std::size_t chunk) {
   const int n = group_.size();
-  const int me = group_.rank();
+  const Member me = group_.me();
   if (copies_in(me)) {
     const auto* input = static_cast<const std::byte*>(request_.input);
     for (int step = 1; step < n; ++step) {
-      const int owner = (me + step) % n;
-      const Range part = shards_.part(owner, chunk, part_);
+      const Member owner = after_me(step);
+      const Range part = part_of(owner, chunk);
       copy_bytes(leaf_slot(me, chunk, owner), input + part.begin * element_,
                  part.length * element_);
     }
@@ -131,8 +131,8 @@ void TwoShot::copy_in(std::size_t chunk) {
 bool TwoShot::combine(std::size_t chunk) {
   const int n = group_.size();
   for (; peer_ < n; ++peer_) {
-    const int r = (group_.rank() + peer_) % n;
-    if (group_.mailbox(r).progress.copied_in.load(std::memory_order_acquire) < base_ + chunk + 1)
+    const Member each = after_me(peer_);
+    if (group_.mailbox(each).progress.copied_in.load(std::memory_order_acquire) < base_ + chunk + 1)
       return false;
   }
   peer_ = 1;
@@ -147,12 +147,12 @@ bool TwoShot::combine(std::size_t chunk) {
 }
 
 void TwoShot::reduce_part(std::size_t chunk) {
-  const int me = group_.rank();
-  const Range part = shards_.part(me, chunk, part_);
+  const Member me = group_.me();
+  const Range part = part_of(me, chunk);
   if (part.length == 0) return;
-  const void* leaves[kMaxRanks];
-  for (int r = 0; r < group_.size(); ++r) leaves[r] = leaf_slot(r, chunk, me);
-  leaves[me] = static_cast<const std::byte*>(request_.input) + part.begin * element_;
+  const void* leaves[kMaxMembers];
+  for (const Member each : group_.members()) leaves[each.at()] = leaf_slot(each, chunk, me);
+  leaves[me.at()] = static_cast<const std::byte*>(request_.input) + part.begin * element_;
 
   auto* output = static_cast<std::byte*>(request_.output);
   void* result = result_slot(me, chunk);
@@ -161,26 +161,27 @@ void TwoShot::reduce_part(std::size_t chunk) {
     case OpKind::kAllReduce:
       return reduce_(leaves, group_.size(), output + part.begin * element_, result, part.length);
     case OpKind::kReduceScatter:
-      return reduce_(leaves, group_.size(), output + (part.begin - shards_.begin(me)) * element_,
-                     nullptr, part.length);
-    default:  // reduce: the root needs no copy of its own part, the others have no output
       return reduce_(leaves, group_.size(),
-                     me == request_.root ? output + part.begin * element_ : result, nullptr,
+                     output + (part.begin - shards_.begin(me.index())) * element_, nullptr,
                      part.length);
+    default:  // reduce: the root needs no copy of its own part, the others have no output
+      return reduce_(leaves, group_.size(), me == root() ? output + part.begin * element_ : result,
+                     nullptr, part.length);
   }
 }
 
 void TwoShot::exchange_part(std::size_t chunk) {
-  const int me = group_.rank();
-  const Range part = shards_.part(me, chunk, part_);
-  const std::size_t skip = part.begin - shards_.begin(me);
+  const Member me = group_.me();
+  const Range part = part_of(me, chunk);
+  const std::size_t skip = part.begin - shards_.begin(me.index());
   const auto* input = static_cast<const std::byte*>(request_.input);
   auto* output = static_cast<std::byte*>(request_.output);
   for (int step = 0; step < group_.size(); ++step) {
-    const int from = (me + step) % group_.size();
+    const Member from = after_me(step);
     if (!copies_in(from)) continue;
     // all_to_all: equal shards, so what comes from `from` goes where its shard lies.
-    const std::size_t to = request_.kind == OpKind::kScatter ? skip : shards_.begin(from) + skip;
+    const std::size_t to =
+        request_.kind == OpKind::kScatter ? skip : shards_.begin(from.index()) + skip;
     copy_bytes(output + to * element_,
                from == me ? input + part.begin * element_ : leaf_slot(from, chunk, me),
                part.length * element_);
@@ -188,12 +189,12 @@ void TwoShot::exchange_part(std::size_t chunk) {
 }
 
 void TwoShot::share_part(std::size_t chunk) {
-  const int me = group_.rank();
-  const Range part = shards_.part(me, chunk, part_);
+  const Member me = group_.me();
+  const Range part = part_of(me, chunk);
   const std::size_t bytes = part.length * element_;
   // A broadcast's root owns the whole buffer, a gather's input is the own shard alone.
-  const auto* input =
-      static_cast<const std::byte*>(request_.input) + (part.begin - shards_.begin(me)) * element_;
+  const auto* input = static_cast<const std::byte*>(request_.input) +
+                      (part.begin - shards_.begin(me.index())) * element_;
   auto* output = static_cast<std::byte*>(request_.output);
   if (bytes == 0) return;
   copy_bytes(result_slot(me, chunk), input, bytes);
@@ -205,12 +206,12 @@ bool TwoShot::fetch(std::size_t chunk) {
   const int n = group_.size();
   auto* output = static_cast<std::byte*>(request_.output);
   for (; peer_ < n; ++peer_) {
-    const int r = (group_.rank() + peer_) % n;
-    if (group_.mailbox(r).progress.combined.load(std::memory_order_acquire) < base_ + chunk + 1)
+    const Member each = after_me(peer_);
+    if (group_.mailbox(each).progress.combined.load(std::memory_order_acquire) < base_ + chunk + 1)
       return false;
     if (!fetches()) continue;
-    const Range part = shards_.part(r, chunk, part_);
-    copy_bytes(output + part.begin * element_, result_slot(r, chunk), part.length * element_);
+    const Range part = part_of(each, chunk);
+    copy_bytes(output + part.begin * element_, result_slot(each, chunk), part.length * element_);
   }
   peer_ = 1;
   return true;

@@ -30,9 +30,9 @@ class TwoShot final : public Operation {
 
   void start() override { rendezvous_.arrive(); }
   State advance() override;
-  bool finished_by(int rank) const override;
+  bool finished_by(Member member) const override;
   void compare_calls() const override { rendezvous_.compare_arrived(); }
-  bool called_by(int rank) const override { return rendezvous_.arrived(rank); }
+  bool called_by(Member member) const override { return rendezvous_.arrived(member); }
 
  private:
   enum class Stage { kRendezvous, kFetch, kCopyIn, kCombine };
@@ -45,10 +45,17 @@ class TwoShot final : public Operation {
   void exchange_part(std::size_t chunk);
   void share_part(std::size_t chunk);
 
-  std::byte* leaf_slot(int rank, std::size_t chunk, int owner) const;
-  std::byte* result_slot(int rank, std::size_t chunk) const;
-  bool copies_in(int rank) const;  // whether `rank` hands leaves or parts to their owners
-  bool fetches() const;            // whether this rank collects the results of others
+  // The direct paths are for one host, where rank r is member r.
+  Member root() const { return Member(request_.root); }
+  // How far `steps` around the ring of members.
+  Member after_me(int steps) const { return Member((group_.me().index() + steps) % group_.size()); }
+  Range part_of(Member owner, std::size_t chunk) const {
+    return shards_.part(owner.index(), chunk, part_);
+  }
+  std::byte* leaf_slot(Member member, std::size_t chunk, Member owner) const;
+  std::byte* result_slot(Member member, std::size_t chunk) const;
+  bool copies_in(Member member) const;  // whether it hands leaves or parts to their owners
+  bool fetches() const;                 // whether this rank collects the results of others
 
   Rendezvous rendezvous_;
   Shards shards_;
@@ -59,7 +66,7 @@ class TwoShot final : public Operation {
   std::uint64_t base_ = 0;  // chunks that every rank had handled before this operation
   std::size_t round_ = 0;   // i above
   Stage stage_ = Stage::kRendezvous;
-  int peer_ = 1;  // how far around the ranks the current stage has come
+  int peer_ = 1;  // how far around the members the current stage has come
 };
 
 }  // namespace pycollective

@@ -37,7 +37,7 @@ class Checker {
     if (is_pair() && request_.root == rank_)
       refuse("a rank cannot send to or receive from itself: copy the array");
     if (!request_.counts.empty()) check_counts();
-    if (total() > SIZE_MAX / 16 / sizeof(double) / kMaxRanks) refuse("the count is too large");
+    check_size();
     check_buffers();
   }
 
@@ -51,6 +51,18 @@ class Checker {
     if (request_.counts.size() != static_cast<std::size_t>(size_))
       refuse("counts has " + std::to_string(request_.counts.size()) + " entries for " +
              std::to_string(size_) + " ranks");
+  }
+
+  // So that no sum or product of sizes wraps, whatever is made of them.
+  void check_size() const {
+    constexpr std::size_t kMost = SIZE_MAX / 16 / sizeof(double) / kMaxRanks;
+    std::size_t left = kMost;
+    if (request_.counts.empty() && request_.count > kMost / static_cast<std::size_t>(size_))
+      refuse("the count is too large");
+    for (const std::size_t count : request_.counts) {
+      if (count > left) refuse("the counts are too large");
+      left -= count;
+    }
   }
 
   std::size_t shard() const {

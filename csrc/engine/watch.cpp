@@ -21,11 +21,11 @@ Failure failure_of(const Operation& operation, FailureKind kind, std::string mes
 std::string absentees(const Operation& operation) {
   std::string absent;
   std::string unfinished;
-  for (int r = 0; r < operation.group().size(); ++r) {
-    if (r == operation.group().rank()) continue;
-    std::string& list = operation.called_by(r) ? unfinished : absent;
-    if (operation.called_by(r) && operation.finished_by(r)) continue;
-    list += (list.empty() ? "" : ", ") + std::to_string(operation.group().number(r));
+  for (const Member each : operation.group().members()) {
+    if (each == operation.group().me()) continue;
+    std::string& list = operation.called_by(each) ? unfinished : absent;
+    if (operation.called_by(each) && operation.finished_by(each)) continue;
+    list += (list.empty() ? "" : ", ") + std::to_string(operation.group().number(each));
   }
   const std::string far = operation.far_absentees();
   if (!far.empty()) absent += (absent.empty() ? "" : ", ") + far;
@@ -91,19 +91,19 @@ void Watch::look(const Operation& operation) {
 
 void Watch::look_for_lost_peers(const Operation& operation) const {
   const Group& group = operation.group();
-  for (int r = 0; r < group.size(); ++r) {
-    if (r == group.rank()) continue;
+  for (const Member each : group.members()) {
+    if (each == group.me()) continue;
     // First whether it is gone, then what it did before: in this order nothing it did is missed.
-    const bool left = group.has_left(r);
-    if (!left && group.alive(r)) continue;
-    if (operation.finished_by(r)) continue;
+    const bool left = group.has_left(each);
+    if (!left && group.alive(each)) continue;
+    if (operation.finished_by(each)) continue;
     throw CollectiveFailure(failure_of(
         operation, FailureKind::kPeerFailure,
-        group.describe(r) + (left ? " closed its communicator" : " died: its process ended") +
+        group.describe(each) + (left ? " closed its communicator" : " died: its process ended") +
             " before it finished " + name_of(operation) + ", seen by rank " +
             std::to_string(group.world().rank) +
             ". The communicator does no more work; the output of rank " +
-            std::to_string(group.number(r)) + " tells why, and the job must be started again"));
+            std::to_string(group.number(each)) + " tells why, and the job must be started again"));
   }
 }
 

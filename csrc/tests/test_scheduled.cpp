@@ -29,7 +29,7 @@ class Builder {
     int step = 0;
     for (int bit = 1; bit < program_.ranks; bit *= 2, ++step) {
       const int peer = rank_ ^ bit;
-      program_.readers.push_back(peer);
+      program_.readers.emplace_back(peer);
       emit(Instruction::Kind::kPublish, 1);
       emit(Instruction::Kind::kWait, peer, step + 1);
       const int theirs = step == 0 ? ref(Place::kItem, peer, 0) : ref(Place::kNode, peer, step - 1);
@@ -39,7 +39,7 @@ class Builder {
       combine(rank_ < peer ? mine : theirs, rank_ < peer ? theirs : mine, out, last);
       mine = out;
     }
-    program_.check(rank_);
+    program_.check(Member(rank_));
     return std::make_shared<const Program>(std::move(program_));
   }
 
@@ -47,7 +47,7 @@ class Builder {
   int ref(Place place, int rank, int index) {
     // A node of a peer: all have as many.
     if (place == Place::kNode && index >= program_.nodes) program_.nodes = index + 1;
-    program_.refs.push_back({place, rank, 0, index});
+    program_.refs.push_back({place, Member(rank), 0, index});
     return static_cast<int>(program_.refs.size()) - 1;
   }
   void emit(Instruction::Kind kind, int a, int b = 0, int c = 0) {
@@ -122,7 +122,7 @@ void refuses(const Break& spoil) {
   spoil(program);
   bool refused = false;
   try {
-    program.check(0);
+    program.check(Member(0));
   } catch (const std::invalid_argument&) {
     refused = true;
   }
@@ -131,7 +131,7 @@ void refuses(const Break& spoil) {
 
 void broken_programs_are_refused() {
   refuses([](Program& p) { p.refs[0].shard = 1; });
-  refuses([](Program& p) { p.refs[1].rank = 4; });
+  refuses([](Program& p) { p.refs[1].member = Member(4); });
   refuses([](Program& p) { p.refs[2].index = p.items; });
   refuses([](Program& p) { p.instructions[0].b = 99; });
   refuses([](Program& p) { p.instructions[0].b = 0; });  // the input is not written
@@ -140,7 +140,7 @@ void broken_programs_are_refused() {
   refuses([](Program& p) { p.terms[0] = -1; });
   refuses([](Program& p) { p.recipes = {0, 1, 0}; });
   refuses([](Program& p) { p.combines[0].terms = 3; });
-  refuses([](Program& p) { p.readers.push_back(0); });
+  refuses([](Program& p) { p.readers.emplace_back(0); });
   refuses([](Program& p) { p.algorithm = std::string(24, 'x'); });
   refuses([](Program& p) { p.instructions.push_back({Instruction::Kind::kSend, 0, 0, 0}); });
   refuses([](Program& p) { p.instructions.push_back({Instruction::Kind::kSettle, 1, 0, 0}); });

@@ -41,7 +41,7 @@ class ThreadRanks {
     std::vector<std::shared_ptr<Communicator>> group;
     for (int r = 0; r < size(); ++r)
       group.push_back(std::make_shared<Communicator>(
-          std::make_unique<Group>(nodes_[r], r, tokens, offsets, mailboxes[r],
+          std::make_unique<Group>(nodes_[r], Member(r), tokens, offsets, mailboxes[r],
                                   data_bytes != 0 ? data_bytes : mailboxes[r].data_bytes),
           progress_[r], timeout));
     return group;

@@ -1,7 +1,8 @@
 // What lies in shared memory, and who writes it.
 //
-// Each process owns one segment. A group of n ranks has one mailbox in each rank's segment. A rank
-// writes its own mailbox and reads its peers'; the few words that peers write are marked.
+// Each process owns one segment. A group of n members, the ranks of one host, has one mailbox in
+// each member's segment. A member writes its own mailbox and reads its peers'; the few words that
+// peers write are marked.
 // A flag is stored with release order after the data that it announces, alone on its cache line
 // with its own data, so that one line carries both to each reader.
 #pragma once
@@ -10,17 +11,19 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "transport/member.h"
+
 namespace pycollective {
 
-constexpr int kMaxRanks = 64;  // ranks of one group on one host: the width of a mask
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kChunkSlots = 3;  // chunks of a scheduled operation under way at once
 constexpr std::size_t kSegmentBytes = std::size_t{256} << 20;  // virtual; committed as needed
 constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0002;    // last digits: layout version
 
-using Mask = std::uint64_t;  // bit r: rank r
-constexpr Mask bit(int rank) { return Mask{1} << rank; }
+using Mask = std::uint64_t;  // bit m: member m
+constexpr Mask bit(Member member) { return Mask{1} << member.index(); }
+static_assert(8 * sizeof(Mask) == kMaxMembers);
 
 struct SegmentHeader {
   std::uint64_t magic;
@@ -61,17 +64,17 @@ struct Mailbox {
   struct alignas(kLine) {
     std::atomic<std::uint64_t> mark;
   } published[kChunkSlots];
-  // Bit r: rank r sleeps and wants its doorbell rung. Only that of rank 0's mailbox is used, by all
-  // ranks: one line that stays shared in every cache while nobody sleeps.
+  // Bit m: member m sleeps and wants its doorbell rung. Only that of member 0's mailbox is used, by
+  // all: one line that stays shared in every cache while nobody sleeps.
   alignas(kLine) std::atomic<Mask> sleepers;
-  alignas(kLine) std::atomic<std::uint64_t> failure;  // written by any rank: the first cause
-  std::atomic<Mask> left;           // bit r is set by rank r, which will touch this mailbox no more
+  alignas(kLine) std::atomic<std::uint64_t> failure;  // written by any member: the first cause
+  std::atomic<Mask> left;  // bit m is set by member m, which will touch this mailbox no more
   alignas(kLine) char report[448];  // the owner's account of a failure that it reports
 };
 
 // A mailbox is followed by its channels (to each peer, then from each peer) and its data area.
-constexpr std::size_t mailbox_header_bytes(int ranks) {
-  return (sizeof(Mailbox) + 2 * static_cast<std::size_t>(ranks) * sizeof(Channel) + kPage - 1) /
+constexpr std::size_t mailbox_header_bytes(int members) {
+  return (sizeof(Mailbox) + 2 * static_cast<std::size_t>(members) * sizeof(Channel) + kPage - 1) /
          kPage * kPage;
 }
 

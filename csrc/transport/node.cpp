@@ -15,7 +15,7 @@ constexpr std::size_t kDataBudget = std::size_t{6} << 20;
 constexpr std::size_t kLeastData = std::size_t{32} << 10;
 // More than this for each peer makes no transfer faster (three slots of 128 KiB, and small
 // buffers).
-constexpr std::size_t kUsefulDataPerRank = std::size_t{448} << 10;
+constexpr std::size_t kUsefulDataPerMember = std::size_t{448} << 10;
 
 // Between hosts: three slots of parts of a megabyte.
 constexpr std::size_t kFarDataBudget = std::size_t{16} << 20;
@@ -23,11 +23,11 @@ constexpr std::size_t kUsefulFarData = std::size_t{4} << 20;
 
 std::size_t to_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-std::size_t data_bytes_for(int ranks, bool far, std::size_t committed) {
+std::size_t data_bytes_for(int members, bool far, std::size_t committed) {
   const std::size_t budget = far ? kFarDataBudget : kDataBudget;
   const std::size_t left = committed < budget ? budget - committed : 0;
   const std::size_t useful =
-      far ? kUsefulFarData : kUsefulDataPerRank * static_cast<std::size_t>(ranks);
+      far ? kUsefulFarData : kUsefulDataPerMember * static_cast<std::size_t>(members);
   return to_pages(std::clamp(left / 4, kLeastData, std::max(useful, kLeastData)));
 }
 
@@ -71,27 +71,27 @@ std::size_t Node::take(std::size_t bytes) {
   return *offset;
 }
 
-MailboxRange Node::allocate_mailbox(int ranks, bool far) {
-  if (ranks < 1 || ranks > kMaxRanks)
+MailboxRange Node::allocate_mailbox(int members, bool far) {
+  if (members < 1 || members > kMaxMembers)
     throw std::invalid_argument("a group on one host has 1 to 64 ranks");
   const std::lock_guard lock(mutex_);
   reclaim();
   MailboxRange range;
-  range.data_bytes = data_bytes_for(ranks, far, committed_);
-  range.bytes = mailbox_header_bytes(ranks) + range.data_bytes;
+  range.data_bytes = data_bytes_for(members, far, committed_);
+  range.bytes = mailbox_header_bytes(members) + range.data_bytes;
   range.offset = take(range.bytes);
   committed_ += range.data_bytes;
   std::byte* memory = own_->segment().at(range.offset);
-  std::memset(memory, 0, mailbox_header_bytes(ranks));
+  std::memset(memory, 0, mailbox_header_bytes(members));
   new (memory) Mailbox();
   auto* channels = reinterpret_cast<Channel*>(memory + sizeof(Mailbox));
-  for (int i = 0; i < 2 * ranks; ++i) new (channels + i) Channel();
+  for (int i = 0; i < 2 * members; ++i) new (channels + i) Channel();
   return range;
 }
 
-std::size_t Node::mailbox_bytes(int ranks, bool far) const {
+std::size_t Node::mailbox_bytes(int members, bool far) const {
   const std::lock_guard lock(mutex_);
-  return mailbox_header_bytes(ranks) + data_bytes_for(ranks, far, committed_);
+  return mailbox_header_bytes(members) + data_bytes_for(members, far, committed_);
 }
 
 std::size_t Node::allocate_buffer(std::size_t bytes) {
@@ -99,18 +99,19 @@ std::size_t Node::allocate_buffer(std::size_t bytes) {
   return take(bytes);
 }
 
-void Node::retire(int rank, const MailboxRange& mailbox, std::vector<std::size_t> buffers,
+void Node::retire(Member me, const MailboxRange& mailbox, std::vector<std::size_t> buffers,
                   std::size_t buffer_bytes, std::vector<std::shared_ptr<Peer>> members) {
   const std::lock_guard lock(mutex_);
-  retired_.push_back({rank, mailbox, std::move(buffers), buffer_bytes, std::move(members)});
+  retired_.push_back({me, mailbox, std::move(buffers), buffer_bytes, std::move(members)});
 }
 
 void Node::reclaim() {
   const auto nobody_reads = [&](const Retired& group) {
     const auto& mailbox = *reinterpret_cast<Mailbox*>(own_->segment().at(group.mailbox.offset));
     const Mask left = mailbox.left.load(std::memory_order_acquire);
-    for (int r = 0; r < static_cast<int>(group.members.size()); ++r)
-      if (r != group.rank && (left & bit(r)) == 0 && group.members[r]->alive()) return false;
+    for (const Member each : Members(static_cast<int>(group.members.size())))
+      if (each != group.me && (left & bit(each)) == 0 && group.members[each.at()]->alive())
+        return false;
     return true;
   };
   for (auto it = retired_.begin(); it != retired_.end();) {

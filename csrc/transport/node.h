@@ -41,23 +41,23 @@ class Node {
   // nullptr where no such peer is attached.
   std::shared_ptr<Peer> find(const Token& token) const;
 
-  // Commits a zeroed mailbox for a group of `ranks`. Early groups get large data areas, later ones
-  // small ones, so that the sum stays bounded. Throws std::system_error (ENOMEM).
-  // `far`: some ranks are on other hosts, and messages to them had better be long.
-  MailboxRange allocate_mailbox(int ranks, bool far = false);
+  // Commits a zeroed mailbox for a group of `members`. Early groups get large data areas, later
+  // ones small ones, so that the sum stays bounded. Throws std::system_error (ENOMEM). `far`: some
+  // ranks are on other hosts, and messages to them had better be long.
+  MailboxRange allocate_mailbox(int members, bool far = false);
   // What allocate_mailbox would commit now, give or take what reclaiming frees.
-  std::size_t mailbox_bytes(int ranks, bool far = false) const;
+  std::size_t mailbox_bytes(int members, bool far = false) const;
   // Commits `bytes` (a multiple of the page size) for a channel.
   std::size_t allocate_buffer(std::size_t bytes);
 
-  // Gives a group's memory back once no peer can touch it any more: all of `ranks` others have left
-  // or died. Checked at later allocations.
-  void retire(int rank, const MailboxRange& mailbox, std::vector<std::size_t> buffers,
+  // Gives a group's memory back once no peer can touch it any more: all others have left or
+  // died. Checked at later allocations.
+  void retire(Member me, const MailboxRange& mailbox, std::vector<std::size_t> buffers,
               std::size_t buffer_bytes, std::vector<std::shared_ptr<Peer>> members);
 
  private:
   struct Retired {
-    int rank;
+    Member me;
     MailboxRange mailbox;
     std::vector<std::size_t> buffers;
     std::size_t buffer_bytes;

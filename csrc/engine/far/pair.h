@@ -14,8 +14,8 @@ class FarPair final : public Operation {
 
   void start() override;
   State advance() override;
-  bool finished_by(int) const override { return true; }  // of its own host nobody takes part
-  bool called_by(int) const override { return true; }
+  bool finished_by(Member) const override { return true; }  // of its own host nobody takes part
+  bool called_by(Member) const override { return true; }
   std::string far_absentees() const override;
   bool must_poll() const override { return true; }
 

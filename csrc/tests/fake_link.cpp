@@ -1,0 +1,258 @@
+#include "tests/fake_link.h"
+
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include "tests/check.h"
+
+namespace pycollective::testing {
+namespace {
+
+using Transfer = Link::Transfer;
+using Outcome = Link::Outcome;
+
+struct Message {
+  Transfer transfer;         // of its sender
+  const std::byte* memory;   // the sender's, while it has not been read
+  std::vector<std::byte> data;
+  std::size_t bytes;
+  std::uint64_t due;
+};
+
+struct Posted {
+  Transfer transfer;
+  std::byte* memory;
+  std::size_t capacity;
+};
+
+
+
+}  // namespace
+
+struct FakeNetwork::Station {
+  std::mutex mutex;
+  std::mt19937 random;
+  std::uint64_t now = 0;  // calls of progress()
+  std::map<std::pair<int, int>, std::deque<Message>> wires;   // by sender and lane
+  std::map<std::pair<int, int>, std::deque<Posted>> posted;   // by sender, or any, and lane
+  std::unordered_map<Transfer, Outcome> ended;
+  std::deque<Link::Loss> losses;
+  std::set<int> lost;
+  std::function<void()> bell;
+  Transfer next = 1;
+  std::uint64_t delivered = 0;
+  bool dead = false;
+};
+
+class FakeNetwork::End final : public Link {
+ public:
+  End(FakeNetwork& network, int rank) : network_(network), rank_(rank) {}
+
+  Transfer send(int rank, int lane, const void* data, std::size_t bytes, bool) override {
+    Station& own = at(rank_);
+    Station& theirs = at(rank);
+    const auto* memory = static_cast<const std::byte*>(data);
+    Transfer transfer = 0;
+    bool late = false;
+    std::uint64_t delay = 0;
+    {
+      const std::lock_guard lock(own.mutex);
+      transfer = own.next++;
+      if (own.lost.count(rank) != 0) {
+        own.ended[transfer] = Outcome::kLost;
+        return transfer;
+      }
+      late = network_.manner_.reads_late && own.random() % 2 == 0;
+      if (!late) own.ended[transfer] = Outcome::kDone;
+      delay = own.random() % (static_cast<unsigned>(network_.manner_.longest_delay) + 1);
+    }
+    Message message{transfer, late ? memory : nullptr, {}, bytes, 0};
+    if (!late && bytes != 0) message.data.assign(memory, memory + bytes);
+    std::function<void()> ring;
+    {
+      const std::lock_guard lock(theirs.mutex);
+      message.due = theirs.now + delay;
+      theirs.wires[{rank_, lane}].push_back(std::move(message));
+      ring = theirs.bell;
+    }
+    if (ring) ring();
+    return transfer;
+  }
+
+  Transfer receive(int rank, int lane, void* data, std::size_t capacity) override {
+    Station& own = at(rank_);
+    const std::lock_guard lock(own.mutex);
+    const Transfer transfer = own.next++;
+    own.posted[{rank, lane}].push_back({transfer, static_cast<std::byte*>(data), capacity});
+    return transfer;
+  }
+
+  void progress() override {
+    Station& own = at(rank_);
+    std::vector<std::pair<int, Transfer>> read;  // of senders whose memory was read late
+    {
+      const std::lock_guard lock(own.mutex);
+      ++own.now;
+      for (auto& [key, wire] : own.wires) {
+        const auto [sender, lane] = key;
+        while (!wire.empty() && wire.front().due <= own.now && lane < network_.held_from_) {
+          std::deque<Posted>* posts = &own.posted[key];
+          if (posts->empty()) posts = &own.posted[{Link::kAnyRank, lane}];
+          if (posts->empty()) break;
+          Message message = std::move(wire.front());
+          wire.pop_front();
+          const Posted post = posts->front();
+          posts->pop_front();
+          CHECK(message.bytes <= post.capacity);  // what Gloo answers with the end of the process
+          const std::byte* from = message.memory ? message.memory : message.data.data();
+          if (message.bytes != 0) std::memcpy(post.memory, from, message.bytes);
+          if (message.memory != nullptr) read.emplace_back(sender, message.transfer);
+          own.ended[post.transfer] = Outcome::kDone;
+          ++own.delivered;
+        }
+      }
+      for (auto& [key, posts] : own.posted) {
+        if (own.lost.count(key.first) == 0 || !own.wires[key].empty()) continue;
+        for (const Posted& each : posts) own.ended[each.transfer] = Outcome::kLost;
+        posts.clear();
+      }
+    }
+    for (const auto& [sender, transfer] : read) {
+      const std::lock_guard lock(at(sender).mutex);
+      at(sender).ended[transfer] = Outcome::kDone;
+    }
+  }
+
+  Outcome test(Transfer transfer) override {
+    Station& own = at(rank_);
+    const std::lock_guard lock(own.mutex);
+    const auto found = own.ended.find(transfer);
+    if (found == own.ended.end()) return Outcome::kUnderWay;
+    const Outcome outcome = found->second;
+    own.ended.erase(found);
+    return outcome;
+  }
+
+  void cancel(Transfer transfer) noexcept override {
+    if (!network_.manner_.cancels) return;
+    Station& own = at(rank_);
+    {
+      const std::lock_guard lock(own.mutex);
+      for (auto& [key, posts] : own.posted)
+        for (auto post = posts.begin(); post != posts.end(); ++post)
+          if (post->transfer == transfer) {
+            posts.erase(post);
+            own.ended[transfer] = Outcome::kCancelled;
+            return;
+          }
+    }
+    for (std::size_t r = 0; r < network_.stations_.size(); ++r) {
+      Station& theirs = *network_.stations_[r];
+      bool found = false;
+      {
+        const std::lock_guard lock(theirs.mutex);
+        for (auto& [key, wire] : theirs.wires)
+          for (auto message = wire.begin(); key.first == rank_ && message != wire.end(); ++message)
+            if (message->memory != nullptr && message->transfer == transfer) {
+              wire.erase(message);
+              found = true;
+              break;
+            }
+      }
+      if (!found) continue;
+      const std::lock_guard lock(own.mutex);
+      own.ended[transfer] = Outcome::kCancelled;
+      return;
+    }
+  }
+
+  std::optional<Loss> lost() override {
+    Station& own = at(rank_);
+    const std::lock_guard lock(own.mutex);
+    if (own.losses.empty()) return std::nullopt;
+    Loss loss = std::move(own.losses.front());
+    own.losses.pop_front();
+    return loss;
+  }
+
+  bool ring_with(std::function<void()> bell) override {
+    Station& own = at(rank_);
+    const std::lock_guard lock(own.mutex);
+    own.bell = std::move(bell);
+    return true;
+  }
+
+  void close() noexcept override {
+    const std::lock_guard lock(at(rank_).mutex);
+    at(rank_).bell = nullptr;
+  }
+
+ private:
+  Station& at(int rank) { return *network_.stations_[static_cast<std::size_t>(rank)]; }
+
+  FakeNetwork& network_;
+  const int rank_;
+};
+
+FakeNetwork::FakeNetwork(int ranks, Manner manner) : manner_(manner) {
+  for (int r = 0; r < ranks; ++r) {
+    stations_.push_back(std::make_unique<Station>());
+    stations_.back()->random.seed(manner.seed * 4099 + static_cast<unsigned>(r));
+  }
+}
+
+FakeNetwork::~FakeNetwork() { release(); }
+
+std::shared_ptr<Link> FakeNetwork::link(int rank) { return std::make_shared<End>(*this, rank); }
+
+void FakeNetwork::hold_from(int first) { held_from_ = first; }
+
+void FakeNetwork::kill(int rank) {
+  std::vector<std::pair<std::size_t, Transfer>> never_read;
+  for (std::size_t r = 0; r < stations_.size(); ++r) {
+    Station& each = *stations_[r];
+    const std::lock_guard lock(each.mutex);
+    if (static_cast<int>(r) == rank) {
+      each.dead = true;
+      for (auto& [key, wire] : each.wires)
+        for (const Message& message : wire)
+          if (message.memory != nullptr)
+            never_read.emplace_back(static_cast<std::size_t>(key.first), message.transfer);
+      each.wires.clear();
+      each.posted.clear();
+      continue;
+    }
+    each.lost.insert(rank);
+    each.losses.push_back({rank, "its connection was closed"});
+    for (auto& [key, wire] : each.wires) {
+      if (key.first != rank) continue;
+      std::size_t kept = each.random() % (wire.size() + 1);
+      // Its memory is gone: what was not read is lost.
+      for (std::size_t i = 0; i < kept; ++i)
+        if (wire[i].memory != nullptr) kept = i;
+      wire.resize(kept);
+    }
+    if (each.bell) each.bell();
+  }
+  for (const auto& [sender, transfer] : never_read) {
+    const std::lock_guard lock(stations_[sender]->mutex);
+    stations_[sender]->ended[transfer] = Outcome::kLost;
+  }
+}
+
+std::uint64_t FakeNetwork::delivered() const {
+  std::uint64_t sum = 0;
+  for (const auto& each : stations_) {
+    const std::lock_guard lock(each->mutex);
+    sum += each->delivered;
+  }
+  return sum;
+}
+
+}  // namespace pycollective::testing

@@ -1,0 +1,45 @@
+// A network of links within one process, for tests: it delays messages, lets those of different
+// lanes overtake each other, reads what is sent late, refuses to take back receives, and loses
+// ranks. What it does follows from its seed and the order of the calls alone.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <vector>
+
+#include "engine/far/link.h"
+
+namespace pycollective::testing {
+
+struct Manner {
+  unsigned seed = 0;
+  int longest_delay = 0;    // in calls of progress() by the receiver
+  bool reads_late = false;  // a send reads its memory when it is delivered
+  bool cancels = true;      // whether what is under way can be taken back
+};
+
+class FakeNetwork {
+ public:
+  FakeNetwork(int ranks, Manner manner);
+  ~FakeNetwork();
+  std::shared_ptr<Link> link(int rank);
+  // The rank is gone, and with it what it has sent and nobody has received yet, or part of it.
+  void kill(int rank);
+  // While held, nothing of lanes from `first` on is delivered.
+  void hold_from(int first);
+  void release() { hold_from(1 << 30); }
+  // Messages that were delivered.
+  std::uint64_t delivered() const;
+
+ private:
+  class End;
+  struct Station;
+  std::vector<std::unique_ptr<Station>> stations_;
+  const Manner manner_;
+  std::atomic<int> held_from_{1 << 30};
+};
+
+}  // namespace pycollective::testing

@@ -1,0 +1,271 @@
+// Operations between hosts over a fake network, ranks as threads: bits, failures, and whose memory
+// it is.
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "engine/far/messenger.h"
+#include "tests/check.h"
+#include "tests/far_programs.h"
+#include "tests/host_ranks.h"
+
+using namespace pycollective;
+using namespace pycollective::testing;
+
+namespace {
+
+Failure failure_of(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const CollectiveFailure& error) {
+    return error.failure();
+  }
+  return {};
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+std::shared_ptr<const Program> program_of(const std::vector<HostSchedule>& schedules,
+                                          const std::string& algorithm, std::size_t ranks,
+                                          std::size_t hosts, int rank) {
+  for (const HostSchedule& each : schedules)
+    if (each.first().algorithm == algorithm && each.programs.size() == ranks &&
+        each.host_sizes.size() == hosts)
+      return each.programs[static_cast<std::size_t>(rank)];
+  CHECK(false);
+  return nullptr;
+}
+
+void every_algorithm_gives_the_same_bits(const std::vector<HostSchedule>& schedules) {
+  unsigned seed = 0;
+  for (const HostSchedule& schedule : schedules) {
+    ++seed;
+    const int n = static_cast<int>(schedule.programs.size());
+    FakeNetwork network(n, {seed, static_cast<int>(seed % 7), seed % 2 == 0, true});
+    HostRanks ranks(schedule.host_sizes, network);
+    const auto group = ranks.make_communicators();
+    ranks.run([&](int r) {
+      for (const std::size_t count : {0, 1, 100, 1500, 20011, 400003}) {
+        std::vector<float> x = order_dependent(r, count, seed);
+        std::vector<float> y = x;
+        const auto at = static_cast<std::size_t>(r);
+        // Two at once, the second asynchronous behind the first.
+        const auto first = group[at]->submit(all_reduce(x, schedule.programs[at]), nullptr);
+        group[at]->run(all_reduce(y, schedule.programs[at]), {});
+        CHECK(first->wait(30, {}));
+        CHECK(same_bits(x, sum_in_order(n, count, seed)));
+        CHECK(same_bits(y, x));
+      }
+      group[static_cast<std::size_t>(r)]->close();
+    });
+  }
+}
+
+Request pair(OpKind kind, std::vector<float>& x, int peer) {
+  Request request;
+  request.kind = kind;
+  request.dtype = Dtype::kFloat32;
+  request.count = x.size();
+  request.root = peer;
+  (kind == OpKind::kSend ? request.input : const_cast<const void*&>(request.input)) = x.data();
+  request.output = x.data();
+  return request;
+}
+
+void messages_of_pairs() {
+  FakeNetwork network(2, {7, 3, true, true});
+  HostRanks ranks({1, 1}, network);
+  const auto group = ranks.make_communicators();
+  ranks.run([&](int r) {
+    const auto at = static_cast<std::size_t>(r);
+    for (const std::size_t count : {0, 1, 2000, 2049, 100000}) {
+      std::vector<float> sent = order_dependent(r, count, 3);
+      std::vector<float> got(count);
+      const auto sending = group[at]->submit(pair(OpKind::kSend, sent, 1 - r), nullptr);
+      group[at]->run(pair(OpKind::kRecv, got, 1 - r), {});
+      CHECK(sending->wait(30, {}));
+      CHECK(same_bits(got, order_dependent(1 - r, count, 3)));
+    }
+    group[at]->close();
+  });
+}
+
+// A rank that calls something else: all are told, and no output is touched.
+void a_mismatch_touches_no_output(const std::vector<HostSchedule>& schedules) {
+  for (const HostSchedule& schedule : schedules)
+    for (const std::size_t count : {std::size_t{50}, std::size_t{100000}}) {
+      const int n = static_cast<int>(schedule.programs.size());
+      FakeNetwork network(n, {3, 2, false, true});
+      HostRanks ranks(schedule.host_sizes, network);
+      const auto group = ranks.make_communicators(20);
+      ranks.run([&](int r) {
+        const auto at = static_cast<std::size_t>(r);
+        std::vector<float> x = order_dependent(r, count + (r == n - 1), 5);
+        const std::vector<float> before = x;
+        const auto start = std::chrono::steady_clock::now();
+        const Failure failure =
+            failure_of([&] { group[at]->run(all_reduce(x, schedule.programs[at]), {}); });
+        CHECK(failure.kind == FailureKind::kMismatch);
+        CHECK(contains(failure.message, "count " + std::to_string(count)));
+        CHECK(contains(failure.message, "count " + std::to_string(count + 1)));
+        CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
+        CHECK(same_bits(x, before));
+      });
+      ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+    }
+}
+
+// Ranks whose algorithms exchange other messages would wait for each other for ever.
+void different_algorithms_are_found_out(const std::vector<HostSchedule>& schedules) {
+  FakeNetwork network(4, {1, 0, false, true});
+  HostRanks ranks({1, 1, 1, 1}, network);
+  const auto group = ranks.make_communicators(20);
+  ranks.run([&](int r) {
+    const auto at = static_cast<std::size_t>(r);
+    std::vector<float> x = order_dependent(r, 100, 5);
+    const auto program = program_of(schedules, r == 1 ? "ring" : "tree", 4, 4, r);
+    const Failure failure = failure_of([&] { group[at]->run(all_reduce(x, program), {}); });
+    CHECK(failure.kind == FailureKind::kMismatch);
+    CHECK(contains(failure.message, "algorithm ring") &&
+          contains(failure.message, "algorithm tree"));
+  });
+  ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+}
+
+// What is under way when an operation fails arrives after the error: nobody's memory changes.
+void late_messages_change_nothing(const std::vector<HostSchedule>& schedules, bool late_reads) {
+  for (const char* algorithm : {"direct", "ring", "tree", "halving_doubling", "hierarchical"}) {
+    FakeNetwork network(4, {9, 0, late_reads, true});
+    HostRanks ranks({2, 2}, network);
+    auto group = ranks.make_communicators(0.3);
+    network.hold_from(kLaneFirst);
+    std::vector<std::vector<float>> outputs(4);
+    std::vector<std::vector<float>> after(4);
+    ranks.run([&](int r) {
+      const auto at = static_cast<std::size_t>(r);
+      const auto program = program_of(schedules, algorithm, 4, 2, r);
+      outputs[at].assign(300000, 0.0F);
+      std::vector<float> input = order_dependent(r, 300000, 1);
+      Request request = all_reduce(outputs[at], program);
+      request.input = input.data();
+      const Failure failure = failure_of([&] { group[at]->run(request, {}); });
+      CHECK(failure.kind == FailureKind::kTimeout);
+      after[at] = outputs[at];
+      // The input is freed here: whoever reads it late is caught by the sanitizer.
+    });
+    network.release();
+    for (int look = 0; look < 100; ++look)
+      for (const auto& each : group) CHECK(each->failure() != nullptr);  // which polls
+    for (std::size_t r = 0; r < 4; ++r) CHECK(same_bits(outputs[r], after[r]));
+    ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+    for (std::size_t r = 0; r < 4; ++r) CHECK(same_bits(outputs[r], after[r]));
+  }
+}
+
+// A transport that does not take back what it has begun: all that it may touch lives on.
+void what_cannot_be_cancelled_is_kept(const std::vector<HostSchedule>& schedules) {
+  FakeNetwork network(2, {9, 0, true, false});
+  bool freed[2] = {false, false};
+  {
+    HostRanks ranks({1, 1}, network);
+    auto group = ranks.make_communicators(0.2);
+    network.hold_from(kLaneFirst);
+    ranks.run([&](int r) {
+      const auto at = static_cast<std::size_t>(r);
+      // As the bindings do it: the arrays live as long as `keep` does.
+      std::shared_ptr<std::vector<float>> x(
+          new std::vector<float>(300000, 1.0F), [&freed, r](std::vector<float>* it) {
+            freed[r] = true;
+            delete it;
+          });
+      Request request = all_reduce(*x, program_of(schedules, "direct", 2, 2, r));
+      request.keep = x;
+      CHECK(failure_of([&] { group[at]->run(request, {}); }).kind == FailureKind::kTimeout);
+    });
+    CHECK(!freed[0] && !freed[1]);
+    ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+  }
+  network.release();
+  for (int r = 0; r < 2; ++r)
+    for (int look = 0; look < 10; ++look) network.link(r)->progress();  // it all arrives now
+  CHECK(network.delivered() > 0);
+  CHECK(!freed[0] && !freed[1]);
+}
+
+void a_lost_rank_is_named_everywhere(const std::vector<HostSchedule>& schedules) {
+  for (const char* algorithm : {"ring", "tree", "recursive_doubling", "direct"}) {
+    FakeNetwork network(4, {5, 1, false, true});
+    HostRanks ranks({1, 1, 1, 1}, network);
+    const auto group = ranks.make_communicators(20);
+    ranks.run([&](int r) {
+      const auto at = static_cast<std::size_t>(r);
+      std::vector<float> x = order_dependent(r, 5000, 5);
+      const auto program = program_of(schedules, algorithm, 4, 4, r);
+      group[at]->run(all_reduce(x, program), {});
+      if (r == 3) return network.kill(3);
+      const auto start = std::chrono::steady_clock::now();
+      const Failure failure = failure_of([&] { group[at]->run(all_reduce(x, program), {}); });
+      CHECK(failure.kind == FailureKind::kPeerFailure);
+      CHECK(contains(failure.message, "rank 3 died"));
+      CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
+    });
+    ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+  }
+}
+
+void a_goodbye_is_no_death(const std::vector<HostSchedule>& schedules) {
+  FakeNetwork network(3, {5, 1, false, true});
+  HostRanks ranks({1, 1, 1}, network);
+  const auto group = ranks.make_communicators(20);
+  ranks.run([&](int r) {
+    const auto at = static_cast<std::size_t>(r);
+    std::vector<float> x(10, 1.0F);
+    if (r == 2) {
+      group[at]->close();
+      return network.kill(2);
+    }
+    // Those that do not need it go on.
+    if (r == 0) group[at]->run(pair(OpKind::kSend, x, 1), {});
+    if (r == 1) group[at]->run(pair(OpKind::kRecv, x, 0), {});
+    const auto program = program_of(schedules, "ring", 3, 3, r);
+    const Failure failure = failure_of([&] { group[at]->run(all_reduce(x, program), {}); });
+    CHECK(failure.kind == FailureKind::kPeerFailure);
+    CHECK(contains(failure.message, "rank 2 closed its communicator before it finished"));
+  });
+  ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+}
+
+void an_abort_reaches_who_has_not_called(const std::vector<HostSchedule>& schedules) {
+  FakeNetwork network(4, {5, 1, false, true});
+  HostRanks ranks({2, 2}, network);
+  const auto group = ranks.make_communicators(20);
+  group[0]->abort("enough");
+  ranks.run([&](int r) {
+    const auto at = static_cast<std::size_t>(r);
+    std::vector<float> x(10, 1.0F);
+    const auto program = program_of(schedules, "tree", 4, 2, r);
+    const Failure failure = failure_of([&] { group[at]->run(all_reduce(x, program), {}); });
+    CHECK(failure.kind == FailureKind::kAborted && contains(failure.message, "enough"));
+    group[at]->close();
+  });
+}
+
+}  // namespace
+
+int main() {
+  const auto schedules = read_host_schedules("programs.txt", OpKind::kAllReduce);
+  every_algorithm_gives_the_same_bits(schedules);
+  messages_of_pairs();
+  a_mismatch_touches_no_output(schedules);
+  different_algorithms_are_found_out(schedules);
+  for (const bool late_reads : {false, true}) late_messages_change_nothing(schedules, late_reads);
+  what_cannot_be_cancelled_is_kept(schedules);
+  a_lost_rank_is_named_everywhere(schedules);
+  a_goodbye_is_no_death(schedules);
+  an_abort_reaches_who_has_not_called(schedules);
+  std::puts("far: passed");
+}
