@@ -1,0 +1,54 @@
+// Many ranks as threads, on hosts that a fake network joins: `make scale` writes their programs.
+//
+//   test_far_scale FILE...     one schedule a file (program_text.h)
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include "tests/check.h"
+#include "tests/far_programs.h"
+#include "tests/host_ranks.h"
+
+using namespace pycollective;
+using namespace pycollective::testing;
+
+namespace {
+
+constexpr std::size_t kCount = 20011;
+
+void run(const HostSchedule& schedule) {
+  const auto start = std::chrono::steady_clock::now();
+  const int n = static_cast<int>(schedule.programs.size());
+  FakeNetwork network(n, {1, 0, false, true});
+  HostRanks ranks(schedule.host_sizes, network);
+  const auto group = ranks.make_communicators(600);
+  const std::vector<float> sum = sum_in_order(n, kCount, 1);
+  ranks.run([&](int r) {
+    const auto at = static_cast<std::size_t>(r);
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      std::vector<float> x = order_dependent(r, kCount, 1);
+      group[at]->run(all_reduce(x, schedule.programs[at]), {});
+      CHECK(same_bits(x, sum));
+    }
+    group[at]->close();
+  });
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  std::printf("%-20s %5d ranks on %3zu hosts: the same bits, twice; %llu messages, %.1f s\n",
+              schedule.first().algorithm.c_str(), n, schedule.host_sizes.size(),
+              static_cast<unsigned long long>(network.delivered()), took.count());
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int arguments, char** argument) {
+  rlimit files{};
+  getrlimit(RLIMIT_NOFILE, &files);
+  files.rlim_cur = files.rlim_max;  // a segment a rank
+  setrlimit(RLIMIT_NOFILE, &files);
+  for (int i = 1; i < arguments; ++i)
+    for (const HostSchedule& each : read_host_schedules(argument[i], OpKind::kAllReduce)) run(each);
+  std::puts("scale: passed");
+}
