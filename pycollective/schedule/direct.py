@@ -58,19 +58,25 @@ def spread_of(ranks: int, owner: int, rank: int) -> list[Handing]:
 
 
 def _straight_of(source: int, target: int, rank: int) -> list[Handing]:
-    if source == target or rank not in (source, target):
-        return []
-    return [Handing(0, source, target, None)]
+    touches = source != target and rank in (source, target)
+    return [Handing(0, source, target, None)] if touches else []
 
 
 def _all_reduce_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
     n = topology.ranks
+    if rank != shard:
+        return [Handing(0, rank, shard, ((rank, rank + 1),)), Handing(1, shard, rank, None)]
     return collect_of(n, shard, rank) + later_handings(spread_of(n, shard, rank), 1)
 
 
 def _reduce_of(topology: Topology, shard: int, root: int, rank: int) -> list[Handing]:
     back = later_handings(_straight_of(shard, root, rank), 1)
     return collect_of(topology.ranks, shard, rank) + back
+
+
+def _all_to_all_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
+    source, target = divmod(shard, topology.ranks)
+    return _straight_of(source, target, rank)
 
 
 def _all_reduce_room(topology: Topology, _root: int) -> Places:
@@ -133,9 +139,7 @@ _HANDINGS = {
     "broadcast": lambda topology, _, root, rank: spread_of(topology.ranks, root, rank),
     "gather": lambda _, shard, root, rank: _straight_of(shard, root, rank),
     "scatter": lambda _, shard, root, rank: _straight_of(root, shard, rank),
-    "all_to_all": lambda topology, shard, _, rank: _straight_of(
-        *divmod(shard, topology.ranks), rank
-    ),
+    "all_to_all": _all_to_all_of,
 }
 
 # What goes to a rank of another host is sent from the input, but where that may be the output.

@@ -19,7 +19,7 @@ from pycollective.order import Node, cover
 
 from .lower import Holding, ScheduleError, family_of
 from .operation import Operation
-from .steps import RankProgram, Receive, Send, Type
+from .steps import INPUT, OUTPUT, RankProgram, Receive, Send, Step, Type
 
 Ranges = tuple[tuple[int, int], ...]  # half-open, ascending, no two that touch
 
@@ -97,7 +97,12 @@ def lower_rank(
     Raises:
         ScheduleError: they bring a node or the result twice, or carry other leaves than there are.
     """
-    own = Holding(rank in operation.wants(shard, ranks, root))
+    wants = rank in operation.wants(shard, ranks, root)
+    if len(handings) <= 2:
+        simple = _simple(operation, wants, rank, handings)
+        if simple is not None:
+            return RankProgram(simple, _PLAIN)
+    own = Holding(wants)
     if rank in operation.sources(shard, ranks, root):
         own.begin(operation.reduces, rank, ranks)
     held = int(operation.reduces)  # leaves
@@ -140,6 +145,43 @@ def lower_rank(
             held += taken
             own.add(step, arrived, family_of(ranks))
     return RankProgram(steps, types) if steps else None
+
+
+# The types of a rank that has no buffers but its input, a leaf, and its output.
+_PLAIN = [_LEAF, _RESULT]
+
+
+def _simple(
+    operation: Operation, wants: bool, rank: int, handings: list[Handing]
+) -> list[Step] | None:
+    """The steps of a rank that hands on its leaf, or gets the result, or one after the other.
+
+    Nearly all shards are so to nearly all ranks of some algorithms; it is a shortcut, no more.
+    """
+    if not handings:
+        return None
+    handings.sort()
+    step, source, target, leaves = handings[0]
+    if source == rank:
+        if not operation.reduces or leaves != ((rank, rank + 1),):
+            return None
+        steps: list[Step] = [Send(step, target, _INPUT)]
+        if len(handings) == 1:
+            return steps
+        before, (step, source, target, leaves) = step, handings[1]
+        if before >= step:
+            return None
+    elif len(handings) == 1 and not operation.reduces:
+        steps = []
+    else:
+        return None
+    if leaves is not None or target != rank or not wants:
+        return None
+    steps.append(Receive(step, source, _OUTPUT))
+    return steps
+
+
+_INPUT, _OUTPUT = (INPUT,), (OUTPUT,)
 
 
 def _size(leaves: Ranges) -> int:

@@ -11,6 +11,8 @@ and the bits are the same.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from . import direct, halving_doubling, handing
 from .algorithm import Algorithm, Places, a_shard_each
 from .counts import Phases
@@ -66,16 +68,20 @@ def _all_reduce(topology: Topology, shard: int, _root: int) -> list[Move]:
     return moves + later(backwards(moves, steps), steps)
 
 
-def _across_of(hosts: int, home: int, host: int, to_owner: bool) -> tuple[list[Handing], int]:
-    """Those of `_across` that touch `host`, and the steps of all."""
+@lru_cache(maxsize=16)
+def _across_steps(hosts: int, to_owner: bool) -> int:
+    return _across(hosts, 0, to_owner)[1]
+
+
+def _across_of(hosts: int, home: int, host: int, to_owner: bool) -> list[Handing]:
+    """Those of `_across` that touch `host`."""
     if hosts == 1:
-        return [], 0
+        return []
     if hosts <= FEW_HOSTS:
-        return direct.collect_of(hosts, home, host), 1
+        return direct.collect_of(hosts, home, host)
     if to_owner:
-        steps = halving_doubling.collect_steps(hosts)
-        return halving_doubling.collect_of(hosts, home, host), steps
-    return halving_doubling.halve_of(hosts, home, host), halving_doubling.halving_steps(hosts)
+        return halving_doubling.collect_of(hosts, home, host)
+    return halving_doubling.halve_of(hosts, home, host)
 
 
 def _collect_of(
@@ -87,15 +93,16 @@ def _collect_of(
     host = topology.host_of[rank]
     members = hosts[host]
     carrier = members[place % len(members)]
-    across, steps = _across_of(len(hosts), topology.host_of[owner], host, to_owner)
+    steps = 1 + _across_steps(len(hosts), to_owner)
     if rank != carrier:
-        return [Handing(0, rank, carrier, ((rank, rank + 1),))], 1 + steps
+        return [Handing(0, rank, carrier, ((rank, rank + 1),))], steps
+    across = _across_of(len(hosts), topology.host_of[owner], host, to_owner)
     found = [Handing(0, each, rank, ((each, each + 1),)) for each in members if each != rank]
     for step, a, b, groups in across:
         source, target = hosts[a][place % len(hosts[a])], hosts[b][place % len(hosts[b])]
         leaves = None if groups is None else leaves_of(topology, *groups[0])
         found.append(Handing(1 + step, source, target, leaves))
-    return found, 1 + steps
+    return found, steps
 
 
 def _all_reduce_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
@@ -112,24 +119,22 @@ def _all_gather_of(topology: Topology, shard: int, _root: int, rank: int) -> lis
     return handing.not_to(shard, back)
 
 
-def _across_steps(topology: Topology, to_owner: bool) -> int:
-    return _across(len(topology.hosts), 0, to_owner)[1]
-
-
 def _all_reduce_room(topology: Topology, _root: int) -> Places:
-    steps = 2 + 2 * _across_steps(topology, to_owner=False)
+    steps = 2 + 2 * _across_steps(len(topology.hosts), to_owner=False)
     nodes, items = room(topology, FEW_HOSTS, reduces=True, to_all=True)
     return Places(nodes, items, steps - (topology.widest == 1))  # the last step is nobody's
 
 
 def _reduce_scatter_room(topology: Topology, _root: int) -> Places:
     nodes, items = room(topology, FEW_HOSTS, reduces=True, to_all=False)
-    return Places(nodes, items, 1 + _across_steps(topology, to_owner=True))
+    return Places(nodes, items, 1 + _across_steps(len(topology.hosts), to_owner=True))
 
 
 def _all_gather_room(topology: Topology, _root: int) -> Places:
     nodes, items = room(topology, FEW_HOSTS, reduces=False, to_all=True)
-    return Places(nodes, items, 1 + _across_steps(topology, to_owner=True) - (topology.widest == 1))
+    return Places(
+        nodes, items, 1 + _across_steps(len(topology.hosts), to_owner=True) - (topology.widest == 1)
+    )
 
 
 def _all_reduce_count(topology: Topology) -> Phases:

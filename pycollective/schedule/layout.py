@@ -1,8 +1,8 @@
 """What a rank hands over to ranks of its host, and where: its places, and its events in order.
 
-Who reads them must know both, so a rank works them out for itself and for those of its host that it
-receives from: each from that rank's own steps, shard by shard, so the cost grows with the shards and
-not with shards times ranks.
+Who reads them must know both, so a rank works them out for itself and for those of its host that
+it receives from: each from that rank's own steps, shard by shard, so the cost grows with the shards
+and not with shards times ranks.
 
 A buffer has a place in the slot of its rank if it is handed to a rank of the same host, has come
 from another host (other than straight into the output), or is computed (likewise). All ranks set
@@ -74,7 +74,9 @@ def copies_first(schedule: Schedule) -> bool:
 
 
 def lay_out(
-    schedule: Schedule, rank: int, lowered: Iterable[tuple[int, RankProgram]] | None = None
+    schedule: Schedule,
+    rank: int,
+    lowered: Iterable[tuple[int, RankProgram]] | None = None,
 ) -> Layout:
     """A rank's layout.
 

@@ -90,6 +90,7 @@ class Holding:
         return tuple([self.nodes[node] for node in sorted(self.nodes)])
 
     def new(self, kind: Type) -> int:
+        """A new buffer; for the result the output, where that is wanted."""
         if kind is _RESULT and self.wants:
             return OUTPUT
         self.types.append(kind)
