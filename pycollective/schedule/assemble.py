@@ -20,13 +20,27 @@ from itertools import groupby
 
 from pycollective.order import Node, split
 
-from .layout import IN_INPUT, IN_OUTPUT, Handed, Layout, copies_first, lay_out, room
+from .layout import (
+    IN_INPUT,
+    IN_OUTPUT,
+    Handed,
+    Layout,
+    copies_first,
+    counted,
+    lay_out,
+    lay_out_all,
+    room,
+)
 from .schedule import Schedule
 from .steps import INPUT, OUTPUT, Combine, Copy, Receive, Send, Step
 
 Ref = tuple[int, int, int, int]  # place, rank, shard, index
 WAIT, COPY, COMBINE, PUBLISH, POST, RECEIVE, SEND, SETTLE = range(8)
 TAKE, JOIN = range(2)  # of a recipe
+
+# Up to so many ranks it is quicker to lower all of them together; what comes out is the same.
+_FEW = 8
+_FEW_OF_ONE_SHARD = 64
 
 
 @dataclass
@@ -74,10 +88,16 @@ def assemble(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None = 
         layouts: those already made, to which this adds: for who wants the programs of many ranks of
             one host. Without it those of others are let go at once.
     """
-    own = _layout(schedule, rank, layouts)
     topology = schedule.topology
     near = topology.hosts[topology.host_of[rank]]
-    places = room(schedule)
+    n = topology.ranks
+    if layouts is None and (n <= _FEW or (schedule.shards == 1 and n <= _FEW_OF_ONE_SHARD)):
+        layouts = lay_out_all(schedule)
+        places = counted(layouts.values())
+    else:
+        places = room(schedule)
+    own = _layout(schedule, rank, layouts)
+    handed = _handed(schedule, own, layouts)
     program = Program(
         schedule.algorithm.name,
         schedule.operation.name,
@@ -93,7 +113,7 @@ def assemble(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None = 
         items=places.items,
         readers=sorted(topology.local_index[reader] for reader in own.readers),
     )
-    _Assembler(program, schedule, own, _handed(schedule, own, layouts)).run()
+    _Assembler(program, schedule, own, handed).run()
     return program
 
 

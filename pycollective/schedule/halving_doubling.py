@@ -125,7 +125,7 @@ def _all_reduce_of(topology: Topology, shard: int, _root: int, rank: int) -> lis
     n = topology.ranks
     there = halve_of(n, shard, rank)
     steps = halving_steps(n)
-    return there + handing.later(handing.backwards(there, steps), steps)
+    return there + handing.backwards(there, steps, after=steps)
 
 
 def _all_gather_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:

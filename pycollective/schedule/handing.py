@@ -40,9 +40,10 @@ def later(handings: Iterable[Handing], steps: int) -> list[Handing]:
     return [Handing(step + steps, a, b, leaves) for step, a, b, leaves in handings]
 
 
-def backwards(handings: Iterable[Handing], steps: int) -> list[Handing]:
-    """The way back of what takes `steps` steps, on which the result travels."""
-    return [Handing(steps - 1 - step, b, a, None) for step, a, b, _ in handings]
+def backwards(handings: Iterable[Handing], steps: int, after: int = 0) -> list[Handing]:
+    """The way back of what takes `steps` steps, `after` steps later: on it the result travels."""
+    last = after + steps - 1
+    return [Handing(last - step, b, a, None) for step, a, b, _ in handings]
 
 
 def not_to(holder: int, handings: Iterable[Handing]) -> list[Handing]:

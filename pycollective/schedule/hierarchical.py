@@ -107,7 +107,7 @@ def _collect_of(
 
 def _all_reduce_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
     there, steps = _collect_of(topology, shard, rank, to_owner=False)
-    return there + handing.later(handing.backwards(there, steps), steps)
+    return there + handing.backwards(there, steps, after=steps)
 
 
 def _reduce_scatter_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:

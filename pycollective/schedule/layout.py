@@ -117,6 +117,15 @@ def lay_out(
     return own
 
 
+def lay_out_all(schedule: Schedule) -> dict[int, Layout]:
+    """Every rank's layout: shards times ranks, so for few of either."""
+    lowered: list[dict[int, RankProgram]] = [{} for _ in range(schedule.topology.ranks)]
+    for shard in range(schedule.shards):
+        for rank, program in schedule.lowered(shard).items():
+            lowered[rank][shard] = program
+    return {rank: lay_out(schedule, rank, own.items()) for rank, own in enumerate(lowered)}
+
+
 def room(schedule: Schedule) -> Places:
     """What all ranks set aside: the same on every rank."""
     found = schedule.room()

@@ -121,7 +121,7 @@ def _turned(root: int, ranks: int, handings: list[Handing]) -> list[Handing]:
 def _all_reduce_of(topology: Topology, _shard: int, _root: int, rank: int) -> list[Handing]:
     depth = log2_ceiling(topology.ranks)
     up = _all_up_of(topology.ranks, rank)
-    return up + handing.later(handing.backwards(up, depth), depth)
+    return up + handing.backwards(up, depth, after=depth)
 
 
 def _reduce_of(topology: Topology, _shard: int, root: int, rank: int) -> list[Handing]:

@@ -21,7 +21,7 @@ from pycollective.schedule import (
 from pycollective.schedule.algorithm import Algorithm, Places
 from pycollective.schedule.assemble import assemble
 from pycollective.schedule.handing import Handing, lower_rank, merged, nodes_of, ranges_of
-from pycollective.schedule.layout import Layout, counted, lay_out, room
+from pycollective.schedule.layout import Layout, counted, lay_out, lay_out_all, room
 from pycollective.schedule.steps import RankProgram
 from tests.schedule.placements import any_placements
 
@@ -94,9 +94,11 @@ def test_programs_are_those_of_the_whole(operation: str, name: str, n: int) -> N
     """Also where each rank works out for itself what its neighbours hand it."""
     for schedule in schedules(operation, name, n):
         layouts = check(schedule)
+        assert lay_out_all(schedule) == layouts
         for rank in range(n):
             program = assemble(schedule, rank)
             assert program == assemble(schedule, rank, layouts)
+            assert program == assemble(schedule, rank, {})  # as it is made for many ranks
             assert program.rank == rank
             assert program.member == schedule.topology.local_index[rank]
             assert program.far == sorted({rank for rank, _, _, _ in program.messages})
