@@ -244,8 +244,6 @@ def test_each_count_meets_each_root_and_each_way_of_a_call(operation, ranks):
 
 def test_inputs_of_many_ranks_stay_small():
     """Ranks hold everyone's inputs: with thousands the counts are smaller, up to 119 as ever."""
-    from pycollective.conformance.cases import counts
-
     assert counts(119, quick=True) == [1, 118, 10_007]
     assert counts(64, quick=False) == [0, 1, 17, 63, 5_003, 18_751]
     for ranks in (128, 1024, 4096):
