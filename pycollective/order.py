@@ -33,12 +33,11 @@ def cover(lo: int, hi: int, leaves: int) -> list[Node]:
     """The fewest nodes of the order over `leaves` that make up leaves lo to hi - 1."""
     nodes: list[Node] = []
     while lo < hi:
-        node = (lo, lo + 1)
-        while node != (0, leaves):
-            larger = parent(node, leaves)
-            if larger[0] != lo or larger[1] > hi:
-                break
-            node = larger
-        nodes.append(node)
-        lo = node[1]
+        aligned = lo & -lo or leaves  # no node that begins at lo is larger
+        if hi == leaves and hi - lo <= aligned:  # the right edge: a node of whatever size is left
+            end = hi
+        else:
+            end = lo + min(aligned, 1 << ((hi - lo).bit_length() - 1))
+        nodes.append((lo, end))
+        lo = end
     return nodes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,10 @@ from pycollective.schedule.cost import ELEMENTS
 from pycollective.schedule.verify import Fault, check_shard
 
 _MOST_RANKS = 1 << 20
+# With more shards times ranks, which is a matter of minutes, some shards are looked at unless all
+# are asked for.
+_MOST_UNASKED = 1 << 22
+_SOME = 16
 
 
 def schedule(
@@ -48,6 +52,14 @@ def schedule(
     shard: Annotated[
         int, typer.Option(help="Shard that the picture follows; the others are faint.")
     ] = 0,
+    shards: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Prove and count so many shards, spread evenly; all of them, or, where that "
+            f"takes minutes, {_SOME}, unless given.",
+        ),
+    ] = 0,
     verify: Annotated[bool, typer.Option(help="Prove the schedule right.")] = True,
 ) -> None:
     """Show what an algorithm sends, step by step, and prove it right.
@@ -58,11 +70,14 @@ def schedule(
     try:
         made = make_schedule(operation, algorithm, _topology(topology, ranks), root)
         sizes = _sizes(size, dtype)
-        counts, fault = _examine(made, verify)
         if picture is not None:
             # Here, because matplotlib is slow to import, and may be missing.
-            from pycollective.cli.schedule_picture import draw
+            from pycollective.cli.schedule_picture import check, draw
 
+            check(made, shard)
+        looked_at = _spread(made, shards)
+        counts, fault = _examine(made, looked_at, verify)
+        if picture is not None:
             draw(made, sizes, picture, shard)
     except ConfigurationError as error:
         print(f"pycollective schedule: {error}", file=sys.stderr)
@@ -70,13 +85,13 @@ def schedule(
     except ScheduleError as error:
         print(f"pycollective schedule: wrong: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
-    for line in schedule_table.report(made, counts, sizes):
+    for line in schedule_table.report(made, counts, sizes, len(looked_at)):
         print(line)
     if fault is not None:
         print(f"pycollective schedule: wrong: {fault}", file=sys.stderr)
         raise typer.Exit(1)
     if verify:
-        print(schedule_table.proof(made))
+        print(schedule_table.proof(made, len(looked_at)))
 
 
 def _topology(text: str, ranks: int) -> Topology:
@@ -102,11 +117,21 @@ def _sizes(size: str, dtype: str) -> Sizes:
     return Sizes(total, name, element.size, accumulator, element.accumulator)
 
 
-def _examine(made: Schedule, verify: bool) -> tuple[Counts, Fault | None]:
-    """Count what is sent of all shards, and prove them; the first fault, if there is one."""
+def _spread(made: Schedule, shards: int) -> Sequence[int]:
+    """The shards to look at: so many, evenly spread."""
+    if not shards:
+        all_are_few = made.shards * made.topology.ranks <= _MOST_UNASKED
+        shards = made.shards if all_are_few else _SOME
+    count = min(shards, made.shards)
+    # From the middle of each of as many parts: neither end is like the others.
+    return [(2 * i + 1) * made.shards // (2 * count) for i in range(count)]
+
+
+def _examine(made: Schedule, shards: Sequence[int], verify: bool) -> tuple[Counts, Fault | None]:
+    """Count what is sent of some shards, and prove them; the first fault, if there is one."""
     ranks = made.topology.ranks
     counts, fault = Counts(ranks), None
-    for shard in _with_progress(made.shards):
+    for shard in _with_progress(shards):
         programs = made.lowered(shard)
         counts.add(programs)
         if verify and fault is None:
@@ -117,13 +142,14 @@ def _examine(made: Schedule, verify: bool) -> tuple[Counts, Fault | None]:
     return counts, fault
 
 
-def _with_progress(shards: int) -> Iterator[int]:
+def _with_progress(shards: Sequence[int]) -> Iterator[int]:
     """The shards' numbers; says on a terminal which one it is, since thousands take minutes."""
-    show = shards > 1 and sys.stderr.isatty()
+    show = len(shards) > 1 and sys.stderr.isatty()
     try:
-        for shard in range(shards):
+        for done, shard in enumerate(shards):
             if show:
-                print(f"\r\x1b[Kshard {shard} of {shards}", end="", file=sys.stderr, flush=True)
+                text = f"\r\x1b[Kshard {done} of {len(shards)}"
+                print(text, end="", file=sys.stderr, flush=True)
             yield shard
     finally:
         if show:

@@ -99,7 +99,8 @@ class Counts:
 
     def buffers(self) -> NDArray[np.int64]:
         """Number of buffers, each the size of a shard, by step, sender and kind as in `KINDS`."""
-        return np.array(self._buffers, np.int64).reshape(self.steps, self.ranks, 3)
+        counted = np.frombuffer(self._buffers, np.int64) if self.steps else np.empty(0, np.int64)
+        return counted.reshape(self.steps, self.ranks, 3)
 
 
 Key = tuple[int, int, int]  # step, sender, receiver

@@ -71,7 +71,12 @@ def draw(schedule: Schedule, sizes: Sizes, path: str | os.PathLike[str], shard: 
         raise ConfigurationError(f"--picture {os.fspath(path)}: {error}") from error
 
 
-def _scene(schedule: Schedule, sizes: Sizes, shard: int) -> Scene:
+def check(schedule: Schedule, shard: int) -> None:
+    """Whether `draw` can show it: at once, before anything is looked at that takes long.
+
+    Raises:
+        ConfigurationError: there is no such shard, or there is more than a picture can show.
+    """
     if not 0 <= shard < schedule.shards:
         raise ConfigurationError(f"--shard {shard} is not one of 0 to {schedule.shards - 1}")
     ranks = schedule.topology.ranks
@@ -79,6 +84,11 @@ def _scene(schedule: Schedule, sizes: Sizes, shard: int) -> Scene:
         raise ConfigurationError(
             f"--picture: nobody can tell {ranks} ranks apart; it draws {MOST_RANKS} at most"
         )
+
+
+def _scene(schedule: Schedule, sizes: Sizes, shard: int) -> Scene:
+    check(schedule, shard)
+    ranks = schedule.topology.ranks
     kinds = messages(schedule)
     if not kinds:
         raise ConfigurationError("--picture: nothing is sent, so there is nothing to draw")

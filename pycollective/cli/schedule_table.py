@@ -16,8 +16,17 @@ MOST_LINES = 40  # of a table that has a line for each step
 _KINDS = ("leaves", "nodes", "results")  # in the order of KINDS
 
 
-def report(schedule: Schedule, counts: Counts, sizes: Sizes) -> Iterator[str]:
-    """What it is, what happens in each step, and what a rank sends in all."""
+def report(
+    schedule: Schedule, counts: Counts, sizes: Sizes, shards: int | None = None
+) -> Iterator[str]:
+    """What it is, what happens in each step, and what a rank sends in all.
+
+    Args:
+        schedule: the schedule.
+        counts: what is sent.
+        sizes: how large that is.
+        shards: of so many shards; None for all.
+    """
     topology = schedule.topology
     rooted = f" with root {schedule.root}" if schedule.operation.rooted else ""
     yield (
@@ -26,19 +35,29 @@ def report(schedule: Schedule, counts: Counts, sizes: Sizes) -> Iterator[str]:
         f"({topology}): {schedule.algorithm.summary}"
     )
     yield ""
+    some = shards is not None and shards < schedule.shards
+    if some:
+        yield (
+            f"counted: {shards:,} of {schedule.shards:,} shards, spread evenly; a rank sends what "
+            f"belongs to the others beside it (all of them, in minutes: --shards {schedule.shards})"
+        )
+        yield ""
     if counts.steps:
         yield from _table(schedule, counts, sizes)
         yield ""
     yield _buffer(schedule, sizes)
-    yield _totals(schedule, counts, sizes)
+    yield _totals(schedule, counts, sizes, "of these shards" if some else "in all")
     yield _prediction(schedule, sizes)
 
 
-def proof(schedule: Schedule) -> str:
-    """What was proved of it."""
+def proof(schedule: Schedule, shards: int) -> str:
+    """What was proved of so many shards."""
+    which = f"{shards:,} of {schedule.shards:,} shards, each of which"
+    if shards == schedule.shards:
+        which = "every shard"
     reduced = ", each node from its own children" if schedule.operation.reduces else ""
     return (
-        f"proved: every shard ends at every rank that must have it{reduced}; each send meets its "
+        f"proved: {which} ends at every rank that must have it{reduced}; each send meets its "
         "receive; no deadlock"
     )
 
@@ -80,13 +99,13 @@ def _buffer(schedule: Schedule, sizes: Sizes) -> str:
     )
 
 
-def _totals(schedule: Schedule, counts: Counts, sizes: Sizes) -> str:
+def _totals(schedule: Schedule, counts: Counts, sizes: Sizes, of: str) -> str:
     if not counts.steps:
-        return "in all: nothing travels"
+        return f"{of}: nothing travels"
     sent = (counts.buffers() @ sizes.shard(schedule)).sum(0)
     times = sent / sizes.total
     return (
-        f"in all: {_number(counts.steps, 'step')}; a rank sends "
+        f"{of}: {_number(counts.steps, 'step')}; a rank sends "
         f"{_range(counts.messages().sum(0), ',.0f')} messages, {_range(sent, ',.0f')} bytes "
         f"({_range(times, '.4g')} times the buffer)"
     )

@@ -48,9 +48,9 @@ class Case:
 
 def counts(ranks: int, quick: bool) -> list[int]:
     """Elements of a call: none, one, fewer than ranks, odd, some thousand, several chunks."""
-    if quick:
-        return sorted({1, ranks - 1, 10_007})
-    return sorted({0, 1, ranks - 1, 17, 5_003, min(300_001, _ELEMENTS // ranks | 1)})
+    most = _ELEMENTS // ranks | 1  # below 10,007 from 120 ranks on, and below the ranks from 1,096
+    wanted = {1, ranks - 1, 10_007} if quick else {0, 1, ranks - 1, 17, 5_003, 300_001}
+    return sorted({min(count, most) for count in wanted})
 
 
 def cases(operation: str, dtype: str, ranks: int, quick: bool) -> Iterator[Case]:

@@ -9,25 +9,38 @@ one, its pieces in the order of the shards. A piece is sent from where it lies, 
 it belongs: so before anything is written into the caller's output, which may be the caller's input,
 what was sent from there must have left.
 
-The cost of assembling is that of lowering all shards, for all ranks; a communicator keeps what it
-has assembled.
+The cost of assembling is that of lowering all shards, for this rank and for those of its host that
+hand it something; a communicator keeps what it has assembled.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import groupby
 
 from pycollective.order import Node, split
 
+from .layout import (
+    IN_INPUT,
+    IN_OUTPUT,
+    Handed,
+    Layout,
+    copies_first,
+    counted,
+    lay_out,
+    lay_out_all,
+    room,
+)
 from .schedule import Schedule
-from .steps import INPUT, OUTPUT, Combine, Copy, Receive, Send, Step, Type
+from .steps import INPUT, OUTPUT, Combine, Copy, Receive, Send, Step
 
 Ref = tuple[int, int, int, int]  # place, rank, shard, index
-IN_INPUT, IN_OUTPUT, IN_NODE, IN_ITEM = range(4)
 WAIT, COPY, COMBINE, PUBLISH, POST, RECEIVE, SEND, SETTLE = range(8)
 TAKE, JOIN = range(2)  # of a recipe
+
+# Up to so many ranks it is quicker to lower all of them together; what comes out is the same.
+_FEW = 8
+_FEW_OF_ONE_SHARD = 64
 
 
 @dataclass
@@ -38,6 +51,7 @@ class Program:
     operation: str
     root: int
     ranks: int
+    rank: int
     member: int
     members: int
     tags: int
@@ -56,74 +70,6 @@ class Program:
     far: list[int] = field(default_factory=list)
 
 
-@dataclass
-class _Rank:
-    """What a rank hands over, and where."""
-
-    steps: list[tuple[int, Step]]  # (shard, step) in the order in which it does them
-    types: dict[int, list[Type]]  # by shard
-    places: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)  # likewise
-    events: dict[tuple[int, int], int] = field(default_factory=dict)  # by (shard, buffer)
-    sizes: dict[int, int] = field(default_factory=lambda: {IN_NODE: 0, IN_ITEM: 0})
-    readers: set[int] = field(default_factory=set)
-    sent: dict[tuple[int, int, int], tuple[int, ...]] = field(
-        default_factory=dict
-    )  # by (shard, step, receiver)
-
-    def place(self, shard: int, buffer: int) -> tuple[int, int]:
-        """The place of a buffer in this rank's slot; a new one the first time."""
-        if (shard, buffer) not in self.places:
-            kind = IN_NODE if self.types[shard][buffer] is Type.NODE else IN_ITEM
-            self.places[shard, buffer] = kind, self.sizes[kind]
-            self.sizes[kind] += 1
-        return self.places[shard, buffer]
-
-
-@lru_cache(maxsize=32)
-def _all_ranks(schedule: Schedule) -> list[_Rank]:
-    """Each rank's steps of all shards in order, and where it keeps what it hands over."""
-    n = schedule.topology.ranks
-    host_of = schedule.topology.host_of
-    copies_first = _copies_first(schedule)
-    ranks = [_Rank([], {}) for _ in range(n)]
-    for shard in range(schedule.shards):
-        for rank, program in schedule.lowered(shard).items():
-            ranks[rank].types[shard] = program.types
-            ranks[rank].steps += [(shard, step) for step in program.steps]
-    phases = {Send: 0, Receive: 1, Combine: 2, Copy: 2}
-    for rank, own in enumerate(ranks):
-        # Each begins with another shard, so that they do not all want the same one's owner.
-        own.steps.sort(
-            key=lambda at: (at[1].step, phases[type(at[1])], (at[0] - rank) % schedule.shards)
-        )
-        for shard, step in own.steps:
-            if isinstance(step, Send) and host_of[step.to] != host_of[rank]:
-                for buffer in step.buffers:
-                    if buffer == INPUT and copies_first:
-                        own.place(shard, buffer)
-            elif isinstance(step, Receive) and host_of[step.source] != host_of[rank]:
-                for buffer in step.buffers:
-                    if buffer != OUTPUT:
-                        own.place(shard, buffer)
-            elif isinstance(step, Send):
-                own.readers.add(step.to)
-                own.sent[shard, step.step, step.to] = step.buffers
-                for buffer in step.buffers:
-                    own.place(shard, buffer)
-                    own.events.setdefault((shard, buffer), len(own.events) + 1)
-            elif isinstance(step, Combine) and step.out != OUTPUT:
-                own.place(shard, step.out)  # also where it is for this rank alone
-    return ranks
-
-
-def _copies_first(schedule: Schedule) -> bool:
-    """Whether inputs are copied before they are sent to another host.
-
-    In an all-to-all in place, what arrives from a rank belongs where lies what goes to it.
-    """
-    return schedule.operation.pieces == "pairs"
-
-
 def _recipe(node: Node, operands: list[Node]) -> list[int]:
     """How `node` is made of `operands`, the last of which are used up: postfix."""
     if operands and operands[-1] == node:
@@ -133,39 +79,84 @@ def _recipe(node: Node, operands: list[Node]) -> list[int]:
     return [*_recipe((node[0], middle), operands), *_recipe((middle, node[1]), operands), JOIN]
 
 
-def assemble(schedule: Schedule, rank: int) -> Program:
-    """The program of `rank`."""
-    ranks = _all_ranks(schedule)
-    own = ranks[rank]
+def assemble(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None = None) -> Program:
+    """The program of `rank`.
+
+    Args:
+        schedule: the schedule.
+        rank: the rank.
+        layouts: those already made, to which this adds: for who wants the programs of many ranks of
+            one host. Without it those of others are let go at once.
+    """
     topology = schedule.topology
     near = topology.hosts[topology.host_of[rank]]
+    n = topology.ranks
+    if layouts is None and (n <= _FEW or (schedule.shards == 1 and n <= _FEW_OF_ONE_SHARD)):
+        layouts = lay_out_all(schedule)
+        places = counted(layouts.values())
+    else:
+        places = room(schedule)
+    own = _layout(schedule, rank, layouts)
+    handed = _handed(schedule, own, layouts)
     program = Program(
         schedule.algorithm.name,
         schedule.operation.name,
         schedule.root,
         topology.ranks,
-        near.index(rank),
+        rank,
+        topology.local_index[rank],
         len(near),
-        max((step.step for each in ranks for _, step in each.steps), default=0) + 1,
+        places.steps,
         schedule.operation.pieces,
         schedule.shards,
-        nodes=max(each.sizes[IN_NODE] for each in ranks),
-        items=max(each.sizes[IN_ITEM] for each in ranks),
-        readers=sorted(near.index(reader) for reader in own.readers),
+        nodes=places.nodes,
+        items=places.items,
+        readers=sorted(topology.local_index[reader] for reader in own.readers),
     )
-    _Assembler(program, schedule, ranks, rank).run()
+    _Assembler(program, schedule, own, handed).run()
     return program
 
 
+def _layout(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None) -> Layout:
+    if layouts is None:
+        return lay_out(schedule, rank)
+    if rank not in layouts:
+        layouts[rank] = lay_out(schedule, rank)
+    return layouts[rank]
+
+
+def _handed(
+    schedule: Schedule, own: Layout, layouts: dict[int, Layout] | None
+) -> dict[tuple[int, int, int], list[Handed]]:
+    """What ranks of the same host hand to this one: by (shard, step number, sender)."""
+    host_of = schedule.topology.host_of
+    receives: dict[int, list[tuple[int, int]]] = {}
+    for shard, step in own.steps:
+        if type(step) is Receive and host_of[step.source] == host_of[own.rank]:
+            receives.setdefault(step.source, []).append((shard, step.step))
+    found = {}
+    for source, pieces in receives.items():
+        theirs = _layout(schedule, source, layouts)
+        for shard, number in pieces:
+            found[shard, number, source] = theirs.handed(shard, number, own.rank)
+    return found
+
+
 class _Assembler:
-    def __init__(self, program: Program, schedule: Schedule, ranks: list[_Rank], rank: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        own: Layout,
+        handed: dict[tuple[int, int, int], list[Handed]],
+    ) -> None:
         self.program = program
-        self.ranks = ranks
-        self.rank = rank
-        self.own = ranks[rank]
+        self.rank = own.rank
+        self.own = own
+        self.handed = handed
         topology = schedule.topology
-        self.member = {r: m for m, r in enumerate(topology.hosts[topology.host_of[rank]])}
-        self.copies_first = _copies_first(schedule)
+        self.member = {r: m for m, r in enumerate(topology.hosts[topology.host_of[own.rank]])}
+        self.copies_first = copies_first(schedule)
         # Only what is reduced comes back to where an input lies.
         self.must_settle = schedule.operation.reduces
         self.sends = 0
@@ -175,8 +166,8 @@ class _Assembler:
         self.published = 0
         self.unpublished = 0
         self.awaited: dict[int, int] = {}  # events, by rank
-        # What was received lies with its sender: (shard, buffer) -> (sender, its buffer).
-        self.lent: dict[tuple[int, int], tuple[int, int]] = {}
+        # What was received lies with its sender: (shard, buffer) -> place, sender, index.
+        self.lent: dict[tuple[int, int], tuple[int, int, int]] = {}
         self.in_place: set[tuple[int, int]] = set()  # computed straight into the own slot
 
     def run(self) -> None:
@@ -242,7 +233,7 @@ class _Assembler:
                     continue
                 if self.copies_first:
                     if (shard, buffer) not in self.in_place:
-                        here = self.slot(self.rank, shard, buffer)
+                        here = self.slot(shard, buffer)
                         self.emit(COPY, self.ref(shard, INPUT), here)
                         self.in_place.add((shard, buffer))
                 elif len(pieces) == 1:
@@ -281,23 +272,24 @@ class _Assembler:
             self.program.refs.append(ref)
         return self.numbers[ref]
 
-    def slot(self, rank: int, shard: int, buffer: int) -> int:
-        place, index = self.ranks[rank].place(shard, buffer)
-        return self.ref_at(place, rank, shard, index)
+    def slot(self, shard: int, buffer: int) -> int:
+        """Where this rank keeps a buffer."""
+        place, index = self.own.places[shard, buffer]
+        return self.ref_at(place, self.rank, shard, index)
 
     def ref(self, shard: int, buffer: int) -> int:
         """Where a buffer is to be read, or, if it is an output, written."""
         rank = self.rank
         if buffer == -1:  # the input, in a place of its own
-            return self.slot(rank, shard, INPUT)
+            return self.slot(shard, INPUT)
         if buffer == INPUT:
             return self.ref_at(IN_INPUT, rank, shard, 0)
         if buffer == OUTPUT:
             return self.ref_at(IN_OUTPUT, rank, shard, 0)
         if (shard, buffer) in self.lent:
-            sender, theirs = self.lent[shard, buffer]
-            return self.slot(sender, shard, theirs)
-        return self.slot(rank, shard, buffer)
+            place, sender, index = self.lent[shard, buffer]
+            return self.ref_at(place, sender, shard, index)
+        return self.slot(shard, buffer)
 
     def send(self, shard: int, step: Send) -> None:
         for buffer in step.buffers:
@@ -305,7 +297,7 @@ class _Assembler:
             if event <= self.published + self.unpublished:
                 continue  # handed over before, for another rank
             if (shard, buffer) not in self.in_place:
-                place = self.slot(self.rank, shard, buffer)
+                place = self.slot(shard, buffer)
                 self.emit(COPY, self.ref(shard, buffer), place)
             self.unpublished += 1
 
@@ -317,18 +309,18 @@ class _Assembler:
             self.unpublished = 0
 
     def receive(self, shard: int, step: Receive) -> None:
-        theirs = self.ranks[step.source].sent[shard, step.step, self.rank]
-        events = self.ranks[step.source].events
-        last = max(events[shard, buffer] for buffer in theirs)
+        theirs = self.handed[shard, step.step, step.source]
+        last = max(event for _, _, event in theirs)
         if last > self.awaited.get(step.source, 0):
             self.awaited[step.source] = last
             self.emit(WAIT, self.member[step.source], last)
-        for mine, buffer in zip(step.buffers, theirs, strict=True):
+        for mine, (place, index, _) in zip(step.buffers, theirs, strict=True):
             if mine == OUTPUT:
                 self.settle()
-                self.emit(COPY, self.slot(step.source, shard, buffer), self.ref(shard, OUTPUT))
+                there = self.ref_at(place, step.source, shard, index)
+                self.emit(COPY, there, self.ref(shard, OUTPUT))
             else:
-                self.lent[shard, mine] = step.source, buffer
+                self.lent[shard, mine] = place, step.source, index
 
     def combine(self, shard: int, step: Combine) -> None:
         program = self.program
@@ -342,7 +334,7 @@ class _Assembler:
         program.recipes += recipe
         copy_to = -1
         if step.out == OUTPUT and (shard, OUTPUT) in self.own.events:
-            copy_to = self.slot(self.rank, shard, OUTPUT)
+            copy_to = self.slot(shard, OUTPUT)
         if step.out == OUTPUT:
             self.settle()
         self.emit(COMBINE, number, self.ref(shard, step.out), copy_to)

@@ -6,8 +6,10 @@ travel; but n - 1 messages a rank in each step.
 
 from __future__ import annotations
 
-from .algorithm import Algorithm, a_shard_each
+from .algorithm import Algorithm, Places, a_shard_each
 from .counts import LEAF, RESULT, Load, Phase, Phases
+from .handing import Handing
+from .handing import later as later_handings
 from .lower import Move
 from .moves import later
 from .topology import Topology
@@ -37,6 +39,65 @@ def _reduce(topology: Topology, shard: int, root: int) -> list[Move]:
 
 def _all_to_all(topology: Topology, shard: int, _root: int) -> list[Move]:
     return _straight(*divmod(shard, topology.ranks))
+
+
+def collect_of(ranks: int, owner: int, rank: int) -> list[Handing]:
+    """Those of `collect` that touch `rank`."""
+    if rank != owner:
+        return [Handing(0, rank, owner, ((rank, rank + 1),))]
+    return [
+        Handing(0, other, owner, ((other, other + 1),)) for other in range(ranks) if other != owner
+    ]
+
+
+def spread_of(ranks: int, owner: int, rank: int) -> list[Handing]:
+    """Those of `spread` that touch `rank`."""
+    if rank != owner:
+        return [Handing(0, owner, rank, None)]
+    return [Handing(0, owner, other, None) for other in range(ranks) if other != owner]
+
+
+def _straight_of(source: int, target: int, rank: int) -> list[Handing]:
+    touches = source != target and rank in (source, target)
+    return [Handing(0, source, target, None)] if touches else []
+
+
+def _all_reduce_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
+    n = topology.ranks
+    if rank != shard:
+        return [Handing(0, rank, shard, ((rank, rank + 1),)), Handing(1, shard, rank, None)]
+    return collect_of(n, shard, rank) + later_handings(spread_of(n, shard, rank), 1)
+
+
+def _reduce_of(topology: Topology, shard: int, root: int, rank: int) -> list[Handing]:
+    back = later_handings(_straight_of(shard, root, rank), 1)
+    return collect_of(topology.ranks, shard, rank) + back
+
+
+def _all_to_all_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
+    source, target = divmod(shard, topology.ranks)
+    return _straight_of(source, target, rank)
+
+
+def _all_reduce_room(topology: Topology, _root: int) -> Places:
+    """Of a rank's own shard others' leaves from other hosts; of others' its leaf for this host.
+
+    And the result, for this host.
+    """
+    return Places(0, topology.ranks - 1 + (topology.widest > 1), 2)
+
+
+def _reduce_room(topology: Topology, _root: int) -> Places:
+    return Places(0, topology.ranks, 2)  # the result too, but of the root's own shard
+
+
+def _each_other(topology: Topology, _root: int) -> Places:
+    """A leaf, or data that is moved, for or from each other rank."""
+    return Places(0, topology.ranks - 1, 1)
+
+
+def _at_root(topology: Topology, root: int) -> int:
+    return len(topology.hosts[topology.host_of[root]])
 
 
 def _all_to_all_count(topology: Topology, shard: Load, adds: float = 0) -> Phases:
@@ -70,6 +131,28 @@ def _gather_count(topology: Topology) -> Phases:
     return _one_to_all_count(topology, RESULT.times(1 / topology.ranks))
 
 
+_HANDINGS = {
+    "all_reduce": _all_reduce_of,
+    "reduce_scatter": lambda topology, shard, _, rank: collect_of(topology.ranks, shard, rank),
+    "all_gather": lambda topology, shard, _, rank: spread_of(topology.ranks, shard, rank),
+    "reduce": _reduce_of,
+    "broadcast": lambda topology, _, root, rank: spread_of(topology.ranks, root, rank),
+    "gather": lambda _, shard, root, rank: _straight_of(shard, root, rank),
+    "scatter": lambda _, shard, root, rank: _straight_of(root, shard, rank),
+    "all_to_all": _all_to_all_of,
+}
+
+# What goes to a rank of another host is sent from the input, but where that may be the output.
+_ROOM = {
+    "all_reduce": _all_reduce_room,
+    "reduce_scatter": _each_other,
+    "all_gather": lambda topology, _: Places(0, int(topology.widest > 1), 1),
+    "reduce": _reduce_room,
+    "gather": lambda topology, root: Places(0, int(_at_root(topology, root) > 1), 1),
+    "scatter": lambda topology, root: Places(0, _at_root(topology, root) - 1, 1),
+    "all_to_all": _each_other,
+}
+
 DIRECT = Algorithm(
     "direct",
     "inputs straight to the owner of each shard, results straight to all",
@@ -84,6 +167,8 @@ DIRECT = Algorithm(
         "scatter": lambda _, shard, root: _straight(root, shard),
         "all_to_all": _all_to_all,
     },
+    _HANDINGS,
+    _ROOM,
     {
         "all_reduce": lambda topology: _collect_count(topology) + _spread_count(topology),
         "reduce_scatter": _collect_count,

@@ -13,30 +13,19 @@ for non-power-of-two number of processors", EuroPVM/MPI 2004 (binary blocks).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import repeat
 from operator import xor
 
+from . import handing
 from .algorithm import Algorithm
+from .blocks import blocks, largest_block
 from .counts import LEAF, NODE, RESULT, Phases, Transfer, ceil_div, on_the_way_back, step
+from .halving_room import ROOM
+from .handing import Handing
 from .lower import Move
 from .moves import backwards, later, without_repeats
 from .topology import Topology
-
-
-def blocks(ranks: int) -> list[tuple[int, int]]:
-    """First rank and size of each binary block, the largest first."""
-    found = []
-    lo = 0
-    while lo < ranks:
-        size = 1 << ((ranks - lo).bit_length() - 1)
-        found.append((lo, size))
-        lo += size
-    return found
-
-
-def largest_block(ranks: int) -> int:
-    """The largest power of two up to `ranks`."""
-    return 1 << (ranks.bit_length() - 1)
 
 
 def _chain(ranks: int) -> list[int]:
@@ -49,6 +38,7 @@ def _chain(ranks: int) -> list[int]:
     return steps[::-1]
 
 
+@lru_cache(maxsize=16)
 def halving_steps(ranks: int) -> int:
     """Steps that `halve` takes."""
     return _chain(ranks)[0]
@@ -87,6 +77,61 @@ def collect(ranks: int, owner: int) -> list[Move]:
     moves = halve(ranks, owner)
     held = owner % largest_block(ranks)
     return moves if held == owner else [*moves, Move(halving_steps(ranks), held, owner)]
+
+
+def halve_of(ranks: int, shard: int, rank: int) -> list[Handing]:
+    """Those of `halve` that touch `rank`.
+
+    A rank that has come to step k has the leaves of the 2**k ranks around it that differ from it in
+    the low k bits alone. What a block hands to a larger one is all from its first rank on.
+    """
+    row = blocks(ranks)
+    at = next(at for at, (lo, size) in enumerate(row) if rank < lo + size)
+    lo, size = row[at]
+    differ = (rank - lo) ^ (shard % size)
+    found = []
+    bit, step = 1, 0
+    while bit < size and not differ & bit:
+        other = lo + ((rank - lo) ^ bit)
+        first = other & -bit
+        found.append(Handing(step, other, rank, ((first, first + bit),)))
+        bit *= 2
+        step += 1
+    if bit < size:
+        first = rank & -bit
+        found.append(Handing(step, rank, lo + ((rank - lo) ^ bit), ((first, first + bit),)))
+        return found
+    if at + 1 < len(row):
+        first, smaller = row[at + 1]
+        giver = first + shard % smaller
+        found.append(Handing(smaller.bit_length() - 1, giver, rank, ((first, ranks),)))
+    if at:
+        first, larger = row[at - 1]
+        # A block is never done before those that are smaller.
+        found.append(Handing(step, rank, first + shard % larger, ((lo, ranks),)))
+    return found
+
+
+def collect_of(ranks: int, owner: int, rank: int) -> list[Handing]:
+    """Those of `collect` that touch `rank`."""
+    found = halve_of(ranks, owner, rank)
+    held = owner % largest_block(ranks)
+    if held != owner and rank in (held, owner):
+        found.append(Handing(halving_steps(ranks), held, owner, None))
+    return found
+
+
+def _all_reduce_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
+    n = topology.ranks
+    there = halve_of(n, shard, rank)
+    steps = halving_steps(n)
+    return there + handing.backwards(there, steps, after=steps)
+
+
+def _all_gather_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
+    n = topology.ranks
+    there = collect_of(n, shard, rank)
+    return handing.not_to(shard, handing.backwards(there, collect_steps(n)))
 
 
 def _all_reduce(topology: Topology, shard: int, _root: int) -> list[Move]:
@@ -162,6 +207,12 @@ HALVING_DOUBLING = Algorithm(
         "reduce_scatter": lambda topology, shard, _: collect(topology.ranks, shard),
         "all_gather": _all_gather,
     },
+    {
+        "all_reduce": _all_reduce_of,
+        "reduce_scatter": lambda topology, shard, _, rank: collect_of(topology.ranks, shard, rank),
+        "all_gather": _all_gather_of,
+    },
+    ROOM,
     {
         "all_reduce": _all_reduce_count,
         "reduce_scatter": _collect_count,

@@ -11,10 +11,14 @@ and the bits are the same.
 
 from __future__ import annotations
 
-from . import direct, halving_doubling
-from .algorithm import Algorithm, a_shard_each
+from functools import lru_cache
+
+from . import direct, halving_doubling, handing
+from .algorithm import Algorithm, Places, a_shard_each
 from .counts import Phases
+from .handing import Handing
 from .hierarchical_counts import collect_count, spread_count
+from .hierarchical_room import leaves_of, room
 from .lower import Move
 from .moves import backwards, later, on, without_repeats
 from .topology import Topology
@@ -64,6 +68,75 @@ def _all_reduce(topology: Topology, shard: int, _root: int) -> list[Move]:
     return moves + later(backwards(moves, steps), steps)
 
 
+@lru_cache(maxsize=16)
+def _across_steps(hosts: int, to_owner: bool) -> int:
+    return _across(hosts, 0, to_owner)[1]
+
+
+def _across_of(hosts: int, home: int, host: int, to_owner: bool) -> list[Handing]:
+    """Those of `_across` that touch `host`."""
+    if hosts == 1:
+        return []
+    if hosts <= FEW_HOSTS:
+        return direct.collect_of(hosts, home, host)
+    if to_owner:
+        return halving_doubling.collect_of(hosts, home, host)
+    return halving_doubling.halve_of(hosts, home, host)
+
+
+def _collect_of(
+    topology: Topology, owner: int, rank: int, to_owner: bool
+) -> tuple[list[Handing], int]:
+    """Those of `_collect` that touch `rank`, and the steps of all."""
+    hosts = topology.hosts
+    place = topology.local_index[owner]
+    host = topology.host_of[rank]
+    members = hosts[host]
+    carrier = members[place % len(members)]
+    steps = 1 + _across_steps(len(hosts), to_owner)
+    if rank != carrier:
+        return [Handing(0, rank, carrier, ((rank, rank + 1),))], steps
+    across = _across_of(len(hosts), topology.host_of[owner], host, to_owner)
+    found = [Handing(0, each, rank, ((each, each + 1),)) for each in members if each != rank]
+    for step, a, b, groups in across:
+        source, target = hosts[a][place % len(hosts[a])], hosts[b][place % len(hosts[b])]
+        leaves = None if groups is None else leaves_of(topology, *groups[0])
+        found.append(Handing(1 + step, source, target, leaves))
+    return found, steps
+
+
+def _all_reduce_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
+    there, steps = _collect_of(topology, shard, rank, to_owner=False)
+    return there + handing.backwards(there, steps, after=steps)
+
+
+def _reduce_scatter_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
+    return _collect_of(topology, shard, rank, to_owner=True)[0]
+
+
+def _all_gather_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
+    back = handing.backwards(*_collect_of(topology, shard, rank, to_owner=True))
+    return handing.not_to(shard, back)
+
+
+def _all_reduce_room(topology: Topology, _root: int) -> Places:
+    steps = 2 + 2 * _across_steps(len(topology.hosts), to_owner=False)
+    nodes, items = room(topology, FEW_HOSTS, reduces=True, to_all=True)
+    return Places(nodes, items, steps - (topology.widest == 1))  # the last step is nobody's
+
+
+def _reduce_scatter_room(topology: Topology, _root: int) -> Places:
+    nodes, items = room(topology, FEW_HOSTS, reduces=True, to_all=False)
+    return Places(nodes, items, 1 + _across_steps(len(topology.hosts), to_owner=True))
+
+
+def _all_gather_room(topology: Topology, _root: int) -> Places:
+    nodes, items = room(topology, FEW_HOSTS, reduces=False, to_all=True)
+    return Places(
+        nodes, items, 1 + _across_steps(len(topology.hosts), to_owner=True) - (topology.widest == 1)
+    )
+
+
 def _all_reduce_count(topology: Topology) -> Phases:
     there = collect_count(topology, FEW_HOSTS, to_owner=False)
     return there + spread_count(topology, FEW_HOSTS, from_owner=False)
@@ -74,6 +147,16 @@ HIERARCHICAL = Algorithm(
     "within each host, then across hosts, then back; every rank carries its part across",
     a_shard_each,
     {"all_reduce": _all_reduce, "reduce_scatter": _reduce_scatter, "all_gather": _all_gather},
+    {
+        "all_reduce": _all_reduce_of,
+        "reduce_scatter": _reduce_scatter_of,
+        "all_gather": _all_gather_of,
+    },
+    {
+        "all_reduce": _all_reduce_room,
+        "reduce_scatter": _reduce_scatter_room,
+        "all_gather": _all_gather_room,
+    },
     {
         "all_reduce": _all_reduce_count,
         "reduce_scatter": lambda topology: collect_count(topology, FEW_HOSTS, to_owner=True),

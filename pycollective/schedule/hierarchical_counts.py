@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from pycollective.order import Node, sibling
 
+from .blocks import largest_block
 from .counts import LEAF, NOTHING, RESULT, Load, Phase, Phases, ceil_div
-from .halving_doubling import larger_neighbour, largest_block
+from .halving_doubling import larger_neighbour
 from .topology import Topology
 
 Partial = set[Node]

@@ -41,7 +41,7 @@ _MADE = -1  # stands for the buffer of a node that is still to be combined
 
 
 @lru_cache(maxsize=4)
-def _family(leaves: int) -> Family:
+def family_of(leaves: int) -> Family:
     """Each node's sibling and parent, made once since they are asked for millions of times."""
     root = 0, leaves
     found: Family = {root: (None, root)}
@@ -56,7 +56,7 @@ def _family(leaves: int) -> Family:
     return found
 
 
-class _Holding:
+class Holding:
     """What one rank has of the shard, and its steps so far."""
 
     __slots__ = ("nodes", "result", "steps", "types", "wants")
@@ -68,14 +68,36 @@ class _Holding:
         self.steps: list[Step] = []
         self.types = [_LEAF, _RESULT]  # INPUT, OUTPUT
 
+    def begin(self, reduces: bool, rank: int, ranks: int) -> None:
+        """Have an input: a leaf, or what is only moved."""
+        if reduces:
+            leaf = rank, rank + 1
+            self.nodes[leaf] = INPUT
+            if ranks == 1:
+                self.combine(-1, leaf, [(leaf, INPUT)], finish=True)
+            return
+        self.types[INPUT] = _RESULT
+        self.result = INPUT
+        if self.wants:
+            self.steps.append(Copy(-1, OUTPUT, INPUT))
+
+    def all_buffers(self) -> tuple[int, ...]:
+        """All that it has: the result, or else the nodes, ascending."""
+        if self.result is not None:
+            return (self.result,)
+        if len(self.nodes) == 1:
+            return tuple(self.nodes.values())
+        return tuple([self.nodes[node] for node in sorted(self.nodes)])
+
     def new(self, kind: Type) -> int:
+        """A new buffer; for the result the output, where that is wanted."""
         if kind is _RESULT and self.wants:
             return OUTPUT
         self.types.append(kind)
         return len(self.types) - 1
 
     def make_room(
-        self, source: _Holding, arrived: dict[Node, int], move: Move
+        self, source: Holding, arrived: dict[Node, int], move: Move
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Buffers for the nodes that `source` has and this has not: theirs, and the new ones."""
         mine, nodes, types = self.nodes, source.nodes, self.types
@@ -132,15 +154,15 @@ class _Holding:
             self.result = out
 
 
-class _Holdings(dict[int, _Holding]):
+class _Holdings(dict[int, Holding]):
     """Of each rank that has anything to do with the shard."""
 
     def __init__(self, wanted: range) -> None:
         super().__init__()
         self.wanted = wanted
 
-    def __missing__(self, rank: int) -> _Holding:
-        own = self[rank] = _Holding(rank in self.wanted)
+    def __missing__(self, rank: int) -> Holding:
+        own = self[rank] = Holding(rank in self.wanted)
         return own
 
 
@@ -159,24 +181,14 @@ def lower(
     Raises:
         ScheduleError: a move carries nothing, or a node or the result twice.
     """
-    family = _family(ranks)
+    family = family_of(ranks)
     holdings = _Holdings(operation.wants(shard, ranks, root))
     for rank in operation.sources(shard, ranks, root):
-        own = holdings[rank]
-        if operation.reduces:
-            leaf = rank, rank + 1
-            own.nodes[leaf] = INPUT
-            if ranks == 1:
-                own.combine(-1, leaf, [(leaf, INPUT)], finish=True)
-            continue
-        own.types[INPUT] = _RESULT
-        own.result = INPUT
-        if own.wants:
-            own.steps.append(Copy(-1, OUTPUT, INPUT))
+        holdings[rank].begin(operation.reduces, rank, ranks)
 
     for step, together in groupby(sorted(moves), key=itemgetter(0)):
         # What arrives in a step is there for others from the next one on.
-        receives: list[tuple[_Holding, Receive]] = []
+        receives: list[tuple[Holding, Receive]] = []
         results: dict[int, int] = {}
         arrived: dict[int, dict[Node, int]] = {}
         for move in together:

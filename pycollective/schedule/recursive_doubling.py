@@ -15,9 +15,10 @@ from __future__ import annotations
 from itertools import repeat
 from operator import xor
 
-from .algorithm import Algorithm, whole
+from .algorithm import Algorithm, Places, whole
+from .blocks import largest_block
 from .counts import LEAF, NODE, RESULT, Phases, Transfer, ceil_div, on_the_way_back, step
-from .halving_doubling import largest_block
+from .handing import Handing, Ranges
 from .lower import Move
 from .moves import log2_ceiling
 from .topology import Topology
@@ -44,6 +45,61 @@ def _all_gather(topology: Topology, shard: int, _root: int) -> list[Move]:
         for step in range(log2_ceiling(n))
         for behind in range(min(1 << step, n - (1 << step)))
     ]
+
+
+def _all_reduce_of(topology: Topology, _shard: int, _root: int, rank: int) -> list[Handing]:
+    n = topology.ranks
+    p = largest_block(n)
+    own = rank if rank < p else rank - p
+    folded = own + p  # its leaf comes to `own`, and the result goes back
+    first = 1 if n > p else 0
+    last = first + p.bit_length() - 1
+    found = []
+    if folded < n:
+        there = ((folded, folded + 1),)
+        found = [Handing(0, folded, own, there), Handing(last, own, folded, None)]
+    if rank == own:
+        for number in range(p.bit_length() - 1):
+            other = rank ^ (1 << number)
+            step = first + number
+            found.append(Handing(step, rank, other, _group(rank, number, n)))
+            found.append(Handing(step, other, rank, _group(other, number, n)))
+    return found
+
+
+def _group(rank: int, number: int, ranks: int) -> Ranges:
+    """Leaves that a rank has before it exchanges for the `number`-th time: with those folded in."""
+    p = largest_block(ranks)
+    size = 1 << number
+    lo = rank & -size
+    if p + lo >= ranks:
+        return ((lo, lo + size),)
+    return (lo, lo + size), (p + lo, min(p + lo + size, ranks))
+
+
+def _all_gather_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
+    n = topology.ranks
+    behind = (shard - rank) % n
+    found = []
+    number = behind.bit_length()  # of the step in which it has it
+    if behind:
+        size = 1 << (number - 1)
+        found.append(Handing(number - 1, (rank + size) % n, rank, None))
+    while behind + (1 << number) < n:
+        found.append(Handing(number, rank, (rank - (1 << number)) % n, None))
+        number += 1
+    return found
+
+
+def _all_gather_room(topology: Topology, _root: int) -> Places:
+    """Each shard that goes to a rank of the same host; what goes to a farther one includes it."""
+    n, host_of = topology.ranks, topology.host_of
+    items = 0
+    for number in range(log2_ceiling(n)):
+        size = 1 << number
+        if any(host_of[rank] == host_of[rank - size] for rank in range(n)):
+            items = max(items, min(size, n - size))
+    return Places(0, items, log2_ceiling(n))
 
 
 def _all_reduce_count(topology: Topology) -> Phases:
@@ -88,5 +144,7 @@ RECURSIVE_DOUBLING = Algorithm(
     "all that a rank has to ever farther ranks, in the fewest steps; for small messages",
     whole,
     {"all_reduce": _all_reduce, "all_gather": _all_gather},
+    {"all_reduce": _all_reduce_of, "all_gather": _all_gather_of},
+    {"all_gather": _all_gather_room},
     {"all_reduce": _all_reduce_count, "all_gather": _all_gather_count},
 )

@@ -11,27 +11,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import eq
+from typing import NamedTuple
 
 from pycollective.order import parent
 
-from .algorithm import Algorithm, a_shard_each
+from . import handing
+from .algorithm import Algorithm, Places, a_shard_each
+from .blocks import largest_block
 from .counts import NOTHING, Load, Phase, Phases
-from .halving_doubling import largest_block
+from .handing import Handing, Ranges, ranges_of
 from .lower import Move
 from .moves import later
+from .ring_room import to_reduce
 from .topology import Topology
 
 
-@lru_cache(maxsize=8)
-def _circle(topology: Topology) -> tuple[tuple[int, ...], dict[int, int]]:
+class _Circle(NamedTuple):
     """The ranks in the order of the ring, host by host, and each rank's place in it."""
+
+    ranks: tuple[int, ...]
+    place: dict[int, int]
+    ascending: bool  # hosts hold blocks of ranks
+
+
+@lru_cache(maxsize=8)
+def _circle(topology: Topology) -> _Circle:
     ranks = tuple(rank for host in topology.hosts for rank in host)
-    return ranks, {rank: place for place, rank in enumerate(ranks)}
+    place = {rank: place for place, rank in enumerate(ranks)}
+    return _Circle(ranks, place, ranks == tuple(range(len(ranks))))
 
 
 def _around(topology: Topology, first: int, hops: int) -> list[Move]:
     """`hops` moves along the ring, from place `first` on."""
-    ranks, _ = _circle(topology)
+    ranks = _circle(topology).ranks
     n = len(ranks)
     return [
         Move(hop, ranks[(first + hop) % n], ranks[(first + hop + 1) % n]) for hop in range(hops)
@@ -39,17 +52,85 @@ def _around(topology: Topology, first: int, hops: int) -> list[Move]:
 
 
 def _reduce_scatter(topology: Topology, shard: int, _root: int) -> list[Move]:
-    return _around(topology, _circle(topology)[1][shard] + 1, topology.ranks - 1)
+    return _around(topology, _circle(topology).place[shard] + 1, topology.ranks - 1)
 
 
 def _all_gather(topology: Topology, shard: int, _root: int) -> list[Move]:
-    return _around(topology, _circle(topology)[1][shard], topology.ranks - 1)
+    return _around(topology, _circle(topology).place[shard], topology.ranks - 1)
 
 
 def _all_reduce(topology: Topology, shard: int, root: int) -> list[Move]:
     return _reduce_scatter(topology, shard, root) + later(
         _all_gather(topology, shard, root), topology.ranks - 1
     )
+
+
+def _arc(circle: _Circle, first: int, length: int) -> Ranges:
+    """The ranks at so many places, from `first` on."""
+    n = len(circle.ranks)
+    first %= n
+    end = first + length
+    if not circle.ascending:
+        return ranges_of(circle.ranks[first:end] + circle.ranks[: max(0, end - n)])
+    return ((first, end),) if end <= n else ((0, end - n), (first, n))
+
+
+def _around_of(topology: Topology, first: int, rank: int, reduces: bool) -> list[Handing]:
+    """Those of `_around`, all the way but one hop, that touch `rank`."""
+    circle = _circle(topology)
+    n = len(circle.ranks)
+    place = circle.place[rank]
+    hop = (place - first) % n
+    found = []
+    if hop:
+        leaves = _arc(circle, first, hop) if reduces else None
+        found.append(Handing(hop - 1, circle.ranks[place - 1], rank, leaves))
+    if hop < n - 1:
+        leaves = _arc(circle, first, hop + 1) if reduces else None
+        found.append(Handing(hop, rank, circle.ranks[(place + 1) % n], leaves))
+    return found
+
+
+def _reduce_scatter_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
+    return _around_of(topology, _circle(topology).place[shard] + 1, rank, reduces=True)
+
+
+def _all_gather_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
+    return _around_of(topology, _circle(topology).place[shard], rank, reduces=False)
+
+
+def _all_reduce_of(topology: Topology, shard: int, root: int, rank: int) -> list[Handing]:
+    back = _all_gather_of(topology, shard, root, rank)
+    there = _reduce_scatter_of(topology, shard, root, rank)
+    return there + handing.later(back, topology.ranks - 1)
+
+
+def _near(topology: Topology) -> list[bool]:
+    """Of each place, whether the next one is on the same host."""
+    ranks = _circle(topology).ranks
+    hosts = [topology.host_of[rank] for rank in ranks]
+    return list(map(eq, hosts, hosts[1:] + hosts[:1]))
+
+
+def _reduce_scatter_room(topology: Topology, _root: int) -> Places:
+    place_of = _circle(topology).place
+    n = topology.ranks
+    needed = to_reduce([place_of[rank] for rank in range(n)], _near(topology))
+    return Places(max(nodes for nodes, _ in needed), max(leaves for _, leaves in needed), n - 1)
+
+
+def _all_gather_room(topology: Topology, _root: int) -> Places:
+    """Every shard but one goes to the next, whose own it is; where that is on the same host."""
+    n = topology.ranks
+    return Places(0, n - 1 if topology.widest > 1 else 0, n - 1)
+
+
+def _all_reduce_room(topology: Topology, root: int) -> Places:
+    place_of = _circle(topology).place
+    n, near = topology.ranks, _near(topology)
+    needed = to_reduce([place_of[rank] for rank in range(n)], near)
+    items = max(leaves + (n - 1) * near[place] for place, (_, leaves) in enumerate(needed))
+    return Places(max(nodes for nodes, _ in needed), items, 2 * (n - 1))
 
 
 def _sent(places: Sequence[int], place: int) -> tuple[int, int]:
@@ -102,7 +183,7 @@ def _reduce_scatter_count(topology: Topology) -> Phases:
     n = topology.ranks
     if n == 1:
         return ()
-    order, place_of = _circle(topology)
+    order, place_of, _ = _circle(topology)
     places = [place_of[rank] for rank in range(n)]
     host = [topology.host_of[rank] for rank in order]
     ends = [place for place in range(n) if host[place] != host[(place + 1) % n]]
@@ -139,6 +220,16 @@ RING = Algorithm(
     "each shard once around the ranks to be reduced, once more as the result",
     a_shard_each,
     {"all_reduce": _all_reduce, "reduce_scatter": _reduce_scatter, "all_gather": _all_gather},
+    {
+        "all_reduce": _all_reduce_of,
+        "reduce_scatter": _reduce_scatter_of,
+        "all_gather": _all_gather_of,
+    },
+    {
+        "all_reduce": _all_reduce_room,
+        "reduce_scatter": _reduce_scatter_room,
+        "all_gather": _all_gather_room,
+    },
     {
         "all_reduce": lambda topology: (
             _reduce_scatter_count(topology) + _all_gather_count(topology)

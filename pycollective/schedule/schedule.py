@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 from pycollective.errors import ConfigurationError
 
-from .algorithm import Algorithm
+from .algorithm import Algorithm, Places
 from .direct import DIRECT
 from .halving_doubling import HALVING_DOUBLING
+from .handing import lower_rank
 from .hierarchical import HIERARCHICAL
 from .lower import Move, lower
 from .operation import Operation, find_operation
@@ -50,6 +52,26 @@ class Schedule:
     def lowered(self, shard: int) -> dict[int, RankProgram]:
         """The steps of each rank that has any, for a shard."""
         return lower(self.operation, shard, self.topology.ranks, self.root, self.moves(shard))
+
+    def lowered_for(self, rank: int) -> Iterator[tuple[int, RankProgram]]:
+        """Each shard of which a rank has steps, and these; without lowering the other ranks'."""
+        n, root = self.topology.ranks, self.root
+        handings = self.algorithm.handings[self.operation.name]
+        shards: Iterable[int] = range(self.shards)
+        if self.operation.pieces == "pairs":  # its row and its column
+            shards = sorted({*range(rank * n, rank * n + n), *range(rank, n * n, n)})
+        for shard in shards:
+            touching = handings(self.topology, shard, root, rank)
+            program = lower_rank(self.operation, shard, n, root, rank, touching)
+            if program is not None:
+                yield shard, program
+
+    def room(self) -> Places | None:
+        """The places and steps of all ranks, where there is a formula for them."""
+        if self.topology.ranks == 1:
+            return Places(0, 0, 0)
+        formula = self.algorithm.room.get(self.operation.name)
+        return formula(self.topology, self.root) if formula else None
 
 
 @cache

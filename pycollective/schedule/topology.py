@@ -61,6 +61,13 @@ class Topology:
             )
         return cls(tuple(host for host, size in enumerate(sizes) for _ in range(size)))
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # kept: it is asked for with every shard, and there may be thousands
+        return hash(self.host_of)
+
     @property
     def ranks(self) -> int:
         """Number of ranks."""
@@ -78,6 +85,11 @@ class Topology:
         for rank, host in enumerate(self.host_of):
             members[host].append(rank)
         return tuple(tuple(each) for each in members)
+
+    @cached_property
+    def widest(self) -> int:
+        """Ranks of the largest host."""
+        return max(map(len, self.hosts))
 
     @cached_property
     def local_index(self) -> tuple[int, ...]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from . import handing
 from .algorithm import Algorithm, whole
 from .counts import LEAF, NODE, RESULT, Load, Phases, Transfer, on_the_way_back, step
+from .handing import Handing
 from .lower import Move
 from .moves import backwards, later, log2_ceiling, without_repeats
 from .topology import Topology
+from .tree_room import ROOM
 
 
 def _up(rank: int) -> Move:
@@ -76,6 +79,100 @@ def _all_gather(topology: Topology, shard: int, _root: int) -> list[Move]:
     return without_repeats(shard, _gather(topology, shard, 0) + to_all)
 
 
+def _all_up_of(ranks: int, rank: int) -> list[Handing]:
+    """Those of `_all_up` that touch `rank`; what travels is what is below the rank that hands."""
+    found = []
+    bit = 1
+    while not rank & bit and rank + bit < ranks:
+        child = rank + bit
+        below = ((child, min(child + bit, ranks)),)
+        found.append(Handing(bit.bit_length() - 1, child, rank, below))
+        bit *= 2
+    if rank:
+        step, _, target = _up(rank)
+        found.append(Handing(step, rank, target, ((rank, min(2 * rank - target, ranks)),)))
+    return found
+
+
+def _is_below(rank: int, other: int) -> bool:
+    """Whether the way of `other` to rank 0 leads through `rank`, or begins there."""
+    return not rank or rank <= other < rank + (rank & -rank)
+
+
+def _path_up_of(start: int, rank: int) -> list[Handing]:
+    """Those of `_path_up` from `start` that touch `rank`, with what is only moved."""
+    if not _is_below(rank, start):
+        return []
+    found = []
+    if rank != start:
+        bit = 1 << ((start - rank).bit_length() - 1)
+        found.append(Handing(bit.bit_length() - 1, rank + bit, rank, None))
+    return [*found, Handing(*_up(rank), None)] if rank else found
+
+
+def _turned(root: int, ranks: int, handings: list[Handing]) -> list[Handing]:
+    """As `_seen_from`."""
+    return [
+        Handing(step, (a + root) % ranks, (b + root) % ranks, leaves)
+        for step, a, b, leaves in handings
+    ]
+
+
+def _all_reduce_of(topology: Topology, _shard: int, _root: int, rank: int) -> list[Handing]:
+    depth = log2_ceiling(topology.ranks)
+    up = _all_up_of(topology.ranks, rank)
+    return up + handing.backwards(up, depth, after=depth)
+
+
+def _reduce_of(topology: Topology, _shard: int, root: int, rank: int) -> list[Handing]:
+    up = _all_up_of(topology.ranks, rank)
+    if root and rank in (0, root):
+        up.append(Handing(log2_ceiling(topology.ranks), 0, root, None))
+    return up
+
+
+def _broadcast_of(topology: Topology, _shard: int, root: int, rank: int) -> list[Handing]:
+    n = topology.ranks
+    up = _all_up_of(n, (rank - root) % n)
+    return _turned(root, n, handing.backwards(up, log2_ceiling(n)))
+
+
+def _gather_of(topology: Topology, shard: int, root: int, rank: int) -> list[Handing]:
+    n = topology.ranks
+    return _turned(root, n, _path_up_of((shard - root) % n, (rank - root) % n))
+
+
+def _scatter_of(topology: Topology, shard: int, root: int, rank: int) -> list[Handing]:
+    n = topology.ranks
+    path = _path_up_of((shard - root) % n, (rank - root) % n)
+    return _turned(root, n, handing.backwards(path, log2_ceiling(n)))
+
+
+def _reduce_scatter_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
+    up = _all_up_of(topology.ranks, rank)
+    depth = log2_ceiling(topology.ranks)
+    return up + handing.later(_scatter_of(topology, shard, 0, rank), depth)
+
+
+def _all_gather_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
+    depth = log2_ceiling(topology.ranks)
+    down = handing.backwards(_all_up_of(topology.ranks, rank), depth)
+    # Whoever the shard came through on its way up has it.
+    lacking = [each for each in down if not _is_below(each.target, shard)]
+    return _path_up_of(shard, rank) + handing.later(lacking, depth)
+
+
+_HANDINGS = {
+    "all_reduce": _all_reduce_of,
+    "reduce_scatter": _reduce_scatter_of,
+    "all_gather": _all_gather_of,
+    "reduce": _reduce_of,
+    "broadcast": _broadcast_of,
+    "gather": _gather_of,
+    "scatter": _scatter_of,
+}
+
+
 def _steps_count(topology: Topology, load: Callable[[int], Load], adds: float = 0) -> Phases:
     """Each step towards rank 0, with what is sent in that between ranks so far apart."""
     ranks = range(topology.ranks)
@@ -132,6 +229,8 @@ TREE = Algorithm(
         "gather": _gather,
         "scatter": _scatter,
     },
+    _HANDINGS,
+    ROOM,
     {
         "all_reduce": lambda topology: _up_count(topology) + _down_count(topology),
         "reduce_scatter": lambda topology: _up_count(topology) + _scatter_count(topology),

@@ -322,10 +322,45 @@ def test_as_a_user_runs_it(tmp_path):
 
 
 def test_progress_is_for_terminals(monkeypatch, capsys):
-    assert list(command._with_progress(3)) == [0, 1, 2]
+    assert list(command._with_progress([0, 3, 5])) == [0, 3, 5]
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert list(command._with_progress(3)) == [0, 1, 2]
+    assert list(command._with_progress([0, 3, 5])) == [0, 3, 5]
     said = capsys.readouterr().err
     assert "shard 2 of 3" in said
     assert said.endswith("\r\x1b[K")
+
+
+def test_of_thousands_of_ranks_some_shards_are_looked_at(monkeypatch):
+    """As if eight ranks were thousands: two of eight shards, and so many as are asked for."""
+    monkeypatch.setattr(command, "_MOST_UNASKED", 8 * 8 - 1)
+    monkeypatch.setattr(command, "_SOME", 2)
+    done = invoke("direct", "-n", 8, "--size", SIZE)
+    assert done.exit_code == 0
+    assert "\ncounted: 2 of 8 shards, spread evenly; " in done.stdout
+    assert "--shards 8)" in done.stdout
+    assert "\nproved: 2 of 8 shards, each of which ends " in done.stdout
+    _, _, table, rest = done.stdout.split("\n\n")
+    assert [row(line) for line in table.splitlines()[2:]] == [
+        a_row(0, 14, 2, SIZE / 4, "leaves"),  # to the owners of both
+        a_row(1, 14, 7, 7 * SIZE / 8, "results"),
+    ]
+    assert "of these shards: 2 steps; " in rest
+    whole = invoke("direct", "-n", 8, "--size", SIZE, "--shards", 8)
+    assert "counted" not in whole.stdout
+    assert "\nproved: every shard ends " in whole.stdout
+    monkeypatch.undo()
+    assert invoke("direct", "-n", 8, "--size", SIZE).stdout == whole.stdout
+
+
+def test_thousands_of_ranks_are_shown():
+    done = invoke("hierarchical", "-n", 4096, "--topology", "64x64", "--size", SIZE)
+    assert done.exit_code == 0, done.output
+    assert "of these shards: 14 steps; " in done.stdout
+
+
+def test_a_picture_of_thousands_is_refused_at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "_examine", None)
+    done = invoke("ring", "-n", 4096, "--picture", tmp_path / "a.png")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "nobody can tell 4096 ranks apart" in done.stderr

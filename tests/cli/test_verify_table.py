@@ -240,3 +240,13 @@ def test_each_count_meets_each_root_and_each_way_of_a_call(operation, ranks):
         assert {case.root for case in found} == roots
         starts = [case.start for case in cases(operation, "int8", ranks, False)]
         assert len(set(starts)) == len(starts)
+
+
+def test_inputs_of_many_ranks_stay_small():
+    """Ranks hold everyone's inputs: with thousands the counts are smaller, up to 119 as ever."""
+    assert counts(119, quick=True) == [1, 118, 10_007]
+    assert counts(64, quick=False) == [0, 1, 17, 63, 5_003, 18_751]
+    for ranks in (128, 1024, 4096):
+        for quick in (True, False):
+            assert max(counts(ranks, quick)) * ranks <= 1_200_004 + ranks
+            assert 1 in counts(ranks, quick)

@@ -56,7 +56,7 @@ def test_steps_made_elsewhere_are_proved_too(monkeypatch: pytest.MonkeyPatch) ->
     """With nothing left that could make steps, or say how they were made."""
     made = make_schedule("all_reduce", "ring", Topology.single_host(5))
     programs = made.lowered(2)
-    for name in ("lower", "_family", "_Holding"):
+    for name in ("lower", "family_of", "Holding"):
         monkeypatch.setattr(lower, name, None)
     check_shard(OPERATIONS["all_reduce"], 2, 5, 0, programs)
     with pytest.raises(verify.Fault):

@@ -1,0 +1,144 @@
+"""What a rank hands over to ranks of its host, and where: its places, and its events in order.
+
+Who reads them must know both, so a rank works them out for itself and for those of its host that
+it receives from: each from that rank's own steps, shard by shard, so the cost grows with the shards
+and not with shards times ranks.
+
+A buffer has a place in the slot of its rank if it is handed to a rank of the same host, has come
+from another host (other than straight into the output), or is computed (likewise). All ranks set
+aside the same number of places: the most that any needs. Algorithms have formulas for that, since
+looking at all ranks would take shards times ranks again; where there is one shard, all are looked
+at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .algorithm import Places
+from .schedule import Schedule
+from .steps import INPUT, OUTPUT, Combine, Copy, RankProgram, Receive, Send, Step, Type
+
+IN_INPUT, IN_OUTPUT, IN_NODE, IN_ITEM = range(4)
+# Within a step number: as `steps.py` has it.
+_PHASE = {Send: 0, Receive: 1, Combine: 2, Copy: 2}
+
+# Place in a slot, its index, and the number of the event that says it is filled.
+Handed = tuple[int, int, int]
+
+
+@dataclass
+class Layout:
+    """A rank's steps, what it hands over, and where.
+
+    Attributes:
+        rank: the rank.
+        steps: (shard, step), in the order in which it does them.
+        places: in its slot: which kind, and the index; by (shard, buffer).
+        events: the number of each that it hands over; likewise.
+        sizes: places of each kind.
+        readers: ranks of its host that it hands something.
+        sent: by (shard, step number, receiver on its host), the buffers.
+    """
+
+    rank: int
+    steps: list[tuple[int, Step]]
+    places: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    events: dict[tuple[int, int], int] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=lambda: {IN_NODE: 0, IN_ITEM: 0})
+    readers: set[int] = field(default_factory=set)
+    sent: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
+
+    def place(self, shard: int, buffer: int, kind: Type) -> None:
+        """Give a buffer a place, unless it has one."""
+        if (shard, buffer) not in self.places:
+            where = IN_NODE if kind is Type.NODE else IN_ITEM
+            self.places[shard, buffer] = where, self.sizes[where]
+            self.sizes[where] += 1
+
+    def handed(self, shard: int, step: int, receiver: int) -> list[Handed]:
+        """What a rank of its host gets of a shard in a step."""
+        return [
+            (*self.places[shard, buffer], self.events[shard, buffer])
+            for buffer in self.sent[shard, step, receiver]
+        ]
+
+
+def copies_first(schedule: Schedule) -> bool:
+    """Whether inputs are copied before they are sent to another host.
+
+    In an all-to-all in place, what arrives from a rank belongs where lies what goes to it.
+    """
+    return schedule.operation.pieces == "pairs"
+
+
+def lay_out(
+    schedule: Schedule,
+    rank: int,
+    lowered: Iterable[tuple[int, RankProgram]] | None = None,
+) -> Layout:
+    """A rank's layout.
+
+    Args:
+        schedule: the schedule.
+        rank: the rank.
+        lowered: its steps, by shard; made here unless given.
+    """
+    host_of = schedule.topology.host_of
+    host = host_of[rank]
+    copy_inputs = copies_first(schedule)
+    types: dict[int, list[Type]] = {}
+    steps: list[tuple[int, Step]] = []
+    for shard, program in schedule.lowered_for(rank) if lowered is None else lowered:
+        types[shard] = program.types
+        steps += [(shard, step) for step in program.steps]
+    # Each begins with another shard, so that they do not all want the same one's owner.
+    steps.sort(key=lambda at: (at[1][0], _PHASE[type(at[1])], (at[0] - rank) % schedule.shards))
+    own = Layout(rank, steps)
+    for shard, step in steps:
+        if type(step) is Send:
+            near = host_of[step.to] == host
+            if near:
+                own.readers.add(step.to)
+                own.sent[shard, step.step, step.to] = step.buffers
+            for buffer in step.buffers:
+                if near or (copy_inputs and buffer == INPUT):
+                    own.place(shard, buffer, types[shard][buffer])
+                if near:
+                    own.events.setdefault((shard, buffer), len(own.events) + 1)
+        elif type(step) is Receive:
+            if host_of[step.source] != host:
+                for buffer in step.buffers:
+                    if buffer != OUTPUT:
+                        own.place(shard, buffer, types[shard][buffer])
+        elif type(step) is Combine and step.out != OUTPUT:
+            own.place(shard, step.out, types[shard][step.out])  # also if it is for this rank alone
+    return own
+
+
+def lay_out_all(schedule: Schedule) -> dict[int, Layout]:
+    """Every rank's layout: shards times ranks, so for few of either."""
+    lowered: list[dict[int, RankProgram]] = [{} for _ in range(schedule.topology.ranks)]
+    for shard in range(schedule.shards):
+        for rank, program in schedule.lowered(shard).items():
+            lowered[rank][shard] = program
+    return {rank: lay_out(schedule, rank, own.items()) for rank, own in enumerate(lowered)}
+
+
+def room(schedule: Schedule) -> Places:
+    """What all ranks set aside: the same on every rank."""
+    found = schedule.room()
+    if found is None:
+        found = counted(lay_out(schedule, rank) for rank in range(schedule.topology.ranks))
+    return found
+
+
+def counted(layouts: Iterable[Layout]) -> Places:
+    """The same, from the layouts of all ranks."""
+    nodes = items = steps = 0
+    for each in layouts:
+        nodes, items = max(nodes, each.sizes[IN_NODE]), max(items, each.sizes[IN_ITEM])
+        if each.steps:
+            steps = max(steps, each.steps[-1][1].step + 1)
+    return Places(nodes, items, steps)
