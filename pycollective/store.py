@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import base64
 import hmac
+import os
+import resource
 import selectors
 import socket
 import threading
@@ -24,7 +26,9 @@ from pycollective.errors import CollectiveTimeout, ConfigurationError
 # Bytes of a message. An answer is no longer, so that it fits into an empty socket buffer: whoever
 # reads the last before asking again can always be answered without a wait.
 _MAX_LINE = 1 << 17
-_MAX_CLIENTS = 256  # a host's 64 ranks, and strangers
+_FEW_CLIENTS = 64  # a host's ranks
+_STRANGERS = 192  # for whom there is room beside the clients
+_OTHER_FILES = 64  # descriptors that the serving process needs for itself
 
 
 def parse_address(address: str) -> tuple[int, Any]:
@@ -42,6 +46,21 @@ def _word(text: bytes) -> bytes:
     return base64.b64encode(text)
 
 
+def _room(clients: int) -> int:
+    """For how many connections there is room where `clients` must have theirs."""
+    if clients <= _FEW_CLIENTS:
+        return _FEW_CLIENTS + _STRANGERS
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = limit - len(os.listdir("/proc/self/fd")) - _OTHER_FILES
+    if free < clients:
+        raise ConfigurationError(
+            f"a store for {clients} ranks needs {clients + limit - free} open files, and this "
+            f"process may open {limit}: raise its limit (ulimit -n), or give a store that another "
+            "process serves, such as torch's"
+        )
+    return min(clients + _STRANGERS, free)
+
+
 class StoreServer:
     """Serves one store from a thread of its own until closed.
 
@@ -52,13 +71,18 @@ class StoreServer:
         secret: what every client must present, hexadecimal; empty for none.
         start: False to call `start` later: a process that still has to fork had better not have
             threads.
+        clients: how many will come.
 
     Raises:
-        ConfigurationError: the address cannot be listened at.
+        ConfigurationError: the address cannot be listened at, or so many clients take more
+            descriptors than this process may open.
     """
 
-    def __init__(self, address: str, secret: str = "", *, start: bool = True) -> None:
+    def __init__(
+        self, address: str, secret: str = "", *, start: bool = True, clients: int = _FEW_CLIENTS
+    ) -> None:
         family, target = parse_address(address)
+        self._room = _room(clients)
         self._secret = secret.encode()
         self._values: dict[bytes, bytes] = {}
         self._counts: dict[bytes, int] = {}
@@ -72,7 +96,7 @@ class StoreServer:
             if family == socket.AF_INET:
                 self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind(target)
-            self._listener.listen(_MAX_CLIENTS)
+            self._listener.listen(self._room)
         except OSError as error:
             self._listener.close()
             raise ConfigurationError(f"cannot serve a store at {address}: {error}") from error
@@ -146,7 +170,7 @@ class StoreServer:
         except OSError:  # no descriptor is left; the client stays in the queue meanwhile
             time.sleep(0.01)
             return
-        if len(self._buffers) >= _MAX_CLIENTS:
+        if len(self._buffers) >= self._room:
             # The oldest of those that have said nothing yet makes room.
             silent = next((each for each in self._buffers if each not in self._known), None)
             if silent is None:
