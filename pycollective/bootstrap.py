@@ -315,11 +315,7 @@ def _join_host_of(launch: mpi_launch.Launch, store: StoreClient | None, far: boo
         numbers=near,
         glance=talk.glance,
     )
-    try:
-        return join_host(meeting, far)
-    except ConfigurationError:
-        talk.listen(_MPI_LINGER / 2)  # a store that was closed: by a rank that says why
-        raise
+    return join_host(meeting, far)
 
 
 @contextmanager
@@ -327,19 +323,31 @@ def _store_of_host(launch: mpi_launch.Launch) -> Iterator[StoreClient | None]:
     """The store of this host's ranks; None where there is but one of them."""
     linger = _MPI_LINGER
     try:
-        # Told before the store ends: who finds it closed has heard why.
-        with ExitStack() as stack, launch.talk.sharing_problems():
+        # Told before the store ends: who finds it closed can hear why.
+        with ExitStack() as stack, launch.talk.sharing_problems(), _reason_from(launch.talk):
             store = None
             if launch.host_of.count(launch.host_of[launch.rank]) > 1:
                 if launch.server is not None:
                     launch.server.start()
                 left = max(0.1, launch.talk.deadline - monotonic())
-                client = StoreClient(launch.address, launch.secret, left)
+                glance = launch.talk.glance
+                client = StoreClient(launch.address, launch.secret, left, glance)
                 store = stack.enter_context(closing(client))
             yield store
             linger = 0.0
     finally:
         _end_server(launch, linger)
+
+
+@contextmanager
+def _reason_from(talk: Talk) -> Iterator[None]:
+    """Where a store has ended, what the rank says that ended it."""
+    try:
+        yield
+    except ConfigurationError as error:
+        if isinstance(error.__cause__, OSError):
+            talk.listen(_MPI_LINGER / 2)
+        raise
 
 
 def _end_server(launch: mpi_launch.Launch, linger: float) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, NoReturn
 
 from pycollective.errors import CollectiveAborted, CollectiveTimeout, ConfigurationError
@@ -32,7 +32,6 @@ _log = logging.getLogger("pycollective")
 _WARN_AFTER = 30.0  # seconds until the log names the ranks that are awaited
 _NAMED_AT_MOST = 32  # ranks in a message
 _GRACE = 2.0  # seconds for the one rank that looks who is absent to say so
-_GLANCE = 0.001  # seconds between looks elsewhere while this rank waits
 
 _PASSED_ON = "report"  # attribute of an exception that another rank has reported
 _DECIDED = "decided "  # what begins so is no report of a problem, which is JSON
@@ -111,7 +110,7 @@ class Meeting:
         prefix: of the keys; each meeting in a store needs its own.
         deadline: its end, where it is not `timeout` from now, by the monotonic clock.
         numbers: what messages call the ranks, where these are some of more.
-        glance: raises what this rank has learned in another way; asked while it waits.
+        glance: raises what this rank has learned in another way; asked while it attaches.
     """
 
     def __init__(
@@ -298,13 +297,6 @@ class Meeting:
     def _is_set_within(self, key: str, seconds: float) -> bool:
         seconds = max(0.001, seconds)
         end = monotonic() + seconds
-        if self._glance is not None:
-            while not self._store.check([key]):
-                if monotonic() > end:
-                    return False
-                self._glance()
-                sleep(_GLANCE)
-            return True
         try:
             self._store.wait([key], timedelta(seconds=seconds))
         except RuntimeError:  # of which every store raises another kind

@@ -59,6 +59,7 @@ class Talk:
         self._number = next(_numbers)
         self._tag = _tag(self.world)
         self._ended = False  # by a report that has gone out
+        self._heard = ""  # the report of another
         self._gone: set[int] = set()  # ranks that have reported, and listen no more
         self._ahead: list[_Word] = []  # said for the next round
 
@@ -110,7 +111,9 @@ class Talk:
         return result
 
     def glance(self) -> None:
-        """Raise what another rank has reported; does not wait."""
+        """Raise what another rank has reported, now or before; does not wait."""
+        if self._heard:
+            raise_reported(self._heard, self.rank)
         while (word := self._receive()) is not None:
             self._ahead.append(word)
 
@@ -158,6 +161,7 @@ class Talk:
                 )
             if word.report:
                 self._gone.add(word.source)
+                self._heard = word.report
                 raise_reported(word.report, self.rank)
             return word
         return None

@@ -18,6 +18,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +29,7 @@ from pycollective.errors import CollectiveTimeout, ConfigurationError
 _MAX_LINE = 1 << 17
 _FEW_CLIENTS = 64  # a host's ranks
 _STRANGERS = 192  # for whom there is room beside the clients
+_GLANCE = 0.005  # seconds between looks elsewhere while a client waits
 _OTHER_FILES = 64  # descriptors that the serving process needs for itself
 
 
@@ -258,6 +260,7 @@ class StoreClient:
         address: see `parse_address`.
         secret: what the server wants.
         timeout: seconds that connecting, and each call, may take.
+        glance: asked now and then while a call waits; what it raises ends the call.
 
     Raises:
         CollectiveTimeout: nobody serves there in time, or a key was not set in time.
@@ -265,8 +268,15 @@ class StoreClient:
             more than some 90 KB.
     """
 
-    def __init__(self, address: str, secret: str = "", timeout: float = 600.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        secret: str = "",
+        timeout: float = 600.0,
+        glance: Callable[[], None] | None = None,
+    ) -> None:
         self._address = address
+        self._glance = glance
         self._secret = secret.encode()
         self._timeout = timeout
         self._buffer = b""
@@ -329,6 +339,8 @@ class StoreClient:
                     raise CollectiveTimeout(
                         f"no store answers at {self._address} within {self._timeout:g} s: {error}"
                     ) from error
+            if self._glance is not None:
+                self._glance()
             time.sleep(0.02)  # rank 0 may not serve yet
 
     def _ask(self, verb: bytes, key: str, timeout: float, value: bytes = b"") -> bytes:
@@ -345,8 +357,7 @@ class StoreClient:
             self._socket.settimeout(max(0.001, timeout))
             self._socket.sendall(message + b"\n")
             while b"\n" not in self._buffer:
-                self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-                data = self._socket.recv(65536)
+                data = self._receive(self._socket, deadline)
                 if not data:
                     raise ConnectionResetError("it has ended, or wants another secret")
                 self._buffer += data
@@ -363,3 +374,19 @@ class StoreClient:
             ) from error
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
+
+    def _receive(self, connection: socket.socket, deadline: float) -> bytes:
+        while self._glance is not None:
+            connection.settimeout(max(0.001, min(_GLANCE, deadline - time.monotonic())))
+            try:
+                return connection.recv(65536)
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+            try:
+                self._glance()
+            except BaseException:
+                self.close()  # the answer may still come
+                raise
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        return connection.recv(65536)
