@@ -124,21 +124,24 @@ class Places:
         self.timeout, self.prefix, self._played = timeout, prefix, played
         meeting = Meeting(store, rank, size, timeout, prefix)
         self.deadline = meeting.deadline
-        with meeting.sharing_problems():
-            meeting.claim()
-            self.table = load(tuning)
-            wishes = f"topology {_described(played)}", f"transport {transport or 'any'}"
-            mine = Record(
-                size=size,
-                host=socket.gethostname(),
-                identity=host_identity(),
-                wish=", ".join((*wishes, describe(self.table))),
-            )
-            try:
-                self._settle(meeting.exchange(mine, self._decide))
-            except BaseException as error:
-                self._tell_those_ahead(meeting, error)
-                raise
+        try:
+            with meeting.sharing_problems():
+                self._meet(meeting, transport, tuning)
+        except BaseException as error:
+            self._tell_those_ahead(meeting, error)
+            raise
+
+    def _meet(self, meeting: Meeting, transport: str, tuning: str) -> None:
+        meeting.claim()
+        self.table = load(tuning)
+        wishes = f"topology {_described(self._played)}", f"transport {transport or 'any'}"
+        mine = Record(
+            size=self.size,
+            host=socket.gethostname(),
+            identity=host_identity(),
+            wish=", ".join((*wishes, describe(self.table))),
+        )
+        self._settle(meeting.exchange(mine, self._decide))
 
     def _decide(self, records: list[Record]) -> str:
         first = records[0].wish

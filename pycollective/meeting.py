@@ -223,7 +223,7 @@ class Meeting:
         with suppress(RuntimeError, OSError, ConfigurationError):
             if self._full:
                 for step in (_ATTACHED, _COME):
-                    self._store.set(self._key(step), text.encode())
+                    self._claim(step, text)  # what all were told already stays
             elif self.rank == 0 and not self._published_for_all:
                 self._store.set(self._key(_COME), text.encode())
             elif not self._published:
