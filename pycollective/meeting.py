@@ -179,7 +179,7 @@ class Meeting:
             decided = decide(self._read_all())
             self._store.set(self._key(_COME), (_DECIDED + decided).encode())
             self._published_for_all = True
-        outcome = self._outcome(bytes(self._store.get(self._key(_COME))))
+        outcome = self._outcome(self._text(_COME))
         if self._read(self.rank) != record:
             raise ConfigurationError(f"another process claims rank {self.rank}, too")
         return outcome
@@ -188,7 +188,7 @@ class Meeting:
         """What `exchange` would give, where that is known already; does not wait."""
         if not self._full or not self._store.check([self._key(_COME)]):
             return None
-        text = bytes(self._store.get(self._key(_COME))).decode()
+        text = self._text(_COME)
         return text[len(_DECIDED) :] if text.startswith(_DECIDED) else None
 
     def confirm(self) -> None:
@@ -212,7 +212,7 @@ class Meeting:
             self._glance()
         # Complete it cannot be yet: this rank has not confirmed.
         if self._full and self._store.check([self._key(_ATTACHED)]):
-            self._outcome(bytes(self._store.get(self._key(_ATTACHED))))
+            self._outcome(self._text(_ATTACHED))
 
     def report(self, error: BaseException) -> None:
         """Tell the others what ends `init` here, unless one of them has said it."""
@@ -229,9 +229,8 @@ class Meeting:
             elif not self._published:
                 self._publish(Record(self.size, problem=text))
 
-    def _outcome(self, raw: bytes) -> str:
+    def _outcome(self, text: str) -> str:
         """What was decided; raises what was reported instead."""
-        text = raw.decode()
         if text.startswith(_DECIDED):
             return text[len(_DECIDED) :]
         self._told = True
@@ -279,7 +278,7 @@ class Meeting:
         """
         if self._store.add(self._key(step, "count"), 1) == self.size:
             # Unless a rank has reported meanwhile that it cannot go on.
-            return self._outcome(self._claim(step, _DECIDED + decide()).encode())
+            return self._outcome(self._claim(step, _DECIDED + decide()))
         left = self.deadline - monotonic()
         if left > _WARN_AFTER and not self._is_set_within(self._key(step), _WARN_AFTER):
             _log.warning(
@@ -292,7 +291,7 @@ class Meeting:
                 self.number,
                 "init",
             )
-        return self._outcome(bytes(self._store.get(self._key(step))))
+        return self._outcome(self._text(step))
 
     def _is_set_within(self, key: str, seconds: float) -> bool:
         seconds = max(0.001, seconds)
@@ -310,7 +309,7 @@ class Meeting:
         key = self._key(step, "absent", when)
         if self._claim(f"{step}/absent/{when}/by", str(self.rank)) != str(self.rank):
             if self._is_set_within(key, _GRACE):
-                return bytes(self._store.get(key)).decode()
+                return self._text(step, "absent", when)
             return f"not all of {self.size} {_NOT_YET[step]}"
         ranks = range(self.size)
         absent = [self.numbers[r] for r in ranks if not self._store.check([self._key(step, r)])]
@@ -322,6 +321,10 @@ class Meeting:
 
     def _claim(self, name: str, value: str) -> str:
         return bytes(self._store.compare_set(self._key(name), "", value)).decode()
+
+    def _text(self, *names: object) -> str:
+        raw = self._store.get(self._key(*names))
+        return raw if isinstance(raw, str) else bytes(raw).decode()
 
     def _key(self, *names: object) -> str:
         return self._prefix + "/".join(map(str, names))
