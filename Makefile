@@ -35,7 +35,8 @@ test: install
 # The whole conformance table under MPICH and Open MPI: some minutes.
 test-mpi: install
 	$(BIN)/python -m benchmarks.mpi_environments
-	$(BIN)/python -m pytest -m '' tests/test_mpi_table.py tests/test_mpiexec.py tests/test_hosts.py
+	$(BIN)/python -m pytest -m '' tests/test_mpi_table.py tests/test_mpiexec.py tests/test_hosts.py \
+	  tests/test_mpi_joining.py
 
 bench: install
 	$(BIN)/python -m benchmarks.all --out benchmarks/results

@@ -10,8 +10,9 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 from pycollective import mpi_launch
@@ -27,19 +28,24 @@ from pycollective.environment import (
 from pycollective.errors import ConfigurationError
 from pycollective.joining import (
     DEFAULT_TIMEOUT,
-    MAX_RANKS,
+    Joined,
     connect,
     join_alone,
     join_host,
     shared_memory_alone,
 )
 from pycollective.leaving import leave_at_exit
+from pycollective.limits import MAX_RANKS
 from pycollective.meeting import Meeting, is_full, this_process
+from pycollective.mpi_talk import Talk
 from pycollective.store import StoreClient, StoreServer
 from pycollective.tuned import tuning_path
 from pycollective.world import World
 
-_LINGER = 5.0  # seconds
+# How long a store stays after a failure so that others can read why, seconds. MPI's ranks tell each
+# other in another way.
+_LINGER = 5.0
+_MPI_LINGER = 0.5
 
 # How messages go between hosts. Ranks of one host always meet in shared memory.
 TRANSPORTS = {
@@ -67,7 +73,7 @@ def init(
     Args:
         rank: this rank, 0 to ``size - 1``; with `size` and `store`, for programs that bootstrap
             themselves.
-        size: number of ranks, at most 64.
+        size: number of ranks: at most 64 on a host, 4,096 in all.
         store: where the ranks find each other: ``"tcp://host:port"``, at which rank 0 serves while
             the ranks meet, or an object with ``set(key, bytes)`` and a blocking ``get(key)``, such
             as a `torch.distributed.Store`, which must outlast the call on every rank. A store
@@ -87,23 +93,30 @@ def init(
         ConfigurationError: the launch or the arguments cannot be right, or memory is short.
         CollectiveTimeout: not every rank came; the message names the absentees.
     """
-    if not 0 < timeout < math.inf:
-        raise ConfigurationError(f"timeout {timeout} is not a finite number of seconds above 0")
-    topology = topology or os.environ.get(ENV_TOPOLOGY, "")
-    wish = _Wish(timeout, topology, transport or "", tuning_path(tuning))
-    if rank is not None or size is not None or store is not None:
+    explicit = rank is not None or size is not None or store is not None
+    if not explicit and _by_mpi(transport):
+        talk = Talk(timeout if 0 < timeout < math.inf else DEFAULT_TIMEOUT)
+        with talk.sharing_problems():
+            wish = _Wish.of(timeout, topology, transport, tuning)
+            wish.check_transport("a launch by mpiexec", mpi=True)
+            return _start_mpiexec(talk, wish)
+    wish = _Wish.of(timeout, topology, transport, tuning)
+    if explicit:
         wish.check_transport("a call with rank, size and store", mpi=False)
         return _init_explicit(rank, size, store, wish)
     for launch in _LAUNCHES:
-        if launch.detected() and not (wish.transport == "mpi" and mpi_launch.detected()):
+        if launch.detected():
             wish.check_transport(f"a launch by {launch.name}", mpi=False)
             return launch.start(wish)
-    if mpi_launch.detected():
-        wish.check_transport("a launch by mpiexec", mpi=True)
-        return _start_mpiexec(wish)
     wish.check_transport("one rank without a launcher", mpi=False)
     wish.hosts(1)
     return connect(None, 0, 1, timeout, tuning=wish.tuning)
+
+
+def _by_mpi(transport: str | None) -> bool:
+    """Whether ranks find each other through mpiexec: where nothing else is, or it was asked for."""
+    others = any(launch.detected() for launch in _LAUNCHES)
+    return mpi_launch.detected() and (transport == "mpi" or not others)
 
 
 def launched() -> bool:
@@ -140,6 +153,20 @@ class _Wish:
     topology: str
     transport: str
     tuning: str
+
+    @classmethod
+    def of(
+        cls,
+        timeout: float,
+        topology: str | None,
+        transport: str | None,
+        tuning: str | os.PathLike[str] | None,
+    ) -> _Wish:
+        """From the arguments of `init`, and the environment."""
+        if not 0 < timeout < math.inf:
+            raise ConfigurationError(f"timeout {timeout} is not a finite number of seconds above 0")
+        topology = topology or os.environ.get(ENV_TOPOLOGY, "")
+        return cls(timeout, topology, transport or "", tuning_path(tuning))
 
     def check_transport(self, launch: str, mpi: bool) -> None:
         """Refuse what there is not, or not in this launch; `mpi`: it is mpiexec's."""
@@ -184,7 +211,7 @@ def _init_explicit(rank: int | None, size: int | None, store: Any, wish: _Wish) 
     if not isinstance(store, str):
         prefix = _next_prefix(store, rank)
         return _connect(store, rank, size, prefix, played, wish)
-    server = StoreServer(store) if rank == 0 else None
+    server = StoreServer(store, clients=size) if rank == 0 else None
     return _meet_at(store, "", server, rank, size, played, wish)
 
 
@@ -257,45 +284,75 @@ def _start_torchrun(wish: _Wish) -> Communicator:
     return communicator
 
 
-def _start_mpiexec(wish: _Wish) -> Communicator:
-    timeout = wish.timeout
-    launch = mpi_launch.agree(timeout, wish.topology, wish.tuning)
-    if launch.size == 1:
-        if launch.server is not None:
-            launch.server.close()
-        return connect(None, 0, 1, timeout, tuning=wish.tuning)
-    if len(set(launch.host_of)) == 1:
-        if launch.server is not None:
-            launch.server.start()
-        address, secret, server = launch.address, launch.secret, launch.server
-        here = replace(wish, transport="")  # "mpi" has nothing to do
-        return _meet_at(address, secret, server, launch.rank, launch.size, (), here)
-    if wish.transport == "shm":
+def _start_mpiexec(talk: Talk, wish: _Wish) -> Communicator:
+    launch = mpi_launch.agree(talk, wish.topology, wish.transport, wish.tuning)
+    several = any(launch.host_of)
+    if several and wish.transport == "shm":
+        _end_server(launch, 0.0)
         raise shared_memory_alone(launch.host_of)
-    world = World(launch.rank, launch.host_of, launch.transport(), launch.table, launch.beside)
-    near = world.near
-    with ExitStack() as stack:
-        with launch.sharing_problems() as all_agree:
-            if launch.server is not None:
-                launch.server.start()
-            if len(near) > 1:
-                store = _store_at(launch.address, launch.secret, launch.server, len(near), timeout)
-                meeting = Meeting(
-                    stack.enter_context(store),
-                    near.index(launch.rank),
-                    len(near),
-                    timeout,
-                    "host",
-                    numbers=near,
-                )
-                joined = join_host(meeting, far=True)
-            else:
+    with _store_of_host(launch) as store:
+        joined = _join_host_of(launch, store, several)
+        # All have what they need from the stores, and all join or none.
+        slot_bytes = talk.round(joined.slot_bytes, lambda every: lambda rank: min(every))
+    joined = joined._replace(slot_bytes=slot_bytes)
+    transport = launch.transport() if several else None
+    world = World(launch.rank, launch.host_of, transport, launch.table, launch.beside)
+    return leave_at_exit(Communicator(*joined, wish.timeout, world))
+
+
+def _join_host_of(launch: mpi_launch.Launch, store: StoreClient | None, far: bool) -> Joined:
+    near = World(launch.rank, launch.host_of).near
+    if store is None:
+        return join_alone(far)
+    talk = launch.talk
+    meeting = Meeting(
+        store,
+        near.index(launch.rank),
+        len(near),
+        talk.timeout,
+        "host",
+        deadline=talk.deadline,
+        numbers=near,
+        glance=talk.glance,
+    )
+    return join_host(meeting, far)
+
+
+@contextmanager
+def _store_of_host(launch: mpi_launch.Launch) -> Iterator[StoreClient | None]:
+    """The store of this host's ranks; None where there is but one of them."""
+    linger = _MPI_LINGER
+    try:
+        # Told before the store ends: who finds it closed can hear why.
+        with ExitStack() as stack, launch.talk.sharing_problems(), _reason_from(launch.talk):
+            store = None
+            if launch.host_of.count(launch.host_of[launch.rank]) > 1:
                 if launch.server is not None:
-                    stack.callback(launch.server.close)
-                joined = join_alone(far=True)
-            slot_bytes = min(all_agree(joined.slot_bytes))
-        joined = joined._replace(slot_bytes=slot_bytes)
-        return leave_at_exit(Communicator(*joined, timeout, world))
+                    launch.server.start()
+                left = max(0.1, launch.talk.deadline - monotonic())
+                glance = launch.talk.glance
+                client = StoreClient(launch.address, launch.secret, left, glance)
+                store = stack.enter_context(closing(client))
+            yield store
+            linger = 0.0
+    finally:
+        _end_server(launch, linger)
+
+
+@contextmanager
+def _reason_from(talk: Talk) -> Iterator[None]:
+    """Where a store has ended, what the rank says that ended it."""
+    try:
+        yield
+    except ConfigurationError as error:
+        if isinstance(error.__cause__, OSError):
+            talk.listen(_MPI_LINGER / 2)
+        raise
+
+
+def _end_server(launch: mpi_launch.Launch, linger: float) -> None:
+    if launch.server is not None:
+        launch.server.close(linger)
 
 
 # In this order: a launcher's own variables before those that others inherit; then mpiexec's.

@@ -1,36 +1,39 @@
 """How ranks that have a store, a rank and a size become a `Communicator`.
 
 1. They tell each other which host they are on (or are said to be on), and what must be the same on
-   all, all through the store.
+   all, all through the store (`meeting.py`).
 2. Those of a host meet: each asks whether there is room, commits a mailbox in its process's shared
-   memory, listens on an abstract Unix socket, publishes a record of it all (`meeting.py`), reads
-   the others', and attaches each peer that is not attached yet (`attach.py`).
+   memory, listens on an abstract Unix socket, publishes a record of it all, reads the table of its
+   host's, and attaches each peer that is not attached yet (`attach.py`).
 3. Where there are several hosts, all tell each other that they have got so far, and connect.
 
-A rank reads `size` records of some 300 bytes twice, and makes at most ``size - 1`` short
-connections on its host. What one rank finds wrong it tells through the store: all raise at once
-instead of waiting for it.
+In each of these one rank reads what all have published. Of the others each makes some twenty store
+operations in all, reads the host of every rank (packed) and some 100 bytes for each rank of its
+host, and makes at most 63 short connections there. What one rank finds wrong it tells through the
+store: all raise at once instead of waiting for it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import socket
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from typing import Any, NamedTuple
 
-from pycollective import _core, host_memory
+from pycollective import _core, host_memory, places
 from pycollective.attach import Listener, PeerAddress, attach_peers
 from pycollective.communicator import Communicator
 from pycollective.errors import ConfigurationError
 from pycollective.host import host_identity
 from pycollective.leaving import leave_at_exit
+from pycollective.limits import MAX_RANKS, MAX_RANKS_PER_HOST
 from pycollective.meeting import Meeting, Record
 from pycollective.tuned import describe, load
 from pycollective.world import World
 
-MAX_RANKS = 64  # the width of the engine's masks
 DEFAULT_TIMEOUT = 600.0
 
 # The process's node. All communicators share it, and torch makes each process group separately:
@@ -68,19 +71,22 @@ def connect(
     if size == 1:
         world = World.on_one_host(0, 1, load(tuning))
         return leave_at_exit(Communicator(*join_alone(), timeout, world))
-    places = _Places(store, rank, size, timeout, prefix, tuple(played), transport, tuning)
-    if len(set(places.host_of)) == 1:
-        world = World.on_one_host(rank, size, places.table)
-        return leave_at_exit(Communicator(*join_host(places.meeting("host")), timeout, world))
+    where = Places(store, rank, size, timeout, prefix, tuple(played), transport, tuning)
+    if len(set(where.host_of)) == 1:
+        world = World.on_one_host(rank, size, where.table)
+        return leave_at_exit(Communicator(*join_host(where.of_host()), timeout, world))
     if transport == "shm":
-        raise shared_memory_alone(places.host_of)
-    return leave_at_exit(_connect_hosts(places))
+        raise shared_memory_alone(where.host_of)
+    return leave_at_exit(_connect_hosts(where))
 
 
 def check_place(rank: int, size: int) -> None:
     """Refuse what cannot be a rank among so many."""
     if not 1 <= size <= MAX_RANKS:
-        raise ConfigurationError(f"size {size} is not 1 to {MAX_RANKS}, the most there can be")
+        raise ConfigurationError(
+            f"size {size} is not 1 to {MAX_RANKS}, the most there can be (and at most "
+            f"{MAX_RANKS_PER_HOST} on a host)"
+        )
     if not 0 <= rank < size:
         raise ConfigurationError(f"rank {rank} is not one of 0 to {size - 1}")
 
@@ -93,7 +99,7 @@ def shared_memory_alone(host_of: Sequence[int]) -> ConfigurationError:
     )
 
 
-class _Places:
+class Places:
     """Which rank is on which host, as all ranks have told each other.
 
     Attributes:
@@ -115,73 +121,109 @@ class _Places:
         tuning: str,
     ) -> None:
         self.store, self.rank, self.size = store, rank, size
-        self.timeout, self.prefix = timeout, prefix
+        self.timeout, self.prefix, self._played = timeout, prefix, played
         meeting = Meeting(store, rank, size, timeout, prefix)
         self.deadline = meeting.deadline
-        with meeting.sharing_problems():
-            meeting.claim()
-            self.table = load(tuning)
-            wishes = f"topology {_described(played)}", f"transport {transport or 'any'}"
-            mine = Record(
-                size=size,
-                host=socket.gethostname(),
-                identity=host_identity(),
-                wish=", ".join((*wishes, describe(self.table))),
-            )
-            records = meeting.exchange(mine)
-            for other, each in enumerate(records):
-                if each.wish != mine.wish:
-                    raise ConfigurationError(
-                        f"rank {rank} was given {mine.wish} and rank {other} {each.wish}"
-                    )
-            meeting.confirm()  # nobody goes on to meet those who do not
-        identities = [each.identity for each in records]
-        self.one_machine = len(set(identities)) == 1
-        self.beside = identities.count(identities[rank])
-        numbers: dict[str, int] = {}
-        found = tuple(numbers.setdefault(each, len(numbers)) for each in identities)
-        self.host_of = played or found
+        try:
+            with meeting.sharing_problems():
+                self._meet(meeting, transport, tuning)
+        except BaseException as error:
+            self._tell_those_ahead(meeting, error)
+            raise
 
-    def meeting(self, name: str, ranks: Sequence[int] = ()) -> Meeting:
-        """A meeting of some of the ranks, or of all, until the same deadline."""
-        numbers = list(ranks) or list(range(self.size))
+    def _meet(self, meeting: Meeting, transport: str, tuning: str) -> None:
+        meeting.claim()
+        self.table = load(tuning)
+        wishes = f"topology {_described(self._played)}", f"transport {transport or 'any'}"
+        mine = Record(
+            size=self.size,
+            host=socket.gethostname(),
+            identity=host_identity(),
+            wish=", ".join((*wishes, describe(self.table))),
+        )
+        self._settle(meeting.exchange(mine, self._decide))
+
+    def _decide(self, records: list[Record]) -> str:
+        first = records[0].wish
+        for other, each in enumerate(records):
+            if each.wish != first:
+                raise ConfigurationError(f"rank 0 was given {first} and rank {other} {each.wish}")
+        machines = places.numbered([each.identity for each in records])
+        if self._played:
+            places.check_hosts(self._played)
+        else:
+            places.check_hosts(machines, [each.host for each in records])
+        return places.pack(machines)
+
+    def _settle(self, packed: str) -> None:
+        machines = places.unpack(packed)
+        self.one_machine = not any(machines)
+        self.beside = machines.count(machines[self.rank])
+        self.host_of = self._played or machines
+
+    def _tell_those_ahead(self, meeting: Meeting, error: BaseException) -> None:
+        """Tell ranks that have read already what was decided, and wait for this one further on."""
+        with suppress(RuntimeError, OSError, ConfigurationError):
+            packed = meeting.decided()
+            if packed is not None:
+                self._settle(packed)
+                self.of_host().report(error)
+                if any(self.host_of):
+                    self.of_all().report(error)
+
+    def of_host(self) -> Meeting:
+        """The meeting of this host's ranks, until the same deadline."""
+        if not any(self.host_of):
+            return self._meeting("host", range(self.size))
+        here = self.host_of[self.rank]
+        near = [rank for rank, host in enumerate(self.host_of) if host == here]
+        return self._meeting(f"host{here}", near)
+
+    def of_all(self) -> Meeting:
+        """The meeting of all ranks once those of each host have met."""
+        return self._meeting("all", range(self.size))
+
+    def _meeting(self, name: str, ranks: Sequence[int]) -> Meeting:
         return Meeting(
             self.store,
-            numbers.index(self.rank),
-            len(numbers),
+            ranks.index(self.rank),
+            len(ranks),
             self.timeout,
             f"{self.prefix}/{name}",
             deadline=self.deadline,
-            numbers=numbers,
+            numbers=ranks,
         )
 
 
 def _described(played: tuple[int, ...]) -> str:
+    if len(played) > MAX_RANKS_PER_HOST:
+        digest = hashlib.sha256(repr(played).encode()).hexdigest()
+        return f"{len(set(played))} hosts in the order {digest[:12]}"
     return f"hosts {','.join(map(str, played))}" if played else "as found"
 
 
-def _connect_hosts(places: _Places) -> Communicator:
+def _connect_hosts(where: Places) -> Communicator:
     from pycollective.transport.c10d import C10dTransport, MessageStore
 
-    rank, size = places.rank, places.size
-    world = World(rank, places.host_of)
-    near = world.near
-    host = places.host_of[rank]
-    whole = places.meeting("all")
+    rank, size = where.rank, where.size
+    whole = where.of_all()
     with whole.sharing_problems():
-        joined = join_host(places.meeting(f"host{host}", near), far=True)
-        store = MessageStore(places.store, rank, places.one_machine)
-        records = whole.exchange(
-            Record(size=size, slot_bytes=joined.slot_bytes, address=store.address)
-        )
-        store.reach(records[0].address, places.timeout)
-        transport = C10dTransport(
-            store, f"{places.prefix}/messages", rank, size, places.timeout
-        )
+        joined = join_host(where.of_host(), far=True)
+        store = MessageStore(where.store, rank, where.one_machine)
+        mine = Record(size=size, slot_bytes=joined.slot_bytes, address=store.address)
+        common = json.loads(whole.exchange(mine, _common))
+        store.reach(common["address"], where.timeout)
+        transport = C10dTransport(store, f"{where.prefix}/messages", rank, size, where.timeout)
         whole.confirm()
-    joined = joined._replace(slot_bytes=min(each.slot_bytes for each in records))
-    world = World(rank, places.host_of, transport, places.table, places.beside)
-    return Communicator(*joined, places.timeout, world)
+    joined = joined._replace(slot_bytes=common["slot_bytes"])
+    world = World(rank, where.host_of, transport, where.table, where.beside)
+    return Communicator(*joined, where.timeout, world)
+
+
+def _common(records: list[Record]) -> str:
+    """What ranks of all hosts must know of each other before they connect."""
+    slot_bytes = min(each.slot_bytes for each in records)
+    return json.dumps({"slot_bytes": slot_bytes, "address": records[0].address})
 
 
 class Joined(NamedTuple):
@@ -224,26 +266,27 @@ def _meet_and_attach(meeting: Meeting, after: ExitStack, far: bool) -> Joined:
     host_memory.check(node.mailbox_bytes(size, far), size)
     offset, slot_bytes = node.allocate(size, far)
     listener = after.enter_context(closing(Listener()))
-    records = meeting.exchange(
-        Record(
-            size=size,
-            host=socket.gethostname(),
-            token=node.token.hex(),
-            offset=offset,
-            slot_bytes=slot_bytes,
-            socket_name=listener.name,
-        )
+    mine = Record(
+        size=size,
+        host=socket.gethostname(),
+        token=node.token.hex(),
+        offset=offset,
+        slot_bytes=slot_bytes,
+        socket_name=listener.name,
     )
+    table = HostTable.from_text(meeting.exchange(mine, HostTable.of_records))
     peers = [
-        PeerAddress(r, bytes.fromhex(each.token), each.socket_name, each.host)
-        for r, each in enumerate(records)
+        PeerAddress(number, bytes.fromhex(token), socket_name, host)
+        for number, token, socket_name, host in zip(
+            meeting.numbers, table.tokens, table.socket_names, table.hosts, strict=True
+        )
     ]
     missing = [peer for peer in peers if not node.is_attached(peer.token)]
     attach_peers(
         node,
         listener,
-        [peer for peer in missing if peer.rank < rank],
-        [peer for peer in missing if peer.rank > rank],
+        [peer for peer in missing if peer.rank < meeting.number],
+        [peer for peer in missing if peer.rank > meeting.number],
         meeting.deadline,
         meeting.raise_problem,
     )
@@ -252,9 +295,30 @@ def _meet_and_attach(meeting: Meeting, after: ExitStack, far: bool) -> Joined:
         node,
         rank,
         [peer.token for peer in peers],
-        [each.offset for each in records],
-        min(each.slot_bytes for each in records),
+        table.offsets,
+        min(table.slot_bytes),
     )
+
+
+class HostTable(NamedTuple):
+    """What the ranks of a host must know to attach each other: a column for each fact."""
+
+    tokens: list[str]
+    offsets: list[int]
+    slot_bytes: list[int]
+    socket_names: list[str]
+    hosts: list[str]
+
+    @staticmethod
+    def of_records(records: list[Record]) -> str:
+        """The table of these ranks, as text."""
+        rows = ((r.token, r.offset, r.slot_bytes, r.socket_name, r.host) for r in records)
+        return json.dumps(list(zip(*rows, strict=True)))
+
+    @classmethod
+    def from_text(cls, text: str) -> HostTable:
+        """What `of_records` gave."""
+        return cls(*json.loads(text))
 
 
 def _process_node() -> _core.Node:

@@ -25,8 +25,8 @@ from typing import BinaryIO
 
 from pycollective.environment import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE
 from pycollective.errors import ConfigurationError
-from pycollective.joining import MAX_RANKS
 from pycollective.leaving import followed_key
+from pycollective.limits import MAX_RANKS_PER_HOST
 from pycollective.store import StoreServer
 
 # How long the other ranks have to notice a failure and say so themselves, and then to end on
@@ -62,8 +62,10 @@ def launch(program: Sequence[str], ranks: int, *, tag_output: bool = False) -> i
         ConfigurationError: no such program, one that cannot be executed, or a number of ranks
             that cannot be.
     """
-    if not 1 <= ranks <= MAX_RANKS:
-        raise ConfigurationError(f"{ranks} ranks are not 1 to {MAX_RANKS}, the most on one host")
+    if not 1 <= ranks <= MAX_RANKS_PER_HOST:
+        raise ConfigurationError(
+            f"{ranks} ranks are not 1 to {MAX_RANKS_PER_HOST}, the most on one host"
+        )
     command = _command(list(program))
     address = f"unix:@pycollective-run-{os.getpid()}-{secrets.token_hex(4)}"
     secret = secrets.token_hex(16)

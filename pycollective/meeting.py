@@ -1,10 +1,14 @@
-"""The ranks of a group exchange a record each through a store: who they are, and what went wrong.
+"""The ranks of a group tell each other through a store who they are, and what went wrong.
+
+Each publishes a record; one reads them all, decides what follows from them, and publishes that for
+all. So a rank makes a fixed number of store operations, whatever the number of ranks, and reads
+what concerns it, not what all have said.
 
 With a full store (`add`, `compare_set`, `wait` and `check`, as every `torch.distributed` store has)
 all wait for one key a step: the rank that is last to take the step sets it, or a rank that cannot
 go on. So a problem of one rank is told to all at once, all join or none, and a rank waits once, not
-once for each peer. With less than that (`set` and a blocking `get`) a problem travels in the rank's
-own record, and the store's own timeout is the deadline.
+once for each peer. With less than that (`set` and a blocking `get`) rank 0 decides, a problem
+travels in the rank's own record or in the decision, and the store's own timeout is the deadline.
 """
 
 from __future__ import annotations
@@ -13,12 +17,12 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from time import monotonic
-from typing import Any
+from typing import Any, NoReturn
 
 from pycollective.errors import CollectiveAborted, CollectiveTimeout, ConfigurationError
 from pycollective.version import VERSION
@@ -26,7 +30,11 @@ from pycollective.version import VERSION
 _log = logging.getLogger("pycollective")
 
 _WARN_AFTER = 30.0  # seconds until the log names the ranks that are awaited
-_COMPLETE = b"complete"
+_NAMED_AT_MOST = 32  # ranks in a message
+_GRACE = 2.0  # seconds for the one rank that looks who is absent to say so
+
+_PASSED_ON = "report"  # attribute of an exception that another rank has reported
+_DECIDED = "decided "  # what begins so is no report of a problem, which is JSON
 
 # The steps of a meeting, and how a rank is described that has not taken one.
 _COME, _ATTACHED = "come", "attached"
@@ -38,7 +46,7 @@ class Record:
     """What a rank publishes about itself."""
 
     size: int
-    version: str = VERSION
+    version: str = field(default_factory=lambda: VERSION)
     host: str = ""  # for messages only
     identity: str = ""  # of the host
     wish: str = ""  # what its caller asked for, and all must alike
@@ -53,6 +61,37 @@ class Record:
 def this_process() -> str:
     """A name for this process, in messages and to tell it from others."""
     return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def named(ranks: Sequence[int]) -> str:
+    """These ranks in a message: ``rank(s) 1, 3``."""
+    more = f" and {len(ranks) - _NAMED_AT_MOST} more" if len(ranks) > _NAMED_AT_MOST else ""
+    return f"rank(s) {', '.join(map(str, ranks[:_NAMED_AT_MOST]))}{more}"
+
+
+def report_of(error: BaseException, number: int) -> str:
+    """What the others are told of what ends `init` on rank `number`.
+
+    What another rank has reported is passed on as it is.
+    """
+    if _PASSED_ON in vars(error):
+        return str(vars(error)[_PASSED_ON])
+    kind = type(error).__name__
+    return json.dumps([kind, f"rank {number}: {str(error) or kind}"])
+
+
+def raise_reported(report: bytes | str, number: int) -> NoReturn:
+    """Raise on rank `number` what another has reported."""
+    kind, text = json.loads(report)
+    error: Exception
+    if kind == CollectiveTimeout.__name__:
+        error = CollectiveTimeout(text, number, "init")
+    elif kind == ConfigurationError.__name__:
+        error = ConfigurationError(text)
+    else:
+        error = CollectiveAborted(f"init was given up: {text}", number, "init")
+    vars(error)[_PASSED_ON] = report.decode() if isinstance(report, bytes) else report
+    raise error
 
 
 def is_full(store: Any) -> bool:
@@ -71,6 +110,7 @@ class Meeting:
         prefix: of the keys; each meeting in a store needs its own.
         deadline: its end, where it is not `timeout` from now, by the monotonic clock.
         numbers: what messages call the ranks, where these are some of more.
+        glance: raises what this rank has learned in another way; asked while it attaches.
     """
 
     def __init__(
@@ -83,6 +123,7 @@ class Meeting:
         *,
         deadline: float | None = None,
         numbers: Sequence[int] | None = None,
+        glance: Callable[[], None] | None = None,
     ) -> None:
         if not (hasattr(store, "set") and hasattr(store, "get")):
             raise ConfigurationError(
@@ -91,11 +132,13 @@ class Meeting:
             )
         self._store, self._full = store, is_full(store)
         self.rank, self.size = rank, size
-        self._numbers = list(numbers or range(size))
-        self.number = self._numbers[rank]
+        self.numbers = list(numbers or range(size))
+        self.number = self.numbers[rank]
+        self._glance = glance
         self._prefix = f"pycollective/{prefix}/"
         self._timeout = timeout
         self._published = False
+        self._published_for_all = False  # where rank 0 decides
         self._told = False  # of another rank's problem
         self.deadline = monotonic() + timeout if deadline is None else deadline
 
@@ -117,8 +160,13 @@ class Meeting:
                 f"rank {self.rank} was given size {self.size} and other ranks size {size}"
             )
 
-    def exchange(self, record: Record) -> list[Record]:
-        """Publish one's own record; every rank's, in order of rank, once all have come.
+    def exchange(self, record: Record, decide: Callable[[list[Record]], str]) -> str:
+        """Publish one's own record; what was decided, once all have come.
+
+        Args:
+            record: this rank's.
+            decide: from all records, in order of rank, what all are to know: one rank is asked.
+                It raises `ConfigurationError` where they do not go together.
 
         Raises:
             ConfigurationError: what another rank has reported, or records that do not go together.
@@ -126,17 +174,28 @@ class Meeting:
         """
         self._publish(record)
         if self._full:
-            self._await_all(_COME)
-        records = [self._read(rank) for rank in range(self.size)]
-        if records[self.rank] != record:
+            return self._await_all(_COME, lambda: decide(self._read_all()))
+        if self.rank == 0:
+            decided = decide(self._read_all())
+            self._store.set(self._key(_COME), (_DECIDED + decided).encode())
+            self._published_for_all = True
+        outcome = self._outcome(self._text(_COME))
+        if self._read(self.rank) != record:
             raise ConfigurationError(f"another process claims rank {self.rank}, too")
-        return records
+        return outcome
+
+    def decided(self) -> str | None:
+        """What `exchange` would give, where that is known already; does not wait."""
+        if not self._full or not self._store.check([self._key(_COME)]):
+            return None
+        text = self._text(_COME)
+        return text[len(_DECIDED) :] if text.startswith(_DECIDED) else None
 
     def confirm(self) -> None:
         """Wait until every rank has attached its peers; raises like `exchange`."""
         if self._full:
             self._store.set(self._key(_ATTACHED, self.rank), b"")
-            self._await_all(_ATTACHED)
+            self._await_all(_ATTACHED, str)
 
     @contextmanager
     def sharing_problems(self) -> Iterator[None]:
@@ -144,99 +203,128 @@ class Meeting:
         try:
             yield
         except BaseException as error:
-            if not self._told:
-                # Where the store itself has failed there is no way, and no need, to say so.
-                with suppress(RuntimeError, OSError, ConfigurationError):
-                    self._report(error)
+            self.report(error)
             raise
 
     def raise_problem(self) -> None:
         """Raise what another rank has reported while this one attaches; does not wait."""
+        if self._glance is not None:
+            self._glance()
         # Complete it cannot be yet: this rank has not confirmed.
         if self._full and self._store.check([self._key(_ATTACHED)]):
-            self._raise_reported(self._store.get(self._key(_ATTACHED)))
+            self._outcome(self._text(_ATTACHED))
 
-    def _report(self, error: BaseException) -> None:
-        kind = type(error).__name__
-        text = json.dumps([kind, f"rank {self.number}: {str(error) or kind}"])
-        if self._full:
-            for step in (_ATTACHED, _COME):
-                self._store.set(self._key(step), text.encode())
-        elif not self._published:
-            self._publish(Record(self.size, problem=text))
+    def report(self, error: BaseException) -> None:
+        """Tell the others what ends `init` here, unless one of them has said it."""
+        if self._told:
+            return
+        text = report_of(error, self.number)
+        # Where the store itself has failed there is no way, and no need, to say so.
+        with suppress(RuntimeError, OSError, ConfigurationError):
+            if self._full:
+                for step in (_ATTACHED, _COME):
+                    self._claim(step, text)  # what all were told already stays
+            elif self.rank == 0 and not self._published_for_all:
+                self._store.set(self._key(_COME), text.encode())
+            elif not self._published:
+                self._publish(Record(self.size, problem=text))
 
-    def _raise_reported(self, report: bytes | str) -> None:
+    def _outcome(self, text: str) -> str:
+        """What was decided; raises what was reported instead."""
+        if text.startswith(_DECIDED):
+            return text[len(_DECIDED) :]
         self._told = True
-        kind, text = json.loads(report)
-        if kind == CollectiveTimeout.__name__:
-            raise CollectiveTimeout(text, self.number, "init")
-        if kind == ConfigurationError.__name__:
-            raise ConfigurationError(text)
-        raise CollectiveAborted(f"init was given up: {text}", self.number, "init")
+        if not text.startswith("["):
+            raise ConfigurationError(
+                f"rank {self.number} runs pycollective {VERSION} and another rank another version"
+            )
+        raise_reported(text, self.number)
 
     def _publish(self, record: Record) -> None:
         self._published = True
         self._store.set(self._key(_COME, self.rank), json.dumps(asdict(record)).encode())
 
+    def _read_all(self) -> list[Record]:
+        """Every rank's record; raises where they do not go together."""
+        records = []
+        for rank in range(self.size):
+            each = self._read(rank)
+            if each.problem:
+                self._store.set(self._key(_COME), each.problem.encode())
+                self._told = True
+                raise_reported(each.problem, self.number)
+            if each.size != self.size:
+                raise ConfigurationError(
+                    f"rank {self.rank} was given size {self.size} and rank {rank} size {each.size}"
+                )
+            records.append(each)
+            first = records[0]
+            if each.version != first.version:
+                raise ConfigurationError(
+                    f"rank {self.numbers[rank]} runs pycollective {each.version} and rank "
+                    f"{self.numbers[0]} {first.version}"
+                )
+        return records
+
     def _read(self, rank: int) -> Record:
         raw = json.loads(self._store.get(self._key(_COME, rank)))
         # Another version may say more or less.
-        record = Record(
-            **{each.name: raw[each.name] for each in fields(Record) if each.name in raw}
-        )
-        if record.problem:
-            self._raise_reported(record.problem)
-        if record.size != self.size:
-            raise ConfigurationError(
-                f"rank {self.rank} was given size {self.size} and rank {rank} size {record.size}"
-            )
-        if record.version != VERSION:
-            raise ConfigurationError(
-                f"rank {self.rank} runs pycollective {VERSION} and rank {rank} {record.version}"
-            )
-        return record
+        return Record(**{each.name: raw[each.name] for each in fields(Record) if each.name in raw})
 
-    def _await_all(self, step: str) -> None:
-        """Count this rank for a step, and wait until all are, or one has reported a problem."""
+    def _await_all(self, step: str, decide: Callable[[], str]) -> str:
+        """Count this rank for a step, and wait until all are, or one has reported a problem.
+
+        The last of them decides what all are told.
+        """
         if self._store.add(self._key(step, "count"), 1) == self.size:
             # Unless a rank has reported meanwhile that it cannot go on.
-            self._store.compare_set(self._key(step), "", _COMPLETE.decode())
+            return self._outcome(self._claim(step, _DECIDED + decide()))
         left = self.deadline - monotonic()
-        if left > _WARN_AFTER and not self._is_set_within(step, _WARN_AFTER):
+        if left > _WARN_AFTER and not self._is_set_within(self._key(step), _WARN_AFTER):
             _log.warning(
-                "init on rank %d still waits: %s", self.number, self._describe_absent(step)
+                "init on rank %d still waits: %s", self.number, self._absent(step, "so far")
             )
-        if not self._is_set_within(step, self.deadline - monotonic()):
+        if not self._is_set_within(self._key(step), self.deadline - monotonic()):
             raise CollectiveTimeout(
                 f"init timed out on rank {self.number} after {self._timeout:g} s: "
-                f"{self._describe_absent(step)}",
+                f"{self._absent(step, 'in the end')}",
                 self.number,
                 "init",
             )
-        outcome = bytes(self._store.get(self._key(step)))
-        if outcome != _COMPLETE:
-            self._raise_reported(outcome)
+        return self._outcome(self._text(step))
 
-    def _is_set_within(self, step: str, seconds: float) -> bool:
+    def _is_set_within(self, key: str, seconds: float) -> bool:
         seconds = max(0.001, seconds)
         end = monotonic() + seconds
         try:
-            self._store.wait([self._key(step)], timedelta(seconds=seconds))
+            self._store.wait([key], timedelta(seconds=seconds))
         except RuntimeError:  # of which every store raises another kind
             if monotonic() < end - 0.1:  # it was not the time that ran out
                 raise
             return False
         return True
 
-    def _describe_absent(self, step: str) -> str:
+    def _absent(self, step: str, when: str) -> str:
+        """Who has not taken a step. One rank looks and tells: thousands would ask for thousands."""
+        key = self._key(step, "absent", when)
+        if self._claim(f"{step}/absent/{when}/by", str(self.rank)) != str(self.rank):
+            if self._is_set_within(key, _GRACE):
+                return self._text(step, "absent", when)
+            return f"not all of {self.size} {_NOT_YET[step]}"
         ranks = range(self.size)
-        absent = [
-            str(self._numbers[r]) for r in ranks if not self._store.check([self._key(step, r)])
-        ]
-        return f"rank(s) {', '.join(absent)} of {self.size} {_NOT_YET[step]}"
+        absent = [self.numbers[r] for r in ranks if not self._store.check([self._key(step, r)])]
+        text = f"{named(absent)} of {self.size} {_NOT_YET[step]}"
+        if not absent:
+            text = "all have come, and one has ended before it could say so"
+        self._store.set(key, text.encode())
+        return text
 
     def _claim(self, name: str, value: str) -> str:
         return bytes(self._store.compare_set(self._key(name), "", value)).decode()
+
+    def _text(self, *names: object) -> str:
+        raw = self._store.get(self._key(*names))
+        return raw if isinstance(raw, str) else bytes(raw).decode()
 
     def _key(self, *names: object) -> str:
         return self._prefix + "/".join(map(str, names))

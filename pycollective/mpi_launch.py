@@ -1,33 +1,58 @@
 """Joins the ranks that mpiexec started: through mpi4py they tell each other where to meet.
 
-MPI carries two small messages a rank, polled, so that no wait is unbounded. From there on the ranks
-of a host meet as under any other launcher, and those of several hosts have MPI between them.
+What they must agree on goes by way of rank 0 (`mpi_talk.py`), in small messages, polled, so that no
+wait is unbounded. The ranks of a host meet as under any other launcher, and those of several hosts
+have MPI between them.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pycollective import installing
-from pycollective.errors import CollectiveTimeout, ConfigurationError
+from pycollective import places
+from pycollective.errors import ConfigurationError
 from pycollective.host import host_identity
+from pycollective.mpi_talk import Talk
 from pycollective.store import StoreServer
-from pycollective.transport.mpi import MpiTransport, duplicate
+from pycollective.transport.mpi import MpiTransport
 from pycollective.tuned import describe, load
+from pycollective.version import VERSION
 
 if TYPE_CHECKING:
     from pycollective.schedule.select import Table
 
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
-_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
-_POLL = 0.0005  # seconds
 _GRACE = 1.0
+
+# Duplicates of MPI's world that were begun in an `init` that failed. MPI matches them by their
+# order on each rank, so the next `init` goes on with what has begun.
+_begun: list[tuple[Any, Any]] = []
+
+
+class _Wish(NamedTuple):
+    """What a rank says of itself first."""
+
+    version: str
+    wish: str  # what its caller asked for, and all must alike
+    identity: str  # of its host
+    host: str  # for messages
+    address: str  # of the store that it would serve to its host
+    secret: str
+
+
+class _Place(NamedTuple):
+    """What a rank is answered."""
+
+    host_of: str  # packed
+    beside: int
+    address: str
+    secret: str
 
 
 @dataclass(frozen=True)
@@ -35,52 +60,45 @@ class Launch:
     """The ranks that mpiexec started, as they have told each other.
 
     Attributes:
+        talk: of all ranks, still going on.
         rank: this rank.
         size: number of ranks.
         host_of: the host of each rank, numbered from 0 in the order of their first ranks.
         address: of the store where this host's ranks meet.
         secret: what its clients must present.
         server: of that store, on the first rank of each host; not started.
-        timeout: seconds that joining may take.
         table: measured times, the same on all ranks; None for none.
         beside: ranks on this machine.
     """
 
+    talk: Talk
     rank: int
     size: int
     host_of: tuple[int, ...]
     address: str
     secret: str
     server: StoreServer | None
-    timeout: float
     table: Table | None
     beside: int
 
     def transport(self) -> MpiTransport:
-        """Messages between all ranks; every rank must call it."""
-        comm = duplicate(_world(), self.timeout)
-        return MpiTransport(comm, list(range(self.size)), self.timeout)
+        """Messages between all ranks; every rank must call it, when nothing else can go wrong.
 
-    @contextmanager
-    def sharing_problems(self) -> Iterator[Callable[[int], list[int]]]:
-        """A block in which each rank tells all others a number, or that it cannot go on."""
-        told = False
+        That all have it is agreed on before it is returned.
+        """
+        if not _begun:
+            _begun.append(self.talk.world.Idup())
+        comm, request = _begun[0]
 
-        def all_agree(number: int) -> list[int]:
-            nonlocal told
-            told = True
-            answers = _exchange([number, ""], self.timeout)
-            for rank, (_, problem) in enumerate(answers):
-                if problem:
-                    raise ConfigurationError(f"rank {rank} cannot join: {problem}")
-            return [int(each) for each, _ in answers]
+        def duplicated() -> bool:
+            self.talk.glance()
+            return bool(request.Test())
 
-        try:
-            yield all_agree
-        except BaseException as error:
-            if not told:
-                _exchange([0, f"{type(error).__name__}: {error}"], self.timeout)
-            raise
+        self.talk.until(duplicated, lambda: "not all ranks have duplicated MPI's communicator")
+        transport = MpiTransport(comm, list(range(self.size)), self.talk.timeout)
+        self.talk.round(None, lambda said: lambda rank: True)
+        del _begun[0]
+        return transport
 
 
 def detected() -> bool:
@@ -88,63 +106,80 @@ def detected() -> bool:
     return any(name in os.environ for name in _RANK_VARIABLES)
 
 
-def agree(timeout: float, topology: str = "", tuning: str = "") -> Launch:
+def agree(talk: Talk, topology: str = "", transport: str = "", tuning: str = "") -> Launch:
     """Agree with all ranks of ``MPI.COMM_WORLD`` on who shares a host and where they meet.
 
-    Every rank must call it. Initialises MPI where the program has not.
+    Every rank must call it, in a block of ``talk.sharing_problems()``.
 
     Args:
-        timeout: seconds that joining may take.
+        talk: a new one.
         topology: as in `Topology.parse`, for hosts that are played; empty for those there are.
+        transport: that the caller of `init` asked for; empty for any.
         tuning: file of a tuning table; empty for none.
 
     Raises:
-        ConfigurationError: mpi4py is missing, or belongs to another MPI than mpiexec, or the
-            topology does not fit, or it or the table differs between ranks, or the table cannot
-            be read.
+        ConfigurationError: the topology does not fit, or what must be the same differs between
+            ranks, or the table cannot be read, or a host has too many ranks.
         CollectiveTimeout: not every rank came.
     """
-    from pycollective.schedule import Topology
-
-    rank = _world().Get_rank()
     address = f"unix:@pycollective-{os.getpid()}-{os.urandom(6).hex()}"
     secret = os.urandom(16).hex()
+    table = load(tuning)
+    wish = f"topology {topology!r}, transport {transport or 'any'}, {describe(table)}"
     # It stands before anyone hears of it; most are not needed.
     server = StoreServer(address, secret, start=False)
     try:
-        problem = ""
-        try:
-            table = load(tuning)
-        except ConfigurationError as error:
-            table, problem = None, str(error)
-        which = f"topology {topology!r}, {describe(table)}"
-        answers = _exchange([host_identity(), which, problem, address, secret], timeout)
-        for other, (_, theirs, its_problem, _, _) in enumerate(answers):
-            if problem or its_problem:
-                raise ConfigurationError(problem or f"rank {other}: {its_problem}")
-            if theirs != which:
-                raise ConfigurationError(f"rank {rank} was given {which} and rank {other} {theirs}")
-        machines = [each[0] for each in answers]
-        hosts = Topology.of_hosts(machines)
-        host_of = (Topology.parse(topology, len(answers)) if topology else hosts).host_of
+        mine = _Wish(VERSION, wish, host_identity(), socket.gethostname(), address, secret)
+        place = _Place(*talk.round(tuple(mine), _decide(topology)))
+        host_of = places.unpack(place.host_of)
+        if place.address != address:
+            server.close()
+        return Launch(
+            talk,
+            talk.rank,
+            talk.size,
+            host_of,
+            place.address,
+            place.secret,
+            server if place.address == address else None,
+            table,
+            place.beside,
+        )
     except BaseException:
         server.close()
         raise
-    first = host_of.index(host_of[rank])
-    if rank != first:
-        server.close()
-    address, secret = answers[first][3:]
-    return Launch(
-        rank,
-        len(answers),
-        host_of,
-        address,
-        secret,
-        server if rank == first else None,
-        timeout,
-        table,
-        machines.count(machines[rank]),
-    )
+
+
+def _decide(topology: str) -> Callable[[list[Any]], Callable[[int], Any]]:
+    """How rank 0 finds from what all have said where each is."""
+
+    def decide(said: list[Any]) -> Callable[[int], Any]:
+        from pycollective.schedule import Topology
+
+        wishes = [_Wish(*each) for each in said]
+        for other, theirs in enumerate(wishes):
+            if theirs.version != VERSION:
+                raise ConfigurationError(
+                    f"rank {other} runs pycollective {theirs.version} and rank 0 {VERSION}"
+                )
+            if theirs.wish != wishes[0].wish:
+                raise ConfigurationError(
+                    f"rank 0 was given {wishes[0].wish} and rank {other} {theirs.wish}"
+                )
+        machines = places.numbered([each.identity for each in wishes])
+        host_of = Topology.parse(topology, len(said)).host_of if topology else machines
+        places.check_hosts(host_of, () if topology else [each.host for each in wishes])
+        first = [host_of.index(host) for host in range(max(host_of) + 1)]
+        beside = [machines.count(machine) for machine in range(max(machines) + 1)]
+        packed = places.pack(host_of)
+
+        def answer(rank: int) -> Any:
+            server = wishes[first[host_of[rank]]]
+            return packed, beside[machines[rank]], server.address, server.secret
+
+        return answer
+
+    return decide
 
 
 def end_after_failure() -> None:
@@ -160,73 +195,3 @@ def end_after_failure() -> None:
     sys.stderr.flush()
     time.sleep(_GRACE)
     mpi.COMM_WORLD.Abort(1)
-
-
-def _world() -> Any:
-    try:
-        from mpi4py import MPI
-    except ImportError as error:
-        raise ConfigurationError(
-            f"this is a launch by mpiexec, which is joined through mpi4py: {error}. "
-            f"{installing.MPI}, or start the ranks with `pycollective run -n N` or torchrun"
-        ) from error
-    world = MPI.COMM_WORLD
-    for name in _SIZE_VARIABLES:
-        launched = os.environ.get(name, "")
-        if launched.isdigit() and int(launched) != world.Get_size():
-            raise ConfigurationError(
-                f"mpiexec has started {launched} ranks, and mpi4py sees {world.Get_size()}: it "
-                f"belongs to another MPI ({MPI.Get_library_version().split(',')[0].strip()}). Use "
-                "that one's mpiexec, or the mpi4py of this one"
-            )
-    return world
-
-
-def _exchange(mine: list[Any], timeout: float) -> list[list[Any]]:
-    """What every rank has to say, by way of rank 0, which knows who has not come."""
-    from mpi4py import MPI
-
-    world = _world()
-    rank, size = world.Get_rank(), world.Get_size()
-    tag = int(world.Get_attr(MPI.TAG_UB)) - 7  # far from those that programs choose
-    deadline = time.monotonic() + timeout
-    if rank != 0:
-        told = [world.isend(mine, 0, tag)]
-        # A little longer, so that rank 0 can say who did not come.
-        heard = _settled([world.irecv(source=0, tag=tag), *told], deadline + _GRACE)
-        if heard is None:
-            raise _timed_out(rank, timeout, "rank 0 did not come")
-        if isinstance(heard[0], str):
-            raise _timed_out(rank, timeout, heard[0])
-        return list(heard[0])
-    requests = [world.irecv(source=other, tag=tag) for other in range(1, size)]
-    everybody = _settled(requests, deadline)
-    answer: Any = [mine, *(everybody or [])]
-    if everybody is None:
-        absent = [str(r + 1) for r, request in enumerate(requests) if not request.test()[0]]
-        answer = f"rank(s) {', '.join(absent)} of {size} did not come"
-    sent = [world.isend(answer, other, tag) for other in range(1, size)]
-    _settled(sent, time.monotonic() + _GRACE)
-    if isinstance(answer, str):
-        raise _timed_out(rank, timeout, answer)
-    return list(answer)
-
-
-def _timed_out(rank: int, timeout: float, why: str) -> CollectiveTimeout:
-    return CollectiveTimeout(
-        f"init timed out on rank {rank} after {timeout:g} s: {why}", rank, "init"
-    )
-
-
-def _settled(requests: list[Any], deadline: float) -> list[Any] | None:
-    """What the requests brought; None if they are not done in time."""
-    brought = []
-    for request in requests:
-        done, message = request.test()
-        while not done:
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(_POLL)
-            done, message = request.test()
-        brought.append(message)
-    return brought

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import base64
 import hmac
+import os
+import resource
 import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -24,7 +27,10 @@ from pycollective.errors import CollectiveTimeout, ConfigurationError
 # Bytes of a message. An answer is no longer, so that it fits into an empty socket buffer: whoever
 # reads the last before asking again can always be answered without a wait.
 _MAX_LINE = 1 << 17
-_MAX_CLIENTS = 256  # a host's 64 ranks, and strangers
+_FEW_CLIENTS = 64  # a host's ranks
+_STRANGERS = 192  # for whom there is room beside the clients
+_GLANCE = 0.005  # seconds between looks elsewhere while a client waits
+_OTHER_FILES = 64  # descriptors that the serving process needs for itself
 
 
 def parse_address(address: str) -> tuple[int, Any]:
@@ -42,6 +48,21 @@ def _word(text: bytes) -> bytes:
     return base64.b64encode(text)
 
 
+def _room(clients: int) -> int:
+    """For how many connections there is room where `clients` must have theirs."""
+    if clients <= _FEW_CLIENTS:
+        return _FEW_CLIENTS + _STRANGERS
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = limit - len(os.listdir("/proc/self/fd")) - _OTHER_FILES
+    if free < clients:
+        raise ConfigurationError(
+            f"a store for {clients} ranks needs {clients + limit - free} open files, and this "
+            f"process may open {limit}: raise its limit (ulimit -n), or give a store that another "
+            "process serves, such as torch's"
+        )
+    return min(clients + _STRANGERS, free)
+
+
 class StoreServer:
     """Serves one store from a thread of its own until closed.
 
@@ -52,13 +73,18 @@ class StoreServer:
         secret: what every client must present, hexadecimal; empty for none.
         start: False to call `start` later: a process that still has to fork had better not have
             threads.
+        clients: how many will come.
 
     Raises:
-        ConfigurationError: the address cannot be listened at.
+        ConfigurationError: the address cannot be listened at, or so many clients take more
+            descriptors than this process may open.
     """
 
-    def __init__(self, address: str, secret: str = "", *, start: bool = True) -> None:
+    def __init__(
+        self, address: str, secret: str = "", *, start: bool = True, clients: int = _FEW_CLIENTS
+    ) -> None:
         family, target = parse_address(address)
+        self._room = _room(clients)
         self._secret = secret.encode()
         self._values: dict[bytes, bytes] = {}
         self._counts: dict[bytes, int] = {}
@@ -72,7 +98,7 @@ class StoreServer:
             if family == socket.AF_INET:
                 self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind(target)
-            self._listener.listen(_MAX_CLIENTS)
+            self._listener.listen(self._room)
         except OSError as error:
             self._listener.close()
             raise ConfigurationError(f"cannot serve a store at {address}: {error}") from error
@@ -146,7 +172,7 @@ class StoreServer:
         except OSError:  # no descriptor is left; the client stays in the queue meanwhile
             time.sleep(0.01)
             return
-        if len(self._buffers) >= _MAX_CLIENTS:
+        if len(self._buffers) >= self._room:
             # The oldest of those that have said nothing yet makes room.
             silent = next((each for each in self._buffers if each not in self._known), None)
             if silent is None:
@@ -234,6 +260,7 @@ class StoreClient:
         address: see `parse_address`.
         secret: what the server wants.
         timeout: seconds that connecting, and each call, may take.
+        glance: asked now and then while a call waits; what it raises ends the call.
 
     Raises:
         CollectiveTimeout: nobody serves there in time, or a key was not set in time.
@@ -241,8 +268,15 @@ class StoreClient:
             more than some 90 KB.
     """
 
-    def __init__(self, address: str, secret: str = "", timeout: float = 600.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        secret: str = "",
+        timeout: float = 600.0,
+        glance: Callable[[], None] | None = None,
+    ) -> None:
         self._address = address
+        self._glance = glance
         self._secret = secret.encode()
         self._timeout = timeout
         self._buffer = b""
@@ -305,6 +339,8 @@ class StoreClient:
                     raise CollectiveTimeout(
                         f"no store answers at {self._address} within {self._timeout:g} s: {error}"
                     ) from error
+            if self._glance is not None:
+                self._glance()
             time.sleep(0.02)  # rank 0 may not serve yet
 
     def _ask(self, verb: bytes, key: str, timeout: float, value: bytes = b"") -> bytes:
@@ -321,8 +357,7 @@ class StoreClient:
             self._socket.settimeout(max(0.001, timeout))
             self._socket.sendall(message + b"\n")
             while b"\n" not in self._buffer:
-                self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-                data = self._socket.recv(65536)
+                data = self._receive(self._socket, deadline)
                 if not data:
                     raise ConnectionResetError("it has ended, or wants another secret")
                 self._buffer += data
@@ -339,3 +374,19 @@ class StoreClient:
             ) from error
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
+
+    def _receive(self, connection: socket.socket, deadline: float) -> bytes:
+        while self._glance is not None:
+            connection.settimeout(max(0.001, min(_GLANCE, deadline - time.monotonic())))
+            try:
+                return connection.recv(65536)
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+            try:
+                self._glance()
+            except BaseException:
+                self.close()  # the answer may still come
+                raise
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        return connection.recv(65536)

@@ -22,6 +22,8 @@ LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
     "installing": set(),
+    "limits": set(),
+    "places": {"errors", "limits"},
     "order": set(),
     "reference": {"errors", "order"},
     "schedule": {"errors", "order"},
@@ -35,22 +37,23 @@ LAYERS: dict[str, set[str]] = {
     "communicator": {"_core", "errors", "host_memory", "world"},
     "attach": {"_core", "errors"},
     "host": set(),
-    "mpi_launch": {
-        *("errors", "host", "installing", "schedule"),
-        *("store", "transport", "tuned"),
-    },
     "meeting": {"errors", "version"},
+    "mpi_talk": {"errors", "installing", "meeting"},
+    "mpi_launch": {
+        *("errors", "host", "mpi_talk", "places", "schedule"),
+        *("store", "transport", "tuned", "version"),
+    },
     "environment": {"errors"},
     "leaving": {"communicator", "environment", "errors", "mpi_launch", "store"},
     "joining": {
         *("_core", "attach", "communicator", "errors", "host", "host_memory"),
-        *("leaving", "meeting", "transport", "tuned", "world"),
+        *("leaving", "limits", "meeting", "places", "transport", "tuned", "world"),
     },
     "bootstrap": {
-        *("communicator", "environment", "errors", "joining", "leaving"),
-        *("meeting", "mpi_launch", "schedule", "store", "tuned", "world"),
+        *("communicator", "environment", "errors", "joining", "leaving", "limits"),
+        *("meeting", "mpi_launch", "mpi_talk", "schedule", "store", "tuned", "world"),
     },
-    "launcher": {"environment", "errors", "joining", "leaving", "store"},
+    "launcher": {"environment", "errors", "leaving", "limits", "store"},
     "__init__": {"bootstrap", "communicator", "errors", "version"},
     "__main__": {"cli"},
     "torch": {"_core", "_torch", "bootstrap", "communicator", "errors", "installing"},
@@ -79,7 +82,7 @@ TOP_LEVEL: dict[str, set[str]] = {
 # What may be imported inside functions.
 LAZY: dict[str, set[str]] = {
     "bootstrap": {"torch"},  # under torchrun
-    "mpi_launch": {"mpi4py"},
+    "mpi_talk": {"mpi4py"},
     "transport/c10d": {"torch"},
     "transport/mpi": {"mpi4py"},
     "cli": {"matplotlib", "typer"},

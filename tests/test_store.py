@@ -148,6 +148,51 @@ def test_more_strangers_than_there_is_room_for_keep_no_client_out(address, serve
         each.close()
 
 
+def test_there_is_room_for_as_many_clients_as_it_was_made_for(address):
+    with StoreServer(address, clients=300) as server:
+        clients = [StoreClient(address, timeout=20) for _ in range(300)]
+        assert [each.add("n", 1) for each in clients] == list(range(1, 301))
+        clients[0].set("key", b"1")  # nobody had to make room for another
+        assert all(each.get("key") == b"1" for each in clients)
+        for each in clients:
+            each.close()
+        server.close(5.0, 300)
+
+
+def test_more_clients_than_the_process_may_open_files_for_are_refused(monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda which: (1024, 4096))
+    with pytest.raises(ConfigurationError, match=r"for 4096 ranks needs .* may open 1024.*ulimit"):
+        StoreServer(free_unix(), clients=4096)
+    StoreServer(free_unix(), clients=512).close()
+
+
+def test_a_client_looks_elsewhere_while_it_waits(connect, address):
+    class Enough(Exception):
+        pass
+
+    def enough():
+        if time.monotonic() > start + 0.2:
+            raise Enough
+
+    start = time.monotonic()
+    client = StoreClient(address, "5ec2e7", 20.0, enough)
+    with pytest.raises(Enough):
+        client.get("never")
+    assert 0.15 < time.monotonic() - start < 2
+    connect().set("never", b"late answer")
+    connect().set("other", b"1")
+    assert client.get("other") == b"1"  # and not the late answer to the first question
+    client.close()
+
+
+def test_a_client_that_looks_elsewhere_keeps_its_deadline(connect, address, server):
+    client = StoreClient(address, "5ec2e7", 0.3, lambda: None)
+    start = time.monotonic()
+    with pytest.raises(CollectiveTimeout, match="'never'"):
+        client.get("never")
+    assert 0.25 < time.monotonic() - start < 2
+
+
 def test_a_client_that_goes_while_it_waits_harms_nobody(connect):
     gone, stays = connect(timeout=0.1), connect()
     with pytest.raises(CollectiveTimeout):

@@ -1,0 +1,48 @@
+"""Which rank is on which host: found, checked, and told in few bytes."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+from pycollective.errors import ConfigurationError
+from pycollective.limits import MAX_RANKS_PER_HOST
+
+
+def numbered(names: Sequence[Hashable]) -> tuple[int, ...]:
+    """A number for each rank's host, from 0 in the order of their first ranks."""
+    numbers: dict[Hashable, int] = {}
+    return tuple(numbers.setdefault(name, len(numbers)) for name in names)
+
+
+def pack(host_of: Sequence[int]) -> str:
+    """The hosts of all ranks as text: some 100 bytes for thousands of ranks placed in any order
+    that repeats itself."""
+    raw = struct.pack(f"<{len(host_of)}H", *host_of)
+    return base64.b64encode(zlib.compress(raw)).decode()
+
+
+def unpack(text: str) -> tuple[int, ...]:
+    """What `pack` was given."""
+    raw = zlib.decompress(base64.b64decode(text))
+    return struct.unpack(f"<{len(raw) // 2}H", raw)
+
+
+def check_hosts(host_of: Sequence[int], names: Sequence[str] = ()) -> None:
+    """Refuse more ranks on one host than can share memory.
+
+    Args:
+        host_of: the host of each rank.
+        names: of each rank's host, for the message; empty where the hosts are played.
+    """
+    host, ranks = Counter(host_of).most_common(1)[0]
+    if ranks <= MAX_RANKS_PER_HOST:
+        return
+    name = repr(names[list(host_of).index(host)]) if names else f"{host} of the topology"
+    raise ConfigurationError(
+        f"host {name} has {ranks} ranks, and at most {MAX_RANKS_PER_HOST} share one: start fewer "
+        "there, and the rest on other hosts"
+    )
