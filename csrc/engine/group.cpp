@@ -67,9 +67,10 @@ std::size_t Group::allocate_channel_buffer(std::size_t bytes) {
 
 void Group::wake_peers() {
   // Whoever clears a bit wakes its owner, so each sleep costs one call into the kernel.
-  Mask asleep = sleepers().fetch_and(bit(rank_), std::memory_order_seq_cst) & ~bit(rank_);
-  for (int r = 0; asleep != 0; ++r, asleep >>= 1)
-    if (asleep & 1) members_[r]->ring();
+  const Mask asleep = sleepers().fetch_and(bit(rank_), std::memory_order_seq_cst);
+  // What lies in shared memory may be wrong: no rank is rung that there is not.
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_ && (asleep & bit(r)) != 0) members_[r]->ring();
 }
 
 void Group::sleep(std::uint32_t doorbell, std::chrono::nanoseconds limit) const {
@@ -121,7 +122,10 @@ void Group::leave() {
     members_[r]->ring();
   }
   const std::lock_guard lock(channels_mutex_);
-  node_->retire(rank_, range_, channel_buffers_, channel_buffer_bytes_, members_);
+  // Nobody asks for members any more: who drives has stopped, and the others look whether it is
+  // closed. A group that is kept after its end may not keep the memory of peers that are gone.
+  node_->retire(rank_, range_, channel_buffers_, channel_buffer_bytes_, std::move(members_));
+  members_.clear();
 }
 
 }  // namespace pycollective
