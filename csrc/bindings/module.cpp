@@ -5,6 +5,7 @@
 #include "bindings/communicator_py.h"
 #include "bindings/errors_py.h"
 #include "bindings/kernels_py.h"
+#include "bindings/leaving_py.h"
 #include "bindings/machine_py.h"
 #include "bindings/node_py.h"
 #include "bindings/program_py.h"
@@ -19,5 +20,6 @@ PYBIND11_MODULE(_core, module) {
   bind_program(module);
   bind_work(module);
   bind_communicator(module);
+  bind_leaving(module);
   bind_machine(module);
 }
