@@ -1,6 +1,7 @@
 # make install   .venv with everything, the package built and installed in place
 # make demo      train a small network under DDP with Gloo and with pycollective (out/demo)
-# make test      every test but the whole table under mpiexec, which is make test-mpi
+# make test      every test but the whole table under mpiexec, which is make test-mpi, and the
+#                thousands of processes that end, which are make storm
 # make bench     the committed benchmarks (out of benchmarks/)
 # make lint      ruff, mypy, clang-format; make sanitize: native tests under TSan and ASan
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: install build demo test test-mpi bench lint format sanitize clean
+.PHONY: install build demo test test-mpi storm bench lint format sanitize clean
 
 install: $(VENV)/.built
 
@@ -37,6 +38,10 @@ test-mpi: install
 	$(BIN)/python -m benchmarks.mpi_environments
 	$(BIN)/python -m pytest -m '' tests/test_mpi_table.py tests/test_mpiexec.py tests/test_hosts.py \
 	  tests/test_mpi_joining.py
+
+# Processes that end in every way, 200 times each; the README's examples, 50 times each: an hour.
+storm: install
+	$(BIN)/python -m pytest -m storm tests/torch/test_process_end.py
 
 bench: install
 	$(BIN)/python -m benchmarks.all --out benchmarks/results

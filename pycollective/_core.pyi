@@ -218,6 +218,10 @@ class Communicator:
     @overload
     def barrier(self, *, async_op: Literal[True]) -> Work: ...
 
+# The end of the process.
+def leave_all(after_exception: bool) -> bool: ...
+def stop_progress() -> None: ...
+
 # The kernels, one call at a time, for tests.
 def reduce(
     inputs: Sequence[np.ndarray[Any, Any]], op: str, simd: str = ""

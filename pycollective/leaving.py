@@ -1,55 +1,94 @@
-"""How ranks leave: at the end of the process every communicator says goodbye."""
+"""How ranks leave: at the end of the process every communicator says goodbye.
+
+And the one order in which everything of this library that may need the interpreter ends, before
+the interpreter does:
+
+1. what was issued and never waited for gets a short time, where a face of the library gives it one;
+2. every communicator is closed, those from `split` too, and those that were let go of while
+   operations were pending; one that is busy, or all after an exception, is aborted first;
+3. the progress thread ends;
+4. the threads of the faces of the library end, with the users' callbacks that run on them.
+
+Whatever still holds Python objects after that keeps them.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
 import sys
-import weakref
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TypeVar
 
-from pycollective import mpi_launch
-from pycollective.communicator import Communicator
+from pycollective import _core, mpi_launch
 from pycollective.environment import ENV_RANK, ENV_SECRET, ENV_STORE, environment_number
 from pycollective.errors import CollectiveError, CollectiveTimeout, ConfigurationError
 from pycollective.store import StoreClient
 
-_live: weakref.WeakSet[Communicator] = weakref.WeakSet()
-_exit_hook_set = False
+# How long a daemon thread that was blocked in an operation has to come back to Python, seconds.
+# After that it is stopped where it stands; but frames that are not ours may not bear that.
+_COMING_BACK = 0.05
+
+_Any = TypeVar("_Any")
+
+_hook_set = False
+_before: list[Callable[[], None]] = []
+_after: list[Callable[[], None]] = []
 
 
-def leave_at_exit(communicator: Communicator) -> Communicator:
-    """See to it that the communicator is closed before the process ends; gives it back."""
-    global _exit_hook_set
-    if not _exit_hook_set:
-        _exit_hook_set = True
-        atexit.register(leave_all)
-    _live.add(communicator)
+def leave_at_exit(communicator: _Any) -> _Any:
+    """See to it that all communicators are closed before the process ends; gives this one back."""
+    global _hook_set
+    if not _hook_set:
+        _hook_set = True
+        atexit.register(_end)
     return communicator
+
+
+def add_to_end(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Add what a face of the library does at exit.
+
+    Args:
+        before: waits a short time for what was issued; not called after an exception.
+        after: ends its threads; the communicators are closed by then.
+    """
+    _before.append(before)
+    _after.append(after)
 
 
 def leave_all() -> None:
     """Say goodbye at exit, so that the peers need not find out: the last chance for both sides."""
-    crashed = getattr(sys, "last_exc", getattr(sys, "last_value", None))
-    if isinstance(crashed, CollectiveError) and ENV_STORE in os.environ:
-        _tell_launcher_that_others_failed()
-    for communicator in list(_live):
-        if communicator.closed:
-            continue
-        if communicator.pending:
-            communicator.abort("the process exits with operations pending")
-        elif crashed is not None:
-            communicator.abort("the process exits with an exception")
-        try:
-            communicator.close()
-        except CollectiveError:
-            continue  # it had failed before; its own calls have said so
-    if crashed is not None:
-        mpi_launch.end_after_failure()
+    if _core.leave_all(_crash() is not None):
+        time.sleep(_COMING_BACK)
 
 
 def followed_key(rank: int) -> str:
     """The key under which a rank tells `pycollective run` that it ends because of another."""
     return f"pycollective/followed/{rank}"
+
+
+def _end() -> None:
+    crash = _crash()
+    if isinstance(crash, CollectiveError) and ENV_STORE in os.environ:
+        _tell_launcher_that_others_failed()
+    # Each step is taken even if Ctrl-C ends the one before.
+    with ExitStack() as steps:
+        if crash is not None:
+            steps.callback(mpi_launch.end_after_failure)
+        for each in _after:
+            steps.callback(each)
+        steps.callback(_core.stop_progress)
+        steps.callback(leave_all)
+        if crash is None:
+            for each in _before:
+                steps.callback(each)
+
+
+def _crash() -> BaseException | None:
+    """The exception that ends this process, if any."""
+    return getattr(sys, "last_exc", getattr(sys, "last_value", None))
 
 
 def _tell_launcher_that_others_failed() -> None:

@@ -7,6 +7,7 @@
 
 #include "bindings/call.h"
 #include "bindings/communicator_object.h"
+#include "bindings/gil.h"
 #include "bindings/method_arguments.h"
 #include "bindings/program_py.h"
 
@@ -192,15 +193,13 @@ PyObject* run_now(CommunicatorObject& self, OpKind kind, const CallArguments& ar
       !choose_program(self, arguments.algorithm, call))
     return nullptr;
   keep_arrays(self, call);
-  PyThreadState* unlocked = PyEval_SaveThread();
   try {
+    const GilReleased unlocked;
     core.run(call.request(), python_interrupts());
-  } catch (...) {
-    PyEval_RestoreThread(unlocked);
+  } catch (const std::exception&) {
     raise_current_exception();
     return nullptr;
   }
-  PyEval_RestoreThread(unlocked);
   if (!call.finish()) return nullptr;
   Py_RETURN_NONE;
 }
@@ -216,13 +215,13 @@ PyObject* start_async(CommunicatorObject& self, OpKind kind, const CallArguments
     (*self.abandoned)->sweep();
     std::shared_ptr<Work> work;
     {
-      const py::gil_scoped_release unlocked;
+      const GilReleased unlocked;
       work = core.submit(call->request(), nullptr);
     }
     return py::cast(std::make_unique<PythonWork>(std::move(call), std::move(work), *self.abandoned))
         .release()
         .ptr();
-  } catch (...) {
+  } catch (const std::exception&) {
     raise_current_exception();
     return nullptr;
   }

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "bindings/communicator_object.h"
+#include "bindings/gil.h"
+#include "bindings/leaving_py.h"
 #include "bindings/link_py.h"
 #include "bindings/node_py.h"
 #include "bindings/program_py.h"
@@ -31,7 +33,7 @@ PyObject* abort(PyObject* self, PyObject* args, PyObject* names) {
                                                       const_cast<char**>(parameters), &reason))
     return nullptr;
   {
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     core->abort(reason);
   }
   Py_RETURN_NONE;
@@ -40,16 +42,14 @@ PyObject* abort(PyObject* self, PyObject* args, PyObject* names) {
 PyObject* close(PyObject* self, PyObject*) {
   Communicator* core = core_of(self);
   if (core == nullptr) return nullptr;
-  PyThreadState* unlocked = PyEval_SaveThread();
   try {
+    const GilReleased unlocked;
     core->close(python_interrupts());
-  } catch (...) {
-    PyEval_RestoreThread(unlocked);
+  } catch (const std::exception&) {
     core->choices().set_source({});
     raise_current_exception();
     return nullptr;
   }
-  PyEval_RestoreThread(unlocked);
   // Here, on a thread that has the interpreter: the last to let go of the core may be the progress
   // thread, when there is none any more.
   core->choices().set_source({});
@@ -148,6 +148,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     if (object->core != nullptr) throw std::invalid_argument("initialised twice");
     object->core = new std::shared_ptr<Communicator>(
         std::make_shared<Communicator>(std::move(group), node.progress, timeout));
+    remember(*object->core);
     object->program_source = py::object(given.attr("programs")).release().ptr();
     // On one host without a table there is nothing to choose, and calls ask nobody.
     if (given.attr("chooses").cast<bool>())
@@ -173,8 +174,11 @@ void finalise(PyObject* self) {
   delete object->programs;
   Py_XDECREF(object->program_source);
   if (object->core != nullptr) {
+    // Operations may be pending: the thread that ends the last of them also ends the core, and
+    // may not need the interpreter for it.
+    (*object->core)->choices().set_source({});
     // The last share of a communicator may join the progress thread.
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     delete object->core;
   }
   if (object->kept != nullptr) (*object->kept)->sweep();

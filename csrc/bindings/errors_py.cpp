@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "bindings/gil.h"
+
 namespace pycollective {
 namespace {
 
@@ -83,10 +85,8 @@ void raise_current_exception() {
 
 const InterruptHook& python_interrupts() {
   static const InterruptHook hook = [] {
-    const PyGILState_STATE state = PyGILState_Ensure();
-    const bool interrupted = PyErr_CheckSignals() != 0;
-    PyGILState_Release(state);
-    return interrupted;
+    const GilHeld gil;
+    return PyErr_CheckSignals() != 0;
   };
   return hook;
 }

@@ -7,6 +7,7 @@
 
 #include "bench/core_to_core.h"
 #include "bench/stream.h"
+#include "bindings/gil.h"
 #include "engine/api.h"
 
 namespace py = pybind11;
@@ -30,7 +31,7 @@ py::buffer_info writable_bytes(const py::buffer& buffer) {
 
 double stream(const py::buffer& buffer, int repetitions) {
   const py::buffer_info info = writable_bytes(buffer);
-  py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   return stream_in_place(static_cast<std::uint8_t*>(info.ptr), static_cast<std::size_t>(info.size),
                          repetitions);
 }
@@ -54,7 +55,7 @@ double time_collective(const py::capsule& capsule, const std::string& kind,
   request.output = to.ptr;
   request.count = count;
   const InterruptHook interrupted;
-  py::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   const auto start = std::chrono::steady_clock::now();
   for (int repetition = 0; repetition < repetitions; ++repetition)
     collectives->run(request, interrupted);
@@ -67,10 +68,10 @@ void bind_machine(py::module_& module) {
   module.def("stream_in_place", &stream, py::arg("buffer"), py::arg("repetitions"),
              "Add one to every byte of `buffer` (1-D uint8), `repetitions` times; seconds.");
   module.def("core_to_core_latency", &core_to_core_latency, py::arg("cpu_a"), py::arg("cpu_b"),
-             py::arg("round_trips"), py::call_guard<py::gil_scoped_release>(),
+             py::arg("round_trips"), py::call_guard<GilReleased>(),
              "One-way latency between two cores, in seconds.");
   module.def("core_to_core_copy", &core_to_core_copy, py::arg("cpu_a"), py::arg("cpu_b"),
-             py::arg("total"), py::arg("chunk"), py::call_guard<py::gil_scoped_release>(),
+             py::arg("total"), py::arg("chunk"), py::call_guard<GilReleased>(),
              "Seconds for each of two cores to copy `total` bytes that the other has just written, "
              "both at once, `chunk` bytes at a time; only the copying counts.");
   module.def("time_collective", &time_collective, py::arg("capsule"), py::arg("kind"),

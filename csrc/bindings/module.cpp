@@ -5,6 +5,7 @@
 #include "bindings/communicator_py.h"
 #include "bindings/errors_py.h"
 #include "bindings/kernels_py.h"
+#include "bindings/leaving_py.h"
 #include "bindings/link_py.h"
 #include "bindings/machine_py.h"
 #include "bindings/node_py.h"
@@ -21,5 +22,6 @@ PYBIND11_MODULE(_core, module) {
   bind_link(module);
   bind_work(module);
   bind_communicator(module);
+  bind_leaving(module);
   bind_machine(module);
 }

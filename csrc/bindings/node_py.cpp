@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "bindings/errors_py.h"
+#include "bindings/leaving_py.h"
 
 namespace py = pybind11;
 
@@ -14,6 +15,11 @@ Token token_from_bytes(const std::string& bytes) {
   if (bytes.size() != sizeof(token)) throw std::invalid_argument("a token has 16 bytes");
   std::memcpy(token.data(), bytes.data(), sizeof(token));
   return token;
+}
+
+NodeHandle::NodeHandle()
+    : node(std::make_shared<Node>()), progress(std::make_shared<Progress>(node)) {
+  remember(progress);
 }
 
 MailboxRange NodeHandle::allocate(int ranks, bool far) {

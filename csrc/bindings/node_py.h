@@ -19,7 +19,7 @@ Token token_from_bytes(const std::string& bytes);
 // were allocated and not yet given to a communicator.
 class NodeHandle {
  public:
-  NodeHandle() : node(std::make_shared<Node>()), progress(std::make_shared<Progress>(node)) {}
+  NodeHandle();
 
   MailboxRange allocate(int ranks, bool far);
   // The mailbox at `offset`, which is the caller's from now on.

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/gil.h"
+
 namespace py = pybind11;
 
 namespace pycollective {
@@ -74,11 +76,11 @@ ProgramHandle from_python(const py::object& given) {
 ProgramChoices::Source program_source(py::object programs) {
   // Whoever lets go of it last may not hold the interpreter.
   const std::shared_ptr<py::object> shared(new py::object(std::move(programs)), [](py::object* it) {
-    const py::gil_scoped_acquire gil;
+    const GilHeld gil;
     delete it;
   });
   return [shared](const Request& request, std::size_t bytes) -> std::shared_ptr<const Program> {
-    const py::gil_scoped_acquire gil;
+    const GilHeld gil;
     try {
       const py::object made = shared->attr("choose")(name_of(request.kind), request.root, bytes,
                                                      name_of(request.dtype));

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "bindings/errors_py.h"
+#include "bindings/gil.h"
 
 namespace py = pybind11;
 
@@ -47,7 +48,7 @@ bool PythonWork::done() {
 void PythonWork::wait(double timeout) {
   bool in_time = false;
   try {
-    const py::gil_scoped_release unlocked;
+    const GilReleased unlocked;
     in_time = work_->wait(timeout, python_interrupts());
   } catch (const std::exception&) {
     raise_current_exception();

@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "engine/far/messenger.h"
@@ -20,8 +19,6 @@ constexpr std::chrono::microseconds kYieldFor{500};
 // Less where the threads that bring a message need that core, or the rank that sends it does.
 constexpr std::chrono::microseconds kYieldBeforeRing{50};
 constexpr std::chrono::microseconds kYieldCrowded{20};
-// How often close() looks whether another thread's call is over.
-constexpr std::chrono::milliseconds kClosePoll{1};
 // How long a thread sleeps that awaits another host, which rings no doorbell. (The kernel makes it
 // some 50 us more.)
 constexpr std::chrono::microseconds kPollEvery{20};
@@ -300,14 +297,25 @@ void Communicator::stop_driving(Queue& queue, Driver driver) {
 }
 
 void Communicator::finish_first(Queue& queue, Driver driver, const Failure* failure) {
-  std::shared_ptr<Pending> item;
+  std::list<std::shared_ptr<Pending>> first;
   {
     const std::lock_guard lock(mutex_);
-    item = std::move(queue.items.front());
-    queue.items.pop_front();
+    first.splice(first.end(), queue.items, queue.items.begin());
+    count_telling(*first.front());
   }
   stop_driving(queue, driver);
-  item->finish(failure);
+  end(first, failure);
+}
+
+void Communicator::end(const std::list<std::shared_ptr<Pending>>& items, const Failure* failure) {
+  int told = 0;
+  for (const std::shared_ptr<Pending>& item : items) {
+    told += item->tells() ? 1 : 0;
+    item->finish(failure);
+  }
+  if (told == 0) return;
+  const std::lock_guard lock(mutex_);
+  telling_ -= told;
 }
 
 void Communicator::fail(const Failure& failure) {
@@ -326,70 +334,16 @@ void Communicator::fail(const Failure& failure) {
       if (first != queue.items.end() && first->get() == queue.driven_item) ++first;
       ended.splice(ended.end(), queue.items, first, queue.items.end());
     }
+    for (const std::shared_ptr<Pending>& item : ended) count_telling(*item);
   }
   if (tell) group_->messenger()->tell({failure.kind, rank(), failure.message}, first);
-  for (const std::shared_ptr<Pending>& item : ended) item->finish(&failure);
+  end(ended, &failure);
 }
 
 void Communicator::abort(const std::string& reason) {
   if (forked()) return;
   fail({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
         "rank " + std::to_string(rank()) + " aborted the communicator: " + reason});
-}
-
-bool Communicator::close_if_idle(std::shared_ptr<Pending>& last) {
-  const std::lock_guard lock(mutex_);
-  bool busy = false;
-  for (auto& [number, queue] : queues_) {
-    if (!queue.items.empty()) last = queue.items.back();
-    busy = busy || queue.driven || !queue.items.empty();
-  }
-  if (busy) return false;
-  learn_failure();
-  closed_ = true;
-  return true;
-}
-
-void Communicator::close(const InterruptHook& interrupted) {
-  if (forked()) return;
-  bool stopped = false;
-  const InterruptHook stop = [&] { return stopped = stopped || (interrupted && interrupted()); };
-  for (std::shared_ptr<Pending> last; !close_if_idle(last); last = nullptr) {
-    try {
-      if (last) {
-        last->wait(0, stopped ? InterruptHook() : stop);
-        continue;
-      }
-      // A synchronous call of another thread, bounded by its own timeout.
-      if (!stopped && stop()) abort("interrupted");
-      std::this_thread::sleep_for(kClosePoll);
-    } catch (const CollectiveFailure&) {
-      // Told to whoever waits for that operation, and kept in failure().
-    }
-  }
-  group_->leave();
-  if (stopped)
-    throw CollectiveFailure({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
-                             "rank " + std::to_string(rank()) + " was interrupted in close()"});
-}
-
-bool Communicator::closed() const {
-  if (forked()) return true;  // another thread of the parent may have held the lock
-  const std::lock_guard lock(mutex_);
-  return closed_;
-}
-
-bool Communicator::busy() const {
-  if (forked()) return false;
-  const std::lock_guard lock(mutex_);
-  return std::any_of(queues_.begin(), queues_.end(),
-                     [](const auto& each) { return each.second.driven || each.second.waits(); });
-}
-
-bool Communicator::needs_driving() const {
-  const std::lock_guard lock(mutex_);
-  return std::any_of(queues_.begin(), queues_.end(),
-                     [](const auto& each) { return each.second.waits(); });
 }
 
 std::shared_ptr<const Failure> Communicator::failure() const {

@@ -52,8 +52,12 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   bool busy() const;
   // Whether there is pending work that no thread drives.
   bool needs_driving() const;
+  // For the progress thread. A group that was closed meanwhile may not be told any more: its words
+  // may be another's.
+  void announce_sleep();
   // As close(), but can be interrupted: then the group is aborted, what is under way ends, the
-  // communicator is closed all the same, and kAborted is thrown.
+  // communicator is closed all the same, and kAborted is thrown. Once it returns no on_done of this
+  // communicator runs; so it may not be called from one.
   void close(const InterruptHook& interrupted);
 
   // For the progress thread: drives each queue that nobody else drives by one step. kDone: there
@@ -91,6 +95,10 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   template <class Act>
   bool act_on_first(Queue& queue, Pending& item, Driver driver, const Act& act);
   void stop_driving(Queue& queue, Driver driver);
+  // Ends items that were taken from their queues and counted by count_telling.
+  void end(const std::list<std::shared_ptr<Pending>>& items, const Failure* failure);
+  bool telling() const;
+  void count_telling(const Pending& item) { telling_ += item.tells() ? 1 : 0; }  // under the lock
   void finish_first(Queue& queue, Driver driver, const Failure* failure);
   // Tells the group, and ends all that is pending but what another thread drives: that thread sees
   // it and ends it.
@@ -106,6 +114,7 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   std::map<int, Queue> queues_;
   Queue& collectives_;
   mutable std::shared_ptr<const Failure> failure_;
+  int telling_ = 0;  // operations that are over and whose on_done has yet to return
   bool closed_ = false;
 };
 

@@ -83,9 +83,10 @@ std::size_t Group::allocate_channel_buffer(std::size_t bytes) {
 
 void Group::wake_peers() {
   // Whoever clears a bit wakes its owner, so each sleep costs one call into the kernel.
-  Mask asleep = sleepers().fetch_and(bit(me_), std::memory_order_seq_cst) & ~bit(me_);
-  for (int r = 0; asleep != 0; ++r, asleep >>= 1)
-    if (asleep & 1) members_[r]->ring();
+  const Mask asleep = sleepers().fetch_and(bit(me_), std::memory_order_seq_cst);
+  // What lies in shared memory may be wrong: no member is rung that there is not.
+  for (const Member each : members())
+    if (each != me_ && (asleep & bit(each)) != 0) members_[each.at()]->ring();
 }
 
 void Group::sleep(std::uint32_t doorbell, std::chrono::nanoseconds limit) const {
@@ -141,7 +142,10 @@ void Group::leave() {
   }
   if (!let_go) return;
   const std::lock_guard lock(channels_mutex_);
-  node_->retire(me_, range_, channel_buffers_, channel_buffer_bytes_, members_);
+  // Nobody asks for members any more: who drives has stopped, and the others look whether it is
+  // closed. A group that is kept after its end may not keep the memory of peers that are gone.
+  node_->retire(me_, range_, channel_buffers_, channel_buffer_bytes_, std::move(members_));
+  members_.clear();
 }
 
 }  // namespace pycollective

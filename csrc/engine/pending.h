@@ -34,7 +34,12 @@ class Pending final : public Work {
   // Only by the thread that drives its queue. start() may throw.
   Operation& start();
 
-  // Once, by whoever drove it or failed its communicator. nullptr: success.
+  // Whether somebody is to be told of its end. Until finish() has begun.
+  bool tells() const {
+    return on_done_ || (operation_ != nullptr && operation_->must_poll());
+  }
+  // Once, by whoever drove it or failed its communicator. nullptr: success. It is done before
+  // on_done is called: who must not be overtaken by that call asks the communicator to close.
   void finish(const Failure* failure);
 
  private:

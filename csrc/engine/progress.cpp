@@ -41,26 +41,36 @@ Progress::Progress(std::shared_ptr<Node> node) : state_(std::make_shared<State>(
 }
 
 Progress::~Progress() {
-  if (!thread_.joinable()) return;
   if (state_->node->forked()) {
-    thread_.detach();  // it runs in the parent
+    if (thread_.joinable()) thread_.detach();  // it runs in the parent
     return;
   }
+  stop();
+}
+
+void Progress::stop() {
+  if (state_->node->forked()) return;
+  std::thread thread;
+  std::vector<std::shared_ptr<Communicator>> left;  // let go of out of the lock, as in run()
   {
     const std::lock_guard lock(state_->mutex);
     state_->stop = true;
+    thread = std::move(thread_);
+    left.swap(state_->active);
   }
+  if (!thread.joinable()) return;
   state_->node->own()->ring();
   // The thread may hold the last communicator, and so be the one that ends here.
-  if (thread_.get_id() == std::this_thread::get_id())
-    thread_.detach();
+  if (thread.get_id() == std::this_thread::get_id())
+    thread.detach();
   else
-    thread_.join();
+    thread.join();
 }
 
 void Progress::carry_on(const std::shared_ptr<Communicator>& communicator) {
   {
     const std::lock_guard lock(state_->mutex);
+    if (state_->stop) return;  // whoever waits drives
     auto& active = state_->active;
     if (std::find(active.begin(), active.end(), communicator) == active.end())
       active.push_back(communicator);
@@ -114,7 +124,7 @@ void Progress::run(const std::shared_ptr<State>& state) {
     const Clock::time_point now = Clock::now();
     const bool sleepy = sleep_from != Clock::time_point{} && now >= sleep_from;
     if (sleepy)
-      for (const auto& each : active) each->group().announce_sleep();
+      for (const auto& each : active) each->announce_sleep();
     // Also where one communicator is never out of work: another may wait for a dead peer.
     const bool look = sleepy || now >= next_look;
     if (look) next_look = now + kLookEvery;

@@ -23,6 +23,10 @@ class Progress {
   // Carries on `communicator` until it has nothing pending. Thread-safe; not under its lock.
   void carry_on(const std::shared_ptr<Communicator>& communicator);
 
+  // Ends the thread for good, and returns when it has ended; whoever waits then drives. For the end
+  // of the process. Not by two threads at once; in a forked child it does nothing.
+  void stop();
+
  private:
   struct State;
   static void run(const std::shared_ptr<State>& state);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "bindings/gil.h"
 #include "torch/errors.h"
 #include "torch/work.h"
 
@@ -30,11 +31,11 @@ Backend::Backend(std::shared_ptr<Collectives> collectives,
 
 Backend::~Backend() {
   // Once the interpreter is ending nothing of Python may be touched; the process is about to end.
-  if (Py_IsFinalizing()) {
+  if (!Py_IsInitialized() || Py_IsFinalizing()) {
     owner_.release();
     return;
   }
-  const pybind11::gil_scoped_acquire gil;
+  const GilHeld gil;
   owner_ = {};
 }
 
@@ -59,10 +60,10 @@ void Backend::abort() { collectives_->abort("the process group was aborted"); }
 
 void Backend::shutdown() {
   {
-    const pybind11::gil_scoped_acquire gil;
+    const GilHeld gil;
     owner_.attr("close")();  // the communicator's own: Ctrl-C ends it
   }
-  std::optional<pybind11::gil_scoped_release> unlocked;  // which the callbacks may need
+  std::optional<GilReleased> unlocked;  // which the callbacks may need
   if (PyGILState_Check()) unlocked.emplace();
   threads_->close(milliseconds(collectives_->timeout()));
 }

@@ -3,24 +3,35 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <csignal>
 #include <deque>
 #include <mutex>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
+
+#include "bindings/gil.h"
+#include "torch/ending.h"
 
 namespace pycollective::shim {
 namespace {
 
 // Longer than a training step, so that a run does not create a thread a step.
 constexpr std::chrono::seconds kIdleFor{5};
+// How long close() waits before it says for what.
+constexpr std::chrono::seconds kWarnAfter{5};
 
 }  // namespace
 
 struct CompletionThreads::State {
   const pid_t process = getpid();  // its threads, and whoever holds the mutex, live there alone
+  int rank = 0;
+  std::chrono::milliseconds limit{0};
+  std::atomic<int> calls{0};
   std::mutex mutex;
   std::condition_variable posted;
   std::condition_variable ended;
@@ -28,21 +39,47 @@ struct CompletionThreads::State {
   int threads = 0;
   int idle = 0;
   bool closed = false;
+
+  // Of all objects, for the end of the process; under the GIL, and never destroyed.
+  static std::vector<std::weak_ptr<State>>& all() {
+    static auto& states = *new std::vector<std::weak_ptr<State>>();
+    return states;
+  }
+  // Those of this process.
+  static std::vector<std::shared_ptr<State>> living() {
+    std::vector<std::shared_ptr<State>> found;
+    for (const auto& each : all())
+      if (std::shared_ptr<State> state = each.lock(); state && state->process == getpid())
+        found.push_back(std::move(state));
+    return found;
+  }
 };
 
 namespace {
 thread_local const void* served = nullptr;  // the State whose thread this is
 }
 
-CompletionThreads::CompletionThreads() : state_(std::make_shared<State>()) {}
+CompletionThreads::CompletionThreads(int rank, std::chrono::milliseconds limit)
+    : state_(std::make_shared<State>()), calls_(&state_->calls) {
+  state_->rank = rank;
+  state_->limit = limit;
+  auto& all = State::all();
+  all.erase(std::remove_if(all.begin(), all.end(), [](const auto& it) { return it.expired(); }),
+            all.end());
+  all.push_back(state_);
+}
 
 CompletionThreads::~CompletionThreads() { close(std::chrono::milliseconds(0)); }
 
 void CompletionThreads::post(std::function<void()> task) {
   if (state_->process != getpid()) return;
+  if (others_have_ended()) {
+    new std::function<void()>(std::move(task));
+    return;
+  }
   {
     std::unique_lock lock(state_->mutex);
-    const bool room = state_->threads < kMaxThreads && !state_->closed;
+    const bool room = state_->threads < kMaxThreads;
     const bool all_busy = state_->tasks.size() >= static_cast<std::size_t>(state_->idle);
     if (room && all_busy) {
       // Signals are the host program's: its own threads take them.
@@ -69,13 +106,38 @@ void CompletionThreads::post(std::function<void()> task) {
   task();
 }
 
-void CompletionThreads::close(std::chrono::milliseconds limit) {
-  if (state_->process != getpid()) return;
-  std::unique_lock lock(state_->mutex);
-  state_->closed = true;
-  state_->posted.notify_all();
-  const int own = served == state_.get() ? 1 : 0;
-  state_->ended.wait_for(lock, limit, [&] { return state_->threads <= own; });
+void CompletionThreads::close(std::chrono::milliseconds limit) { close(*state_, limit); }
+
+void CompletionThreads::close(State& state, std::chrono::milliseconds limit) {
+  if (state.process != getpid()) return;
+  std::unique_lock lock(state.mutex);
+  state.closed = true;
+  state.posted.notify_all();
+  const int own = served == &state ? 1 : 0;
+  const auto ended = [&] { return state.threads <= own; };
+  const auto first = std::min<std::chrono::milliseconds>(limit, kWarnAfter);
+  if (state.ended.wait_for(lock, first, ended) || limit <= first) return;
+  const std::string text = "pycollective: rank " + std::to_string(state.rank) +
+                           " waits for callbacks of its futures (then, add_done_callback) that "
+                           "still run; it gives up after " +
+                           std::to_string(limit.count() / 1000) + " s\n";
+  // One write, so that the lines of several ranks do not mix. A lost warning is no error.
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+  state.ended.wait_for(lock, limit - first, ended);
+}
+
+bool CompletionThreads::any_busy() {
+  const auto states = State::living();
+  return std::any_of(states.begin(), states.end(), [](const auto& state) {
+    const std::lock_guard lock(state->mutex);
+    return state->calls > 0 || !state->tasks.empty() || state->threads > state->idle;
+  });
+}
+
+void CompletionThreads::end_all() {
+  const auto states = State::living();
+  const GilReleased unlocked;  // which the callbacks may need
+  for (const auto& state : states) close(*state, state->limit);
 }
 
 void CompletionThreads::run(const std::shared_ptr<State>& state) {

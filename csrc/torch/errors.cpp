@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pythoncapi_compat.h>
 
 #include "bindings/errors_py.h"
+#include "bindings/gil.h"
 
 namespace py = pybind11;
 
@@ -21,7 +22,7 @@ std::exception_ptr carry_python_error() {
 
 std::exception_ptr typed_exception(const Failure& failure) {
   if (Py_IsFinalizing()) return std::make_exception_ptr(CollectiveFailure(failure));
-  const py::gil_scoped_acquire gil;
+  const GilHeld gil;
   raise_failure(failure);
   return carry_python_error();
 }
@@ -30,7 +31,7 @@ void rethrow_typed() {
   if (Py_IsFinalizing()) throw;
   std::exception_ptr error;
   {
-    const py::gil_scoped_acquire gil;
+    const GilHeld gil;
     raise_current_exception();  // or the KeyboardInterrupt that ended the call
     error = carry_python_error();
   }

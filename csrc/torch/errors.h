@@ -10,6 +10,7 @@
 #include <exception>
 
 #include "engine/api.h"
+#include "torch/ending.h"
 
 namespace pycollective::shim {
 
@@ -26,9 +27,10 @@ void init_typed_exceptions();
 const InterruptHook& interrupts();
 
 // Calls `collective` with a hook that looks for Ctrl-C; what it throws comes out typed. The caller
-// does not hold the GIL.
+// does not hold the GIL. At the end of the process other threads do not come back.
 template <class Collective>
 auto typed(const Collective& collective) {
+  const StopsAtTheEnd stops;
   try {
     return collective(interrupts());
   } catch (const CollectiveFailure&) {

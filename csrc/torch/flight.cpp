@@ -32,6 +32,7 @@ std::shared_ptr<Flight> Flight::start(Transfer transfer,
     const std::shared_ptr<CompletionThreads> threads = last->threads_;
     threads->post([last] { delete last; });
   });
+  threads->call_begins();
   flight->threads_ = std::move(threads);
   flight->outstanding_ = flight->transfer_.requests().size();
   flight->profile_ = start_profile(flight->transfer_);
@@ -40,6 +41,10 @@ std::shared_ptr<Flight> Flight::start(Transfer transfer,
 
 std::shared_ptr<Flight> Flight::ended(Transfer transfer) {
   return std::shared_ptr<Flight>(new Flight(std::move(transfer)));
+}
+
+Flight::~Flight() {
+  if (outstanding_ > 0) threads_->call_ends();  // it could not be issued
 }
 
 std::function<void(const Failure*)> Flight::on_done() {
@@ -52,16 +57,17 @@ std::function<void(const Failure*)> Flight::on_done() {
 }
 
 void Flight::one_done(const Failure* failure) {
+  bool settles = false;
   {
     const std::lock_guard lock(mutex_);
     if (failure != nullptr && !failure_) failure_ = *failure;
     if (--outstanding_ > 0) return;
     profile_.reset();
     const bool future_waits = future_ && !settled_;
-    const bool to_land = !failure_ && transfer_.copies_back();
-    if (!future_waits && !to_land) return;
+    settles = future_waits || (!failure_ && transfer_.copies_back());
   }
-  threads_->post([flight = shared_from_this()] { flight->settle(); });
+  if (settles) threads_->post([flight = shared_from_this()] { flight->settle(); });
+  threads_->call_ends();  // not before: in between nothing would seem to be under way
 }
 
 void Flight::settle() {

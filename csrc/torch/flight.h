@@ -24,6 +24,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
                                        std::shared_ptr<CompletionThreads> threads);
   // Of a call that has ended well, and whose results are in place.
   static std::shared_ptr<Flight> ended(Transfer transfer);
+  ~Flight();
 
   // For the core, once for each request.
   std::function<void(const Failure*)> on_done();

@@ -5,8 +5,10 @@
 #include <utility>
 #include <vector>
 
+#include "bindings/gil.h"
 #include "torch/average.h"
 #include "torch/backend.h"
+#include "torch/ending.h"
 #include "torch/errors.h"
 #include "torch/gloo_link.h"
 
@@ -36,14 +38,22 @@ PYBIND11_MODULE(_torch, module) {
   py::class_<CompletionThreads, std::shared_ptr<CompletionThreads>>(
       module, "CompletionThreads",
       "Threads that complete futures and run their callbacks, started when needed.")
-      .def(py::init<>())
-      .def(
-          "close",
-          [](CompletionThreads& self, double limit) {
-            self.close(std::chrono::milliseconds(static_cast<std::int64_t>(limit * 1e3)));
+      .def(py::init([](int rank, double limit) {
+             return std::make_shared<CompletionThreads>(
+                 rank, std::chrono::milliseconds(static_cast<std::int64_t>(limit * 1e3)));
+           }),
+           py::arg("rank"), py::arg("limit"))
+      .def_static("any_busy", &CompletionThreads::any_busy,
+                  "Whether any has a call under way, or a callback.")
+      .def_static(
+          "end_all",
+          [] {
+            CompletionThreads::end_all();
+            end_other_threads();
           },
-          py::arg("limit"), py::call_guard<py::gil_scoped_release>(),
-          "Let what is under way end, at most `limit` seconds, and end the threads. Idempotent.");
+          "For the end of the process: let all callbacks end, at most `limit` seconds each, and "
+          "end the threads. What is posted after that is kept for ever, and other threads that are "
+          "in a call of this module do not come back.");
 
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(
       module, "Backend", "torch.distributed's operations over a pycollective.Communicator.")
@@ -70,7 +80,7 @@ PYBIND11_MODULE(_torch, module) {
         // DDP wants a Python object from a Python hook. Made here, so that the thread which
         // completes the bucket needs no GIL; and chained in C++, so that an error stays itself.
         c10::IValue result = torch::jit::toIValue(bucket, c10::PyObjectType::get());
-        const py::gil_scoped_release unlocked;
+        const pycollective::GilReleased unlocked;
         return std::make_shared<torch::jit::PythonFutureWrapper>(
             average(group, tensor, std::move(result)));
       },

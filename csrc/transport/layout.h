@@ -19,7 +19,7 @@ constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kChunkSlots = 3;  // chunks of a scheduled operation under way at once
 constexpr std::size_t kSegmentBytes = std::size_t{256} << 20;  // virtual; committed as needed
-constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0002;    // last digits: layout version
+constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0003;    // last digits: layout version
 
 using Mask = std::uint64_t;  // bit m: member m
 constexpr Mask bit(Member member) { return Mask{1} << member.index(); }
@@ -28,6 +28,7 @@ static_assert(8 * sizeof(Mask) == kMaxMembers);
 struct SegmentHeader {
   std::uint64_t magic;
   std::uint64_t token[2];
+  std::atomic<std::uint32_t> gone;  // 1 once its process uses it no more, which may live on
   alignas(kLine) std::atomic<std::uint32_t> doorbell;  // futex; rung by peers, then woken
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <stdexcept>
 #include <system_error>
@@ -37,7 +38,10 @@ Node::Node() : own_(std::make_shared<Peer>(Segment::create(), 0)), arena_(kPage,
   peers_[token()] = own_;
 }
 
-Node::~Node() = default;
+Node::~Node() {
+  // The last group is gone, and with it this process has left them all.
+  if (!forked()) own_->segment().header().gone.store(1, std::memory_order_release);
+}
 
 void Node::attach(const Token& token, int fd, pid_t pid) {
   const std::lock_guard lock(mutex_);
@@ -54,6 +58,11 @@ std::shared_ptr<Peer> Node::find(const Token& token) const {
   const std::lock_guard lock(mutex_);
   const auto found = peers_.find(token);
   return found == peers_.end() ? nullptr : found->second;
+}
+
+std::size_t Node::attached() const {
+  const std::lock_guard lock(mutex_);
+  return peers_.size();
 }
 
 std::size_t Node::take(std::size_t bytes) {
@@ -123,6 +132,15 @@ void Node::reclaim() {
     committed_ -= it->mailbox.data_bytes;
     for (const std::size_t buffer : it->buffers) arena_.give_back(buffer, it->buffer_bytes);
     it = retired_.erase(it);
+  }
+  forget_gone_peers();
+}
+
+void Node::forget_gone_peers() {
+  for (auto it = peers_.begin(); it != peers_.end();) {
+    // Held by this map alone, so by no group; only under the lock does anybody get another share.
+    const bool unused = it->second != own_ && it->second.use_count() == 1;
+    it = unused && it->second->gone() ? peers_.erase(it) : std::next(it);
   }
 }
 

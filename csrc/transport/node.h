@@ -40,6 +40,7 @@ class Node {
   void attach_local(const Node& other);
   // nullptr where no such peer is attached.
   std::shared_ptr<Peer> find(const Token& token) const;
+  std::size_t attached() const;  // segments, the own one included
 
   // Commits a zeroed mailbox for a group of `members`. Early groups get large data areas, later
   // ones small ones, so that the sum stays bounded. Throws std::system_error (ENOMEM). `far`: some
@@ -51,7 +52,9 @@ class Node {
   std::size_t allocate_buffer(std::size_t bytes);
 
   // Gives a group's memory back once no peer can touch it any more: all others have left or
-  // died. Checked at later allocations.
+  // died. Checked when a mailbox is allocated; and with it which peers are gone and in no group:
+  // these are let go of. (Others stay, in a group or not: joining counts on it that of two ranks
+  // both have attached each other, or neither.)
   void retire(Member me, const MailboxRange& mailbox, std::vector<std::size_t> buffers,
               std::size_t buffer_bytes, std::vector<std::shared_ptr<Peer>> members);
 
@@ -65,6 +68,7 @@ class Node {
   };
   std::size_t take(std::size_t bytes);
   void reclaim();
+  void forget_gone_peers();
 
   std::shared_ptr<Peer> own_;
   ForkGuard guard_;

@@ -33,6 +33,10 @@ bool Peer::alive() const {
   return poll(&ended, 1, 0) != 1;
 }
 
+bool Peer::gone() const {
+  return segment_->header().gone.load(std::memory_order_acquire) != 0 || !alive();
+}
+
 void Peer::ring() const {
   std::atomic<std::uint32_t>& doorbell = segment_->header().doorbell;
   doorbell.fetch_add(1, std::memory_order_seq_cst);

@@ -23,6 +23,8 @@ class Peer {
   // Through a pidfd: a socket's end-of-file would be held open by forked children, and a number
   // alone may be another process by now.
   bool alive() const;
+  // Whether nobody will ever join with that segment again: its node is gone, or its process is.
+  bool gone() const;
   void ring() const;  // wakes all threads of that process that wait at its doorbell
 
  private:

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
 import time
-import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from pycollective import _torch, bootstrap
-from pycollective.communicator import Communicator
+from pycollective import _torch, bootstrap, leaving
 
 # How long a process that ends without destroy_process_group waits for what it issued and never
-# waited for. Long enough for peers that are a little behind, short enough for a person.
+# waited for, callbacks included. Long enough for peers that are a little behind, short enough for a
+# person.
 _EXIT_GRACE = 5.0
-
-# The threads that run the futures' callbacks, for each communicator of a backend that still lives.
-_threads: weakref.WeakKeyDictionary[Communicator, _torch.CompletionThreads] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def register() -> None:
@@ -31,8 +22,7 @@ def register() -> None:
     if "pycollective" in dist.Backend.backend_list:
         return
     dist.Backend.register_backend("pycollective", _create, extended_api=True, devices=["cpu"])
-    os.register_at_fork(after_in_child=_threads.clear)
-    atexit.register(_end_callbacks)
+    leaving.add_to_end(_let_operations_end, _torch.CompletionThreads.end_all)
 
 
 def _create(options: Any, _: object) -> _torch.Backend:
@@ -63,28 +53,13 @@ def create(
         ConfigurationError: the ranks cannot make a group; says why.
         CollectiveTimeout: not every rank came; names the absentees.
     """
-    communicator = bootstrap.join(store, rank, size, timeout.total_seconds(), played)
-    threads = _threads[communicator] = _torch.CompletionThreads()
-    # Each time anew, so as to run before the communicators leave, whose own exit comes at once.
-    atexit.unregister(_let_operations_end)
-    atexit.register(_let_operations_end)
-    return _torch.Backend(communicator, threads)
+    limit = timeout.total_seconds()
+    communicator = bootstrap.join(store, rank, size, limit, played)
+    return _torch.Backend(communicator, _torch.CompletionThreads(rank, limit))
 
 
 def _let_operations_end() -> None:
-    """Give what was issued asynchronously and never waited for a short time at exit.
-
-    Not after an exception: then the peers had better learn of it at once.
-    """
-    if getattr(sys, "last_exc", getattr(sys, "last_value", None)) is not None:
-        return
+    """Give what was issued asynchronously and never waited for a short time at exit."""
     deadline = time.monotonic() + _EXIT_GRACE
-    while any(each.pending for each in list(_threads)) and time.monotonic() < deadline:
+    while _torch.CompletionThreads.any_busy() and time.monotonic() < deadline:
         time.sleep(0.002)
-
-
-def _end_callbacks() -> None:
-    """Let the futures' callbacks end: once the interpreter goes, none may run."""
-    deadline = time.monotonic() + _EXIT_GRACE
-    for threads in list(_threads.values()):
-        threads.close(max(0.0, deadline - time.monotonic()))

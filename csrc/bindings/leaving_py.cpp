@@ -1,0 +1,103 @@
+#include "bindings/leaving_py.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "bindings/errors_py.h"
+#include "bindings/gil.h"
+
+namespace py = pybind11;
+
+namespace pycollective {
+namespace {
+
+// In the order in which they were made.
+template <class Kept>
+class Living {
+ public:
+  void add(const std::shared_ptr<Kept>& made) {
+    all_.erase(
+        std::remove_if(all_.begin(), all_.end(), [](const auto& it) { return it.expired(); }),
+        all_.end());
+    all_.push_back(made);
+  }
+  std::vector<std::shared_ptr<Kept>> shares() const {
+    std::vector<std::shared_ptr<Kept>> found;
+    for (const auto& each : all_)
+      if (std::shared_ptr<Kept> share = each.lock()) found.push_back(std::move(share));
+    return found;
+  }
+
+ private:
+  std::vector<std::weak_ptr<Kept>> all_;
+};
+
+// Never destroyed: what else ends after the interpreter may still look at them.
+auto& communicators = *new Living<Communicator>();
+auto& progresses = *new Living<Progress>();
+
+// Fails what is busy, and then closes all, the newest first. Whether anything was busy.
+bool leave_all(bool after_exception) {
+  std::vector<std::shared_ptr<Communicator>> open = communicators.shares();
+  open.erase(std::remove_if(open.begin(), open.end(), [](const auto& it) { return it->closed(); }),
+             open.end());
+  std::reverse(open.begin(), open.end());
+  bool any_busy = false;
+  bool interrupted = false;
+  {
+    const GilReleased unlocked;
+    for (const auto& each : open) {
+      const bool busy = each->busy();
+      any_busy = any_busy || busy;
+      if (busy)
+        each->abort("the process exits with operations pending");
+      else if (after_exception)
+        each->abort("the process exits with an exception");
+    }
+    for (const auto& each : open) {
+      // Another thread may still begin an operation, which no peer will come to.
+      const InterruptHook hook = [&] {
+        if (each->busy()) each->abort("the process exits with operations pending");
+        return !interrupted && (interrupted = python_interrupts()());
+      };
+      try {
+        each->close(hook);
+      } catch (const CollectiveFailure&) {
+        // Interrupted: it is closed all the same, and Python's error is set.
+      }
+    }
+  }
+  for (const auto& each : open) each->choices().set_source({});
+  {
+    const GilReleased unlocked;  // the last share of a communicator joins the progress thread
+    open.clear();
+  }
+  if (interrupted) throw py::error_already_set();
+  return any_busy;
+}
+
+void stop_progress() {
+  const std::vector<std::shared_ptr<Progress>> all = progresses.shares();
+  const GilReleased unlocked;
+  for (const auto& each : all) each->stop();
+}
+
+}  // namespace
+
+void remember(const std::shared_ptr<Communicator>& communicator) {
+  communicators.add(communicator);
+}
+
+void remember(const std::shared_ptr<Progress>& progress) { progresses.add(progress); }
+
+void bind_leaving(py::module_& module) {
+  module.def(
+      "leave_all", &leave_all, py::arg("after_exception"),
+      "Close every communicator of this process, those included whose Python object is gone; "
+      "abort first what has operations pending, or all after an exception.\n\n"
+      "Returns whether any operation was pending. KeyboardInterrupt: all are closed.");
+  module.def("stop_progress", &stop_progress,
+             "End the progress thread for good, and wait until it has ended.");
+}
+
+}  // namespace pycollective

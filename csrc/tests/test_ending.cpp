@@ -1,0 +1,142 @@
+// What a communicator leaves behind: nobody who is still being told, no word in memory that is
+// another's by then, no peer that is gone.
+#include <cstdio>
+#include <thread>
+
+#include "tests/check.h"
+#include "tests/thread_ranks.h"
+
+using namespace pycollective;
+using pycollective::testing::ThreadRanks;
+
+namespace {
+
+Request all_reduce(std::vector<float>& x) {
+  Request request;
+  request.kind = OpKind::kAllReduce;
+  request.dtype = Dtype::kFloat32;
+  request.count = x.size();
+  request.input = request.output = x.data();
+  return request;
+}
+
+void close_returns_when_nobody_is_being_told() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  threads.run([&](int r) {
+    std::vector<float> x(100000, 1.0F);
+    std::atomic<bool> told{false};
+    const auto work = group[r]->submit(all_reduce(x), [&](const Failure* failure) {
+      CHECK(failure == nullptr);
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      told = true;
+    });
+    while (!work->done()) std::this_thread::yield();
+    group[r]->close();
+    CHECK(told);
+  });
+}
+
+// abort() ends what is pending on its own thread, here while another closes.
+void close_waits_for_what_abort_tells() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  std::vector<float> x(1000, 1.0F);
+  std::atomic<int> told{0};
+  for (int i = 0; i < 3; ++i)
+    group[0]->submit(all_reduce(x), [&](const Failure* failure) {
+      CHECK(failure != nullptr);
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      ++told;
+    });
+  std::thread aborting([&] { group[0]->abort("enough"); });
+  group[0]->close();
+  CHECK(told == 3);
+  aborting.join();
+  group[1]->close();
+}
+
+// The progress thread looks, and is then overtaken by close(); the memory serves another group.
+void a_sleep_after_close_is_announced_to_nobody() {
+  ThreadRanks threads(2);
+  const auto old = threads.make_group();
+  const Mailbox* mailbox = &old[0]->group().mailbox(0);
+  threads.run([&](int r) { old[r]->close(); });
+  const auto group = threads.make_group();
+  CHECK(&group[0]->group().mailbox(0) == mailbox);
+  old[0]->announce_sleep();
+  old[1]->announce_sleep();
+  CHECK(mailbox->sleepers == 0);
+  group[1]->announce_sleep();
+  CHECK(mailbox->sleepers == bit(1));
+}
+
+void a_bit_of_no_rank_wakes_nobody() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  threads.run([&](int r) {
+    for (int i = 0; i < 100; ++i) {
+      std::vector<float> x(10, 1.0F);
+      group[r]->group().mailbox(0).sleepers.fetch_or(bit(2) | bit(63));
+      group[r]->run(all_reduce(x), {});
+      CHECK(x[9] == 2.0F);
+    }
+  });
+}
+
+// Rank 1 comes with new memory each time; the group of the time before is kept.
+void peers_that_are_gone_are_let_go_of() {
+  const auto mine = std::make_shared<Node>();
+  const auto progress = std::make_shared<Progress>(mine);
+  std::vector<std::shared_ptr<Communicator>> kept;
+  for (int i = 0; i < 50; ++i) {
+    const auto other = std::make_shared<Node>();
+    mine->attach_local(*other);
+    const MailboxRange mailbox = mine->allocate_mailbox(2);
+    const MailboxRange others = other->allocate_mailbox(2);
+    other->attach_local(*mine);
+    const std::vector<Token> tokens = {mine->token(), other->token()};
+    const std::vector<std::size_t> offsets = {mailbox.offset, others.offset};
+    const std::size_t bytes = std::min(mailbox.data_bytes, others.data_bytes);
+    kept.push_back(std::make_shared<Communicator>(
+        std::make_unique<Group>(mine, 0, tokens, offsets, mailbox, bytes), progress, 60));
+    const auto theirs = std::make_shared<Communicator>(
+        std::make_unique<Group>(other, 1, tokens, offsets, others, bytes),
+        std::make_shared<Progress>(other), 60);
+    kept.back()->close();
+    theirs->close();
+    CHECK(mine->find(other->token()) != nullptr);  // it lives: others count on it
+    CHECK(mine->attached() <= 3);                  // the own one, this one, the one before
+  }
+}
+
+// At the end of the process: what is left is driven by whoever waits for it.
+void operations_go_on_without_the_progress_thread() {
+  const auto node = std::make_shared<Node>();
+  const auto progress = std::make_shared<Progress>(node);
+  const MailboxRange mailbox = node->allocate_mailbox(1);
+  const auto alone = std::make_shared<Communicator>(
+      std::make_unique<Group>(node, 0, std::vector<Token>{node->token()},
+                              std::vector<std::size_t>{mailbox.offset}, mailbox,
+                              mailbox.data_bytes),
+      progress, 60);
+  std::vector<float> x(1 << 20, 1.0F);
+  const auto before = alone->submit(all_reduce(x), nullptr);
+  progress->stop();
+  const auto after = alone->submit(all_reduce(x), nullptr);
+  CHECK(before->wait(30, {}) && after->wait(30, {}));
+  progress->stop();
+  alone->close();
+}
+
+}  // namespace
+
+int main() {
+  close_returns_when_nobody_is_being_told();
+  close_waits_for_what_abort_tells();
+  a_sleep_after_close_is_announced_to_nobody();
+  a_bit_of_no_rank_wakes_nobody();
+  peers_that_are_gone_are_let_go_of();
+  operations_go_on_without_the_progress_thread();
+  std::puts("ending: passed");
+}

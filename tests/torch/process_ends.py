@@ -1,0 +1,290 @@
+"""Ends processes in every way that people do; `python -m tests.torch.process_ends --help`.
+
+One process imports torch once; each rank of each round is a fork of it, which joins, does what the
+way says, and then ends as any program does: with the whole end of the interpreter. So a round costs
+a fraction of a second, and hundreds of them can be had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import pycollective as pc
+import pycollective.torch
+from pycollective.torch import backend
+
+ROUND_LIMIT = 60.0  # seconds until what has not ended is killed, and counts as a hang
+
+
+def join_torch(rank, size, path):
+    """The default process group; what waits for peers that never come waits a short time."""
+    backend._EXIT_GRACE = 0.3
+    store = dist.FileStore(path, size)
+    dist.init_process_group("pycollective", store=store, rank=rank, world_size=size)
+    # An idle thread of the lowest class is preempted by whomever it wakes, in the middle of what it
+    # does at the end of an operation.
+    for _ in range(5):  # it may be that the first ended on this thread, and there is none yet
+        dist.all_reduce(torch.ones(100_000), async_op=True).wait()
+        for task in Path("/proc/self/task").iterdir():
+            if (task / "comm").read_text().strip() == "pycollective":
+                os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
+
+
+def join_plain(rank, size, path):
+    return pc.init(rank=rank, size=size, store=dist.FileStore(path, size), timeout=30)
+
+
+def chained():
+    """Futures with a callback each, the last of which has come."""
+    futures = [
+        dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(lambda done: done)
+        for _ in range(5)
+    ]
+    futures[-1].wait()
+    return futures
+
+
+def in_a_daemon(act):
+    """`act` blocks in a thread that nobody waits for."""
+    started = threading.Event()
+
+    def run():
+        started.set()
+        act()
+
+    threading.Thread(target=run, daemon=True).start()
+    started.wait()
+    time.sleep(0.02)
+
+
+def destroyed(rank, *place):
+    join_torch(rank, *place)
+    chained()
+    dist.destroy_process_group()
+
+
+def futures_left(rank, *place):
+    join_torch(rank, *place)
+    global kept
+    kept = chained()
+
+
+def not_waited_for(rank, *place):
+    join_torch(rank, *place)
+    for _ in range(5):
+        dist.all_reduce(torch.ones(1000), async_op=True)
+        dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(lambda done: done)
+
+
+def trained(rank, *place):
+    join_torch(rank, *place)
+    model = torch.nn.Linear(32, 10).to(torch.bfloat16)
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+    ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
+    ddp(torch.randn(8, 32, dtype=torch.bfloat16)).sum().backward()
+    if rank % 2:
+        dist.destroy_process_group()
+
+
+def exception(rank, *place):
+    join_torch(rank, *place)
+    dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(lambda done: done)
+    if rank == 0:
+        raise ValueError("a bad batch")
+    for _ in range(1000):
+        dist.all_reduce(torch.ones(1000))
+
+
+def exit_in_the_middle(rank, *place):
+    join_torch(rank, *place)
+    chained()
+    if rank == 0:
+        sys.exit(3)
+    for _ in range(1000):
+        dist.all_reduce(torch.ones(1000))
+
+
+def groups_left(rank, size, path):
+    join_torch(rank, size, path)
+    groups = [dist.new_group(list(range(size))) for _ in range(3)]
+    for group in groups:
+        dist.all_reduce(torch.ones(100_000), group=group, async_op=True)
+    dist.destroy_process_group(groups[0])
+
+
+def slow_callback(rank, *place):
+    join_torch(rank, *place)
+
+    def callback(done):
+        time.sleep(0.6)  # longer than the time that is given to operations
+        print("the callback has run", flush=True)
+        return done
+
+    dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(callback)
+
+
+def daemon_in_a_collective(rank, *place):
+    join_torch(rank, *place)
+    if rank == 0:
+        in_a_daemon(lambda: dist.all_reduce(torch.ones(1000)))
+
+
+def daemon_waits_for_a_work(rank, *place):
+    join_torch(rank, *place)
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(1000), async_op=True)
+        in_a_daemon(work.wait)
+
+
+def daemon_waits_for_a_future(rank, *place):
+    join_torch(rank, *place)
+    if rank == 0:
+        future = dist.all_reduce(torch.ones(1000), async_op=True).get_future()
+        in_a_daemon(future.wait)
+
+
+def plain_not_waited_for(rank, *place):
+    comm = join_plain(rank, *place)
+    for _ in range(5):
+        comm.all_reduce(np.ones(100_000, np.float32), async_op=True)
+
+
+def plain_split_left(rank, *place):
+    comm = join_plain(rank, *place)
+    halves = [comm.split(0) for _ in range(3)]
+    work = halves[0].all_reduce(np.ones(100_000, np.float32), async_op=True)
+    if rank == 0:
+        work.wait()
+    comm.close()
+
+
+def plain_let_go_of(rank, *place):
+    comm = join_plain(rank, *place)
+    if rank == 0:
+        comm.split(0).all_reduce(np.ones(100_000, np.float32), async_op=True)
+    else:
+        comm.split(0)
+
+
+def plain_daemon(rank, *place):
+    comm = join_plain(rank, *place)
+    in_a_daemon(lambda: comm.recv(np.ones(10), (rank + 1) % comm.size))
+
+
+def plain_daemon_loop(rank, *place):
+    """It comes and goes while the interpreter ends."""
+    comm = join_plain(rank, *place)
+
+    def loop():
+        while True:
+            try:
+                comm.all_reduce(np.ones(10))
+            except (pc.CollectiveError, pc.ConfigurationError):
+                continue
+
+    in_a_daemon(loop)
+
+
+def plain_exception(rank, *place):
+    comm = join_plain(rank, *place)
+    sub = comm.split(0)
+    if rank == 0:
+        raise ValueError("a bad batch")
+    sub.all_reduce(np.ones(10))
+
+
+# Each way, and the statuses with which its ranks may end. (With 1 where a peer left or aborted.)
+WAYS = {
+    destroyed: {0},
+    futures_left: {0},
+    not_waited_for: {0},
+    trained: {0},
+    exception: {1},
+    exit_in_the_middle: {1, 3},
+    groups_left: {0},
+    slow_callback: {0},
+    daemon_in_a_collective: {0},
+    daemon_waits_for_a_work: {0},
+    daemon_waits_for_a_future: {0},
+    plain_not_waited_for: {0},
+    plain_split_left: {0, 1},
+    plain_let_go_of: {0},
+    plain_daemon: {0},
+    plain_daemon_loop: {0},
+    plain_exception: {1},
+}
+
+
+def start(way, rank, size, path, log):
+    """The pid of a rank. The rank itself returns, and ends as the program does."""
+    pid = os.fork()
+    if pid:
+        return pid
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    way(rank, size, path)
+    return 0
+
+
+def statuses_of(pids):
+    """How each ended; what has not by the limit is killed."""
+    deadline = time.monotonic() + ROUND_LIMIT
+    statuses = {}
+    while len(statuses) < len(pids):
+        for pid in pids:
+            if pid not in statuses:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    statuses[pid] = os.waitstatus_to_exitcode(status)
+                elif time.monotonic() > deadline:
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    return [statuses[pid] for pid in pids]
+
+
+def main():
+    """Runs the rounds, and prints what went wrong. Returns in each rank too, which then ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("ways", nargs="*", help="all of them unless given")
+    given = parser.parse_args()
+    chosen = [way for way in WAYS if not given.ways or way.__name__ in given.ways]
+    bad = []
+    folder = tempfile.mkdtemp()  # not in a `with`: a rank returns through here as well
+    for turn in range(given.rounds):
+        for way in chosen:
+            place = f"{folder}/{turn}-{way.__name__}"
+            logs = [Path(f"{place}-{rank}") for rank in range(given.ranks)]
+            pids = []
+            for rank, log in enumerate(logs):
+                pids.append(start(way, rank, given.ranks, place, log))
+                if not pids[-1]:
+                    return
+            statuses = statuses_of(pids)
+            texts = [log.read_text(errors="replace") for log in logs]
+            right = set(statuses) <= WAYS[way]
+            if way is slow_callback:
+                right = right and all("the callback has run" in text for text in texts)
+            if not right:
+                bad.append({"way": way.__name__, "statuses": statuses, "said": texts})
+    shutil.rmtree(folder)
+    print(json.dumps({"ends": given.rounds * len(chosen), "bad": bad}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The end of a process, in every way that people bring it about: no crash, no hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.harness import ROOT
+from tests.launchers import OwnLauncher, Torchrun
+
+README = (ROOT / "README.md").read_text()
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
+LAUNCHERS = {"run": OwnLauncher(), "torchrun": Torchrun()}
+
+
+def end_processes(rounds, limit):
+    """Every way so often, beside a busy loop on each core."""
+    loops = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in os.sched_getaffinity(0)
+    ]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.torch.process_ends", "--rounds", str(rounds)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=limit,
+        )
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["bad"] == []
+    return answer["ends"]
+
+
+def test_processes_end_in_every_way_without_a_crash():
+    assert end_processes(rounds=1, limit=110) >= 17
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(4 * 3600)
+def test_processes_end_in_every_way_two_hundred_times():
+    assert end_processes(rounds=200, limit=4 * 3500) >= 200 * 17
+
+
+def run_example(tmp_path, launcher, example):
+    """The README's example as its reader runs it."""
+    program = tmp_path / "example.py"
+    program.write_text(EXAMPLES[example])
+    done = LAUNCHERS[launcher].run(4, str(program), timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "terminate called" not in done.stderr
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_readmes_training_ends_well(launcher, tmp_path):
+    run_example(tmp_path, launcher, 1)
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(2 * 3600)
+@pytest.mark.parametrize("example", range(len(EXAMPLES)))
+def test_the_readmes_examples_end_well_fifty_times(example, tmp_path):
+    def run(turn):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        run_example(folder, ("run", "torchrun")[turn % 2], example)
+
+    # Two at once: on a machine that is as busy as that, threads are interrupted anywhere.
+    with ThreadPoolExecutor(2) as both:
+        assert len(list(both.map(run, range(50)))) == 50

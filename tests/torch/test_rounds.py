@@ -1,0 +1,68 @@
+"""Process groups made and destroyed over and over: what of peers that are gone is let go of."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import pycollective.torch  # noqa: F401  registers the backend
+from tests.harness import results, run_ranks
+
+ROUNDS = 200
+
+
+def footprint():
+    """Open files, mappings of shared memory, threads of ours, and KiB of shared memory mapped."""
+    time.sleep(0.05)  # threads that are ending
+    maps = Path("/proc/self/maps").read_text().count("memfd:pycollective")
+    names = [Path(f"/proc/self/task/{t}/comm").read_text() for t in os.listdir("/proc/self/task")]
+    status = Path("/proc/self/status").read_text()
+    shared = int(status.split("RssShmem:")[1].split()[0])
+    return {
+        "files": len(os.listdir("/proc/self/fd")),
+        "maps": maps,
+        "threads": sum(name.startswith("pycoll") for name in names),
+        "KiB": shared,
+    }
+
+
+def rounds(_, path):
+    """Rank 2 comes with new shared memory each time; that of ranks 0 and 1 lives on in what they
+    keep of the round before."""
+    rank = int(os.environ["PYCOLLECTIVE_RANK"])
+    kept = []
+    seen = []
+    for turn in range(ROUNDS):
+        store = dist.FileStore(f"{path}/{turn}", 3)
+        dist.init_process_group("pycollective", store=store, rank=rank, world_size=3)
+        world = dist.group.WORLD
+        pair = dist.new_group([0, 1])
+        work = dist.all_reduce(torch.ones(1 << 16), async_op=True)
+        assert work.wait()
+        tensor = torch.ones(1)
+        if rank < 2:
+            dist.all_reduce(tensor, group=pair)
+            assert tensor.item() == 2
+        dist.destroy_process_group()
+        kept = [] if rank == 2 else [world, pair, work]
+        del world, pair, work, store
+        if turn in (10, ROUNDS - 1):
+            seen.append(footprint())
+    return seen, len(kept)
+
+
+@pytest.mark.timeout(300)  # seconds where the machine is left alone
+def test_hundreds_of_rounds_leave_nothing_whatever_is_kept(tmp_path):
+    for rank, ((early, late), kept) in enumerate(
+        results(run_ranks(rounds, 3, str(tmp_path), join=False))
+    ):
+        assert kept == (0 if rank == 2 else 3)
+        assert late["files"] == early["files"]
+        assert late["maps"] == early["maps"]
+        assert late["threads"] == early["threads"]
+        assert late["KiB"] <= early["KiB"] + 1024
