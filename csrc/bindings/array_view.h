@@ -6,6 +6,7 @@
 
 #include <cstddef>
 
+#include "bindings/dlpack_import.h"
 #include "types.h"
 
 namespace pycollective {
@@ -15,10 +16,7 @@ class ArrayView {
   static constexpr int kMaxDimensions = 32;
 
   ArrayView() = default;
-  ~ArrayView() {
-    Py_XDECREF(owner_);
-    Py_XDECREF(staged_);
-  }
+  ~ArrayView();
   ArrayView(const ArrayView&) = delete;
   ArrayView& operator=(const ArrayView&) = delete;
 
@@ -31,11 +29,14 @@ class ArrayView {
   bool stage();
   bool copy_back();
 
+  // Whether `object`, which was opened, may be an output. False with a ConfigurationError set.
+  // `kind` is for messages.
+  bool check_writable(PyObject* object, const char* kind) const;
+
   void* data() const { return data_; }
   Dtype dtype() const { return dtype_; }
   std::size_t count() const { return count_; }
   bool contiguous() const { return contiguous_; }
-  bool writable() const { return writable_; }
   bool same_shape(const ArrayView& other) const;
 
  private:
@@ -47,7 +48,7 @@ class ArrayView {
   std::size_t count_ = 0;
   Dtype dtype_ = Dtype::kUInt8;
   bool contiguous_ = true;
-  bool writable_ = true;
+  dlpack::Writing writing_ = dlpack::Writing::kAllowed;
   int dimensions_ = 0;
   Py_ssize_t shape_[kMaxDimensions];
   Py_ssize_t strides_[kMaxDimensions];  // bytes
