@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
@@ -191,7 +191,7 @@ class Group:
             waiting = [entry for entry in waiting if not self._answer(*entry)]
         return [replies[rank] for rank in range(self.ranks)]
 
-    def _ready(self, some: Iterable[int], timeout: float) -> list[int]:
+    def _ready(self, some: Collection[int], timeout: float) -> list[int]:
         """Those of some ranks that have sent something, within `timeout` seconds."""
         buffered = [rank for rank in some if self._channels[rank].buffered]
         if buffered:
