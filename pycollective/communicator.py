@@ -32,9 +32,10 @@ class Communicator(_core.Communicator):
     """A group of ranks that call collectives together, each in the same order.
 
     Arrays are NumPy's (ml_dtypes' bfloat16 too) or any with DLPack on the CPU, such as torch
-    tensors; contiguous ones are used where they lie, others are staged and copied back. The caller
-    owns them, and leaves them alone until the call returns or its `Work` is done. With
-    ``async_op=True`` a collective returns a `Work` at once.
+    tensors; contiguous ones are used where they lie, others are staged and copied back. Read-only
+    ones, such as JAX's, may be read and are refused as outputs. The caller owns them, and leaves
+    them alone until the call returns or its `Work` is done. With ``async_op=True`` a collective
+    returns a `Work` at once.
 
     Thread-safe: calls of several threads run in the order in which they were made.
 

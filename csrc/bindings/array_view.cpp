@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "bindings/dlpack_abi.h"
+#include "bindings/dlpack_import.h"
 #include "bindings/errors_py.h"
 
 namespace pycollective {
@@ -83,7 +83,20 @@ constexpr const char* kSupported =
 
 bool init_array_view() {
   import_array1(false);
-  return true;
+  return dlpack::init_import();
+}
+
+ArrayView::~ArrayView() {
+  if (owner_ == nullptr) return;
+  // A producer's deleter may run Python, which must not find the error that is being raised.
+  PyObject* type = nullptr;
+  PyObject* value = nullptr;
+  PyObject* traceback = nullptr;
+  const bool failing = PyErr_Occurred() != nullptr;
+  if (failing) PyErr_Fetch(&type, &value, &traceback);
+  Py_DECREF(owner_);
+  Py_XDECREF(staged_);
+  if (failing) PyErr_Restore(type, value, traceback);
 }
 
 bool ArrayView::open(PyObject* object, const char* name) {
@@ -104,7 +117,7 @@ bool ArrayView::open_numpy(PyObject* object, const char* name) {
   data_ = PyArray_DATA(array);
   count_ = static_cast<std::size_t>(PyArray_SIZE(array));
   contiguous_ = PyArray_IS_C_CONTIGUOUS(array) || count_ == 0;
-  writable_ = PyArray_ISWRITEABLE(array);
+  writing_ = PyArray_ISWRITEABLE(array) ? dlpack::Writing::kAllowed : dlpack::Writing::kReadOnly;
   dimensions_ = PyArray_NDIM(array);
   if (dimensions_ > kMaxDimensions) {
     raise_configuration_error("%s has more than %d dimensions", name, kMaxDimensions);
@@ -119,18 +132,10 @@ bool ArrayView::open_numpy(PyObject* object, const char* name) {
 }
 
 bool ArrayView::open_dlpack(PyObject* object, const char* name) {
-  PyObject* capsule = PyObject_CallMethod(object, "__dlpack__", nullptr);
-  if (capsule == nullptr) {
-    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return false;  // its own reason
-    PyErr_Clear();
-    raise_configuration_error("%s is a %.200s; NumPy arrays and arrays with DLPack are supported",
-                              name, Py_TYPE(object)->tp_name);
-    return false;
-  }
   // Unconsumed, the capsule calls the producer's deleter when it goes: it is the keepalive.
-  owner_ = capsule;
-  const auto* tensor =
-      static_cast<const dlpack::Tensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+  owner_ = dlpack::ask_for_capsule(object, name);
+  if (owner_ == nullptr) return false;
+  const dlpack::Tensor* tensor = dlpack::open_capsule(owner_, name, writing_);
   if (tensor == nullptr) return false;
   if (tensor->device.type != dlpack::kCpu && tensor->device.type != dlpack::kCudaHost) {
     raise_configuration_error("%s lies on a device; this version moves arrays in CPU memory only",
@@ -160,6 +165,22 @@ bool ArrayView::open_dlpack(PyObject* object, const char* name) {
   }
   if (count_ == 0) contiguous_ = true;
   return true;
+}
+
+bool ArrayView::check_writable(PyObject* object, const char* kind) const {
+  if (writing_ == dlpack::Writing::kAllowed) return true;
+  if (writing_ == dlpack::Writing::kNotSaid) {
+    const int immutable = dlpack::looks_immutable(object);
+    if (immutable <= 0) return immutable == 0;
+  }
+  raise_configuration_error(
+      "%s: the output array (a %.200s) %s; give one that may be written, such as a copy: "
+      "numpy.array(x)",
+      kind, Py_TYPE(object)->tp_name,
+      writing_ == dlpack::Writing::kIntoCopy
+          ? "hands over a copy of itself, in which the result would be lost"
+          : "is read-only");
+  return false;
 }
 
 PyObject* ArrayView::as_words() const {

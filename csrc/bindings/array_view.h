@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "bindings/dlpack_import.h"
 #include "types.h"
 
 namespace pycollective {
@@ -16,10 +17,7 @@ class ArrayView {
   static constexpr int kMaxDimensions = 32;
 
   ArrayView() = default;
-  ~ArrayView() {
-    Py_XDECREF(owner_);
-    Py_XDECREF(staged_);
-  }
+  ~ArrayView();
   ArrayView(const ArrayView&) = delete;
   ArrayView& operator=(const ArrayView&) = delete;
 
@@ -32,11 +30,14 @@ class ArrayView {
   bool stage();
   bool copy_back();
 
+  // Whether `object`, which was opened, may be an output. False with a ConfigurationError set.
+  // `kind` is for messages.
+  bool check_writable(PyObject* object, const char* kind) const;
+
   void* data() const { return data_; }
   Dtype dtype() const { return dtype_; }
   std::size_t count() const { return count_; }
   bool contiguous() const { return contiguous_; }
-  bool writable() const { return writable_; }
   // What owns the memory that data() points to, and the caller's array; borrowed.
   void add_owners(std::vector<PyObject*>& owners) const {
     for (PyObject* each : {owner_, staged_})
@@ -53,7 +54,7 @@ class ArrayView {
   std::size_t count_ = 0;
   Dtype dtype_ = Dtype::kUInt8;
   bool contiguous_ = true;
-  bool writable_ = true;
+  dlpack::Writing writing_ = dlpack::Writing::kAllowed;
   int dimensions_ = 0;
   Py_ssize_t shape_[kMaxDimensions];
   Py_ssize_t strides_[kMaxDimensions];  // bytes

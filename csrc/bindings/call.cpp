@@ -79,10 +79,7 @@ bool Call::open_arrays(const CallArguments& arguments) {
   } else if (given(arguments.output)) {
     output_ = &first_;
   }
-  if (output_ != nullptr && !output_->writable()) {
-    raise_configuration_error("%s: the output array is read-only", kind);
-    return false;
-  }
+  if (output_ != nullptr && !output_->check_writable(arguments.output, kind)) return false;
   if (input_ == nullptr && output_ == nullptr) {
     raise_configuration_error("%s: no array given", kind);
     return false;

@@ -1,5 +1,5 @@
-// The part of the DLPack ABI (version 0.x, capsules named "dltensor") that an import on the CPU
-// needs. The field order and values are the standard's.
+// The part of the DLPack ABI that an import on the CPU needs: version 1.x, and 0.x, whose capsules
+// hold a tensor without a version. The field order and values are the standard's.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,21 @@ struct Tensor {
   std::int64_t* shape;
   std::int64_t* strides;  // elements; null: C-contiguous
   std::uint64_t byte_offset;
+};
+
+struct Version {
+  std::uint32_t major;  // another one: nothing behind `deleter` may be looked at
+  std::uint32_t minor;
+};
+
+enum Flag : std::uint64_t { kReadOnly = 1, kIsCopied = 2 };
+
+struct VersionedTensor {
+  Version version;
+  void* manager;
+  void (*deleter)(VersionedTensor*);
+  std::uint64_t flags;
+  Tensor tensor;
 };
 
 }  // namespace pycollective::dlpack

@@ -34,7 +34,7 @@ class Pending final : public Work {
   // Only by the thread that drives its queue. start() may throw.
   Operation& start();
 
-  // Whether somebody is to be told of its end. Until finish() has begun.
+  // Whether its end needs the group still, or somebody is told of it. Until finish() has begun.
   bool tells() const {
     return on_done_ || (operation_ != nullptr && operation_->must_poll());
   }

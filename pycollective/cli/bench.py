@@ -74,7 +74,7 @@ def bench(
 
     Options and columns are those of nccl-tests, but that a time is the slowest rank's, not the
     mean over the ranks. Sizes are bytes of the whole message; K, M and G are binary. Exit status
-    1: wrong bits.
+    1: wrong bits, 2: what was asked for cannot be, 3: a rank was lost.
 
     With --tune every algorithm is timed instead, on ranks of its own or in the launch that this
     command is part of. It heeds -b, -e, -i, -f, -d, --rounds and --ranks.
@@ -87,6 +87,7 @@ def bench(
     from pycollective.bench.record import write_json
     from pycollective.bench.settings import Settings
     from pycollective.bench.sizes import ladder, parse_size
+    from pycollective.cli.inside import refuse_inside_a_launch
     from pycollective.errors import ConfigurationError
 
     try:
@@ -100,6 +101,9 @@ def bench(
                     operation, sizes, ALIASES.get(dtype, dtype), rounds, tune_file, ranks, topology
                 )
             )
+        refuse_inside_a_launch(
+            "bench", "start it by itself, with --ranks; with --tune alone does it join a launch"
+        )
         settings = Settings(
             operation=operation,
             sizes=tuple(sizes),
@@ -123,7 +127,8 @@ def bench(
 
             plot(record, plot_file)
     except (ConfigurationError, RankLost) as error:
-        print(f"pycollective bench: {error}", file=sys.stderr)
+        # One write: lines that `print` writes in pieces may mix with another rank's.
+        sys.stderr.write(f"pycollective bench: {error}\n")
         raise typer.Exit(2 if isinstance(error, ConfigurationError) else 3) from error
     if any(row.wrong for row in record.rows if row.library == "pycollective"):
         raise typer.Exit(1)

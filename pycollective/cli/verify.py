@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from pycollective.cli.inside import refuse_inside_a_launch
 from pycollective.errors import ConfigurationError
 
 # What a job may end with; any other status is that of a rank that was lost.
@@ -21,7 +22,7 @@ def verify(
         typer.Option(
             "-n",
             "--ranks",
-            help="Start so many ranks. Without it: join the launch, or be the only one.",
+            help="Start so many ranks, outside a launch. Without it: join the launch, or be alone.",
         ),
     ] = None,
     algorithm: Annotated[
@@ -52,6 +53,7 @@ def verify(
         if not 0 < timeout < math.inf:
             raise ConfigurationError(f"--timeout {timeout:g} is not some seconds above 0")
         if ranks is not None:
+            refuse_inside_a_launch("-n", "leave -n out to verify the ranks of this launch")
             chosen = {"--operation": operations, "--algorithm": algorithms, "--dtype": dtypes}
             raise typer.Exit(_start(ranks, chosen, quick, timeout))
         right = verify_this_rank(selection, timeout, lambda line: print(line, flush=True))

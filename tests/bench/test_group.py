@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import pycollective.bench
+from pycollective.bench import group as group_module
 from pycollective.bench.group import Group, Launch, RankLost
+from pycollective.errors import ConfigurationError
 
 _BENCH = str(Path(pycollective.bench.__file__).parent)
 
@@ -122,3 +124,80 @@ def test_no_descriptor_is_left():
     with Group("fake", 2, _launch(_SERVE)) as group:
         group.ask({"command": "any"}, 10)
     assert descriptors() == before
+
+
+_FAIL = """
+def fail(kind, text, at):
+    channel.send({"failed": kind, "text": text, "at": at})
+    time.sleep(60)  # neither this rank nor the others end by themselves
+"""
+
+
+def _in_time(launch, ranks=2):
+    """What a group that fails as it starts raises, and its processes; within seconds."""
+    started = time.monotonic()
+    group = Group("fake", ranks, launch)
+    processes = group._processes
+    with pytest.raises((ConfigurationError, RankLost)) as raised, group:
+        pass
+    assert time.monotonic() - started < 20
+    assert processes == []  # each was waited for
+    return raised.value
+
+
+def test_what_a_rank_fails_of_is_raised_at_once_and_the_others_are_ended():
+    body = _FAIL + 'fail("ConfigurationError", "no room", 1.0) if rank == 1 else time.sleep(60)'
+    error = _in_time(_launch(body, 3), 3)
+    assert isinstance(error, ConfigurationError)
+    assert str(error) == "rank 1 of fake: no room"
+
+
+def test_a_mistake_of_all_ranks_is_not_laid_to_one():
+    error = _in_time(_launch(_FAIL + 'fail("ConfigurationError", "no such algorithm", 1.0)'))
+    assert isinstance(error, ConfigurationError)
+    assert str(error) == "no such algorithm"
+
+
+def test_of_several_failures_the_first_is_named():
+    body = """
+if rank == 0:
+    fail("PeerFailure", "rank 1 has gone", 2.0)
+time.sleep(0.05)
+fail("MemoryError", "that much", 1.0)
+"""
+    error = _in_time(_launch(_FAIL + body))
+    assert isinstance(error, RankLost)
+    assert str(error).startswith("rank 1 of fake: MemoryError: that much; its group wrote")
+
+
+def test_a_rank_may_fail_before_the_others_have_come():
+    late = """
+        import sys, time
+        if sys.argv[2] == "0":
+            time.sleep(60)
+    """
+    body = """
+channel.send({"failed": "ConfigurationError", "text": "no room", "at": 1.0})
+sys.exit(1)
+"""
+    launch = _launch(body)
+    for command in launch.commands:
+        command[2] = textwrap.dedent(late) + command[2]
+    assert str(_in_time(launch)) == "rank 1 of fake: no room"
+
+
+def test_what_one_rank_refuses_and_the_others_do_not_ends_the_wait(monkeypatch):
+    monkeypatch.setattr(group_module, "_REFUSE_SECONDS", 0.3)
+    body = """
+channel.send({"versions": {}})
+channel.receive()
+channel.send({})
+channel.receive()
+if rank == 1:
+    channel.send({"unsupported": "no such type"})
+time.sleep(60)
+"""
+    with Group("fake", 2, _launch(body)) as group:
+        with pytest.raises(ConfigurationError, match=r"rank 1 of fake: no such type \(rank 0 does"):
+            group.ask({"command": "any"}, 30)
+        group.end()

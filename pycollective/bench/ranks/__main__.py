@@ -9,6 +9,9 @@ import gc
 import os
 import sys
 import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -104,56 +107,78 @@ def _aligned(size: int) -> Bytes:
     return raw[start : start + size]
 
 
-def _open_library(arguments: list[str]) -> tuple[Library, Channel]:
-    """The library named on the command line, its group formed; and the channel to the driver."""
-    name, address = arguments[:2]
-    if name == "mpi":
-        from .library_mpi import MpiLibrary
-
-        mpi = MpiLibrary()  # first: only MPI knows which rank this is
-        channel = connect(address)
-        channel.send({"rank": mpi.rank})
-        return mpi, channel
-    rank, ranks = int(arguments[2]), int(arguments[3])
-    channel = connect(address)
-    channel.send({"rank": rank})
-
-    def request(message: dict[str, Any]) -> dict[str, Any]:
-        channel.send(message)
-        return channel.receive()
-
+def _open_library(
+    name: str, rank: int, ranks: int, request: Callable[[dict[str, Any]], dict[str, Any]]
+) -> Library:
+    """The library of that name, its group formed."""
     if name == "own":
         from .library_own import OwnLibrary
 
-        return OwnLibrary(rank, ranks, request), channel
+        return OwnLibrary(rank, ranks, request)
     from .library_torch import TorchLibrary
 
-    return TorchLibrary(name, rank, ranks, request), channel
+    return TorchLibrary(name, rank, ranks, request)
 
 
-def main() -> None:
-    """Serve until the driver closes the channel.
+def _serve(channel: Channel, library: Library) -> None:
+    """Obey until the driver says close.
 
-    An exception ends the rank with its traceback; the driver sees the channel close, quotes the
-    traceback, and ends the group.
+    Raises:
+        ChannelClosed: the driver has gone.
     """
-    library, channel = _open_library(sys.argv[1:])
     process = RankProcess(library, library.rank, library.ranks)
     channel.send({"versions": library.versions})
     # A collection in the middle of a block would be timed; nothing here makes cycles.
     gc.disable()
     while True:
-        try:
-            message = channel.receive()
-        except ChannelClosed:
-            # Not through the libraries' exit handlers: those may wait for ranks that have gone.
-            os._exit(1)
+        message = channel.receive()
         command = message.pop("command")
         if command == "close":
             library.close()
             channel.send({})
             return
         channel.send(getattr(process, command)(**message))
+
+
+def _tell_failure(channel: Channel, error: Exception) -> None:
+    """Tell the driver why this rank ends, so that it can end the others at once."""
+    traceback.print_exception(error)  # into the file from which the driver quotes
+    sys.stderr.flush()
+    failure = {"failed": type(error).__name__, "text": str(error), "at": time.monotonic()}
+    with suppress(ChannelClosed):
+        channel.send(failure)
+
+
+def main() -> None:
+    """Serve until the driver closes the channel.
+
+    An exception travels to the driver with its type and text, and ends the rank.
+    """
+    name, address = sys.argv[1:3]
+    library: Library | None = None
+    if name == "mpi":
+        from .library_mpi import MpiLibrary
+
+        library = MpiLibrary()  # first: only MPI knows which rank this is
+        rank, ranks = library.rank, library.ranks
+    else:
+        rank, ranks = int(sys.argv[3]), int(sys.argv[4])
+    channel = connect(address)
+
+    def request(message: dict[str, Any]) -> dict[str, Any]:
+        channel.send(message)
+        return channel.receive()
+
+    # After a failure not through the libraries' exit handlers: those may wait for ranks that have
+    # gone, or that wait for this one.
+    try:
+        channel.send({"rank": rank})
+        _serve(channel, library or _open_library(name, rank, ranks, request))
+    except ChannelClosed:
+        os._exit(1)
+    except Exception as error:
+        _tell_failure(channel, error)
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,98 @@
+"""What goes wrong on one rank of `pycollective bench` ends all of it at once, by its name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.bench.test_bench_command import _environment, needs_torch
+from tests.test_launches import clean_environment
+
+# The driver, whose ranks run another program than `-m ranks`.
+DRIVER = """
+import sys
+from pycollective.bench import libraries
+launch = libraries.launch
+def planted(*arguments):
+    made = launch(*arguments)
+    for command in made.commands:
+        at = command.index("-m")
+        command[at : at + 2] = ["-c", PROGRAM]
+    return made
+PROGRAM = sys.argv.pop(1)
+libraries.launch = planted
+from pycollective.cli import main
+main()
+"""
+# A rank, with a fault on rank 1.
+REFUSES = """
+import sys
+from pycollective import ConfigurationError
+from ranks.__main__ import main
+from ranks.library_own import OwnLibrary
+def refuse():
+    raise ConfigurationError("not on this rank")
+if sys.argv[3] == "1":
+    OwnLibrary._python_call = lambda *arguments: refuse
+main()
+"""
+SHORT = """
+import sys
+from pycollective import host_memory
+from ranks.__main__ import main
+if sys.argv[3] == "1":
+    host_memory.headroom = lambda: host_memory.Headroom(1000, "the limit of a test")
+main()
+"""
+FAILS = """
+import sys
+from ranks.__main__ import RankProcess, main
+load = RankProcess.load
+def fail(self, case, path):
+    if self._rank == 1 and sys.argv[1] == "mpi":
+        raise LookupError("no such page")
+    return load(self, case, path)
+RankProcess.load = fail
+main()
+"""
+
+
+def bench(program, status, *arguments):
+    """Seconds that a benchmark of 1 KiB took, which must end so; and what it said."""
+    small = ["bench", "all_reduce", "-b", "1K", "-e", "1K", "--rounds", "1", "-n", "2"]
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, program, *small, *map(str, arguments)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=50,  # a rank waits 120 s for another
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return time.monotonic() - started, done.stderr
+
+
+def test_what_one_rank_refuses_while_the_others_wait_in_the_call():
+    seconds, said = bench(REFUSES, 2, "--ranks", 3)
+    assert said == "pycollective bench: rank 1 of own: not on this rank\n"
+    assert seconds < 30
+
+
+@pytest.mark.parametrize(
+    "peers", [(), pytest.param(("--peers", "torch"), marks=needs_torch)], ids=["own", "torch"]
+)
+def test_memory_that_is_short_on_one_rank(peers):
+    _, said = bench(SHORT, 2, *peers)
+    assert said.startswith("pycollective bench: ")
+    assert "the limit of a test leaves" in said
+    assert "Traceback" not in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_a_rank_that_fails_under_mpiexec_does_not_wait_for_the_others(mpi):
+    _, said = bench(FAILS, 3, "--peers", mpi, f"--{mpi}-env", _environment(mpi))
+    assert f"rank 1 of {mpi}: LookupError: no such page" in said

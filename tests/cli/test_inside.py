@@ -1,0 +1,35 @@
+"""What would start ranks in each rank of a launch is refused there, and says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from tests.harness import ROOT
+from tests.launchers import NAMES, launcher
+
+COMMANDS = {
+    "verify": (["verify", "-n", "2", "--quick"], "leave -n out to verify the ranks of this launch"),
+    "bench": (["bench", "all_reduce", "-b", "1K", "-e", "1K"], "with --tune alone does it join"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", ["run", "torchrun", *NAMES])
+def test_ranks_are_not_started_in_ranks(name, command):
+    if name == "torchrun":
+        pytest.importorskip("torch")
+    arguments, says = COMMANDS[command]
+    # mpiexec's Python has what belongs to the MPI, and not what the command line needs.
+    path = f"{ROOT}:{Path(typer.__file__).parents[1]}"
+    arguments = ["-m", "pycollective", *arguments]
+    done = launcher(name).run(2, *arguments, PYTHONPATH=path)
+    assert done.returncode != 0, done.stdout
+    if name == "run":
+        assert done.returncode == 2
+    assert done.stdout.count("ok") == 0
+    line = next(line for line in done.stderr.splitlines() if "pycollective " + command in line)
+    assert "starts ranks of its own, and this process is a rank already" in line
+    assert says in line
