@@ -37,6 +37,7 @@ class Program:
     algorithm: str
     operation: str
     root: int
+    rank: int
     ranks: int
     member: int
     members: int
@@ -143,6 +144,7 @@ def assemble(schedule: Schedule, rank: int) -> Program:
         schedule.algorithm.name,
         schedule.operation.name,
         schedule.root,
+        rank,
         topology.ranks,
         near.index(rank),
         len(near),
