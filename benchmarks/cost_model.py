@@ -29,8 +29,9 @@ from scipy.optimize import nnls
 from benchmarks.two_hosts_network import two_hosts, why_not
 from pycollective.bench.machine import describe_machine, describe_versions
 from pycollective.bench.tune import OPERATIONS, Plan, measure
+from pycollective.elements import ELEMENTS
 from pycollective.schedule import Topology
-from pycollective.schedule.cost import BETWEEN_HOSTS, ELEMENTS, Link, Links, price
+from pycollective.schedule.cost import BETWEEN_HOSTS, Link, Links, price
 from pycollective.schedule.select import Measurement, Table, choose
 from pycollective.tuning import read_table, table_as_json, write_table
 

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "dtype.h"
+
 // Internal linkage: files compiled for different instruction sets must not share a function.
 #if defined(__CUDACC__)
 #define PYCOLLECTIVE_HD static __host__ __device__ __forceinline__
@@ -22,10 +24,10 @@ namespace pycollective {
 static_assert(FLT_EVAL_METHOD == 0, "each operation must round to its own type");
 
 // Each type's one quiet NaN.
-constexpr std::uint32_t kNanFloat16 = 0x7E00;
-constexpr std::uint32_t kNanBFloat16 = 0x7FC0;
-constexpr std::uint32_t kNanFloat32 = 0x7FC00000;
-constexpr std::uint64_t kNanFloat64 = 0x7FF8000000000000;
+constexpr std::uint32_t kNanFloat16 = traits_of(Dtype::kFloat16).nan;
+constexpr std::uint32_t kNanBFloat16 = traits_of(Dtype::kBFloat16).nan;
+constexpr std::uint32_t kNanFloat32 = traits_of(Dtype::kFloat32).nan;
+constexpr std::uint64_t kNanFloat64 = traits_of(Dtype::kFloat64).nan;
 
 template <class To, class From>
 PYCOLLECTIVE_HD To bits_as(From from) {

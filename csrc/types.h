@@ -1,8 +1,11 @@
-// The words that every native file shares: element types, reduce operations, kinds of collective.
+// The words that every native file shares.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "collective.h"
+#include "dtype.h"
 
 namespace pycollective {
 
@@ -11,86 +14,24 @@ namespace pycollective {
 // recipes a deeper stack than 16 operands (kernels/combine.h).
 constexpr int kMaxRanks = 1 << 15;
 
-enum class Dtype : std::uint8_t {
-  kFloat16,
-  kBFloat16,
-  kFloat32,
-  kFloat64,
-  kInt8,
-  kInt16,
-  kInt32,
-  kInt64,
-  kUInt8,
-  kBool,
-};
-constexpr int kDtypes = 10;
-
-enum class ReduceOp : std::uint8_t { kSum, kAvg, kProd, kMin, kMax, kBand, kBor, kBxor };
-constexpr int kReduceOps = 8;
-
-enum class OpKind : std::uint8_t {
-  kAllReduce,
-  kReduceScatter,
-  kAllGather,
-  kReduce,
-  kBroadcast,
-  kAllToAll,
-  kGather,
-  kScatter,
-  kSend,
-  kRecv,
-  kBarrier,
-};
-constexpr int kOpKinds = 11;
-
-constexpr std::size_t size_of(Dtype dtype) {
-  constexpr std::size_t sizes[kDtypes] = {2, 2, 4, 8, 1, 2, 4, 8, 1, 1};
-  return sizes[static_cast<int>(dtype)];
+// The row of a table with this name; nullptr where there is none.
+template <class Traits, std::size_t N>
+constexpr const Traits* find_named(const Traits (&table)[N], std::string_view name) {
+  for (const Traits& row : table)
+    if (name == row.name) return &row;
+  return nullptr;
 }
 
-constexpr const char* name_of(Dtype dtype) {
-  constexpr const char* names[kDtypes] = {"float16", "bfloat16", "float32", "float64", "int8",
-                                          "int16",   "int32",    "int64",   "uint8",   "bool"};
-  return names[static_cast<int>(dtype)];
-}
-
-constexpr const char* name_of(ReduceOp op) {
-  constexpr const char* names[kReduceOps] = {"sum", "avg",  "prod", "min",
-                                             "max", "band", "bor",  "bxor"};
-  return names[static_cast<int>(op)];
-}
-
-constexpr const char* name_of(OpKind kind) {
-  constexpr const char* names[kOpKinds] = {"all_reduce", "reduce_scatter", "all_gather", "reduce",
-                                           "broadcast",  "all_to_all",     "gather",     "scatter",
-                                           "send",       "recv",           "barrier"};
-  return names[static_cast<int>(kind)];
-}
-
-constexpr bool is_float(Dtype dtype) { return dtype <= Dtype::kFloat64; }
-
-// Which reduce operations have a meaning for which type (docs/contract.md).
-constexpr bool is_defined(Dtype dtype, ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kProd:
-      return dtype != Dtype::kBool;
-    case ReduceOp::kAvg:
-      return is_float(dtype);
-    case ReduceOp::kMin:
-    case ReduceOp::kMax:
-      return true;
-    case ReduceOp::kBand:
-    case ReduceOp::kBor:
-    case ReduceOp::kBxor:
-      return !is_float(dtype);
-  }
-  return false;
-}
-
-// Whether an operation computes, or only moves bytes.
-constexpr bool reduces(OpKind kind) {
-  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter || kind == OpKind::kReduce;
+// "float16, bfloat16, ... and bool", each between two `quote`s.
+template <class Traits, std::size_t N>
+std::string list_names(const Traits (&table)[N], const char* quote = "") {
+  std::string list;
+  for (std::size_t i = 0; i < N; ++i)
+    list += (i == 0       ? ""
+             : i + 1 == N ? " and "
+                          : ", ") +
+            std::string(quote) + table[i].name + quote;
+  return list;
 }
 
 }  // namespace pycollective

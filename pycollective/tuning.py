@@ -30,9 +30,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pycollective.elements import ELEMENTS
 from pycollective.errors import ConfigurationError
 from pycollective.schedule import Topology, algorithms_for
-from pycollective.schedule.cost import ELEMENTS
 from pycollective.schedule.operation import find_operation
 from pycollective.schedule.select import Measurement, Table
 
@@ -155,7 +155,7 @@ def _measurement(entry: object) -> Measurement:
             raise ConfigurationError(f"{name} took {time!r} seconds; give a number above 0")
     topology = _text(entry, "topology")
     _check_topology(topology)
-    return Measurement(operation, topology, dtype, size, seconds)
+    return Measurement(operation, topology, dtype, size, seconds, ELEMENTS[dtype])
 
 
 def _text(entry: Mapping[str, object], field: str) -> str:

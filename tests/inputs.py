@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pycollective import reference
+from pycollective import _core, reference
 from pycollective.bench.problem import leaves
 from pycollective.bench.problem import numpy_type as dtype_of
 
-FLOATS = ["float16", "bfloat16", "float32", "float64"]
-INTEGERS = ["int8", "int16", "int32", "int64", "uint8"]
-DTYPES = [*FLOATS, *INTEGERS, "bool"]
-OPS = ["sum", "avg", "prod", "min", "max", "band", "bor", "bxor"]
+TRAITS = {each.name: each for each in _core.dtypes()}
+DTYPES = list(TRAITS)
+FLOATS = [name for name, each in TRAITS.items() if each.numbers == "float"]
+INTEGERS = [name for name, each in TRAITS.items() if each.numbers == "integer"]
+OPS = _core.reduce_ops()
 PAIRS = [(d, op) for d in DTYPES for op in OPS if reference.is_defined(dtype_of(d), op)]
 
 
@@ -57,7 +58,7 @@ def awkward(dtype: str, ranks: int, count: int, seed: int = 0) -> list[np.ndarra
 
 def subnormal(dtype: str, ranks: int, count: int) -> list[np.ndarray]:
     """One leaf a rank of floats around the least normal one, half of them below it."""
-    fraction = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}[dtype]
+    fraction = TRAITS[dtype].mantissa
     random = np.random.default_rng([ranks, count])
     word = np.dtype(f"u{dtype_of(dtype).itemsize}")
     bits = random.integers(0, 2 << fraction, (ranks, count), dtype=word)

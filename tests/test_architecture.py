@@ -29,9 +29,10 @@ LAYERS: dict[str, set[str]] = {
     "schedule": {"errors", "order"},
     "store": {"errors"},
     "host_memory": {"errors"},
-    "tuning": {"errors", "schedule"},
+    "elements": {"_core", "schedule"},
+    "tuning": {"elements", "errors", "schedule"},
     "tuned": {"environment", "schedule", "tuning"},
-    "programs": {"_core", "schedule"},
+    "programs": {"_core", "elements", "schedule"},
     "transport": {"_core", "_torch", "errors"},
     "world": {"programs", "schedule", "transport"},
     "communicator": {"_core", "errors", "host_memory", "world"},
@@ -58,16 +59,16 @@ LAYERS: dict[str, set[str]] = {
     "__main__": {"cli"},
     "torch": {"_core", "_torch", "bootstrap", "communicator", "errors", "installing", "leaving"},
     "bench": {
-        *("__init__", "_core", "bootstrap", "communicator", "errors", "installing", "joining"),
-        *("reference", "schedule", "torch", "tuning", "version"),
+        *("__init__", "_core", "bootstrap", "communicator", "elements", "errors", "installing"),
+        *("joining", "reference", "schedule", "torch", "tuning", "version"),
     },
     "conformance": {
         *("_core", "bench", "bootstrap", "communicator"),
         *("errors", "reference", "schedule", "version"),
     },
     "cli": {
-        *("_core", "bench", "bootstrap", "conformance", "environment", "errors", "host_memory"),
-        *("installing", "launcher", "order", "schedule", "version"),
+        *("_core", "bench", "bootstrap", "conformance", "elements", "environment", "errors"),
+        *("host_memory", "installing", "launcher", "order", "schedule", "version"),
     },
 }
 

@@ -12,9 +12,10 @@ import pytest
 import pycollective as pc
 from pycollective import bootstrap, reference
 from pycollective.bench.problem import leaves
+from pycollective.elements import ELEMENTS
 from pycollective.programs import Programs
 from pycollective.schedule import Topology
-from pycollective.schedule.cost import BETWEEN_HOSTS, ELEMENTS
+from pycollective.schedule.cost import BETWEEN_HOSTS
 from pycollective.schedule.select import Measurement, Table, choose
 from pycollective.tuned import describe
 from pycollective.tuning import write_table
@@ -41,7 +42,14 @@ def a_table(topology, says=None):
     return Table(
         {"cpu": "imaginary"},
         tuple(
-            Measurement(operation, topology, "float32", size, seconds(operation, fastest))
+            Measurement(
+                operation,
+                topology,
+                "float32",
+                size,
+                seconds(operation, fastest),
+                ELEMENTS["float32"],
+            )
             for (operation, size), fastest in (says or SAYS).items()
         ),
     )

@@ -4,8 +4,11 @@
 
 #include <numpy/arrayobject.h>
 
+#include <array>
 #include <cstring>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "bindings/dlpack_import.h"
@@ -14,75 +17,46 @@
 namespace pycollective {
 namespace {
 
+// By NumPy's number of a type of its own; made once, from the table.
+constexpr int kNumpyTypes = NPY_HALF + 1;  // the last of its own
+std::array<std::optional<Dtype>, kNumpyTypes> numpy_types;
+
 std::optional<Dtype> dtype_of(PyArray_Descr* descr) {
-  switch (descr->type_num) {
-    case NPY_HALF:
-      return Dtype::kFloat16;
-    case NPY_FLOAT:
-      return Dtype::kFloat32;
-    case NPY_DOUBLE:
-      return Dtype::kFloat64;
-    case NPY_BYTE:
-      return Dtype::kInt8;
-    case NPY_SHORT:
-      return Dtype::kInt16;
-    case NPY_INT:
-      return Dtype::kInt32;
-    case NPY_LONG:
-    case NPY_LONGLONG:
-      static_assert(sizeof(long) == 8 && sizeof(long long) == 8);
-      return Dtype::kInt64;
-    case NPY_UBYTE:
-      return Dtype::kUInt8;
-    case NPY_BOOL:
-      return Dtype::kBool;
-    default:
-      // ml_dtypes registers its types at run time; they are known by name alone.
-      if (descr->type_num >= NPY_USERDEF &&
-          std::strcmp(descr->typeobj->tp_name, "ml_dtypes.bfloat16") == 0)
-        return Dtype::kBFloat16;
-      if (descr->type_num >= NPY_USERDEF && std::strcmp(descr->typeobj->tp_name, "bfloat16") == 0)
-        return Dtype::kBFloat16;
-      return std::nullopt;
-  }
+  if (descr->type_num >= 0 && descr->type_num < kNumpyTypes)
+    return numpy_types[static_cast<std::size_t>(descr->type_num)];
+  if (descr->type_num < NPY_USERDEF) return std::nullopt;
+  // ml_dtypes registers its types at run time; they are known by name alone.
+  std::string_view name = descr->typeobj->tp_name;
+  constexpr std::string_view kModule = "ml_dtypes.";
+  if (name.substr(0, kModule.size()) == kModule) name.remove_prefix(kModule.size());
+  const DtypeTraits* found = find_named(kDtypeTable, name);
+  if (found == nullptr || found->numpy_kind != 0) return std::nullopt;
+  return found->dtype;
 }
 
 std::optional<Dtype> dtype_of(const dlpack::DataType& type) {
   if (type.lanes != 1) return std::nullopt;
-  const int key = type.code << 8 | type.bits;
-  switch (key) {
-    case dlpack::kFloat << 8 | 16:
-      return Dtype::kFloat16;
-    case dlpack::kBfloat << 8 | 16:
-      return Dtype::kBFloat16;
-    case dlpack::kFloat << 8 | 32:
-      return Dtype::kFloat32;
-    case dlpack::kFloat << 8 | 64:
-      return Dtype::kFloat64;
-    case dlpack::kInt << 8 | 8:
-      return Dtype::kInt8;
-    case dlpack::kInt << 8 | 16:
-      return Dtype::kInt16;
-    case dlpack::kInt << 8 | 32:
-      return Dtype::kInt32;
-    case dlpack::kInt << 8 | 64:
-      return Dtype::kInt64;
-    case dlpack::kUInt << 8 | 8:
-      return Dtype::kUInt8;
-    case dlpack::kBool << 8 | 8:
-      return Dtype::kBool;
-    default:
-      return std::nullopt;
-  }
+  for (const DtypeTraits& row : kDtypeTable)
+    if (type.code == static_cast<std::uint8_t>(row.dlpack) && type.bits == 8 * row.size)
+      return row.dtype;
+  return std::nullopt;
 }
 
-constexpr const char* kSupported =
-    "float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8 and bool";
+std::string supported() { return list_names(kDtypeTable); }
 
 }  // namespace
 
 bool init_array_view() {
   import_array1(false);
+  for (int number = 0; number < kNumpyTypes; ++number) {
+    PyArray_Descr* descr = PyArray_DescrFromType(number);
+    if (descr == nullptr) return false;
+    for (const DtypeTraits& row : kDtypeTable)
+      if (descr->kind == row.numpy_kind &&
+          static_cast<std::size_t>(PyDataType_ELSIZE(descr)) == row.size)
+        numpy_types[static_cast<std::size_t>(number)] = row.dtype;
+    Py_DECREF(descr);
+  }
   return dlpack::init_import();
 }
 
@@ -110,7 +84,7 @@ bool ArrayView::open_numpy(PyObject* object, const char* name) {
   const std::optional<Dtype> dtype = dtype_of(descr);
   if (!dtype || !PyArray_ISNOTSWAPPED(array)) {
     raise_configuration_error("%s has dtype %R; supported are %s in native byte order", name,
-                              reinterpret_cast<PyObject*>(descr), kSupported);
+                              reinterpret_cast<PyObject*>(descr), supported().c_str());
     return false;
   }
   dtype_ = *dtype;
@@ -147,7 +121,8 @@ bool ArrayView::open_dlpack(PyObject* object, const char* name) {
     raise_configuration_error(
         "%s has DLPack type code %d, %d bits, %d dimensions; supported are %s, in at most %d "
         "dimensions",
-        name, tensor->dtype.code, tensor->dtype.bits, tensor->ndim, kSupported, kMaxDimensions);
+        name, tensor->dtype.code, tensor->dtype.bits, tensor->ndim, supported().c_str(),
+        kMaxDimensions);
     return false;
   }
   dtype_ = *dtype;

@@ -37,16 +37,14 @@ bool Call::read_op(PyObject* op) {
   request_.reduce_op = ReduceOp::kSum;
   if (op == nullptr) return true;
   if (PyUnicode_Check(op)) {
-    for (int i = 0; i < kReduceOps; ++i) {
-      const auto candidate = static_cast<ReduceOp>(i);
-      if (PyUnicode_CompareWithASCIIString(op, name_of(candidate)) != 0) continue;
-      request_.reduce_op = candidate;
+    for (const ReduceOpTraits& row : kReduceOpTable) {
+      if (PyUnicode_CompareWithASCIIString(op, row.name) != 0) continue;
+      request_.reduce_op = row.op;
       return true;
     }
   }
-  raise_configuration_error(
-      "op %R is not here; there are 'sum', 'avg', 'prod', 'min', 'max', 'band', 'bor' and 'bxor'",
-      op);
+  raise_configuration_error("op %R is not here; there are %s", op,
+                            list_names(kReduceOpTable, "'").c_str());
   return false;
 }
 
@@ -104,42 +102,35 @@ bool Call::check_sizes(int rank, int size) {
                               request_.counts.size(), size);
     return false;
   }
-  // Which array holds all ranks' shards, and which holds one.
-  const ArrayView* whole = nullptr;
-  const ArrayView* shard = nullptr;
-  switch (request_.kind) {
-    case OpKind::kReduceScatter:
-    case OpKind::kScatter:
-      whole = input_;
-      shard = output_;
-      break;
-    case OpKind::kAllGather:
-    case OpKind::kGather:
-      whole = output_;
-      shard = input_;
-      break;
-    case OpKind::kAllToAll:
-      if (input_ == nullptr || output_ == nullptr) {
-        raise_configuration_error("all_to_all: both arrays are needed");
-        return false;
-      }
-      if (input_->count() != output_->count() || input_->count() % n != 0) {
-        raise_configuration_error(
-            "all_to_all: the input has %zu elements and the output %zu; both must have the same, a "
-            "multiple of %d",
-            input_->count(), output_->count(), size);
-        return false;
-      }
-      request_.count = input_->count() / n;
-      return true;
-    default:
+  switch (traits_of(request_.kind).pieces) {
+    case Pieces::kCut:
       if (input_ != nullptr && output_ != nullptr && !input_->same_shape(*output_)) {
         raise_configuration_error("%s: input and output have different shapes", kind);
         return false;
       }
       request_.count = input_ != nullptr ? input_->count() : output_->count();
       return true;
+    case Pieces::kPairs:
+      if (input_ == nullptr || output_ == nullptr) {
+        raise_configuration_error("%s: both arrays are needed", kind);
+        return false;
+      }
+      if (input_->count() != output_->count() || input_->count() % n != 0) {
+        raise_configuration_error(
+            "%s: the input has %zu elements and the output %zu; both must have the same, a "
+            "multiple of %d",
+            kind, input_->count(), output_->count(), size);
+        return false;
+      }
+      request_.count = input_->count() / n;
+      return true;
+    case Pieces::kRanks:
+      break;
   }
+  // One array holds all ranks' shards, the other holds one.
+  const bool input_is_whole = traits_of(request_.kind).input.holds == Holds::kAllShards;
+  const ArrayView* whole = input_is_whole ? input_ : output_;
+  const ArrayView* shard = input_is_whole ? output_ : input_;
   if (shard == nullptr) {
     raise_configuration_error("%s: the array for this rank's own shard is missing", kind);
     return false;

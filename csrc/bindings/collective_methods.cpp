@@ -277,7 +277,7 @@ bool interpret(const MethodArguments<kMostParameters>& given, int rank, CallArgu
         break;
     }
   }
-  if (method.kind == OpKind::kReduce && !root) call.output = nullptr;
+  if (traits_of(method.kind).output.who == Who::kRoot && !root) call.output = nullptr;
   return true;
 }
 

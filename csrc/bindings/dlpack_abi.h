@@ -7,7 +7,6 @@
 namespace pycollective::dlpack {
 
 enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3 };
-enum TypeCode : std::uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6 };
 
 struct Device {
   std::int32_t type;

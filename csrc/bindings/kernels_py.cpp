@@ -28,8 +28,7 @@ SimdLevel level_named(const std::string& name) {
 }
 
 ReduceOp op_named(const std::string& name) {
-  for (int i = 0; i < kReduceOps; ++i)
-    if (name == name_of(static_cast<ReduceOp>(i))) return static_cast<ReduceOp>(i);
+  if (const ReduceOpTraits* found = find_named(kReduceOpTable, name)) return found->op;
   throw std::invalid_argument("no reduce op '" + name + "'");
 }
 

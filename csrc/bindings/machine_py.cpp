@@ -15,10 +15,9 @@ namespace py = pybind11;
 namespace pycollective {
 namespace {
 
-template <typename Enum>
-Enum find_name(const std::string& name, int count, const char* what) {
-  for (int value = 0; value < count; ++value)
-    if (name == name_of(static_cast<Enum>(value))) return static_cast<Enum>(value);
+template <class Table>
+const auto& row_named(const Table& table, const std::string& name, const char* what) {
+  if (const auto* found = find_named(table, name)) return *found;
   throw std::invalid_argument("unknown " + std::string(what) + " " + name);
 }
 
@@ -47,9 +46,9 @@ double time_collective(const py::capsule& capsule, const std::string& kind,
   const py::buffer_info from = writable_bytes(input);
   const py::buffer_info to = writable_bytes(output);
   Request request;
-  request.kind = find_name<OpKind>(kind, kOpKinds, "operation");
-  request.dtype = find_name<Dtype>(dtype, kDtypes, "dtype");
-  request.reduce_op = find_name<ReduceOp>(reduce_op, kReduceOps, "reduce operation");
+  request.kind = row_named(kOperationTable, kind, "operation").kind;
+  request.dtype = row_named(kDtypeTable, dtype, "dtype").dtype;
+  request.reduce_op = row_named(kReduceOpTable, reduce_op, "reduce operation").op;
   request.root = root;
   request.input = from.ptr;
   request.output = to.ptr;

@@ -10,12 +10,14 @@
 #include "bindings/machine_py.h"
 #include "bindings/node_py.h"
 #include "bindings/program_py.h"
+#include "bindings/traits_py.h"
 #include "bindings/work_py.h"
 
 PYBIND11_MODULE(_core, module) {
   using namespace pycollective;
   module.doc() = "The native core of pycollective.";
   if (!init_errors() || !init_array_view()) throw pybind11::error_already_set();
+  bind_traits(module);
   bind_kernels(module);
   bind_node(module);
   bind_program(module);

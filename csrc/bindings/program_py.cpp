@@ -16,8 +16,7 @@ namespace pycollective {
 namespace {
 
 OpKind kind_named(const std::string& name) {
-  for (int i = 0; i < kOpKinds; ++i)
-    if (name == name_of(static_cast<OpKind>(i))) return static_cast<OpKind>(i);
+  if (const OperationTraits* found = find_named(kOperationTable, name)) return found->kind;
   throw std::invalid_argument("no operation '" + name + "'");
 }
 
@@ -42,6 +41,7 @@ ProgramHandle from_python(const py::object& given) {
   program->algorithm = get("algorithm").cast<std::string>();
   program->kind = kind_named(get("operation").cast<std::string>());
   program->root = get("root").cast<int>();
+  program->rank = get("rank").cast<int>();
   program->ranks = get("ranks").cast<int>();
   program->members = get("members").cast<int>();
   program->tags = get("tags").cast<int>();

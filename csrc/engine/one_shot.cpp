@@ -12,39 +12,32 @@ namespace {
 // Beyond this many bytes read by each rank, splitting the reduction among the ranks is faster.
 constexpr std::size_t kMostTraffic = std::size_t{128} << 10;
 
-// What a rank hands over: a range of its input. The longest of any rank, for fits().
+// What a rank hands over: its input. The longest of any rank, for fits().
 struct Contribution {
   bool given;  // by this rank
   std::size_t bytes;
 };
 
 Contribution contribution(const Request& request, int rank, int ranks) {
-  const std::size_t size = size_of(request.dtype);
+  const Buffer& input = traits_of(request.kind).input;
   const auto shard = [&](int r) {
-    return (request.counts.empty() ? request.count : request.counts[r]) * size;
+    return request.counts.empty() ? request.count : request.counts[static_cast<std::size_t>(r)];
   };
-  const auto all_shards = [&] {
-    std::size_t sum = 0;
-    for (int r = 0; r < ranks; ++r) sum += shard(r);
-    return sum;
-  };
-  switch (request.kind) {
-    case OpKind::kAllReduce:
-    case OpKind::kReduce:
-      return {true, request.count * size};
-    case OpKind::kBroadcast:
-      return {rank == request.root, request.count * size};
-    case OpKind::kAllGather:
-    case OpKind::kGather:
-      return {true, shard(rank)};
-    case OpKind::kReduceScatter:
-    case OpKind::kAllToAll:
-      return {true, all_shards()};
-    case OpKind::kScatter:
-      return {rank == request.root, all_shards()};
-    default:
-      return {false, 0};
+  std::size_t elements = 0;
+  switch (input.holds) {
+    case Holds::kNothing:
+      break;
+    case Holds::kVector:
+      elements = request.count;
+      break;
+    case Holds::kShard:
+      elements = shard(rank);
+      break;
+    case Holds::kAllShards:
+      for (int r = 0; r < ranks; ++r) elements += shard(r);
+      break;
   }
+  return {has(input, rank, request.root), elements * size_of(request.dtype)};
 }
 
 }  // namespace

@@ -25,9 +25,7 @@ std::string describe_call(std::uint64_t signature, std::uint64_t count, std::uin
   if (reduces(kind))
     text += name_of(static_cast<ReduceOp>(signature >> 16 & 0xff)) + std::string(", ");
   text += counts_hash != 0 ? "uneven counts" : "count " + std::to_string(count);
-  if (kind == OpKind::kReduce || kind == OpKind::kBroadcast || kind == OpKind::kGather ||
-      kind == OpKind::kScatter)
-    text += ", root " + std::to_string(signature >> 24);
+  if (traits_of(kind).rooted) text += ", root " + std::to_string(signature >> 24);
   if (*algorithm != '\0') text += std::string(", algorithm ") + algorithm;
   return text + ")";
 }

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "engine/api.h"
 #include "transport/member.h"
-#include "types.h"
 
 namespace pycollective {
 
@@ -61,17 +61,12 @@ struct Message {
   std::int32_t pieces;
 };
 
-enum class Pieces : std::uint8_t {
-  kCut,    // shards of one vector, as equal as whole cache lines allow
-  kRanks,  // one shard a rank, equal or by counts
-  kPairs,  // one shard for each pair of ranks, number source * n + target
-};
-
 // Immutable; shared by all calls of one kind.
 struct Program {
   std::string algorithm;
   OpKind kind = OpKind::kBarrier;
   int root = 0;
+  int rank = 0;     // whose program it is
   int ranks = 0;    // of the communicator
   int members = 0;  // of the group on this host
   std::int32_t tags = 0;
@@ -89,9 +84,13 @@ struct Program {
   std::vector<std::int32_t> message_pieces;  // refs
   std::vector<std::int32_t> far;  // ranks of other hosts that this one exchanges messages with
 
-  // Throws std::invalid_argument where a number leads outside, so that no schedule can make the
-  // engine touch what is not its own.
+  // Throws std::invalid_argument unless this is sure: whatever the peers do, a rank that carries it
+  // out reads its own input and output and the slots of its group, writes its output and its own
+  // slots, and nothing beyond; and no message outlives its chunk. It is no proof that the result is
+  // right, nor that nobody waits for ever: that is pycollective/schedule/verify.py's.
   void check(Member me) const;
+  // Whether it is for this request: otherwise what check() proved does not hold.
+  bool serves(const Request& request) const;
 };
 
 // Longest name of an algorithm: it travels with the call, so that a mismatch can name it.

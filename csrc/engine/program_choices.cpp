@@ -15,18 +15,8 @@ std::size_t whole_bytes(const Request& request, int ranks) {
   std::size_t elements = request.count;
   if (!request.counts.empty()) {
     elements = std::accumulate(request.counts.begin(), request.counts.end(), std::size_t{0});
-  } else {
-    switch (request.kind) {
-      case OpKind::kReduceScatter:
-      case OpKind::kAllGather:
-      case OpKind::kAllToAll:
-      case OpKind::kGather:
-      case OpKind::kScatter:  // `count` is of one shard
-        elements *= static_cast<std::size_t>(ranks);
-        break;
-      default:
-        break;
-    }
+  } else if (in_shards(request.kind)) {
+    elements *= static_cast<std::size_t>(ranks);
   }
   return elements * size_of(request.dtype);
 }

@@ -23,6 +23,12 @@ constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
 constexpr std::size_t kFewestChunks = 4;
 constexpr int kEventBits = 20;
 
+// A broadcast's root has its output already: where its input is.
+void* output_of(const Request& request, int rank) {
+  const bool is_there = traits_of(request.kind).output.who == Who::kAllButRoot;
+  return is_there && rank == request.root ? const_cast<void*>(request.input) : request.output;
+}
+
 Shards shards_of(const Request& request, int ranks) {
   const Program& program = *request.program;
   switch (program.pieces) {
@@ -49,6 +55,13 @@ bool Scheduled::has_room(const Group& group, const Request& request) {
 }
 
 void Scheduled::require_room(const Group& group, const Request& request) {
+  const Program& program = *request.program;
+  const World& world = group.world();
+  if (!program.serves(request) || program.rank != world.rank || program.ranks != world.size ||
+      program.members != group.size())
+    throw CollectiveFailure({FailureKind::kConfiguration, world.rank, request.kind, 0,
+                             std::string(name_of(request.kind)) + ": the program of '" +
+                                 program.algorithm + "' is another call's or communicator's"});
   if (has_room(group, request)) return;
   const Slot slot = slot_of(group, request);
   throw CollectiveFailure(
@@ -64,11 +77,7 @@ Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequenc
     : Operation(group, request, sequence),
       rendezvous_(group, request, sequence),
       program_(*request.program),
-      // A broadcast's root has its output already.
-      output_(static_cast<std::byte*>(request.kind == OpKind::kBroadcast &&
-                                              group.world().rank == request.root
-                                          ? const_cast<void*>(request.input)
-                                          : request.output)),
+      output_(static_cast<std::byte*>(output_of(request, group.world().rank))),
       shards_(shards_of(request, request.program->ranks)),
       element_(size_of(request.dtype)),
       node_(node_size(request.dtype, request.reduce_op)) {
@@ -198,19 +207,12 @@ Range Scheduled::part_of(std::int32_t shard, std::size_t chunk) const {
 
 // Where a shard begins in the caller's input or output, in elements.
 std::size_t Scheduled::begin_in(Place place, std::int32_t shard) const {
-  switch (request_.kind) {
-    case OpKind::kReduceScatter:
-    case OpKind::kScatter:
-      return place == Place::kInput ? shards_.begin(shard) : 0;
-    case OpKind::kAllGather:
-    case OpKind::kGather:
-      return place == Place::kInput ? 0 : shards_.begin(shard);
-    case OpKind::kAllToAll:
-      return shards_.begin(place == Place::kInput ? shard % program_.ranks
-                                                  : shard / program_.ranks);
-    default:
-      return shards_.begin(shard);
-  }
+  const OperationTraits& traits = traits_of(request_.kind);
+  const bool input = place == Place::kInput;
+  if ((input ? traits.input : traits.output).holds == Holds::kShard) return 0;
+  if (traits.pieces == Pieces::kPairs)
+    return shards_.begin(input ? shard % program_.ranks : shard / program_.ranks);
+  return shards_.begin(shard);
 }
 
 std::byte* Scheduled::at(const Ref& ref, std::size_t chunk) const {

@@ -30,10 +30,11 @@ class Shards {
   Shards(const Request& request, int ranks) {
     if (!request.counts.empty()) {
       keep(request.counts);
-    } else if (request.kind == OpKind::kBroadcast) {  // the root owns everything
+    } else if (!in_shards(request.kind) &&
+               !reduces(request.kind)) {  // a broadcast: the root owns everything
       owner_ = request.root;
       total_ = longest_ = request.count;
-    } else if (is_split(request.kind)) {
+    } else if (!in_shards(request.kind)) {  // one vector, cut only for the work
       share(equal_cut(request.count, ranks, request.dtype), request.count);
     } else {
       share(request.count, request.count * static_cast<std::size_t>(ranks));
@@ -81,10 +82,6 @@ class Shards {
   }
   const std::size_t* begins() const { return many_.empty() ? few_.data() : many_.data(); }
 
-  // Operations whose buffer is one vector, cut into shards only for the work.
-  static bool is_split(OpKind kind) {
-    return kind == OpKind::kAllReduce || kind == OpKind::kReduce;
-  }
   // Whole cache lines, so that shards of an aligned buffer are aligned.
   static std::size_t equal_cut(std::size_t count, int shards, Dtype dtype) {
     const std::size_t line = kLine / size_of(dtype);

@@ -15,11 +15,6 @@ constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
 // A message is cut into at least this many chunks, so that copying and combining overlap.
 constexpr std::size_t kFewestChunks = 4;
 
-bool only_shares(OpKind kind) {
-  return kind == OpKind::kAllGather || kind == OpKind::kGather || kind == OpKind::kBroadcast;
-}
-bool only_exchanges(OpKind kind) { return kind == OpKind::kAllToAll || kind == OpKind::kScatter; }
-
 }  // namespace
 
 TwoShot::TwoShot(Group& group, const Request& request, std::uint64_t sequence)
@@ -31,7 +26,7 @@ TwoShot::TwoShot(Group& group, const Request& request, std::uint64_t sequence)
   // Slots for what this kind of operation moves: n-1 peers' parts each, and one result.
   const std::size_t leaves = only_shares(request.kind) ? 0 : n - 1;
   const std::size_t results =
-      only_exchanges(request.kind) || request.kind == OpKind::kReduceScatter ? 0 : 1;
+      traits_of(request.kind).output.holds == Holds::kShard || only_exchanges(request.kind) ? 0 : 1;
   const std::size_t room = group.data_bytes() - 2 * small_buffer_bytes(group.data_bytes());
   const std::size_t fits = room / (kSlots * (leaves + results));
   const std::size_t wanted =
@@ -43,21 +38,14 @@ TwoShot::TwoShot(Group& group, const Request& request, std::uint64_t sequence)
 }
 
 bool TwoShot::copies_in(Member member) const {
-  return !only_shares(request_.kind) && (request_.kind != OpKind::kScatter || member == root());
+  return !only_shares(request_.kind) &&
+         has(traits_of(request_.kind).input, member.index(), request_.root);
 }
 
 bool TwoShot::fetches() const {
-  switch (request_.kind) {
-    case OpKind::kAllReduce:
-    case OpKind::kAllGather:
-    case OpKind::kBroadcast:
-      return true;
-    case OpKind::kReduce:
-    case OpKind::kGather:
-      return group_.me() == root();
-    default:
-      return false;
-  }
+  const Buffer& output = traits_of(request_.kind).output;
+  return output.holds != Holds::kShard && !only_exchanges(request_.kind) &&
+         has(output, group_.me().index(), request_.root);
 }
 
 bool TwoShot::finished_by(Member member) const {
@@ -198,8 +186,7 @@ void TwoShot::share_part(std::size_t chunk) {
   auto* output = static_cast<std::byte*>(request_.output);
   if (bytes == 0) return;
   copy_bytes(result_slot(me, chunk), input, bytes);
-  if (fetches() && request_.kind != OpKind::kBroadcast)
-    copy_bytes(output + part.begin * element_, input, bytes);
+  if (fetches()) copy_bytes(output + part.begin * element_, input, bytes);
 }
 
 bool TwoShot::fetch(std::size_t chunk) {

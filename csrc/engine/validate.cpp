@@ -16,25 +16,20 @@ struct Span {
   }
 };
 
-bool has_root(OpKind kind) {
-  return kind == OpKind::kReduce || kind == OpKind::kBroadcast || kind == OpKind::kGather ||
-         kind == OpKind::kScatter;
-}
-
 class Checker {
  public:
   Checker(const Request& request, int rank, int size)
-      : request_(request), rank_(rank), size_(size) {}
+      : request_(request), traits_(traits_of(request.kind)), rank_(rank), size_(size) {}
 
   void check() const {
     const OpKind kind = request_.kind;
     if (reduces(kind) && !is_defined(request_.dtype, request_.reduce_op))
       refuse(std::string(name_of(request_.reduce_op)) + " has no meaning for " +
              name_of(request_.dtype));
-    if ((has_root(kind) || is_pair()) && (request_.root < 0 || request_.root >= size_))
+    if ((traits_.rooted || traits_.pair) && (request_.root < 0 || request_.root >= size_))
       refuse("rank " + std::to_string(request_.root) + " is not one of 0 to " +
              std::to_string(size_ - 1));
-    if (is_pair() && request_.root == rank_)
+    if (traits_.pair && request_.root == rank_)
       refuse("a rank cannot send to or receive from itself: copy the array");
     if (!request_.counts.empty()) check_counts();
     check_size();
@@ -42,12 +37,8 @@ class Checker {
   }
 
  private:
-  bool is_pair() const { return request_.kind == OpKind::kSend || request_.kind == OpKind::kRecv; }
-
   void check_counts() const {
-    if (request_.kind != OpKind::kReduceScatter && request_.kind != OpKind::kAllGather &&
-        request_.kind != OpKind::kGather && request_.kind != OpKind::kScatter)
-      refuse("takes no counts");
+    if (!takes_counts(request_.kind)) refuse("takes no counts");
     if (request_.counts.size() != static_cast<std::size_t>(size_))
       refuse("counts has " + std::to_string(request_.counts.size()) + " entries for " +
              std::to_string(size_) + " ranks");
@@ -79,56 +70,35 @@ class Checker {
     return std::accumulate(request_.counts.begin(), request_.counts.end(), std::size_t{0});
   }
 
+  // Of a buffer, on this rank.
+  std::size_t elements(const Buffer& buffer) const {
+    if (!has(buffer, rank_, request_.root)) return 0;
+    switch (buffer.holds) {
+      case Holds::kNothing:
+        break;
+      case Holds::kVector:
+        return request_.count;
+      case Holds::kShard:
+        return shard();
+      case Holds::kAllShards:
+        return total();
+    }
+    return 0;
+  }
+
   // What this rank reads and writes, and how the two may lie: equal, or the output exactly the own
   // shard of the input, or the other way round.
   void check_buffers() const {
     const std::size_t size = size_of(request_.dtype);
     const auto* in = static_cast<const std::byte*>(request_.input);
     const auto* out = static_cast<const std::byte*>(request_.output);
-    const bool root = request_.root == rank_;
-    std::size_t read = 0;
-    std::size_t written = 0;
-    const std::byte* in_place = in;  // where the output may begin inside of, or around, the input
-    switch (request_.kind) {
-      case OpKind::kAllReduce:
-        read = written = request_.count;
-        break;
-      case OpKind::kReduce:
-        read = request_.count;
-        written = root ? request_.count : 0;
-        break;
-      case OpKind::kBroadcast:
-        read = root ? request_.count : 0;
-        written = root ? 0 : request_.count;
-        break;
-      case OpKind::kReduceScatter:
-        read = total();
-        written = shard();
-        if (in != nullptr) in_place = in + shard_begin() * size;
-        break;
-      case OpKind::kScatter:
-        read = root ? total() : 0;
-        written = shard();
-        if (in != nullptr) in_place = in + shard_begin() * size;
-        break;
-      case OpKind::kAllGather:
-      case OpKind::kGather:
-        read = shard();
-        written = request_.kind == OpKind::kAllGather || root ? total() : 0;
-        if (in != nullptr) in_place = in - shard_begin() * size;
-        break;
-      case OpKind::kAllToAll:
-        read = written = total();
-        break;
-      case OpKind::kSend:
-        read = request_.count;
-        break;
-      case OpKind::kRecv:
-        written = request_.count;
-        break;
-      case OpKind::kBarrier:
-        break;
-    }
+    const std::size_t read = elements(traits_.input);
+    const std::size_t written = elements(traits_.output);
+    // Where the output may begin inside of, or around, the input.
+    const std::byte* in_place = in;
+    if (in != nullptr && traits_.pieces == Pieces::kRanks)
+      in_place = traits_.input.holds == Holds::kAllShards ? in + shard_begin() * size
+                                                          : in - shard_begin() * size;
     if ((read != 0 && in == nullptr) || (written != 0 && out == nullptr))
       refuse("a buffer is missing");
     const Span input{in, read * size};
@@ -143,6 +113,7 @@ class Checker {
   }
 
   const Request& request_;
+  const OperationTraits& traits_;
   int rank_;
   int size_;
 };

@@ -10,8 +10,16 @@ Kernels folded() {
   return {reduce_folded<Codec, Op>, combine_folded<Codec, Op>};
 }
 
-template <class Codec>
+// The codecs are what the table says; so a type of another width cannot get another's kernels.
+template <Dtype kType, class Codec>
+constexpr bool fits() {
+  return sizeof(typename Codec::Stored) == traits_of(kType).size &&
+         sizeof(typename Codec::Accumulator) == traits_of(kType).accumulator;
+}
+
+template <Dtype kType, class Codec>
 Kernels find_float(ReduceOp op) {
+  static_assert(fits<kType, Codec>() && traits_of(kType).numbers == Numbers::kFloat);
   switch (op) {
     case ReduceOp::kSum:
       return ordered<Codec, Sum>();
@@ -28,8 +36,9 @@ Kernels find_float(ReduceOp op) {
   }
 }
 
-template <class T>
+template <Dtype kType, class T>
 Kernels find_integer(ReduceOp op) {
+  static_assert(fits<kType, Plain<T>>() && traits_of(kType).numbers != Numbers::kFloat);
   using U = std::make_unsigned_t<T>;
   switch (op) {
     case ReduceOp::kSum:
@@ -54,24 +63,25 @@ Kernels find_integer(ReduceOp op) {
 Kernels find(Dtype dtype, ReduceOp op) {
   switch (dtype) {
     case Dtype::kFloat16:
-      return find_float<Float16>(op);
+      return find_float<Dtype::kFloat16, Float16>(op);
     case Dtype::kBFloat16:
-      return find_float<BFloat16>(op);
+      return find_float<Dtype::kBFloat16, BFloat16>(op);
     case Dtype::kFloat32:
-      return find_float<Float32>(op);
+      return find_float<Dtype::kFloat32, Float32>(op);
     case Dtype::kFloat64:
-      return find_float<Float64>(op);
+      return find_float<Dtype::kFloat64, Float64>(op);
     case Dtype::kInt8:
-      return find_integer<std::int8_t>(op);
+      return find_integer<Dtype::kInt8, std::int8_t>(op);
     case Dtype::kInt16:
-      return find_integer<std::int16_t>(op);
+      return find_integer<Dtype::kInt16, std::int16_t>(op);
     case Dtype::kInt32:
-      return find_integer<std::int32_t>(op);
+      return find_integer<Dtype::kInt32, std::int32_t>(op);
     case Dtype::kInt64:
-      return find_integer<std::int64_t>(op);
+      return find_integer<Dtype::kInt64, std::int64_t>(op);
     case Dtype::kUInt8:
+      return find_integer<Dtype::kUInt8, std::uint8_t>(op);
     case Dtype::kBool:  // 0 and 1: the least is their and, the greatest their or
-      return find_integer<std::uint8_t>(op);
+      return find_integer<Dtype::kBool, std::uint8_t>(op);
   }
   return {};
 }

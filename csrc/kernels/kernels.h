@@ -56,12 +56,6 @@ using CombineFn = void (*)(const Combination& what, const Term* terms, void* out
                            std::size_t count);
 constexpr std::size_t kNodeRoom = 32;
 
-// Bytes of an element of a node: 16-bit floats are added in fp32, all else in its own type.
-constexpr std::size_t node_size(Dtype dtype, ReduceOp op) {
-  const bool ordered = op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kProd;
-  return is_float(dtype) && ordered && size_of(dtype) == 2 ? 4 : size_of(dtype);
-}
-
 struct Kernels {
   ReduceFn reduce = nullptr;
   CombineFn combine = nullptr;

@@ -16,6 +16,7 @@ class Builder {
   Builder(int rank, int ranks) : rank_(rank) {
     program_.algorithm = "by_hand";
     program_.kind = OpKind::kAllReduce;
+    program_.rank = rank;
     program_.ranks = program_.members = ranks;
     program_.tags = program_.shards = 1;
     program_.items = 1;
@@ -116,6 +117,29 @@ void different_algorithms_are_a_mismatch() {
   });
 }
 
+// What check() proves holds for one operation and one root, of one communicator.
+void a_program_of_another_call_is_refused() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  std::vector<float> x(1000, 1.0F);
+  Request request;
+  request.kind = OpKind::kReduce;
+  request.dtype = Dtype::kFloat32;
+  request.count = x.size();
+  request.input = request.output = x.data();
+  for (const auto& [rank, ranks] : {std::pair{0, 2}, {1, 2}, {0, 4}}) {
+    request.program = Builder(rank, ranks).build();
+    bool refused = false;
+    try {
+      group[0]->run(request, {});
+    } catch (const CollectiveFailure& error) {
+      refused = error.failure().kind == FailureKind::kConfiguration;
+    }
+    CHECK(refused && group[0]->failure() == nullptr);
+    request.kind = OpKind::kAllReduce;  // the others are for another rank, and for more of them
+  }
+}
+
 template <class Break>
 void refuses(const Break& spoil) {
   Program program = *Builder(0, 4).build();
@@ -144,6 +168,22 @@ void broken_programs_are_refused() {
   refuses([](Program& p) { p.algorithm = std::string(24, 'x'); });
   refuses([](Program& p) { p.instructions.push_back({Instruction::Kind::kSend, 0, 0, 0}); });
   refuses([](Program& p) { p.instructions.push_back({Instruction::Kind::kSettle, 1, 0, 0}); });
+  // On one host there is nobody to wait for.
+  refuses([](Program& p) { p.instructions.push_back({Instruction::Kind::kSettle, 0, 0, 0}); });
+  refuses([](Program& p) { p.rank = 1; });
+  refuses([](Program& p) { p.shards = kMaxRanks + 1; });
+  refuses([](Program& p) { p.kind = OpKind::kReduceScatter; });  // which has no such pieces
+  refuses([](Program& p) { p.kind = OpKind::kBroadcast; });      // which reduces nothing
+  refuses([](Program& p) { p.kind = static_cast<OpKind>(kOpKinds); });
+  refuses([](Program& p) {  // another rank's output
+    p.kind = OpKind::kReduce;
+    p.root = 1;
+  });
+  refuses([](Program& p) { p.combines[0].finish = true; });  // a result into a node
+  refuses([](Program& p) { p.combines[1].finish = false; });
+  refuses([](Program& p) { p.instructions[0].a = p.instructions[3].b; });  // a node into an item
+  refuses([](Program& p) { p.instructions.back().c = p.instructions.back().b; });
+  refuses([](Program& p) { p.far.push_back(1); });
 }
 
 }  // namespace
@@ -153,5 +193,6 @@ int main() {
   all_reduce_by_hand(4, std::size_t{32} << 10);
   different_algorithms_are_a_mismatch();
   broken_programs_are_refused();
+  a_program_of_another_call_is_refused();
   std::puts("scheduled: passed");
 }

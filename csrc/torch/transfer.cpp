@@ -3,40 +3,28 @@
 #include <ATen/MemoryOverlap.h>
 #include <c10/core/InferenceMode.h>
 
+#include <array>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 #include "torch/checks.h"
 
 namespace pycollective::shim {
 namespace {
 
-// None: the contract does not name it.
+// None: the contract does not name it. Torch's names are the table's.
 std::optional<Dtype> core_dtype(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kHalf:
-      return Dtype::kFloat16;
-    case at::kBFloat16:
-      return Dtype::kBFloat16;
-    case at::kFloat:
-      return Dtype::kFloat32;
-    case at::kDouble:
-      return Dtype::kFloat64;
-    case at::kChar:
-      return Dtype::kInt8;
-    case at::kShort:
-      return Dtype::kInt16;
-    case at::kInt:
-      return Dtype::kInt32;
-    case at::kLong:
-      return Dtype::kInt64;
-    case at::kByte:
-      return Dtype::kUInt8;
-    case at::kBool:
-      return Dtype::kBool;
-    default:
-      return std::nullopt;
-  }
+  static const auto known = [] {
+    std::array<std::optional<Dtype>, static_cast<std::size_t>(at::ScalarType::NumOptions)> found;
+    for (const DtypeTraits& row : kDtypeTable) {
+      const auto torchs = c10::getStringToDtypeMap().find(row.name);
+      if (torchs != c10::getStringToDtypeMap().end())
+        found[static_cast<std::size_t>(torchs->second)] = row.dtype;
+    }
+    return found;
+  }();
+  return known.at(static_cast<std::size_t>(dtype));
 }
 
 bool is_plain_memory(const at::Tensor& tensor) {
@@ -77,39 +65,21 @@ Transfer::Transfer(OpKind kind, const char* profiling_title, std::chrono::millis
 const char* Transfer::name() const { return std::strchr(profiling_title_, ':') + 1; }
 
 void Transfer::reduce_by(const c10d::ReduceOp& op) {
-  using c10d::ReduceOp;
-  switch (op.op_) {
-    case ReduceOp::SUM:
-      like_.reduce_op = pycollective::ReduceOp::kSum;
-      return;
-    case ReduceOp::AVG:
-      like_.reduce_op = pycollective::ReduceOp::kAvg;
-      return;
-    case ReduceOp::PRODUCT:
-      like_.reduce_op = pycollective::ReduceOp::kProd;
-      return;
-    case ReduceOp::MIN:
-      like_.reduce_op = pycollective::ReduceOp::kMin;
-      return;
-    case ReduceOp::MAX:
-      like_.reduce_op = pycollective::ReduceOp::kMax;
-      return;
-    case ReduceOp::BAND:
-      like_.reduce_op = pycollective::ReduceOp::kBand;
-      return;
-    case ReduceOp::BOR:
-      like_.reduce_op = pycollective::ReduceOp::kBor;
-      return;
-    case ReduceOp::BXOR:
-      like_.reduce_op = pycollective::ReduceOp::kBxor;
-      return;
-    case ReduceOp::PREMUL_SUM:
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          false, name(), ": ReduceOp.PREMUL_SUM is not supported; use AVG, or scale and SUM");
-    default:
-      TORCH_CHECK_NOT_IMPLEMENTED(false, name(), ": reduce op number ", static_cast<int>(op.op_),
-                                  " is not known");
+  using Theirs = c10d::ReduceOp;
+  constexpr std::pair<Theirs::RedOpType, ReduceOp> kKnown[] = {
+      {Theirs::SUM, ReduceOp::kSum},      {Theirs::AVG, ReduceOp::kAvg},
+      {Theirs::PRODUCT, ReduceOp::kProd}, {Theirs::MIN, ReduceOp::kMin},
+      {Theirs::MAX, ReduceOp::kMax},      {Theirs::BAND, ReduceOp::kBand},
+      {Theirs::BOR, ReduceOp::kBor},      {Theirs::BXOR, ReduceOp::kBxor}};
+  for (const auto& [theirs, ours] : kKnown) {
+    if (op.op_ != theirs) continue;
+    like_.reduce_op = ours;
+    return;
   }
+  TORCH_CHECK_NOT_IMPLEMENTED(op.op_ != Theirs::PREMUL_SUM, name(),
+                              ": ReduceOp.PREMUL_SUM is not supported; use AVG, or scale and SUM");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, name(), ": reduce op number ", static_cast<int>(op.op_),
+                              " is not known");
 }
 
 const void* Transfer::read(const at::Tensor& tensor) {
@@ -181,8 +151,7 @@ void Transfer::add(const void* input, void* output, at::ScalarType dtype, std::i
     request.dtype = *known;
   } else {
     TORCH_CHECK_TYPE(!reduces(request.kind), name(), ": ", dtype_name(dtype),
-                     " cannot be reduced; convert to one of float16, bfloat16, float32, float64, "
-                     "int8, int16, int32, int64, uint8, bool");
+                     " cannot be reduced; convert to one of ", list_names(kDtypeTable));
     request.count *= c10::elementSize(dtype);
   }
   requests_.push_back(std::move(request));

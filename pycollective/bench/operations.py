@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pycollective import _core
 from pycollective.errors import ConfigurationError
 
 
@@ -73,14 +74,12 @@ def bandwidths(operation: Operation, size: int, seconds: float, ranks: int) -> t
     return algorithm_bandwidth, algorithm_bandwidth * operation.bus_factor(ranks)
 
 
+_TRAITS = {each.name: each for each in _core.operations()}
 OPERATIONS = {
-    operation.name: operation
-    for operation in (
-        Operation("all_reduce", sharded=False, reduces=True, rooted=False),
-        Operation("reduce_scatter", sharded=True, reduces=True, rooted=False),
-        Operation("all_gather", sharded=True, reduces=False, rooted=False),
-        Operation("broadcast", sharded=False, reduces=False, rooted=True),
+    name: Operation(
+        name, _TRAITS[name].pieces == "ranks", _TRAITS[name].reduces, _TRAITS[name].rooted
     )
+    for name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 }
 
 

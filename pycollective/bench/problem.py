@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pycollective import reference
+from pycollective import _core, reference
 from pycollective.bench.operations import Operation
 from pycollective.bench.ranks.case import Case
 from pycollective.errors import ConfigurationError
@@ -24,21 +24,11 @@ from pycollective.errors import ConfigurationError
 # message equals another, and a piece put in the wrong place is still seen.
 PERIOD = 1_048_573
 
-DTYPES = {
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "uint8": 1,
-    "bool": 1,
-}
+TRAITS = {each.name: each for each in _core.dtypes()}
+DTYPES = {name: each.size for name, each in TRAITS.items()}
 # nccl-tests' names for some of them.
-ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
-REDUCE_OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
+ALIASES = {each.alias: name for name, each in TRAITS.items() if each.alias}
+REDUCE_OPS = tuple(_core.reduce_ops())
 
 # How many powers of two below the numbers that cancel the small ones lie: by so many, a sum loses
 # some of the small ones' bits, or all, where a large one is added before it is cancelled.
@@ -50,19 +40,24 @@ def numpy_type(name: str) -> np.dtype[Any]:
     """NumPy's dtype for a name of `DTYPES`.
 
     Raises:
-        ConfigurationError: bfloat16 without ml_dtypes, or an unknown name.
+        ConfigurationError: a type of ml_dtypes' without that, or an unknown name.
     """
     if name not in DTYPES:
         raise ConfigurationError(f"unknown dtype {name!r}; there are {', '.join(DTYPES)}")
-    if name != "bfloat16":
+    if TRAITS[name].in_numpy:
         return np.dtype(name)
     try:
         import ml_dtypes
     except ImportError as error:
         raise ConfigurationError(
-            "bfloat16 needs ml_dtypes in NumPy: pip install ml_dtypes"
+            f"{name} needs ml_dtypes in NumPy: pip install ml_dtypes"
         ) from error
-    return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(getattr(ml_dtypes, name))
+
+
+def exponent_bias(dtype: str) -> int:
+    """Of a float whose exponent takes all bits but the mantissa's and the sign."""
+    return (1 << (8 * TRAITS[dtype].size - TRAITS[dtype].mantissa - 2)) - 1
 
 
 def leaves(dtype: str, reduce_op: str, ranks: int, count: int, seed: int) -> list[NDArray[Any]]:
@@ -85,8 +80,11 @@ def leaves(dtype: str, reduce_op: str, ranks: int, count: int, seed: int) -> lis
     signs = random.choice([-1, 1], (ranks, count))
     if reduce_op == "prod":  # near 1, so that products stay in range
         return list((signs * np.exp2(random.uniform(-1, 1, (ranks, count)))).astype(element))
-    exponents = random.integers(*_LARGE[dtype], count)
-    below = random.integers(*_BELOW[dtype], (ranks, count), endpoint=True)
+    # Of a narrower float, all of its range.
+    bias = exponent_bias(dtype)
+    exponents = random.integers(*_LARGE.get(dtype, (bias // 2, bias)), count)
+    least, most = _BELOW.get(dtype, (1, bias + TRAITS[dtype].mantissa))
+    below = random.integers(least, most, (ranks, count), endpoint=True)
     values = signs * np.ldexp(1 + random.random((ranks, count)), exponents - below)
     if ranks > 2:  # in each element two ranks, any two, hold a large number and its negation
         large = np.ldexp(1 + random.random(count), exponents) * random.choice([-1, 1], count)

@@ -25,6 +25,7 @@ from pycollective.bench.operations import find_operation
 from pycollective.bench.problem import numpy_type
 from pycollective.bench.sizes import format_size
 from pycollective.communicator import Communicator
+from pycollective.elements import ELEMENTS
 from pycollective.errors import ConfigurationError
 from pycollective.schedule import ALGORITHMS, Topology, algorithms_for
 from pycollective.schedule.select import Measurement, Table
@@ -153,7 +154,8 @@ def measure(
     """The medians of `turns`, for a table; every rank must call it."""
     took = turns(communicator, operation, size, dtype, rounds)
     medians = {name: statistics.median(each) for name, each in took.items()}
-    return Measurement(operation, str(Topology(communicator.host_of)), dtype, size, medians)
+    where = str(Topology(communicator.host_of))
+    return Measurement(operation, where, dtype, size, medians, ELEMENTS[dtype])
 
 
 def turns(

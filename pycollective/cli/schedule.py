@@ -11,9 +11,9 @@ import typer
 
 from pycollective.cli import schedule_table
 from pycollective.cli.schedule_messages import Counts, Sizes
+from pycollective.elements import ELEMENTS
 from pycollective.errors import ConfigurationError
 from pycollective.schedule import Schedule, ScheduleError, Topology, make_schedule
-from pycollective.schedule.cost import ELEMENTS
 from pycollective.schedule.verify import Fault, check_shard
 
 _MOST_RANKS = 1 << 20

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pycollective import reference
+from pycollective import _core, reference
 from pycollective.bench.problem import DTYPES, REDUCE_OPS, numpy_type
 from pycollective.schedule import OPERATIONS
 
-_UNEVEN = ("reduce_scatter", "all_gather", "gather", "scatter")  # shards may be
+_UNEVEN = tuple(each.name for each in _core.operations() if each.takes_counts)  # shards may be
 _ELEMENTS = 1_200_004  # of all ranks, at most, in the largest case: ranks hold everyone's inputs
 
 

@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pycollective.bench.problem import numpy_type
+from pycollective.bench.problem import TRAITS, exponent_bias, numpy_type
 
 _Words = NDArray[np.uint64]
 
-_MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}  # bits
 # Exponents of the large numbers, and by how much the small ones' are below: least and end.
 _LARGE = {"float16": (9, 15)}
 _BELOW = {"float16": (14, 25), "bfloat16": (17, 29), "float32": (1, 25), "float64": (1, 54)}
@@ -52,8 +51,11 @@ def _floats(
     dtype: str, bits: int, product: bool, raw: list[_Words], column: _Words
 ) -> list[_Words]:
     """The words of floats: sign, exponent and mantissa out of random bits."""
-    ranks, mantissa = len(raw), _MANTISSA[dtype]
-    bias = (1 << (bits - mantissa - 2)) - 1
+    ranks, mantissa = len(raw), TRAITS[dtype].mantissa
+    bias = exponent_bias(dtype)
+    # Of a narrower float, all of its range.
+    above = _LARGE.get(dtype, (-20, 20) if bias > 20 else (bias // 2, bias))
+    below = _BELOW.get(dtype, (1, bias + mantissa))
     sign = np.uint64(1 << (bits - 1))
 
     def number(word: _Words, exponent: NDArray[np.int64]) -> _Words:
@@ -63,8 +65,8 @@ def _floats(
     if product:
         words = [number(word, _pick(word, 52, 11, -1, 1)) for word in raw]
     else:
-        exponent = _pick(column, 0, 16, *_LARGE.get(dtype, (-20, 20)))
-        words = [number(word, exponent - _pick(word, 52, 11, *_BELOW[dtype])) for word in raw]
+        exponent = _pick(column, 0, 16, *above)
+        words = [number(word, exponent - _pick(word, 52, 11, *below)) for word in raw]
         if ranks > 2:
             large = number(_mixed(column), exponent)
             first = _pick(column, 16, 16, 0, ranks)

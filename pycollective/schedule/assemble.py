@@ -50,8 +50,8 @@ class Program:
     algorithm: str
     operation: str
     root: int
-    ranks: int
     rank: int
+    ranks: int
     member: int
     members: int
     tags: int
@@ -102,8 +102,8 @@ def assemble(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None = 
         schedule.algorithm.name,
         schedule.operation.name,
         schedule.root,
-        topology.ranks,
         rank,
+        topology.ranks,
         topology.local_index[rank],
         len(near),
         places.steps,

@@ -25,7 +25,7 @@ from .topology import Topology
 
 @dataclass(frozen=True)
 class Element:
-    """How large elements are.
+    """How large elements are; of each type, see `pycollective.elements`.
 
     Attributes:
         size: bytes of one in the caller's buffer.
@@ -34,21 +34,6 @@ class Element:
 
     size: int
     accumulator: int
-
-
-# By the type's name; 16-bit floats are added in fp32 (docs/contract.md).
-ELEMENTS = {
-    "float16": Element(2, 4),
-    "bfloat16": Element(2, 4),
-    "float32": Element(4, 4),
-    "float64": Element(8, 8),
-    "int8": Element(1, 1),
-    "int16": Element(2, 2),
-    "int32": Element(4, 4),
-    "int64": Element(8, 8),
-    "uint8": Element(1, 1),
-    "bool": Element(1, 1),
-}
 
 
 @dataclass(frozen=True)

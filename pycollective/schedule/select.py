@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .cost import ELEMENTS, Element, Links, counts, price
+from .cost import Element, Links, counts, price
 from .operation import find_operation
 from .schedule import ALGORITHMS, algorithms_for
 from .topology import Topology
@@ -36,6 +36,7 @@ class Measurement:
         dtype: name of the elements' type.
         bytes: of a rank's input or output, whichever is larger.
         seconds: by algorithm.
+        element: of the dtype.
     """
 
     operation: str
@@ -43,11 +44,12 @@ class Measurement:
     dtype: str
     bytes: int
     seconds: Mapping[str, float]
+    element: Element
 
     @property
     def case(self) -> _Case:
         """What it holds for, but for the size: types with elements as large take as long."""
-        element = ELEMENTS[self.dtype]
+        element = self.element
         return self.operation, self.topology, element.size, element.accumulator
 
     @property
@@ -109,7 +111,7 @@ def choose(
         operation: the collective, as in `Communicator`.
         topology: which ranks share a host.
         size: bytes of a rank's input or output, whichever is larger.
-        element: of the buffer; one of `cost.ELEMENTS`.
+        element: of the buffer; one of `pycollective.elements.ELEMENTS`.
         links: what the machines can do.
         table: measurements that go before the model where they cover the case.
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollective import ConfigurationError
+from pycollective.elements import ELEMENTS
 from pycollective.schedule import ALGORITHMS, Topology, algorithms_for
-from pycollective.schedule.cost import ELEMENTS, TYPICAL, Link, Links, counts, price
+from pycollective.schedule.cost import TYPICAL, Link, Links, counts, price
 from tests.schedule.observed import observe
 from tests.schedule.placements import any_placements
 

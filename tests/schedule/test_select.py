@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycollective import ConfigurationError
+from pycollective.elements import ELEMENTS
 from pycollective.schedule import ALGORITHMS, OPERATIONS, Topology, algorithms_for
-from pycollective.schedule.cost import BETWEEN_HOSTS, ELEMENTS, TYPICAL, price
+from pycollective.schedule.cost import BETWEEN_HOSTS, TYPICAL, price
 from pycollective.schedule.select import Measurement, Table, choose
 from pycollective.tuning import read_table, write_table
 
@@ -21,7 +22,7 @@ EIGHT = Topology.parse("2x4", 8)
 
 
 def measured(size: int, topology: str = "2x4", dtype: str = "bfloat16", **seconds: float):
-    return Measurement("all_reduce", topology, dtype, size, seconds)
+    return Measurement("all_reduce", topology, dtype, size, seconds, ELEMENTS[dtype])
 
 
 def table(*entries: Measurement) -> Table:
