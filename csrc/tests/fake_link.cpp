@@ -18,8 +18,8 @@ using Transfer = Link::Transfer;
 using Outcome = Link::Outcome;
 
 struct Message {
-  Transfer transfer;         // of its sender
-  const std::byte* memory;   // the sender's, while it has not been read
+  Transfer transfer;        // of its sender
+  const std::byte* memory;  // the sender's, while it has not been read
   std::vector<std::byte> data;
   std::size_t bytes;
   std::uint64_t due;
@@ -31,16 +31,14 @@ struct Posted {
   std::size_t capacity;
 };
 
-
-
 }  // namespace
 
 struct FakeNetwork::Station {
   std::mutex mutex;
   std::mt19937 random;
-  std::uint64_t now = 0;  // calls of progress()
-  std::map<std::pair<int, int>, std::deque<Message>> wires;   // by sender and lane
-  std::map<std::pair<int, int>, std::deque<Posted>> posted;   // by sender, or any, and lane
+  std::uint64_t now = 0;                                     // calls of progress()
+  std::map<std::pair<int, int>, std::deque<Message>> wires;  // by sender and lane
+  std::map<std::pair<int, int>, std::deque<Posted>> posted;  // by sender, or any, and lane
   std::unordered_map<Transfer, Outcome> ended;
   std::deque<Link::Loss> losses;
   std::set<int> lost;
@@ -68,7 +66,7 @@ class FakeNetwork::End final : public Link {
         own.ended[transfer] = Outcome::kLost;
         return transfer;
       }
-      late = network_.manner_.reads_late && own.random() % 2 == 0;
+      late = network_.manner_.reads_late && memory != nullptr && own.random() % 2 == 0;
       if (!late) own.ended[transfer] = Outcome::kDone;
       delay = own.random() % (static_cast<unsigned>(network_.manner_.longest_delay) + 1);
     }
@@ -184,6 +182,7 @@ class FakeNetwork::End final : public Link {
   bool ring_with(std::function<void()> bell) override {
     Station& own = at(rank_);
     const std::lock_guard lock(own.mutex);
+    if (network_.manner_.longest_delay > 0) return false;  // when it may be delivered rings nothing
     own.bell = std::move(bell);
     return true;
   }

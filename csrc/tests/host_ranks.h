@@ -31,8 +31,7 @@ class HostRanks {
   std::vector<std::shared_ptr<Communicator>> make_communicators(double timeout = 60) {
     std::vector<std::shared_ptr<Communicator>> made;
     for (std::size_t r = 0; r < groups_.size(); ++r)
-      made.push_back(
-          std::make_shared<Communicator>(std::move(groups_[r]), progress_[r], timeout));
+      made.push_back(std::make_shared<Communicator>(std::move(groups_[r]), progress_[r], timeout));
     return made;
   }
 

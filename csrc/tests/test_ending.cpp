@@ -60,15 +60,15 @@ void close_waits_for_what_abort_tells() {
 void a_sleep_after_close_is_announced_to_nobody() {
   ThreadRanks threads(2);
   const auto old = threads.make_group();
-  const Mailbox* mailbox = &old[0]->group().mailbox(0);
+  const Mailbox* mailbox = &old[0]->group().mailbox(Member(0));
   threads.run([&](int r) { old[r]->close(); });
   const auto group = threads.make_group();
-  CHECK(&group[0]->group().mailbox(0) == mailbox);
+  CHECK(&group[0]->group().mailbox(Member(0)) == mailbox);
   old[0]->announce_sleep();
   old[1]->announce_sleep();
   CHECK(mailbox->sleepers == 0);
   group[1]->announce_sleep();
-  CHECK(mailbox->sleepers == bit(1));
+  CHECK(mailbox->sleepers == bit(Member(1)));
 }
 
 void a_bit_of_no_rank_wakes_nobody() {
@@ -77,7 +77,7 @@ void a_bit_of_no_rank_wakes_nobody() {
   threads.run([&](int r) {
     for (int i = 0; i < 100; ++i) {
       std::vector<float> x(10, 1.0F);
-      group[r]->group().mailbox(0).sleepers.fetch_or(bit(2) | bit(63));
+      group[r]->group().mailbox(Member(0)).sleepers.fetch_or(bit(Member(2)) | bit(Member(63)));
       group[r]->run(all_reduce(x), {});
       CHECK(x[9] == 2.0F);
     }
@@ -99,9 +99,9 @@ void peers_that_are_gone_are_let_go_of() {
     const std::vector<std::size_t> offsets = {mailbox.offset, others.offset};
     const std::size_t bytes = std::min(mailbox.data_bytes, others.data_bytes);
     kept.push_back(std::make_shared<Communicator>(
-        std::make_unique<Group>(mine, 0, tokens, offsets, mailbox, bytes), progress, 60));
+        std::make_unique<Group>(mine, Member(0), tokens, offsets, mailbox, bytes), progress, 60));
     const auto theirs = std::make_shared<Communicator>(
-        std::make_unique<Group>(other, 1, tokens, offsets, others, bytes),
+        std::make_unique<Group>(other, Member(1), tokens, offsets, others, bytes),
         std::make_shared<Progress>(other), 60);
     kept.back()->close();
     theirs->close();
@@ -116,7 +116,7 @@ void operations_go_on_without_the_progress_thread() {
   const auto progress = std::make_shared<Progress>(node);
   const MailboxRange mailbox = node->allocate_mailbox(1);
   const auto alone = std::make_shared<Communicator>(
-      std::make_unique<Group>(node, 0, std::vector<Token>{node->token()},
+      std::make_unique<Group>(node, Member(0), std::vector<Token>{node->token()},
                               std::vector<std::size_t>{mailbox.offset}, mailbox,
                               mailbox.data_bytes),
       progress, 60);

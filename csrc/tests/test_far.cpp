@@ -1,5 +1,6 @@
 // Operations between hosts over a fake network, ranks as threads: bits, failures, and whose memory
 // it is.
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -47,7 +48,7 @@ void every_algorithm_gives_the_same_bits(const std::vector<HostSchedule>& schedu
     const int n = static_cast<int>(schedule.programs.size());
     FakeNetwork network(n, {seed, static_cast<int>(seed % 7), seed % 2 == 0, true});
     HostRanks ranks(schedule.host_sizes, network);
-    const auto group = ranks.make_communicators();
+    const auto group = ranks.make_communicators(8);
     ranks.run([&](int r) {
       for (const std::size_t count : {0, 1, 100, 1500, 20011, 400003}) {
         std::vector<float> x = order_dependent(r, count, seed);
@@ -177,11 +178,11 @@ void what_cannot_be_cancelled_is_kept(const std::vector<HostSchedule>& schedules
     ranks.run([&](int r) {
       const auto at = static_cast<std::size_t>(r);
       // As the bindings do it: the arrays live as long as `keep` does.
-      std::shared_ptr<std::vector<float>> x(
-          new std::vector<float>(300000, 1.0F), [&freed, r](std::vector<float>* it) {
-            freed[r] = true;
-            delete it;
-          });
+      std::shared_ptr<std::vector<float>> x(new std::vector<float>(300000, 1.0F),
+                                            [&freed, r](std::vector<float>* it) {
+                                              freed[r] = true;
+                                              delete it;
+                                            });
       Request request = all_reduce(*x, program_of(schedules, "direct", 2, 2, r));
       request.keep = x;
       CHECK(failure_of([&] { group[at]->run(request, {}); }).kind == FailureKind::kTimeout);
@@ -201,11 +202,14 @@ void a_lost_rank_is_named_everywhere(const std::vector<HostSchedule>& schedules)
     FakeNetwork network(4, {5, 1, false, true});
     HostRanks ranks({1, 1, 1, 1}, network);
     const auto group = ranks.make_communicators(20);
+    std::atomic<int> through{0};
     ranks.run([&](int r) {
       const auto at = static_cast<std::size_t>(r);
       std::vector<float> x = order_dependent(r, 5000, 5);
       const auto program = program_of(schedules, algorithm, 4, 4, r);
       group[at]->run(all_reduce(x, program), {});
+      ++through;
+      while (through < 4) std::this_thread::yield();
       if (r == 3) return network.kill(3);
       const auto start = std::chrono::steady_clock::now();
       const Failure failure = failure_of([&] { group[at]->run(all_reduce(x, program), {}); });
