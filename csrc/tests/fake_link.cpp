@@ -212,7 +212,7 @@ std::shared_ptr<Link> FakeNetwork::link(int rank) { return std::make_shared<End>
 
 void FakeNetwork::hold_from(int first) { held_from_ = first; }
 
-void FakeNetwork::kill(int rank) {
+void FakeNetwork::kill(int rank, bool loses) {
   std::vector<std::pair<std::size_t, Transfer>> never_read;
   for (std::size_t r = 0; r < stations_.size(); ++r) {
     Station& each = *stations_[r];
@@ -230,7 +230,7 @@ void FakeNetwork::kill(int rank) {
     each.lost.insert(rank);
     each.losses.push_back({rank, "its connection was closed"});
     for (auto& [key, wire] : each.wires) {
-      if (key.first != rank) continue;
+      if (key.first != rank || !loses) continue;
       std::size_t kept = each.random() % (wire.size() + 1);
       // Its memory is gone: what was not read is lost.
       for (std::size_t i = 0; i < kept; ++i)

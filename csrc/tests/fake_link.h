@@ -26,8 +26,9 @@ class FakeNetwork {
   FakeNetwork(int ranks, Manner manner);
   ~FakeNetwork();
   std::shared_ptr<Link> link(int rank);
-  // The rank is gone, and with it what it has sent and nobody has received yet, or part of it.
-  void kill(int rank);
+  // The rank is gone, and with it what it has sent and nobody has received yet, or part of it;
+  // unless `loses` is false: then its connections end behind what it has sent.
+  void kill(int rank, bool loses = true);
   // While held, nothing of lanes from `first` on is delivered.
   void hold_from(int first);
   void release() { hold_from(1 << 30); }

@@ -230,7 +230,7 @@ void a_goodbye_is_no_death(const std::vector<HostSchedule>& schedules) {
     std::vector<float> x(10, 1.0F);
     if (r == 2) {
       group[at]->close();
-      return network.kill(2);
+      return network.kill(2, false);
     }
     // Those that do not need it go on.
     if (r == 0) group[at]->run(pair(OpKind::kSend, x, 1), {});
