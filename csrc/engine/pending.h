@@ -35,9 +35,7 @@ class Pending final : public Work {
   Operation& start();
 
   // Whether its end needs the group still, or somebody is told of it. Until finish() has begun.
-  bool tells() const {
-    return on_done_ || (operation_ != nullptr && operation_->must_poll());
-  }
+  bool tells() const { return on_done_ || (operation_ != nullptr && operation_->must_poll()); }
   // Once, by whoever drove it or failed its communicator. nullptr: success. It is done before
   // on_done is called: who must not be overtaken by that call asks the communicator to close.
   void finish(const Failure* failure);

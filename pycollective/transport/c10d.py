@@ -10,12 +10,9 @@ import os
 import socket
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pycollective.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pycollective import _torch
 
 _LOOPBACK = "127.0.0.1"
 
