@@ -107,6 +107,9 @@ class PYCOLLECTIVE_PUBLIC Collectives {
   // quick, must not throw and must not wait for a collective.
   virtual std::shared_ptr<Work> submit(const Request& request,
                                        std::function<void(const Failure*)> on_done) = 0;
+  // Whether a failed call may leave messages under way to other hosts, so that requests should come
+  // with what keeps their memory.
+  virtual bool wants_keep() const = 0;
   virtual double timeout() const = 0;
   virtual void set_timeout(double seconds) = 0;
   // Fails the group on every rank, needing no peer.

@@ -190,8 +190,7 @@ bool Communicator::act_on_first(Queue& queue, Pending& item, Driver driver, cons
 
 bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point until,
                          const InterruptHook& interrupted) {
-  // A look at another host's messages costs as much as a hundred at a flag.
-  const bool cheap = group_->may_spin() && !operation.must_poll();
+  const bool cheap = group_->may_spin() && !(operation.must_poll() && group_->messenger()->rings());
   const bool rung = operation.must_poll() && group_->messenger()->rings();
   const int most_spins = cheap ? kSpinsWithCores : kSpinsCrowded;
   auto yield_for = rung ? kYieldBeforeRing : kYieldFor;

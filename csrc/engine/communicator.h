@@ -33,6 +33,7 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   void run(const Request& request, const InterruptHook& interrupted) override;
   std::shared_ptr<Work> submit(const Request& request,
                                std::function<void(const Failure*)> on_done) override;
+  bool wants_keep() const override { return group_->messenger() != nullptr; }
   double timeout() const override { return timeout_; }
   void set_timeout(double seconds) override { timeout_ = seconds; }
   void abort(const std::string& reason) override;

@@ -18,6 +18,15 @@ std::chrono::milliseconds milliseconds(double seconds) {
       std::chrono::duration<double>(seconds));
 }
 
+// Copies no request where there is nothing to keep.
+template <class Act>
+void with_keep(const Request& request, const std::shared_ptr<const void>& keep, const Act& act) {
+  if (!keep) return act(request);
+  Request copy = request;
+  copy.keep = keep;
+  act(copy);
+}
+
 }  // namespace
 
 Backend::Backend(std::shared_ptr<Collectives> collectives,
@@ -72,8 +81,11 @@ c10::intrusive_ptr<c10d::Work> Backend::issue(c10d::OpType type, Transfer transf
   const std::uint64_t sequence = ++sequence_;
   if (!async) {
     RECORD_USER_SCOPE(transfer.profiling_title());
+    const std::shared_ptr<const void> keep = transfer.keep(*collectives_, threads_);
     typed([&](const InterruptHook& interrupted) {
-      for (const Request& request : transfer.requests()) collectives_->run(request, interrupted);
+      for (const Request& request : transfer.requests())
+        with_keep(request, keep,
+                  [&](const Request& each) { collectives_->run(each, interrupted); });
     });
     transfer.copy_back();
     return c10::make_intrusive<Work>(rank_, type, sequence, Flight::ended(std::move(transfer)),
@@ -82,9 +94,12 @@ c10::intrusive_ptr<c10d::Work> Backend::issue(c10d::OpType type, Transfer transf
   const std::shared_ptr<Flight> flight = Flight::start(std::move(transfer), threads_);
   std::vector<std::shared_ptr<pycollective::Work>> cores;
   cores.reserve(flight->transfer().requests().size());
+  const std::shared_ptr<const void> keep = flight->transfer().keep(*collectives_, threads_);
   typed([&](const InterruptHook&) {
     for (const Request& request : flight->transfer().requests())
-      cores.push_back(collectives_->submit(request, flight->on_done()));
+      with_keep(request, keep, [&](const Request& each) {
+        cores.push_back(collectives_->submit(each, flight->on_done()));
+      });
   });
   return c10::make_intrusive<Work>(rank_, type, sequence, flight, std::move(cores));
 }

@@ -3,6 +3,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <optional>
@@ -155,6 +156,25 @@ void Transfer::add(const void* input, void* output, at::ScalarType dtype, std::i
     request.count *= c10::elementSize(dtype);
   }
   requests_.push_back(std::move(request));
+}
+
+std::shared_ptr<const void> Transfer::keep(
+    const Collectives& collectives, const std::shared_ptr<CompletionThreads>& threads) const {
+  if (!collectives.wants_keep()) return nullptr;
+  auto* tensors = new std::vector<at::Tensor>(inputs_);
+  tensors->insert(tensors->end(), outputs_.begin(), outputs_.end());
+  for (const auto& [to, from] : copies_) tensors->push_back(from);
+  return {tensors, [threads](std::vector<at::Tensor>* kept) {
+            // The last to hold a tensor may need the GIL to free it, and this may be the core's
+            // thread, which must never wait for that.
+            const bool others = std::all_of(kept->begin(), kept->end(), [](const at::Tensor& each) {
+              return each.use_count() > 1;
+            });
+            if (others)
+              delete kept;
+            else
+              threads->post([kept] { delete kept; });
+          }};
 }
 
 void Transfer::copy_back() {

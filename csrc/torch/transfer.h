@@ -9,10 +9,12 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <chrono>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "engine/api.h"
+#include "torch/completion_threads.h"
 
 namespace pycollective::shim {
 
@@ -44,6 +46,9 @@ class Transfer {
   const std::vector<Request>& requests() const { return requests_; }
   // What the caller gets; whatever was passed to write and update.
   const std::vector<at::Tensor>& outputs() const { return outputs_; }
+  // Keeps the memory that requests name; empty unless `collectives` want it.
+  std::shared_ptr<const void> keep(const Collectives& collectives,
+                                   const std::shared_ptr<CompletionThreads>& threads) const;
   bool copies_back() const { return !copies_.empty(); }
   // After success, once.
   void copy_back();
