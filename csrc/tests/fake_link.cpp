@@ -224,6 +224,8 @@ void FakeNetwork::kill(int rank, bool loses) {
           if (message.memory != nullptr)
             never_read.emplace_back(static_cast<std::size_t>(key.first), message.transfer);
       each.wires.clear();
+      for (auto& [key, posts] : each.posted)
+        for (const Posted& post : posts) each.ended[post.transfer] = Outcome::kLost;
       each.posted.clear();
       continue;
     }
