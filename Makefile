@@ -1,7 +1,7 @@
 # make install   .venv with everything, the package built and installed in place
 # make demo      train a small network under DDP with Gloo and with pycollective (out/demo)
 # make test      every test but the whole table under mpiexec, which is make test-mpi, and the
-#                thousands of processes that end, which are make storm
+#                thousands of processes that end, which are make storm; 1,024 ranks: make scale
 # make bench     the committed benchmarks (out of benchmarks/)
 # make lint      ruff, mypy, clang-format; make sanitize: native tests under TSan and ASan
 PYTHON ?= python3
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: install build demo test test-mpi storm bench lint format sanitize clean
+.PHONY: install build demo test test-mpi storm scale bench lint format sanitize clean
 
 install: $(VENV)/.built
 
@@ -40,6 +40,13 @@ test-mpi: install
 	  tests/test_mpi_joining.py
 
 # Processes that end in every way, 200 times each; the README's examples, 50 times each: an hour.
+# Many ranks as threads, on hosts that a fake network joins: some minutes, and 5 GB of memory.
+SCALE ?= 16x64
+scale: install
+	$(BIN)/python -m tests.schedule.native_programs $(SCALE) out/scale/$(SCALE)
+	$(MAKE) -j 2 -C csrc/tests ../../build/native/plain/test_far_scale
+	for file in out/scale/$(SCALE)/*.txt; do build/native/plain/test_far_scale $$file || exit 1; done
+
 storm: install
 	$(BIN)/python -m pytest -m storm tests/torch/test_process_end.py
 

@@ -15,12 +15,13 @@ namespace {
 // 25 times the whole call where the awaited rank needs that very core.
 constexpr int kSpinsWithCores = 2000;
 constexpr int kSpinsCrowded = 20;
+constexpr int kPollsCrowded = 2;  // a look at a link costs as much as ten at a flag
 constexpr std::chrono::microseconds kYieldFor{500};
 // Less where the threads that bring a message need that core, or the rank that sends it does.
 constexpr std::chrono::microseconds kYieldBeforeRing{50};
 constexpr std::chrono::microseconds kYieldCrowded{20};
-// How long a thread sleeps that awaits another host, which rings no doorbell. (The kernel makes it
-// some 50 us more.)
+// How long a thread sleeps that awaits another host whose link rings no bell (MPI). (The kernel
+// makes it some 50 us more.)
 constexpr std::chrono::microseconds kPollEvery{20};
 
 void relax_core() {
@@ -34,6 +35,12 @@ void relax_core() {
 // Something that is no failure of the group yet, such as no memory for a channel, becomes one: the
 // peers wait for an operation that this rank cannot carry out.
 Failure failure_from(const std::exception& error, OpKind kind, std::uint64_t sequence, int rank) {
+  if (const auto* known = dynamic_cast<const CollectiveFailure*>(&error)) {
+    Failure failure = known->failure();
+    // What a link tells knows of no operation.
+    if (failure.sequence == 0) failure.op = kind, failure.sequence = sequence;
+    return failure;
+  }
   return {FailureKind::kAborted, rank, kind, sequence,
           "rank " + std::to_string(rank) + " could not carry out " + name_of(kind) + " number " +
               std::to_string(sequence) + ": " + error.what()};
@@ -120,16 +127,14 @@ void Communicator::run(const Request& given, const InterruptHook& interrupted) {
     Operation& operation = room.make(*group_, request, sequence);
     operation.start();
     drive(operation, watch, Clock::time_point::max(), interrupted);
-  } catch (const CollectiveFailure& error) {
-    fail(error.failure());
-    stop_driving(queue, Driver::kCaller);
-    throw;
   } catch (const std::exception& error) {
     const Failure failure = failure_from(error, request.kind, sequence, rank());
     fail(failure);
+    room.end();  // while there is a group: others may close it from then on
     stop_driving(queue, Driver::kCaller);
     throw CollectiveFailure(failure);
   }
+  room.end();
   stop_driving(queue, Driver::kCaller);
 }
 
@@ -178,8 +183,6 @@ bool Communicator::act_on_first(Queue& queue, Pending& item, Driver driver, cons
     else
       stop_driving(queue, driver);
     return done;
-  } catch (const CollectiveFailure& error) {
-    failure = error.failure();
   } catch (const std::exception& error) {
     failure = failure_from(error, item.request().kind, item.sequence(), rank());
   }
@@ -190,11 +193,13 @@ bool Communicator::act_on_first(Queue& queue, Pending& item, Driver driver, cons
 
 bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point until,
                          const InterruptHook& interrupted) {
-  const bool cheap = group_->may_spin() && !(operation.must_poll() && group_->messenger()->rings());
   const bool rung = operation.must_poll() && group_->messenger()->rings();
-  const int most_spins = cheap ? kSpinsWithCores : kSpinsCrowded;
+  const bool cheap = group_->may_spin() && !rung;  // what brings the message needs a core, too
+  const int most_spins = cheap                            ? kSpinsWithCores
+                         : operation.must_poll() && !rung ? kPollsCrowded
+                                                          : kSpinsCrowded;
   auto yield_for = rung ? kYieldBeforeRing : kYieldFor;
-  if (operation.must_poll() && !group_->may_spin()) yield_for = kYieldCrowded;
+  if (rung && !group_->may_spin()) yield_for = kYieldCrowded;
   int spins = 0;
   Clock::time_point sleep_from;
   for (;;) {

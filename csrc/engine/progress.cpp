@@ -23,7 +23,7 @@ namespace {
 constexpr std::chrono::microseconds kYieldFor{100};
 // With nothing pending there is nothing to look for; the bound is only so that none is unbounded.
 constexpr std::chrono::seconds kIdleWait{60};
-// Ranks of other hosts ring no doorbell.
+// Of links that ring no bell.
 constexpr std::chrono::microseconds kPollEvery{200};
 
 }  // namespace

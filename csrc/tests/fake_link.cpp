@@ -62,7 +62,7 @@ class FakeNetwork::End final : public Link {
     {
       const std::lock_guard lock(own.mutex);
       transfer = own.next++;
-      if (own.lost.count(rank) != 0) {
+      if (own.dead || own.lost.count(rank) != 0) {
         own.ended[transfer] = Outcome::kLost;
         return transfer;
       }
@@ -206,7 +206,7 @@ FakeNetwork::FakeNetwork(int ranks, Manner manner) : manner_(manner) {
   }
 }
 
-FakeNetwork::~FakeNetwork() { release(); }
+FakeNetwork::~FakeNetwork() = default;
 
 std::shared_ptr<Link> FakeNetwork::link(int rank) { return std::make_shared<End>(*this, rank); }
 

@@ -1,5 +1,6 @@
 // Interleavings of ranks of several hosts, explored from seeds: one thread takes each step of each
-// rank in an order that the seed chooses, so that what is found can be found again.
+// rank in an order that the seed chooses, so that what is found can be found again (but for the
+// messenger's few waits, which go by the clock).
 //
 //   test_far_explored [seeds [first]]
 //

@@ -1,5 +1,6 @@
 // Program::check is a proof: no program that passes touches what is not its own. Real programs are
-// spoiled at random, and what still passes is run, with ASan as the judge: the caller's buffers are
+// spoiled at random, and what still passes is run where it is for one host (of several it is only
+// checked), with ASan as the judge: the caller's buffers are
 // as long as they must be and no longer, and of shared memory all is poisoned but the slots.
 //
 //   test_program_fuzz [seconds] [seed]

@@ -22,8 +22,7 @@ class MpiTransport:
     Args:
         comm: an MPI communicator of its own; freed when the communicator closes.
         ranks: the number there of each rank.
-        far: whether any of them is on another host than this one.
-        timeout: seconds that making another may take.
+        timeout: seconds that making another, in `split`, may take.
 
     Raises:
         ConfigurationError: MPI was not initialised for several threads.
@@ -54,28 +53,24 @@ class MpiTransport:
         """See `Transport`. The groups share one duplicate: their ranks send each other nothing."""
         if not across:
             return None
-        comm = duplicate(self._comm, self._timeout)
+        comm = _duplicate(self._comm, self._timeout)
         if members is None:
             comm.Free()
             return None
         return MpiTransport(comm, [self._ranks[member] for member in members], self._timeout)
 
 
-def duplicate(comm: Any, timeout: float) -> Any:
-    """A duplicate of an MPI communicator; all of its ranks must call this.
-
-    Raises:
-        CollectiveTimeout: not every rank did, within `timeout` seconds.
-    """
+def _duplicate(comm: Any, timeout: float) -> Any:
+    """A duplicate of an MPI communicator, which all of its ranks make."""
     made, request = comm.Idup()
     deadline = time.monotonic() + timeout
     while not request.Test():
         if time.monotonic() > deadline:
             raise CollectiveTimeout(
-                f"rank {comm.Get_rank()} waited {timeout:g} s for all ranks of MPI to make a "
-                "communicator",
+                f"split timed out on rank {comm.Get_rank()} after {timeout:g} s: not all ranks "
+                "have duplicated MPI's communicator",
                 comm.Get_rank(),
-                "init",
+                "split",
             )
         time.sleep(_POLL)
     return made

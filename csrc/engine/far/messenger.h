@@ -37,11 +37,14 @@ constexpr std::size_t kRiderBytes = std::size_t{8} << 10;
 
 // A message of an operation.
 struct Ticket {
+  // Of a message that was lost: never done.
+  static constexpr Link::Transfer kSpent = ~Link::Transfer{0};
+
   Link::Transfer transfer = 0;  // 0: done, or none
   int rank = 0;
 };
 
-// Thread-safe.
+// Thread-safe, but for staging(), which is for the one thread that drives the collectives.
 class Messenger {
  public:
   // A failure that a rank of another host tells, or that this one has found out.

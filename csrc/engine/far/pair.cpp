@@ -1,8 +1,17 @@
 #include "engine/far/pair.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "engine/copy.h"
 
 namespace pycollective {
+namespace {
+
+// MPI counts the bytes of a message in 31 bits.
+constexpr std::size_t kLargestPiece = std::size_t{1} << 30;
+
+}  // namespace
 
 FarPair::FarPair(Group& group, const Request& request, std::uint64_t sequence)
     : Operation(group, request, sequence),
@@ -13,7 +22,7 @@ FarPair::~FarPair() {
   Messenger& messenger = *group_.messenger();
   if (expecting_) messenger.forget_call(request_.root);
   if (call_) messenger.put_back(std::move(call_));
-  if (data_.transfer != 0) messenger.give_up({data_}, group_.keep(request_));
+  if (!data_.empty()) messenger.give_up(std::move(data_), group_.keep(request_));
 }
 
 void FarPair::start() {
@@ -49,8 +58,14 @@ void FarPair::begin_to_move() {
   moving_ = true;
   Messenger& messenger = *group_.messenger();
   if (bytes_ > kRiderBytes) {
-    data_ = sends() ? messenger.send(request_.root, kLanePair, request_.input, bytes_)
-                    : messenger.receive(request_.root, kLanePair, request_.output, bytes_);
+    for (std::size_t at = 0; at < bytes_; at += kLargestPiece) {
+      const std::size_t piece = std::min(kLargestPiece, bytes_ - at);
+      data_.push_back(
+          sends() ? messenger.send(request_.root, kLanePair,
+                                   static_cast<const std::byte*>(request_.input) + at, piece)
+                  : messenger.receive(request_.root, kLanePair,
+                                      static_cast<std::byte*>(request_.output) + at, piece));
+    }
   } else if (!sends()) {
     if (Messenger::data_bytes_of(call_) != bytes_)
       throw CollectiveFailure({FailureKind::kAborted, group_.world().rank, request_.kind, sequence_,
@@ -64,7 +79,9 @@ State FarPair::advance() {
   group_.messenger()->poll();
   if (!hear()) return State::kBlocked;
   if (!moving_) begin_to_move();
-  return group_.messenger()->done(data_) ? State::kDone : State::kBlocked;
+  bool all = true;
+  for (Ticket& each : data_) all = group_.messenger()->done(each) && all;
+  return all ? State::kDone : State::kBlocked;
 }
 
 std::string FarPair::far_absentees() const {

@@ -2,6 +2,8 @@
 // message goes with the sender's call.
 #pragma once
 
+#include <vector>
+
 #include "engine/far/messenger.h"
 #include "engine/operation.h"
 
@@ -29,7 +31,7 @@ class FarPair final : public Operation {
   Parcel call_;  // theirs, once it is heard
   bool expecting_ = false;
   bool moving_ = false;
-  Ticket data_;
+  std::vector<Ticket> data_;  // in pieces that any transport takes
 };
 
 }  // namespace pycollective

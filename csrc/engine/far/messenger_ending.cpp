@@ -1,0 +1,118 @@
+// How messages end that nobody wants any more, and how a messenger does.
+#include <algorithm>
+#include <thread>
+
+#include "engine/far/messenger.h"
+
+namespace pycollective {
+namespace {
+
+constexpr std::chrono::milliseconds kGiveUpWithin{500};
+// Of a failure a peer may have heard from others, and then it takes no more notices.
+constexpr std::chrono::milliseconds kToldWithin{50};
+constexpr std::chrono::microseconds kWaitStep{100};
+
+// Where leak checkers find it.
+template <class T>
+void keep_for_ever(T value) {
+  static std::mutex& mutex = *new std::mutex;
+  static auto& kept = *new std::vector<std::unique_ptr<T>>;
+  const std::lock_guard lock(mutex);
+  kept.push_back(std::make_unique<T>(std::move(value)));
+}
+
+}  // namespace
+
+// Lets all go on meanwhile, and others have the lock.
+template <class Done>
+bool Messenger::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit,
+                         const Done& done) {
+  const Clock::time_point until = Clock::now() + limit;
+  for (;;) {
+    try {
+      link_->progress();
+    } catch (const std::exception&) {
+      return done();  // what ends by itself has ended
+    }
+    if (done()) return true;
+    if (Clock::now() >= until) return false;
+    lock.unlock();
+    std::this_thread::sleep_for(kWaitStep);
+    lock.lock();
+  }
+}
+
+Messenger::~Messenger() {
+  if (close()) return;
+  // The link may still read or write any of this: it is never given back.
+  keep_for_ever(link_);
+  keep_for_ever(std::move(sent_));
+  keep_for_ever(std::move(orphans_));
+  keep_for_ever(std::move(staging_));
+  keep_for_ever(std::move(control_));
+  keep_for_ever(std::move(peers_));
+}
+
+void Messenger::give_up(std::vector<Ticket> tickets, std::shared_ptr<const void> keep) noexcept {
+  std::unique_lock lock(mutex_);
+  for (const Ticket& each : tickets) {
+    if (each.transfer == 0) continue;
+    --peers_[each.rank].awaited, --awaited_;
+    if (each.transfer != Ticket::kSpent) link_->cancel(each.transfer);
+  }
+  const auto ended = [&] {
+    const auto gone = [&](const Ticket& each) {
+      return each.transfer == 0 || each.transfer == Ticket::kSpent ||
+             link_->test(each.transfer) != Link::Outcome::kUnderWay;
+    };
+    tickets.erase(std::remove_if(tickets.begin(), tickets.end(), gone), tickets.end());
+    return tickets.empty();
+  };
+  if (wait_for(lock, kGiveUpWithin, ended)) return;
+  for (const Ticket& each : tickets) orphans_.push_back({each.transfer, keep});
+}
+
+bool Messenger::close() noexcept {
+  std::unique_lock lock(mutex_);
+  if (closing_) return let_go_;
+  closing_ = true;
+  if (!failed_)
+    for (const int rank : far_) {
+      const auto known = peers_.find(rank);
+      if (known != peers_.end() && (known->second.left || known->second.lost)) continue;
+      try {
+        say(ParcelKind::kGoodbye, FailureKind::kNone, nullptr, 0, rank);
+      } catch (const std::exception&) {
+        continue;
+      }
+    }
+  const auto all_sent = [&] {
+    reap(true);
+    return sent_.empty();
+  };
+  wait_for(lock, failed_ ? kToldWithin : kGiveUpWithin, all_sent);
+  std::vector<Link::Transfer> open;
+  if (listening_ != 0) open.push_back(listening_);
+  for (const auto& [rank, peer] : peers_)
+    for (const auto& [lane, inbox] : peer.inboxes)
+      if (inbox.transfer != 0) open.push_back(inbox.transfer);
+  for (const Sent& each : sent_) open.push_back(each.transfer);
+  for (const Orphan& each : orphans_) open.push_back(each.transfer);
+  for (const Link::Transfer each : open) link_->cancel(each);
+  const auto ended = [&] {
+    const auto gone = [&](Link::Transfer each) {
+      return link_->test(each) != Link::Outcome::kUnderWay;
+    };
+    open.erase(std::remove_if(open.begin(), open.end(), gone), open.end());
+    return open.empty();
+  };
+  let_go_ = wait_for(lock, kGiveUpWithin, ended);
+  link_->close();
+  if (let_go_) {
+    sent_.clear();
+    orphans_.clear();
+  }
+  return let_go_;
+}
+
+}  // namespace pycollective
