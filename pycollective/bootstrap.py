@@ -296,7 +296,7 @@ def _start_mpiexec(talk: Talk, wish: _Wish) -> Communicator:
         slot_bytes = talk.round(joined.slot_bytes, lambda every: lambda rank: min(every))
     joined = joined._replace(slot_bytes=slot_bytes)
     transport = launch.transport() if several else None
-    world = World(launch.rank, launch.host_of, transport, launch.table, launch.beside)
+    world = World(launch.rank, launch.host_of, transport, launch.table, launch.beside, launch.id)
     return leave_at_exit(Communicator(*joined, wish.timeout, world))
 
 

@@ -10,6 +10,7 @@ import logging
 import operator
 from collections import Counter
 from collections.abc import Sequence
+from hashlib import blake2b
 from types import TracebackType
 
 import numpy as np
@@ -70,6 +71,7 @@ class Communicator(_core.Communicator):
         self._node = node
         self._tokens = list(tokens)
         self._world = world
+        self._splits = 0
 
     @property
     def host_of(self) -> tuple[int, ...]:
@@ -142,11 +144,13 @@ class Communicator(_core.Communicator):
             groups = {(int(color), whole.host_of[r]) for r, color in enumerate(colors)}
             hosts = Counter(color for color, _ in groups if color >= 0)
             across = any(number > 1 for number in hosts.values())
-            mine = None if colors[self.rank] < 0 else members
-            transport = whole.transport.split(mine, across)
-            if len(numbers) == 1:
-                transport = None
-        return World(members.index(self.rank), host_of, transport, whole.table, whole.beside)
+            alone = colors[self.rank] < 0 or len(numbers) == 1
+            transport = whole.transport.split(None if alone else members, across)
+        self._splits += 1
+        number = f"{whole.id}/{self._splits}/{members[0]}".encode()
+        number_of_64_bits = int.from_bytes(blake2b(number, digest_size=8).digest(), "little")
+        rank = members.index(self.rank)
+        return World(rank, host_of, transport, whole.table, whole.beside, number_of_64_bits)
 
     def close(self) -> None:
         """Wait for what was issued, then leave. Harms no rank that needs nothing more from this.

@@ -53,6 +53,7 @@ class _Place(NamedTuple):
     beside: int
     address: str
     secret: str
+    id: int  # of the communicator
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Launch:
         server: of that store, on the first rank of each host; not started.
         table: measured times, the same on all ranks; None for none.
         beside: ranks on this machine.
+        id: of the communicator that they make, the same on all.
     """
 
     talk: Talk
@@ -80,6 +82,7 @@ class Launch:
     server: StoreServer | None
     table: Table | None
     beside: int
+    id: int
 
     def transport(self) -> MpiTransport:
         """Messages between all ranks; every rank must call it, when nothing else can go wrong.
@@ -144,6 +147,7 @@ def agree(talk: Talk, topology: str = "", transport: str = "", tuning: str = "")
             server if place.address == address else None,
             table,
             place.beside,
+            place.id,
         )
     except BaseException:
         server.close()
@@ -172,10 +176,11 @@ def _decide(topology: str) -> Callable[[list[Any]], Callable[[int], Any]]:
         first = [host_of.index(host) for host in range(max(host_of) + 1)]
         beside = [machines.count(machine) for machine in range(max(machines) + 1)]
         packed = places.pack(host_of)
+        number = int.from_bytes(os.urandom(8), "little")
 
         def answer(rank: int) -> Any:
             server = wishes[first[host_of[rank]]]
-            return packed, beside[machines[rank]], server.address, server.secret
+            return packed, beside[machines[rank]], server.address, server.secret, number
 
         return answer
 

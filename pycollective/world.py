@@ -23,6 +23,7 @@ class World:
         transport: to ranks of other hosts; None where there are none.
         table: measured times to choose algorithms by, the same on all ranks; None for none.
         beside: ranks on this machine; more than on this host where it plays several.
+        id: the same on all ranks, and another for each communicator whose messages might meet.
     """
 
     rank: int
@@ -30,6 +31,7 @@ class World:
     transport: Transport | None = None
     table: Table | None = None
     beside: int = 1
+    id: int = 0
 
     @classmethod
     def on_one_host(cls, rank: int, size: int, table: Table | None = None) -> World:

@@ -137,6 +137,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     // pycollective.world.World
     const py::object given = tuple[6];
     World world;
+    world.id = given.attr("id").cast<std::uint64_t>();
     world.rank = given.attr("rank").cast<int>();
     world.size = given.attr("size").cast<int>();
     world.near = given.attr("near").cast<std::vector<int>>();

@@ -13,13 +13,17 @@ namespace pycollective {
 
 class KeptArrays : public std::enable_shared_from_this<KeptArrays> {
  public:
-  // With the GIL held. What the result holds is freed by a later sweep().
+  // With the GIL held. What the result holds is freed at its end if that has the GIL, else by a
+  // later sweep().
   std::shared_ptr<const void> keep(std::vector<PyObject*> objects) {
     for (PyObject* each : objects) Py_INCREF(each);
     const std::weak_ptr<KeptArrays> home = weak_from_this();
     return {new std::vector<PyObject*>(std::move(objects)), [home](std::vector<PyObject*>* kept) {
-              // Without a home there is no call any more in which to free them.
-              if (const auto arrays = home.lock()) arrays->let_go(*kept);
+              if (PyGILState_Check()) {
+                for (PyObject* each : *kept) Py_DECREF(each);
+              } else if (const auto arrays = home.lock()) {
+                arrays->let_go(*kept);
+              }  // else there is no call any more in which to free them
               delete kept;
             }};
   }

@@ -39,14 +39,13 @@ auto& progresses = *new Living<Progress>();
 // Fails what is busy, and then closes all, the newest first. Whether anything was busy.
 bool leave_all(bool after_exception) {
   std::vector<std::shared_ptr<Communicator>> open = communicators.shares();
-  open.erase(std::remove_if(open.begin(), open.end(), [](const auto& it) { return it->closed(); }),
-             open.end());
   std::reverse(open.begin(), open.end());
   bool any_busy = false;
   bool interrupted = false;
   {
     const GilReleased unlocked;
     for (const auto& each : open) {
+      if (each->closed()) continue;  // by another thread perhaps, which may not have left yet
       const bool busy = each->busy();
       any_busy = any_busy || busy;
       if (busy)

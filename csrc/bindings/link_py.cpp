@@ -15,11 +15,11 @@ namespace pycollective {
 namespace {
 
 py::capsule mpi_link(const std::string& library, std::size_t handle_bytes, std::size_t status_bytes,
-                     std::uint64_t byte, int any_source, std::uint64_t comm,
-                     std::vector<int> ranks) {
+                     std::uint64_t byte, int any_source, std::uint64_t comm, std::vector<int> ranks,
+                     bool frees_unused) {
   try {
     auto link = make_mpi_link({library, handle_bytes, status_bytes, byte, any_source}, comm,
-                              std::move(ranks));
+                              std::move(ranks), frees_unused);
     return py::capsule(new std::shared_ptr<Link>(std::move(link)), kLinkCapsule, [](PyObject* it) {
       delete static_cast<std::shared_ptr<Link>*>(PyCapsule_GetPointer(it, kLinkCapsule));
     });
@@ -39,11 +39,13 @@ std::shared_ptr<Link> link_in(const py::object& capsule) {
 }
 
 void bind_link(py::module_& module) {
-  module.def("mpi_link", &mpi_link, py::arg("library"), py::arg("handle_bytes"),
-             py::arg("status_bytes"), py::arg("byte"), py::arg("any_source"), py::arg("comm"),
-             py::arg("ranks"),
-             "A link over MPI, in a capsule: of `comm`, a communicator's handle, which it frees; "
-             "`ranks`: the number there of each rank. The rest is as mpi4py knows it.");
+  module.def(
+      "mpi_link", &mpi_link, py::arg("library"), py::arg("handle_bytes"), py::arg("status_bytes"),
+      py::arg("byte"), py::arg("any_source"), py::arg("comm"), py::arg("ranks"),
+      py::arg("frees_unused"),
+      "A link over MPI, in a capsule: of `comm`, a communicator's handle, which it frees when "
+      "it is closed, or, with `frees_unused`, if it is never used; "
+      "`ranks`: the number there of each rank. The rest is as mpi4py knows it.");
 }
 
 }  // namespace pycollective

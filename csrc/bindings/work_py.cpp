@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -24,9 +25,11 @@ void AbandonedCalls::add(std::unique_ptr<Call> call, std::shared_ptr<Work> work)
 }
 
 void AbandonedCalls::sweep() {
-  calls_.erase(std::remove_if(calls_.begin(), calls_.end(),
-                              [](const auto& each) { return each.second->done(); }),
-               calls_.end());
+  const auto under_way = [](const auto& each) { return !each.second->done(); };
+  const auto done = std::partition(calls_.begin(), calls_.end(), under_way);
+  // Out of the list first: what frees an array may run Python, and so come here again.
+  const decltype(calls_) over(std::make_move_iterator(done), std::make_move_iterator(calls_.end()));
+  calls_.erase(done, calls_.end());
 }
 
 PythonWork::~PythonWork() {

@@ -110,6 +110,7 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   ProgramChoices choices_;
   std::atomic<double> timeout_;
   mutable std::mutex mutex_;
+  std::mutex leaving_mutex_;
   // Collectives; then sends to each rank and receives from each, of the ranks that there were any.
   // A map, so that a queue stays where it is when another is made.
   std::map<int, Queue> queues_;

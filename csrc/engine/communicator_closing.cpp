@@ -46,7 +46,11 @@ void Communicator::close(const InterruptHook& interrupted) {
   }
   // Whoever is told of an end may need what the caller ends next.
   while (telling()) std::this_thread::sleep_for(kTellPoll);
-  group_->leave();
+  {
+    // A second closer returns once the first has left.
+    const std::lock_guard leaving(leaving_mutex_);
+    group_->leave();
+  }
   if (stopped)
     throw CollectiveFailure({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
                              "rank " + std::to_string(rank()) + " was interrupted in close()"});

@@ -63,13 +63,17 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
     for (int number = 0; number < world_.size; ++number)
       if (!member(number)) far.push_back(number);
     messenger_ =
-        std::make_unique<Messenger>(std::move(world_.link), world_.rank, world_.size,
-                                    std::move(far), [peer = node_->own()] { peer->ring(); });
+        std::make_unique<Messenger>(std::move(world_.link), world_.id, world_.rank, std::move(far),
+                                    [peer = node_->own()] { peer->ring(); });
   }
 }
 
 Group::~Group() {
-  if (!node_->forked()) leave();
+  if (node_->forked())
+    // The parent's: neither it nor its link may say or end anything here.
+    static_cast<void>(messenger_.release());
+  else
+    leave();
 }
 
 std::size_t Group::allocate_channel_buffer(std::size_t bytes) {

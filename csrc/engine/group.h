@@ -101,7 +101,10 @@ class Group {
   void fail(FailureKind kind, const std::string& report);
   // The cause that reached this member first, if any.
   FailureRecord failure() const {
-    return FailureRecord::unpack(own().failure.load(std::memory_order_acquire));
+    FailureRecord record = FailureRecord::unpack(own().failure.load(std::memory_order_acquire));
+    // Shared memory may be wrong: nobody is asked for that there is not.
+    if (record.reporter.index() >= size_) record.reporter = me_;
+    return record;
   }
   std::string report_of(Member reporter) const;
 

@@ -18,12 +18,15 @@ std::uint64_t hash_of(const std::vector<std::size_t>& counts) {
 
 std::string describe_call(std::uint64_t signature, std::uint64_t count, std::uint64_t counts_hash,
                           const char* algorithm) {
-  const auto kind = static_cast<OpKind>(signature & 0xff);
+  const auto number = [&](int shift) { return static_cast<int>(signature >> shift & 0xff); };
+  // From another rank, and perhaps broken.
+  if (number(0) >= kOpKinds || number(8) >= kDtypes || number(16) >= kReduceOps)
+    return "an operation that is not known here";
+  const auto kind = static_cast<OpKind>(number(0));
   std::string text = name_of(kind);
   if (kind == OpKind::kBarrier) return text + "()";
-  text += std::string("(") + name_of(static_cast<Dtype>(signature >> 8 & 0xff)) + ", ";
-  if (reduces(kind))
-    text += name_of(static_cast<ReduceOp>(signature >> 16 & 0xff)) + std::string(", ");
+  text += std::string("(") + name_of(static_cast<Dtype>(number(8))) + ", ";
+  if (reduces(kind)) text += name_of(static_cast<ReduceOp>(number(16))) + std::string(", ");
   text += counts_hash != 0 ? "uneven counts" : "count " + std::to_string(count);
   if (traits_of(kind).rooted) text += ", root " + std::to_string(signature >> 24);
   if (*algorithm != '\0') text += std::string(", algorithm ") + algorithm;

@@ -22,15 +22,19 @@ Handle as_handle(std::uint64_t value) {
 template <class Handle>
 class MpiLink final : public Link {
  public:
-  MpiLink(const MpiConstants& constants, std::uint64_t comm, std::vector<int> ranks)
+  MpiLink(const MpiConstants& constants, std::uint64_t comm, std::vector<int> ranks,
+          bool frees_unused)
       : mpi_(load_mpi<Handle>(constants.library)),
         comm_(as_handle<Handle>(comm)),
         byte_(as_handle<Handle>(constants.byte)),
         any_source_(constants.any_source),
         status_bytes_(constants.status_bytes),
-        ranks_(std::move(ranks)) {}
+        ranks_(std::move(ranks)),
+        frees_unused_(frees_unused) {}
 
-  ~MpiLink() override = default;  // frees nothing: only close() does
+  ~MpiLink() override {
+    if (frees_unused_ && !used_) close(true);
+  }
 
   Transfer send(int rank, int lane, const void* data, std::size_t bytes, bool) override {
     Handle request;
@@ -88,14 +92,18 @@ class MpiLink final : public Link {
   }
 
   std::optional<Loss> lost() override { return std::nullopt; }  // MPI ends the job instead
-  bool ring_with(std::function<void()>) override { return false; }
+  bool ring_with(std::function<void()>) override {
+    used_ = true;
+    return false;
+  }
 
-  void close() noexcept override {
+  void close(bool quiet) noexcept override {
     int finalized = 0;
     if (std::exchange(closed_, true) || mpi_.finalized(&finalized) != kMpiSuccess || finalized)
       return;
-    // With messages under way it is left to the end of the process.
-    if (requests_.empty()) mpi_.comm_free(&comm_);
+    // MPI gives the number of a freed communicator to the next. Where messages may still be on
+    // their way to this rank, it is left to the end of the process.
+    if (quiet && requests_.empty()) mpi_.comm_free(&comm_);
   }
 
  private:
@@ -150,18 +158,20 @@ class MpiLink final : public Link {
   std::vector<std::size_t> free_;    // slots
   std::vector<int> completed_;
   std::vector<std::byte> statuses_;
+  const bool frees_unused_;
+  bool used_ = false;
   bool closed_ = false;
 };
 
 }  // namespace
 
 std::shared_ptr<Link> make_mpi_link(const MpiConstants& constants, std::uint64_t comm,
-                                    std::vector<int> ranks) {
+                                    std::vector<int> ranks, bool frees_unused) {
   switch (constants.handle_bytes) {
     case sizeof(int):
-      return std::make_shared<MpiLink<int>>(constants, comm, std::move(ranks));
+      return std::make_shared<MpiLink<int>>(constants, comm, std::move(ranks), frees_unused);
     case sizeof(void*):
-      return std::make_shared<MpiLink<void*>>(constants, comm, std::move(ranks));
+      return std::make_shared<MpiLink<void*>>(constants, comm, std::move(ranks), frees_unused);
     default:
       throw std::runtime_error("MPI's handles are neither ints nor pointers");
   }

@@ -13,9 +13,10 @@
 
 namespace pycollective {
 
-// `comm`: a communicator of MPI for this link alone, which frees it; `ranks`: the number there of
-// each of the communicator's ranks. Throws std::runtime_error where MPI is not as said.
+// `comm`: a communicator of MPI for this link alone, which frees it when it is closed, or, if
+// `frees_unused`, at its end although no messenger ever had it; `ranks`: the number there of each
+// of the communicator's ranks. Throws std::runtime_error where MPI is not as said.
 std::shared_ptr<Link> make_mpi_link(const MpiConstants& constants, std::uint64_t comm,
-                                    std::vector<int> ranks);
+                                    std::vector<int> ranks, bool frees_unused);
 
 }  // namespace pycollective

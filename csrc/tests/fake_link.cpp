@@ -66,7 +66,8 @@ class FakeNetwork::End final : public Link {
         own.ended[transfer] = Outcome::kLost;
         return transfer;
       }
-      late = network_.manner_.reads_late && memory != nullptr && own.random() % 2 == 0;
+      late = memory != nullptr && ((network_.manner_.reads_late && own.random() % 2 == 0) ||
+                                   (network_.manner_.meets && lane == kLaneControl));
       if (!late) own.ended[transfer] = Outcome::kDone;
       delay = own.random() % (static_cast<unsigned>(network_.manner_.longest_delay) + 1);
     }
@@ -91,41 +92,7 @@ class FakeNetwork::End final : public Link {
     return transfer;
   }
 
-  void progress() override {
-    Station& own = at(rank_);
-    std::vector<std::pair<int, Transfer>> read;  // of senders whose memory was read late
-    {
-      const std::lock_guard lock(own.mutex);
-      ++own.now;
-      for (auto& [key, wire] : own.wires) {
-        const auto [sender, lane] = key;
-        while (!wire.empty() && wire.front().due <= own.now && lane < network_.held_from_) {
-          std::deque<Posted>* posts = &own.posted[key];
-          if (posts->empty()) posts = &own.posted[{Link::kAnyRank, lane}];
-          if (posts->empty()) break;
-          Message message = std::move(wire.front());
-          wire.pop_front();
-          const Posted post = posts->front();
-          posts->pop_front();
-          CHECK(message.bytes <= post.capacity);  // what Gloo answers with the end of the process
-          const std::byte* from = message.memory ? message.memory : message.data.data();
-          if (message.bytes != 0) std::memcpy(post.memory, from, message.bytes);
-          if (message.memory != nullptr) read.emplace_back(sender, message.transfer);
-          own.ended[post.transfer] = Outcome::kDone;
-          ++own.delivered;
-        }
-      }
-      for (auto& [key, posts] : own.posted) {
-        if (own.lost.count(key.first) == 0 || !own.wires[key].empty()) continue;
-        for (const Posted& each : posts) own.ended[each.transfer] = Outcome::kLost;
-        posts.clear();
-      }
-    }
-    for (const auto& [sender, transfer] : read) {
-      const std::lock_guard lock(at(sender).mutex);
-      at(sender).ended[transfer] = Outcome::kDone;
-    }
-  }
+  void progress() override { network_.deliver(rank_); }
 
   Outcome test(Transfer transfer) override {
     Station& own = at(rank_);
@@ -187,7 +154,7 @@ class FakeNetwork::End final : public Link {
     return true;
   }
 
-  void close() noexcept override {
+  void close(bool) noexcept override {
     const std::lock_guard lock(at(rank_).mutex);
     at(rank_).bell = nullptr;
   }
@@ -209,6 +176,43 @@ FakeNetwork::FakeNetwork(int ranks, Manner manner) : manner_(manner) {
 FakeNetwork::~FakeNetwork() = default;
 
 std::shared_ptr<Link> FakeNetwork::link(int rank) { return std::make_shared<End>(*this, rank); }
+
+void FakeNetwork::deliver(int rank) {
+  Station& own = *stations_[static_cast<std::size_t>(rank)];
+  std::vector<std::pair<int, Transfer>> read;  // of senders whose memory was read late
+  {
+    const std::lock_guard lock(own.mutex);
+    ++own.now;
+    for (auto& [key, wire] : own.wires) {
+      const auto [sender, lane] = key;
+      while (!wire.empty() && wire.front().due <= own.now && lane < held_from_) {
+        std::deque<Posted>* posts = &own.posted[key];
+        if (posts->empty()) posts = &own.posted[{Link::kAnyRank, lane}];
+        if (posts->empty()) break;
+        Message message = std::move(wire.front());
+        wire.pop_front();
+        const Posted post = posts->front();
+        posts->pop_front();
+        CHECK(message.bytes <= post.capacity);  // what Gloo answers with the end of the process
+        const std::byte* from = message.memory ? message.memory : message.data.data();
+        if (message.bytes != 0) std::memcpy(post.memory, from, message.bytes);
+        if (message.memory != nullptr) read.emplace_back(sender, message.transfer);
+        own.ended[post.transfer] = Outcome::kDone;
+        ++own.delivered;
+      }
+    }
+    for (auto& [key, posts] : own.posted) {
+      if (own.lost.count(key.first) == 0 || !own.wires[key].empty()) continue;
+      for (const Posted& each : posts) own.ended[each.transfer] = Outcome::kLost;
+      posts.clear();
+    }
+  }
+  for (const auto& [sender, transfer] : read) {
+    Station& theirs = *stations_[static_cast<std::size_t>(sender)];
+    const std::lock_guard lock(theirs.mutex);
+    theirs.ended[transfer] = Outcome::kDone;
+  }
+}
 
 void FakeNetwork::hold_from(int first) { held_from_ = first; }
 
@@ -232,7 +236,7 @@ void FakeNetwork::kill(int rank, bool loses) {
     each.lost.insert(rank);
     each.losses.push_back({rank, "its connection was closed"});
     for (auto& [key, wire] : each.wires) {
-      if (key.first != rank || !loses) continue;
+      if (key.first != rank || (!loses && !manner_.meets)) continue;
       std::size_t kept = each.random() % (wire.size() + 1);
       // Its memory is gone: what was not read is lost.
       for (std::size_t i = 0; i < kept; ++i)

@@ -19,6 +19,8 @@ struct Manner {
   int longest_delay = 0;    // in calls of progress() by the receiver
   bool reads_late = false;  // a send reads its memory when it is delivered
   bool cancels = true;      // whether what is under way can be taken back
+  bool meets = false;       // the library's own messages are sent once there is room for them, and
+                            // are gone with their sender before
 };
 
 class FakeNetwork {
@@ -29,6 +31,9 @@ class FakeNetwork {
   // The rank is gone, and with it what it has sent and nobody has received yet, or part of it;
   // unless `loses` is false: then its connections end behind what it has sent.
   void kill(int rank, bool loses = true);
+  // Delivers to a rank what may be delivered, as its own progress() does: what a transport with
+  // threads of its own does while nobody looks.
+  void deliver(int rank);
   // While held, nothing of lanes from `first` on is delivered.
   void hold_from(int first);
   void release() { hold_from(1 << 30); }

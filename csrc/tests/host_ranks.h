@@ -79,7 +79,7 @@ class HostRanks {
     }
     for (int m = 0; m < size; ++m) {
       const auto at = static_cast<std::size_t>(m);
-      World world{first + m, total_, near, nullptr, total_};
+      World world{7, first + m, total_, near, nullptr, total_};
       if (size != total_) world.link = network.link(first + m);
       const std::size_t room = data_bytes != 0 ? data_bytes : mailboxes[at].data_bytes;
       groups_.push_back(std::make_unique<Group>(nodes_[static_cast<std::size_t>(first + m)],

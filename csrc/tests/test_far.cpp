@@ -221,6 +221,45 @@ void a_lost_rank_is_named_everywhere(const std::vector<HostSchedule>& schedules)
   }
 }
 
+// Several leave at once, while nobody looks: all are heard, and none waits for the others' looks.
+void goodbyes_of_many_are_heard(const std::vector<HostSchedule>&) {
+  FakeNetwork network(5, {5, 0, false, true, true});
+  HostRanks ranks({1, 1, 1, 1, 1}, network);
+  const auto group = ranks.make_communicators(20);
+  ranks.run([&](int r) {
+    if (r < 2) return;
+    const auto start = std::chrono::steady_clock::now();
+    std::atomic<bool> left{false};
+    // Gloo's own threads: what comes finds the room that there is, although nobody looks.
+    std::thread loop([&] {
+      while (!left) {
+        network.deliver(0);
+        network.deliver(1);
+        network.deliver(r);
+        std::this_thread::yield();
+      }
+    });
+    group[static_cast<std::size_t>(r)]->close();
+    left = true;
+    loop.join();
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::milliseconds(400));
+    network.kill(r, false);
+  });
+  ranks.run([&](int r) {  // they need nothing of the others
+    if (r >= 2) return;
+    const auto at = static_cast<std::size_t>(r);
+    std::vector<float> x(10, 1.0F);
+    // Longer than it takes to give a rank up that is gone without a goodbye.
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(700);
+    do {
+      x[0] = std::chrono::steady_clock::now() < until ? 1.0F : 0.0F;
+      group[at]->run(pair(r == 0 ? OpKind::kSend : OpKind::kRecv, x, 1 - r), {});
+    } while (x[0] != 0.0F);
+    CHECK(group[at]->failure() == nullptr);
+  });
+  ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+}
+
 void a_goodbye_is_no_death(const std::vector<HostSchedule>& schedules) {
   FakeNetwork network(3, {5, 1, false, true});
   HostRanks ranks({1, 1, 1}, network);
@@ -270,6 +309,7 @@ int main() {
   what_cannot_be_cancelled_is_kept(schedules);
   a_lost_rank_is_named_everywhere(schedules);
   a_goodbye_is_no_death(schedules);
+  goodbyes_of_many_are_heard(schedules);
   an_abort_reaches_who_has_not_called(schedules);
   std::puts("far: passed");
 }

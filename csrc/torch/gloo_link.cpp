@@ -80,6 +80,9 @@ Link::Transfer GlooLink::State::begin(int rank, int number, bool receives, void*
   static std::byte nothing;
   std::vector<at::Tensor> tensors = {at::from_blob(data != nullptr ? data : &nothing,
                                                    {static_cast<std::int64_t>(bytes)}, at::kByte)};
+  // Before Gloo has the memory: later nobody could be told.
+  if (threads == 0) start_thread();
+  if (threads == 0) throw std::runtime_error("no thread can be started");
   const Transfer transfer = next++;
   c10::intrusive_ptr<c10d::Work> work;
   try {
@@ -122,10 +125,9 @@ void GlooLink::State::start_thread() {
     ++threads;
     ++idle;  // until it takes its first lane
   } catch (const std::system_error&) {
-    // The lane waits for a thread that there is; if none comes free, until the timeout.
+    // The lane waits for a thread that comes free, or can be had later.
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (threads == 0) throw std::runtime_error("no thread can be started");
 }
 
 void GlooLink::State::run(const std::shared_ptr<State>& state) {
@@ -184,7 +186,7 @@ GlooLink::GlooLink(c10::intrusive_ptr<c10d::Backend> group) : state_(std::make_s
 
 GlooLink::~GlooLink() {
   if (!state_->forked()) {
-    close();
+    close(true);
     return;
   }
   // Neither its threads nor Gloo's are here: what would end them would wait for ever.
@@ -209,6 +211,7 @@ Link::Outcome GlooLink::test(Transfer transfer) {
     state_->ended.erase(ended);
     return outcome;
   }
+  if (static_cast<std::size_t>(state_->idle) < state_->ready.size()) state_->start_thread();
   const auto unserved = state_->unserved.find(transfer);
   if (unserved != state_->unserved.end()) state_->serve(*unserved->second);
   return Outcome::kUnderWay;
@@ -246,7 +249,7 @@ bool GlooLink::ring_with(std::function<void()> bell) {
   return true;
 }
 
-void GlooLink::close() noexcept {
+void GlooLink::close(bool) noexcept {
   if (state_->forked()) return;
   c10::intrusive_ptr<c10d::Backend> group;  // ends out of the lock
   std::unique_lock lock(state_->mutex);

@@ -32,7 +32,7 @@ class GlooLink final : public Link {
   void cancel(Transfer transfer) noexcept override;
   std::optional<Loss> lost() override;
   bool ring_with(std::function<void()> bell) override;
-  void close() noexcept override;
+  void close(bool quiet) noexcept override;
 
  private:
   struct State;

@@ -23,6 +23,7 @@ class MpiTransport:
         comm: an MPI communicator of its own; freed when the communicator closes.
         ranks: the number there of each rank.
         timeout: seconds that making another, in `split`, may take.
+        frees_unused: free it also if no communicator is made of this.
 
     Raises:
         ConfigurationError: MPI was not initialised for several threads.
@@ -30,7 +31,9 @@ class MpiTransport:
 
     name = "mpi"
 
-    def __init__(self, comm: Any, ranks: list[int], timeout: float) -> None:
+    def __init__(
+        self, comm: Any, ranks: list[int], timeout: float, frees_unused: bool = False
+    ) -> None:
         from mpi4py import MPI
 
         if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
@@ -47,33 +50,39 @@ class MpiTransport:
             any_source=MPI.ANY_SOURCE,
             comm=_handle(MPI._handleof(comm)),
             ranks=ranks,
+            frees_unused=frees_unused,
         )
+        # Duplicates that were begun in a `split` that failed: MPI matches them by their order.
+        self._begun: list[tuple[Any, Any]] = []
 
     def split(self, members: list[int] | None, across: bool) -> MpiTransport | None:
         """See `Transport`. The groups share one duplicate: their ranks send each other nothing."""
         if not across:
             return None
-        comm = _duplicate(self._comm, self._timeout)
+        comm = self._duplicate()
         if members is None:
             comm.Free()
             return None
-        return MpiTransport(comm, [self._ranks[member] for member in members], self._timeout)
+        return MpiTransport(comm, [self._ranks[member] for member in members], self._timeout, True)
 
-
-def _duplicate(comm: Any, timeout: float) -> Any:
-    """A duplicate of an MPI communicator, which all of its ranks make."""
-    made, request = comm.Idup()
-    deadline = time.monotonic() + timeout
-    while not request.Test():
-        if time.monotonic() > deadline:
-            raise CollectiveTimeout(
-                f"split timed out on rank {comm.Get_rank()} after {timeout:g} s: not all ranks "
-                "have duplicated MPI's communicator",
-                comm.Get_rank(),
-                "split",
-            )
-        time.sleep(_POLL)
-    return made
+    def _duplicate(self) -> Any:
+        """A duplicate of the MPI communicator, which all of its ranks make."""
+        if not self._begun:
+            self._begun.append(self._comm.Idup())
+        made, request = self._begun[0]
+        deadline = time.monotonic() + self._timeout
+        while not request.Test():
+            if time.monotonic() > deadline:
+                rank = self._comm.Get_rank()
+                raise CollectiveTimeout(
+                    f"split timed out on rank {rank} after {self._timeout:g} s: not all ranks "
+                    "have duplicated MPI's communicator",
+                    rank,
+                    "split",
+                )
+            time.sleep(_POLL)
+        del self._begun[0]
+        return made
 
 
 def _handle(value: int) -> int:

@@ -219,7 +219,7 @@ WAYS = {
     daemon_in_a_collective: {0},
     daemon_waits_for_a_work: {0},
     daemon_waits_for_a_future: {0},
-    plain_not_waited_for: {0},
+    plain_not_waited_for: {0, 1},  # who is told of the abort while it still issues raises
     plain_split_left: {0, 1},
     plain_let_go_of: {0},
     plain_daemon: {0},

@@ -28,11 +28,11 @@ std::size_t FarCall::find(std::int32_t rank) const {
 }
 
 void FarCall::expect() {
+  heard_.assign(peers_.size(), true);  // for the destructor, should one of these throw
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    heard_[i] = true;  // for the destructor, should this one throw
-    ++awaited_;
     group_.messenger()->expect_call(peers_[i], kLaneCall);
     heard_[i] = false;
+    ++awaited_;
   }
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/api.h"
 
@@ -50,8 +51,10 @@ class PYCOLLECTIVE_PUBLIC Link {
   // thread, until close() has returned.
   virtual bool ring_with(std::function<void()> bell) = 0;
 
-  // Lets go of the transport. Idempotent. What is under way stays so.
-  virtual void close() noexcept = 0;
+  // Lets go of the transport. Idempotent. What is under way stays so. `quiet`: no operation failed,
+  // so nothing is on its way any more but the library's own messages, which name the communicator;
+  // else what is on its way to this rank must never be taken for another link's.
+  virtual void close(bool quiet) noexcept = 0;
 };
 
 // A capsule carries a `std::shared_ptr<Link>*` from the library that makes it to the core.
@@ -67,6 +70,7 @@ constexpr int kLaneFirst = 16;      // of collectives
 
 // A communicator's ranks, where the group that shares memory is some of them.
 struct World {
+  std::uint64_t id = 0;  // the same on all ranks, and another for each communicator
   int rank = 0;
   int size = 1;
   std::vector<int> near;       // the rank of each member of the group

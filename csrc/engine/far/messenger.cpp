@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 namespace pycollective {
 namespace {
@@ -10,6 +11,8 @@ namespace {
 constexpr std::chrono::milliseconds kLastMessages{100};
 // A connection's end may be seen before the goodbye that came before it.
 constexpr std::chrono::milliseconds kLastGoodbye{20};
+// Where nothing is awaited of that rank itself: who does await it tells all the others.
+constexpr std::chrono::milliseconds kLateGoodbye{500};
 constexpr std::chrono::milliseconds kListenAgain{100};
 constexpr std::size_t kControlBytes = 1024;
 constexpr std::size_t kMostSpare = 64;
@@ -17,16 +20,21 @@ constexpr std::size_t kCallRoom = sizeof(CallNote) + kRiderBytes;
 
 }  // namespace
 
-Messenger::Messenger(std::shared_ptr<Link> link, int rank, int ranks, std::vector<int> far,
+Messenger::Messenger(std::shared_ptr<Link> link, std::uint64_t id, int rank, std::vector<int> far,
                      std::function<void()> bell)
     : link_(std::move(link)),
+      id_(id),
       rank_(rank),
-      ranks_(ranks),
       far_(std::move(far)),
       rings_(link_->ring_with(std::move(bell))),
-      control_(kControlBytes) {
+      // A link that rings hears also while nobody looks: then there must be room for a goodbye of
+      // each rank. Other links keep what nobody has asked for.
+      control_(rings_ ? std::max<std::size_t>(far_.size(), 1) : 1) {
   const std::lock_guard lock(mutex_);
-  listen();
+  for (Inbox& inbox : control_) {
+    inbox.parcel = Parcel(kControlBytes);
+    listen(inbox);
+  }
 }
 
 // What the link refuses is a lost rank, and the caller's failure.
@@ -42,10 +50,18 @@ auto Messenger::asked(int rank, const Act& act) {
 }
 
 void Messenger::poll() {
+  std::vector<Orphan> ended;  // let go of without the lock
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || closing_) return;  // another thread does it
-  link_->progress();
+  try {
+    link_->progress();
+  } catch (const std::exception& error) {
+    return set_notice(
+        {FailureKind::kPeerFailure, rank_,
+         "the transport of rank " + std::to_string(rank_) + " failed: " + error.what()});
+  }
   hear();
+  if (!orphans_.empty()) ended = take_ended_orphans();
   if (sent_.size() >= reap_at_) reap(false);
   while (auto loss = link_->lost()) {
     Peer& peer = peers_[loss->rank];
@@ -142,8 +158,8 @@ Parcel Messenger::take_call(int rank, int lane, bool more) {
   Parcel call = std::move(inbox.parcel);
   inbox.parcel = {};
   --peer.awaited, --awaited_;
-  if (!call.is_sound(ranks_) || call.header().kind != ParcelKind::kCall ||
-      call.header().sender != rank || call.header().bytes < sizeof(CallNote))
+  if (!knows(call) || call.header().kind != ParcelKind::kCall || call.header().sender != rank ||
+      call.header().bytes < sizeof(CallNote))
     throw CollectiveFailure({FailureKind::kAborted, rank_, OpKind::kBarrier, 0,
                              "rank " + std::to_string(rank_) + " received from rank " +
                                  std::to_string(rank) + " what is no call of this library"});
@@ -214,6 +230,7 @@ Parcel Messenger::parcel(std::size_t room) {
 
 void Messenger::post(Parcel parcel, ParcelKind kind, std::size_t bytes, int rank, int lane) {
   ParcelHeader& header = parcel.header();
+  header.communicator = id_;
   header.magic = Parcel::kMagic;
   header.bytes = static_cast<std::uint32_t>(bytes);
   header.sender = rank_;
@@ -231,33 +248,47 @@ void Messenger::say(ParcelKind kind, FailureKind failure, const void* body, std:
   post(std::move(message), kind, bytes, rank, kLaneControl);
 }
 
-void Messenger::listen() {
+void Messenger::listen(Inbox& inbox) {
+  const Parcel& room = inbox.parcel;
   try {
-    listening_ = link_->receive(Link::kAnyRank, kLaneControl, control_.data(), control_.capacity());
+    inbox.transfer = link_->receive(Link::kAnyRank, kLaneControl, room.data(), room.capacity());
   } catch (const std::exception&) {
     // A connection has ended with a message on it that nobody has taken.
-    listening_ = 0;
+    inbox.transfer = 0;
     listen_again_ = Clock::now() + kListenAgain;
   }
 }
 
 void Messenger::hear() {
-  while (listening_ != 0) {
-    const Link::Outcome outcome = link_->test(listening_);
-    if (outcome == Link::Outcome::kUnderWay) return;
-    listening_ = 0;
-    if (outcome == Link::Outcome::kDone) {
-      take_in(control_);
-      listen();
-    } else {
-      listen_again_ = Clock::now() + kListenAgain;
+  // Messages fill them in the order in which they were made ready, so the oldest comes first.
+  for (std::size_t looked_at = 0; looked_at < control_.size(); ++looked_at) {
+    Inbox& inbox = control_[oldest_];
+    if (inbox.transfer != 0) {
+      const Link::Outcome outcome = link_->test(inbox.transfer);
+      if (outcome == Link::Outcome::kUnderWay) return;
+      inbox.transfer = 0;
+      if (outcome == Link::Outcome::kDone)
+        take_in(inbox.parcel);
+      else
+        listen_again_ = Clock::now() + kListenAgain;
     }
+    if (Clock::now() >= listen_again_) listen(inbox);
+    oldest_ = (oldest_ + 1) % control_.size();
   }
-  if (Clock::now() >= listen_again_) listen();
+}
+
+bool Messenger::knows(const Parcel& parcel) const {
+  return parcel.is_sound() && parcel.header().communicator == id_ &&
+         std::binary_search(far_.begin(), far_.end(), parcel.header().sender);
 }
 
 void Messenger::take_in(const Parcel& parcel) {
-  if (!parcel.is_sound(ranks_))
+  // MPI may bring the last words of an earlier communicator.
+  if (parcel.is_sound() && parcel.header().communicator != id_) return;
+  const auto kind = static_cast<FailureKind>(parcel.header().failure);
+  const bool failure = parcel.header().kind == ParcelKind::kFailure;
+  if (!knows(parcel) ||
+      (failure && (kind <= FailureKind::kNone || kind >= FailureKind::kConfiguration)))
     return set_notice({FailureKind::kAborted, rank_,
                        "rank " + std::to_string(rank_) +
                            " received from another host what is no message of this library"});
@@ -266,7 +297,7 @@ void Messenger::take_in(const Parcel& parcel) {
   switch (header.kind) {
     case ParcelKind::kFailure:
       failed_ = true;
-      return set_notice({static_cast<FailureKind>(header.failure), header.sender,
+      return set_notice({kind, header.sender,
                          std::string(reinterpret_cast<const char*>(parcel.body()), header.bytes)});
     case ParcelKind::kGoodbye:
       peer.left = Clock::now();
@@ -285,6 +316,17 @@ void Messenger::open(Peer& peer, int lane, int rank) {
   if (inbox.transfer != 0) return;
   inbox.parcel = parcel(kCallRoom);
   inbox.transfer = link_->receive(rank, lane, inbox.parcel.data(), inbox.parcel.capacity());
+}
+
+std::vector<Messenger::Orphan> Messenger::take_ended_orphans() {
+  const auto under_way = [&](const Orphan& each) {
+    return link_->test(each.transfer) == Link::Outcome::kUnderWay;
+  };
+  const auto ended = std::partition(orphans_.begin(), orphans_.end(), under_way);
+  std::vector<Orphan> taken(std::make_move_iterator(ended),
+                            std::make_move_iterator(orphans_.end()));
+  orphans_.erase(ended, orphans_.end());
+  return taken;
 }
 
 void Messenger::reap(bool all) {
@@ -312,9 +354,11 @@ void Messenger::look_for_lost() {
     if (peer.left) {
       if (peer.needed || (peer.awaited > 0 && now - *peer.left > kLastMessages))
         return found(rank, " closed its communicator before it finished its part");
-    } else if (peer.lost && (awaited_ > 0 || peer.needed) && now - *peer.lost > kLastGoodbye) {
-      return found(rank, " died or cannot be reached any more (" + peer.how + ")");
+      continue;
     }
+    const bool directly = peer.awaited > 0 || peer.needed;
+    if (peer.lost && awaited_ > 0 && now - *peer.lost > (directly ? kLastGoodbye : kLateGoodbye))
+      return found(rank, " died or cannot be reached any more (" + peer.how + ")");
   }
 }
 

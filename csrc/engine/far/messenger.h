@@ -54,8 +54,8 @@ class Messenger {
     std::string report;
   };
 
-  // `far`: the ranks of other hosts, of `ranks` in all.
-  Messenger(std::shared_ptr<Link> link, int rank, int ranks, std::vector<int> far,
+  // Of communicator `id`, in which this is `rank`; `far`: the ranks of other hosts, ascending.
+  Messenger(std::shared_ptr<Link> link, std::uint64_t id, int rank, std::vector<int> far,
             std::function<void()> bell);
   ~Messenger();
   Messenger(const Messenger&) = delete;
@@ -138,10 +138,12 @@ class Messenger {
   void say(ParcelKind kind, FailureKind failure, const void* body, std::size_t bytes, int rank);
   void hear();
   void take_in(const Parcel& parcel);
-  void listen();
+  void listen(Inbox& inbox);
+  bool knows(const Parcel& parcel) const;  // that it is a message of this communicator
   void open(Peer& peer, int lane, int rank);
   Link::Outcome outcome(const Ticket& ticket);
   void reap(bool all);
+  std::vector<Orphan> take_ended_orphans();  // to be let go of without the lock
   void look_for_lost();
   void set_notice(Notice notice);
   template <class Done>
@@ -151,20 +153,21 @@ class Messenger {
   auto asked(int rank, const Act& act);
 
   const std::shared_ptr<Link> link_;
+  const std::uint64_t id_;
   const int rank_;
-  const int ranks_;
   const std::vector<int> far_;
   const bool rings_;
   mutable std::mutex mutex_;
   std::unordered_map<int, Peer> peers_;  // those that there is something to know of
   int awaited_ = 0;                      // of all peers
-  Parcel control_;                       // where the next notice arrives
-  Link::Transfer listening_ = 0;
+  std::vector<Inbox> control_;           // where notices arrive
+  std::size_t oldest_ = 0;               // of them
   Clock::time_point listen_again_{};
   std::vector<Sent> sent_;
   std::size_t reap_at_ = 16;
   std::vector<Parcel> spare_;
   std::vector<Orphan> orphans_;
+  std::optional<Clock::time_point> give_up_until_;  // however much is given up
   std::vector<std::vector<std::byte>> staging_;
   std::shared_ptr<const Notice> notice_;
   std::atomic<bool> has_notice_{false};

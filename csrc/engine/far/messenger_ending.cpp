@@ -31,10 +31,11 @@ bool Messenger::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::millis
   for (;;) {
     try {
       link_->progress();
+      if (!closing_) hear();  // then what was heard last is taken back, too
+      if (done()) return true;
     } catch (const std::exception&) {
-      return done();  // what ends by itself has ended
+      return false;
     }
-    if (done()) return true;
     if (Clock::now() >= until) return false;
     lock.unlock();
     std::this_thread::sleep_for(kWaitStep);
@@ -68,14 +69,19 @@ void Messenger::give_up(std::vector<Ticket> tickets, std::shared_ptr<const void>
     tickets.erase(std::remove_if(tickets.begin(), tickets.end(), gone), tickets.end());
     return tickets.empty();
   };
-  if (wait_for(lock, kGiveUpWithin, ended)) return;
+  // Once for all that a failure leaves: each might wait in vain.
+  if (!give_up_until_) give_up_until_ = Clock::now() + kGiveUpWithin;
+  const auto left = *give_up_until_ - Clock::now();
+  if (wait_for(lock, std::chrono::duration_cast<std::chrono::milliseconds>(left), ended)) return;
   for (const Ticket& each : tickets) orphans_.push_back({each.transfer, keep});
+  if (closing_) let_go_ = false;
 }
 
 bool Messenger::close() noexcept {
+  std::vector<Orphan> orphans;  // let go of without the lock
   std::unique_lock lock(mutex_);
   if (closing_) return let_go_;
-  closing_ = true;
+  // Still heard while it closes: others may say goodbye at the same time, and wait for it.
   if (!failed_)
     for (const int rank : far_) {
       const auto known = peers_.find(rank);
@@ -91,8 +97,10 @@ bool Messenger::close() noexcept {
     return sent_.empty();
   };
   wait_for(lock, failed_ ? kToldWithin : kGiveUpWithin, all_sent);
+  closing_ = true;
   std::vector<Link::Transfer> open;
-  if (listening_ != 0) open.push_back(listening_);
+  for (const Inbox& inbox : control_)
+    if (inbox.transfer != 0) open.push_back(inbox.transfer);
   for (const auto& [rank, peer] : peers_)
     for (const auto& [lane, inbox] : peer.inboxes)
       if (inbox.transfer != 0) open.push_back(inbox.transfer);
@@ -107,10 +115,10 @@ bool Messenger::close() noexcept {
     return open.empty();
   };
   let_go_ = wait_for(lock, kGiveUpWithin, ended);
-  link_->close();
+  link_->close(let_go_ && !failed_);
   if (let_go_) {
     sent_.clear();
-    orphans_.clear();
+    orphans.swap(orphans_);
   }
   return let_go_;
 }

@@ -11,6 +11,7 @@ namespace pycollective {
 enum class ParcelKind : std::uint8_t { kCall, kFailure, kGoodbye, kReminder };
 
 struct ParcelHeader {
+  std::uint64_t communicator;
   std::uint32_t magic;
   std::uint32_t bytes;  // that follow
   std::int32_t sender;  // rank
@@ -18,12 +19,12 @@ struct ParcelHeader {
   std::uint8_t failure;  // FailureKind, of a failure
   std::uint16_t unused;
 };
-static_assert(sizeof(ParcelHeader) == 16);
+static_assert(sizeof(ParcelHeader) == 24);
 
 // One of these, or room for one. What lies in it is the link's while it is under way.
 class Parcel {
  public:
-  static constexpr std::uint32_t kMagic = 0x70634d31;  // last digit: version of the format
+  static constexpr std::uint32_t kMagic = 0x70634d32;  // last digit: version of the format
 
   Parcel() = default;
   explicit Parcel(std::size_t room)
@@ -38,11 +39,10 @@ class Parcel {
   std::byte* data() const { return memory_.get(); }
   std::size_t capacity() const { return sizeof(ParcelHeader) + room_; }
   std::size_t length() const { return sizeof(ParcelHeader) + header().bytes; }
-  // Whether what has arrived is a whole message of a rank below `ranks`.
-  bool is_sound(int ranks) const {
+  // Whether what has arrived is a whole message.
+  bool is_sound() const {
     const ParcelHeader& head = header();
-    return head.magic == kMagic && head.bytes <= room_ && head.sender >= 0 && head.sender < ranks &&
-           head.kind <= ParcelKind::kReminder;
+    return head.magic == kMagic && head.bytes <= room_ && head.kind <= ParcelKind::kReminder;
   }
 
  private:
