@@ -5,6 +5,7 @@
 
 #include "bindings/errors_py.h"
 #include "bindings/gil.h"
+#include "engine/far/lingering.h"
 
 namespace py = pybind11;
 
@@ -65,6 +66,7 @@ bool leave_all(bool after_exception) {
         // Interrupted: it is closed all the same, and Python's error is set.
       }
     }
+    stop_lingering();
   }
   for (const auto& each : open) each->choices().set_source({});
   {

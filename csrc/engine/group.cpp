@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "engine/far/lingering.h"
 #include "engine/far/messenger.h"
 #include "transport/futex.h"
 
@@ -62,8 +63,9 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
     std::vector<int> far;
     for (int number = 0; number < world_.size; ++number)
       if (!member(number)) far.push_back(number);
+    look_after_lingering();
     messenger_ =
-        std::make_unique<Messenger>(std::move(world_.link), world_.id, world_.rank, std::move(far),
+        std::make_shared<Messenger>(std::move(world_.link), world_.id, world_.rank, std::move(far),
                                     [peer = node_->own()] { peer->ring(); });
   }
 }
@@ -71,7 +73,7 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
 Group::~Group() {
   if (node_->forked())
     // The parent's: neither it nor its link may say or end anything here.
-    static_cast<void>(messenger_.release());
+    static_cast<void>(new std::shared_ptr<Messenger>(std::move(messenger_)));
   else
     leave();
 }
@@ -139,6 +141,7 @@ void Group::leave() {
   if (left_.exchange(true)) return;
   // Where the link has not let go of a slot, this mailbox may serve nobody else.
   const bool let_go = !messenger_ || messenger_->close();
+  if (messenger_ && messenger_->lingers()) let_linger(messenger_);
   for (const Member each : members()) {
     if (each == me_) continue;
     mailbox(each).left.fetch_or(bit(me_), std::memory_order_acq_rel);

@@ -137,7 +137,7 @@ class Group {
   World world_;
   std::array<Mailbox*, kMaxMembers> mailboxes_{};
   std::vector<std::shared_ptr<Peer>> members_;
-  std::unique_ptr<Messenger> messenger_;
+  std::shared_ptr<Messenger> messenger_;
   std::mutex channels_mutex_;  // sends to different members start on different threads
   std::vector<std::size_t> channel_buffers_;
   std::size_t channel_buffer_bytes_ = 0;

@@ -106,6 +106,12 @@ class Messenger {
   // Says goodbye, and lets go of the ranks of other hosts. Idempotent. Whether the link has let go
   // of all memory; if not, none of what it was given may be used again.
   bool close() noexcept;
+  // After close(): whether it still listens for the last words of others (lingering.h), and whether
+  // it has heard them all, and has let go of the link.
+  bool lingers() const { return lingers_; }
+  bool has_ended() noexcept;
+  // At the end of the process: listens no more, and leaves the link to it.
+  void stop_listening() noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -145,6 +151,8 @@ class Messenger {
   void reap(bool all);
   std::vector<Orphan> take_ended_orphans();  // to be let go of without the lock
   void look_for_lost();
+  bool all_have_left() const;
+  bool deaf(std::unique_lock<std::mutex>& lock);
   void set_notice(Notice notice);
   template <class Done>
   bool wait_for(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit,
@@ -175,6 +183,7 @@ class Messenger {
   bool failed_ = false;  // has told, or heard, of a failure
   bool closing_ = false;
   bool let_go_ = true;
+  std::atomic<bool> lingers_{false};
 };
 
 }  // namespace pycollective

@@ -99,8 +99,10 @@ bool Messenger::close() noexcept {
   wait_for(lock, failed_ ? kToldWithin : kGiveUpWithin, all_sent);
   closing_ = true;
   std::vector<Link::Transfer> open;
+  // A link that does not ring is MPI's.
+  lingers_ = !rings_ && !failed_ && !all_have_left();
   for (const Inbox& inbox : control_)
-    if (inbox.transfer != 0) open.push_back(inbox.transfer);
+    if (inbox.transfer != 0 && !lingers_) open.push_back(inbox.transfer);
   for (const auto& [rank, peer] : peers_)
     for (const auto& [lane, inbox] : peer.inboxes)
       if (inbox.transfer != 0) open.push_back(inbox.transfer);
@@ -115,12 +117,52 @@ bool Messenger::close() noexcept {
     return open.empty();
   };
   let_go_ = wait_for(lock, kGiveUpWithin, ended);
-  link_->close(let_go_ && !failed_);
+  if (!let_go_) lingers_ = false;
+  if (!lingers_) link_->close(let_go_ && !failed_ && all_have_left());
   if (let_go_) {
     sent_.clear();
     orphans.swap(orphans_);
   }
   return let_go_;
+}
+
+bool Messenger::all_have_left() const {
+  return std::all_of(far_.begin(), far_.end(), [&](int rank) {
+    const auto known = peers_.find(rank);
+    return known != peers_.end() && known->second.left;
+  });
+}
+
+bool Messenger::has_ended() noexcept {
+  std::unique_lock lock(mutex_);
+  if (!lingers_) return true;
+  try {
+    link_->progress();
+    hear();
+  } catch (const std::exception&) {
+    return false;
+  }
+  if (failed_ || !all_have_left() || !deaf(lock)) return false;  // after a failure for ever
+  link_->close(true);
+  lingers_ = false;
+  return true;
+}
+
+void Messenger::stop_listening() noexcept {
+  std::unique_lock lock(mutex_);
+  if (lingers_) deaf(lock);
+}
+
+// Takes back what it listens with.
+bool Messenger::deaf(std::unique_lock<std::mutex>& lock) {
+  Inbox& inbox = control_.front();
+  if (inbox.transfer != 0) link_->cancel(inbox.transfer);
+  return wait_for(lock, kToldWithin, [&] {
+    if (inbox.transfer != 0 && link_->test(inbox.transfer) == Link::Outcome::kUnderWay)
+      return false;
+    inbox.transfer = 0;
+    return true;
+  });
 }
 
 }  // namespace pycollective
