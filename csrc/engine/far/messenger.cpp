@@ -27,9 +27,9 @@ Messenger::Messenger(std::shared_ptr<Link> link, std::uint64_t id, int rank, std
       rank_(rank),
       far_(std::move(far)),
       rings_(link_->ring_with(std::move(bell))),
-      // A link that rings hears also while nobody looks: then there must be room for a goodbye of
-      // each rank. Other links keep what nobody has asked for.
-      control_(rings_ ? std::max<std::size_t>(far_.size(), 1) : 1) {
+      // A link that rings hears also while nobody looks: then there must be room for a reminder and
+      // a failure, or a goodbye, of each rank. Other links keep what nobody has asked for.
+      control_(rings_ ? 2 * std::max<std::size_t>(far_.size(), 1) : 1) {
   const std::lock_guard lock(mutex_);
   for (Inbox& inbox : control_) {
     inbox.parcel = Parcel(kControlBytes);

@@ -1,0 +1,129 @@
+"""Communicators between hosts that come after others, or beside processes that leave or fork."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.launchers import find, launcher
+
+# MPI gives the number of a freed communicator to the next: nothing may come from the old one.
+AGAIN = """
+import time
+import numpy as np
+import pycollective as pc
+from mpi4py import MPI
+
+for round in range(6):
+    comm = pc.init(timeout=10)
+    for pause in (0, 0.3 if comm.rank == comm.size - 1 else 0):
+        time.sleep(pause)  # who waits says so to whom it awaits
+        x = np.full(10, comm.rank + 1.0)
+        comm.all_reduce(x)
+        assert (x == comm.size * (comm.size + 1) / 2).all()
+    comm.close()
+"""
+
+AFTER_A_FAILURE = """
+import numpy as np
+import pycollective as pc
+from mpi4py import MPI
+
+comm = pc.init(timeout=10)
+comm.timeout = 1.0
+if comm.rank == 0:
+    try:
+        comm.send(np.full(3, 666.0), 1)
+    except pc.CollectiveTimeout:
+        pass
+MPI.COMM_WORLD.Barrier()
+comm.close()
+comm = pc.init(timeout=10)
+got = np.full(3, comm.rank + 1.0)
+comm.send(got, 1) if comm.rank == 0 else comm.recv(got, 0)
+assert (got == 1.0).all(), got
+comm.close()
+"""
+
+SPLITS = """
+import pycollective as pc
+comm = pc.init(timeout=10)
+for _ in range(2200):  # MPICH has numbers for 2,048 communicators
+    part = comm.split(0 if comm.rank < 2 else 1)
+    part.close()
+comm.close()
+"""
+
+# Those that need nothing of the leavers go on, although nobody looked when they left.
+LEAVERS = """
+import os, time
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=20)
+x = np.ones(10, np.float32)
+comm.all_reduce(x)
+if comm.rank in (2, 3):
+    start = time.monotonic()
+    comm.close()
+    assert time.monotonic() - start < 0.4
+    raise SystemExit
+time.sleep(1)
+for _ in range(20):
+    time.sleep(0.05)
+    comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)
+"""
+
+FORKS = """
+import os, time
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=20)
+x = np.ones(10, np.float32)
+comm.all_reduce(x)
+if comm.rank == 0:
+    child = os.fork()
+    if child == 0:
+        start = time.monotonic()
+        del comm
+        os._exit(0 if time.monotonic() - start < 0.5 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+time.sleep(0.3)
+comm.all_reduce(x)
+comm.close()
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run_ranks(name, text, ranks, topology, **options):
+        (tmp_path / "program.py").write_text(text)
+        program = str(tmp_path / "program.py")
+        return launcher(name).run(ranks, program, PYCOLLECTIVE_TOPOLOGY=topology, **options)
+
+    return run_ranks
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+@pytest.mark.parametrize(("text", "ranks"), [(AGAIN, 3), (AFTER_A_FAILURE, 2)])
+def test_a_communicator_hears_nothing_of_the_one_before(run, mpi, text, ranks):
+    find(mpi)
+    done = run(mpi, text, ranks, f"{ranks}x1")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_splits_give_back_what_they_take_of_mpi(run):
+    find("mpich")
+    done = run("mpich", SPLITS, 4, "3,1")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ranks_that_leave_while_nobody_looks_harm_nobody(run):
+    done = run("run", LEAVERS, 4, "4x1")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["run", "mpich", "openmpi"])
+def test_a_fork_says_no_goodbye_for_its_parent(run, name):
+    done = run(name, FORKS, 2, "2x1")
+    assert done.returncode == 0, done.stdout + done.stderr
