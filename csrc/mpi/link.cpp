@@ -97,6 +97,8 @@ class MpiLink final : public Link {
     return false;
   }
 
+  bool must_be_quiet() const override { return true; }
+
   void close(bool quiet) noexcept override {
     int finalized = 0;
     if (std::exchange(closed_, true) || mpi_.finalized(&finalized) != kMpiSuccess || finalized)

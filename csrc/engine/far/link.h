@@ -51,6 +51,9 @@ class PYCOLLECTIVE_PUBLIC Link {
   // thread, until close() has returned.
   virtual bool ring_with(std::function<void()> bell) = 0;
 
+  // Whether it may be let go of only when nothing can come any more (lingering.h).
+  virtual bool must_be_quiet() const { return false; }
+
   // Lets go of the transport. Idempotent. What is under way stays so. `quiet`: no operation failed,
   // so nothing is on its way any more but the library's own messages, which name the communicator;
   // else what is on its way to this rank must never be taken for another link's.

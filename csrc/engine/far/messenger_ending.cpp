@@ -99,8 +99,7 @@ bool Messenger::close() noexcept {
   wait_for(lock, failed_ ? kToldWithin : kGiveUpWithin, all_sent);
   closing_ = true;
   std::vector<Link::Transfer> open;
-  // A link that does not ring is MPI's.
-  lingers_ = !rings_ && !failed_ && !all_have_left();
+  lingers_ = link_->must_be_quiet() && !failed_ && !all_have_left();
   for (const Inbox& inbox : control_)
     if (inbox.transfer != 0 && !lingers_) open.push_back(inbox.transfer);
   for (const auto& [rank, peer] : peers_)
