@@ -114,9 +114,11 @@ std::string Scheduled::far_absentees() const {
 }
 
 bool Scheduled::finished_by(Member member) const {
-  return rendezvous_.arrived(member) && begun_ &&
-         group_.mailbox(member).progress.combined.load(std::memory_order_acquire) >=
-             base_ + chunks_;
+  // Also before this rank has begun: others may have come, and be through, since it looked.
+  const std::uint64_t base =
+      begun_ ? base_ : group_.own().progress.combined.load(std::memory_order_relaxed);
+  return rendezvous_.arrived(member) &&
+         group_.mailbox(member).progress.combined.load(std::memory_order_acquire) >= base + chunks_;
 }
 
 std::uint64_t Scheduled::mark(std::size_t chunk, std::uint64_t events) const {

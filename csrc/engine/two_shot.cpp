@@ -49,9 +49,12 @@ bool TwoShot::fetches() const {
 }
 
 bool TwoShot::finished_by(Member member) const {
-  return rendezvous_.arrived(member) && stage_ != Stage::kRendezvous &&
-         group_.mailbox(member).progress.combined.load(std::memory_order_acquire) >=
-             base_ + chunks_;
+  // Also before this rank has begun: others may have come, and be through, since it looked.
+  const std::uint64_t base = stage_ != Stage::kRendezvous
+                                 ? base_
+                                 : group_.own().progress.combined.load(std::memory_order_relaxed);
+  return rendezvous_.arrived(member) &&
+         group_.mailbox(member).progress.combined.load(std::memory_order_acquire) >= base + chunks_;
 }
 
 std::byte* TwoShot::leaf_slot(Member member, std::size_t chunk, Member owner) const {

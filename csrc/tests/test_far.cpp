@@ -7,7 +7,9 @@
 #include <string>
 #include <thread>
 
+#include "engine/any_operation.h"
 #include "engine/far/messenger.h"
+#include "engine/watch.h"
 #include "tests/check.h"
 #include "tests/far_programs.h"
 #include "tests/host_ranks.h"
@@ -297,12 +299,54 @@ void an_abort_reaches_who_has_not_called(const std::vector<HostSchedule>& schedu
   });
 }
 
+// A rank may be through, and gone, before another has looked again whether all have come.
+void who_is_through_may_leave() {
+  for (const auto& ranks : read_programs("programs.txt")) {
+    const Program& first = ranks.front().program;
+    if (first.kind != OpKind::kBroadcast || first.members != 3 || first.ranks != 3) continue;
+    FakeNetwork network(3, {});
+    HostRanks host({3}, network);
+    std::vector<float> x(1000, 1.0F);
+    const auto broadcast = [&](int r, std::vector<float>& data) {
+      Request request = all_reduce(
+          data, std::make_shared<const Program>(ranks[static_cast<std::size_t>(r)].program));
+      request.kind = OpKind::kBroadcast;
+      request.root = first.root;
+      if (r != first.root) request.input = nullptr;
+      return request;
+    };
+    const Request mine = broadcast(0, x);
+    AnyOperation room;
+    Operation& operation = room.make(*host.group(0), mine, 1);
+    operation.start();
+    CHECK(operation.advance() == State::kBlocked);
+    std::vector<std::thread> others;
+    for (const int r : {1, 2})
+      others.emplace_back([&, r] {
+        std::vector<float> theirs(1000, 7.0F);
+        const Request request = broadcast(r, theirs);
+        AnyOperation other;
+        Operation& their_operation = other.make(*host.group(r), request, 1);
+        their_operation.start();
+        while (their_operation.advance() != State::kDone) std::this_thread::yield();
+        other.end();
+        host.group(r)->leave();
+      });
+    for (std::thread& each : others) each.join();
+    Watch(5).look(operation);
+    while (operation.advance() != State::kDone) std::this_thread::yield();
+    CHECK(x[999] == 7.0F);
+    room.end();
+  }
+}
+
 }  // namespace
 
 int main() {
   const auto schedules = read_host_schedules("programs.txt", OpKind::kAllReduce);
   every_algorithm_gives_the_same_bits(schedules);
   messages_of_pairs();
+  who_is_through_may_leave();
   a_mismatch_touches_no_output(schedules);
   different_algorithms_are_found_out(schedules);
   for (const bool late_reads : {false, true}) late_messages_change_nothing(schedules, late_reads);
