@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import NamedTuple
-
-from pycollective.order import Node, sibling
 
 from .blocks import largest_block
 from .counts import LEAF, NOTHING, RESULT, Load, Phase, Phases, ceil_div
 from .halving_doubling import larger_neighbour
+from .partials import Partial, add_to, message_of
 from .topology import Topology
-
-Partial = set[Node]
-
-
-def add_to(partial: Partial, nodes: Iterable[Node], leaves: int) -> int:
-    """Put nodes into a partial, in the order over so many leaves; how many additions this takes."""
-    adds = 0
-    for node in nodes:
-        while node != (0, leaves) and (other := sibling(node, leaves)) in partial:
-            partial.remove(other)
-            node = min(node[0], other[0]), max(node[1], other[1])
-            adds += 1
-        partial.add(node)
-    return adds
-
-
-def message_of(partial: Partial) -> Load:
-    """A message of a partial of the whole buffer."""
-    leaves = sum(hi - lo == 1 for lo, hi in partial)
-    return Load(1, leaves, len(partial) - leaves)
 
 
 class _Hosts:

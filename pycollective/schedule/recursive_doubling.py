@@ -1,9 +1,11 @@
-"""Recursive doubling: every rank exchanges all it has with ever farther ranks. For small messages.
+"""Recursive doubling: exchange all there is with ever farther ranks. For small messages.
 
-All-reduce: ``log2 n`` steps, in each of which a rank exchanges one node with the one whose number
-differs in bit k. Ranks beyond the largest power of two p hand their leaf to rank ``r - p`` first,
-and get the result last; what they gave travels beside the others' node, so a message has at most
-two nodes, and the order is kept.
+All-reduce, on one host: ``log2 n`` steps, in each of which a rank exchanges one node with the one
+whose number differs in bit k. Ranks beyond the largest power of two p hand their leaf to rank
+``r - p`` first, and get the result last; what they gave travels beside the others' node, so a
+message has at most two nodes, and the order is kept. Between hosts the first rank of each does so,
+for all of its host: h hosts exchange ``log2 h`` times, one message each way, however many ranks
+they have. Their ranks hand it their leaves first, and take the result last.
 
 All-gather: in step k a rank sends all it has, ``2**k`` shards, to rank ``r - 2**k``; for any number
 of ranks ``ceil(log2 n)`` steps. Source: Bruck et al., "Efficient algorithms for all-to-all
@@ -12,30 +14,47 @@ communications in multiport message-passing systems", IEEE TPDS 8 (1997), sectio
 
 from __future__ import annotations
 
-from itertools import repeat
-from operator import xor
-
+from . import handing
 from .algorithm import Algorithm, Places, whole
 from .blocks import largest_block
-from .counts import LEAF, NODE, RESULT, Phases, Transfer, ceil_div, on_the_way_back, step
-from .handing import Handing, Ranges
+from .counts import LEAF, RESULT, Load, Phase, Phases, Transfer, on_the_way_back, step
+from .handing import Handing, Ranges, merged
+from .hierarchical_room import leaves_of
 from .lower import Move
-from .moves import log2_ceiling
+from .moves import backwards, later, log2_ceiling, on
+from .partials import Partial, add_to, message_of
 from .topology import Topology
 
 
-def _all_reduce(topology: Topology, _shard: int, _root: int) -> list[Move]:
-    n = topology.ranks
+def _exchange(n: int) -> list[Move]:
+    """Moves between places 0 to ``n - 1``."""
     p = largest_block(n)
     folded = range(p, n)
-    moves = [Move(0, rank, rank - p) for rank in folded]
+    moves = [Move(0, place, place - p) for place in folded]
     step = 1 if folded else 0
     bit = 1
     while bit < p:
-        moves += [Move(step, rank, rank ^ bit) for rank in range(p)]
+        moves += [Move(step, place, place ^ bit) for place in range(p)]
         step += 1
         bit *= 2
-    return moves + [Move(step, rank - p, rank) for rank in folded]
+    return moves + [Move(step, place - p, place) for place in folded]
+
+
+def _exchange_steps(n: int) -> int:
+    p = largest_block(n)
+    return p.bit_length() - 1 + (2 if n > p else 0)
+
+
+def _all_reduce(topology: Topology, _shard: int, _root: int) -> list[Move]:
+    if topology.single:
+        return _exchange(topology.ranks)
+    hosts = topology.hosts
+    firsts = tuple(host[0] for host in hosts)
+    within = [Move(0, rank, host[0]) for host in hosts for rank in host[1:]]
+    if not within:
+        return on(firsts, _exchange(len(hosts)))
+    across = later(on(firsts, _exchange(len(hosts))), 1)
+    return within + across + later(backwards(within, 1), 1 + _exchange_steps(len(hosts)))
 
 
 def _all_gather(topology: Topology, shard: int, _root: int) -> list[Move]:
@@ -47,34 +66,55 @@ def _all_gather(topology: Topology, shard: int, _root: int) -> list[Move]:
     ]
 
 
-def _all_reduce_of(topology: Topology, _shard: int, _root: int, rank: int) -> list[Handing]:
-    n = topology.ranks
+def _exchange_of(n: int, place: int) -> list[Handing]:
+    """Those of `_exchange` that touch `place`, with the places whose leaves they carry."""
     p = largest_block(n)
-    own = rank if rank < p else rank - p
-    folded = own + p  # its leaf comes to `own`, and the result goes back
+    own = place if place < p else place - p
+    folded = own + p  # its leaves come to `own`, and the result goes back
     first = 1 if n > p else 0
     last = first + p.bit_length() - 1
     found = []
     if folded < n:
         there = ((folded, folded + 1),)
         found = [Handing(0, folded, own, there), Handing(last, own, folded, None)]
-    if rank == own:
+    if place == own:
         for number in range(p.bit_length() - 1):
-            other = rank ^ (1 << number)
+            other = place ^ (1 << number)
             step = first + number
-            found.append(Handing(step, rank, other, _group(rank, number, n)))
-            found.append(Handing(step, other, rank, _group(other, number, n)))
+            found.append(Handing(step, place, other, _group(place, number, n)))
+            found.append(Handing(step, other, place, _group(other, number, n)))
     return found
 
 
-def _group(rank: int, number: int, ranks: int) -> Ranges:
-    """Leaves that a rank has before it exchanges for the `number`-th time: with those folded in."""
-    p = largest_block(ranks)
+def _group(place: int, number: int, n: int) -> Ranges:
+    """Places whose leaves one has before its `number`-th exchange: with those folded in."""
+    p = largest_block(n)
     size = 1 << number
-    lo = rank & -size
-    if p + lo >= ranks:
+    lo = place & -size
+    if p + lo >= n:
         return ((lo, lo + size),)
-    return (lo, lo + size), (p + lo, min(p + lo + size, ranks))
+    return (lo, lo + size), (p + lo, min(p + lo + size, n))
+
+
+def _all_reduce_of(topology: Topology, _shard: int, _root: int, rank: int) -> list[Handing]:
+    if topology.single:
+        return _exchange_of(topology.ranks, rank)
+    hosts = topology.hosts
+    host = topology.host_of[rank]
+    first = hosts[host][0]
+    wide = int(topology.widest > 1)
+    last = wide + _exchange_steps(len(hosts))
+    if rank != first:
+        there = [Handing(0, rank, first, ((rank, rank + 1),))]
+        return there + handing.backwards(there, 1, after=last)
+    within = [Handing(0, each, rank, ((each, each + 1),)) for each in hosts[host][1:]]
+    found = within + handing.backwards(within, 1, after=last)
+    for number, a, b, groups in _exchange_of(len(hosts), host):
+        leaves = None
+        if groups is not None:
+            leaves = merged(leaf for group in groups for leaf in leaves_of(topology, *group))
+        found.append(Handing(wide + number, hosts[a][0], hosts[b][0], leaves))
+    return found
 
 
 def _all_gather_of(topology: Topology, shard: int, _root: int, rank: int) -> list[Handing]:
@@ -102,30 +142,51 @@ def _all_gather_room(topology: Topology, _root: int) -> Places:
     return Places(0, items, log2_ceiling(n))
 
 
-def _all_reduce_count(topology: Topology) -> Phases:
-    n = topology.ranks
-    p = largest_block(n)
-    folded = n - p
-    phases = []
-    distance = 1
-    while distance < p:
-        plain = LEAF if distance == 1 else NODE
-        # Groups of so many ranks among which is one with a folded rank's leaf carry a second node.
-        both = plain.plus((LEAF if folded == 1 else plain).times(1, messages=0))
-        doubled = range(ceil_div(folded, distance) * distance)
-        single = range(len(doubled), p)
-        transfers = [
-            Transfer(ranks, map(xor, ranks, repeat(distance)), load)
-            for ranks, load in ((doubled, both), (single, plain))
-            if ranks
-        ]
-        adds = 1 + (folded > distance) + (2 * distance == p and folded > 0)
-        phases.append(step(topology, *transfers, adds=adds))
-        distance *= 2
+def _exchange_count(partials: list[Partial], leaves: int) -> list[tuple[int, Load, int]]:
+    """Each step of `_exchange`: messages of the busiest each way, what one carries, additions."""
+    p = largest_block(len(partials))
+    folded = partials[p:]
+    groups = [set(partial) for partial in partials[:p]]
+    steps = []
     if folded:
-        fold = step(topology, Transfer(range(p, n), range(folded), LEAF))
-        phases = [fold, *phases, *on_the_way_back((fold,))]
-    return tuple(phases)
+        most = max(map(message_of, folded), key=lambda load: load.weight)
+        adds = max(
+            add_to(group, partial, leaves) for group, partial in zip(groups, folded, strict=False)
+        )
+        steps.append((1, most, adds))
+    while len(groups) > 1:
+        most = max(map(message_of, groups), key=lambda load: load.weight)
+        adds = max(
+            add_to(group, other, leaves)
+            for group, other in zip(groups[::2], groups[1::2], strict=True)
+        )
+        groups = groups[::2]
+        steps.append((2, most, adds))
+    return steps
+
+
+def _all_reduce_count(topology: Topology) -> Phases:
+    n, hosts = topology.ranks, topology.hosts
+    if topology.single:
+        exchanged = _exchange_count([{(rank, rank + 1)} for rank in range(n)], n)
+        there = [Phase(local=load, adds=adds) for _, load, adds in exchanged]
+        return (*there, *((Phase(local=RESULT),) if n > largest_block(n) else ()))
+    partials: list[Partial] = [set() for _ in hosts]
+    within = max(
+        add_to(partial, ((rank, rank + 1) for rank in host), n)
+        for partial, host in zip(partials, hosts, strict=True)
+    )
+    there = [
+        Phase(across=Load(messages).plus(load.times(1, messages=0)), adds=adds)
+        for messages, load, adds in _exchange_count(partials, n)
+    ]
+    if len(hosts) > largest_block(len(hosts)):
+        there.append(Phase(across=RESULT))
+    taken = topology.widest - 1
+    if not taken:
+        return tuple(there)
+    first = Phase(local=LEAF.times(taken, taken), adds=within)
+    return (first, *there, *on_the_way_back((first,)))
 
 
 def _all_gather_count(topology: Topology) -> Phases:

@@ -228,6 +228,22 @@ def test_bruck_takes_the_fewest_steps(n: int) -> None:
     assert bytes_sent(traffic) == every(Fraction(2 * (n - 1), n), n)
 
 
+@pytest.mark.parametrize(("hosts", "local"), [(2, 2), (4, 8), (8, 3), (64, 1), (3, 2), (11, 4)])
+def test_recursive_doubling_exchanges_once_a_host(hosts: int, local: int) -> None:
+    """Between hosts log2(hosts) messages one after the other, of the first rank alone."""
+    traffic = proved("all_reduce", "recursive_doubling", hosts * local, f"{hosts}x{local}")
+    power = hosts & (hosts - 1) == 0
+    across = int(log2(hosts)) + (0 if power else 2)
+    assert traffic.steps == across + (2 if local > 1 else 0)
+    for rank, messages in enumerate(traffic.messages):
+        if rank % local:
+            assert messages == 1
+        elif power:
+            assert messages == across + local - 1
+        else:
+            assert messages <= across - 1 + local - 1
+
+
 BLOCKS = [(2, 4), (4, 4), (8, 8), (2, 8), (16, 4), (32, 2), (64, 1), (1, 8)]
 
 
