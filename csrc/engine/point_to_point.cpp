@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/called.h"
 #include "engine/copy.h"
 
 namespace pycollective {
@@ -23,7 +24,7 @@ bool PairOperation::finished_by(Member member) const {
 
 void PairOperation::post() {
   Channel::Post& post = mine_.post[sequence_ & 1];
-  post.signature = static_cast<std::uint64_t>(request_.dtype);
+  post.dtype = static_cast<std::uint64_t>(request_.dtype);
   post.count = request_.count;
   group_.publish(post.sequence, sequence_);
 }
@@ -32,22 +33,16 @@ bool PairOperation::agreed() {
   if (agreed_) return true;
   if (!posted()) return false;
   const Channel::Post& theirs = theirs_.post[sequence_ & 1];
-  if (theirs.signature != static_cast<std::uint64_t>(request_.dtype) ||
+  if (theirs.dtype != static_cast<std::uint64_t>(request_.dtype) ||
       theirs.count != request_.count) {
-    const bool sends = request_.kind == OpKind::kSend;
-    const auto call = [](const char* name, std::uint64_t dtype, std::uint64_t count) {
-      return std::string(name) + "(" + name_of(static_cast<Dtype>(dtype)) + ", count " +
-             std::to_string(count) + ")";
-    };
-    throw CollectiveFailure(
-        {FailureKind::kMismatch, group_.world().rank, request_.kind, sequence_,
-         "rank " + std::to_string(group_.world().rank) + " called " +
-             call(sends ? "send" : "recv", static_cast<std::uint64_t>(request_.dtype),
-                  request_.count) +
-             " and " + group_.describe(peer_) + " called " +
-             call(sends ? "recv" : "send", theirs.signature, theirs.count) + " as message number " +
-             std::to_string(sequence_) +
-             " from one to the other; no data moved. Both must name the same dtype and count"});
+    Request other = request_;
+    other.kind = request_.kind == OpKind::kSend ? OpKind::kRecv : OpKind::kSend;
+    other.dtype = static_cast<Dtype>(theirs.dtype);
+    other.count = theirs.count;
+    throw_pair_mismatch(
+        {group_.world().rank, request_.kind, sequence_, describe(called(request_)),
+         group_.describe(peer_), describe(called(other))},
+        "as message number " + std::to_string(sequence_) + " from one to the other; no data moved");
   }
   agreed_ = true;
   return true;

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <type_traits>
 
+#include "engine/called.h"
 #include "engine/operation.h"
 #include "engine/shards.h"
 #include "engine/validate.h"
@@ -73,10 +74,10 @@ void a_call_travels_with_any_root() {
   for (const int root : {0, 255, 4096, kMaxRanks - 1}) {
     Request request = request_of(OpKind::kBroadcast, 7);
     request.root = root;
-    const std::string text = describe_call(signature_of(request), 7, 0);
-    CHECK(text == "broadcast(float32, count 7, root " + std::to_string(root) + ")");
+    const Called mine = called(request);
+    CHECK(describe(mine) == "broadcast(float32, count 7, root " + std::to_string(root) + ")");
     request.root = root ^ 1;
-    CHECK(signature_of(request) >> 24 == static_cast<std::uint64_t>(root ^ 1));
+    CHECK(!agree(called(request), mine));
   }
 }
 
