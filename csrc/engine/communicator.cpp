@@ -59,7 +59,7 @@ Communicator::Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progres
 Communicator::~Communicator() = default;
 
 Communicator::Queue& Communicator::queue_of(const Request& request) {
-  if (request.kind != OpKind::kSend && request.kind != OpKind::kRecv) return collectives_;
+  if (!is_pair(request.kind)) return collectives_;
   const std::lock_guard lock(mutex_);
   return queues_[1 + request.root + (request.kind == OpKind::kRecv ? size() : 0)];
 }
