@@ -28,7 +28,7 @@ class AnyOperation {
 
  private:
   Operation& make_pair(Group& group, const Request& request, std::uint64_t sequence) {
-    if (!group.member(request.root)) return made_.emplace<FarPair>(group, request, sequence);
+    if (!group.member_of(request.root)) return made_.emplace<FarPair>(group, request, sequence);
     if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, request, sequence);
     return made_.emplace<Receive>(group, request, sequence);
   }

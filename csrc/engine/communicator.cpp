@@ -88,7 +88,7 @@ void Communicator::learn_failure() const {
   };
   const FailureRecord record = group_->failure();
   if (record.kind != FailureKind::kNone)
-    return learn(record.kind, group_->report_of(record.reporter), group_->number(record.reporter));
+    return learn(record.kind, group_->report_of(record.reporter), group_->rank_of(record.reporter));
   if (group_->messenger() == nullptr) return;
   if (const auto notice = group_->messenger()->notice())
     learn(notice->kind, notice->report, notice->reporter);

@@ -12,7 +12,7 @@ PairOperation::PairOperation(Group& group, const Request& request, std::uint64_t
     : Operation(group, request, sequence),
       mine_(mine),
       theirs_(theirs),
-      peer_(*group.member(request.root)),
+      peer_(*group.member_of(request.root)),
       bytes_(request.count * size_of(request.dtype)),
       begin_(mine.chunks.load(std::memory_order_relaxed)),
       end_(begin_ + (bytes_ + kChannelPart - 1) / kChannelPart),
@@ -54,8 +54,8 @@ std::size_t PairOperation::bytes_of(std::uint64_t chunk) const {
 
 Send::Send(Group& group, const Request& request, std::uint64_t sequence)
     : PairOperation(group, request, sequence,
-                    group.sending_half(group.me(), *group.member(request.root)),
-                    group.receiving_half(*group.member(request.root), group.me())) {}
+                    group.sending_half(group.me(), *group.member_of(request.root)),
+                    group.receiving_half(*group.member_of(request.root), group.me())) {}
 
 void Send::start() {
   if (mine_.buffer == 0) mine_.buffer = group_.allocate_channel_buffer(kChannelBuffer);
@@ -76,8 +76,8 @@ State Send::advance() {
 
 Receive::Receive(Group& group, const Request& request, std::uint64_t sequence)
     : PairOperation(group, request, sequence,
-                    group.receiving_half(group.me(), *group.member(request.root)),
-                    group.sending_half(*group.member(request.root), group.me())) {}
+                    group.receiving_half(group.me(), *group.member_of(request.root)),
+                    group.sending_half(*group.member_of(request.root), group.me())) {}
 
 State Receive::advance() {
   if (!agreed()) return State::kBlocked;

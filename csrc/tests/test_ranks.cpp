@@ -19,8 +19,8 @@ namespace {
 // Neither stands for the other by accident.
 static_assert(!std::is_convertible_v<int, Member> && !std::is_convertible_v<Member, int>);
 static_assert(!std::is_invocable_v<decltype(&Group::mailbox), const Group&, int>);
-static_assert(!std::is_invocable_v<decltype(&Group::number), const Group&, int>);
-static_assert(!std::is_invocable_v<decltype(&Group::member), const Group&, Member>);
+static_assert(!std::is_invocable_v<decltype(&Group::rank_of), const Group&, int>);
+static_assert(!std::is_invocable_v<decltype(&Group::member_of), const Group&, Member>);
 static_assert(!std::is_invocable_v<decltype(&bit), int>);
 static_assert(kMaxMembers == 64 && kMaxRanks >= 4096);
 
