@@ -27,7 +27,7 @@ LAYERS: dict[str, set[str]] = {
     "order": set(),
     "reference": {"errors", "order"},
     "schedule": {"errors", "order"},
-    "store": {"errors"},
+    "store": {"errors", "limits"},
     "host_memory": {"errors"},
     "elements": {"_core", "schedule"},
     "tuning": {"elements", "errors", "schedule"},
@@ -60,7 +60,7 @@ LAYERS: dict[str, set[str]] = {
     "torch": {"_core", "_torch", "bootstrap", "communicator", "errors", "installing", "leaving"},
     "bench": {
         *("__init__", "_core", "bootstrap", "communicator", "elements", "errors", "installing"),
-        *("joining", "reference", "schedule", "torch", "tuning", "version"),
+        *("joining", "limits", "reference", "schedule", "torch", "tuning", "version"),
     },
     "conformance": {
         *("_core", "bench", "bootstrap", "communicator"),
@@ -68,7 +68,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "cli": {
         *("_core", "bench", "bootstrap", "conformance", "elements", "environment", "errors"),
-        *("host_memory", "installing", "launcher", "order", "schedule", "version"),
+        *("host_memory", "installing", "launcher", "limits", "order", "schedule", "version"),
     },
 }
 
