@@ -28,7 +28,7 @@ from pycollective.attach import Listener, PeerAddress, attach_peers
 from pycollective.communicator import Communicator
 from pycollective.errors import ConfigurationError
 from pycollective.host import host_identity
-from pycollective.leaving import leave_at_exit
+from pycollective.leaving import end_with_the_process
 from pycollective.limits import MAX_RANKS, MAX_RANKS_PER_HOST
 from pycollective.meeting import Meeting, Record
 from pycollective.tuned import describe, load
@@ -70,14 +70,12 @@ def connect(
     check_place(rank, size)
     if size == 1:
         world = World.on_one_host(0, 1, load(tuning))
-        return leave_at_exit(Communicator(*join_alone(), timeout, world))
-    where = Placement(store, rank, size, timeout, prefix, tuple(played), transport, tuning)
-    if len(set(where.host_of)) == 1:
-        world = World.on_one_host(rank, size, where.table)
-        return leave_at_exit(Communicator(*join_host(where.of_host()), timeout, world))
-    if transport == "shm":
-        raise shared_memory_alone(where.host_of)
-    return leave_at_exit(_connect_hosts(where))
+        communicator = Communicator(*join_alone(), timeout, world)
+    else:
+        where = Placement(store, rank, size, timeout, prefix, tuple(played), transport, tuning)
+        communicator = _connect(where, transport)
+    end_with_the_process()
+    return communicator
 
 
 def check_place(rank: int, size: int) -> None:
@@ -200,6 +198,15 @@ def _described(played: tuple[int, ...]) -> str:
         digest = hashlib.sha256(repr(played).encode()).hexdigest()
         return f"{len(set(played))} hosts in the order {digest[:12]}"
     return f"hosts {','.join(map(str, played))}" if played else "as found"
+
+
+def _connect(where: Placement, transport: str) -> Communicator:
+    if len(set(where.host_of)) > 1:
+        if transport == "shm":
+            raise shared_memory_alone(where.host_of)
+        return _connect_hosts(where)
+    world = World.on_one_host(where.rank, where.size, where.table)
+    return Communicator(*join_host(where.of_host()), where.timeout, world)
 
 
 def _connect_hosts(where: Placement) -> Communicator:
