@@ -77,6 +77,7 @@ constexpr const OperationTraits& traits_of(OpKind kind) {
 }
 constexpr const char* name_of(OpKind kind) { return traits_of(kind).name; }
 constexpr bool reduces(OpKind kind) { return traits_of(kind).reduces; }
+constexpr bool is_pair(OpKind kind) { return traits_of(kind).pair; }
 
 // Whether a rank has a buffer.
 constexpr bool has(const Buffer& buffer, int rank, int root) {

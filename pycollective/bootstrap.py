@@ -34,7 +34,7 @@ from pycollective.joining import (
     join_host,
     shared_memory_alone,
 )
-from pycollective.leaving import leave_at_exit
+from pycollective.leaving import end_with_the_process
 from pycollective.limits import MAX_RANKS
 from pycollective.meeting import Meeting, is_full, this_process
 from pycollective.mpi_talk import Talk
@@ -297,7 +297,9 @@ def _start_mpiexec(talk: Talk, wish: _Wish) -> Communicator:
     joined = joined._replace(slot_bytes=slot_bytes)
     transport = launch.transport() if several else None
     world = World(launch.rank, launch.host_of, transport, launch.table, launch.beside, launch.id)
-    return leave_at_exit(Communicator(*joined, wish.timeout, world))
+    communicator = Communicator(*joined, wish.timeout, world)
+    end_with_the_process()
+    return communicator
 
 
 def _join_host_of(launch: mpi_launch.Launch, store: StoreClient | None, far: bool) -> Joined:

@@ -17,6 +17,7 @@ import numpy as np
 
 from pycollective import _core, host_memory
 from pycollective.errors import CollectiveError, ConfigurationError
+from pycollective.placement import number_hosts
 from pycollective.world import World
 
 _log = logging.getLogger("pycollective")
@@ -137,14 +138,13 @@ class Communicator(_core.Communicator):
     def _part_of_world(self, members: list[int], colors: np.ndarray) -> World:
         """The world of `members`, who gave one color of `colors`; all ranks must take part."""
         whole = self._world
-        numbers: dict[int, int] = {}
-        host_of = tuple(numbers.setdefault(whole.host_of[r], len(numbers)) for r in members)
+        host_of = number_hosts([whole.host_of[r] for r in members])
         transport = None
         if whole.transport is not None:
             groups = {(int(color), whole.host_of[r]) for r, color in enumerate(colors)}
             hosts = Counter(color for color, _ in groups if color >= 0)
             across = any(number > 1 for number in hosts.values())
-            alone = colors[self.rank] < 0 or len(numbers) == 1
+            alone = colors[self.rank] < 0 or not any(host_of)
             transport = whole.transport.split(None if alone else members, across)
         self._splits += 1
         number = f"{whole.id}/{self._splits}/{members[0]}".encode()

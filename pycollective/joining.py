@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import Any, NamedTuple
 
-from pycollective import _core, host_memory, places
+from pycollective import _core, host_memory, placement
 from pycollective.attach import Listener, PeerAddress, attach_peers
 from pycollective.communicator import Communicator
 from pycollective.errors import ConfigurationError
 from pycollective.host import host_identity
-from pycollective.leaving import leave_at_exit
+from pycollective.leaving import end_with_the_process
 from pycollective.limits import MAX_RANKS, MAX_RANKS_PER_HOST
 from pycollective.meeting import Meeting, Record
 from pycollective.tuned import describe, load
@@ -70,14 +70,12 @@ def connect(
     check_place(rank, size)
     if size == 1:
         world = World.on_one_host(0, 1, load(tuning))
-        return leave_at_exit(Communicator(*join_alone(), timeout, world))
-    where = Places(store, rank, size, timeout, prefix, tuple(played), transport, tuning)
-    if len(set(where.host_of)) == 1:
-        world = World.on_one_host(rank, size, where.table)
-        return leave_at_exit(Communicator(*join_host(where.of_host()), timeout, world))
-    if transport == "shm":
-        raise shared_memory_alone(where.host_of)
-    return leave_at_exit(_connect_hosts(where))
+        communicator = Communicator(*join_alone(), timeout, world)
+    else:
+        where = Placement(store, rank, size, timeout, prefix, tuple(played), transport, tuning)
+        communicator = _connect(where, transport)
+    end_with_the_process()
+    return communicator
 
 
 def check_place(rank: int, size: int) -> None:
@@ -99,7 +97,7 @@ def shared_memory_alone(host_of: Sequence[int]) -> ConfigurationError:
     )
 
 
-class Places:
+class Placement:
     """Which rank is on which host, as all ranks have told each other.
 
     Attributes:
@@ -148,15 +146,15 @@ class Places:
         for other, each in enumerate(records):
             if each.wish != first:
                 raise ConfigurationError(f"rank 0 was given {first} and rank {other} {each.wish}")
-        machines = places.numbered([each.identity for each in records])
+        machines = placement.number_hosts([each.identity for each in records])
         if self._played:
-            places.check_hosts(self._played)
+            placement.check_hosts(self._played)
         else:
-            places.check_hosts(machines, [each.host for each in records])
-        return places.pack(machines)
+            placement.check_hosts(machines, [each.host for each in records])
+        return placement.pack(machines)
 
     def _settle(self, packed: str) -> None:
-        machines = places.unpack(packed)
+        machines = placement.unpack(packed)
         self.one_machine = not any(machines)
         self.beside = machines.count(machines[self.rank])
         self.host_of = self._played or machines
@@ -202,7 +200,16 @@ def _described(played: tuple[int, ...]) -> str:
     return f"hosts {','.join(map(str, played))}" if played else "as found"
 
 
-def _connect_hosts(where: Places) -> Communicator:
+def _connect(where: Placement, transport: str) -> Communicator:
+    if len(set(where.host_of)) > 1:
+        if transport == "shm":
+            raise shared_memory_alone(where.host_of)
+        return _connect_hosts(where)
+    world = World.on_one_host(where.rank, where.size, where.table)
+    return Communicator(*join_host(where.of_host()), where.timeout, world)
+
+
+def _connect_hosts(where: Placement) -> Communicator:
     from pycollective.transport.c10d import C10dTransport, MessageStore
 
     rank, size = where.rank, where.size

@@ -51,7 +51,7 @@ def launch(program: Sequence[str], ranks: int, *, tag_output: bool = False) -> i
 
     Args:
         program: ``["prog.py", args…]``, ``["-m", "module", args…]`` or ``[executable, args…]``.
-        ranks: how many, 1 to 64.
+        ranks: how many, 1 to `limits.MAX_RANKS_PER_HOST`.
         tag_output: begin each line of their output with ``[rank]``.
 
     Returns:

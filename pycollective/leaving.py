@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TypeVar
 
 from pycollective import _core, mpi_launch
 from pycollective.environment import ENV_RANK, ENV_SECRET, ENV_STORE, environment_number
@@ -31,20 +30,17 @@ from pycollective.store import StoreClient
 # After that it is stopped where it stands; but frames that are not ours may not bear that.
 _COMING_BACK = 0.05
 
-_Any = TypeVar("_Any")
-
 _hook_set = False
 _before: list[Callable[[], None]] = []
 _after: list[Callable[[], None]] = []
 
 
-def leave_at_exit(communicator: _Any) -> _Any:
-    """See to it that all communicators are closed before the process ends; gives this one back."""
+def end_with_the_process() -> None:
+    """See to it that all communicators, of now and later, are closed before the process ends."""
     global _hook_set
     if not _hook_set:
         _hook_set = True
         atexit.register(_end)
-    return communicator
 
 
 def add_to_end(before: Callable[[], None], after: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pycollective import places
+from pycollective import placement
 from pycollective.errors import ConfigurationError
 from pycollective.host import host_identity
 from pycollective.mpi_talk import Talk
@@ -134,7 +134,7 @@ def agree(talk: Talk, topology: str = "", transport: str = "", tuning: str = "")
     try:
         mine = _Wish(VERSION, wish, host_identity(), socket.gethostname(), address, secret)
         place = _Place(*talk.round(tuple(mine), _decide(topology)))
-        host_of = places.unpack(place.host_of)
+        host_of = placement.unpack(place.host_of)
         if place.address != address:
             server.close()
         return Launch(
@@ -170,12 +170,12 @@ def _decide(topology: str) -> Callable[[list[Any]], Callable[[int], Any]]:
                 raise ConfigurationError(
                     f"rank 0 was given {wishes[0].wish} and rank {other} {theirs.wish}"
                 )
-        machines = places.numbered([each.identity for each in wishes])
+        machines = placement.number_hosts([each.identity for each in wishes])
         host_of = Topology.parse(topology, len(said)).host_of if topology else machines
-        places.check_hosts(host_of, () if topology else [each.host for each in wishes])
+        placement.check_hosts(host_of, () if topology else [each.host for each in wishes])
         first = [host_of.index(host) for host in range(max(host_of) + 1)]
         beside = [machines.count(machine) for machine in range(max(machines) + 1)]
-        packed = places.pack(host_of)
+        packed = placement.pack(host_of)
         number = int.from_bytes(os.urandom(8), "little")
 
         def answer(rank: int) -> Any:

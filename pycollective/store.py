@@ -23,11 +23,11 @@ from datetime import timedelta
 from typing import Any
 
 from pycollective.errors import CollectiveTimeout, ConfigurationError
+from pycollective.limits import MAX_RANKS_PER_HOST
 
 # Bytes of a message. An answer is no longer, so that it fits into an empty socket buffer: whoever
 # reads the last before asking again can always be answered without a wait.
 _MAX_LINE = 1 << 17
-_FEW_CLIENTS = 64  # a host's ranks
 _STRANGERS = 192  # for whom there is room beside the clients
 _GLANCE = 0.005  # seconds between looks elsewhere while a client waits
 _OTHER_FILES = 64  # descriptors that the serving process needs for itself
@@ -50,8 +50,8 @@ def _word(text: bytes) -> bytes:
 
 def _room(clients: int) -> int:
     """For how many connections there is room where `clients` must have theirs."""
-    if clients <= _FEW_CLIENTS:
-        return _FEW_CLIENTS + _STRANGERS
+    if clients <= MAX_RANKS_PER_HOST:
+        return MAX_RANKS_PER_HOST + _STRANGERS
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = limit - len(os.listdir("/proc/self/fd")) - _OTHER_FILES
     if free < clients:
@@ -81,7 +81,12 @@ class StoreServer:
     """
 
     def __init__(
-        self, address: str, secret: str = "", *, start: bool = True, clients: int = _FEW_CLIENTS
+        self,
+        address: str,
+        secret: str = "",
+        *,
+        start: bool = True,
+        clients: int = MAX_RANKS_PER_HOST,
     ) -> None:
         family, target = parse_address(address)
         self._room = _room(clients)

@@ -23,11 +23,11 @@ LAYERS: dict[str, set[str]] = {
     "version": set(),
     "installing": set(),
     "limits": set(),
-    "places": {"errors", "limits"},
+    "placement": {"errors", "limits"},
     "order": set(),
-    "reference": {"errors", "order"},
-    "schedule": {"errors", "order"},
-    "store": {"errors"},
+    "reference": {"order"},
+    "schedule": {"errors", "order", "placement"},
+    "store": {"errors", "limits"},
     "host_memory": {"errors"},
     "elements": {"_core", "schedule"},
     "tuning": {"elements", "errors", "schedule"},
@@ -35,20 +35,20 @@ LAYERS: dict[str, set[str]] = {
     "programs": {"_core", "elements", "schedule"},
     "transport": {"_core", "_torch", "errors"},
     "world": {"programs", "schedule", "transport"},
-    "communicator": {"_core", "errors", "host_memory", "world"},
+    "communicator": {"_core", "errors", "host_memory", "placement", "world"},
     "attach": {"_core", "errors"},
     "host": set(),
     "meeting": {"errors", "version"},
     "mpi_talk": {"errors", "installing", "meeting"},
     "mpi_launch": {
-        *("errors", "host", "mpi_talk", "places", "schedule"),
+        *("errors", "host", "mpi_talk", "placement", "schedule"),
         *("store", "transport", "tuned", "version"),
     },
     "environment": {"errors"},
     "leaving": {"_core", "environment", "errors", "mpi_launch", "store"},
     "joining": {
         *("_core", "attach", "communicator", "errors", "host", "host_memory"),
-        *("leaving", "limits", "meeting", "places", "transport", "tuned", "world"),
+        *("leaving", "limits", "meeting", "placement", "transport", "tuned", "world"),
     },
     "bootstrap": {
         *("communicator", "environment", "errors", "joining", "leaving", "limits"),
@@ -57,10 +57,10 @@ LAYERS: dict[str, set[str]] = {
     "launcher": {"environment", "errors", "leaving", "limits", "store"},
     "__init__": {"bootstrap", "communicator", "errors", "version"},
     "__main__": {"cli"},
-    "torch": {"_core", "_torch", "bootstrap", "communicator", "errors", "installing", "leaving"},
+    "torch": {"_torch", "bootstrap", "errors", "installing", "leaving", "placement"},
     "bench": {
-        *("__init__", "_core", "bootstrap", "communicator", "elements", "errors", "installing"),
-        *("joining", "reference", "schedule", "torch", "tuning", "version"),
+        *("_core", "bootstrap", "communicator", "elements", "errors", "installing"),
+        *("joining", "limits", "reference", "schedule", "torch", "tuning", "version"),
     },
     "conformance": {
         *("_core", "bench", "bootstrap", "communicator"),
@@ -68,7 +68,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "cli": {
         *("_core", "bench", "bootstrap", "conformance", "elements", "environment", "errors"),
-        *("host_memory", "installing", "launcher", "order", "schedule", "version"),
+        *("host_memory", "installing", "launcher", "limits", "order", "schedule", "version"),
     },
 }
 
@@ -100,7 +100,7 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "mpi": {"engine"},
     "bindings": {"csrc", "kernels", "transport", "engine", "mpi", "bench"},
     "torch": {"engine", "bindings"},  # the bindings' errors and lock alone: test below
-    "tests": {"csrc", "kernels", "transport", "engine"},
+    "tests": {"kernels", "engine"},
 }
 
 
@@ -150,15 +150,33 @@ def allowed(rules: dict[str, set[str]], where: str) -> set[str]:
     return set().union(*(rules.get(folder, set()) for folder in folders))
 
 
+def below_the_package(name: str) -> bool:
+    return name.split(".")[0] == "pycollective"
+
+
 @pytest.mark.parametrize("path", modules(), ids=place)
 def test_a_module_imports_only_layers_below(path: Path) -> None:
     layer = layer_of(place(path))
     assert layer in LAYERS, f"{layer} is new: say in LAYERS what it may import"
     for name, _ in imports(path):
-        if name.split(".")[0] != "pycollective":
+        if not below_the_package(name):
             continue
         imported = layer_of(name.partition(".")[2])
         assert imported == layer or imported in LAYERS[layer], f"{place(path)} imports {name}"
+
+
+def unused(rules: dict[str, set[str]], used: dict[str, set[str]]) -> dict[str, set[str]]:
+    """What the rules allow and nothing makes use of."""
+    return {layer: more for layer in rules if (more := rules[layer] - used.get(layer, set()))}
+
+
+def test_the_layers_name_only_what_is_imported() -> None:
+    used: dict[str, set[str]] = {}
+    for path in modules():
+        layer = layer_of(place(path))
+        names = [name.partition(".")[2] for name, _ in imports(path) if below_the_package(name)]
+        used.setdefault(layer, set()).update(set(map(layer_of, names)) - {layer})
+    assert set(used) == set(LAYERS) and unused(LAYERS, used) == {}
 
 
 def test_the_layers_have_no_cycle() -> None:
@@ -270,11 +288,22 @@ def native_includes(path: Path) -> list[str]:
     return re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE)
 
 
+def folder_of(name: str) -> str:
+    """The folder of a file, of which the path from csrc/ on is given."""
+    return name.split("/")[0] if "/" in name else "csrc"
+
+
+def test_the_native_layers_name_only_what_is_included() -> None:
+    used: dict[str, set[str]] = {}
+    for path in native_files():
+        folder = folder_of(native_place(path))
+        included = set(map(folder_of, native_includes(path)))
+        used.setdefault(folder, set()).update(included - {folder})
+    assert set(used) == set(NATIVE_LAYERS) and unused(NATIVE_LAYERS, used) == {}
+
+
 @pytest.mark.parametrize("path", native_files(), ids=native_place)
 def test_native_code_includes_only_layers_below(path: Path) -> None:
-    def folder_of(name: str) -> str:
-        return name.split("/")[0] if "/" in name else "csrc"
-
     folder = folder_of(native_place(path))
     for name in native_includes(path):
         # Includes are written from csrc/ on; a bare name is a file of csrc/ itself.

@@ -18,7 +18,7 @@ from contextlib import closing
 import pytest
 
 import pycollective as pc
-from pycollective import joining, meeting, mpi_launch, places
+from pycollective import joining, meeting, mpi_launch, placement
 from pycollective.meeting import Record
 from pycollective.store import StoreClient, StoreServer
 from pycollective.version import VERSION
@@ -103,7 +103,7 @@ def record(rank, size):
 
 def join(store, rank, size, timeout=30.0, played=()):
     """What `connect` does with the store; the tokens of this rank's host."""
-    where = joining.Places(store, rank, size, timeout, "init1", played, "", "")
+    where = joining.Placement(store, rank, size, timeout, "init1", played, "", "")
     assert where.host_of[rank] == rank * len(set(where.host_of)) // size
     mine = record(rank, size)
     whole = where.of_all()
@@ -223,7 +223,7 @@ def test_a_rank_that_ends_once_all_have_come_keeps_nobody_waiting(monkeypatch, k
         return outcome
 
     if known:
-        settle, interrupts = joining.Places._settle, []
+        settle, interrupts = joining.Placement._settle, []
 
         def settled(self, packed):
             settle(self, packed)
@@ -231,7 +231,7 @@ def test_a_rank_that_ends_once_all_have_come_keeps_nobody_waiting(monkeypatch, k
                 interrupts.append(self)
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(joining.Places, "_settle", settled)
+        monkeypatch.setattr(joining.Placement, "_settle", settled)
     else:
         monkeypatch.setattr(meeting.Meeting, "_await_all", interrupted)
     start = time.monotonic()
@@ -260,10 +260,10 @@ def test_more_ranks_on_a_played_host_are_refused(monkeypatch):
     "host_of", [(0,), (0, 1, 0), tuple(r // 64 for r in range(4096)), tuple(range(4096))]
 )
 def test_hosts_are_told_in_few_bytes(host_of):
-    packed = places.pack(host_of)
-    assert places.unpack(packed) == host_of
+    packed = placement.pack(host_of)
+    assert placement.unpack(packed) == host_of
     round_robin = tuple(rank % 64 for rank in range(4096))
-    assert len(places.pack(round_robin)) < 300
+    assert len(placement.pack(round_robin)) < 300
     assert len(packed) < 12_000
 
 
@@ -283,7 +283,7 @@ def test_under_mpiexec_each_of_thousands_is_answered_in_few_bytes():
         assert len(pickle.dumps(tuple(place))) < 500
         assert place.address == f"unix:@store-{rank % 64}"
         assert place.beside == 64
-    assert places.unpack(place.host_of) == tuple(rank % 64 for rank in range(4096))
+    assert placement.unpack(place.host_of) == tuple(rank % 64 for rank in range(4096))
 
 
 def test_under_mpiexec_a_crowded_host_is_refused_by_name():

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import pycollective
 from pycollective import _core, reference
 from pycollective.bench.problem import numpy_type
 from pycollective.elements import ELEMENTS
+from pycollective.limits import MAX_RANKS_PER_HOST
 from pycollective.schedule.operation import OPERATIONS
 from tests.inputs import OPS, TRAITS
 
@@ -45,6 +47,13 @@ def test_the_operations_of_schedules_are_the_cores():
 def test_every_operation_is_a_method():
     for each in _core.operations():
         assert callable(getattr(_core.Communicator, each.name))
+
+
+def test_as_many_ranks_share_a_host_as_the_core_has_room_for():
+    node, most = _core.Node(), MAX_RANKS_PER_HOST
+    node.allocate(most)
+    with pytest.raises(pycollective.ConfigurationError, match=f"1 to {most} ranks"):
+        node.allocate(most + 1)
 
 
 # Who else names types, and why: the oracle, and measurements' inputs, which must stay as they are.

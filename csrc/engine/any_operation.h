@@ -16,11 +16,7 @@ class AnyOperation {
  public:
   // Chooses the path: depends on what all ranks agree on, never on the rank.
   Operation& make(Group& group, const Request& request, std::uint64_t sequence) {
-    const bool pair = request.kind == OpKind::kSend || request.kind == OpKind::kRecv;
-    if (pair && !group.member(request.root))
-      return made_.emplace<FarPair>(group, request, sequence);
-    if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, request, sequence);
-    if (request.kind == OpKind::kRecv) return made_.emplace<Receive>(group, request, sequence);
+    if (is_pair(request.kind)) return make_pair(group, request, sequence);
     if (request.program) return made_.emplace<Scheduled>(group, request, sequence);
     if (group.messenger() != nullptr)  // what follows would reduce over this host alone
       throw std::logic_error("an operation between hosts has no program");
@@ -31,6 +27,12 @@ class AnyOperation {
   void end() { made_.emplace<std::monostate>(); }
 
  private:
+  Operation& make_pair(Group& group, const Request& request, std::uint64_t sequence) {
+    if (!group.member_of(request.root)) return made_.emplace<FarPair>(group, request, sequence);
+    if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, request, sequence);
+    return made_.emplace<Receive>(group, request, sequence);
+  }
+
   std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive, FarPair> made_;
 };
 

@@ -59,7 +59,7 @@ Communicator::Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progres
 Communicator::~Communicator() = default;
 
 Communicator::Queue& Communicator::queue_of(const Request& request) {
-  if (request.kind != OpKind::kSend && request.kind != OpKind::kRecv) return collectives_;
+  if (!is_pair(request.kind)) return collectives_;
   const std::lock_guard lock(mutex_);
   return queues_[1 + request.root + (request.kind == OpKind::kRecv ? size() : 0)];
 }
@@ -88,7 +88,7 @@ void Communicator::learn_failure() const {
   };
   const FailureRecord record = group_->failure();
   if (record.kind != FailureKind::kNone)
-    return learn(record.kind, group_->report_of(record.reporter), group_->number(record.reporter));
+    return learn(record.kind, group_->report_of(record.reporter), group_->rank_of(record.reporter));
   if (group_->messenger() == nullptr) return;
   if (const auto notice = group_->messenger()->notice())
     learn(notice->kind, notice->report, notice->reporter);

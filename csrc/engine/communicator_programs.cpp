@@ -18,8 +18,7 @@ const Request& Communicator::with_program(const Request& request, Request& room)
   std::shared_ptr<const Program> program = request.program;
   if (program == direct_paths()) {
     program = nullptr;
-  } else if (!program && choices_.has_source() && request.kind != OpKind::kSend &&
-             request.kind != OpKind::kRecv) {
+  } else if (!program && choices_.has_source() && !is_pair(request.kind)) {
     program = choices_.find(request);
   }
   if (program == request.program) return request;

@@ -34,7 +34,8 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
       may_spin_(available_cores() >= std::max(size_, world_.beside)) {
   if (size_ < 1 || size_ > kMaxMembers || me.index() < 0 || me.index() >= size_ ||
       offsets.size() != tokens.size() || data_bytes > mailbox.data_bytes)
-    throw std::invalid_argument("a group needs 1 to 64 members, each with its token and offset");
+    throw std::invalid_argument("a group needs 1 to " + std::to_string(kMaxMembers) +
+                                " members, each with its token and offset");
   if (world_.near.empty()) {
     world_.rank = me.index();
     world_.size = size_;
@@ -42,7 +43,7 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
   }
   // Ascending: so on one host, where the direct paths are, rank r is member r.
   const auto& near = world_.near;
-  if (static_cast<int>(near.size()) != size_ || number(me) != world_.rank || world_.size < size_ ||
+  if (static_cast<int>(near.size()) != size_ || rank_of(me) != world_.rank || world_.size < size_ ||
       world_.size > kMaxRanks || near.front() < 0 || near.back() >= world_.size ||
       std::adjacent_find(near.begin(), near.end(), std::greater_equal<>()) != near.end() ||
       (world_.size != size_ && !world_.link))
@@ -51,18 +52,18 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
     std::shared_ptr<Peer> peer = node_->find(tokens[each.at()]);
     const std::size_t offset = offsets[each.at()];
     if (!peer)
-      throw std::invalid_argument("rank " + std::to_string(number(each)) +
+      throw std::invalid_argument("rank " + std::to_string(rank_of(each)) +
                                   "'s segment is not attached");
     if (offset % kPage != 0 || offset + mailbox_header_bytes(size_) + data_bytes > kSegmentBytes)
-      throw std::invalid_argument("rank " + std::to_string(number(each)) +
+      throw std::invalid_argument("rank " + std::to_string(rank_of(each)) +
                                   "'s mailbox lies outside");
     mailboxes_[each.at()] = reinterpret_cast<Mailbox*>(peer->segment().at(offset));
     members_.push_back(std::move(peer));
   }
   if (world_.link) {
     std::vector<int> far;
-    for (int number = 0; number < world_.size; ++number)
-      if (!member(number)) far.push_back(number);
+    for (int rank = 0; rank < world_.size; ++rank)
+      if (!member_of(rank)) far.push_back(rank);
     look_after_lingering();
     messenger_ =
         std::make_shared<Messenger>(std::move(world_.link), world_.id, world_.rank, std::move(far),
@@ -121,12 +122,12 @@ std::string Group::report_of(Member reporter) const {
 
 std::string Group::describe(Member member) const {
   const pid_t pid = members_[member.at()]->pid();
-  return "rank " + std::to_string(number(member)) +
+  return "rank " + std::to_string(rank_of(member)) +
          (pid ? " (pid " + std::to_string(pid) + ")" : "");
 }
 
-std::optional<Member> Group::member(int number) const {
-  const auto found = std::find(world_.near.begin(), world_.near.end(), number);
+std::optional<Member> Group::member_of(int rank) const {
+  const auto found = std::find(world_.near.begin(), world_.near.end(), rank);
   if (found == world_.near.end()) return std::nullopt;
   return Member(static_cast<int>(found - world_.near.begin()));
 }

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "engine/api.h"
-#include "engine/far/link.h"
+#include "engine/world.h"
 #include "transport/node.h"
 
 namespace pycollective {
@@ -58,9 +58,9 @@ class Group {
   Messenger* messenger() const { return messenger_.get(); }
   // What must live as long as a message of this request is under way.
   std::shared_ptr<const void> keep(const Request& request) const;
-  int number(Member member) const { return world_.near[member.at()]; }
+  int rank_of(Member member) const { return world_.near[member.at()]; }
   // None for a rank of another host.
-  std::optional<Member> member(int number) const;
+  std::optional<Member> member_of(int rank) const;
 
   std::size_t data_bytes() const { return data_bytes_; }
 

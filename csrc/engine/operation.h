@@ -46,11 +46,4 @@ class Operation {
   std::uint64_t sequence_;
 };
 
-// What of a call every rank must agree on, packed into one word and read back for messages.
-std::uint64_t signature_of(const Request& request);
-std::uint64_t hash_of(const std::vector<std::size_t>& counts);  // 0 for none
-// `algorithm` may be empty.
-std::string describe_call(std::uint64_t signature, std::uint64_t count, std::uint64_t counts_hash,
-                          const char* algorithm = "");
-
 }  // namespace pycollective

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/called.h"
 #include "engine/copy.h"
 
 namespace pycollective {
@@ -11,7 +12,7 @@ PairOperation::PairOperation(Group& group, const Request& request, std::uint64_t
     : Operation(group, request, sequence),
       mine_(mine),
       theirs_(theirs),
-      peer_(*group.member(request.root)),
+      peer_(*group.member_of(request.root)),
       bytes_(request.count * size_of(request.dtype)),
       begin_(mine.chunks.load(std::memory_order_relaxed)),
       end_(begin_ + (bytes_ + kChannelPart - 1) / kChannelPart),
@@ -23,7 +24,7 @@ bool PairOperation::finished_by(Member member) const {
 
 void PairOperation::post() {
   Channel::Post& post = mine_.post[sequence_ & 1];
-  post.signature = static_cast<std::uint64_t>(request_.dtype);
+  post.dtype = static_cast<std::uint64_t>(request_.dtype);
   post.count = request_.count;
   group_.publish(post.sequence, sequence_);
 }
@@ -32,22 +33,16 @@ bool PairOperation::agreed() {
   if (agreed_) return true;
   if (!posted()) return false;
   const Channel::Post& theirs = theirs_.post[sequence_ & 1];
-  if (theirs.signature != static_cast<std::uint64_t>(request_.dtype) ||
+  if (theirs.dtype != static_cast<std::uint64_t>(request_.dtype) ||
       theirs.count != request_.count) {
-    const bool sends = request_.kind == OpKind::kSend;
-    const auto call = [](const char* name, std::uint64_t dtype, std::uint64_t count) {
-      return std::string(name) + "(" + name_of(static_cast<Dtype>(dtype)) + ", count " +
-             std::to_string(count) + ")";
-    };
-    throw CollectiveFailure(
-        {FailureKind::kMismatch, group_.world().rank, request_.kind, sequence_,
-         "rank " + std::to_string(group_.world().rank) + " called " +
-             call(sends ? "send" : "recv", static_cast<std::uint64_t>(request_.dtype),
-                  request_.count) +
-             " and " + group_.describe(peer_) + " called " +
-             call(sends ? "recv" : "send", theirs.signature, theirs.count) + " as message number " +
-             std::to_string(sequence_) +
-             " from one to the other; no data moved. Both must name the same dtype and count"});
+    Request other = request_;
+    other.kind = request_.kind == OpKind::kSend ? OpKind::kRecv : OpKind::kSend;
+    other.dtype = static_cast<Dtype>(theirs.dtype);
+    other.count = theirs.count;
+    throw_pair_mismatch(
+        {group_.world().rank, request_.kind, sequence_, describe(called(request_)),
+         group_.describe(peer_), describe(called(other))},
+        "as message number " + std::to_string(sequence_) + " from one to the other; no data moved");
   }
   agreed_ = true;
   return true;
@@ -59,8 +54,8 @@ std::size_t PairOperation::bytes_of(std::uint64_t chunk) const {
 
 Send::Send(Group& group, const Request& request, std::uint64_t sequence)
     : PairOperation(group, request, sequence,
-                    group.sending_half(group.me(), *group.member(request.root)),
-                    group.receiving_half(*group.member(request.root), group.me())) {}
+                    group.sending_half(group.me(), *group.member_of(request.root)),
+                    group.receiving_half(*group.member_of(request.root), group.me())) {}
 
 void Send::start() {
   if (mine_.buffer == 0) mine_.buffer = group_.allocate_channel_buffer(kChannelBuffer);
@@ -81,8 +76,8 @@ State Send::advance() {
 
 Receive::Receive(Group& group, const Request& request, std::uint64_t sequence)
     : PairOperation(group, request, sequence,
-                    group.receiving_half(group.me(), *group.member(request.root)),
-                    group.sending_half(*group.member(request.root), group.me())) {}
+                    group.receiving_half(group.me(), *group.member_of(request.root)),
+                    group.sending_half(*group.member_of(request.root), group.me())) {}
 
 State Receive::advance() {
   if (!agreed()) return State::kBlocked;

@@ -1,6 +1,7 @@
 // The start of every collective: all ranks arrive, and all see that they called the same thing.
 #pragma once
 
+#include "engine/called.h"
 #include "engine/operation.h"
 
 namespace pycollective {
@@ -27,10 +28,8 @@ class Rendezvous {
 
   Group& group_;
   std::uint64_t sequence_;
-  std::uint64_t signature_;
-  std::uint64_t count_;
-  std::uint64_t counts_hash_;
-  char algorithm_[sizeof(Arrival::algorithm)] = {};
+  OpKind kind_;
+  Called mine_;
   int next_ = 0;  // members below have arrived and agree
 };
 

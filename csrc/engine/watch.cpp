@@ -25,7 +25,7 @@ std::string absentees(const Operation& operation) {
     if (each == operation.group().me()) continue;
     std::string& list = operation.called_by(each) ? unfinished : absent;
     if (operation.called_by(each) && operation.finished_by(each)) continue;
-    list += (list.empty() ? "" : ", ") + std::to_string(operation.group().number(each));
+    list += (list.empty() ? "" : ", ") + std::to_string(operation.group().rank_of(each));
   }
   const std::string far = operation.far_absentees();
   if (!far.empty()) absent += (absent.empty() ? "" : ", ") + far;
@@ -65,7 +65,7 @@ void Watch::throw_if_failed(const Operation& operation) {
   const std::string report = group.report_of(record.reporter);
   throw CollectiveFailure(
       failure_of(operation, record.kind,
-                 reported_text(report, group.number(record.reporter), group.world().rank)));
+                 reported_text(report, group.rank_of(record.reporter), group.world().rank)));
 }
 
 void Watch::look(const Operation& operation) {
@@ -103,7 +103,7 @@ void Watch::look_for_lost_peers(const Operation& operation) const {
             " before it finished " + name_of(operation) + ", seen by rank " +
             std::to_string(group.world().rank) +
             ". The communicator does no more work; the output of rank " +
-            std::to_string(group.number(each)) + " tells why, and the job must be started again"));
+            std::to_string(group.rank_of(each)) + " tells why, and the job must be started again"));
   }
 }
 

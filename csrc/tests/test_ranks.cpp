@@ -4,6 +4,7 @@
 #include <numeric>
 #include <type_traits>
 
+#include "engine/called.h"
 #include "engine/operation.h"
 #include "engine/shards.h"
 #include "engine/validate.h"
@@ -18,8 +19,8 @@ namespace {
 // Neither stands for the other by accident.
 static_assert(!std::is_convertible_v<int, Member> && !std::is_convertible_v<Member, int>);
 static_assert(!std::is_invocable_v<decltype(&Group::mailbox), const Group&, int>);
-static_assert(!std::is_invocable_v<decltype(&Group::number), const Group&, int>);
-static_assert(!std::is_invocable_v<decltype(&Group::member), const Group&, Member>);
+static_assert(!std::is_invocable_v<decltype(&Group::rank_of), const Group&, int>);
+static_assert(!std::is_invocable_v<decltype(&Group::member_of), const Group&, Member>);
 static_assert(!std::is_invocable_v<decltype(&bit), int>);
 static_assert(kMaxMembers == 64 && kMaxRanks >= 4096);
 
@@ -73,10 +74,10 @@ void a_call_travels_with_any_root() {
   for (const int root : {0, 255, 4096, kMaxRanks - 1}) {
     Request request = request_of(OpKind::kBroadcast, 7);
     request.root = root;
-    const std::string text = describe_call(signature_of(request), 7, 0);
-    CHECK(text == "broadcast(float32, count 7, root " + std::to_string(root) + ")");
+    const Called mine = called(request);
+    CHECK(describe(mine) == "broadcast(float32, count 7, root " + std::to_string(root) + ")");
     request.root = root ^ 1;
-    CHECK(signature_of(request) >> 24 == static_cast<std::uint64_t>(root ^ 1));
+    CHECK(!agree(called(request), mine));
   }
 }
 

@@ -32,14 +32,19 @@ struct SegmentHeader {
   alignas(kLine) std::atomic<std::uint32_t> doorbell;  // futex; rung by peers, then woken
 };
 
+// All of a call that ranks must agree on; engine/called.h writes it and reads it.
+struct Called {
+  std::uint64_t signature = 0;    // kind, dtype, reduce op, root
+  std::uint64_t count = 0;        // elements
+  std::uint64_t counts_hash = 0;  // of the uneven counts, 0 for equal ones
+  char algorithm[24] = {};        // that was asked for; empty for the direct paths
+};
+
 // "I have called operation `sequence`, and this is what I called." Two, used in turn: a rank
 // writes number s + 2 only after all have arrived at s + 1, hence have read s.
 struct alignas(kLine) Arrival {
   std::atomic<std::uint64_t> sequence;  // written last
-  std::uint64_t signature;              // kind, dtype, reduce op, root
-  std::uint64_t count;                  // elements
-  std::uint64_t counts_hash;            // of the uneven counts, 0 for equal ones
-  char algorithm[24];                   // that was asked for; empty for the direct paths
+  Called called;
 };
 
 // One direction of a pair: the sender's half lies in the sender's mailbox, the receiver's half in
@@ -47,7 +52,7 @@ struct alignas(kLine) Arrival {
 struct alignas(kLine) Channel {
   struct Post {
     std::atomic<std::uint64_t> sequence;
-    std::uint64_t signature;
+    std::uint64_t dtype;
     std::uint64_t count;
   };
   Post post[2];                       // in turn, like Arrival

@@ -1,7 +1,7 @@
 // A member of a group that shares memory on one host, as opposed to a rank of a communicator, which
 // may be on any host and is an `int`. Masks, mailboxes, segments and processes belong to members;
-// what a user sees or gives, roots and messages belong to ranks. Group::number and Group::member
-// lead from one to the other, and nothing else does.
+// what a user sees or gives, roots and messages belong to ranks. Group::rank_of and
+// Group::member_of lead from one to the other, and nothing else does.
 #pragma once
 
 #include <cstddef>

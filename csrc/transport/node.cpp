@@ -5,6 +5,7 @@
 #include <iterator>
 #include <new>
 #include <stdexcept>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -82,7 +83,8 @@ std::size_t Node::take(std::size_t bytes) {
 
 MailboxRange Node::allocate_mailbox(int members, bool far) {
   if (members < 1 || members > kMaxMembers)
-    throw std::invalid_argument("a group on one host has 1 to 64 ranks");
+    throw std::invalid_argument("a group on one host has 1 to " + std::to_string(kMaxMembers) +
+                                " ranks");
   const std::lock_guard lock(mutex_);
   reclaim();
   MailboxRange range;

@@ -9,6 +9,7 @@ from pycollective.bench.libraries import Library
 from pycollective.bench.operations import Operation, find_operation
 from pycollective.bench.problem import DTYPES, REDUCE_OPS, numpy_type
 from pycollective.errors import ConfigurationError
+from pycollective.limits import MAX_RANKS_PER_HOST
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         operation = find_operation(self.operation)
-        if not 1 <= self.ranks <= 64:
-            raise ConfigurationError(f"--ranks {self.ranks}: from 1 to 64 ranks share a host")
+        if not 1 <= self.ranks <= MAX_RANKS_PER_HOST:
+            raise ConfigurationError(
+                f"--ranks {self.ranks}: from 1 to {MAX_RANKS_PER_HOST} ranks share a host"
+            )
         dtype = numpy_type(self.dtype)
         if self.reduce_op not in REDUCE_OPS:
             raise ConfigurationError(

@@ -17,6 +17,7 @@ import numpy as np
 
 from pycollective import _core, host_memory, installing
 from pycollective.environment import ENV_TOPOLOGY
+from pycollective.limits import MAX_RANKS_PER_HOST
 from pycollective.version import VERSION
 
 _MIB = 1 << 20
@@ -56,7 +57,9 @@ def report() -> list[tuple[str, str, str]]:
         (
             "open files",
             str(files),
-            "" if files >= 256 else "64 ranks need some 150 descriptors each: ulimit -n 1024",
+            ""
+            if files >= 256
+            else f"{MAX_RANKS_PER_HOST} ranks need some 150 descriptors each: ulimit -n 1024",
         ),
         _package("torch", "the torch.distributed backend and the DDP hooks"),
         _torch_backend(),

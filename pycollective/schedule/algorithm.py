@@ -16,10 +16,10 @@ Moves = Callable[[Topology, int, int], list[Move]]
 # (topology, shard, root, rank) -> those that touch the rank, with what they carry
 Handings = Callable[[Topology, int, int, int], list[Handing]]
 # (topology of two ranks or more, root) -> the most that any rank needs
-Room = Callable[[Topology, int], "Places"]
+RoomFormula = Callable[[Topology, int], "Room"]
 
 
-class Places(NamedTuple):
+class Room(NamedTuple):
     """What all ranks set aside, so that each knows where the others' places are.
 
     Attributes:
@@ -56,7 +56,7 @@ class Algorithm:
     cuts: Callable[[Topology], int]
     moves: Mapping[str, Moves]
     handings: Mapping[str, Handings]
-    room: Mapping[str, Room]
+    room: Mapping[str, RoomFormula]
     counts: Mapping[str, Formula]
 
 

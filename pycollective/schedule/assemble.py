@@ -93,9 +93,9 @@ def assemble(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None = 
     n = topology.ranks
     if layouts is None and (n <= _FEW or (schedule.shards == 1 and n <= _FEW_OF_ONE_SHARD)):
         layouts = lay_out_all(schedule)
-        places = counted(layouts.values())
+        set_aside = counted(layouts.values())
     else:
-        places = room(schedule)
+        set_aside = room(schedule)
     own = _layout(schedule, rank, layouts)
     handed = _handed(schedule, own, layouts)
     program = Program(
@@ -106,11 +106,11 @@ def assemble(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None = 
         topology.ranks,
         topology.local_index[rank],
         len(near),
-        places.steps,
+        set_aside.steps,
         schedule.operation.pieces,
         schedule.shards,
-        nodes=places.nodes,
-        items=places.items,
+        nodes=set_aside.nodes,
+        items=set_aside.items,
         readers=sorted(topology.local_index[reader] for reader in own.readers),
     )
     _Assembler(program, schedule, own, handed).run()

@@ -6,7 +6,7 @@ travel; but n - 1 messages a rank in each step.
 
 from __future__ import annotations
 
-from .algorithm import Algorithm, Places, a_shard_each
+from .algorithm import Algorithm, Room, a_shard_each
 from .counts import LEAF, RESULT, Load, Phase, Phases
 from .handing import Handing
 from .handing import later as later_handings
@@ -79,21 +79,21 @@ def _all_to_all_of(topology: Topology, shard: int, _root: int, rank: int) -> lis
     return _straight_of(source, target, rank)
 
 
-def _all_reduce_room(topology: Topology, _root: int) -> Places:
+def _all_reduce_room(topology: Topology, _root: int) -> Room:
     """Of a rank's own shard others' leaves from other hosts; of others' its leaf for this host.
 
     And the result, for this host.
     """
-    return Places(0, topology.ranks - 1 + (topology.widest > 1), 2)
+    return Room(0, topology.ranks - 1 + (topology.widest > 1), 2)
 
 
-def _reduce_room(topology: Topology, _root: int) -> Places:
-    return Places(0, topology.ranks, 2)  # the result too, but of the root's own shard
+def _reduce_room(topology: Topology, _root: int) -> Room:
+    return Room(0, topology.ranks, 2)  # the result too, but of the root's own shard
 
 
-def _each_other(topology: Topology, _root: int) -> Places:
+def _each_other(topology: Topology, _root: int) -> Room:
     """A leaf, or data that is moved, for or from each other rank."""
-    return Places(0, topology.ranks - 1, 1)
+    return Room(0, topology.ranks - 1, 1)
 
 
 def _at_root(topology: Topology, root: int) -> int:
@@ -146,10 +146,10 @@ _HANDINGS = {
 _ROOM = {
     "all_reduce": _all_reduce_room,
     "reduce_scatter": _each_other,
-    "all_gather": lambda topology, _: Places(0, int(topology.widest > 1), 1),
+    "all_gather": lambda topology, _: Room(0, int(topology.widest > 1), 1),
     "reduce": _reduce_room,
-    "gather": lambda topology, root: Places(0, int(_at_root(topology, root) > 1), 1),
-    "scatter": lambda topology, root: Places(0, _at_root(topology, root) - 1, 1),
+    "gather": lambda topology, root: Room(0, int(_at_root(topology, root) > 1), 1),
+    "scatter": lambda topology, root: Room(0, _at_root(topology, root) - 1, 1),
     "all_to_all": _each_other,
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .algorithm import Places
+from .algorithm import Room
 from .blocks import blocks, largest_block
 from .topology import Topology
 
@@ -107,13 +107,13 @@ def _to_halve(topology: Topology, own: _Rank) -> tuple[int, int]:
     return nodes, items
 
 
-def _all_reduce(topology: Topology, _root: int) -> Places:
+def _all_reduce(topology: Topology, _root: int) -> Room:
     block = largest_block(topology.ranks)
     nodes = items = 0
     for own in _ranks(topology, block):
         needed = _to_halve(topology, own)
         nodes, items = max(nodes, needed[0]), max(items, needed[1] + own.spreads())
-    return Places(nodes, items, 2 * (block.bit_length() - 1))
+    return Room(nodes, items, 2 * (block.bit_length() - 1))
 
 
 def _steps(ranks: int) -> int:
@@ -122,7 +122,7 @@ def _steps(ranks: int) -> int:
     return block.bit_length() - 1 + (ranks != block)
 
 
-def _reduce_scatter(topology: Topology, _root: int) -> Places:
+def _reduce_scatter(topology: Topology, _root: int) -> Room:
     n = topology.ranks
     block = largest_block(n)
     nodes = items = 0
@@ -130,10 +130,10 @@ def _reduce_scatter(topology: Topology, _root: int) -> Places:
         needed = _to_halve(topology, own)
         passed_on = own.rank + block < n  # the result of a shard whose owner is beyond the block
         nodes, items = max(nodes, needed[0]), max(items, needed[1] + passed_on)
-    return Places(nodes, items, _steps(n))
+    return Room(nodes, items, _steps(n))
 
 
-def _all_gather(topology: Topology, _root: int) -> Places:
+def _all_gather(topology: Topology, _root: int) -> Room:
     n, host_of = topology.ranks, topology.host_of
     block = largest_block(n)
     items = 0
@@ -146,7 +146,7 @@ def _all_gather(topology: Topology, _root: int) -> Places:
             elif own.rank >= block:  # its own shard goes to the block from which it is spread
                 spread += host_of[own.rank - block] == host_of[own.rank]
         items = max(items, spread)
-    return Places(0, items, _steps(n))
+    return Room(0, items, _steps(n))
 
 
 ROOM = {"all_reduce": _all_reduce, "reduce_scatter": _reduce_scatter, "all_gather": _all_gather}

@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from . import direct, halving_doubling, handing
-from .algorithm import Algorithm, Places, a_shard_each
+from .algorithm import Algorithm, Room, a_shard_each
 from .counts import Phases
 from .handing import Handing
 from .hierarchical_counts import collect_count, spread_count
@@ -119,20 +119,20 @@ def _all_gather_of(topology: Topology, shard: int, _root: int, rank: int) -> lis
     return handing.not_to(shard, back)
 
 
-def _all_reduce_room(topology: Topology, _root: int) -> Places:
+def _all_reduce_room(topology: Topology, _root: int) -> Room:
     steps = 2 + 2 * _across_steps(len(topology.hosts), to_owner=False)
     nodes, items = room(topology, FEW_HOSTS, reduces=True, to_all=True)
-    return Places(nodes, items, steps - (topology.widest == 1))  # the last step is nobody's
+    return Room(nodes, items, steps - (topology.widest == 1))  # the last step is nobody's
 
 
-def _reduce_scatter_room(topology: Topology, _root: int) -> Places:
+def _reduce_scatter_room(topology: Topology, _root: int) -> Room:
     nodes, items = room(topology, FEW_HOSTS, reduces=True, to_all=False)
-    return Places(nodes, items, 1 + _across_steps(len(topology.hosts), to_owner=True))
+    return Room(nodes, items, 1 + _across_steps(len(topology.hosts), to_owner=True))
 
 
-def _all_gather_room(topology: Topology, _root: int) -> Places:
+def _all_gather_room(topology: Topology, _root: int) -> Room:
     nodes, items = room(topology, FEW_HOSTS, reduces=False, to_all=True)
-    return Places(
+    return Room(
         nodes, items, 1 + _across_steps(len(topology.hosts), to_owner=True) - (topology.widest == 1)
     )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .algorithm import Places
+from .algorithm import Room
 from .schedule import Schedule
 from .steps import INPUT, OUTPUT, Combine, Copy, RankProgram, Receive, Send, Step, Type
 
@@ -126,7 +126,7 @@ def lay_out_all(schedule: Schedule) -> dict[int, Layout]:
     return {rank: lay_out(schedule, rank, own.items()) for rank, own in enumerate(lowered)}
 
 
-def room(schedule: Schedule) -> Places:
+def room(schedule: Schedule) -> Room:
     """What all ranks set aside: the same on every rank."""
     found = schedule.room()
     if found is None:
@@ -134,11 +134,11 @@ def room(schedule: Schedule) -> Places:
     return found
 
 
-def counted(layouts: Iterable[Layout]) -> Places:
+def counted(layouts: Iterable[Layout]) -> Room:
     """The same, from the layouts of all ranks."""
     nodes = items = steps = 0
     for each in layouts:
         nodes, items = max(nodes, each.sizes[IN_NODE]), max(items, each.sizes[IN_ITEM])
         if each.steps:
             steps = max(steps, each.steps[-1][1].step + 1)
-    return Places(nodes, items, steps)
+    return Room(nodes, items, steps)

@@ -15,7 +15,7 @@ communications in multiport message-passing systems", IEEE TPDS 8 (1997), sectio
 from __future__ import annotations
 
 from . import handing
-from .algorithm import Algorithm, Places, whole
+from .algorithm import Algorithm, Room, whole
 from .blocks import largest_block
 from .counts import LEAF, RESULT, Load, Phase, Phases, Transfer, on_the_way_back, step
 from .handing import Handing, Ranges, merged
@@ -131,7 +131,7 @@ def _all_gather_of(topology: Topology, shard: int, _root: int, rank: int) -> lis
     return found
 
 
-def _all_gather_room(topology: Topology, _root: int) -> Places:
+def _all_gather_room(topology: Topology, _root: int) -> Room:
     """Each shard that goes to a rank of the same host; what goes to a farther one includes it."""
     n, host_of = topology.ranks, topology.host_of
     items = 0
@@ -139,7 +139,7 @@ def _all_gather_room(topology: Topology, _root: int) -> Places:
         size = 1 << number
         if any(host_of[rank] == host_of[rank - size] for rank in range(n)):
             items = max(items, min(size, n - size))
-    return Places(0, items, log2_ceiling(n))
+    return Room(0, items, log2_ceiling(n))
 
 
 def _exchange_count(partials: list[Partial], leaves: int) -> list[tuple[int, Load, int]]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pycollective.order import parent
 
 from . import handing
-from .algorithm import Algorithm, Places, a_shard_each
+from .algorithm import Algorithm, Room, a_shard_each
 from .blocks import largest_block
 from .counts import NOTHING, Load, Phase, Phases
 from .handing import Handing, Ranges, ranges_of
@@ -112,25 +112,25 @@ def _near(topology: Topology) -> list[bool]:
     return list(map(eq, hosts, hosts[1:] + hosts[:1]))
 
 
-def _reduce_scatter_room(topology: Topology, _root: int) -> Places:
+def _reduce_scatter_room(topology: Topology, _root: int) -> Room:
     place_of = _circle(topology).place
     n = topology.ranks
     needed = to_reduce([place_of[rank] for rank in range(n)], _near(topology))
-    return Places(max(nodes for nodes, _ in needed), max(leaves for _, leaves in needed), n - 1)
+    return Room(max(nodes for nodes, _ in needed), max(leaves for _, leaves in needed), n - 1)
 
 
-def _all_gather_room(topology: Topology, _root: int) -> Places:
+def _all_gather_room(topology: Topology, _root: int) -> Room:
     """Every shard but one goes to the next, whose own it is; where that is on the same host."""
     n = topology.ranks
-    return Places(0, n - 1 if topology.widest > 1 else 0, n - 1)
+    return Room(0, n - 1 if topology.widest > 1 else 0, n - 1)
 
 
-def _all_reduce_room(topology: Topology, root: int) -> Places:
+def _all_reduce_room(topology: Topology, root: int) -> Room:
     place_of = _circle(topology).place
     n, near = topology.ranks, _near(topology)
     needed = to_reduce([place_of[rank] for rank in range(n)], near)
     items = max(leaves + (n - 1) * near[place] for place, (_, leaves) in enumerate(needed))
-    return Places(max(nodes for nodes, _ in needed), items, 2 * (n - 1))
+    return Room(max(nodes for nodes, _ in needed), items, 2 * (n - 1))
 
 
 def _sent(places: Sequence[int], place: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from functools import cache
 
 from pycollective.errors import ConfigurationError
 
-from .algorithm import Algorithm, Places
+from .algorithm import Algorithm, Room
 from .direct import DIRECT
 from .halving_doubling import HALVING_DOUBLING
 from .handing import lower_rank
@@ -66,10 +66,10 @@ class Schedule:
             if program is not None:
                 yield shard, program
 
-    def room(self) -> Places | None:
+    def room(self) -> Room | None:
         """The places and steps of all ranks, where there is a formula for them."""
         if self.topology.ranks == 1:
-            return Places(0, 0, 0)
+            return Room(0, 0, 0)
         formula = self.algorithm.room.get(self.operation.name)
         return formula(self.topology, self.root) if formula else None
 

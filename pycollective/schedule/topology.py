@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from pycollective.errors import ConfigurationError
+from pycollective.placement import number_hosts
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,7 @@ class Topology:
     host_of: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        first = list(dict.fromkeys(self.host_of))
-        if not self.host_of or first != list(range(len(first))):
+        if not self.host_of or number_hosts(self.host_of) != self.host_of:
             raise ConfigurationError(
                 f"hosts {self.host_of} are not numbered from 0 in the order of their first ranks"
             )
@@ -33,10 +33,9 @@ class Topology:
         return cls((0,) * ranks)
 
     @classmethod
-    def of_hosts(cls, hosts: Sequence[object]) -> Topology:
+    def of_hosts(cls, hosts: Sequence[Hashable]) -> Topology:
         """From what each rank calls its host."""
-        numbers: dict[object, int] = {}
-        return cls(tuple(numbers.setdefault(host, len(numbers)) for host in hosts))
+        return cls(number_hosts(hosts))
 
     @classmethod
     def parse(cls, text: str, ranks: int) -> Topology:

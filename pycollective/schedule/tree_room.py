@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .algorithm import Places
+from .algorithm import Room
 from .moves import log2_ceiling
 from .topology import Topology
 
@@ -57,17 +57,17 @@ def _passed_on(place: _Place) -> int:
     return sum(below for below, near in place.children if near or not place.near)
 
 
-def _reduce_scatter(topology: Topology, _root: int) -> Places:
+def _reduce_scatter(topology: Topology, _root: int) -> Room:
     n = topology.ranks
     nodes = items = 0
     for rank, place in enumerate(_places(topology)):
         up = _up(place, top=rank == 0)
         results = _passed_on(place) if rank else n - 1  # all of them are made by the top
         nodes, items = max(nodes, n * up[0]), max(items, n * up[1] + results)
-    return Places(nodes, items, 2 * log2_ceiling(n))
+    return Room(nodes, items, 2 * log2_ceiling(n))
 
 
-def _all_gather(topology: Topology, _root: int) -> Places:
+def _all_gather(topology: Topology, _root: int) -> Room:
     """What arrives is in the output; of what goes on to ranks of the same host there is a copy."""
     n = topology.ranks
     items = 0
@@ -77,22 +77,22 @@ def _all_gather(topology: Topology, _root: int) -> Places:
         if rank and place.near:
             lacking = n if near else place.below
         items = max(items, lacking)
-    return Places(0, items, 2 * log2_ceiling(n))
+    return Room(0, items, 2 * log2_ceiling(n))
 
 
-def _gather(topology: Topology, root: int) -> Places:
+def _gather(topology: Topology, root: int) -> Room:
     items = 0
     for rank, place in enumerate(_places(topology, root)):
         if rank:  # the top has all in its output
             passed = sum(below for below, near in place.children if place.near or not near)
             items = max(items, place.near + passed)
-    return Places(0, items, log2_ceiling(topology.ranks))
+    return Room(0, items, log2_ceiling(topology.ranks))
 
 
-def _scatter(topology: Topology, root: int) -> Places:
+def _scatter(topology: Topology, root: int) -> Room:
     """The top sends to other hosts from its input, as if it had its shards from the same host."""
     items = max(map(_passed_on, _places(topology, root)))
-    return Places(0, items, log2_ceiling(topology.ranks))
+    return Room(0, items, log2_ceiling(topology.ranks))
 
 
 ROOM = {

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pycollective import _torch, bootstrap, leaving
+from pycollective.placement import number_hosts
 
 # How long a process that ends without destroy_process_group waits for what it issued and never
 # waited for, callbacks included. Long enough for peers that are a little behind, short enough for a
@@ -32,8 +33,7 @@ def _create(options: Any, _: object) -> _torch.Backend:
     world = dist.get_world_size() if dist.is_initialized() else options.group_size
     played = bootstrap.played_hosts(world)
     if played and ranks:
-        numbers: dict[int, int] = {}
-        played = tuple(numbers.setdefault(played[rank], len(numbers)) for rank in ranks)
+        played = number_hosts([played[rank] for rank in ranks])
     return create(options.store, options.group_rank, options.group_size, options.timeout, played)
 
 

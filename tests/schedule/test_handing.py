@@ -18,7 +18,7 @@ from pycollective.schedule import (
     algorithms_for,
     make_schedule,
 )
-from pycollective.schedule.algorithm import Algorithm, Places
+from pycollective.schedule.algorithm import Algorithm, Room
 from pycollective.schedule.assemble import assemble
 from pycollective.schedule.handing import Handing, lower_rank, merged, nodes_of, ranges_of
 from pycollective.schedule.layout import Layout, counted, lay_out, lay_out_all, room
@@ -225,7 +225,7 @@ def test_wrong_leaves_are_found(name: str, spoil: Callable[[Handing], Handing | 
 def test_wrong_room_is_found() -> None:
     schedule = make_schedule("all_reduce", "ring", Topology.parse("2x4", 8))
 
-    def one_too_few(topology: Topology, root: int) -> Places:
+    def one_too_few(topology: Topology, root: int) -> Room:
         right = schedule.algorithm.room["all_reduce"](topology, root)
         return right._replace(nodes=right.nodes - 1)
 

@@ -9,7 +9,7 @@ FarCall::FarCall(Group& group, const Request& request, std::uint64_t sequence,
     : group_(group),
       request_(request),
       peers_(peers),
-      mine_(request, sequence),
+      mine_{sequence, called(request)},
       calls_(peers.size()),
       heard_(peers.size(), false) {}
 
@@ -80,12 +80,10 @@ void FarCall::compare() const {
 }
 
 void FarCall::throw_mismatch(int rank, const CallNote& theirs) const {
-  throw CollectiveFailure(
-      {FailureKind::kMismatch, group_.world().rank, request_.kind, mine_.sequence,
-       "rank " + std::to_string(group_.world().rank) + " called " + mine_.describe() +
-           " and rank " + std::to_string(rank) + " called " + theirs.describe() +
-           " of this communicator; no data moved between the two. Every rank must make the same "
-           "calls in the same order, with the same dtype, count, operation, root and algorithm"});
+  pycollective::throw_mismatch(
+      {group_.world().rank, request_.kind, mine_.sequence, mine_.describe(),
+       "rank " + std::to_string(rank), theirs.describe()},
+      "of this communicator; no data moved between the two");
 }
 
 std::string FarCall::absentees() const {

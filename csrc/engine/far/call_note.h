@@ -1,25 +1,23 @@
-// What a rank called, as it travels between hosts.
+// What a rank called, and as which number, as it travels between hosts.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "engine/operation.h"
-#include "transport/layout.h"
+#include "engine/called.h"
 
 namespace pycollective {
 
 struct CallNote {
   std::uint64_t sequence = 0;
-  std::uint64_t signature = 0;
-  std::uint64_t count = 0;
-  std::uint64_t counts_hash = 0;
-  char algorithm[sizeof(Arrival::algorithm)] = {};
+  Called called;
 
-  CallNote() = default;
-  CallNote(const Request& request, std::uint64_t number);
-  bool agrees(const CallNote& other) const;
-  std::string describe() const;
+  bool agrees(const CallNote& other) const {
+    return sequence == other.sequence && agree(called, other.called);
+  }
+  std::string describe() const {
+    return pycollective::describe(called) + " as number " + std::to_string(sequence);
+  }
 };
 
 }  // namespace pycollective

@@ -8,9 +8,9 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "engine/api.h"
+#include "engine/far/lanes.h"
 
 namespace pycollective {
 
@@ -62,23 +62,5 @@ class PYCOLLECTIVE_PUBLIC Link {
 
 // A capsule carries a `std::shared_ptr<Link>*` from the library that makes it to the core.
 constexpr const char* kLinkCapsule = "pycollective.Link.v1";
-
-// The lanes of a communicator.
-constexpr int kLaneControl = 1;     // failures, goodbyes, reminders; received from any rank
-constexpr int kLaneCall = 2;        // what a rank has called, and its first data if they are short
-constexpr int kLanePairCall = 3;    // the same of who sends to one rank, to that rank
-constexpr int kLanePairAnswer = 4;  // of who receives, to the sender
-constexpr int kLanePair = 5;        // the data between the two
-constexpr int kLaneFirst = 16;      // of collectives
-
-// A communicator's ranks, where the group that shares memory is some of them.
-struct World {
-  std::uint64_t id = 0;  // the same on all ranks, and another for each communicator
-  int rank = 0;
-  int size = 1;
-  std::vector<int> near;       // the rank of each member of the group
-  std::shared_ptr<Link> link;  // to the others; none where there are none
-  int beside = 1;              // ranks on this machine, where it plays several hosts
-};
 
 }  // namespace pycollective

@@ -15,7 +15,7 @@ constexpr std::size_t kLargestPiece = std::size_t{1} << 30;
 
 FarPair::FarPair(Group& group, const Request& request, std::uint64_t sequence)
     : Operation(group, request, sequence),
-      mine_(request, sequence),
+      mine_{sequence, called(request)},
       bytes_(request.count * size_of(request.dtype)) {}
 
 FarPair::~FarPair() {
@@ -43,15 +43,10 @@ bool FarPair::hear() {
   if (!call_) return false;
   expecting_ = false;
   const CallNote theirs = Messenger::note_of(call_);
-  // The other side is called otherwise and has another root: all else must agree.
-  if (theirs.count == mine_.count &&
-      (theirs.signature >> 8 & 0xff) == (mine_.signature >> 8 & 0xff))
-    return true;
-  throw CollectiveFailure(
-      {FailureKind::kMismatch, group_.world().rank, request_.kind, sequence_,
-       "rank " + std::to_string(group_.world().rank) + " called " + mine_.describe() +
-           " and rank " + std::to_string(request_.root) + " called " + theirs.describe() +
-           " from one to the other; no data moved. Both must name the same dtype and count"});
+  if (agree_as_pair(theirs.called, mine_.called)) return true;
+  throw_pair_mismatch({group_.world().rank, request_.kind, sequence_, mine_.describe(),
+                       "rank " + std::to_string(request_.root), theirs.describe()},
+                      "from one to the other; no data moved");
 }
 
 void FarPair::begin_to_move() {

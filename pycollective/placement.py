@@ -12,7 +12,7 @@ from pycollective.errors import ConfigurationError
 from pycollective.limits import MAX_RANKS_PER_HOST
 
 
-def numbered(names: Sequence[Hashable]) -> tuple[int, ...]:
+def number_hosts(names: Sequence[Hashable]) -> tuple[int, ...]:
     """A number for each rank's host, from 0 in the order of their first ranks."""
     numbers: dict[Hashable, int] = {}
     return tuple(numbers.setdefault(name, len(numbers)) for name in names)

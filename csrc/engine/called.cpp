@@ -1,0 +1,86 @@
+#include "engine/called.h"
+
+#include "engine/program.h"
+
+namespace pycollective {
+namespace {
+
+// A signature: kind, dtype and reduce op in a byte each, the root in the upper 40 bits.
+constexpr int kKindAt = 0;
+constexpr int kDtypeAt = 8;
+constexpr int kReduceOpAt = 16;
+constexpr int kRootAt = 24;
+
+std::uint64_t signature_of(const Request& request) {
+  // The reduce op of an operation that only moves bytes means nothing, so it must not differ.
+  const auto op = reduces(request.kind) ? static_cast<std::uint64_t>(request.reduce_op) : 0;
+  return static_cast<std::uint64_t>(request.kind) << kKindAt |
+         static_cast<std::uint64_t>(request.dtype) << kDtypeAt | op << kReduceOpAt |
+         static_cast<std::uint64_t>(request.root) << kRootAt;
+}
+
+int byte_of(const Called& called, int shift) {
+  return static_cast<int>(called.signature >> shift & 0xff);
+}
+
+std::uint64_t hash_of(const std::vector<std::size_t>& counts) {
+  if (counts.empty()) return 0;
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a over the counts' words
+  for (const std::uint64_t count : counts) hash = (hash ^ count) * 0x100000001b3 ^ (hash >> 29);
+  return hash | 1;
+}
+
+[[noreturn]] void throw_told(const Mismatch& found, const std::string& where, const char* cure) {
+  const std::string rank = "rank " + std::to_string(found.rank);
+  throw CollectiveFailure({FailureKind::kMismatch, found.rank, found.kind, found.sequence,
+                           rank + " called " + found.mine + " and " + found.other + " called " +
+                               found.theirs + " " + where + ". " + cure});
+}
+
+}  // namespace
+
+Called called(const Request& request) {
+  Called made;
+  made.signature = signature_of(request);
+  made.count = request.counts.empty() ? request.count : 0;
+  made.counts_hash = hash_of(request.counts);
+  if (request.program) {
+    const std::string& name = request.program->algorithm;  // no longer than it may be: check()
+    std::memcpy(made.algorithm, name.data(), name.size());
+  }
+  return made;
+}
+
+bool agree_as_pair(const Called& a, const Called& b) {
+  return a.count == b.count && byte_of(a, kDtypeAt) == byte_of(b, kDtypeAt);
+}
+
+std::string describe(const Called& called) {
+  const int number = byte_of(called, kKindAt);
+  const int dtype = byte_of(called, kDtypeAt);
+  const int reduce_op = byte_of(called, kReduceOpAt);
+  if (number >= kOpKinds || dtype >= kDtypes || reduce_op >= kReduceOps)
+    return "an operation that is not known here";
+  const auto kind = static_cast<OpKind>(number);
+  std::string text = name_of(kind);
+  if (kind == OpKind::kBarrier) return text + "()";
+  text += std::string("(") + name_of(static_cast<Dtype>(dtype)) + ", ";
+  if (reduces(kind)) text += name_of(static_cast<ReduceOp>(reduce_op)) + std::string(", ");
+  text += called.counts_hash != 0 ? "uneven counts" : "count " + std::to_string(called.count);
+  if (traits_of(kind).rooted) text += ", root " + std::to_string(called.signature >> kRootAt);
+  const std::string name(called.algorithm, strnlen(called.algorithm, sizeof(called.algorithm)));
+  if (!name.empty()) text += ", algorithm " + name;
+  return text + ")";
+}
+
+void throw_mismatch(const Mismatch& found, const std::string& where) {
+  throw_told(found, where,
+             "Every rank must make the same calls in the same order, with the same dtype, count, "
+             "operation, root and algorithm");
+}
+
+void throw_pair_mismatch(const Mismatch& found, const std::string& where) {
+  throw_told(found, where, "Both must name the same dtype and count");
+}
+
+}  // namespace pycollective
