@@ -176,7 +176,8 @@ def test_the_layers_name_only_what_is_imported() -> None:
         layer = layer_of(place(path))
         names = [name.partition(".")[2] for name, _ in imports(path) if below_the_package(name)]
         used.setdefault(layer, set()).update(set(map(layer_of, names)) - {layer})
-    assert set(used) == set(LAYERS) and unused(LAYERS, used) == {}
+    assert set(used) == set(LAYERS)
+    assert unused(LAYERS, used) == {}
 
 
 def test_the_layers_have_no_cycle() -> None:
@@ -299,7 +300,8 @@ def test_the_native_layers_name_only_what_is_included() -> None:
         folder = folder_of(native_place(path))
         included = set(map(folder_of, native_includes(path)))
         used.setdefault(folder, set()).update(included - {folder})
-    assert set(used) == set(NATIVE_LAYERS) and unused(NATIVE_LAYERS, used) == {}
+    assert set(used) == set(NATIVE_LAYERS)
+    assert unused(NATIVE_LAYERS, used) == {}
 
 
 @pytest.mark.parametrize("path", native_files(), ids=native_place)

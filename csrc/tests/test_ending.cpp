@@ -3,22 +3,14 @@
 #include <cstdio>
 #include <thread>
 
+#include "tests/calls.h"
 #include "tests/check.h"
 #include "tests/thread_ranks.h"
 
 using namespace pycollective;
-using pycollective::testing::ThreadRanks;
+using namespace pycollective::testing;
 
 namespace {
-
-Request all_reduce(std::vector<float>& x) {
-  Request request;
-  request.kind = OpKind::kAllReduce;
-  request.dtype = Dtype::kFloat32;
-  request.count = x.size();
-  request.input = request.output = x.data();
-  return request;
-}
 
 void close_returns_when_nobody_is_being_told() {
   ThreadRanks threads(2);

@@ -5,35 +5,14 @@
 #include <string>
 #include <utility>
 
+#include "tests/calls.h"
 #include "tests/check.h"
 #include "tests/thread_ranks.h"
 
 using namespace pycollective;
-using pycollective::testing::ThreadRanks;
+using namespace pycollective::testing;
 
 namespace {
-
-Request all_reduce(std::vector<float>& x) {
-  Request request;
-  request.kind = OpKind::kAllReduce;
-  request.dtype = Dtype::kFloat32;
-  request.count = x.size();
-  request.input = request.output = x.data();
-  return request;
-}
-
-Failure failure_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const CollectiveFailure& error) {
-    return error.failure();
-  }
-  return {};
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 void mismatch_names_both_sides() {
   ThreadRanks threads(3);
@@ -58,6 +37,22 @@ void a_mismatch_is_seen_although_another_is_absent() {
     std::vector<float> x(r == 2 ? 11 : 10, 1.0F);
     CHECK(failure_of([&] { group[r]->run(all_reduce(x), {}); }).kind == FailureKind::kMismatch);
   });
+}
+
+// What a peer has written may be wrong, and is looked up in no table then.
+void a_mismatch_with_what_is_not_known_here() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  Group& other = group[1]->group();
+  Channel::Post& post = other.receiving_half(Member(1), Member(0)).post[1];
+  post.dtype = 231;
+  post.sequence = 1;
+  std::vector<float> x(10, 1.0F);
+  const Failure failure = failure_of([&] { group[0]->run(pair(OpKind::kSend, x, 1), {}); });
+  CHECK(failure.kind == FailureKind::kMismatch);
+  CHECK(contains(failure.message, "rank 0 called send(float32, count 10) and rank 1"));
+  CHECK(
+      contains(failure.message, "called an operation that is not known here as message number 1"));
 }
 
 // What `act` writes to stderr.
@@ -217,14 +212,9 @@ void close_waits_for_a_call_of_another_thread() {
   ThreadRanks threads(2);
   const auto group = threads.make_group();
   std::thread receiver([&] {
-    float x = 0;
-    Request request;
-    request.kind = OpKind::kRecv;
-    request.dtype = Dtype::kFloat32;
-    request.root = 1;
-    request.count = 1;
-    request.output = &x;
-    CHECK(failure_of([&] { group[0]->run(request, {}); }).kind == FailureKind::kAborted);
+    std::vector<float> x(1);
+    const Failure failure = failure_of([&] { group[0]->run(pair(OpKind::kRecv, x, 1), {}); });
+    CHECK(failure.kind == FailureKind::kAborted);
   });
   while (!group[0]->busy()) std::this_thread::yield();
   int asked = 0;
@@ -284,6 +274,7 @@ void mailboxes_are_given_back() {
 int main() {
   mismatch_names_both_sides();
   a_mismatch_is_seen_although_another_is_absent();
+  a_mismatch_with_what_is_not_known_here();
   a_long_wait_names_the_absent_once();
   timeout_names_the_absent();
   leaving_after_the_last_operation_harms_nobody();

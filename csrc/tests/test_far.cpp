@@ -10,6 +10,7 @@
 #include "engine/any_operation.h"
 #include "engine/far/messenger.h"
 #include "engine/watch.h"
+#include "tests/calls.h"
 #include "tests/check.h"
 #include "tests/far_programs.h"
 #include "tests/host_ranks.h"
@@ -18,19 +19,6 @@ using namespace pycollective;
 using namespace pycollective::testing;
 
 namespace {
-
-Failure failure_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const CollectiveFailure& error) {
-    return error.failure();
-  }
-  return {};
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 std::shared_ptr<const Program> program_of(const std::vector<HostSchedule>& schedules,
                                           const std::string& algorithm, std::size_t ranks,
@@ -66,16 +54,6 @@ void every_algorithm_gives_the_same_bits(const std::vector<HostSchedule>& schedu
       group[static_cast<std::size_t>(r)]->close();
     });
   }
-}
-
-Request pair(OpKind kind, std::vector<float>& x, int peer) {
-  Request request;
-  request.kind = kind;
-  request.dtype = Dtype::kFloat32;
-  request.count = x.size();
-  request.root = peer;
-  request.input = request.output = x.data();
-  return request;
 }
 
 void messages_of_pairs() {

@@ -5,14 +5,14 @@
 #include <type_traits>
 
 #include "engine/called.h"
-#include "engine/operation.h"
+#include "engine/group.h"
 #include "engine/shards.h"
 #include "engine/validate.h"
+#include "tests/calls.h"
 #include "tests/check.h"
-#include "tests/thread_ranks.h"
 
 using namespace pycollective;
-using pycollective::testing::ThreadRanks;
+using pycollective::testing::failure_of;
 
 namespace {
 
@@ -81,24 +81,14 @@ void a_call_travels_with_any_root() {
   }
 }
 
-template <class Act>
-bool refused(const Act& act) {
-  try {
-    act();
-  } catch (const CollectiveFailure& error) {
-    return error.failure().kind == FailureKind::kConfiguration;
-  }
-  return false;
-}
-
 // Also such that their product or sum would wrap to something small.
 void counts_beyond_memory_are_refused() {
   float x[4] = {};
   Request request = request_of(OpKind::kAllGather, std::size_t{1} << 62);
   request.input = request.output = x;
-  CHECK(refused([&] { validate(request, 0, 4); }));
+  CHECK(failure_of([&] { validate(request, 0, 4); }).kind == FailureKind::kConfiguration);
   request.counts = {std::size_t{1} << 63, 0, std::size_t{1} << 63, 0};
-  CHECK(refused([&] { validate(request, 1, 4); }));
+  CHECK(failure_of([&] { validate(request, 1, 4); }).kind == FailureKind::kConfiguration);
 }
 
 // A group whose members are not ascending ranks is none; nor one with more ranks than there can be.
