@@ -128,8 +128,8 @@ void run(Random& random, const Schedule& schedule, bool spoils, Counts& counts) 
     }
   }
   if (spoils && !spoiled) return;
-  FakeNetwork network(n, {static_cast<unsigned>(random()), below(random, kLongestDelay + 1),
-                          false, true, false, false});
+  FakeNetwork network(n, {static_cast<unsigned>(random()), below(random, kLongestDelay + 1), false,
+                          true, false, false});
   HostRanks hosts(host_sizes(schedule), network, kDataBytes);
   std::vector<Request> requests(static_cast<std::size_t>(n));
   std::vector<Buffers> buffers(static_cast<std::size_t>(n));

@@ -1,6 +1,7 @@
 """Real programs, for the native tests: `python -m tests.schedule.native_programs`.
 
-With a topology and a folder, such as ``16x64 out/scale``, those of large all-reduces.
+With a topology and a folder, such as ``16x64 out/scale``, those of large all-reduces; of some
+algorithms if these follow.
 
 A program is words, the algorithm, the operation and the pieces, and numbers in the order of
 csrc/tests/program_text.h; a list is preceded by its length. Programs of one schedule follow each
@@ -14,7 +15,7 @@ import gc
 import os
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from multiprocessing import Pool
 from pathlib import Path
@@ -99,11 +100,10 @@ def _of_host(what: tuple[str, str, int]) -> bytes:
     return b"".join(binary_of(assemble(schedule, r, layouts)) for r in where.hosts[host])
 
 
-def write_all_reduces(topology: str, folder: Path) -> None:
+def write_all_reduces(topology: str, folder: Path, algorithms: Sequence[str]) -> None:
     """A file for each all-reduce algorithm; hosts are lowered in as many processes as may run."""
     folder.mkdir(parents=True, exist_ok=True)
     hosts = range(len(Topology.parse(topology, _ranks(topology)).hosts))
-    algorithms = algorithms_for("all_reduce")
     with Pool(len(os.sched_getaffinity(0))) as pool:
         parts = pool.imap(_of_host, [(name, topology, h) for name in algorithms for h in hosts])
         for name in algorithms:
@@ -116,7 +116,8 @@ def main() -> None:
     if len(sys.argv) == 1:
         FILE.write_text("".join(f"{line}\n" for line in lines()))
     else:
-        write_all_reduces(sys.argv[1], Path(sys.argv[2]))
+        algorithms = sys.argv[3:] or algorithms_for("all_reduce")
+        write_all_reduces(sys.argv[1], Path(sys.argv[2]), algorithms)
 
 
 if __name__ == "__main__":
