@@ -1,8 +1,11 @@
 #include "tests/fake_link.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <deque>
+#include <iterator>
+#include <list>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -31,14 +34,21 @@ struct Posted {
   std::size_t capacity;
 };
 
+void drop_empty(std::map<std::pair<int, int>, std::list<Message>>& wires) {
+  for (auto wire = wires.begin(); wire != wires.end();)
+    wire = wire->second.empty() ? wires.erase(wire) : std::next(wire);
+}
+
 }  // namespace
 
 struct FakeNetwork::Station {
+  using Key = std::pair<int, int>;
   std::mutex mutex;
   std::mt19937 random;
-  std::uint64_t now = 0;                                     // calls of progress()
-  std::map<std::pair<int, int>, std::deque<Message>> wires;  // by sender and lane
-  std::map<std::pair<int, int>, std::deque<Posted>> posted;  // by sender, or any, and lane
+  std::uint64_t now = 0;  // calls of progress()
+  // None is empty: with a thousand ranks it is these that are looked through, and that take memory.
+  std::map<Key, std::list<Message>> wires;  // by sender and lane
+  std::map<Key, std::list<Posted>> posted;  // by sender, or any, and lane
   std::unordered_map<Transfer, Outcome> ended;
   std::deque<Link::Loss> losses;
   std::set<int> lost;
@@ -113,6 +123,7 @@ class FakeNetwork::End final : public Link {
         for (auto post = posts.begin(); post != posts.end(); ++post)
           if (post->transfer == transfer) {
             posts.erase(post);
+            if (posts.empty()) own.posted.erase(key);
             own.ended[transfer] = Outcome::kCancelled;
             return;
           }
@@ -129,6 +140,7 @@ class FakeNetwork::End final : public Link {
               found = true;
               break;
             }
+        drop_empty(theirs.wires);
       }
       if (!found) continue;
       const std::lock_guard lock(own.mutex);
@@ -183,28 +195,36 @@ void FakeNetwork::deliver(int rank) {
   {
     const std::lock_guard lock(own.mutex);
     ++own.now;
-    for (auto& [key, wire] : own.wires) {
-      const auto [sender, lane] = key;
+    for (auto each = own.wires.begin(); each != own.wires.end();) {
+      const auto [sender, lane] = each->first;
+      std::list<Message>& wire = each->second;
       while (!wire.empty() && wire.front().due <= own.now && lane < held_from_) {
-        std::deque<Posted>* posts = &own.posted[key];
-        if (posts->empty()) posts = &own.posted[{Link::kAnyRank, lane}];
-        if (posts->empty()) break;
-        Message message = std::move(wire.front());
-        wire.pop_front();
-        const Posted post = posts->front();
-        posts->pop_front();
-        CHECK(message.bytes <= post.capacity);  // what Gloo answers with the end of the process
+        auto posts = own.posted.find(each->first);
+        if (posts == own.posted.end()) posts = own.posted.find({Link::kAnyRank, lane});
+        if (posts == own.posted.end()) break;
+        const Message& message = wire.front();
+        const Posted post = posts->second.front();
+        const bool fits = message.bytes <= post.capacity;
+        CHECK(fits || !manner_.fits);  // what Gloo answers with the end of the process
         const std::byte* from = message.memory ? message.memory : message.data.data();
-        if (message.bytes != 0) std::memcpy(post.memory, from, message.bytes);
+        if (message.bytes != 0 && fits) std::memcpy(post.memory, from, message.bytes);
         if (message.memory != nullptr) read.emplace_back(sender, message.transfer);
-        own.ended[post.transfer] = Outcome::kDone;
+        own.ended[post.transfer] = fits ? Outcome::kDone : Outcome::kLost;
+        if (!fits) own.losses.push_back({sender, "it sent more than is awaited"});
         ++own.delivered;
+        wire.pop_front();
+        posts->second.pop_front();
+        if (posts->second.empty()) own.posted.erase(posts);
       }
+      each = wire.empty() ? own.wires.erase(each) : std::next(each);
     }
-    for (auto& [key, posts] : own.posted) {
-      if (own.lost.count(key.first) == 0 || !own.wires[key].empty()) continue;
-      for (const Posted& each : posts) own.ended[each.transfer] = Outcome::kLost;
-      posts.clear();
+    for (auto each = own.posted.begin(); !own.lost.empty() && each != own.posted.end();) {
+      if (own.lost.count(each->first.first) == 0 || own.wires.count(each->first) != 0) {
+        ++each;
+        continue;
+      }
+      for (const Posted& post : each->second) own.ended[post.transfer] = Outcome::kLost;
+      each = own.posted.erase(each);
     }
   }
   for (const auto& [sender, transfer] : read) {
@@ -239,10 +259,14 @@ void FakeNetwork::kill(int rank, bool loses) {
       if (key.first != rank || (!loses && !manner_.meets)) continue;
       std::size_t kept = each.random() % (wire.size() + 1);
       // Its memory is gone: what was not read is lost.
-      for (std::size_t i = 0; i < kept; ++i)
-        if (wire[i].memory != nullptr) kept = i;
-      wire.resize(kept);
+      std::size_t i = 0;
+      for (const Message& message : wire) {
+        if (message.memory != nullptr) kept = std::min(kept, i);
+        ++i;
+      }
+      while (wire.size() > kept) wire.pop_back();
     }
+    drop_empty(each.wires);
     if (each.bell) each.bell();
   }
   for (const auto& [sender, transfer] : never_read) {

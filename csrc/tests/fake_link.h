@@ -21,6 +21,7 @@ struct Manner {
   bool cancels = true;      // whether what is under way can be taken back
   bool meets = false;       // the library's own messages are sent once there is room for them, and
                             // are gone with their sender before
+  bool fits = true;         // no message is longer than its receive; else its sender is lost
 };
 
 class FakeNetwork {

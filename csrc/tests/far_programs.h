@@ -19,7 +19,7 @@ struct HostSchedule {
 };
 
 // Those of several hosts, of which the ranks of each follow each other.
-inline std::vector<HostSchedule> read_host_schedules(const char* path, OpKind kind) {
+inline std::vector<HostSchedule> read_host_schedules(const std::string& path, OpKind kind) {
   std::vector<HostSchedule> schedules;
   for (auto& ranks : read_programs(path)) {
     if (ranks.front().program.kind != kind) continue;

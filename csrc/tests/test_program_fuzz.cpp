@@ -1,7 +1,7 @@
 // Program::check is a proof: no program that passes touches what is not its own. Real programs are
-// spoiled at random, and what still passes is run where it is for one host (of several it is only
-// checked), with ASan as the judge: the caller's buffers are
-// as long as they must be and no longer, and of shared memory all is poisoned but the slots.
+// spoiled at random, and what still passes is run (where it is for one host; test_far_fuzz.cpp has
+// several), with ASan as the judge: the caller's buffers are as long as they must be and no longer,
+// and of shared memory all is poisoned but the slots.
 //
 //   test_program_fuzz [seconds] [seed]
 //
@@ -18,143 +18,16 @@
 #include "engine/scheduled.h"
 #include "tests/check.h"
 #include "tests/program_text.h"
+#include "tests/spoiled_programs.h"
 #include "tests/thread_ranks.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#else
-#define ASAN_POISON_MEMORY_REGION(begin, bytes) ((void)(begin), (void)(bytes))
-#endif
-
 using namespace pycollective;
-using pycollective::testing::RealProgram;
-using pycollective::testing::ThreadRanks;
+using namespace pycollective::testing;
 
 namespace {
 
-using Random = std::mt19937_64;
 constexpr std::size_t kDataBytes = std::size_t{32} << 10;
 constexpr int kMostTurns = 300;
-
-int below(Random& random, std::size_t end) { return static_cast<int>(random() % end); }
-
-std::int32_t less_one(std::int32_t number) { return number == INT32_MIN ? number : number - 1; }
-
-// A number that is likely to be one too many, or another's.
-std::int32_t odd_number(Random& random, const Program& p) {
-  const std::int32_t numbers[] = {0,
-                                  1,
-                                  -1,
-                                  2,
-                                  3,
-                                  p.rank,
-                                  p.root,
-                                  p.ranks,
-                                  p.members,
-                                  less_one(p.shards),
-                                  p.shards,
-                                  less_one(p.nodes),
-                                  p.nodes,
-                                  less_one(p.items),
-                                  p.items,
-                                  64,
-                                  1 << 20,
-                                  INT32_MAX,
-                                  INT32_MIN,
-                                  static_cast<std::int32_t>(p.refs.size()),
-                                  below(random, 8),
-                                  below(random, std::max<std::size_t>(p.refs.size(), 1))};
-  return numbers[below(random, std::size(numbers))];
-}
-
-template <class T>
-T* any_of(Random& random, std::vector<T>& list) {
-  return list.empty() ? nullptr : &list[static_cast<std::size_t>(below(random, list.size()))];
-}
-
-void spoil_instructions(Random& random, Program& p) {
-  auto& all = p.instructions;
-  if (all.empty()) return;
-  const auto at = all.begin() + below(random, all.size());
-  switch (below(random, 4)) {
-    case 0:
-      all.erase(at);
-      break;
-    case 1: {
-      const Instruction copy = *at;
-      all.insert(all.begin() + below(random, all.size()), copy);
-      break;
-    }
-    case 2:
-      std::swap(*at, *any_of(random, all));
-      break;
-    default:
-      at->kind = static_cast<Instruction::Kind>(below(random, 9));
-  }
-}
-
-void spoil(Random& random, Program& p) {
-  const std::int32_t number = odd_number(random, p);
-  switch (below(random, 12)) {
-    case 0:
-    case 1:
-    case 2:
-      if (Ref* ref = any_of(random, p.refs)) {
-        switch (below(random, 4)) {
-          case 0:
-            ref->place = static_cast<Place>(below(random, 5));
-            break;
-          case 1:
-            ref->member = Member(number);
-            break;
-          case 2:
-            ref->shard = number;
-            break;
-          default:
-            ref->index = number;
-        }
-      }
-      break;
-    case 3:
-    case 4:
-    case 5:
-      if (Instruction* each = any_of(random, p.instructions))
-        (below(random, 3) == 0 ? each->a : below(random, 2) == 0 ? each->b : each->c) = number;
-      break;
-    case 6:
-      spoil_instructions(random, p);
-      break;
-    case 7:
-      if (CombineStep* each = any_of(random, p.combines)) {
-        std::int32_t* fields[] = {&each->first_term, &each->terms, &each->first_recipe,
-                                  &each->recipe_length};
-        if (const int field = below(random, 5); field < 4)
-          *fields[field] = number;
-        else
-          each->finish = !each->finish;
-      }
-      break;
-    case 8:
-      if (std::int32_t* term = any_of(random, p.terms)) *term = number;
-      break;
-    case 9:
-      if (std::uint8_t* step = any_of(random, p.recipes)) *step = std::uint8_t(below(random, 3));
-      break;
-    case 10:
-      if (Member* reader = any_of(random, p.readers)) *reader = Member(number);
-      break;
-    default: {
-      std::int32_t* fields[] = {&p.root, &p.rank,   &p.ranks, &p.members,
-                                &p.tags, &p.shards, &p.nodes, &p.items};
-      if (const int field = below(random, 10); field < 8)
-        *fields[field] = number;
-      else if (field == 8)
-        p.kind = static_cast<OpKind>(below(random, kOpKinds + 1));
-      else
-        p.pieces = static_cast<Pieces>(below(random, 3));
-    }
-  }
-}
 
 // The ranks of a group, whose state a run leaves as it found it.
 class OneHost {
@@ -188,42 +61,6 @@ class OneHost {
   std::vector<std::shared_ptr<Communicator>> ranks_;
 };
 
-// A rank's buffers, each on the heap by itself.
-struct Buffers {
-  std::unique_ptr<std::byte[]> input;
-  std::unique_ptr<std::byte[]> output;
-  std::vector<std::byte> given;
-};
-
-std::size_t elements_of(const Buffer& buffer, const Request& request, int rank, int ranks) {
-  if (!has(buffer, rank, request.root)) return 0;
-  const auto shard = [&](int r) {
-    return request.counts.empty() ? request.count : request.counts[static_cast<std::size_t>(r)];
-  };
-  std::size_t all = 0;
-  for (int r = 0; r < ranks; ++r) all += shard(r);
-  return buffer.holds == Holds::kVector  ? request.count
-         : buffer.holds == Holds::kShard ? shard(rank)
-                                         : all;
-}
-
-Request request_for(Random& random, const Program& program) {
-  constexpr std::pair<Dtype, ReduceOp> kTypes[] = {{Dtype::kFloat16, ReduceOp::kSum},
-                                                   {Dtype::kFloat32, ReduceOp::kAvg},
-                                                   {Dtype::kInt8, ReduceOp::kSum},
-                                                   {Dtype::kFloat64, ReduceOp::kMax}};
-  constexpr std::size_t kCounts[] = {0, 1, 5, 64, 129, 700, 3001};
-  Request request;
-  request.kind = program.kind;
-  request.root = program.root;
-  std::tie(request.dtype, request.reduce_op) = kTypes[below(random, std::size(kTypes))];
-  request.count = kCounts[below(random, std::size(kCounts))];
-  if (takes_counts(program.kind) && random() % 2 == 0)
-    for (int r = 0; r < program.ranks; ++r)
-      request.counts.push_back(r % 2 == 0 ? request.count : request.count / 3);
-  return request;
-}
-
 struct Counts {
   long refused = 0;
   long run = 0;
@@ -235,21 +72,12 @@ void run(Random& random, OneHost& ranks, const std::vector<RealProgram>& schedul
          const std::shared_ptr<const Program>& program, Counts& counts) {
   const int n = ranks.size();
   const Request like = request_for(random, schedule.front().program);
-  const OperationTraits& traits = traits_of(like.kind);
   std::vector<Request> requests(static_cast<std::size_t>(n), like);
   std::vector<Buffers> buffers(static_cast<std::size_t>(n));
   std::vector<std::unique_ptr<Scheduled>> operations;
   for (int r = 0; r < n; ++r) {
     Request& request = requests[static_cast<std::size_t>(r)];
-    Buffers& own = buffers[static_cast<std::size_t>(r)];
-    const std::size_t read = elements_of(traits.input, like, r, n) * size_of(like.dtype);
-    const std::size_t written = elements_of(traits.output, like, r, n) * size_of(like.dtype);
-    if (read != 0) own.input.reset(new std::byte[read]);
-    for (std::size_t i = 0; i < read; ++i) own.input[i] = std::byte(below(random, 100));
-    if (written != 0) own.output.reset(new std::byte[written]);
-    own.given.assign(own.input.get(), own.input.get() + read);
-    request.input = own.input.get();
-    request.output = own.output.get();
+    request = call_of(random, like, r, n, buffers[static_cast<std::size_t>(r)]);
     request.program =
         r == spoiled
             ? program
@@ -288,9 +116,7 @@ void run(Random& random, OneHost& ranks, const std::vector<RealProgram>& schedul
       progressed = progressed || state != State::kBlocked;
     }
   }
-  for (const Buffers& own : buffers)
-    CHECK(own.given.empty() ||
-          std::memcmp(own.given.data(), own.input.get(), own.given.size()) == 0);
+  for (const Buffers& own : buffers) CHECK(is_as_given(own));
   ++counts.run;
   counts.finished += std::count(done.begin(), done.end(), true) == n;
   if (spoiled < 0) CHECK(std::count(done.begin(), done.end(), true) == n);
@@ -302,7 +128,7 @@ void run(Random& random, OneHost& ranks, const std::vector<RealProgram>& schedul
 int main(int arguments, char** argument) {
   const double seconds = arguments > 1 ? std::atof(argument[1]) : 5;
   const std::uint64_t seed = arguments > 2 ? std::strtoull(argument[2], nullptr, 10) : 1;
-  const auto schedules = pycollective::testing::read_programs("programs.txt");
+  const auto schedules = read_programs("programs.txt");
   CHECK(!schedules.empty());
   std::vector<std::unique_ptr<OneHost>> groups;
   for (int n = 0; n <= 4; ++n) groups.push_back(n == 0 ? nullptr : std::make_unique<OneHost>(n));

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from .algorithm import Room
 from .schedule import Schedule
@@ -126,8 +127,9 @@ def lay_out_all(schedule: Schedule) -> dict[int, Layout]:
     return {rank: lay_out(schedule, rank, own.items()) for rank, own in enumerate(lowered)}
 
 
+@lru_cache(maxsize=8)
 def room(schedule: Schedule) -> Room:
-    """What all ranks set aside: the same on every rank."""
+    """What all ranks set aside: the same on every rank, so found once for all that are asked of."""
     found = schedule.room()
     if found is None:
         found = counted(lay_out(schedule, rank) for rank in range(schedule.topology.ranks))

@@ -1,16 +1,23 @@
-"""Real programs as text, for the native tests: `python -m tests.schedule.native_programs`.
+"""Real programs, for the native tests: `python -m tests.schedule.native_programs`.
 
-With a topology and a folder, such as ``16x64 out/scale``, those of large all-reduces.
+With a topology and a folder, such as ``16x64 out/scale``, those of large all-reduces; of some
+algorithms if these follow.
 
-A line a program: its numbers in the order of csrc/tests/program_text.h; a list is preceded by its
-length. Lines of one schedule follow each other, one a rank.
+A program is words, the algorithm, the operation and the pieces, and numbers in the order of
+csrc/tests/program_text.h; a list is preceded by its length. Programs of one schedule follow each
+other, one a rank. Small ones are a line of text each; of large ones the numbers are binary, behind
+a line with the words, the bytes of a number, and how many there are.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from itertools import chain
+from multiprocessing import Pool
 from pathlib import Path
 
 from pycollective.schedule import ALGORITHMS, OPERATIONS, Topology, algorithms_for, make_schedule
@@ -21,25 +28,45 @@ FILE = Path(__file__).resolve().parents[2] / "csrc" / "tests" / "programs.txt"
 TOPOLOGIES = ("1x1", "1x3", "1x4", "2x1", "3x1", "4x1", "2x2", "2,3", "1,3,1,2")
 
 
-def text_of(program: Program) -> str:
-    """One program's line."""
+def words_of(program: Program) -> str:
+    """What is no number."""
+    return f"{program.algorithm} {program.operation} {program.pieces}"
+
+
+def numbers_of(program: Program) -> list[int]:
+    """All the rest."""
     p = program
-    lists = [
+    numbers = [p.root, p.rank, p.ranks, p.member, p.members, p.tags, p.shards, p.nodes, p.items]
+    for each in (
         list(chain.from_iterable(p.refs)),
         list(chain.from_iterable(p.instructions)),
-        list(chain.from_iterable(map(int, each) for each in p.combines)),
+        list(chain.from_iterable(p.combines)),
         p.terms,
         p.recipes,
         p.readers,
         list(chain.from_iterable(p.messages)),
         p.message_pieces,
         p.far,
-    ]
-    words: list[object] = [p.algorithm, p.operation, p.pieces]
-    words += [p.root, p.rank, p.ranks, p.member, p.members, p.tags, p.shards, p.nodes, p.items]
-    for each in lists:
-        words += [len(each), *each]
-    return " ".join(map(str, words))
+    ):
+        numbers.append(len(each))
+        numbers += each
+    return numbers
+
+
+def text_of(program: Program) -> str:
+    """A program as a line of text."""
+    return " ".join([words_of(program), *(str(int(each)) for each in numbers_of(program))])
+
+
+def binary_of(program: Program) -> bytes:
+    """The same with binary numbers as this machine has them, of 16 bits where these are enough."""
+    numbers = numbers_of(program)
+    try:
+        packed = array("h", numbers)
+    except OverflowError:
+        packed = array("i", numbers)
+    line = f"{words_of(program)} {packed.itemsize} {len(packed)}\n"
+    return line.encode() + packed.tobytes()
 
 
 def _ranks(topology: str) -> int:
@@ -63,22 +90,34 @@ def lines() -> Iterator[str]:
                     yield text_of(assemble(schedule, rank))
 
 
+def _of_host(what: tuple[str, str, int]) -> bytes:
+    """The programs of a host's ranks, for an algorithm and a topology."""
+    algorithm, topology, host = what
+    gc.disable()  # nothing here goes round in circles, and millions of tuples are looked through
+    where = Topology.parse(topology, _ranks(topology))
+    schedule = make_schedule("all_reduce", algorithm, where, 0)
+    layouts: dict[int, Layout] = {}  # of one host's ranks, which look at each other's
+    return b"".join(binary_of(assemble(schedule, r, layouts)) for r in where.hosts[host])
+
+
+def write_all_reduces(topology: str, folder: Path, algorithms: Sequence[str]) -> None:
+    """A file for each all-reduce algorithm; hosts are lowered in as many processes as may run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    hosts = range(len(Topology.parse(topology, _ranks(topology)).hosts))
+    with Pool(len(os.sched_getaffinity(0))) as pool:
+        parts = pool.imap(_of_host, [(name, topology, h) for name in algorithms for h in hosts])
+        for name in algorithms:
+            with (folder / f"{name}.programs").open("wb") as file:
+                file.writelines(next(parts) for _ in hosts)
+
+
 def main() -> None:
-    """Write the file, or one for each all-reduce algorithm of a large topology into a folder."""
+    """Write the file, or those of a large topology into a folder."""
     if len(sys.argv) == 1:
         FILE.write_text("".join(f"{line}\n" for line in lines()))
-        return
-    topology, folder = sys.argv[1], Path(sys.argv[2])
-    folder.mkdir(parents=True, exist_ok=True)
-    where = Topology.parse(topology, _ranks(topology))
-    for algorithm in algorithms_for("all_reduce"):
-        schedule = make_schedule("all_reduce", algorithm, where, 0)
-        with (folder / f"{algorithm}.txt").open("w") as file:
-            for members in where.hosts:
-                layouts: dict[int, Layout] = {}  # of one host's ranks, which look at each other's
-                file.writelines(
-                    f"{text_of(assemble(schedule, rank, layouts))}\n" for rank in members
-                )
+    else:
+        algorithms = sys.argv[3:] or algorithms_for("all_reduce")
+        write_all_reduces(sys.argv[1], Path(sys.argv[2]), algorithms)
 
 
 if __name__ == "__main__":

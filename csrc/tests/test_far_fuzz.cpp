@@ -1,0 +1,191 @@
+// As test_program_fuzz.cpp, for ranks of several hosts: any of them may have a spoiled program, so
+// that messages may be of another length than is awaited, on other lanes, to others, or none.
+//
+//   test_far_fuzz [seconds] [seed]
+//
+// A run ends with all through, with errors, or with nobody getting any further; with nothing
+// written but what each rank's own program may write.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "engine/far/messenger.h"
+#include "engine/scheduled.h"
+#include "tests/check.h"
+#include "tests/host_ranks.h"
+#include "tests/program_text.h"
+#include "tests/spoiled_programs.h"
+
+using namespace pycollective;
+using namespace pycollective::testing;
+
+namespace {
+
+constexpr std::size_t kDataBytes = std::size_t{32} << 10;
+constexpr int kMostTurns = 300;
+constexpr int kLongestDelay = 3;
+
+using Schedule = std::vector<RealProgram>;
+
+std::vector<int> host_sizes(const Schedule& schedule) {
+  std::vector<int> sizes;
+  for (std::size_t next = 0; next < schedule.size();
+       next += static_cast<std::size_t>(schedule[next].program.members))
+    sizes.push_back(schedule[next].program.members);
+  return sizes;
+}
+
+struct Counts {
+  long refused = 0;
+  long run = 0;
+  long finished = 0;  // all ranks
+  long failed = 0;    // some rank has an error
+};
+
+// One rank, which carries out its program as a Communicator does.
+class Rank {
+ public:
+  Rank(Group& group, const Request& request) : group_(group), request_(request) {
+    for_slots([](std::byte* data, std::byte* slots, std::size_t bytes) {
+      ASAN_POISON_MEMORY_REGION(data, static_cast<std::size_t>(slots - data));
+      ASAN_POISON_MEMORY_REGION(slots + bytes, kPage);
+    });
+  }
+  ~Rank() {
+    operation_.reset();
+    for_slots([](std::byte* data, std::byte* slots, std::size_t bytes) {
+      ASAN_UNPOISON_MEMORY_REGION(data, static_cast<std::size_t>(slots - data));
+      ASAN_UNPOISON_MEMORY_REGION(slots + bytes, kPage);
+    });
+  }
+
+  // Whether anything has happened.
+  bool step() {
+    if (over()) return false;
+    const std::vector<std::byte> before = others();
+    State state = State::kProgressed;
+    try {
+      if (operation_ == nullptr) {
+        operation_ = std::make_unique<Scheduled>(group_, request_, 1);
+        operation_->start();
+      } else {
+        state = operation_->advance();
+      }
+    } catch (const CollectiveFailure& error) {
+      failed_ = true;
+      group_.messenger()->tell({error.failure().kind, request_.root, error.failure().message},
+                               true);
+    }
+    CHECK(others() == before);  // it writes no peer's slots
+    done_ = state == State::kDone;
+    return state != State::kBlocked;
+  }
+  bool over() const { return done_ || failed_; }
+  bool done() const { return done_; }
+  bool failed() const { return failed_; }
+
+ private:
+  template <class Act>
+  void for_slots(const Act& act) const {
+    const std::size_t small = 2 * small_buffer_bytes(kDataBytes);
+    for (const Member each : group_.members())
+      act(group_.data(each), group_.data(each) + small, kDataBytes - small);
+  }
+  std::vector<std::byte> others() const {
+    std::vector<std::byte> all;
+    const std::byte* mine = group_.data(group_.me());
+    for_slots([&](std::byte* data, std::byte* slots, std::size_t bytes) {
+      if (data != mine) all.insert(all.end(), slots, slots + bytes);
+    });
+    return all;
+  }
+
+  Group& group_;
+  const Request& request_;
+  std::unique_ptr<Scheduled> operation_;
+  bool done_ = false;
+  bool failed_ = false;
+};
+
+// `spoils`: some ranks' programs are spoiled; else all must come to an end.
+void run(Random& random, const Schedule& schedule, bool spoils, Counts& counts) {
+  const int n = static_cast<int>(schedule.size());
+  const Request like = request_for(random, schedule.front().program);
+  std::vector<std::shared_ptr<Program>> programs;
+  bool spoiled = false;
+  for (const RealProgram& real : schedule) {
+    programs.push_back(std::make_shared<Program>(real.program));
+    if (!spoils || below(random, 2) == 0) continue;
+    auto other = std::make_shared<Program>(real.program);
+    for (int changes = 1 + below(random, 3); changes > 0; --changes) spoil(random, *other);
+    try {
+      other->check(real.me);
+      programs.back() = std::move(other);
+      spoiled = true;
+    } catch (const std::invalid_argument&) {
+      ++counts.refused;
+    }
+  }
+  if (spoils && !spoiled) return;
+  FakeNetwork network(n, {static_cast<unsigned>(random()), below(random, kLongestDelay + 1), false,
+                          true, false, false});
+  HostRanks hosts(host_sizes(schedule), network, kDataBytes);
+  std::vector<Request> requests(static_cast<std::size_t>(n));
+  std::vector<Buffers> buffers(static_cast<std::size_t>(n));
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (int r = 0; r < n; ++r) {
+    const auto at = static_cast<std::size_t>(r);
+    requests[at] = call_of(random, like, r, n, buffers[at]);
+    requests[at].program = programs[at];
+    try {
+      Scheduled::require_room(*hosts.group(r), requests[at]);
+    } catch (const CollectiveFailure&) {
+      ++counts.refused;
+      ranks.clear();
+      break;
+    }
+    ranks.push_back(std::make_unique<Rank>(*hosts.group(r), requests[at]));
+  }
+  if (!ranks.empty()) {
+    int idle = 0;
+    for (int turn = 0; idle <= kLongestDelay + 1 && turn < kMostTurns; ++turn) {
+      bool progressed = false;
+      for (const auto& each : ranks) progressed |= each->step();
+      idle = progressed ? 0 : idle + 1;
+    }
+    const auto count = [&](bool (Rank::*is)() const) {
+      return std::count_if(ranks.begin(), ranks.end(), [&](const auto& r) { return (*r.*is)(); });
+    };
+    ++counts.run;
+    counts.finished += count(&Rank::done) == n;
+    counts.failed += count(&Rank::failed) != 0;
+    CHECK(spoils || count(&Rank::done) == n);
+  }
+  ranks.clear();
+  for (const Buffers& own : buffers) CHECK(is_as_given(own));
+  for (int r = 0; r < n; ++r) hosts.group(r)->leave();
+}
+
+}  // namespace
+
+int main(int arguments, char** argument) {
+  const double seconds = arguments > 1 ? std::atof(argument[1]) : 5;
+  const std::uint64_t seed = arguments > 2 ? std::strtoull(argument[2], nullptr, 10) : 1;
+  std::vector<Schedule> schedules = read_programs("programs.txt");
+  const auto on_one_host = [](const Schedule& each) { return host_sizes(each).size() == 1; };
+  schedules.erase(std::remove_if(schedules.begin(), schedules.end(), on_one_host), schedules.end());
+  CHECK(!schedules.empty());
+  Random random(seed);
+  Counts right;
+  for (const Schedule& each : schedules) run(random, each, false, right);
+  CHECK(right.finished == static_cast<long>(schedules.size()) && right.failed == 0);
+  Counts counts;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (std::chrono::steady_clock::now() < until)
+    run(random, *std::next(schedules.begin(), below(random, schedules.size())), true, counts);
+  CHECK(counts.run > 0 && counts.refused > 0 && counts.failed > 0);
+  std::printf("far fuzz: passed (seed %llu: %ld refused, %ld run, %ld finished, %ld with errors)\n",
+              static_cast<unsigned long long>(seed), counts.refused, counts.run, counts.finished,
+              counts.failed);
+}
