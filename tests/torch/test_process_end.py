@@ -13,6 +13,7 @@ import pytest
 
 from tests.harness import ROOT
 from tests.launchers import OwnLauncher, Torchrun
+from tests.torch.process_ends import WAYS
 
 README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
@@ -45,13 +46,13 @@ def end_processes(rounds, limit):
 
 
 def test_processes_end_in_every_way_without_a_crash():
-    assert end_processes(rounds=1, limit=110) >= 17
+    assert end_processes(rounds=1, limit=110) == len(WAYS)
 
 
 @pytest.mark.storm
 @pytest.mark.timeout(4 * 3600)
 def test_processes_end_in_every_way_two_hundred_times():
-    assert end_processes(rounds=200, limit=4 * 3500) >= 200 * 17
+    assert end_processes(rounds=200, limit=4 * 3500) == 200 * len(WAYS)
 
 
 def run_example(tmp_path, launcher, example):
