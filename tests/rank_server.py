@@ -21,6 +21,7 @@ from pathlib import Path
 from tests import rank_main
 
 _LARGEST = 1 << 20  # bytes of a request: environment and names
+_LIMIT = 100.0  # seconds until it must have been answered: the first may import torch
 
 
 class Forked:
@@ -60,6 +61,7 @@ class RankServer:
 
     def __init__(self, root: Path) -> None:
         self._socket, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(_LIMIT)
         with there:
             command = [sys.executable, "-m", "tests.rank_server", str(there.fileno())]
             env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}

@@ -61,7 +61,6 @@ LARGE: dict[str, Callable[[], Topology]] = {
 }
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("placement", LARGE)
 def test_a_hundred_thousand_ranks_are_priced_at_once(algorithm: str, placement: str) -> None:
