@@ -28,10 +28,13 @@ build: install
 demo: install
 	$(BIN)/python -m benchmarks.demo --out out/demo
 
-# Where the MPIs cannot be had, the tests beside them are skipped, and say so.
+# Where the MPIs cannot be had, the tests beside them are skipped, and say so. Most tests wait for
+# processes much of their time, so two at a time; what another test could disturb runs after them.
+USUAL := not whole_table and not storm
 test: install
 	-$(BIN)/python -m benchmarks.mpi_environments
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m '$(USUAL) and not alone' tests
+	$(BIN)/python -m pytest -m '$(USUAL) and alone' tests
 
 # The whole conformance table under MPICH and Open MPI: some minutes.
 test-mpi: install

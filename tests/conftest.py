@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.harness import RankPool
+from tests.harness import RankPool, close_servers
 
 
 def pytest_configure() -> None:
@@ -29,3 +29,10 @@ def pool() -> Iterator[Callable[[int], RankPool]]:
     yield get
     for each in pools.values():
         each.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers() -> Iterator[None]:
+    """Ends what forked the ranks of tests."""
+    yield
+    close_servers()

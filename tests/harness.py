@@ -1,8 +1,8 @@
 """Real processes as ranks, for tests.
 
-`run_ranks` starts fresh ones for one function; `RankPool` keeps some for many calls, as property
-tests need. Both go through the library's own bootstrap, kill what outlives its time, and leave
-nothing behind.
+`run_ranks` starts some for one function, as forks of a process that has imported its module;
+`RankPool` keeps fresh ones for many calls, as property tests need. Both go through the library's
+own bootstrap, kill what outlives its time, and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pycollective.store import StoreServer
+from tests.rank_server import Forked, RankServer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,7 +44,7 @@ class RankLost(AssertionError):
 
 @dataclass
 class _Rank:
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     pipe: Connection
     outcome: Outcome
     pidfd: int
@@ -59,6 +60,9 @@ class Ranks:
     env: dict[str, str] = field(default_factory=dict)
     join: bool = True  # make a communicator in each before the first call
     operation_timeout: float = 30.0
+    # Imported before the ranks are forked. Without it they are fresh processes; with an `env` too,
+    # since much is read from it while Python and libraries start.
+    module: str = ""
 
     def __enter__(self) -> Ranks:
         name = f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
@@ -83,12 +87,17 @@ class Ranks:
             "PYCOLLECTIVE_STORE": store,
             **self.env,
         }
-        command = [sys.executable, "-m", "tests.rank_main", str(there.fileno())]
-        command += [str(self.operation_timeout), "1" if self.join else "0"]
+        arguments = [str(self.operation_timeout), "1" if self.join else "0"]
         stderr = os.memfd_create("stderr")
-        process = subprocess.Popen(
-            command, env=env, cwd=ROOT, pass_fds=[there.fileno()], stderr=stderr
-        )
+        process: subprocess.Popen[bytes] | Forked
+        if self.module and not self.env:
+            server = _server_for(self.module)
+            process = server.start(self.module, env, arguments, there.fileno(), stderr)
+        else:
+            command = [sys.executable, "-m", "tests.rank_main", str(there.fileno()), *arguments]
+            process = subprocess.Popen(
+                command, env=env, cwd=ROOT, pass_fds=[there.fileno()], stderr=stderr
+            )
         there.close()
         pidfd = os.pidfd_open(process.pid)
         return _Rank(process, here, Outcome(rank, process.pid), pidfd, stderr)
@@ -154,8 +163,38 @@ class Ranks:
         self._store.close()
 
 
+_servers: dict[str, RankServer] = {}
+
+
+def _server_for(module: str) -> RankServer:
+    """One for each package of tests: torch is not imported where it is not tested."""
+    package = module.rpartition(".")[0]
+    if package not in _servers:
+        _servers[package] = RankServer(ROOT)
+    return _servers[package]
+
+
+def close_servers() -> None:
+    """End the processes that fork ranks. They are started anew when they are needed again."""
+    while _servers:
+        _servers.popitem()[1].close()
+
+
 def _nothing(communicator: Any) -> None:
     pass
+
+
+def await_(happened: Callable[[], bool], limit: float = 30.0) -> None:
+    """Look until it has; what a test does next is about that, however slow the machine is."""
+    deadline = time.monotonic() + limit
+    while not happened():
+        assert time.monotonic() < deadline, "it has not happened"
+        time.sleep(0.001)
+
+
+def asleep(pid: int) -> bool:
+    """Whether its main thread sleeps: the first letter after its name, which may hold spaces."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 @dataclass(frozen=True)
@@ -183,8 +222,8 @@ def results(outcomes: list[Outcome]) -> list[Any]:
 
 
 def run_ranks(function: Callable[..., Any], size: int, *args: Any, **options: Any) -> list[Outcome]:
-    """Call ``function(communicator, *args)`` once in each of `size` fresh processes."""
-    with Ranks(size, **options) as ranks:
+    """Call ``function(communicator, *args)`` once in each of `size` new processes."""
+    with Ranks(size, module=function.__module__, **options) as ranks:
         return ranks.call(function, *args)
 
 

@@ -86,14 +86,18 @@ class Mpi(Launcher):
 
 
 def find(name: str) -> Mpi:
-    """The MPI called so; skips the test where it is not installed."""
-    folder = ROOT / f".venv-{name}"
+    """The MPI called so. Where it is not installed the test is skipped, or fails if
+    PYCOLLECTIVE_REQUIRE_MPI=1 says that it is expected here, as .ci/run does."""
+    folder = Path(os.environ.get(f"PYCOLLECTIVE_{name.upper()}_ENV", ROOT / f".venv-{name}"))
     if not (folder / "bin" / "mpiexec").exists():
-        pytest.skip(f"{folder} is not there: python -m benchmarks.mpi_environments makes it")
+        missing = f"{folder} is not there: python -m benchmarks.mpi_environments makes it"
+        if os.environ.get("PYCOLLECTIVE_REQUIRE_MPI") == "1":
+            pytest.fail(missing)
+        pytest.skip(missing)
     return Mpi(name, folder)
 
 
 def launcher(name: str) -> Launcher:
-    """The launcher called so; skips the test where it is not installed."""
+    """The launcher called so; an MPI as `find` does."""
     others = {"run": OwnLauncher, "torchrun": Torchrun}
     return others[name]() if name in others else find(name)

@@ -31,9 +31,11 @@ def all_reduce(comm, x, op, algorithm, how="in place"):
 
 
 def all_reduce_by_each(comm, x, op):
+    """Of each algorithm the result; each has the elements in other places, so that what another
+    call has left behind is wrong."""
     return {
-        algorithm: all_reduce(comm, x.copy(), op, algorithm)
-        for algorithm in algorithms_for("all_reduce")
+        algorithm: np.roll(all_reduce(comm, np.roll(x, place), op, algorithm), -place)
+        for place, algorithm in enumerate(algorithms_for("all_reduce"))
     }
 
 
@@ -149,13 +151,16 @@ def test_with_a_root(pool, ranks, dtype, count):
 
 
 def mixed(comm, x):
-    """Paths and algorithms in turn: none may leave anything behind that disturbs the next."""
+    """Paths and algorithms in turn: none may leave anything behind that disturbs the next. Numbers
+    fall from call to call, so that one of an earlier call would be the maximum."""
+    call = 0
     for _ in range(4):
         for algorithm in ["auto", *algorithms_for("all_reduce"), "auto"]:
             for count in (3, 700, x.size):
-                part = x[:count].copy()
+                call += 1
+                part = x[:count] - 100 * call
                 comm.all_reduce(part, op="max", algorithm=algorithm)
-                assert (part == comm.size - 1).all(), (algorithm, count)
+                assert (part == comm.size - 1 - 100 * call).all(), (algorithm, count)
     return True
 
 
@@ -165,9 +170,9 @@ def test_algorithms_take_turns(pool, ranks):
 
 
 def in_flight(comm, x):
-    """Several at once on one communicator, by different algorithms."""
+    """Several at once on one communicator, by different algorithms; no two of the same numbers."""
     algorithms = algorithms_for("all_reduce")
-    arrays = [x.copy() for _ in range(3 * len(algorithms))]
+    arrays = [np.roll(x, call) for call in range(3 * len(algorithms))]
     works = [
         comm.all_reduce(array, algorithm=algorithms[i % len(algorithms)], async_op=True)
         for i, array in enumerate(arrays)
@@ -181,15 +186,17 @@ def test_several_in_flight(pool):
     inputs = order_sensitive("float32", 3, 50_001)
     want = reference.reduce(inputs)
     for arrays in pool(3).call(in_flight, PerRank(inputs)):
-        assert all(same_bits(array, want) for array in arrays)
+        for call, array in enumerate(arrays):
+            assert same_bits(array, np.roll(want, call)), call
 
 
 def in_many_groups(comm, x):
     """Late groups have little memory; what fits must be right."""
     groups = [comm.split(0, comm.rank) for _ in range(60)]
-    for algorithm in algorithms_for("all_reduce"):
-        got = all_reduce(groups[-1], x.copy(), "sum", algorithm)
-        assert same_bits(got, all_reduce(comm, x.copy(), "sum", "auto")), algorithm
+    for place, algorithm in enumerate(algorithms_for("all_reduce")):
+        rolled = np.roll(x, place)
+        got = all_reduce(groups[-1], rolled.copy(), "sum", algorithm)
+        assert same_bits(got, all_reduce(comm, rolled, "sum", "auto")), algorithm
     for group in groups:
         group.close()
     return True
@@ -209,16 +216,12 @@ def test_many_ranks(ranks):
             assert same_bits(got, want), algorithm
 
 
-def large(comm, x):
-    """Many chunks: slots are used again and again."""
-    return {a: all_reduce(comm, x.copy(), "sum", a) for a in algorithms_for("all_reduce")}
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_large_messages(pool, ranks):
+    """Many chunks: slots are used again and again."""
     inputs = order_sensitive("float32", ranks, 3_000_001)
     want = reference.reduce(inputs)
-    for each in pool(ranks).call(large, PerRank(inputs)):
+    for each in pool(ranks).call(all_reduce_by_each, PerRank(inputs), "sum"):
         for algorithm, got in each.items():
             assert same_bits(got, want), algorithm
 
@@ -244,7 +247,7 @@ def test_ranks_with_other_instruction_sets_understand_each_other(dtype):
     inputs = awkward(dtype, 4, 5003)
     op = "max" if dtype == "bool" else "sum"
     want = reference.reduce(inputs, op)
-    with Ranks(4) as ranks:
+    with Ranks(4, module=__name__) as ranks:
         used = results(ranks.call(choose_level, levels))
         assert used == [levels[r % len(levels)] for r in range(4)]
         outcomes = ranks.call(all_reduce_by_each, PerRank(inputs), op)

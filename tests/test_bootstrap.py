@@ -27,7 +27,7 @@ def join_late(comm, delay):
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16])
 def test_ranks_meet_in_any_order_and_again(size):
     orders = [range(size), range(size)[::-1], random.Random(size).sample(range(size), size)]
-    with Ranks(size, join=False) as ranks:
+    with Ranks(size, join=False, module=__name__) as ranks:
         for order in orders:  # in the first they attach each other, in the others they have
             delays = [0.3 * order[rank] / size for rank in range(size)]
             for rank, joined in enumerate(results(ranks.call(join_late, PerRank(delays)))):
@@ -39,8 +39,9 @@ def try_late(comm, delay, timeout):
     return failing(pc.init, timeout=timeout)
 
 
+@pytest.mark.alone
 def test_ranks_that_never_come_are_named_and_later_all_can_join():
-    with Ranks(4, join=False) as ranks:
+    with Ranks(4, join=False, module=__name__) as ranks:
         answers = results(ranks.call(try_late, PerRank([0, 1.5, 0, 1.5]), 1.0))
         for rank, (error, took) in enumerate(answers):
             assert isinstance(error, pc.CollectiveTimeout)
@@ -247,7 +248,7 @@ def join_or_interrupt(comm, rank, pids):
 
 
 def test_ctrl_c_while_joining_reaches_the_others():
-    with Ranks(3, join=False) as ranks:
+    with Ranks(3, join=False, module=__name__) as ranks:
         first, *others = results(ranks.call(join_or_interrupt, PerRank([0, 1, 2]), ranks.pids))
     assert isinstance(first[0], KeyboardInterrupt)
     for error, _ in others:
@@ -292,7 +293,7 @@ def join_among_strangers(comm, rank, pids):
 
 
 def test_strangers_keep_nobody_from_joining():
-    with Ranks(4, join=False) as ranks:
+    with Ranks(4, join=False, module=__name__) as ranks:
         for joined, files in results(
             ranks.call(join_among_strangers, PerRank(list(range(4))), ranks.pids)
         ):

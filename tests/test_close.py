@@ -8,22 +8,26 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 import pycollective as pc
 from pycollective import leaving
-from tests.harness import Ranks, results, run_ranks
+from tests.harness import Ranks, asleep, await_, results, run_ranks
+
+pytestmark = pytest.mark.alone  # how soon is part of it
 
 MIB = 1 << 20
 
 
-def close_while_pending(comm):
+def close_while_pending(comm, folder):
     if comm.rank == 1:
-        time.sleep(1.5)
+        await_(lambda: comm.failure is not None)
         try:
             comm.barrier()
         except pc.CollectiveAborted as error:
             return str(error), time.monotonic()
     comm.all_reduce(np.zeros(1000, np.float32), async_op=True)
+    (folder / "pending").touch()
     try:
         comm.close()
     except KeyboardInterrupt:
@@ -31,18 +35,19 @@ def close_while_pending(comm):
     return None, 0
 
 
-def test_ctrl_c_interrupts_close_which_closes_all_the_same():
-    with Ranks(2) as ranks:
+def test_ctrl_c_interrupts_close_which_closes_all_the_same(tmp_path):
+    with Ranks(2, module=__name__) as ranks:
         pid = ranks.joined().pids[0]
         sent = []
 
         def interrupt():
-            time.sleep(0.4)
+            await_((tmp_path / "pending").exists)
+            await_(lambda: asleep(pid))  # in close
             sent.append(time.monotonic())
             os.kill(pid, signal.SIGINT)
 
         threading.Thread(target=interrupt).start()
-        (closed, at), (told, _) = results(ranks.call(close_while_pending))
+        (closed, at), (told, _) = results(ranks.call(close_while_pending, tmp_path))
     assert closed is True
     assert at - sent[0] < 0.3
     assert "rank 0" in told

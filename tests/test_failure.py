@@ -11,21 +11,24 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from tests.harness import PerRank, Ranks, results, run_ranks
+from tests.harness import PerRank, Ranks, asleep, await_, results, run_ranks
+
+pytestmark = pytest.mark.alone  # how soon is part of it
 
 MIB = 1 << 20
 
 
-def reduce_until_failure(comm, count=16 * MIB, fork=False):
+def reduce_until_failure(comm, folder, fork=False):
     """All-reduces until one raises: the error, when it came, and what a further call raises."""
     if fork and comm.rank == 1 and os.fork() == 0:
         time.sleep(10)  # a DataLoader's worker, say: it holds every descriptor of its parent open
         os._exit(0)
-    x = np.zeros(count, np.float32)
+    x = np.zeros(16 * MIB, np.float32)
     caught = []
     while not caught:
         try:
             comm.all_reduce(x)
+            (folder / str(comm.rank)).touch()
         except pc.CollectiveError as error:
             caught = [error, time.monotonic()]
     try:
@@ -37,21 +40,24 @@ def reduce_until_failure(comm, count=16 * MIB, fork=False):
 
 @pytest.mark.parametrize("fork", [False, True], ids=["alone", "with forked children"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_killed_rank_is_named_on_every_other(size, fork):
+def test_a_killed_rank_is_named_on_every_other(tmp_path, size, fork):
     slowest = []  # of each attempt, the rank that was told last
     for attempt in range(3):
         delays = []
-        with Ranks(size) as ranks:
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        with Ranks(size, module=__name__) as ranks:
             ranks.joined()
             killed = []
 
-            def kill(ranks=ranks, killed=killed, wait=0.2 + 0.05 * attempt):
-                time.sleep(wait)
+            def kill(ranks=ranks, killed=killed, folder=folder, attempt=attempt):
+                await_(lambda: len(list(folder.iterdir())) == size)  # all are at it
+                time.sleep(0.01 * attempt)  # in another phase of the operation
                 killed.append(time.monotonic())
                 os.kill(ranks.pids[1], signal.SIGKILL)
 
             threading.Thread(target=kill).start()
-            outcomes = ranks.call(reduce_until_failure, 16 * MIB, fork)
+            outcomes = ranks.call(reduce_until_failure, folder, fork)
         assert outcomes[1].exit_code == -signal.SIGKILL
         for each in outcomes[:1] + outcomes[2:]:
             assert each.error is None, each.error
@@ -151,28 +157,34 @@ def test_different_calls_name_both_sides_before_data_moves(one, other, said):
         assert untouched
 
 
-def block(comm):
+def block(comm, folder):
     if comm.rank == 1:
-        time.sleep(1.0)  # meanwhile rank 0 is interrupted
+        await_((folder / "interrupted").exists)
+        await_(lambda: comm.failure is not None)
+    x = np.zeros(1000, np.float32)
+    (folder / str(comm.rank)).touch()
     try:
-        comm.all_reduce(np.zeros(1000, np.float32))
+        comm.all_reduce(x)
     except (pc.CollectiveError, KeyboardInterrupt) as error:
         return type(error), str(error), time.monotonic()
     return None
 
 
-def test_ctrl_c_interrupts_a_blocked_call_and_tells_the_peers():
-    with Ranks(3) as ranks:
-        pid = ranks.joined().pids[0]
+def test_ctrl_c_interrupts_a_blocked_call_and_tells_the_peers(tmp_path):
+    with Ranks(3, module=__name__) as ranks:
+        pids = ranks.joined().pids
         sent = []
 
         def interrupt():
-            time.sleep(0.4)
+            for rank in (0, 2):  # until they wait for rank 1 in the call
+                await_((tmp_path / str(rank)).exists)
+                await_(lambda rank=rank: asleep(pids[rank]))
             sent.append(time.monotonic())
-            os.kill(pid, signal.SIGINT)
+            os.kill(pids[0], signal.SIGINT)
+            (tmp_path / "interrupted").touch()
 
         threading.Thread(target=interrupt).start()
-        first, late, blocked = results(ranks.call(block))
+        first, late, blocked = results(ranks.call(block, tmp_path))
     assert first[0] is KeyboardInterrupt
     assert first[2] - sent[0] < 0.3
     for kind, text, _ in (late, blocked):

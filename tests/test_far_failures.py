@@ -10,6 +10,8 @@ import pytest
 import pycollective as pc
 from tests.launchers import find, launcher
 
+pytestmark = pytest.mark.alone  # how soon is part of it
+
 # A rank is killed while all are at work; the clock is the machine's, the same for all.
 DIES = """
 import os, signal, sys, threading, time

@@ -118,6 +118,7 @@ def test_splits_give_back_what_they_take_of_mpi(run):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.alone
 def test_ranks_that_leave_while_nobody_looks_harm_nobody(run):
     done = run("run", LEAVERS, 4, "4x1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -65,7 +65,7 @@ if rank == culprit:
         plant(host_memory, "check", raises(pc.ConfigurationError("the limit of a test")))
     elif what == "interrupted":
         plant(host_memory, "check", interrupt)
-    elif what == "pump":
+    elif what == "transport":
         plant(mpi_launch, "MpiTransport", raises(OSError("no way")))
     elif what == "before the duplicate":
         plant(mpi_launch.Launch, "transport", interrupt)
@@ -112,7 +112,7 @@ OWN = {
     "interrupted": "(KeyboardInterrupt|CollectiveAborted: .*rank {culprit}: KeyboardInterrupt)",
 }
 BETWEEN = {
-    "pump": "(OSError|CollectiveAborted: .*rank {culprit}: no way)",
+    "transport": "(OSError|CollectiveAborted: .*rank {culprit}: no way)",
     "before the duplicate": "(KeyboardInterrupt|CollectiveAborted: .*rank {culprit}: Keyboard)",
 }
 
@@ -144,17 +144,22 @@ def seconds(part):
 
 # `make test-mpi` has the culprit alone on its host as well.
 CASES = [
-    pytest.param(what, culprit, marks=[pytest.mark.whole_table] if culprit == 2 else [])
-    for what in [*OWN, *BETWEEN]
+    pytest.param(
+        NAMES[(place + culprit) % 2],  # so both culprits, and each MPI with every second case
+        what,
+        culprit,
+        marks=[pytest.mark.whole_table] if culprit == 2 else [],
+    )
+    for place, what in enumerate([*OWN, *BETWEEN])
     for culprit in range(3)
     if (what, culprit) != ("before the meeting", 2)  # alone on its host it needs no store
 ]
 
 
-@pytest.mark.parametrize(("what", "culprit"), CASES)
-def test_what_ends_init_on_one_rank_ends_it_on_all(tmp_path, what, culprit):
-    """One host of two ranks and one of one; the ranks take turns with the MPIs."""
-    mpi = find(NAMES[(len(what) + culprit) % 2])
+@pytest.mark.parametrize(("name", "what", "culprit"), CASES)
+def test_what_ends_init_on_one_rank_ends_it_on_all(tmp_path, name, what, culprit):
+    """One host of two ranks and one of one."""
+    mpi = find(name)
     said = {**OWN, **BETWEEN}[what].replace("{culprit}", str(culprit))
     for part in run(mpi, tmp_path, 3, "2,1", what, culprit, 20):
         assert re.search(said, part), part
@@ -184,6 +189,6 @@ def test_nobody_waits_longer_than_the_timeout(mpi, tmp_path, what, culprit):
         assert seconds(part) < (6 if rank == culprit else 4), part
 
 
-@pytest.mark.parametrize("what", ["shm", "before the duplicate", "pump"])
+@pytest.mark.parametrize("what", ["shm", "before the duplicate", "transport"])
 def test_a_program_that_ends_after_that_ends(mpi, tmp_path, what):
     run(mpi, tmp_path, 2, "2x1", what, 1, 20, "end")

@@ -16,6 +16,8 @@ import pytest
 import pycollective as pc
 from tests.harness import ROOT, Ranks, results, run_ranks
 
+pytestmark = pytest.mark.alone  # it looks at the whole machine, and at time
+
 MIB = 1 << 20
 
 
@@ -35,13 +37,15 @@ def test_sixteen_ranks_take_at_most_64_mb():
 def make_many(comm, groups):
     before = counts()
     made = [comm.split(0) for _ in range(groups)]
-    for each in made:
-        x = np.ones(5000, np.float32)
+    for i, each in enumerate(made):
+        x = np.full(5000, i + 1, np.float32)
         each.all_reduce(x)
-        assert x[0] == comm.size
-    works = [each.all_reduce(np.ones(5000, np.float32), async_op=True) for each in made]
-    for work in works:
+        assert (x == comm.size * (i + 1)).all(), i
+    arrays = [np.full(5000, groups + i + 1, np.float32) for i in range(groups)]
+    works = [each.all_reduce(x, async_op=True) for each, x in zip(made, arrays, strict=True)]
+    for i, (work, x) in enumerate(zip(works, arrays, strict=True)):
         work.wait(timeout=30)
+        assert (x == comm.size * (groups + i + 1)).all(), i
     return committed(comm), before, counts()
 
 
@@ -59,8 +63,9 @@ def make_and_close(comm):
     first = None
     for i in range(500):
         sub = comm.split(0)
-        x = np.ones(10, np.float32)
+        x = np.full(10, i + 1, np.float32)
         sub.all_reduce(x)
+        assert (x == comm.size * (i + 1)).all(), i  # in memory that another group had before
         sub.close()
         if i == 20:
             first = committed(comm)
@@ -101,9 +106,17 @@ def test_waiting_and_idling_burn_no_core():
 def big(comm):
     x = np.full(2**31 + 17, comm.rank + 1, np.uint8)
     comm.all_reduce(x)
-    right = all((x[i : i + 64 * MIB] == 3).all() for i in range(0, x.size, 64 * MIB))
+    right = _all(x, 3)
+    if comm.rank == 1:
+        x[:] = 0
     comm.broadcast(x[: 2**31 + 5], root=0)
+    right = right and _all(x[: 2**31 + 5], 3) and _all(x[2**31 + 5 :], 3 * (1 - comm.rank))
     return right, committed(comm)
+
+
+def _all(x, value):
+    """Whether all are; in parts, since the comparison makes an array of its own."""
+    return all((x[i : i + 64 * MIB] == value).all() for i in range(0, x.size, 64 * MIB))
 
 
 def test_messages_of_several_gib_in_bounded_memory():
@@ -174,20 +187,21 @@ def ranks_of(program):
     return found
 
 
-def many_orders(comm):
+def many_orders(comm, turn):
     halves = [comm.split(0) for _ in range(6)]
-    order = np.random.default_rng(comm.rank).permutation(6)
-    arrays = [np.full(30_000 * (i + 1), comm.rank + 1.0, np.float32) for i in range(6)]
+    order = np.random.default_rng([comm.rank, turn]).permutation(6)
+    base = [100 * (6 * turn + i) for i in range(6)]  # of each call another
+    arrays = [np.full(30_000 * (i + 1), base[i] + comm.rank, np.float32) for i in range(6)]
     works = {i: halves[i].all_reduce(arrays[i], async_op=True) for i in order}
     for i in reversed(order):
         works[i].wait(timeout=30)
-    return all((each == 6).all() for each in arrays)
+    return all((each == 3 * base[i] + 3).all() for i, each in enumerate(arrays))
 
 
 def test_groups_whose_operations_are_issued_in_different_orders():
-    with Ranks(3) as ranks:
-        for _ in range(5):
-            assert all(results(ranks.call(many_orders)))
+    with Ranks(3, module=__name__) as ranks:
+        for turn in range(5):
+            assert all(results(ranks.call(many_orders, turn)))
 
 
 def split_short_of_memory(comm):

@@ -149,7 +149,7 @@ def test_what_cannot_be_the_table_of_all_is_refused_before_anything_moves(tmp_pa
     b = written(tmp_path / "b.json", other)
     (tmp_path / "broken.json").write_text('{"format": "pycollective-tuning"')
     broken, missing = str(tmp_path / "broken.json"), str(tmp_path / "missing.json")
-    with Ranks(2, join=False) as ranks:
+    with Ranks(2, join=False, module=__name__) as ranks:
 
         def told(*paths):
             found = results(ranks.call(joining, PerRank(list(paths))))

@@ -1,17 +1,14 @@
 """`pycollective bench` as a user runs it: real ranks, real peers, small sizes."""
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from pycollective.bench.record import read_json
-
-_ROOT = Path(__file__).resolve().parents[2]
+from tests.launchers import find
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="the peer is torch's Gloo"
@@ -23,13 +20,6 @@ def _bench(*arguments, status=0):
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done
-
-
-def _environment(mpi):
-    folder = Path(os.environ.get(f"PYCOLLECTIVE_{mpi.upper()}_ENV", _ROOT / f".venv-{mpi}"))
-    if not (folder / "bin" / "mpiexec").exists():
-        pytest.skip(f"{folder} is not there: python -m benchmarks.mpi_environments makes it")
-    return folder
 
 
 @needs_torch
@@ -70,7 +60,7 @@ def test_the_other_collectives_are_verified_from_python_and_natively(operation, 
 def test_beside_an_mpi(mpi, tmp_path):
     _bench(
         *("all_reduce", "--ranks", 3, "-b", "1K", "-e", "1K", "--rounds", 2, "-n", 20),
-        *("--peers", mpi, f"--{mpi}-env", _environment(mpi), "-J", tmp_path / "r.json"),
+        *("--peers", mpi, f"--{mpi}-env", find(mpi).folder, "-J", tmp_path / "r.json"),
     )
     record = read_json(tmp_path / "r.json")
     row = record.row(mpi, 1024)
@@ -82,7 +72,7 @@ def test_beside_an_mpi(mpi, tmp_path):
 def test_open_mpi_has_no_bfloat16_and_says_so():
     done = _bench(
         *("all_reduce", "-b", "1K", "-e", "1K", "-d", "bfloat16", "--rounds", 1, "-n", 2),
-        *("--peers", "openmpi", "--openmpi-env", _environment("openmpi")),
+        *("--peers", "openmpi", "--openmpi-env", find("openmpi").folder),
     )
     assert re.search(r"n/a +openmpi: this MPI has no bfloat16", done.stdout)
 

@@ -25,6 +25,8 @@ from pycollective import (
 from tests.harness import results, run_ranks
 from tests.torch.groups import backend_of, join, standing_group
 
+pytestmark = pytest.mark.alone  # how soon is part of it
+
 
 @contextmanager
 def new_group(comm, timeout=30.0):

@@ -204,7 +204,7 @@ def end_with_work_pending(comm):
 
 
 def test_a_process_that_ends_lets_what_it_issued_end():
-    with Ranks(2) as ranks:
+    with Ranks(2, module=__name__) as ranks:
         assert results(ranks.call(end_with_work_pending)) == [[2.0], [True, 2.0]]
         for each in ranks._ranks:
             each.pipe.close()
