@@ -277,6 +277,37 @@ void an_abort_reaches_who_has_not_called(const std::vector<HostSchedule>& schedu
   });
 }
 
+// What a rank sent before it left is not missed, however long the operation looks elsewhere first.
+void what_has_come_is_not_missed() {
+  using namespace std::chrono_literals;
+  FakeNetwork network(2, {});
+  Messenger mine(network.link(0), 7, 0, {1}, [] {});
+  Messenger theirs(network.link(1), 7, 1, {0}, [] {});
+  const auto poll_for = [&](std::chrono::milliseconds time) {
+    const auto until = std::chrono::steady_clock::now() + time;
+    while (std::chrono::steady_clock::now() < until && !mine.notice()) mine.poll();
+  };
+  std::vector<float> sent(100, 3.0F), got(100);
+  float nothing = 0;
+  Ticket come = mine.receive(1, kLaneFirst, got.data(), 400);
+  mine.expect_call(1, kLaneCall);
+  Ticket ticket = theirs.send(0, kLaneFirst, sent.data(), 400);
+  theirs.send_call(0, kLaneCall, theirs.make_call({}, 0));
+  while (!theirs.done(ticket)) theirs.poll();
+  std::thread leaving([&] { theirs.close(); });
+  poll_for(600ms);
+  CHECK(!mine.notice());
+  CHECK(mine.done(come) && got == sent);
+  CHECK(mine.take_call(1, kLaneCall, true));
+  Ticket never = mine.receive(1, kLaneFirst + 1, &nothing, sizeof(nothing));
+  poll_for(5s);
+  CHECK(mine.notice() && contains(mine.notice()->report, "before it finished its part"));
+  CHECK(!mine.done(never));
+  mine.give_up({never}, nullptr);
+  leaving.join();
+  mine.close();
+}
+
 // A rank may be through, and gone, before another has looked again whether all have come.
 void who_is_through_may_leave() {
   for (const auto& ranks : read_programs("programs.txt")) {
@@ -325,6 +356,7 @@ int main() {
   every_algorithm_gives_the_same_bits(schedules);
   messages_of_pairs();
   who_is_through_may_leave();
+  what_has_come_is_not_missed();
   a_mismatch_touches_no_output(schedules);
   different_algorithms_are_found_out(schedules);
   for (const bool late_reads : {false, true}) late_messages_change_nothing(schedules, late_reads);

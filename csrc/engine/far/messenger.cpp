@@ -8,7 +8,7 @@ namespace pycollective {
 namespace {
 
 // The last messages of a peer that has left may still be on their way to whoever waits for them.
-constexpr std::chrono::milliseconds kLastMessages{100};
+constexpr std::chrono::milliseconds kLastMessages{300};
 // A connection's end may be seen before the goodbye that came before it.
 constexpr std::chrono::milliseconds kLastGoodbye{20};
 // Where nothing is awaited of that rank itself: who does await it tells all the others.
@@ -78,6 +78,7 @@ Ticket Messenger::send(int rank, int lane, const void* data, std::size_t bytes) 
   const auto transfer = asked(rank, [&] { return link_->send(rank, lane, data, bytes, true); });
   Peer& peer = peers_[rank];
   peer.talked = true;
+  peer.open.push_back(transfer);
   ++peer.awaited, ++awaited_;
   return {transfer, rank};
 }
@@ -87,6 +88,7 @@ Ticket Messenger::receive(int rank, int lane, void* data, std::size_t bytes) {
   const auto transfer = asked(rank, [&] { return link_->receive(rank, lane, data, bytes); });
   Peer& peer = peers_[rank];
   peer.talked = true;
+  peer.open.push_back(transfer);
   ++peer.awaited, ++awaited_;
   return {transfer, rank};
 }
@@ -95,19 +97,64 @@ bool Messenger::done(Ticket& ticket) {
   if (ticket.transfer == 0) return true;
   const std::lock_guard lock(mutex_);
   if (ticket.transfer == Ticket::kSpent) return false;
-  const Link::Outcome outcome = link_->test(ticket.transfer);
+  const Link::Outcome outcome = look_at(ticket.transfer);
   if (outcome == Link::Outcome::kUnderWay) return false;
   Peer& peer = peers_[ticket.rank];
   if (outcome != Link::Outcome::kDone) {
     // It stays awaited, and look_for_lost() says why.
     peer.needed = true;
     has_losses_ = true;
+    forget(peer, ticket.transfer);
     ticket.transfer = Ticket::kSpent;
     return false;
   }
-  --peer.awaited, --awaited_;
+  close_ticket(ticket);
   ticket.transfer = 0;
   return true;
+}
+
+Link::Outcome Messenger::look_at(Link::Transfer transfer) {
+  const auto seen = seen_.find(transfer);
+  if (seen == seen_.end()) return link_->test(transfer);
+  const Link::Outcome outcome = seen->second;
+  seen_.erase(seen);
+  return outcome;
+}
+
+void Messenger::close_ticket(const Ticket& ticket) {
+  Peer& peer = peers_[ticket.rank];
+  --peer.awaited, --awaited_;
+  forget(peer, ticket.transfer);
+}
+
+void Messenger::forget(Peer& peer, Link::Transfer transfer) {
+  const auto found = std::find(peer.open.begin(), peer.open.end(), transfer);
+  if (found == peer.open.end()) return;  // it was lost
+  *found = peer.open.back();
+  peer.open.pop_back();
+}
+
+bool Messenger::misses(Peer& peer) {
+  int come = 0;
+  for (const Link::Transfer each : peer.open) {
+    if (seen_.count(each) != 0) {
+      ++come;
+      continue;
+    }
+    const Link::Outcome outcome = link_->test(each);
+    if (outcome == Link::Outcome::kUnderWay) return true;
+    seen_[each] = outcome;
+    ++come;
+  }
+  for (auto& [lane, inbox] : peer.inboxes) {
+    if (inbox.transfer != 0 && !inbox.come) {
+      const Link::Outcome outcome = link_->test(inbox.transfer);
+      inbox.come = outcome == Link::Outcome::kDone;
+      if (!inbox.come && outcome != Link::Outcome::kUnderWay) inbox.transfer = 0;
+    }
+    come += inbox.come ? 1 : 0;
+  }
+  return come < peer.awaited;
 }
 
 Parcel Messenger::make_call(const CallNote& note, std::size_t data_bytes) {
@@ -147,7 +194,8 @@ Parcel Messenger::take_call(int rank, int lane, bool more) {
   Peer& peer = peers_[rank];
   Inbox& inbox = peer.inboxes[lane];
   if (inbox.transfer == 0) return {};
-  const Link::Outcome outcome = link_->test(inbox.transfer);
+  const Link::Outcome outcome =
+      std::exchange(inbox.come, false) ? Link::Outcome::kDone : link_->test(inbox.transfer);
   if (outcome == Link::Outcome::kUnderWay) return {};
   inbox.transfer = 0;
   if (outcome != Link::Outcome::kDone) {
@@ -350,9 +398,10 @@ void Messenger::look_for_lost() {
                     ". The communicator does no more work; the output of rank " + number +
                     " tells why, and the job must be started again"});
   };
-  for (const auto& [rank, peer] : peers_) {
+  for (auto& [rank, peer] : peers_) {
     if (peer.left) {
-      if (peer.needed || (peer.awaited > 0 && now - *peer.left > kLastMessages))
+      // What has come and waits for the operation to look at it is not missed.
+      if (peer.needed || (peer.awaited > 0 && now - *peer.left > kLastMessages && misses(peer)))
         return found(rank, " closed its communicator before it finished its part");
       continue;
     }

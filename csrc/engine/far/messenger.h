@@ -118,10 +118,12 @@ class Messenger {
   struct Inbox {  // of one rank's calls on one lane
     Link::Transfer transfer = 0;
     Parcel parcel;
+    bool come = false;  // seen by misses(), and not taken
   };
   struct Peer {
-    int awaited = 0;      // messages and calls of operations
-    bool needed = false;  // one of them was lost
+    int awaited = 0;                   // messages and calls of operations
+    std::vector<Link::Transfer> open;  // of these the messages
+    bool needed = false;               // one of them was lost
     bool talked = false;
     std::optional<Clock::time_point> left;  // when it said goodbye
     std::optional<Clock::time_point> lost;
@@ -147,7 +149,10 @@ class Messenger {
   void listen(Inbox& inbox);
   bool knows(const Parcel& parcel) const;  // that it is a message of this communicator
   void open(Peer& peer, int lane, int rank);
-  Link::Outcome outcome(const Ticket& ticket);
+  Link::Outcome look_at(Link::Transfer transfer);
+  bool misses(Peer& peer);  // whether anything that is awaited of it has yet to come
+  void close_ticket(const Ticket& ticket);
+  void forget(Peer& peer, Link::Transfer transfer);
   void reap(bool all);
   std::vector<Orphan> take_ended_orphans();  // to be let go of without the lock
   void look_for_lost();
@@ -168,8 +173,10 @@ class Messenger {
   mutable std::mutex mutex_;
   std::unordered_map<int, Peer> peers_;  // those that there is something to know of
   int awaited_ = 0;                      // of all peers
-  std::vector<Inbox> control_;           // where notices arrive
-  std::size_t oldest_ = 0;               // of them
+  // How messages ended that misses() has looked at, and their operations have not.
+  std::unordered_map<Link::Transfer, Link::Outcome> seen_;
+  std::vector<Inbox> control_;  // where notices arrive
+  std::size_t oldest_ = 0;      // of them
   Clock::time_point listen_again_{};
   std::vector<Sent> sent_;
   std::size_t reap_at_ = 16;

@@ -56,9 +56,10 @@ Messenger::~Messenger() {
 
 void Messenger::give_up(std::vector<Ticket> tickets, std::shared_ptr<const void> keep) noexcept {
   std::unique_lock lock(mutex_);
-  for (const Ticket& each : tickets) {
+  for (Ticket& each : tickets) {
     if (each.transfer == 0) continue;
-    --peers_[each.rank].awaited, --awaited_;
+    close_ticket(each);
+    if (seen_.erase(each.transfer) != 0) each.transfer = Ticket::kSpent;
     if (each.transfer != Ticket::kSpent) link_->cancel(each.transfer);
   }
   const auto ended = [&] {
@@ -104,7 +105,7 @@ bool Messenger::close() noexcept {
     if (inbox.transfer != 0 && !lingers_) open.push_back(inbox.transfer);
   for (const auto& [rank, peer] : peers_)
     for (const auto& [lane, inbox] : peer.inboxes)
-      if (inbox.transfer != 0) open.push_back(inbox.transfer);
+      if (inbox.transfer != 0 && !inbox.come) open.push_back(inbox.transfer);
   for (const Sent& each : sent_) open.push_back(each.transfer);
   for (const Orphan& each : orphans_) open.push_back(each.transfer);
   for (const Link::Transfer each : open) link_->cancel(each);
