@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.bench.test_bench_command import _environment, needs_torch
+from tests.bench.test_bench_command import needs_torch
+from tests.launchers import find
 from tests.test_launches import clean_environment
 
 # The driver, whose ranks run another program than `-m ranks`.
@@ -94,5 +95,5 @@ def test_memory_that_is_short_on_one_rank(peers):
 
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_a_rank_that_fails_under_mpiexec_does_not_wait_for_the_others(mpi):
-    _, said = bench(FAILS, 3, "--peers", mpi, f"--{mpi}-env", _environment(mpi))
+    _, said = bench(FAILS, 3, "--peers", mpi, f"--{mpi}-env", str(find(mpi).folder))
     assert f"rank 1 of {mpi}: LookupError: no such page" in said
