@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -158,6 +159,9 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 each.process.kill()
                 each.process.wait()
+            except (OSError, RuntimeError):  # who forks the ranks is gone, and cannot be asked
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(each.pidfd, signal.SIGKILL)
             os.close(each.stderr)
             os.close(each.pidfd)
         self._store.close()
@@ -169,7 +173,7 @@ _servers: dict[str, RankServer] = {}
 def _server_for(module: str) -> RankServer:
     """One for each package of tests: torch is not imported where it is not tested."""
     package = module.rpartition(".")[0]
-    if package not in _servers:
+    if package not in _servers or not _servers[package].alive:
         _servers[package] = RankServer(ROOT)
     return _servers[package]
 

@@ -75,21 +75,36 @@ class RankServer:
 
     def ask(self, request: tuple, descriptors: list[int]) -> int:
         """The answer to it."""
-        socket.send_fds(self._socket, [pickle.dumps(request)], descriptors)
-        answer = self._socket.recv(_LARGEST)
+        try:
+            socket.send_fds(self._socket, [pickle.dumps(request)], descriptors)
+            answer = self._socket.recv(_LARGEST)
+        except OSError:
+            self.close()  # a late answer would be taken for the next one's
+            raise
         if not answer:
+            self.close()
             raise RuntimeError("the process that forks ranks has ended; its stderr says why")
         return pickle.loads(answer)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.poll() is None
 
     def close(self) -> None:
         """End it."""
         self._socket.close()
-        self._process.wait(10)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 def main() -> None:
     """Serves until nobody asks any more. Returns in each rank too, which then ends as any does."""
     place = socket.socket(fileno=int(sys.argv[1]))
+    interrupts = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with who started it
     while True:
         data, descriptors, _, _ = socket.recv_fds(place, _LARGEST, 2)
         if not data:
@@ -103,6 +118,7 @@ def main() -> None:
             answer = os.fork()
             if answer == 0:
                 place.close()
+                signal.signal(signal.SIGINT, interrupts)
                 become_rank(arguments[1], arguments[2], *descriptors)
                 return
             for each in descriptors:

@@ -97,8 +97,9 @@ Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequenc
       element_;
   part_ = std::max(std::min(fits, wanted) / kPartUnit * kPartUnit, kPartUnit);
   chunks_ = (shards_.longest() + part_ - 1) / part_;
-  // A barrier's messages carry nothing, and are waited for all the same.
-  if (far && request.kind == OpKind::kBarrier) chunks_ = 1;
+  // Messages that carry nothing are waited for all the same: a barrier's, and those of an empty
+  // buffer, for ranks that exchange none learn of a mismatch from those that do.
+  if (far) chunks_ = std::max<std::size_t>(chunks_, 1);
 }
 
 void Scheduled::start() {

@@ -81,6 +81,7 @@ class MpiLink final : public Link {
   Outcome test(Transfer transfer) override {
     Slot& slot = slots_[index(transfer)];
     if (slot.outcome == Outcome::kUnderWay) return Outcome::kUnderWay;
+    ++slot.turn;
     free_.push_back(index(transfer));
     return slot.outcome;
   }
@@ -114,9 +115,10 @@ class MpiLink final : public Link {
     Outcome outcome = Outcome::kUnderWay;
     bool receives = false;
     bool cancelled = false;
+    std::uint32_t turn = 0;  // how often it has been used before: no transfer has a former's number
   };
 
-  static std::size_t index(Transfer transfer) { return static_cast<std::size_t>(transfer - 1); }
+  static std::size_t index(Transfer transfer) { return (transfer & 0xffffffff) - 1; }
   int at(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
   static int length(std::size_t bytes) {
     if (bytes > INT_MAX) throw std::runtime_error("a message of more than 2 GiB");
@@ -138,14 +140,14 @@ class MpiLink final : public Link {
     }
     const std::size_t slot = free_.back();
     free_.pop_back();
-    slots_[slot] = {requests_.size(), Outcome::kUnderWay, receives, false};
+    slots_[slot] = {requests_.size(), Outcome::kUnderWay, receives, false, slots_[slot].turn};
     requests_.push_back(request);
     owners_.push_back(slot);
     if (completed_.size() < requests_.size()) {
       completed_.resize(2 * requests_.size());
       statuses_.resize(completed_.size() * status_bytes_);
     }
-    return slot + 1;
+    return Transfer{slots_[slot].turn} << 32 | (slot + 1);
   }
 
   const MpiFunctions<Handle> mpi_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "tests/calls.h"
 #include "tests/program_text.h"
 
 namespace pycollective::testing {
@@ -68,11 +69,7 @@ inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) 
 }
 
 inline Request all_reduce(std::vector<float>& x, std::shared_ptr<const Program> program) {
-  Request request;
-  request.kind = OpKind::kAllReduce;
-  request.dtype = Dtype::kFloat32;
-  request.count = x.size();
-  request.input = request.output = x.data();
+  Request request = all_reduce(x);
   request.program = std::move(program);
   return request;
 }

@@ -24,7 +24,8 @@ using namespace pycollective::testing;
 
 namespace {
 
-// A run that takes longer has come to a standstill; the messenger's own waits are some 0.1 s.
+// A run that takes longer has come to a standstill; the messenger's own waits are 0.5 s at
+// most.
 constexpr std::chrono::seconds kLongestRun{20};
 
 enum class Trouble { kNone, kDeath, kMismatch, kAbort };

@@ -4,8 +4,9 @@ All-reduce, on one host: ``log2 n`` steps, in each of which a rank exchanges one
 whose number differs in bit k. Ranks beyond the largest power of two p hand their leaf to rank
 ``r - p`` first, and get the result last; what they gave travels beside the others' node, so a
 message has at most two nodes, and the order is kept. Between hosts the first rank of each does so,
-for all of its host: h hosts exchange ``log2 h`` times, one message each way, however many ranks
-they have. Their ranks hand it their leaves first, and take the result last.
+for all of its host: h hosts, a power of two, exchange ``log2 h`` times, one message each way,
+however many ranks they have; what a host has may be several nodes. Its ranks hand it their leaves
+first, and take the result last.
 
 All-gather: in step k a rank sends all it has, ``2**k`` shards, to rank ``r - 2**k``; for any number
 of ranks ``ceil(log2 n)`` steps. Source: Bruck et al., "Efficient algorithms for all-to-all
@@ -31,13 +32,13 @@ def _exchange(n: int) -> list[Move]:
     p = largest_block(n)
     folded = range(p, n)
     moves = [Move(0, place, place - p) for place in folded]
-    step = 1 if folded else 0
+    number = 1 if folded else 0
     bit = 1
     while bit < p:
-        moves += [Move(step, place, place ^ bit) for place in range(p)]
-        step += 1
+        moves += [Move(number, place, place ^ bit) for place in range(p)]
+        number += 1
         bit *= 2
-    return moves + [Move(step, place - p, place) for place in folded]
+    return moves + [Move(number, place - p, place) for place in folded]
 
 
 def _exchange_steps(n: int) -> int:
@@ -143,7 +144,7 @@ def _all_gather_room(topology: Topology, _root: int) -> Room:
 
 
 def _exchange_count(partials: list[Partial], leaves: int) -> list[tuple[int, Load, int]]:
-    """Each step of `_exchange`: messages of the busiest each way, what one carries, additions."""
+    """Each step of `_exchange`: messages of the busiest, both ways; what one carries; adds."""
     p = largest_block(len(partials))
     folded = partials[p:]
     groups = [set(partial) for partial in partials[:p]]

@@ -22,6 +22,10 @@ _AS_LITTLE = 1.04
 # The model is not so exact; and in each step ranks may wait for each other longer than it knows.
 _AS_CHEAP = 1.1
 
+# Between hosts recursive doubling takes all bytes through one rank of each, which alone receives,
+# adds and sends: the model, which counts a host's bytes together, does not see that. Of nodes.
+_MOST_THROUGH_ONE_RANK = 512 << 10
+
 # operation, topology, bytes of an element, bytes of an accumulator
 _Case = tuple[str, str, int, int]
 
@@ -130,6 +134,9 @@ def choose(
     prices = {
         name: price(operation, name, topology, size, element, links)
         for name in algorithms_for(operation)
+        if name != "recursive_doubling"
+        or topology.widest == 1
+        or size * element.accumulator // element.size <= _MOST_THROUGH_ONE_RANK
     }
     limit = min(prices.values()) * _AS_CHEAP
     return min(

@@ -234,6 +234,11 @@ def test_recursive_doubling_exchanges_once_a_host(hosts: int, local: int) -> Non
     traffic = proved("all_reduce", "recursive_doubling", hosts * local, f"{hosts}x{local}")
     power = hosts & (hosts - 1) == 0
     across = int(log2(hosts)) + (0 if power else 2)
+    topology = Topology.parse(f"{hosts}x{local}", hosts * local)
+    schedule = make_schedule("all_reduce", "recursive_doubling", topology)
+    for rank, (steps, _) in schedule.lowered(0).items():
+        targets = {topology.host_of[step.to] for step in steps if isinstance(step, Send)}
+        assert targets <= {topology.host_of[rank]} or rank % local == 0
     assert traffic.steps == across + (2 if local > 1 else 0)
     for rank, messages in enumerate(traffic.messages):
         if rank % local:

@@ -67,11 +67,11 @@ const std::byte* FarCall::data(std::size_t peer, std::size_t bytes) const {
 }
 
 void FarCall::compare() const {
-  if (awaited_ == 0) return;
   Messenger& messenger = *group_.messenger();
+  // Also of a rank that this one exchanges nothing with: it would in its own call.
   if (const auto other = messenger.find_other_call(mine_))
     throw_mismatch(other->first, other->second);
-  if (reminded_) return;
+  if (reminded_ || awaited_ == 0) return;
   reminded_ = true;
   std::vector<int> silent;
   for (std::size_t i = 0; i < peers_.size(); ++i)

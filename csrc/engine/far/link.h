@@ -18,7 +18,8 @@ namespace pycollective {
 // What cannot be done at all throws std::exception.
 class PYCOLLECTIVE_PUBLIC Link {
  public:
-  using Transfer = std::uint64_t;  // a message under way; 0 is none
+  using Transfer = std::uint64_t;  // a message under way, by a number that is not
+                                   // given to a later one; 0 is none
   enum class Outcome : std::uint8_t {
     kUnderWay,  // the memory is the link's
     kDone,      // in all else it is the caller's again, for good, and the transfer is forgotten

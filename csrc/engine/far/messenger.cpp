@@ -7,12 +7,6 @@
 namespace pycollective {
 namespace {
 
-// The last messages of a peer that has left may still be on their way to whoever waits for them.
-constexpr std::chrono::milliseconds kLastMessages{300};
-// A connection's end may be seen before the goodbye that came before it.
-constexpr std::chrono::milliseconds kLastGoodbye{20};
-// Where nothing is awaited of that rank itself: who does await it tells all the others.
-constexpr std::chrono::milliseconds kLateGoodbye{500};
 constexpr std::chrono::milliseconds kListenAgain{100};
 constexpr std::size_t kControlBytes = 1024;
 constexpr std::size_t kMostSpare = 64;
@@ -78,7 +72,7 @@ Ticket Messenger::send(int rank, int lane, const void* data, std::size_t bytes) 
   const auto transfer = asked(rank, [&] { return link_->send(rank, lane, data, bytes, true); });
   Peer& peer = peers_[rank];
   peer.talked = true;
-  peer.open.push_back(transfer);
+  peer.under_way.push_back(transfer);
   ++peer.awaited, ++awaited_;
   return {transfer, rank};
 }
@@ -88,7 +82,7 @@ Ticket Messenger::receive(int rank, int lane, void* data, std::size_t bytes) {
   const auto transfer = asked(rank, [&] { return link_->receive(rank, lane, data, bytes); });
   Peer& peer = peers_[rank];
   peer.talked = true;
-  peer.open.push_back(transfer);
+  peer.under_way.push_back(transfer);
   ++peer.awaited, ++awaited_;
   return {transfer, rank};
 }
@@ -128,33 +122,10 @@ void Messenger::close_ticket(const Ticket& ticket) {
 }
 
 void Messenger::forget(Peer& peer, Link::Transfer transfer) {
-  const auto found = std::find(peer.open.begin(), peer.open.end(), transfer);
-  if (found == peer.open.end()) return;  // it was lost
-  *found = peer.open.back();
-  peer.open.pop_back();
-}
-
-bool Messenger::misses(Peer& peer) {
-  int come = 0;
-  for (const Link::Transfer each : peer.open) {
-    if (seen_.count(each) != 0) {
-      ++come;
-      continue;
-    }
-    const Link::Outcome outcome = link_->test(each);
-    if (outcome == Link::Outcome::kUnderWay) return true;
-    seen_[each] = outcome;
-    ++come;
-  }
-  for (auto& [lane, inbox] : peer.inboxes) {
-    if (inbox.transfer != 0 && !inbox.come) {
-      const Link::Outcome outcome = link_->test(inbox.transfer);
-      inbox.come = outcome == Link::Outcome::kDone;
-      if (!inbox.come && outcome != Link::Outcome::kUnderWay) inbox.transfer = 0;
-    }
-    come += inbox.come ? 1 : 0;
-  }
-  return come < peer.awaited;
+  const auto found = std::find(peer.under_way.begin(), peer.under_way.end(), transfer);
+  if (found == peer.under_way.end()) return;  // it was lost
+  *found = peer.under_way.back();
+  peer.under_way.pop_back();
 }
 
 Parcel Messenger::make_call(const CallNote& note, std::size_t data_bytes) {
@@ -386,29 +357,6 @@ void Messenger::reap(bool all) {
   };
   sent_.erase(std::remove_if(sent_.begin(), sent_.end(), gone), sent_.end());
   reap_at_ = std::max<std::size_t>(16, 2 * sent_.size());
-}
-
-void Messenger::look_for_lost() {
-  if (notice_) return;
-  const Clock::time_point now = Clock::now();
-  const auto found = [&](int rank, const std::string& how) {
-    const std::string number = std::to_string(rank);
-    set_notice({FailureKind::kPeerFailure, rank_,
-                "rank " + number + how + ", seen by rank " + std::to_string(rank_) +
-                    ". The communicator does no more work; the output of rank " + number +
-                    " tells why, and the job must be started again"});
-  };
-  for (auto& [rank, peer] : peers_) {
-    if (peer.left) {
-      // What has come and waits for the operation to look at it is not missed.
-      if (peer.needed || (peer.awaited > 0 && now - *peer.left > kLastMessages && misses(peer)))
-        return found(rank, " closed its communicator before it finished its part");
-      continue;
-    }
-    const bool directly = peer.awaited > 0 || peer.needed;
-    if (peer.lost && awaited_ > 0 && now - *peer.lost > (directly ? kLastGoodbye : kLateGoodbye))
-      return found(rank, " died or cannot be reached any more (" + peer.how + ")");
-  }
 }
 
 void Messenger::set_notice(Notice notice) {

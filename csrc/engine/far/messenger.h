@@ -121,9 +121,9 @@ class Messenger {
     bool come = false;  // seen by misses(), and not taken
   };
   struct Peer {
-    int awaited = 0;                   // messages and calls of operations
-    std::vector<Link::Transfer> open;  // of these the messages
-    bool needed = false;               // one of them was lost
+    int awaited = 0;                        // messages and calls of operations
+    std::vector<Link::Transfer> under_way;  // of these the messages
+    bool needed = false;                    // one of them was lost
     bool talked = false;
     std::optional<Clock::time_point> left;  // when it said goodbye
     std::optional<Clock::time_point> lost;

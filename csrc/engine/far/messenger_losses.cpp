@@ -1,0 +1,65 @@
+// What a messenger makes of ranks that have left, or cannot be reached any more.
+#include "engine/far/messenger.h"
+
+namespace pycollective {
+namespace {
+
+// The last messages of a peer that has left may still be on their way to whoever waits for them.
+constexpr std::chrono::milliseconds kLastMessages{300};
+// A connection's end may be seen before the goodbye that came before it.
+constexpr std::chrono::milliseconds kLastGoodbye{20};
+// Where nothing is awaited of that rank itself: who does await it tells all the others.
+constexpr std::chrono::milliseconds kLateGoodbye{500};
+
+}  // namespace
+
+bool Messenger::misses(Peer& peer) {
+  int come = 0;
+  for (const Link::Transfer each : peer.under_way) {
+    const auto seen = seen_.find(each);
+    if (seen != seen_.end()) {
+      if (seen->second != Link::Outcome::kDone) return true;
+      ++come;
+      continue;
+    }
+    const Link::Outcome outcome = link_->test(each);
+    if (outcome == Link::Outcome::kUnderWay) return true;
+    seen_[each] = outcome;
+    if (outcome != Link::Outcome::kDone) return true;
+    ++come;
+  }
+  for (auto& [lane, inbox] : peer.inboxes) {
+    if (inbox.transfer != 0 && !inbox.come) {
+      const Link::Outcome outcome = link_->test(inbox.transfer);
+      inbox.come = outcome == Link::Outcome::kDone;
+      if (!inbox.come && outcome != Link::Outcome::kUnderWay) inbox.transfer = 0;
+    }
+    come += inbox.come ? 1 : 0;
+  }
+  return come < peer.awaited;
+}
+
+void Messenger::look_for_lost() {
+  if (notice_) return;
+  const Clock::time_point now = Clock::now();
+  const auto found = [&](int rank, const std::string& how) {
+    const std::string number = std::to_string(rank);
+    set_notice({FailureKind::kPeerFailure, rank_,
+                "rank " + number + how + ", seen by rank " + std::to_string(rank_) +
+                    ". The communicator does no more work; the output of rank " + number +
+                    " tells why, and the job must be started again"});
+  };
+  for (auto& [rank, peer] : peers_) {
+    if (peer.left) {
+      // What has come and waits for the operation to look at it is not missed.
+      if (peer.needed || (peer.awaited > 0 && now - *peer.left > kLastMessages && misses(peer)))
+        return found(rank, " closed its communicator before it finished its part");
+      continue;
+    }
+    const bool directly = peer.awaited > 0 || peer.needed;
+    if (peer.lost && awaited_ > 0 && now - *peer.lost > (directly ? kLastGoodbye : kLateGoodbye))
+      return found(rank, " died or cannot be reached any more (" + peer.how + ")");
+  }
+}
+
+}  // namespace pycollective
