@@ -280,7 +280,11 @@ def _start_torchrun(wish: _Wish) -> Communicator:
     played = wish.hosts(size)
     store = PrefixStore("pycollective", store)
     communicator = _connect(store, rank, size, _next_prefix(store, rank), played, wish)
-    communicator.barrier()  # rank 0 may serve the store itself, and lets go of it here
+    # Rank 0 may serve the store itself. It ends once nobody needs it, and before anyone goes on:
+    # whoever joins again must not meet in the old one.
+    communicator.barrier()
+    del store
+    communicator.barrier()
     return communicator
 
 
