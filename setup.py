@@ -26,10 +26,14 @@ if os.environ.get("PYCOLLECTIVE_WERROR") == "1":
     CXX_FLAGS.append("-Werror")
 
 # Kernel sources hold one instruction set each; dispatch.cpp chooses among them at run time.
+AVX512_FLAGS = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mf16c"]
+AVX2_FLAGS = ["-mavx2", "-mf16c"]
 SIMD_FLAGS = (
     {
-        "kernels_avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mf16c"],
-        "kernels_avx2.cpp": ["-mavx2", "-mf16c"],
+        "kernels_avx512.cpp": AVX512_FLAGS,
+        "kernels_avx2.cpp": AVX2_FLAGS,
+        "pack_avx512.cpp": AVX512_FLAGS,
+        "pack_avx2.cpp": AVX2_FLAGS,
     }
     if platform.machine() in ("x86_64", "AMD64")
     else {}
@@ -40,7 +44,16 @@ def core_extension() -> Extension:
     """The native core: kernels, shared memory, engine. It links nothing but libc and libstdc++."""
     sources = sorted(
         path
-        for folder in ("kernels", "transport", "engine", "engine/far", "mpi", "bench", "bindings")
+        for folder in (
+            "kernels",
+            "kernels/pack",
+            "transport",
+            "engine",
+            "engine/far",
+            "mpi",
+            "bench",
+            "bindings",
+        )
         for path in glob.glob(f"csrc/{folder}/*.cpp")
     )
     return Extension(

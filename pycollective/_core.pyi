@@ -93,6 +93,11 @@ class Communicator:
     @timeout.setter
     def timeout(self, seconds: float, /) -> None: ...
     @property
+    def wire(self) -> str: ...
+    @wire.setter
+    def wire(self, name: str, /) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+    @property
     def closed(self) -> bool: ...
     @property
     def pending(self) -> bool: ...
@@ -111,6 +116,7 @@ class Communicator:
         out: _Array | None = None,
         async_op: Literal[False] = False,
         algorithm: str = "auto",
+        wire: str | None = None,
     ) -> None: ...
     @overload
     def all_reduce(
@@ -121,6 +127,7 @@ class Communicator:
         *,
         async_op: Literal[True],
         algorithm: str = "auto",
+        wire: str | None = None,
     ) -> Work: ...
     @overload
     def reduce(
@@ -131,6 +138,7 @@ class Communicator:
         out: _Array | None = None,
         async_op: Literal[False] = False,
         algorithm: str = "auto",
+        wire: str | None = None,
     ) -> None: ...
     @overload
     def reduce(
@@ -142,6 +150,7 @@ class Communicator:
         *,
         async_op: Literal[True],
         algorithm: str = "auto",
+        wire: str | None = None,
     ) -> Work: ...
     @overload
     def reduce_scatter(
@@ -152,6 +161,7 @@ class Communicator:
         counts: Sequence[int] | None = None,
         async_op: Literal[False] = False,
         algorithm: str = "auto",
+        wire: str | None = None,
     ) -> None: ...
     @overload
     def reduce_scatter(
@@ -163,6 +173,7 @@ class Communicator:
         *,
         async_op: Literal[True],
         algorithm: str = "auto",
+        wire: str | None = None,
     ) -> Work: ...
     @overload
     def all_gather(
@@ -172,6 +183,7 @@ class Communicator:
         counts: Sequence[int] | None = None,
         async_op: Literal[False] = False,
         algorithm: str = "auto",
+        wire: str | None = None,
     ) -> None: ...
     @overload
     def all_gather(
@@ -182,22 +194,45 @@ class Communicator:
         *,
         async_op: Literal[True],
         algorithm: str = "auto",
+        wire: str | None = None,
     ) -> Work: ...
     @overload
     def broadcast(
-        self, x: _Array, root: int = 0, async_op: Literal[False] = False, algorithm: str = "auto"
+        self,
+        x: _Array,
+        root: int = 0,
+        async_op: Literal[False] = False,
+        algorithm: str = "auto",
+        wire: str | None = None,
     ) -> None: ...
     @overload
     def broadcast(
-        self, x: _Array, root: int = 0, *, async_op: Literal[True], algorithm: str = "auto"
+        self,
+        x: _Array,
+        root: int = 0,
+        *,
+        async_op: Literal[True],
+        algorithm: str = "auto",
+        wire: str | None = None,
     ) -> Work: ...
     @overload
     def all_to_all(
-        self, out: _Array, x: _Array, async_op: Literal[False] = False, algorithm: str = "auto"
+        self,
+        out: _Array,
+        x: _Array,
+        async_op: Literal[False] = False,
+        algorithm: str = "auto",
+        wire: str | None = None,
     ) -> None: ...
     @overload
     def all_to_all(
-        self, out: _Array, x: _Array, *, async_op: Literal[True], algorithm: str = "auto"
+        self,
+        out: _Array,
+        x: _Array,
+        *,
+        async_op: Literal[True],
+        algorithm: str = "auto",
+        wire: str | None = None,
     ) -> Work: ...
     @overload
     def gather(
@@ -208,6 +243,7 @@ class Communicator:
         counts: Sequence[int] | None = None,
         async_op: Literal[False] = False,
         algorithm: str = "auto",
+        wire: str | None = None,
     ) -> None: ...
     @overload
     def gather(
@@ -219,6 +255,7 @@ class Communicator:
         *,
         async_op: Literal[True],
         algorithm: str = "auto",
+        wire: str | None = None,
     ) -> Work: ...
     @overload
     def scatter(
@@ -229,6 +266,7 @@ class Communicator:
         counts: Sequence[int] | None = None,
         async_op: Literal[False] = False,
         algorithm: str = "auto",
+        wire: str | None = None,
     ) -> None: ...
     @overload
     def scatter(
@@ -240,6 +278,7 @@ class Communicator:
         *,
         async_op: Literal[True],
         algorithm: str = "auto",
+        wire: str | None = None,
     ) -> Work: ...
     @overload
     def send(self, x: _Array, dst: int, async_op: Literal[False] = False) -> None: ...
@@ -265,6 +304,8 @@ def reduce(
 def reduce_into(
     inputs: Sequence[_Array], op: str, out: _Array, copy: _Array | None = None, simd: str = ""
 ) -> None: ...
+def pack_into(x: _Array, out: _Array, simd: str = "") -> int: ...
+def unpack_into(payload: _Array, out: _Array, simd: str = "") -> None: ...
 def mpi_link(
     library: str,
     handle_bytes: int,
@@ -297,3 +338,4 @@ def time_collective(
 def dtypes() -> list[Dtype]: ...
 def reduce_ops() -> list[str]: ...
 def operations() -> list[Operation]: ...
+def wires() -> list[str]: ...

@@ -16,13 +16,14 @@ from time import monotonic
 from typing import Any
 
 from pycollective import mpi_launch
-from pycollective.communicator import Communicator
+from pycollective.communicator import WIRES, Communicator
 from pycollective.environment import (
     ENV_RANK,
     ENV_SECRET,
     ENV_SIZE,
     ENV_STORE,
     ENV_TOPOLOGY,
+    ENV_WIRE,
     environment_number,
 )
 from pycollective.errors import ConfigurationError
@@ -64,6 +65,7 @@ def init(
     topology: str | None = None,
     transport: str | None = None,
     tuning: str | os.PathLike[str] | None = None,
+    wire: str | None = None,
 ) -> Communicator:
     """Join the job's ranks; every rank must call it, as often as the others.
 
@@ -88,6 +90,9 @@ def init(
         tuning: file of measured times (``pycollective bench --tune`` writes it), from which
             ``algorithm="auto"`` chooses; ``""`` for none. Also the environment variable
             PYCOLLECTIVE_TUNING; the same measurements on all ranks.
+        wire: how what goes to other hosts travels: ``"raw"``, ``"exact"`` (packed, the same bits)
+            or ``"auto"``, whichever took less time in the first calls of a kind. Also the
+            environment variable PYCOLLECTIVE_WIRE; the same on all ranks.
 
     Raises:
         ConfigurationError: the launch or the arguments cannot be right, or memory is short.
@@ -97,20 +102,20 @@ def init(
     if not explicit and _by_mpi(transport):
         talk = Talk(timeout if 0 < timeout < math.inf else DEFAULT_TIMEOUT)
         with talk.sharing_problems():
-            wish = _Wish.of(timeout, topology, transport, tuning)
+            wish = _Wish.of(timeout, topology, transport, tuning, wire)
             wish.check_transport("a launch by mpiexec", mpi=True)
-            return _start_mpiexec(talk, wish)
-    wish = _Wish.of(timeout, topology, transport, tuning)
+            return wish.granted(_start_mpiexec(talk, wish))
+    wish = _Wish.of(timeout, topology, transport, tuning, wire)
     if explicit:
         wish.check_transport("a call with rank, size and store", mpi=False)
-        return _init_explicit(rank, size, store, wish)
+        return wish.granted(_init_explicit(rank, size, store, wish))
     for launch in _LAUNCHES:
         if launch.detected():
             wish.check_transport(f"a launch by {launch.name}", mpi=False)
-            return launch.start(wish)
+            return wish.granted(launch.start(wish))
     wish.check_transport("one rank without a launcher", mpi=False)
     wish.hosts(1)
-    return connect(None, 0, 1, timeout, tuning=wish.tuning)
+    return wish.granted(connect(None, 0, 1, timeout, tuning=wish.tuning))
 
 
 def _by_mpi(transport: str | None) -> bool:
@@ -129,7 +134,8 @@ def join(
 ) -> Communicator:
     """As `init` with rank, size and store, for ranks whose hosts may be given; see `connect`."""
     prefix = _next_prefix(store, rank) if size > 1 else ""
-    return connect(store, rank, size, timeout, prefix, played, tuning=tuning_path(None))
+    wish = _Wish.of(timeout, None, None, None, None)
+    return wish.granted(connect(store, rank, size, timeout, prefix, played, tuning=wish.tuning))
 
 
 def played_hosts(size: int) -> tuple[int, ...]:
@@ -153,6 +159,7 @@ class _Wish:
     topology: str
     transport: str
     tuning: str
+    wire: str
 
     @classmethod
     def of(
@@ -161,12 +168,22 @@ class _Wish:
         topology: str | None,
         transport: str | None,
         tuning: str | os.PathLike[str] | None,
+        wire: str | None,
     ) -> _Wish:
         """From the arguments of `init`, and the environment."""
         if not 0 < timeout < math.inf:
             raise ConfigurationError(f"timeout {timeout} is not a finite number of seconds above 0")
         topology = topology or os.environ.get(ENV_TOPOLOGY, "")
-        return cls(timeout, topology, transport or "", tuning_path(tuning))
+        wire = wire or os.environ.get(ENV_WIRE) or "auto"
+        if wire not in WIRES:
+            there_are = ", ".join(map(repr, WIRES))
+            raise ConfigurationError(f"wire {wire!r} is not here; there are {there_are}")
+        return cls(timeout, topology, transport or "", tuning_path(tuning), wire)
+
+    def granted(self, communicator: Communicator) -> Communicator:
+        """The communicator, with what it has to know of this."""
+        communicator.wire = self.wire
+        return communicator
 
     def check_transport(self, launch: str, mpi: bool) -> None:
         """Refuse what there is not, or not in this launch; `mpi`: it is mpiexec's."""

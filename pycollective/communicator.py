@@ -22,6 +22,9 @@ from pycollective.world import World
 
 _log = logging.getLogger("pycollective")
 
+# How what goes to other hosts may travel (docs/wire.md).
+WIRES = tuple(_core.wires())
+
 
 def _is_integer(value: object, least: int, end: int) -> bool:
     try:
@@ -87,8 +90,8 @@ class Communicator(_core.Communicator):
             key: orders the ranks of a group; equal keys keep this communicator's order.
 
         Returns:
-            The new communicator, with this one's timeout; None where `color` is None. It fails and
-            closes on its own.
+            The new communicator, with this one's timeout and wire; None where `color` is None. It
+            fails and closes on its own.
         """
         if color is not None and not _is_integer(color, 0, 2**62):
             raise ConfigurationError(f"split: color {color!r} is not None or 0 to 2**62 - 1")
@@ -125,7 +128,7 @@ class Communicator(_core.Communicator):
                 f"split: rank(s) {failed} cannot commit their shared memory; their own error tells "
                 "how much is needed and what there is"
             )
-        return Communicator(
+        made = Communicator(
             self._node,
             near.index(self.rank),
             [self._tokens[self._world.near.index(r)] for r in near],
@@ -134,6 +137,8 @@ class Communicator(_core.Communicator):
             self.timeout,
             world,
         )
+        made.wire = self.wire
+        return made
 
     def _part_of_world(self, members: list[int], colors: np.ndarray) -> World:
         """The world of `members`, who gave one color of `colors`; all ranks must take part."""

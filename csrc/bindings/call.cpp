@@ -13,10 +13,24 @@ bool given(PyObject* object) { return object != nullptr && object != Py_None; }
 
 }  // namespace
 
+bool read_wire(PyObject* name, Wire& wire) {
+  if (PyUnicode_Check(name)) {
+    for (const WireTraits& row : kWireTable) {
+      if (PyUnicode_CompareWithASCIIString(name, row.name) != 0) continue;
+      wire = row.wire;
+      return true;
+    }
+  }
+  raise_configuration_error("wire %R is not here; there are %s", name,
+                            list_names(kWireTable, "'").c_str());
+  return false;
+}
+
 bool Call::prepare(OpKind kind, const CallArguments& arguments, int rank, int size) {
   request_.kind = kind;
   request_.root = static_cast<int>(arguments.root);
   if (reduces(kind) && !read_op(arguments.op)) return false;
+  if (given(arguments.wire) && !read_wire(arguments.wire, request_.wire)) return false;
   if (given(arguments.counts) && !read_counts(arguments.counts)) return false;
   if (kind == OpKind::kBarrier) return true;
   if (arguments.root < 0 || arguments.root >= size) {

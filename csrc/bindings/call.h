@@ -16,8 +16,12 @@ struct CallArguments {
   PyObject* op = nullptr;
   PyObject* counts = nullptr;
   PyObject* algorithm = nullptr;
+  PyObject* wire = nullptr;
   long root = 0;
 };
+
+// The wire of that name. False with a Python error set.
+bool read_wire(PyObject* name, Wire& wire);
 
 class Call {
  public:

@@ -29,6 +29,7 @@ enum class Role {
   kCounts,
   kAsync,
   kAlgorithm,
+  kWire,
 };
 
 struct Parameter {
@@ -36,7 +37,7 @@ struct Parameter {
   Role role;
 };
 
-constexpr std::size_t kMostParameters = 6;
+constexpr std::size_t kMostParameters = 7;
 
 struct Method {
   OpKind kind;
@@ -50,6 +51,7 @@ constexpr Parameter kRootParameter = {"root", Role::kRoot};
 constexpr Parameter kCountsParameter = {"counts", Role::kCounts};
 constexpr Parameter kAsyncParameter = {"async_op", Role::kAsync};
 constexpr Parameter kAlgorithmParameter = {"algorithm", Role::kAlgorithm};
+constexpr Parameter kWireParameter = {"wire", Role::kWire};
 
 constexpr Method kMethods[kCollectiveMethods] = {
     {OpKind::kAllReduce,
@@ -58,8 +60,9 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kOpParameter,
       {"out", Role::kOutput},
       kAsyncParameter,
-      kAlgorithmParameter},
-     "all_reduce(x, op='sum', out=None, async_op=False, algorithm='auto')\n--\n\n"
+      kAlgorithmParameter,
+      kWireParameter},
+     "all_reduce(x, op='sum', out=None, async_op=False, algorithm='auto', wire=None)\n--\n\n"
      "Reduce x over all ranks in the contract's order; the result goes to x, or to out."},
     {OpKind::kReduce,
      1,
@@ -68,8 +71,9 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kOpParameter,
       {"out", Role::kOutput},
       kAsyncParameter,
-      kAlgorithmParameter},
-     "reduce(x, root=0, op='sum', out=None, async_op=False, algorithm='auto')\n--\n\n"
+      kAlgorithmParameter,
+      kWireParameter},
+     "reduce(x, root=0, op='sum', out=None, async_op=False, algorithm='auto', wire=None)\n--\n\n"
      "Reduce x over all ranks; on the root the result goes to x, or to out. Elsewhere x is only "
      "read."},
     {OpKind::kReduceScatter,
@@ -79,8 +83,10 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kOpParameter,
       kCountsParameter,
       kAsyncParameter,
-      kAlgorithmParameter},
-     "reduce_scatter(out, x, op='sum', counts=None, async_op=False, algorithm='auto')\n--\n\n"
+      kAlgorithmParameter,
+      kWireParameter},
+     "reduce_scatter(out, x, op='sum', counts=None, async_op=False, algorithm='auto', "
+     "wire=None)\n--\n\n"
      "Reduce x, which holds one shard a rank, over all ranks; out receives the own shard. Shards "
      "are equal, or of counts[rank] elements. out may be the own shard of x."},
     {OpKind::kAllGather,
@@ -89,19 +95,28 @@ constexpr Method kMethods[kCollectiveMethods] = {
       {"x", Role::kInput},
       kCountsParameter,
       kAsyncParameter,
-      kAlgorithmParameter},
-     "all_gather(out, x, counts=None, async_op=False, algorithm='auto')\n--\n\n"
+      kAlgorithmParameter,
+      kWireParameter},
+     "all_gather(out, x, counts=None, async_op=False, algorithm='auto', wire=None)\n--\n\n"
      "out receives every rank's x, in rank order, byte for byte. Shards are equal, or of "
      "counts[rank] elements. x may be the own shard of out."},
     {OpKind::kBroadcast,
      1,
-     {{"x", Role::kRootSends}, kRootParameter, kAsyncParameter, kAlgorithmParameter},
-     "broadcast(x, root=0, async_op=False, algorithm='auto')\n--\n\n"
+     {{"x", Role::kRootSends},
+      kRootParameter,
+      kAsyncParameter,
+      kAlgorithmParameter,
+      kWireParameter},
+     "broadcast(x, root=0, async_op=False, algorithm='auto', wire=None)\n--\n\n"
      "x receives the root's x, byte for byte."},
     {OpKind::kAllToAll,
      2,
-     {{"out", Role::kOutput}, {"x", Role::kInput}, kAsyncParameter, kAlgorithmParameter},
-     "all_to_all(out, x, async_op=False, algorithm='auto')\n--\n\n"
+     {{"out", Role::kOutput},
+      {"x", Role::kInput},
+      kAsyncParameter,
+      kAlgorithmParameter,
+      kWireParameter},
+     "all_to_all(out, x, async_op=False, algorithm='auto', wire=None)\n--\n\n"
      "Shard r of x goes to rank r; shard r of out comes from rank r. Shards are equal. out may be "
      "x."},
     {OpKind::kGather,
@@ -111,8 +126,9 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kRootParameter,
       kCountsParameter,
       kAsyncParameter,
-      kAlgorithmParameter},
-     "gather(out, x, root=0, counts=None, async_op=False, algorithm='auto')\n--\n\n"
+      kAlgorithmParameter,
+      kWireParameter},
+     "gather(out, x, root=0, counts=None, async_op=False, algorithm='auto', wire=None)\n--\n\n"
      "The root's out receives every rank's x, in rank order. Elsewhere out is None or ignored."},
     {OpKind::kScatter,
      2,
@@ -121,8 +137,9 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kRootParameter,
       kCountsParameter,
       kAsyncParameter,
-      kAlgorithmParameter},
-     "scatter(out, x, root=0, counts=None, async_op=False, algorithm='auto')\n--\n\n"
+      kAlgorithmParameter,
+      kWireParameter},
+     "scatter(out, x, root=0, counts=None, async_op=False, algorithm='auto', wire=None)\n--\n\n"
      "out receives the own shard of the root's x. Elsewhere x is None or ignored."},
     {OpKind::kSend,
      2,
@@ -272,6 +289,9 @@ bool interpret(const MethodArguments<kMostParameters>& given, int rank, CallArgu
       case Role::kAlgorithm:
         call.algorithm = given[i];
         break;
+      case Role::kWire:
+        call.wire = given[i];
+        break;
       case Role::kRoot:
       case Role::kNone:
         break;
@@ -286,7 +306,8 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t positional, P
   constexpr const Method& method = kMethods[Index];
   static constexpr const char* kNames[kMostParameters] = {
       method.parameters[0].name, method.parameters[1].name, method.parameters[2].name,
-      method.parameters[3].name, method.parameters[4].name, method.parameters[5].name};
+      method.parameters[3].name, method.parameters[4].name, method.parameters[5].name,
+      method.parameters[6].name};
   Communicator* core = CommunicatorObject::core_of(self);
   MethodArguments<kMostParameters> given(name_of(method.kind), kNames, method.required);
   CallArguments call;

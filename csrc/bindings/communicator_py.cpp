@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/call.h"
 #include "bindings/communicator_object.h"
 #include "bindings/gil.h"
 #include "bindings/leaving_py.h"
@@ -58,6 +59,16 @@ PyObject* close(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* stats(PyObject* self, PyObject*) {
+  Communicator* core = core_of(self);
+  if (core == nullptr) return nullptr;
+  const Messenger* messenger = core->group().messenger();
+  const Messenger::Traffic sent = messenger != nullptr ? messenger->sent() : Messenger::Traffic{};
+  const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
+  return Py_BuildValue("{sKsKsK}", "sent_messages", number(sent.messages), "sent_bytes",
+                       number(sent.bytes), "sent_raw_bytes", number(sent.raw_bytes));
+}
+
 PyObject* capsule(PyObject* self, PyObject*) {
   if (core_of(self) == nullptr) return nullptr;
   auto* shared = new std::shared_ptr<Collectives>(*Object::of(self).core);
@@ -91,6 +102,20 @@ int set_timeout(PyObject* self, PyObject* value, void*) {
     return -1;
   }
   core->set_timeout(seconds);
+  return 0;
+}
+PyObject* get_wire(PyObject* self, void*) {
+  return property(self, [](Communicator& core) -> PyObject* {
+    for (const WireTraits& row : kWireTable)
+      if (row.wire == core.wire()) return PyUnicode_FromString(row.name);
+    Py_RETURN_NONE;
+  });
+}
+int set_wire(PyObject* self, PyObject* value, void*) {
+  Communicator* core = core_of(self);
+  Wire wire = Wire::kAuto;
+  if (core == nullptr || !read_wire(value != nullptr ? value : Py_None, wire)) return -1;
+  core->set_wire(wire);
   return 0;
 }
 PyObject* get_closed(PyObject* self, void*) {
@@ -189,12 +214,17 @@ void finalise(PyObject* self) {
 }
 
 // The collectives' first; the interpreter keeps pointers into this.
-PyMethodDef methods[kCollectiveMethods + 4] = {};
+PyMethodDef methods[kCollectiveMethods + 5] = {};
 
 const PyMethodDef own_methods[] = {
     {"abort", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(abort)),
      METH_VARARGS | METH_KEYWORDS,
      "abort(reason='abort() was called')\n--\n\nFail the group on every rank; needs no peer."},
+    {"stats", stats, METH_NOARGS,
+     "stats()\n--\n\n"
+     "What this rank has sent to other hosts so far: a dict of sent_messages, sent_bytes (payloads "
+     "as they left, with the library's own headers; not the transport's) and sent_raw_bytes (what "
+     "the same would have been unpacked)."},
     {"_close", close, METH_NOARGS, nullptr},
     {"_capsule", capsule, METH_NOARGS, nullptr},
 };
@@ -203,6 +233,10 @@ PyGetSetDef properties[] = {
     {"rank", get_rank, nullptr, "This rank: 0 to size - 1.", nullptr},
     {"size", get_size, nullptr, "Number of ranks.", nullptr},
     {"timeout", get_timeout, set_timeout, "Seconds that an operation may take.", nullptr},
+    {"wire", get_wire, set_wire,
+     "How what goes to other hosts travels where a call leaves it open: 'raw', 'exact' (packed, "
+     "the same bits) or 'auto' (whichever took less time). The same on all ranks.",
+     nullptr},
     {"closed", get_closed, nullptr, "Whether close() was called.", nullptr},
     {"pending", get_pending, nullptr, "Whether operations are under way, in any thread.", nullptr},
     {"failure", get_failure, nullptr, "The error that failed this communicator, or None.", nullptr},

@@ -9,7 +9,6 @@
 
 #include "bindings/array_view.h"
 #include "bindings/errors_py.h"
-#include "kernels/kernels.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -18,7 +17,6 @@
 namespace py = pybind11;
 
 namespace pycollective {
-namespace {
 
 SimdLevel level_named(const std::string& name) {
   if (name.empty()) return active_simd_level();
@@ -26,6 +24,8 @@ SimdLevel level_named(const std::string& name) {
     if (name == name_of(level) && level <= supported_simd_level()) return level;
   throw std::invalid_argument("this CPU has no SIMD level '" + name + "'");
 }
+
+namespace {
 
 ReduceOp op_named(const std::string& name) {
   if (const ReduceOpTraits* found = find_named(kReduceOpTable, name)) return found->op;

@@ -9,6 +9,7 @@
 #include "bindings/link_py.h"
 #include "bindings/machine_py.h"
 #include "bindings/node_py.h"
+#include "bindings/pack_py.h"
 #include "bindings/program_py.h"
 #include "bindings/traits_py.h"
 #include "bindings/work_py.h"
@@ -19,6 +20,7 @@ PYBIND11_MODULE(_core, module) {
   if (!init_errors() || !init_array_view()) throw pybind11::error_already_set();
   bind_traits(module);
   bind_kernels(module);
+  bind_pack(module);
   bind_node(module);
   bind_program(module);
   bind_link(module);

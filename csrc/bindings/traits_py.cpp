@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "types.h"
+#include "wire.h"
 
 namespace py = pybind11;
 
@@ -79,6 +80,14 @@ void bind_traits(py::module_& module) {
         return names;
       },
       "The names of the reduce operations.");
+  module.def(
+      "wires",
+      [] {
+        std::vector<std::string> names;
+        for (const WireTraits& row : kWireTable) names.emplace_back(row.name);
+        return names;
+      },
+      "How what goes to other hosts may travel.");
   module.def(
       "operations",
       [] { return std::vector(std::begin(kOperationTable), std::end(kOperationTable)); },

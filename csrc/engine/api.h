@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "types.h"
+#include "wire.h"
 
 #define PYCOLLECTIVE_PUBLIC __attribute__((visibility("default")))
 
@@ -28,7 +29,8 @@ enum class FailureKind : std::uint8_t {
   kConfiguration,  // bad arguments: raised before anything moves, the communicator stays usable
 };
 
-struct Program;  // engine/program.h
+struct Program;   // engine/program.h
+class WireTrial;  // engine/wire_trial.h
 
 struct Failure {
   FailureKind kind = FailureKind::kNone;
@@ -74,6 +76,10 @@ struct Request {
   // Keeps both alive for a message that a failed operation leaves under way to another host; may be
   // empty where there is none.
   std::shared_ptr<const void> keep;
+  Wire wire = Wire::kDefault;
+  // What kAuto goes by, and which call of the trial this is. Set by the communicator.
+  std::shared_ptr<WireTrial> trial;
+  int call_of_trial = 0;
   // The algorithm's program for this kind, root and rank; none for the direct paths, which choose
   // themselves.
   std::shared_ptr<const Program> program;
@@ -110,6 +116,9 @@ class PYCOLLECTIVE_PUBLIC Collectives {
   // Whether a failed call may leave messages under way to other hosts, so that requests should come
   // with what keeps their memory.
   virtual bool wants_keep() const = 0;
+  // For requests that leave it open; not kDefault. The same on all ranks.
+  virtual void set_wire(Wire wire) = 0;
+  virtual Wire wire() const = 0;
   virtual double timeout() const = 0;
   virtual void set_timeout(double seconds) = 0;
   // Fails the group on every rank, needing no peer.

@@ -1,21 +1,26 @@
 #include "engine/called.h"
 
 #include "engine/program.h"
+#include "engine/wire_trial.h"
 
 namespace pycollective {
 namespace {
 
-// A signature: kind, dtype and reduce op in a byte each, the root in the upper 40 bits.
+// A signature: kind, dtype, reduce op and wire in a byte each, the root in the upper half. In the
+// byte of the wire kPacked says what it comes to, which ranks with the same history agree on.
 constexpr int kKindAt = 0;
 constexpr int kDtypeAt = 8;
 constexpr int kReduceOpAt = 16;
-constexpr int kRootAt = 24;
+constexpr int kWireAt = 24;
+constexpr int kRootAt = 32;
+constexpr std::uint64_t kPacked = 0x80;
 
 std::uint64_t signature_of(const Request& request) {
   // The reduce op of an operation that only moves bytes means nothing, so it must not differ.
   const auto op = reduces(request.kind) ? static_cast<std::uint64_t>(request.reduce_op) : 0;
   return static_cast<std::uint64_t>(request.kind) << kKindAt |
          static_cast<std::uint64_t>(request.dtype) << kDtypeAt | op << kReduceOpAt |
+         (static_cast<std::uint64_t>(request.wire) | (packs(request) ? kPacked : 0)) << kWireAt |
          static_cast<std::uint64_t>(request.root) << kRootAt;
 }
 
@@ -70,13 +75,16 @@ std::string describe(const Called& called) {
   if (traits_of(kind).rooted) text += ", root " + std::to_string(called.signature >> kRootAt);
   const std::string name(called.algorithm, strnlen(called.algorithm, sizeof(called.algorithm)));
   if (!name.empty()) text += ", algorithm " + name;
+  const auto wire = static_cast<Wire>(byte_of(called, kWireAt) & ~kPacked);
+  if (wire == Wire::kRaw) text += ", wire raw";
+  if (wire == Wire::kExact) text += ", wire exact";
   return text + ")";
 }
 
 void throw_mismatch(const Mismatch& found, const std::string& where) {
   throw_told(found, where,
              "Every rank must make the same calls in the same order, with the same dtype, count, "
-             "operation, root and algorithm");
+             "operation, root, algorithm and wire");
 }
 
 void throw_pair_mismatch(const Mismatch& found, const std::string& where) {

@@ -20,6 +20,7 @@
 #include "engine/pending.h"
 #include "engine/program_choices.h"
 #include "engine/progress.h"
+#include "engine/wire_trial.h"
 
 namespace pycollective {
 
@@ -34,6 +35,8 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   std::shared_ptr<Work> submit(const Request& request,
                                std::function<void(const Failure*)> on_done) override;
   bool wants_keep() const override { return group_->messenger() != nullptr; }
+  void set_wire(Wire wire) override { wire_ = wire; }
+  Wire wire() const override { return wire_; }
   double timeout() const override { return timeout_; }
   void set_timeout(double seconds) override { timeout_ = seconds; }
   void abort(const std::string& reason) override;
@@ -78,8 +81,9 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
     bool waits() const { return !driven && !items.empty(); }  // for a thread that drives it
   };
 
-  // The request itself, or a copy of it with the program that it is to have.
+  // The request itself, or a copy of it with the program that it is to have, and the wire.
   const Request& with_program(const Request& request, Request& room);
+  void settle_wire(Request& request);
   Queue& queue_of(const Request& request);  // of a pair: made when first asked for
   void check_usable(const Request& request, const Queue& queue) const;  // under the lock
   bool heard_of_failure() const;                                        // from another host
@@ -108,6 +112,8 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   std::unique_ptr<Group> group_;
   std::shared_ptr<Progress> progress_;
   ProgramChoices choices_;
+  WireTrials wire_trials_;
+  std::atomic<Wire> wire_{Wire::kAuto};
   std::atomic<double> timeout_;
   mutable std::mutex mutex_;
   std::mutex leaving_mutex_;

@@ -1,9 +1,10 @@
-// Where a request that leaves the algorithm open gets its program from.
+// What a request leaves open: where its program comes from, and how its messages travel.
 #include <utility>
 
 #include "engine/communicator.h"
 #include "engine/program.h"
 #include "engine/scheduled.h"
+#include "engine/wire_trial.h"
 
 namespace pycollective {
 
@@ -21,12 +22,24 @@ const Request& Communicator::with_program(const Request& request, Request& room)
   } else if (!program && choices_.has_source() && !is_pair(request.kind)) {
     program = choices_.find(request);
   }
-  if (program == request.program) return request;
+  if (!far && program == request.program) return request;
   room = request;
   room.program = std::move(program);
+  if (far) settle_wire(room);
   // A group with little memory, one of hundreds, has always room for the direct paths.
   if (!far && room.program && !Scheduled::has_room(*group_, room)) room.program = nullptr;
   return room;
+}
+
+void Communicator::settle_wire(Request& request) {
+  if (request.wire == Wire::kDefault) request.wire = wire_.load(std::memory_order_relaxed);
+  if (request.wire != Wire::kAuto || !request.program) return;
+  const WireTrials::Turn turn = wire_trials_.next(request, size());
+  request.trial = turn.trial;
+  request.call_of_trial = turn.call;
+  // It is carried out before this request, and after all whose times it reduces.
+  if (turn.trial && turn.call == WireTrial::kTries)
+    submit(WireTrial::agreement(turn.trial), nullptr);
 }
 
 }  // namespace pycollective

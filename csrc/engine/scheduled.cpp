@@ -4,6 +4,7 @@
 
 #include "engine/copy.h"
 #include "engine/one_shot.h"
+#include "engine/wire_trial.h"
 
 namespace pycollective {
 namespace {
@@ -86,6 +87,12 @@ Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequenc
   if (far) far_.emplace(group, request, sequence);
   if (reduces(request.kind))
     kernels_ = find_kernels(request.dtype, request.reduce_op, active_simd_level());
+  packs_ = far && packs(request);
+  if (packs_) {
+    packed_items_ = find_packing(request.dtype, active_simd_level());
+    packed_nodes_ =
+        node_ == element_ ? packed_items_ : find_packing(Dtype::kFloat32, active_simd_level());
+  }
   const Slot slot = slot_of(group, request);
   const std::size_t bytes = std::max(slot.bytes_of_an_element, element_);
   while (slots_ > 1 && bytes * kPartUnit * slots_ > slot.room) --slots_;
@@ -150,7 +157,9 @@ State Scheduled::advance() {
     ++oldest_;
     group_.publish(group_.own().progress.combined, base_ + oldest_);
   }
-  if (oldest_ == chunks_ && (!far_ || far_->all_have_called())) return State::kDone;
+  const bool done = oldest_ == chunks_ && (!far_ || far_->all_have_called());
+  if (request_.trial) note_time(done);
+  if (done) return State::kDone;
   return progressed ? State::kProgressed : State::kBlocked;
 }
 

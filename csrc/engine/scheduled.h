@@ -14,6 +14,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <optional>
 #include <vector>
 
@@ -23,6 +24,7 @@
 #include "engine/rendezvous.h"
 #include "engine/shards.h"
 #include "kernels/kernels.h"
+#include "kernels/pack/pack.h"
 
 namespace pycollective {
 
@@ -73,8 +75,16 @@ class Scheduled final : public Operation {
   std::size_t bytes_of(const Ref& ref, std::size_t chunk) const;
   std::size_t bytes_of(const Message& message, std::size_t chunk) const;
   const Ref& piece(const Message& message, std::int32_t number) const;
-  void pack(const Message& message, std::size_t chunk, std::byte* to) const;
+  void gather(const Message& message, std::size_t chunk, std::byte* to) const;
+  void scatter(const Message& message, std::size_t chunk, const std::byte* from) const;
+  // Packed: each piece behind the length that it takes. (docs/wire.md)
+  std::size_t capacity_of(const Message& message, std::size_t chunk) const;
+  std::size_t pack(const Message& message, std::size_t chunk, std::byte* to) const;
   void unpack(const Message& message, std::size_t chunk, const std::byte* from) const;
+  const Packing& packing_of(const Ref& ref) const {
+    return ref.place == Place::kNode ? packed_nodes_ : packed_items_;
+  }
+  void note_time(bool done);
   void post(std::size_t chunk, std::int32_t number);
   bool receive(std::size_t chunk, std::int32_t number);
   void send(std::size_t chunk, std::int32_t number);
@@ -95,6 +105,10 @@ class Scheduled final : public Operation {
   std::size_t oldest_ = 0;               // chunk that is not done
   std::size_t started_ = 0;              // chunks
   std::array<Run, kChunkSlots> runs_{};  // by slot
+  bool packs_ = false;                   // what goes to other hosts
+  Packing packed_items_;
+  Packing packed_nodes_;
+  std::optional<std::chrono::steady_clock::time_point> all_called_;
   // Room for the operands of a combination that has more than a host has members.
   std::vector<Term> many_terms_;
   std::vector<const void*> many_leaves_;

@@ -1,8 +1,16 @@
 // Scheduled's messages to and from other hosts.
+#include <cstring>
+
 #include "engine/copy.h"
 #include "engine/scheduled.h"
+#include "engine/wire_trial.h"
 
 namespace pycollective {
+namespace {
+
+using PieceLength = std::uint32_t;  // bytes; a part is a few MiB at most
+
+}  // namespace
 
 std::size_t Scheduled::bytes_of(const Ref& ref, std::size_t chunk) const {
   return part_of(ref.shard, chunk).length * (ref.place == Place::kNode ? node_ : element_);
@@ -19,7 +27,7 @@ const Ref& Scheduled::piece(const Message& message, std::int32_t number) const {
   return program_.refs[static_cast<std::size_t>(program_.message_pieces[index])];
 }
 
-void Scheduled::pack(const Message& message, std::size_t chunk, std::byte* to) const {
+void Scheduled::gather(const Message& message, std::size_t chunk, std::byte* to) const {
   for (std::int32_t p = 0; p < message.pieces; ++p) {
     const Ref& from = piece(message, p);
     const std::size_t bytes = bytes_of(from, chunk);
@@ -28,7 +36,7 @@ void Scheduled::pack(const Message& message, std::size_t chunk, std::byte* to) c
   }
 }
 
-void Scheduled::unpack(const Message& message, std::size_t chunk, const std::byte* from) const {
+void Scheduled::scatter(const Message& message, std::size_t chunk, const std::byte* from) const {
   for (std::int32_t p = 0; p < message.pieces; ++p) {
     const Ref& to = piece(message, p);
     const std::size_t bytes = bytes_of(to, chunk);
@@ -37,12 +45,68 @@ void Scheduled::unpack(const Message& message, std::size_t chunk, const std::byt
   }
 }
 
+std::size_t Scheduled::capacity_of(const Message& message, std::size_t chunk) const {
+  const std::size_t raw = bytes_of(message, chunk);
+  return packs_ ? raw + static_cast<std::size_t>(message.pieces) * sizeof(PieceLength) : raw;
+}
+
+std::size_t Scheduled::pack(const Message& message, std::size_t chunk, std::byte* to) const {
+  std::byte* const begin = to;
+  for (std::int32_t p = 0; p < message.pieces; ++p) {
+    const Ref& from = piece(message, p);
+    const std::size_t bytes = bytes_of(from, chunk);
+    const Packing& packing = packing_of(from);
+    std::byte* const body = to + sizeof(PieceLength);
+    std::size_t packed = bytes;
+    if (packing.pack != nullptr)
+      packed = packing.pack(at(from, chunk), part_of(from.shard, chunk).length, body);
+    else
+      copy_bytes(body, at(from, chunk), bytes);
+    const auto length = static_cast<PieceLength>(packed);
+    std::memcpy(to, &length, sizeof(length));
+    to = body + packed;
+  }
+  return static_cast<std::size_t>(to - begin);
+}
+
+void Scheduled::unpack(const Message& message, std::size_t chunk, const std::byte* from) const {
+  for (std::int32_t p = 0; p < message.pieces; ++p) {
+    const Ref& to = piece(message, p);
+    const std::size_t bytes = bytes_of(to, chunk);
+    const Packing& packing = packing_of(to);
+    PieceLength length = 0;
+    std::memcpy(&length, from, sizeof(length));
+    from += sizeof(length);
+    bool sound = length <= bytes;  // so that all lies within the message's capacity
+    if (sound && packing.unpack != nullptr) {
+      sound = packing.unpack(from, length, at(to, chunk), part_of(to.shard, chunk).length);
+    } else if (sound) {
+      sound = length == bytes;
+      if (sound) copy_bytes(at(to, chunk), from, bytes);
+    }
+    if (!sound)
+      throw CollectiveFailure({FailureKind::kAborted, group_.world().rank, request_.kind, sequence_,
+                               "rank " + std::to_string(group_.world().rank) +
+                                   " received from rank " + std::to_string(message.rank) +
+                                   " a packed message that no rank of this library sends"});
+    from += length;
+  }
+}
+
+void Scheduled::note_time(bool done) {
+  const auto now = std::chrono::steady_clock::now();
+  if (!all_called_ && far_->all_have_called()) all_called_ = now;
+  if (done && WireTrial::is_try(request_.call_of_trial))
+    request_.trial->took(request_.call_of_trial,
+                         std::chrono::duration<double>(now - *all_called_).count());
+}
+
 void Scheduled::post(std::size_t chunk, std::int32_t number) {
   if (far_->rides(chunk == 0, number)) return;
   const Message& message = program_.messages[static_cast<std::size_t>(number)];
-  const std::size_t bytes = bytes_of(message, chunk);
-  std::byte* memory = message.pieces == 1 ? at(piece(message, 0), chunk)
-                                          : far_->staging(chunk % slots_, number, bytes);
+  const std::size_t bytes = capacity_of(message, chunk);
+  std::byte* memory = message.pieces == 1 && !packs_ ? at(piece(message, 0), chunk)
+                                                     : far_->staging(chunk % slots_, number, bytes);
   far_->post(chunk % slots_, number, memory, bytes);
 }
 
@@ -51,11 +115,14 @@ bool Scheduled::receive(std::size_t chunk, std::int32_t number) {
   if (far_->rides(chunk == 0, number)) {
     const std::byte* data = far_->rider(number, bytes_of(message, chunk));
     if (data == nullptr) return false;
-    unpack(message, chunk, data);
+    scatter(message, chunk, data);
     return true;
   }
   if (!far_->arrived(chunk % slots_, number)) return false;
-  if (message.pieces != 1) unpack(message, chunk, far_->staging(chunk % slots_, number, 0));
+  if (packs_)
+    unpack(message, chunk, far_->staging(chunk % slots_, number, 0));
+  else if (message.pieces != 1)
+    scatter(message, chunk, far_->staging(chunk % slots_, number, 0));
   return true;
 }
 
@@ -65,14 +132,19 @@ void Scheduled::send(std::size_t chunk, std::int32_t number) {
   const std::size_t slot = chunk % slots_;
   if (far_->rides(chunk == 0, number)) {
     Parcel call = far_->make_rider(bytes);
-    pack(message, chunk, Messenger::data_of(call));
+    gather(message, chunk, Messenger::data_of(call));
     far_->send_rider(number, std::move(call));
     return far_->count_sent(slot);
   }
-  if (message.pieces == 1) return far_->send(slot, number, at(piece(message, 0), chunk), bytes);
+  if (packs_) {
+    std::byte* memory = far_->staging(slot, number, capacity_of(message, chunk));
+    return far_->send(slot, number, memory, pack(message, chunk, memory), bytes);
+  }
+  if (message.pieces == 1)
+    return far_->send(slot, number, at(piece(message, 0), chunk), bytes, bytes);
   std::byte* memory = far_->staging(slot, number, bytes);
-  pack(message, chunk, memory);
-  far_->send(slot, number, memory, bytes);
+  gather(message, chunk, memory);
+  far_->send(slot, number, memory, bytes, bytes);
 }
 
 }  // namespace pycollective

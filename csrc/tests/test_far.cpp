@@ -44,9 +44,13 @@ void every_algorithm_gives_the_same_bits(const std::vector<HostSchedule>& schedu
         std::vector<float> x = order_dependent(r, count, seed);
         std::vector<float> y = x;
         const auto at = static_cast<std::size_t>(r);
-        // Two at once, the second asynchronous behind the first.
-        const auto first = group[at]->submit(all_reduce(x, schedule.programs[at]), nullptr);
-        group[at]->run(all_reduce(y, schedule.programs[at]), {});
+        // Two at once, the second behind the first, which is asynchronous; one of them packed.
+        Request raw = all_reduce(x, schedule.programs[at]);
+        Request packed = all_reduce(y, schedule.programs[at]);
+        raw.wire = Wire::kRaw;
+        packed.wire = Wire::kExact;
+        const auto first = group[at]->submit(raw, nullptr);
+        group[at]->run(packed, {});
         CHECK(first->wait(30, {}));
         CHECK(same_bits(x, sum_in_order(n, count, seed)));
         CHECK(same_bits(y, x));

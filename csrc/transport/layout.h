@@ -34,7 +34,7 @@ struct SegmentHeader {
 
 // All of a call that ranks must agree on; engine/called.h writes it and reads it.
 struct Called {
-  std::uint64_t signature = 0;    // kind, dtype, reduce op, root
+  std::uint64_t signature = 0;    // kind, dtype, reduce op, wire, root
   std::uint64_t count = 0;        // elements
   std::uint64_t counts_hash = 0;  // of the uneven counts, 0 for equal ones
   char algorithm[24] = {};        // that was asked for; empty for the direct paths

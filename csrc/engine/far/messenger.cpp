@@ -67,9 +67,16 @@ void Messenger::poll() {
   if (has_losses_) look_for_lost();
 }
 
-Ticket Messenger::send(int rank, int lane, const void* data, std::size_t bytes) {
+Messenger::Traffic Messenger::sent() const {
+  const std::lock_guard lock(mutex_);
+  return traffic_;
+}
+
+Ticket Messenger::send(int rank, int lane, const void* data, std::size_t bytes,
+                       std::size_t raw_bytes) {
   const std::lock_guard lock(mutex_);
   const auto transfer = asked(rank, [&] { return link_->send(rank, lane, data, bytes, true); });
+  count(bytes, raw_bytes);
   Peer& peer = peers_[rank];
   peer.talked = true;
   peer.under_way.push_back(transfer);
@@ -256,7 +263,14 @@ void Messenger::post(Parcel parcel, ParcelKind kind, std::size_t bytes, int rank
   header.kind = kind;
   header.unused = 0;
   const auto transfer = link_->send(rank, lane, parcel.data(), parcel.length(), false);
+  count(parcel.length(), parcel.length());
   sent_.push_back({transfer, std::move(parcel)});
+}
+
+void Messenger::count(std::size_t bytes, std::size_t raw_bytes) {
+  ++traffic_.messages;
+  traffic_.bytes += bytes;
+  traffic_.raw_bytes += raw_bytes;
 }
 
 void Messenger::say(ParcelKind kind, FailureKind failure, const void* body, std::size_t bytes,

@@ -66,8 +66,17 @@ class Messenger {
   // Lets all go on: to be called while anything is awaited.
   void poll();
 
-  // Messages whose length both sides know. The memory is the link's until done, or given up.
-  Ticket send(int rank, int lane, const void* data, std::size_t bytes);
+  // What has been handed to the link since the start, headers of the library's own included.
+  struct Traffic {
+    std::uint64_t messages = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t raw_bytes = 0;  // that it would have been unpacked
+  };
+  Traffic sent() const;
+
+  // Messages whose length both sides know, or whose capacity the receiver knows. The memory is the
+  // link's until done, or given up. `raw_bytes`: what is packed in it.
+  Ticket send(int rank, int lane, const void* data, std::size_t bytes, std::size_t raw_bytes);
   Ticket receive(int rank, int lane, void* data, std::size_t bytes);
   // Whether it is done; then the ticket is none.
   bool done(Ticket& ticket);
@@ -144,6 +153,7 @@ class Messenger {
   Parcel parcel(std::size_t room);
   void post(Parcel parcel, ParcelKind kind, std::size_t bytes, int rank, int lane);
   void say(ParcelKind kind, FailureKind failure, const void* body, std::size_t bytes, int rank);
+  void count(std::size_t bytes, std::size_t raw_bytes);
   void hear();
   void take_in(const Parcel& parcel);
   void listen(Inbox& inbox);
@@ -173,6 +183,7 @@ class Messenger {
   mutable std::mutex mutex_;
   std::unordered_map<int, Peer> peers_;  // those that there is something to know of
   int awaited_ = 0;                      // of all peers
+  Traffic traffic_;
   // How messages ended that misses() has looked at, and their operations have not.
   std::unordered_map<Link::Transfer, Link::Outcome> seen_;
   std::vector<Inbox> control_;  // where notices arrive

@@ -57,7 +57,7 @@ void FarPair::begin_to_move() {
       const std::size_t piece = std::min(kLargestPiece, bytes_ - at);
       data_.push_back(
           sends() ? messenger.send(request_.root, kLanePair,
-                                   static_cast<const std::byte*>(request_.input) + at, piece)
+                                   static_cast<const std::byte*>(request_.input) + at, piece, piece)
                   : messenger.receive(request_.root, kLanePair,
                                       static_cast<std::byte*>(request_.output) + at, piece));
     }

@@ -91,9 +91,9 @@ bool FarTransfers::arrived(std::size_t slot, std::int32_t message) {
 }
 
 void FarTransfers::send(std::size_t slot, std::int32_t message, const void* memory,
-                        std::size_t bytes) {
+                        std::size_t bytes, std::size_t raw_bytes) {
   const Message& what = program_.messages[static_cast<std::size_t>(message)];
-  sends_[slot].push_back(messenger_.send(what.rank, lane(slot, what), memory, bytes));
+  sends_[slot].push_back(messenger_.send(what.rank, lane(slot, what), memory, bytes, raw_bytes));
 }
 
 bool FarTransfers::settled(std::size_t slot, std::size_t count) {

@@ -49,7 +49,9 @@ class FarTransfers {
 
   void post(std::size_t slot, std::int32_t message, void* memory, std::size_t bytes);
   bool arrived(std::size_t slot, std::int32_t message);
-  void send(std::size_t slot, std::int32_t message, const void* memory, std::size_t bytes);
+  // `raw_bytes`: what is packed in it.
+  void send(std::size_t slot, std::int32_t message, const void* memory, std::size_t bytes,
+            std::size_t raw_bytes);
   // Counts among a slot's sends one that has left its memory already.
   void count_sent(std::size_t slot) { sends_[slot].push_back({}); }
   // Whether the first `count` messages that were sent in a slot have left their memory.

@@ -1,0 +1,28 @@
+// The codecs of exact packing for CPUs with AVX-512 (F, BW, VL, DQ).
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "kernels/pack/pack_levels.h"
+
+namespace pycollective::avx512 {
+namespace {
+constexpr int kVectorBytes = 64;
+// clang-format off: each needs those before it
+#include "kernels/pack/block.h"
+#include "kernels/pack/window.h"
+#include "kernels/pack/fixed.h"
+#include "kernels/pack/codecs.h"
+#include "kernels/pack/frame.h"
+// clang-format on
+}  // namespace
+
+Packing find_packing(Dtype dtype) { return find(dtype); }
+
+}  // namespace pycollective::avx512
+
+#endif

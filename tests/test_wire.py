@@ -1,0 +1,160 @@
+"""What goes to other hosts raw or packed: the same bits, fewer bytes, one choice of all ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.launchers import launcher
+
+# Every algorithm, raw and packed, beside the oracle. Inputs differ from call to call, so that what
+# another call has left cannot pass for a result.
+SAME_BITS = """
+import itertools
+import ml_dtypes
+import numpy as np
+import pycollective as pc
+from pycollective import reference
+from pycollective.schedule import algorithms_for
+
+comm = pc.init(timeout=30)
+calls = itertools.count()
+packed = raw = 0
+for dtype in (ml_dtypes.bfloat16, np.float16, np.float32, np.float64, np.int32):
+    for count in (0, 1, 1000, 60_000):
+        for algorithm in algorithms_for("all_reduce"):
+            for wire in ("raw", "exact"):
+                rng = np.random.default_rng(next(calls))
+                inputs = (rng.standard_normal((comm.size, count)) * 100).astype(dtype)
+                if np.dtype(dtype).kind != "i" and count > 5:
+                    inputs[:, 3] = -0.0
+                    inputs[0, 4] = np.inf
+                    inputs[1, 5] = np.nan
+                x = inputs[comm.rank].copy()
+                before = comm.stats()
+                comm.all_reduce(x, algorithm=algorithm, wire=wire)
+                after = comm.stats()
+                assert x.tobytes() == reference.reduce(inputs).tobytes(), (dtype, count, algorithm)
+                if count == 60_000 and np.dtype(dtype).itemsize < 8 and np.dtype(dtype).kind != "i":
+                    sent = after["sent_bytes"] - before["sent_bytes"]
+                    unpacked = after["sent_raw_bytes"] - before["sent_raw_bytes"]
+                    assert sent < 0.95 * unpacked or wire == "raw" or sent < 20_000, algorithm
+                    assert sent == unpacked or wire == "exact"
+                    packed += wire == "exact" and sent < 0.95 * unpacked
+assert packed > 3 or comm.rank % 2, packed
+out = np.empty((comm.size, 50_000), np.float32)
+mine = np.random.default_rng(comm.rank).standard_normal(50_000).astype(np.float32)
+comm.all_gather(out, mine, wire="exact")
+for rank in range(comm.size):
+    one = np.random.default_rng(rank).standard_normal(50_000).astype(np.float32)
+    assert out[rank].tobytes() == one.tobytes()
+comm.close()
+"""
+
+# Raw and packed in turn, then what all have agreed on.
+AUTO = """
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=30)
+ways = []
+for call in range(40):
+    x = np.random.default_rng([call, comm.rank]).standard_normal(200_000).astype(np.float16)
+    before = comm.stats()
+    if call % 3:
+        comm.all_reduce(x, algorithm="halving_doubling")  # by which each rank sends
+    else:  # some under way at once
+        comm.all_reduce(x, async_op=True, algorithm="halving_doubling").wait()
+    after = comm.stats()
+    sent, raw = (after[key] - before[key] for key in ("sent_bytes", "sent_raw_bytes"))
+    ways.append(sent < raw)
+assert ways[:6] == [False, True] * 3, ways
+assert len(set(ways[7:])) == 1, ways
+alike = np.array([ways[-1]], np.int32)
+comm.all_reduce(alike)
+assert alike[0] in (0, comm.size)
+several = [np.full(300_000, comm.rank + call, np.float32) for call in range(12)]
+works = [comm.all_reduce(x, async_op=True) for x in several]
+for call, (x, work) in enumerate(zip(several, works)):
+    work.wait()
+    assert (x == sum(rank + call for rank in range(comm.size))).all()
+comm.close()
+"""
+
+DIFFERENT = """
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=10)
+try:
+    comm.all_reduce(np.ones(100_000), wire=("raw", "exact")[comm.rank % 2])
+except pc.CollectiveMismatch as error:
+    assert "wire exact" in str(error) and "wire raw" in str(error), error
+else:
+    raise AssertionError("no mismatch")
+"""
+
+DEFAULTS = """
+import numpy as np
+import pycollective as pc
+
+with pc.init(timeout=30, wire="exact") as comm:
+    assert comm.wire == "exact" and comm.split(0).wire == "exact"
+    before = comm.stats()
+    comm.all_reduce(np.random.default_rng(comm.rank).standard_normal(100_000).astype(np.float32))
+    after = comm.stats()
+    sent, raw = (after[key] - before[key] for key in ("sent_bytes", "sent_raw_bytes"))
+    assert 0 < sent < raw
+    comm.wire = "raw"
+    before = comm.stats()
+    comm.all_reduce(np.ones(100_000, np.float32))
+    after = comm.stats()
+    assert after["sent_bytes"] - before["sent_bytes"] == (
+        after["sent_raw_bytes"] - before["sent_raw_bytes"])
+with pc.init(timeout=30) as comm:
+    assert comm.wire == "raw"  # PYCOLLECTIVE_WIRE
+"""
+
+
+@pytest.fixture(params=["run", "mpich"])
+def run(request, tmp_path):
+    def run(text, ranks, topology, **more):
+        program = tmp_path / "program.py"
+        program.write_text(text)
+        done = launcher(request.param).run(
+            ranks, str(program), timeout=100, PYCOLLECTIVE_TOPOLOGY=topology, **more
+        )
+        assert done.returncode == 0, done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(("ranks", "topology"), [(4, "2x2"), (3, "2,1"), (3, "3x1")])
+def test_packed_messages_bring_the_same_bits(run, ranks, topology):
+    run(SAME_BITS, ranks, topology)
+
+
+def test_auto_tries_both_and_all_ranks_go_on_alike(run):
+    run(AUTO, 4, "2x2")
+
+
+def test_ranks_that_ask_for_different_wires_are_told(run):
+    run(DIFFERENT, 2, "2x1")
+
+
+def test_where_the_wire_comes_from(run):
+    run(DEFAULTS, 2, "2x1", PYCOLLECTIVE_WIRE="raw")
+
+
+def test_a_wire_that_is_not_there():
+    import numpy as np
+
+    import pycollective as pc
+
+    with pytest.raises(pc.ConfigurationError, match="wire 'zip' is not here; there are 'auto'"):
+        pc.init(wire="zip")
+    with pc.init() as comm:
+        with pytest.raises(pc.ConfigurationError, match="wire 'zip'"):
+            comm.all_reduce(np.ones(3), wire="zip")
+        with pytest.raises(pc.ConfigurationError, match="wire 3"):
+            comm.wire = 3
+        assert comm.stats() == {"sent_messages": 0, "sent_bytes": 0, "sent_raw_bytes": 0}
