@@ -100,7 +100,7 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "mpi": {"engine"},
     "bindings": {"csrc", "kernels", "transport", "engine", "mpi", "bench"},
     "torch": {"engine", "bindings"},  # the bindings' errors and lock alone: test below
-    "tests": {"kernels", "kernels/pack", "engine"},
+    "tests": {"kernels", "engine"},
 }
 
 

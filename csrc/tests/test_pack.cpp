@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
-#include "check.h"
 #include "kernels/pack/pack.h"
+#include "tests/check.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
