@@ -295,7 +295,7 @@ void what_has_come_is_not_missed() {
   float nothing = 0;
   Ticket come = mine.receive(1, kLaneFirst, got.data(), 400);
   mine.expect_call(1, kLaneCall);
-  Ticket ticket = theirs.send(0, kLaneFirst, sent.data(), 400);
+  Ticket ticket = theirs.send(0, kLaneFirst, sent.data(), 400, 400);
   theirs.send_call(0, kLaneCall, theirs.make_call({}, 0));
   while (!theirs.done(ticket)) theirs.poll();
   std::thread leaving([&] { theirs.close(); });
