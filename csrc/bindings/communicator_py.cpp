@@ -62,8 +62,12 @@ PyObject* close(PyObject* self, PyObject*) {
 PyObject* stats(PyObject* self, PyObject*) {
   Communicator* core = core_of(self);
   if (core == nullptr) return nullptr;
+  Messenger::Traffic sent;
   const Messenger* messenger = core->group().messenger();
-  const Messenger::Traffic sent = messenger != nullptr ? messenger->sent() : Messenger::Traffic{};
+  if (messenger != nullptr && !core->forked()) {  // in a fork its lock may be held for ever
+    const GilReleased unlocked;
+    sent = messenger->sent();
+  }
   const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
   return Py_BuildValue("{sKsKsK}", "sent_messages", number(sent.messages), "sent_bytes",
                        number(sent.bytes), "sent_raw_bytes", number(sent.raw_bytes));

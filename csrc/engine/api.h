@@ -80,6 +80,7 @@ struct Request {
   // What kAuto goes by, and which call of the trial this is. Set by the communicator.
   std::shared_ptr<WireTrial> trial;
   int call_of_trial = 0;
+  bool measures = false;  // made by the communicator for a trial
   // The algorithm's program for this kind, root and rank; none for the direct paths, which choose
   // themselves.
   std::shared_ptr<const Program> program;

@@ -14,13 +14,16 @@ constexpr int kReduceOpAt = 16;
 constexpr int kWireAt = 24;
 constexpr int kRootAt = 32;
 constexpr std::uint64_t kPacked = 0x80;
+constexpr std::uint64_t kMeasures = 0x40;
 
 std::uint64_t signature_of(const Request& request) {
   // The reduce op of an operation that only moves bytes means nothing, so it must not differ.
   const auto op = reduces(request.kind) ? static_cast<std::uint64_t>(request.reduce_op) : 0;
   return static_cast<std::uint64_t>(request.kind) << kKindAt |
          static_cast<std::uint64_t>(request.dtype) << kDtypeAt | op << kReduceOpAt |
-         (static_cast<std::uint64_t>(request.wire) | (packs(request) ? kPacked : 0)) << kWireAt |
+         (static_cast<std::uint64_t>(request.wire) | (packs(request) ? kPacked : 0) |
+          (request.measures ? kMeasures : 0))
+             << kWireAt |
          static_cast<std::uint64_t>(request.root) << kRootAt;
 }
 
@@ -68,14 +71,18 @@ std::string describe(const Called& called) {
     return "an operation that is not known here";
   const auto kind = static_cast<OpKind>(number);
   std::string text = name_of(kind);
-  if (kind == OpKind::kBarrier) return text + "()";
+  const auto how = static_cast<std::uint64_t>(byte_of(called, kWireAt));
+  const char* const measures = " to measure the wire for a call (docs/wire.md)";
+  if (kind == OpKind::kBarrier) return text + "()" + (how & kMeasures ? measures : "");
   text += std::string("(") + name_of(static_cast<Dtype>(dtype)) + ", ";
   if (reduces(kind)) text += name_of(static_cast<ReduceOp>(reduce_op)) + std::string(", ");
   text += called.counts_hash != 0 ? "uneven counts" : "count " + std::to_string(called.count);
   if (traits_of(kind).rooted) text += ", root " + std::to_string(called.signature >> kRootAt);
   const std::string name(called.algorithm, strnlen(called.algorithm, sizeof(called.algorithm)));
   if (!name.empty()) text += ", algorithm " + name;
-  const auto wire = static_cast<Wire>(byte_of(called, kWireAt) & ~kPacked);
+  if (how & kMeasures) return text + ")" + measures;
+  const auto wire = static_cast<Wire>(how & ~kPacked);
+  if (wire == Wire::kAuto && (how & kPacked)) text += ", wire auto (packed)";
   if (wire == Wire::kRaw) text += ", wire raw";
   if (wire == Wire::kExact) text += ", wire exact";
   return text + ")";

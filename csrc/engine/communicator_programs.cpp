@@ -32,14 +32,16 @@ const Request& Communicator::with_program(const Request& request, Request& room)
 }
 
 void Communicator::settle_wire(Request& request) {
+  if (is_pair(request.kind)) return;
   if (request.wire == Wire::kDefault) request.wire = wire_.load(std::memory_order_relaxed);
-  if (request.wire != Wire::kAuto || !request.program) return;
+  // Without a source there is no program for what a trial needs.
+  if (request.wire != Wire::kAuto || !request.program || !choices_.has_source()) return;
   const WireTrials::Turn turn = wire_trials_.next(request, size());
   request.trial = turn.trial;
   request.call_of_trial = turn.call;
-  // It is carried out before this request, and after all whose times it reduces.
-  if (turn.trial && turn.call == WireTrial::kTries)
-    submit(WireTrial::agreement(turn.trial), nullptr);
+  if (!turn.trial) return;
+  // It is carried out before this request, and after all that were made before.
+  if (const auto before = WireTrial::before(request)) submit(*before, nullptr);
 }
 
 }  // namespace pycollective

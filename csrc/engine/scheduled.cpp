@@ -19,6 +19,8 @@ constexpr std::size_t kLargestPart = std::size_t{128} << 10;
 constexpr std::size_t kLargestFarSlot = std::size_t{4} << 20;
 constexpr std::size_t kLargestFarPart = std::size_t{1} << 20;
 constexpr std::size_t kSmallestFarPart = std::size_t{512} << 10;
+// What messages to and from every rank would have staged, where they are packed.
+constexpr std::size_t kMostStaged = std::size_t{256} << 20;
 constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
 // A message is cut into at least this many chunks, so that moving and combining overlap.
 constexpr std::size_t kFewestChunks = 4;
@@ -87,9 +89,10 @@ Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequenc
   if (far) far_.emplace(group, request, sequence);
   if (reduces(request.kind))
     kernels_ = find_kernels(request.dtype, request.reduce_op, active_simd_level());
-  packs_ = far && packs(request);
+  tries_ = request.trial && WireTrial::is_try(request.call_of_trial);
+  if (far && packs(request)) packed_items_ = find_packing(request.dtype, active_simd_level());
+  packs_ = packed_items_.pack != nullptr;
   if (packs_) {
-    packed_items_ = find_packing(request.dtype, active_simd_level());
     packed_nodes_ =
         node_ == element_ ? packed_items_ : find_packing(Dtype::kFloat32, active_simd_level());
   }
@@ -102,7 +105,11 @@ Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequenc
       std::clamp(shards_.longest() * element_ / (far ? 2 : kFewestChunks),
                  far ? kSmallestFarPart : kSmallestPart, far ? kLargestFarPart : kLargestPart) /
       element_;
-  part_ = std::max(std::min(fits, wanted) / kPartUnit * kPartUnit, kPartUnit);
+  std::size_t most = std::min(fits, wanted);
+  if (packs_)  // each message is staged
+    most =
+        std::min(most, kMostStaged / (slots_ * node_ * static_cast<std::size_t>(program_.ranks)));
+  part_ = std::max(most / kPartUnit * kPartUnit, kPartUnit);
   chunks_ = (shards_.longest() + part_ - 1) / part_;
   // Messages that carry nothing are waited for all the same: a barrier's, and those of an empty
   // buffer, for ranks that exchange none learn of a mismatch from those that do.
@@ -158,7 +165,7 @@ State Scheduled::advance() {
     group_.publish(group_.own().progress.combined, base_ + oldest_);
   }
   const bool done = oldest_ == chunks_ && (!far_ || far_->all_have_called());
-  if (request_.trial) note_time(done);
+  if (tries_) note_time(done);
   if (done) return State::kDone;
   return progressed ? State::kProgressed : State::kBlocked;
 }

@@ -106,6 +106,7 @@ class Scheduled final : public Operation {
   std::size_t started_ = 0;              // chunks
   std::array<Run, kChunkSlots> runs_{};  // by slot
   bool packs_ = false;                   // what goes to other hosts
+  bool tries_ = false;                   // for a trial of the wire
   Packing packed_items_;
   Packing packed_nodes_;
   std::optional<std::chrono::steady_clock::time_point> all_called_;

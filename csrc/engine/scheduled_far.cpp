@@ -96,7 +96,7 @@ void Scheduled::unpack(const Message& message, std::size_t chunk, const std::byt
 void Scheduled::note_time(bool done) {
   const auto now = std::chrono::steady_clock::now();
   if (!all_called_ && far_->all_have_called()) all_called_ = now;
-  if (done && WireTrial::is_try(request_.call_of_trial))
+  if (done)
     request_.trial->took(request_.call_of_trial,
                          std::chrono::duration<double>(now - *all_called_).count());
 }

@@ -15,15 +15,20 @@ int logarithm(std::size_t bytes) { return 63 - __builtin_clzll(bytes); }
 
 }  // namespace
 
-Request WireTrial::agreement(std::shared_ptr<WireTrial> trial) {
+std::optional<Request> WireTrial::before(const Request& call) {
+  const std::shared_ptr<WireTrial>& trial = call.trial;
+  if (call.call_of_trial > kTries) return std::nullopt;
   Request request;
+  request.wire = Wire::kRaw;
+  request.timeout = call.timeout;
+  request.measures = true;
+  if (is_try(call.call_of_trial)) return request;  // a barrier
   request.kind = OpKind::kAllReduce;
   request.dtype = Dtype::kFloat64;
   request.reduce_op = ReduceOp::kMax;
   request.input = trial->least_.data();
   request.output = trial->agreed_.data();
   request.count = trial->least_.size();
-  request.wire = Wire::kRaw;
   request.keep = trial;
   return request;
 }

@@ -1,9 +1,10 @@
 // Whether packing pays, for one kind of call: tried in its first calls, then agreed on.
 //
-// The first calls of a kind travel raw and packed in turn, and each rank notes how long they took
-// from when all it exchanges messages with had called. Before the call after these the
-// communicator reduces both times to the slowest rank's; so all ranks go on by the same two
-// numbers. What is a kind, and which call is the how many-eth, follows from the calls alone.
+// The first calls of a kind travel raw and packed in turn, each behind a barrier, so that it does
+// not count how late a rank comes; each rank notes how long they took from when all it exchanges
+// messages with had called. Before the call after these the communicator reduces both times to the
+// slowest rank's; so all ranks go on by the same two numbers. What is a kind, and which call is the
+// how many-eth, follows from the calls alone.
 #pragma once
 
 #include <array>
@@ -11,6 +12,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "engine/api.h"
@@ -35,8 +37,9 @@ class WireTrial {
     if (seconds < least) least = seconds;
   }
 
-  // The call that reduces the times: of the communicator, before number kTries is carried out.
-  static Request agreement(std::shared_ptr<WireTrial> trial);
+  // What the communicator carries out before a call of a trial; nothing after the first kTries + 1.
+  // `call`: with the trial, and its number.
+  static std::optional<Request> before(const Request& call);
 
  private:
   static constexpr double kNever = std::numeric_limits<double>::max();

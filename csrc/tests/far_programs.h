@@ -9,6 +9,7 @@
 
 #include "kernels/kernels.h"
 #include "tests/calls.h"
+#include "tests/check.h"
 #include "tests/program_text.h"
 
 namespace pycollective::testing {
@@ -72,6 +73,17 @@ inline Request all_reduce(std::vector<float>& x, std::shared_ptr<const Program> 
   Request request = all_reduce(x);
   request.program = std::move(program);
   return request;
+}
+
+inline std::shared_ptr<const Program> program_of(const std::vector<HostSchedule>& schedules,
+                                                 const std::string& algorithm, std::size_t ranks,
+                                                 std::size_t hosts, int rank) {
+  for (const HostSchedule& each : schedules)
+    if (each.first().algorithm == algorithm && each.programs.size() == ranks &&
+        each.host_sizes.size() == hosts)
+      return each.programs[static_cast<std::size_t>(rank)];
+  CHECK(false);
+  return nullptr;
 }
 
 }  // namespace pycollective::testing

@@ -20,17 +20,6 @@ using namespace pycollective::testing;
 
 namespace {
 
-std::shared_ptr<const Program> program_of(const std::vector<HostSchedule>& schedules,
-                                          const std::string& algorithm, std::size_t ranks,
-                                          std::size_t hosts, int rank) {
-  for (const HostSchedule& each : schedules)
-    if (each.first().algorithm == algorithm && each.programs.size() == ranks &&
-        each.host_sizes.size() == hosts)
-      return each.programs[static_cast<std::size_t>(rank)];
-  CHECK(false);
-  return nullptr;
-}
-
 void every_algorithm_gives_the_same_bits(const std::vector<HostSchedule>& schedules) {
   unsigned seed = 0;
   for (const HostSchedule& schedule : schedules) {
