@@ -94,6 +94,38 @@ comm.close()
 """
 
 
+# What a rank sent before it left lies unseen while the operation waits for a slower one.
+SLOWER = """
+import time
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=20)
+count = 1 << 19
+x = np.full(count, 3.0 ** comm.rank, np.float32)
+if comm.rank == 1:
+    time.sleep(1.5)
+comm.reduce(x, root=0, algorithm="direct", wire="raw")
+assert comm.rank != 0 or (x == 1 + 3 + 9).all(), x[x != 13]
+comm.close()
+"""
+
+# Ranks that exchange nothing themselves are told, too.
+EMPTY = """
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=20)
+try:
+    x = np.ones(0 if comm.rank < 2 else 10, np.float32)
+    comm.all_reduce(x, algorithm="recursive_doubling")
+except pc.CollectiveMismatch as error:
+    assert "count 0" in str(error) and "count 10" in str(error), error
+else:
+    raise AssertionError("no mismatch")
+"""
+
+
 @pytest.fixture
 def run(tmp_path):
     def run_ranks(name, text, ranks, topology, **options):
@@ -127,4 +159,16 @@ def test_ranks_that_leave_while_nobody_looks_harm_nobody(run):
 @pytest.mark.parametrize("name", ["run", "mpich", "openmpi"])
 def test_a_fork_says_no_goodbye_for_its_parent(run, name):
     done = run(name, FORKS, 2, "2x1")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["run", "mpich", "openmpi"])
+def test_what_came_of_a_rank_that_left_is_its_own(run, name):
+    done = run(name, SLOWER, 3, "3x1")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["run", "mpich"])
+def test_an_empty_buffer_against_another_is_seen_by_all(run, name):
+    done = run(name, EMPTY, 4, "2x2")
     assert done.returncode == 0, done.stdout + done.stderr
