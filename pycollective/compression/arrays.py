@@ -1,0 +1,84 @@
+"""A gradient as the exchanges see it: flat, of whatever library, changed in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pycollective.errors import ConfigurationError
+
+Floats = NDArray[np.float32]
+
+
+class Flat(Protocol):
+    """A flat array of `count` elements of fp32, fp16 or bf16."""
+
+    count: int
+
+    def part(self, start: int, stop: int) -> Any:
+        """A view of some elements, such as the native kernels take."""
+        ...
+
+    def widen(self, start: int, stop: int, out: Floats) -> None:
+        """Copy some elements to fp32, exactly."""
+        ...
+
+    def put(self, start: int, values: Floats) -> None:
+        """Overwrite elements from `start` on, each rounded once."""
+        ...
+
+    def fill(self, value: float) -> None:
+        """Overwrite all elements."""
+        ...
+
+
+class OfNumpy:
+    """A C-contiguous NumPy array; see `Flat`."""
+
+    DTYPES = ("float32", "float16", "bfloat16")
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        if not isinstance(array, np.ndarray) or array.dtype.name not in self.DTYPES:
+            kind = getattr(array, "dtype", type(array).__name__)
+            raise ConfigurationError(
+                f"a gradient to compress is a NumPy array of {', '.join(self.DTYPES)}, not {kind}"
+            )
+        if not array.flags.c_contiguous or not array.flags.writeable:
+            raise ConfigurationError("a gradient to compress must be C-contiguous and writable")
+        self._array = array.reshape(-1)
+        self.count = array.size
+
+    def part(self, start: int, stop: int) -> NDArray[Any]:
+        """See `Flat`."""
+        return self._array[start:stop]
+
+    def widen(self, start: int, stop: int, out: Floats) -> None:
+        """See `Flat`."""
+        out[:] = self._array[start:stop]
+
+    def put(self, start: int, values: Floats) -> None:
+        """See `Flat`."""
+        with np.errstate(over="ignore"):
+            self._array[start : start + values.size] = values
+
+    def fill(self, value: float) -> None:
+        """See `Flat`."""
+        self._array[:] = value
+
+
+@dataclass(frozen=True)
+class Item:
+    """One parameter's gradient in a call.
+
+    Attributes:
+        name: the parameter's.
+        flat: the gradient; the average takes its place.
+        dense: whether it goes as it is.
+    """
+
+    name: str
+    flat: Flat
+    dense: bool

@@ -1,0 +1,126 @@
+"""What the exchanges have in common: the gradients of a call, cut by share, added up within a host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pycollective import _core
+from pycollective.compression.arrays import Floats, Item
+from pycollective.compression.groups import Bytes, Ends
+from pycollective.compression.messages import Header
+from pycollective.compression.placing import Places, Range, share_of
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call came to, the same on all ranks.
+
+    Attributes:
+        finite: whether every gradient was; otherwise all outputs are NaN.
+        sent: bytes that this rank handed over for other hosts.
+    """
+
+    finite: bool
+    sent: int
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What every message of a call carries.
+
+    Attributes:
+        digest: of the parameters and of how they are compressed.
+        scale: the loss scale.
+    """
+
+    digest: int
+    scale: float
+
+    def header(self, finite: bool, absent: Sequence[bool]) -> Header:
+        """Of a message of this call."""
+        return Header(self.digest, self.scale, finite, np.array(absent, np.bool_))
+
+
+class Bucket:
+    """The gradients of one call.
+
+    Attributes:
+        items: them.
+        shares: of each, the elements of each share.
+    """
+
+    def __init__(self, items: Sequence[Item], chunk: int, places: Places) -> None:
+        self.items = list(items)
+        self.shares: list[list[Range]] = [
+            share_of(item.name, item.flat.count, chunk, places) for item in items
+        ]
+
+    def host_sums(self, ends: Ends) -> list[Any]:
+        """This rank's share of each gradient, summed over the ranks of its host.
+
+        Where it is alone on its host, views of the gradients as they are; otherwise fp32. Without a
+        share, nothing. fp32 crosses the host's memory: a share to each rank, no more than that.
+        """
+        share = ends.places.share
+        if ends.local.size == 1:
+            return [
+                item.flat.part(*ranges[0])
+                for item, ranges in zip(self.items, self.shares, strict=True)
+            ]
+        widths = [
+            sum(ranges[s][1] - ranges[s][0] for ranges in self.shares)
+            for s in range(ends.places.shares)
+        ]
+        rows = np.zeros((ends.local.size, max(widths)), np.float32)
+        for s in range(ends.places.shares):
+            for item, (start, stop), row in self._along(s, rows[s]):
+                item.flat.widen(start, stop, row)
+        came = ends.local.all_to_all(rows.view(np.uint8)).view(np.float32)
+        if share is None:
+            return []
+        total = np.empty(widths[share], np.float32)
+        _core.reduce_into([np.ascontiguousarray(row[: total.size]) for row in came], "sum", total)
+        return [row for _, _, row in self._along(share, total)]
+
+    def _along(self, share: int, row: Floats) -> list[tuple[Item, Range, Floats]]:
+        """Where the items of a share lie in a row, one after another."""
+        found = []
+        at = 0
+        for item, ranges in zip(self.items, self.shares, strict=True):
+            start, stop = ranges[share]
+            found.append((item, (start, stop), row[at : at + stop - start]))
+            at += stop - start
+        return found
+
+    def in_fp32(self, number: int, share: int, part: Any, start: int, stop: int) -> Floats:
+        """Elements `start` to `stop` of an item whose share is `part` (of `host_sums`), in fp32."""
+        values: Floats = np.empty(stop - start, np.float32)
+        if isinstance(part, np.ndarray):
+            first = self.shares[number][share][0]
+            values[:] = part[start - first : stop - first]
+        else:
+            self.items[number].flat.widen(start, stop, values)
+        return values
+
+    def is_zero(self, parts: Sequence[Any]) -> list[bool]:
+        """Whether each of `parts`, this rank's share of the items, is all zero."""
+        return [not (part[:64].any() or part.any()) for part in parts]
+
+    def fill_nan(self) -> None:
+        """Make every output NaN."""
+        for item in self.items:
+            item.flat.fill(float("nan"))
+
+
+def floats(row: Bytes, at: int, count: int) -> Floats:
+    """A copy of fp32 numbers that lie in a message at any place."""
+    return np.frombuffer(row[at : at + 4 * count].tobytes(), np.float32)
+
+
+def read_headers(rows: Sequence[Bytes], mine: Header, senders: Sequence[int]) -> list[Header]:
+    """The headers of the messages of ranks `senders`."""
+    return [Header.read(row, mine, rank) for row, rank in zip(rows, senders, strict=True)]

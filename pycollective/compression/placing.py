@@ -1,0 +1,114 @@
+"""Which elements of a parameter each rank answers for: by its name, its size and the hosts alone.
+
+Within a host the ranks first add up their gradients; then each holds one *share* of the host's sum,
+and exchanges it with the ranks that hold the same share on the other hosts. Of a share every host
+owns one *region*: there the hosts' contributions meet. So an element has one rank a host that holds
+what error feedback keeps of it, and one rank in all that adds it up.
+
+Shares and regions are cut between chunks, and turned by the parameter's name, so that what small
+parameters leave over does not always fall to the same ranks. Nothing depends on the bucket that a
+gradient comes in: DDP rebuilds its buckets, and an element whose owner changed would be parted from
+its residual.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pycollective.errors import ConfigurationError
+from pycollective.placement import number_hosts
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Places:
+    """The hosts of a group's ranks, seen from one of them.
+
+    Attributes:
+        rank: this rank.
+        host_of: the host of each rank, numbered from 0 in the order of their first ranks.
+    """
+
+    rank: int
+    host_of: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rank: int, host_of: Sequence[int], between: str) -> Places:
+        """`between`: "hosts", or "ranks", which takes every rank for a host of its own."""
+        if between not in ("hosts", "ranks"):
+            raise ConfigurationError(f"between={between!r} is neither 'hosts' nor 'ranks'")
+        if between == "ranks":
+            return cls(rank, tuple(range(len(host_of))))
+        return cls(rank, number_hosts(host_of))
+
+    @property
+    def ranks(self) -> int:
+        """Of the group."""
+        return len(self.host_of)
+
+    @property
+    def hosts(self) -> int:
+        """How many there are."""
+        return max(self.host_of) + 1
+
+    @property
+    def host(self) -> int:
+        """This rank's."""
+        return self.host_of[self.rank]
+
+    def on(self, host: int) -> list[int]:
+        """The ranks of a host, ascending."""
+        return [rank for rank, its in enumerate(self.host_of) if its == host]
+
+    @property
+    def local(self) -> list[int]:
+        """The ranks of this host."""
+        return self.on(self.host)
+
+    @property
+    def shares(self) -> int:
+        """How many ranks of each host hold one: as many as the smallest host has."""
+        return min(len(self.on(host)) for host in range(self.hosts))
+
+    @property
+    def share(self) -> int | None:
+        """This rank's; None where its host has ranks to spare."""
+        place = self.local.index(self.rank)
+        return place if place < self.shares else None
+
+    def across(self, share: int) -> list[int]:
+        """The ranks that hold a share, one of each host."""
+        return [self.on(host)[share] for host in range(self.hosts)]
+
+
+def turn_of(name: str) -> int:
+    """How far the shares and regions of a parameter are turned."""
+    return zlib.crc32(name.encode())
+
+
+def cut(count: int, chunk: int, owners: int, turn: int) -> list[Range]:
+    """Elements 0 to `count` for each of `owners`, evenly by whole chunks, turned by `turn`."""
+    chunks = -(-count // chunk)
+    found: list[Range] = [(0, 0)] * owners
+    for part in range(owners):
+        start, stop = part * chunks // owners, (part + 1) * chunks // owners
+        found[(part + turn) % owners] = (min(start * chunk, count), min(stop * chunk, count))
+    return found
+
+
+def share_of(name: str, count: int, chunk: int, places: Places) -> list[Range]:
+    """The elements of a flat parameter that each share has."""
+    return cut(count, chunk, places.shares, turn_of(name))
+
+
+def regions_of(name: str, share: Range, chunk: int, places: Places) -> list[Range]:
+    """The elements of a share that each host owns, counted from the parameter's start."""
+    start, stop = share
+    turn = turn_of(name) // places.shares
+    return [
+        (start + lower, start + upper)
+        for lower, upper in cut(stop - start, chunk, places.hosts, turn)
+    ]

@@ -1,0 +1,121 @@
+"""Residuals of all ranks put together, and cut up again: for checkpoints, flushing, other worlds.
+
+Worker residuals are per host: (hosts, elements) of each parameter. The server's, where there are
+any, are one for all: (elements,). Both are by element of the parameter, so that any number of ranks
+on a host finds its part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pycollective import _core
+from pycollective.compression.groups import Ends
+from pycollective.compression.placing import Range, regions_of, share_of
+from pycollective.compression.residuals import Residuals
+from pycollective.errors import ConfigurationError
+
+Floats = NDArray[np.float32]
+
+
+class Keeper:
+    """Gathers and hands out the residuals of a state's compressed parameters."""
+
+    def __init__(
+        self,
+        ends: Ends,
+        shapes: Mapping[str, tuple[int, ...]],
+        dense: Mapping[str, bool],
+        kinds: Mapping[str, Residuals],
+        chunk: int,
+    ) -> None:
+        self._ends = ends
+        self._sizes = {n: math.prod(shape) for n, shape in shapes.items() if not dense[n]}
+        self._kinds = kinds
+        self._chunk = chunk
+
+    def _owners(self, kind: str, name: str) -> Iterator[tuple[int, int, Range]]:
+        """(rank, host, elements) of every part of a parameter's residual."""
+        places = self._ends.places
+        for number, share in enumerate(share_of(name, self._sizes[name], self._chunk, places)):
+            regions = regions_of(name, share, self._chunk, places)
+            for host, rank in enumerate(places.across(number)):
+                yield rank, host, share if kind == "worker" else regions[host]
+
+    def gather(self) -> dict[str, dict[str, Floats]]:
+        """Every kind's residuals by parameter; the same on all ranks."""
+        return {kind: self._gather(kind) for kind in self._kinds}
+
+    def _gather(self, kind: str) -> dict[str, Floats]:
+        places = self._ends.places
+        found = {}
+        for name, size in sorted(self._sizes.items()):
+            parts = list(self._owners(kind, name))
+            width = max(stop - start for _, _, (start, stop) in parts)
+            mine = np.zeros(width, np.float32)
+            held = self._kinds[kind].get(name)
+            if held is not None:
+                mine[: held.size] = held
+            rows = self._ends.all.all_gather(mine.view(np.uint8)).view(np.float32)
+            whole = np.zeros((places.hosts if kind == "worker" else 1, size), np.float32)
+            for rank, host, (start, stop) in parts:
+                row = host if kind == "worker" else 0
+                whole[row, start:stop] = rows[rank, : stop - start]
+            found[name] = whole if kind == "worker" else whole[0]
+        return found
+
+    def mean(self) -> dict[str, Floats]:
+        """By parameter: what all that is held adds to the average."""
+        return _mean(self.gather(), self._ends.places.ranks)
+
+    def load(self, residuals: Mapping[str, Mapping[str, Any]], ranks: int, hosts: int) -> None:
+        """Hold what `gather` gave in a world of so many ranks and hosts."""
+        places = self._ends.places
+        arrays = {
+            kind: {name: np.asarray(each, np.float32) for name, each in of.items()}
+            for kind, of in residuals.items()
+        }
+        if set(arrays) != set(self._kinds):
+            raise ConfigurationError(f"a state of other residuals: {sorted(arrays)}")
+        for kind, of in arrays.items():
+            sizes = {name: each.shape[-1] for name, each in of.items()}
+            if sizes != self._sizes:
+                differ = sorted(dict(sizes.items() ^ self._sizes.items()))
+                raise ConfigurationError(f"a state of other parameters ({kind}): {differ}")
+        if (ranks, hosts) != (places.ranks, places.hosts):
+            mean = _mean(arrays, ranks)
+            share = np.float32(places.ranks) / np.float32(places.hosts)
+            arrays = {
+                kind: {
+                    name: np.broadcast_to(each * share, (places.hosts, each.size))
+                    if kind == "worker"
+                    else np.zeros_like(each)
+                    for name, each in mean.items()
+                }
+                for kind in arrays
+            }
+        for kind, of in arrays.items():
+            self._kinds[kind].clear()
+            for name, whole in of.items():
+                for rank, host, (start, stop) in self._owners(kind, name):
+                    if rank == self._ends.places.rank:
+                        row = whole[host] if kind == "worker" else whole
+                        self._kinds[kind].set(name, row[start:stop])
+
+
+def _mean(residuals: Mapping[str, Mapping[str, Floats]], ranks: int) -> dict[str, Floats]:
+    """The hosts' residuals added up in the contract's order, divided; plus the server's."""
+    found = {}
+    for name, hosts in residuals["worker"].items():
+        total = np.empty(hosts.shape[1], np.float32)
+        _core.reduce_into([np.ascontiguousarray(row) for row in hosts], "sum", total)
+        total /= np.float32(ranks)
+        if "server" in residuals:
+            total += residuals["server"][name]
+        found[name] = total
+    return found

@@ -1,0 +1,324 @@
+"""Top-k: the largest elements of each gradient, as places and values.
+
+Every rank picks from its share of the host's sum, plus what it holds. Two ways to exchange:
+
+- *gather*: every host's selection to all, lengths first; each rank adds them up in the contract's
+  order. A rank receives (H - 1) payloads, in two collectives between hosts.
+- *region*: to each host what lies in its region, lengths first; the owner adds up, picks again as
+  many as one host had sent, and sends those to all, lengths first. A rank receives about two
+  payloads, whatever H, in four collectives. What the second selection drops goes back to the
+  residuals of those who sent it, what rounding its values drops to the owner's.
+
+Small parameters ride along in fp32, in the same messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pycollective import _core
+from pycollective.compression.arrays import Floats, Item
+from pycollective.compression.bucket import Agreement, Bucket, Outcome, floats, read_headers
+from pycollective.compression.domain import VALUES, Chosen, Domain
+from pycollective.compression.groups import Bytes, Ends, exchange_lengths, gather_lengths
+from pycollective.compression.messages import Header
+from pycollective.compression.placing import regions_of
+from pycollective.compression.residuals import Residuals
+from pycollective.compression.selection import (
+    Indices,
+    Piece,
+    by_chunk,
+    by_tensor,
+    count_of,
+    over_shares,
+)
+
+# Up to here a rank may receive by gather; beyond, more than two hosts go by region.
+GATHERED = 256 << 10
+
+
+class SparseExchange:
+    """Averages gradients, of which the largest elements go between hosts.
+
+    Args:
+        ends: the groups of this rank.
+        by: "tensor" or "chunk".
+        chunk: elements of a chunk.
+        values: "float32", "bfloat16" or "float16".
+        way: "gather", "region" or "auto".
+    """
+
+    def __init__(self, ends: Ends, by: str, chunk: int, values: str, way: str) -> None:
+        self._ends = ends
+        self._by, self.chunk, self._values, self._way = by, chunk, VALUES[values], way
+        self.worker = Residuals()
+
+    def __call__(self, items: list[Item], agreement: Agreement, density: float) -> Outcome:
+        """Average the gradients over all ranks, in place; what is held is not committed."""
+        ends, places = self._ends, self._ends.places
+        bucket = Bucket(items, self.chunk, places)
+        own = bucket.host_sums(ends)
+        chosen = self._choose(bucket, own, density)
+        rows: list[Bytes] = []
+        sent = 0
+        gathers = self._gathers(items, density)
+        if ends.across is not None:
+            assert places.share is not None
+            header = agreement.header(chosen is not None, bucket.is_zero(own))
+            exchange = self._gather if gathers else self._by_region
+            rows, sent = exchange(bucket, own, chosen, header)
+        finite = self._spread(bucket, gathers, self._to_host(rows), agreement)
+        if not finite:
+            bucket.fill_nan()
+        return Outcome(finite, sent)
+
+    def _gathers(self, items: Sequence[Item], density: float) -> bool:
+        """Which way these go; the same on all ranks."""
+        if self._way != "auto":
+            return self._way == "gather"
+        hosts = self._ends.places.hosts
+        entries = sum(count_of(density, i.flat.count) for i in items if not i.dense)
+        # A place takes about two bytes.
+        received = (hosts - 1) * entries * (2 + self._values.itemsize) // self._ends.places.shares
+        return hosts <= 2 or received <= GATHERED
+
+    def _choose(
+        self, bucket: Bucket, own: list[Any], density: float
+    ) -> dict[int, Indices] | None:
+        """Of each parameter what this rank sends: places in its piece; None if not all finite.
+
+        The pieces' residuals then hold the gradient and what was held, nothing taken off.
+        """
+        numbers = [n for n, item in enumerate(bucket.items) if not item.dense]
+        pieces = [self._piece(bucket, own, n, density) for n in numbers]
+        if self._by == "tensor" and self._ends.places.shares > 1:
+            found = over_shares(pieces, self._ends.local)
+            return None if found is None else dict(zip(numbers, found, strict=True))
+        chosen = {}
+        for number, piece in zip(numbers, pieces, strict=True):
+            if not piece.left.size:
+                continue
+            if self._by == "tensor":
+                indices = by_tensor(piece)
+            else:
+                indices = by_chunk(piece, density, self.chunk)
+            if indices is None:
+                return None
+            chosen[number] = indices
+        return chosen
+
+    def _piece(self, bucket: Bucket, own: list[Any], number: int, density: float) -> Piece:
+        item = bucket.items[number]
+        k = count_of(density, item.flat.count)
+        share = self._ends.places.share
+        if share is None:
+            return Piece((0, 0), None, None, np.empty(0, np.float32), k)
+        start, stop = bucket.shares[number][share]
+        held, left = self.worker.of(item.name, stop - start)
+        return Piece((start, stop), own[number], held, left, k)
+
+    def _take(self, bucket: Bucket, chosen: dict[int, Indices]) -> dict[int, Chosen]:
+        """Take what was chosen off the residuals."""
+        taken = {}
+        for number, indices in chosen.items():
+            values = np.empty(indices.size, self._values)
+            _, left = self.worker.of(bucket.items[number].name, 0)
+            _core.sparse_take(left, indices, values)
+            taken[number] = Chosen(indices, values)
+        return taken
+
+    def _domain(self, bucket: Bucket, share: int, host: int | None) -> Domain:
+        """What messages are about: a share, or the region of it that `host` owns."""
+        segments = []
+        for number, item in enumerate(bucket.items):
+            whole = bucket.shares[number][share]
+            places = self._ends.places
+            start, stop = (
+                whole
+                if host is None
+                else regions_of(item.name, whole, self.chunk, places)[host]
+            )
+            segments.append((number, start, stop, item.dense))
+        return Domain.of(segments)
+
+    def _dense(self, bucket: Bucket, domain: Domain, own: list[Any], share: int) -> Floats:
+        parts = [
+            bucket.in_fp32(number, share, own[number], start, stop)
+            for number, start, stop in domain.dense
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+    def _gather(
+        self, bucket: Bucket, own: list[Any], chosen: dict[int, Indices] | None, header: Header
+    ) -> tuple[list[Bytes], int]:
+        """Every host's message about this share, and how many bytes this rank sent."""
+        across, places = self._ends.across, self._ends.places
+        assert across is not None and places.share is not None
+        domain = self._domain(bucket, places.share, None)
+        taken = self._take(bucket, chosen or {})
+        starts = {number: start for number, start, _, _ in domain.segments}
+        dense = self._dense(bucket, domain, own, places.share)
+        message = domain.write(header, dense, taken, starts)
+        rows = gather_lengths(across, message)
+        headers = read_headers(rows, header, places.across(places.share))
+        self._keep(bucket, headers)
+        return rows, (places.hosts - 1) * (8 + max(row.size for row in rows))
+
+    def _keep(self, bucket: Bucket, headers: Sequence[Header]) -> None:
+        """Leave the residuals of what is all zero everywhere where they are.
+
+        It may be a parameter that no rank used: DDP then ignores what comes back.
+        """
+        absent = np.logical_and.reduce([each.absent for each in headers])
+        for number in np.flatnonzero(absent):
+            self.worker.keep(bucket.items[number].name)
+
+    def _by_region(
+        self, bucket: Bucket, own: list[Any], chosen: dict[int, Indices] | None, header: Header
+    ) -> tuple[list[Bytes], int]:
+        """The owners' messages about this share's regions, and how many bytes this rank sent."""
+        across, places = self._ends.across, self._ends.places
+        assert across is not None and places.share is not None
+        share, senders = places.share, places.across(places.share)
+        taken = self._take(bucket, chosen or {})
+        starts = {n: bucket.shares[n][share][0] for n in range(len(bucket.items))}
+        domains = [self._domain(bucket, share, host) for host in range(places.hosts)]
+        rows = [
+            domain.write(header, self._dense(bucket, domain, own, share), taken, starts)
+            for domain in domains
+        ]
+        sent = (places.hosts - 1) * (8 * places.hosts + max(row.size for row in rows))
+        came = exchange_lengths(across, rows)
+        headers = read_headers(came, header, senders)
+        self._keep(bucket, headers)
+        absent = np.logical_and.reduce([each.absent for each in headers])
+        finite = all(each.finite for each in headers)
+        mine = domains[places.host]
+        message = self._merge(bucket, mine, came, starts, finite, absent, header)
+        sent += (places.hosts - 1) * (8 + message.size)
+        results = gather_lengths(across, message)
+        if finite:
+            for domain, row in zip(domains, results, strict=True):
+                self._return_dropped(bucket, domain, taken, starts, row, absent)
+        return results, sent
+
+    def _merge(
+        self,
+        bucket: Bucket,
+        domain: Domain,
+        came: Sequence[Bytes],
+        starts: dict[int, int],
+        finite: bool,
+        absent: NDArray[np.bool_],
+        header: Header,
+    ) -> Bytes:
+        """The message about the region that this rank owns: sums, of which the largest stay."""
+        dense = np.zeros(domain.dense_count, np.float32)
+        final: dict[int, Chosen] = {}
+        if finite:
+            if dense.size:
+                leaves = [floats(row, domain.dense_at, dense.size) for row in came]
+                _core.reduce_into(leaves, "sum", dense)
+            read = [domain.read(row, self._values) for row in came]
+            for number, start, _stop, _ in domain.segments:
+                if bucket.items[number].dense or absent[number]:
+                    continue
+                places, sums = domain.sum_of(number, read)
+                if not places.size:
+                    continue
+                budget = max(each[number].places.size for each in read if number in each)
+                scratch = np.empty_like(sums)
+                best = np.empty(min(budget, sums.size), np.uint32)
+                kept = _core.top_k(sums, None, scratch, best.size, best)
+                finite &= kept >= 0
+                if kept < 0:
+                    break
+                values = np.empty(best.size, self._values)
+                _core.sparse_take(scratch, best, values)
+                places = places[best] + np.uint32(start - starts[number])
+                _, left = self.worker.of(bucket.items[number].name, 0)
+                left[places] += scratch[best]  # what rounding dropped
+                final[number] = Chosen(places, values)
+        said = Header(header.digest, header.scale, finite, absent)
+        return domain.write(said, dense, final, starts)
+
+    def _return_dropped(
+        self,
+        bucket: Bucket,
+        domain: Domain,
+        taken: dict[int, Chosen],
+        starts: dict[int, int],
+        row: Bytes,
+        absent: NDArray[np.bool_],
+    ) -> None:
+        """Give back to the residuals what this rank sent into a region and nobody got."""
+        final = domain.read(row, self._values)
+        for number, start, stop, dense in domain.segments:
+            if dense or absent[number] or number not in taken:
+                continue
+            sent = taken[number].between(start - starts[number], stop - starts[number])
+            got = final[number].places + np.uint32(start - starts[number])
+            dropped = ~np.isin(sent.places, got, assume_unique=True)
+            _, left = self.worker.of(bucket.items[number].name, 0)
+            left[sent.places[dropped]] += sent.widened()[dropped]
+
+    def _to_host(self, rows: Sequence[Bytes]) -> list[list[Bytes]]:
+        """Of each share its messages, on every rank of this host."""
+        local = self._ends.local
+        if local.size == 1:
+            return [list(rows)]
+        lengths = np.array([len(rows), *(row.size for row in rows)], np.int64).view(np.uint8)
+        mine = np.concatenate([lengths, *rows]) if rows else np.empty(0, np.uint8)
+        found = []
+        for whole in gather_lengths(local, mine)[: self._ends.places.shares]:
+            count = int(whole[:8].copy().view(np.int64)[0])
+            sizes = whole[8 : 8 * (1 + count)].copy().view(np.int64)
+            bounds = 8 * (1 + count) + np.concatenate([[0], np.cumsum(sizes)])
+            found.append([whole[bounds[i] : bounds[i + 1]] for i in range(count)])
+        return found
+
+    def _spread(
+        self, bucket: Bucket, gathers: bool, rows: list[list[Bytes]], agreement: Agreement
+    ) -> bool:
+        """Write all shares' means to the gradients, if all are finite."""
+        places = self._ends.places
+        mine = agreement.header(True, [False] * len(bucket.items))
+        for share, messages in enumerate(rows):
+            headers = read_headers(messages, mine, places.across(share))
+            if not all(each.finite for each in headers):
+                return False
+        for share, messages in enumerate(rows):
+            if gathers:
+                self._write(bucket, self._domain(bucket, share, None), messages)
+                continue
+            for host, message in enumerate(messages):
+                self._write(bucket, self._domain(bucket, share, host), [message])
+        return True
+
+    def _write(self, bucket: Bucket, domain: Domain, messages: Sequence[Bytes]) -> None:
+        """The sum of some ranks' messages over a domain, divided, to the gradients."""
+        ranks = self._ends.places.ranks
+        if domain.dense_count:
+            dense = np.empty(domain.dense_count, np.float32)
+            leaves = [floats(row, domain.dense_at, dense.size) for row in messages]
+            _core.reduce_into(leaves, "sum", dense)
+            dense /= np.float32(ranks)
+            at = 0
+            for number, start, stop in domain.dense:
+                bucket.items[number].flat.put(start, dense[at : at + stop - start])
+                at += stop - start
+        read = [domain.read(row, self._values) for row in messages]
+        absent = np.logical_and.reduce([Header.absent_of(row) for row in messages])
+        for number, start, stop, dense_item in domain.segments:
+            if dense_item or start == stop:
+                continue
+            indices, sums = domain.sum_of(number, read)
+            if absent[number]:
+                indices, sums = indices[:0], sums[:0]
+            out = bucket.items[number].flat.part(start, stop)
+            _core.sparse_scatter(indices, sums, out, ranks)

@@ -1,0 +1,293 @@
+"""What compression keeps from step to step, and the calls that use it: NumPy's face.
+
+A *step* is what an optimizer sees at once: all calls between `begin` and `end`. Only its end makes
+the new residuals count, and only if every gradient of every call was finite on every rank.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pycollective.compression.arrays import Flat, Item, OfNumpy
+from pycollective.compression.bucket import Agreement, Outcome
+from pycollective.compression.groups import Ends
+from pycollective.compression.residuals import Residuals
+from pycollective.compression.saving import Keeper
+from pycollective.errors import ConfigurationError
+
+Shape = tuple[int, ...]
+
+# Fewer elements than this go as they are: a message costs more than they do.
+SMALL = 4096
+
+
+class State:
+    """Error feedback for a set of named parameters; collective over the group it was made for.
+
+    A subclass says how gradients are exchanged. All ranks make it with the same parameters and
+    options, and call the same methods in the same order. Not thread-safe.
+
+    Attributes:
+        kinds: residuals by kind, each this rank's part.
+    """
+
+    kinds: dict[str, Residuals]
+    chunk: int
+    codec = ""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Sequence[int]],
+        ends: Ends,
+        options: Mapping[str, Any],
+        compress: Callable[[str, Shape], bool] | None,
+    ) -> None:
+        """Agree with the other ranks on all of it.
+
+        Args:
+            parameters: the shape of each.
+            ends: the groups of this rank.
+            options: of the codec, for the comparison.
+            compress: whether a parameter of this name and shape is compressed; None for those of
+                two dimensions or more and at least `SMALL` elements.
+
+        Raises:
+            ConfigurationError: ranks differ in parameters or options.
+        """
+        self.shapes = {name: tuple(int(n) for n in shape) for name, shape in parameters.items()}
+        self._ends = ends
+        self.kinds = {}
+        wants = compress or (lambda _, shape: len(shape) > 1 and math.prod(shape) >= SMALL)
+        self._dense = {name: not wants(name, shape) for name, shape in self.shapes.items()}
+        self._described = {"codec": self.codec, **options}
+        self._agree()
+        self._scale: Callable[[], float] = lambda: 1.0
+        self._scaled = 1.0
+        self._open = False
+        self._finite = True
+        self._steps = 0
+        self._counts: Counter[str] = Counter()
+
+    def _agree(self) -> None:
+        order = sorted(self.shapes)
+        text = json.dumps([self._described, [[n, self.shapes[n], self._dense[n]] for n in order]])
+        self._digest = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+        rows = self._ends.all.all_gather(np.array([self._digest], np.uint64).view(np.uint8))
+        digests = rows.view(np.uint64)[:, 0]
+        others = [int(r) for r in np.flatnonzero(digests != digests[0])]
+        if others:
+            raise ConfigurationError(
+                f"{type(self).__name__}: rank(s) {others} were given other parameters, shapes or "
+                f"options than rank 0; this rank has {len(order)} parameters and {self._described}"
+            )
+
+    # A step.
+
+    def begin(self) -> None:
+        """Begin a step; what an unfinished one left is forgotten."""
+        for each in self.kinds.values():
+            each.discard()
+        scale = float(self._scale())
+        if not (scale > 0 and math.isfinite(scale)):
+            raise ConfigurationError(f"the loss scale {scale} is not a positive number")
+        if scale != self._scaled:
+            for each in self.kinds.values():
+                each.scale(scale / self._scaled)
+            self._scaled = scale
+        self._open, self._finite = True, True
+
+    def reduce(self, gradients: Mapping[str, Flat]) -> bool:
+        """Average some gradients of the step over all ranks, in place; whether all were finite."""
+        if not self._open:
+            raise ConfigurationError(f"{type(self).__name__}: no step has begun")
+        items = [self._item(name, flat) for name, flat in gradients.items()]
+        if not items:
+            return True
+        outcome = self._exchange(items, Agreement(self._digest_of(items), self._scaled))
+        self._finite &= outcome.finite
+        self._count(items, outcome)
+        return outcome.finite
+
+    def end(self) -> bool:
+        """End the step: whether it counts. If not, what is held is what it was before."""
+        if not self._open:
+            raise ConfigurationError(f"{type(self).__name__}: no step has begun")
+        self._open = False
+        if self._finite:
+            self._commit()
+            self._steps += 1
+        else:
+            for each in self.kinds.values():
+                each.discard()
+        self._counts["steps" if self._finite else "steps_given_up"] += 1
+        return self._finite
+
+    @contextmanager
+    def step(self) -> Iterator[State]:
+        """``with state.step():`` begins and ends one; an exception forgets it."""
+        self.begin()
+        try:
+            yield self
+        except BaseException:
+            self.begin()
+            self._open = False
+            raise
+        self.end()
+
+    def all_reduce(self, gradients: Mapping[str, NDArray[Any]]) -> bool:
+        """Average NumPy arrays over all ranks, in place; by itself a whole step, in one a part.
+
+        Args:
+            gradients: by parameter name, fp32, fp16 or bf16 (ml_dtypes), C-contiguous, with the
+                parameter's number of elements.
+
+        Returns:
+            Whether all were finite on all ranks; if not, all are NaN now.
+
+        Raises:
+            ConfigurationError: an unknown name, another size or type; nothing has moved.
+            CollectiveMismatch: ranks passed different parameters.
+        """
+        flats = {name: OfNumpy(array) for name, array in gradients.items()}
+        if self._open:
+            return self.reduce(flats)
+        with self.step():
+            return self.reduce(flats)
+
+    # What subclasses do.
+
+    def _exchange(self, items: list[Item], agreement: Agreement) -> Outcome:
+        raise NotImplementedError
+
+    def _commit(self) -> None:
+        for each in self.kinds.values():
+            each.commit()
+
+    # What is held.
+
+    def set_loss_scale(self, scale: float | Callable[[], float]) -> None:
+        """Say by what the loss is multiplied, or a function that does (``scaler.get_scale``).
+
+        Looked at when a step begins. Residuals are kept in the scale of the gradients: when it
+        changes, they are multiplied by the ratio, which is exact for powers of two.
+        """
+        self._scale = scale if callable(scale) else lambda: float(scale)
+
+    @property
+    def keeper(self) -> Keeper:
+        """Gathers and hands out what is held."""
+        return Keeper(self._ends, self.shapes, self._dense, self.kinds, self.chunk)
+
+    def flush(self) -> dict[str, NDArray[np.float32]]:
+        """Give back what is held, and hold exactly nothing; collective.
+
+        Returns:
+            By parameter, in its shape, fp32, in the scale of the last step: what all ranks' held
+            error adds to the average. Add it to a gradient, or to the parameter, or drop it.
+        """
+        found = {n: each.reshape(self.shapes[n]) for n, each in self.keeper.mean().items()}
+        self.reset()
+        return found
+
+    def reset(self) -> None:
+        """Hold nothing. Local: call it on all ranks."""
+        for each in self.kinds.values():
+            each.clear()
+        self._open = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on, the same on every rank; collective.
+
+        Takes 4 bytes times parameters times hosts (and once more for the server's residuals).
+        """
+        return {
+            "version": 1,
+            "steps": self._steps,
+            "loss_scale": self._scaled,
+            "ranks": self._ends.places.ranks,
+            "hosts": self._ends.places.hosts,
+            "codec": dict(self._described),
+            "residuals": self.keeper.gather(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Hold what `state_dict` gave; every rank passes the same.
+
+        With the same numbers of ranks and hosts the next step is the one that would have been, bit
+        for bit. With others every host holds the same part of the mean error, which is kept.
+
+        Raises:
+            ConfigurationError: it is of another codec, or of other parameters.
+        """
+        if state.get("version") != 1 or state["codec"]["codec"] != self.codec:
+            raise ConfigurationError(
+                f"{type(self).__name__}: no state of it: version {state.get('version')}, codec "
+                f"{state.get('codec', {}).get('codec')!r}"
+            )
+        self.keeper.load(state["residuals"], int(state["ranks"]), int(state["hosts"]))
+        self._steps = int(state["steps"])
+        self._scaled = float(state["loss_scale"])
+        self._open = False
+
+    # What went.
+
+    def stats(self) -> dict[str, Any]:
+        """What this rank has sent and held so far.
+
+        Returns:
+            ``steps`` and ``steps_given_up`` (a gradient was not finite); ``compressed_calls``, in
+            which something was compressed; ``payload_bytes`` that left for other hosts, headers
+            and padding included; ``dense_bytes`` that a reduce-scatter and an all-gather of the
+            same tensors would have sent in fp32; ``residual_bytes`` of memory; ``dense``: why each
+            parameter that was not compressed was not.
+        """
+        one = self._ends.places.hosts == 1
+        return {
+            **{
+                name: self._counts[name]
+                for name in (
+                    *("steps", "steps_given_up", "compressed_calls"),
+                    *("payload_bytes", "dense_bytes"),
+                )
+            },
+            "residual_bytes": sum(each.nbytes for each in self.kinds.values()),
+            "dense": {
+                name: "all ranks are on one host" if one else "small, or not chosen"
+                for name, dense in self._dense.items()
+                if dense or one
+            },
+        }
+
+    def _count(self, items: Sequence[Item], outcome: Outcome) -> None:
+        places = self._ends.places
+        self._counts["payload_bytes"] += outcome.sent
+        self._counts["compressed_calls"] += any(not item.dense for item in items)
+        if places.share is not None:
+            elements = sum(item.flat.count for item in items) / places.shares
+            self._counts["dense_bytes"] += round(
+                8 * elements * (places.hosts - 1) / places.hosts
+            )
+
+    def _item(self, name: str, flat: Flat) -> Item:
+        shape = self.shapes.get(name)
+        if shape is None:
+            raise ConfigurationError(f"{type(self).__name__}: no parameter is named {name!r}")
+        if flat.count != math.prod(shape):
+            raise ConfigurationError(
+                f"{type(self).__name__}: the gradient of {name!r} has {flat.count} elements, the "
+                f"parameter {math.prod(shape)}"
+            )
+        return Item(name, flat, self._dense[name])
+
+    def _digest_of(self, items: Sequence[Item]) -> int:
+        text = json.dumps([self._digest, self._steps, [item.name for item in items]])
+        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
