@@ -306,6 +306,25 @@ def reduce_into(
 ) -> None: ...
 def pack_into(x: _Array, out: _Array, simd: str = "") -> int: ...
 def unpack_into(payload: _Array, out: _Array, simd: str = "") -> None: ...
+def quantized_bytes(codec: str, chunk: int, count: int) -> int: ...
+def quantize(
+    codec: str,
+    chunk: int,
+    x: _Array,
+    held: _Array | None,
+    left: _Array,
+    payload: _Array,
+    simd: str = "",
+) -> bool: ...
+def dequantize(
+    codec: str,
+    chunk: int,
+    messages: _Array,
+    at: int,
+    out: _Array,
+    divisor: float,
+    simd: str = "",
+) -> None: ...
 def mpi_link(
     library: str,
     handle_bytes: int,

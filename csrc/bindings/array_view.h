@@ -38,6 +38,8 @@ class ArrayView {
   Dtype dtype() const { return dtype_; }
   std::size_t count() const { return count_; }
   bool contiguous() const { return contiguous_; }
+  int dimensions() const { return dimensions_; }
+  std::size_t extent(int dimension) const { return static_cast<std::size_t>(shape_[dimension]); }
   // What owns the memory that data() points to, and the caller's array; borrowed.
   void add_owners(std::vector<PyObject*>& owners) const {
     for (PyObject* each : {owner_, staged_})

@@ -1,0 +1,168 @@
+// Elements in their own order, 32 at a time: a group. What is left at the end of an array goes the
+// same way, with zeros behind it.
+//
+// Included by one file for each instruction set, inside that file's own namespace, after lanes.h.
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "payloads are, and are copied as they lie");
+
+using Floats = Full<float>;
+constexpr int kWidth = kLanes<float>;
+constexpr int kGroup = 32;
+constexpr int kVectors = kGroup / kWidth;
+
+struct Group {
+  Floats v[kVectors];
+};
+
+// Group(step(0), step(1), ...), for each vector's number.
+template <class Make>
+inline Group group_of(const Make& make) {
+  Group group;
+#pragma GCC unroll 8
+  for (int k = 0; k < kVectors; ++k) group.v[k] = make(k);
+  return group;
+}
+
+inline Group operator+(const Group& a, const Group& b) {
+  return group_of([&](int k) { return a.v[k] + b.v[k]; });
+}
+inline Group operator-(const Group& a, const Group& b) {
+  return group_of([&](int k) { return a.v[k] - b.v[k]; });
+}
+
+inline Floats magnitude(Floats x) { return (Floats)((Words)x & 0x7FFFFFFF); }
+
+// A vector of 16-bit or 8-bit numbers, as many as a vector has floats, widened.
+template <class Wide, class Narrow>
+inline Full<Wide> widened(const Narrow* from) {
+  return __builtin_convertvector((load_vector<Vector<Narrow, kWidth>>(from)), Full<Wide>);
+}
+template <class Narrow, class Wide>
+inline void store_narrowed(Narrow* to, Full<Wide> value) {
+  store_vector(to, __builtin_convertvector(value, Vector<Narrow, kWidth>));
+}
+
+// How each type gets into a vector of floats, and out of it with the NaN rule and one rounding.
+struct Fp32 {
+  using Stored = float;
+  static Floats load(const float* from) { return load_vector<Floats>(from); }
+  static void store(float* to, Floats value) {
+    store_vector(to, canonical<Words>(value, kNanFloat32));
+  }
+};
+
+struct Bf16 {
+  using Stored = std::uint16_t;
+  static Floats load(const std::uint16_t* from) {
+    return (Floats)(widened<std::uint32_t>(from) << 16);
+  }
+  static void store(std::uint16_t* to, Floats value) {
+    store_narrowed<std::uint16_t, std::uint32_t>(to, round_to_bfloat16<Words>(value) >> 16);
+  }
+};
+
+struct Fp16 {
+  using Stored = std::uint16_t;
+#if defined(__AVX512F__)
+  // Masked forms: the others read an undefined register, of which GCC 12 warns.
+  static Floats load(const std::uint16_t* from) {
+    return _mm512_maskz_cvtph_ps(0xFFFF, load_vector<__m256i>(from));
+  }
+  static void store(std::uint16_t* to, Floats value) {
+    const Floats number = canonical<Words>(value, kNanFloat32);
+    store_vector(to, _mm512_maskz_cvtps_ph(0xFFFF, number, _MM_FROUND_TO_NEAREST_INT));
+  }
+#elif defined(__F16C__)
+  static Floats load(const std::uint16_t* from) {
+    return _mm256_cvtph_ps(load_vector<__m128i>(from));
+  }
+  static void store(std::uint16_t* to, Floats value) {
+    const Floats number = canonical<Words>(value, kNanFloat32);
+    store_vector(to, _mm256_cvtps_ph(number, _MM_FROUND_TO_NEAREST_INT));
+  }
+#else
+  static Floats load(const std::uint16_t* from) {
+    return float_from_float16<Floats>(widened<std::uint32_t>(from));
+  }
+  static void store(std::uint16_t* to, Floats value) {
+    store_narrowed<std::uint16_t, std::uint32_t>(to, float16_from_float<Words>(value));
+  }
+#endif
+};
+
+// fp32 that is known to be a number: kept as it is.
+struct Number : Fp32 {
+  static void store(float* to, Floats value) { store_vector(to, value); }
+};
+
+template <class Element>
+inline Group load_group(const typename Element::Stored* from) {
+  return group_of([&](int k) { return Element::load(from + k * kWidth); });
+}
+
+// The first `count` of a group; the others are zeros, and are not read.
+template <class Element>
+inline Group load_part(const typename Element::Stored* from, std::size_t count) {
+  typename Element::Stored padded[kGroup] = {};
+  std::memcpy(padded, from, count * sizeof(padded[0]));
+  return load_group<Element>(padded);
+}
+
+template <class Element>
+inline void store_group(typename Element::Stored* to, const Group& group) {
+#pragma GCC unroll 8
+  for (int k = 0; k < kVectors; ++k) Element::store(to + k * kWidth, group.v[k]);
+}
+
+template <class Element>
+inline void store_part(typename Element::Stored* to, const Group& group, std::size_t count) {
+  typename Element::Stored padded[kGroup];
+  store_group<Element>(padded, group);
+  std::memcpy(to, padded, count * sizeof(padded[0]));
+}
+
+// whole(i) for each group of `count` elements, then part(i, rest) for what is behind the last.
+template <class Whole, class Part>
+inline void each_group(std::size_t count, const Whole& whole, const Part& part) {
+  std::size_t i = 0;
+  for (; i + kGroup <= count; i += kGroup) whole(i);
+  if (i < count) part(i, count - i);
+}
+
+// c = x + held, which is read as often as it is needed, never kept.
+template <class Element, bool kHeld>
+struct Input {
+  const typename Element::Stored* x;
+  const float* held;
+
+  Input from(std::size_t i) const { return {x + i, kHeld ? held + i : nullptr}; }
+  Group at(std::size_t i) const {
+    const Group own = load_group<Element>(x + i);
+    if constexpr (kHeld)
+      return own + load_group<Number>(held + i);
+    else
+      return own;
+  }
+  Group part(std::size_t i, std::size_t count) const {
+    const Group own = load_part<Element>(x + i, count);
+    if constexpr (kHeld)
+      return own + load_part<Number>(held + i, count);
+    else
+      return own;
+  }
+  // Asks for the lines of a group that comes later, which may lie behind the array's end.
+  void prefetch(std::size_t i) const {
+    prefetch_lines(x, i);
+    if constexpr (kHeld) prefetch_lines(held, i);
+  }
+
+ private:
+  template <class T>
+  static void prefetch_lines(const T* array, std::size_t i) {
+    constexpr std::size_t kLine = 64;
+    const auto first = reinterpret_cast<std::uintptr_t>(array) + i * sizeof(T);
+    for (std::size_t at = 0; at < kGroup * sizeof(T); at += kLine)
+      __builtin_prefetch(reinterpret_cast<const void*>(first + at));
+  }
+};

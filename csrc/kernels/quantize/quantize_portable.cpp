@@ -1,0 +1,26 @@
+// Quantization for every CPU.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/quantize/quantize_levels.h"
+#include "numerics.h"
+#include "types.h"
+
+namespace pycollective::portable {
+namespace {
+constexpr int kVectorBytes = 16;
+// clang-format off: each needs those before it
+#include "kernels/lanes.h"
+#include "kernels/quantize/elements.h"
+#include "kernels/quantize/stream.h"
+#include "kernels/quantize/one_bit.h"
+#include "kernels/quantize/int8.h"
+#include "kernels/quantize/frame.h"
+// clang-format on
+}  // namespace
+
+Quantizing find_quantizing(QuantizeCodec codec, Dtype dtype) { return find(codec, dtype); }
+
+}  // namespace pycollective::portable
