@@ -34,6 +34,8 @@ SIMD_FLAGS = (
         "kernels_avx2.cpp": AVX2_FLAGS,
         "pack_avx512.cpp": AVX512_FLAGS,
         "pack_avx2.cpp": AVX2_FLAGS,
+        "sparse_avx512.cpp": AVX512_FLAGS,
+        "sparse_avx2.cpp": AVX2_FLAGS,
     }
     if platform.machine() in ("x86_64", "AMD64")
     else {}
@@ -47,6 +49,7 @@ def core_extension() -> Extension:
         for folder in (
             "kernels",
             "kernels/pack",
+            "kernels/sparse",
             "transport",
             "engine",
             "engine/far",

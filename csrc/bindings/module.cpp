@@ -11,6 +11,7 @@
 #include "bindings/node_py.h"
 #include "bindings/pack_py.h"
 #include "bindings/program_py.h"
+#include "bindings/sparse_py.h"
 #include "bindings/traits_py.h"
 #include "bindings/work_py.h"
 
@@ -21,6 +22,7 @@ PYBIND11_MODULE(_core, module) {
   bind_traits(module);
   bind_kernels(module);
   bind_pack(module);
+  bind_sparse(module);
   bind_node(module);
   bind_program(module);
   bind_link(module);
