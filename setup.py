@@ -36,6 +36,8 @@ SIMD_FLAGS = (
         "pack_avx2.cpp": AVX2_FLAGS,
         "quantize_avx512.cpp": AVX512_FLAGS,
         "quantize_avx2.cpp": AVX2_FLAGS,
+        "sparse_avx512.cpp": AVX512_FLAGS,
+        "sparse_avx2.cpp": AVX2_FLAGS,
     }
     if platform.machine() in ("x86_64", "AMD64")
     else {}
@@ -50,6 +52,7 @@ def core_extension() -> Extension:
             "kernels",
             "kernels/pack",
             "kernels/quantize",
+            "kernels/sparse",
             "transport",
             "engine",
             "engine/far",

@@ -12,6 +12,7 @@
 #include "bindings/pack_py.h"
 #include "bindings/program_py.h"
 #include "bindings/quantize_py.h"
+#include "bindings/sparse_py.h"
 #include "bindings/traits_py.h"
 #include "bindings/work_py.h"
 
@@ -23,6 +24,7 @@ PYBIND11_MODULE(_core, module) {
   bind_kernels(module);
   bind_pack(module);
   bind_quantize(module);
+  bind_sparse(module);
   bind_node(module);
   bind_program(module);
   bind_link(module);

@@ -1,0 +1,102 @@
+// Top-k selection with error feedback, and what is sent of it: CPU kernels, chosen at run time, the
+// same bits at each level. docs/wire.md says what packed indices are, byte by byte.
+//
+// The order of elements: |c| descending, by the 31 bits of the magnitude (the key), then the index
+// ascending. Numbers are fp32; x and values are fp32, fp16 or bf16. Arrays may have any alignment,
+// and hold fewer than 2^32 elements. The caller's floating-point environment must be the IEEE
+// default: hold a FloatEnvironment.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "dtype.h"
+#include "kernels/kernels.h"
+
+namespace pycollective {
+
+// What a rank has of a tensor. left = x + held; `held` may be null: nothing is held. `left`
+// overlaps neither `held` nor, unless it is the very same array, `x`.
+struct Gradient {
+  Dtype dtype;  // of x
+  const void* x;
+  const float* held;
+  float* left;
+  std::size_t count;
+};
+
+constexpr std::int64_t kNotFinite = -1;  // an element of x + held is not: outputs hold anything
+constexpr std::int64_t kNoRoom = -2;
+
+// The largest chunk, in elements; a chunk is a multiple of kChunkStep.
+constexpr std::size_t kLargestChunk = 65536;
+constexpr std::size_t kChunkStep = 64;
+
+// How many are selected of a last chunk of `count` elements, where it is k of each whole one.
+constexpr std::size_t selected_of(std::size_t count, std::size_t k, std::size_t chunk) {
+  return (k * count + chunk - 1) /
+         chunk;  // at least 1, and no more than `count`, for 1 <= k <= chunk
+}
+constexpr std::size_t selected_by_chunk(std::size_t count, std::size_t k, std::size_t chunk) {
+  return count / chunk * k + selected_of(count % chunk, k, chunk);
+}
+
+// Packed indices take no more bytes than this.
+std::size_t packed_indices_bound(std::size_t count, std::uint64_t size);
+
+// One rank's sparse vector: `count` places, ascending strictly, and their values.
+struct SparseVector {
+  const std::uint32_t* indices;
+  const void* values;
+  std::size_t count;
+};
+
+struct Sparse {
+  // left = x + held. False if one of these is not finite.
+  bool (*add)(const Gradient& gradient);
+
+  // add(), then the indices of the first k elements in the order, ascending; how many, or
+  // kNotFinite. `indices` has room for as many and no more.
+  std::int64_t (*top_k)(const Gradient& gradient, std::size_t k, std::uint32_t* indices);
+  // The same of each chunk: selected_by_chunk() in all.
+  std::int64_t (*top_k_chunks)(const Gradient& gradient, std::size_t k, std::size_t chunk,
+                               std::uint32_t* indices);
+
+  // Where key >> (shift + bits) == prefix: bins[(key >> shift) & (2^bits - 1)] += 1.
+  void (*histogram)(const float* left, std::size_t count, int shift, int bits, std::uint32_t prefix,
+                    std::int64_t* bins);
+  // The indices of all with a key above `key` and of the first `ties` that have it, ascending; how
+  // many, or kNoRoom where these are more than `room`.
+  std::int64_t (*select)(const float* left, std::size_t count, std::uint32_t key, std::size_t ties,
+                         std::uint32_t* indices, std::size_t room);
+  // For each index in turn: value = left[i] in `dtype`, rounded to nearest even, never past the
+  // largest finite number; left[i] -= value. Indices are below left's length.
+  void (*take)(float* left, const std::uint32_t* indices, std::size_t count, Dtype dtype,
+               void* values);
+
+  // Whether all indices are below `size`; and whether they ascend strictly, too.
+  bool (*all_below)(const std::uint32_t* indices, std::size_t count, std::uint64_t size);
+  bool (*ascends)(const std::uint32_t* indices, std::size_t count, std::uint64_t size);
+
+  // `indices` ascend strictly below `size`. Bytes; `out` has room for packed_indices_bound().
+  std::size_t (*pack)(const std::uint32_t* indices, std::size_t count, std::uint64_t size,
+                      std::byte* out);
+  // False unless the payload is of `count` indices that ascend strictly below `size`, to its last
+  // byte: `indices` then hold anything. Nothing outside of either is touched, whatever it holds.
+  bool (*unpack)(const std::byte* payload, std::size_t bytes, std::uint64_t size,
+                 std::uint32_t* indices, std::size_t count);
+
+  // The sum of n sparse vectors in the contract's order, where what is absent adds nothing: each
+  // place that one of them has. How many. Outputs have room for all vectors' places together; NaNs
+  // come out as fp32's one. Allocates as much again and half.
+  std::size_t (*sum)(const SparseVector* vectors, std::size_t n, Dtype dtype,
+                     std::uint32_t* out_indices, float* out_values);
+  // out = 0 but out[indices] = values / divisor, rounded once to out_dtype. Indices ascend strictly
+  // below `size`, the length of `out`.
+  void (*scatter)(const SparseVector& vector, Dtype dtype, float divisor, void* out,
+                  std::size_t size, Dtype out_dtype);
+};
+
+Sparse find_sparse(SimdLevel level);
+
+}  // namespace pycollective

@@ -1,0 +1,378 @@
+"""Top-k selection, its steps and sparse sums, at each SIMD level, against a few lines of NumPy.
+
+Bits everywhere: there is one right answer, whatever the kernels guess on their way to it.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pycollective import ConfigurationError, _core, reference
+from tests.inputs import FLOATS, dtype_of, same_bits
+
+LEVELS = _core.simd_levels()
+TYPES = [name for name in FLOATS if name != "float64"]
+MAGNITUDE = np.uint32(0x7FFFFFFF)
+LARGEST = {
+    "float32": np.finfo(np.float32).max,
+    "float16": np.float32(65504),
+    "bfloat16": np.float32(ml_dtypes.finfo(ml_dtypes.bfloat16).max),
+}
+
+
+def keys_of(c):
+    return c.view(np.uint32) & MAGNITUDE
+
+
+def first(c, k):
+    """The k elements that come first: |c| descending, then the index ascending."""
+    order = np.lexsort((np.arange(len(c)), -keys_of(c).astype(np.int64)))
+    return np.sort(order[:k]).astype(np.uint32)
+
+
+def first_of_chunks(c, k, chunk):
+    found = []
+    for at in range(0, len(c), chunk):
+        part = c[at : at + chunk]
+        wanted = k if len(part) == chunk else max(1, -(-k * len(part) // chunk))
+        found.append(first(part, wanted) + np.uint32(at))
+    return np.concatenate([np.zeros(0, np.uint32), *found])
+
+
+def spread(random, count):
+    """Pieces of the tensor whose scales have nothing to do with each other."""
+    scale = 10.0 ** random.integers(-30, 30, count // 700 + 1)
+    return random.standard_normal(count) * np.repeat(scale, 700)[:count]
+
+
+def spikes(random, count):
+    c = random.standard_normal(count) * 1e-3
+    c[random.integers(0, max(count, 1), min(count, 3))] *= 1e6
+    return c
+
+
+# What selection could stumble over, as fp32 or what becomes of it in a narrower type.
+INPUTS = {
+    "gaussian": lambda r, n: r.standard_normal(n),
+    "lognormal": lambda r, n: np.exp(2 * r.standard_normal(n)) * r.choice([-1, 1], n),
+    "spikes": spikes,
+    "1 % dense": lambda r, n: r.standard_normal(n) * (r.random(n) < 0.01),
+    "few values": lambda r, n: r.integers(-3, 4, n) / 4,
+    "one value": lambda r, n: np.full(n, -1.5) * r.choice([-1, 1], n),
+    "zeros": lambda r, n: np.zeros(n) * r.choice([-1, 1], n),
+    "ascending": lambda r, n: np.arange(n) / 64,
+    "descending": lambda r, n: -np.arange(n)[::-1] / 64,
+    "pieces": spread,
+    "at the end": lambda r, n: np.where(np.arange(n) < n - n // 50, 1e-3, 1.0) * r.random(n),
+}
+
+
+def make(kind, dtype, count, seed=0):
+    x = INPUTS[kind](np.random.default_rng([seed, count]), count)
+    largest = float(LARGEST[dtype])
+    return np.clip(x, -largest, largest).astype(np.float32).astype(dtype_of(dtype))
+
+
+def subnormals(count, seed=0):
+    """fp32 around the least normal number and below it."""
+    random = np.random.default_rng([seed, count])
+    bits = random.integers(0, 1 << 24, count, np.uint32)
+    return (bits | random.integers(0, 2, count, np.uint32) << np.uint32(31)).view(np.float32)
+
+
+def run_top_k(x, held, k, simd):
+    left = np.full(x.shape, np.nan, np.float32)
+    indices = np.zeros(k, np.uint32)
+    return _core.top_k(x, held, left, k, indices, simd), left, indices
+
+
+def check_top_k(x, held, k):
+    c = x.astype(np.float32) if held is None else x.astype(np.float32) + held
+    want = first(c, k)
+    for simd in LEVELS:
+        found, left, indices = run_top_k(x, held, k, simd)
+        assert found == k
+        assert same_bits(left, c), simd
+        assert same_bits(indices, want), simd
+
+
+def check_top_k_chunks(x, held, k, chunk):
+    c = x.astype(np.float32) if held is None else x.astype(np.float32) + held
+    want = first_of_chunks(c, k, chunk)
+    for simd in LEVELS:
+        left, indices = np.full(x.shape, np.nan, np.float32), np.zeros(len(want), np.uint32)
+        assert _core.top_k_chunks(x, held, left, k, chunk, indices, simd) == len(want)
+        assert same_bits(left, c), simd
+        assert same_bits(indices, want), simd
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kind", INPUTS)
+def test_top_k(kind, dtype):
+    for count in (1, 2, 63, 64, 1000, 70_001):
+        x = make(kind, dtype, count)
+        held = make(kind, "float32", count, seed=1) if count % 2 else None
+        with np.errstate(all="ignore"):
+            for k in sorted({1, min(count, 3), count // 100, count // 10, count // 2, count}):
+                check_top_k(x, held, k)
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_top_k_of_a_long_tensor(kind):
+    """Long enough for a sample and a guess; and for the guess to be wrong."""
+    count = 1_100_003
+    x, held = make(kind, "float32", count), make(kind, "float32", count, seed=1)
+    for k in (1, count // 10_000, count // 100, count // 11, count - 1):
+        check_top_k(x, held, k)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kind", INPUTS)
+def test_top_k_chunks(kind, dtype):
+    for count in (1, 63, 64, 65, 4096, 4097, 12_345, 70_001):
+        x = make(kind, dtype, count)
+        held = make(kind, "float32", count, seed=1) if count % 2 else None
+        for k, chunk in [(1, 64), (64, 64), (41, 4096), (4000, 4096), (13, 1088), (655, 65536)]:
+            check_top_k_chunks(x, held, k, chunk)
+
+
+@pytest.mark.parametrize("offset", [1, 3, 4, 15])
+def test_any_alignment_and_lengths_around_a_vector(offset):
+    """Large enough for stores past the caches, too."""
+    for count in [*range(1, 70), 1000, 3_000_001]:
+        x = make("gaussian", "float32", count + offset)[offset:]
+        held = make("gaussian", "float32", count + 7, seed=1)[7:]
+        want = x + held
+        k = max(1, count // 100)
+        for simd in LEVELS:
+            room = np.full(count + offset + 16, 7, np.float32)
+            indices = np.full(k + 16, 7, np.uint32)
+            left = room[offset : offset + count]
+            assert _core.top_k(x, held, left, k, indices, simd) == k
+            assert same_bits(left, want)
+            assert same_bits(indices[:k], first(want, k))
+            assert (indices[k:] == 7).all()
+            assert (room[:offset] == 7).all()
+            assert (room[offset + count :] == 7).all()
+            many = _core.top_k_chunks(x, held, left, 1, 64, np.zeros(count, np.uint32), simd)
+            assert many == -(-count // 64)
+            assert same_bits(left, want)
+            assert (room[:offset] == 7).all()
+            assert (room[offset + count :] == 7).all()
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_subnormals_are_kept_whatever_the_host_does(flush):
+    x, held = subnormals(5000), subnormals(5000, seed=1)
+    want = x + held
+    for simd in LEVELS:
+        if flush:
+            _core.testing_set_flush_to_zero(True)
+        try:
+            found, left, indices = run_top_k(x, held, 500, simd)
+        finally:
+            _core.testing_set_flush_to_zero(False)
+        assert found == 500
+        assert same_bits(left, want)
+        assert same_bits(indices, first(want, 500))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_found_anywhere(dtype, value):
+    for count in (1, 64, 100, 5001):
+        for at in {0, count // 2, count - 2, count - 1} - {-1}:
+            x = make("gaussian", dtype, count)
+            x[at] = value
+            for simd in LEVELS:
+                left, indices = np.empty(count, np.float32), np.zeros(count, np.uint32)
+                assert _core.top_k(x, None, left, 1, indices, simd) == -1
+                assert _core.top_k(x, None, left, count, indices, simd) == -1
+                assert _core.top_k_chunks(x, None, left, 1, 64, indices, simd) == -1
+                assert _core.sparse_add(x, None, left, simd) is False
+
+
+def test_a_sum_that_is_too_large_is_not_finite():
+    x = np.full(100, np.finfo(np.float32).max)
+    left = np.empty(100, np.float32)
+    for simd in LEVELS:
+        assert _core.sparse_add(x, None, left, simd) is True
+        assert _core.sparse_add(x, np.full(100, 1e31, np.float32), left, simd) is True
+        assert _core.sparse_add(x, x, left, simd) is False
+        assert _core.top_k(x, x, left, 1, np.zeros(1, np.uint32), simd) == -1
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_steps_together_are_top_k(dtype):
+    """As ranks of a host would: a histogram of each part, one threshold, a share of the ties."""
+    for kind in INPUTS:
+        count, k = 10_007, 501
+        x, held = make(kind, dtype, count), make(kind, "float32", count, seed=1)
+        c = x.astype(np.float32) + held
+        for simd in LEVELS:
+            left = np.full(count, np.nan, np.float32)
+            assert _core.sparse_add(x, held, left, simd)
+            assert same_bits(left, c)
+            parts = [left[:3001], left[3001:3002], left[3002:]]
+            prefix, wanted = 0, k
+            for shift, bits in ((20, 11), (10, 10), (0, 10)):
+                bins = np.zeros(1 << bits, np.int64)
+                for part in parts:
+                    _core.sparse_histogram(part, shift, bits, prefix, bins, simd)
+                here = keys_of(c).astype(np.int64) >> shift
+                within = here[here >> bits == prefix] & (1 << bits) - 1
+                assert same_bits(bins, np.bincount(within, minlength=1 << bits).astype(np.int64))
+                above = np.cumsum(bins[::-1])[::-1]
+                digit = int(np.nonzero(above >= wanted)[0].max())
+                wanted -= int(above[digit] - bins[digit])
+                prefix = prefix << bits | digit
+            found = []
+            for part, at in zip(parts, (0, 3001, 3002), strict=True):
+                indices = np.zeros(len(part), np.uint32)
+                many = _core.sparse_select(part, prefix, wanted, indices, simd)
+                found.append(indices[:many] + np.uint32(at))
+                wanted -= min(wanted, int((keys_of(part) == prefix).sum()))
+            assert same_bits(np.concatenate(found), first(c, k))
+
+
+def test_select_has_room_or_refuses():
+    left = make("few values", "float32", 1003)
+    key = int(np.float32(0.5).view(np.uint32))
+    above, ties = int((keys_of(left) > key).sum()), int((keys_of(left) == key).sum())
+    for simd in LEVELS:
+        for take in (0, 1, ties - 1, ties, ties + 1, 1 << 40):
+            many = above + min(take, ties)
+            indices = np.full(many + 16, 7, np.uint32)
+            assert _core.sparse_select(left, key, take, indices[:many], simd) == many
+            assert same_bits(indices[:many], first(left, many))
+            assert (indices[many:] == 7).all()
+            with pytest.raises(ConfigurationError, match="no room"):
+                _core.sparse_select(left, key, take, indices[: many - 1], simd)
+            assert (indices[many:] == 7).all()
+
+
+def rounded(c, dtype):
+    """To nearest even, never past the largest finite number."""
+    return np.clip(c, -LARGEST[dtype], LARGEST[dtype]).astype(dtype_of(dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_take(dtype):
+    random = np.random.default_rng(3)
+    bits = random.integers(0, 1 << 32, 20_000, np.uint32)
+    left = bits.view(np.float32)
+    left[~np.isfinite(left)] = np.float32(np.finfo(np.float32).max)
+    left[:6] = [0.0, -0.0, 65504, 65520, -65520, 3.4e38]
+    indices = np.sort(random.choice(len(left), 7001, replace=False)).astype(np.uint32)
+    indices[:6] = range(6)
+    with np.errstate(all="ignore"):
+        want = rounded(left[indices], dtype)
+        rest = left.copy()
+        rest[indices] -= want.astype(np.float32)
+    assert np.isfinite(want.astype(np.float32)).all()
+    for simd in LEVELS:
+        got, values = left.copy(), np.zeros(len(indices), dtype_of(dtype))
+        _core.sparse_take(got, indices, values, simd)
+        assert same_bits(values, want)
+        assert same_bits(got, rest)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_sent_and_left_are_what_was_put_in(dtype):
+    """Exactly, but where fp16 has not the range, and the sum rounds once."""
+    x, held = make("lognormal", "float32", 30_001), make("gaussian", "float32", 30_001, seed=1)
+    for simd in LEVELS:
+        _, left, indices = run_top_k(x, held, 300, simd)
+        values = np.zeros(300, dtype_of(dtype))
+        _core.sparse_take(left, indices, values, simd)
+        delivered = left.copy()
+        delivered[indices] += values.astype(np.float32)
+        assert same_bits(delivered, x + held)
+        if dtype == "float32":
+            assert not left[indices].any()
+
+
+def sparse_vectors(ranks, size, density, dtype, seed=0):
+    random = np.random.default_rng([seed, ranks, size])
+    vectors = []
+    for rank in range(ranks):
+        many = 0 if rank % 5 == 4 else int(random.binomial(size, density))
+        at = np.sort(random.choice(size, many, replace=False)).astype(np.uint32)
+        values = random.standard_normal(many) * 10.0 ** random.integers(-4, 4, many)
+        vectors.append((at, values.astype(np.float32).astype(dtype_of(dtype))))
+    return vectors
+
+
+def tree_of_present(vectors):
+    """T over the leaves, place by place: a node of which one child is absent is the other one."""
+
+    def combine(a, b):
+        joined = dict(a)
+        for place, value in b.items():
+            joined[place] = joined[place] + value if place in joined else value
+        return joined
+
+    leaves = [
+        dict(zip(at.tolist(), values.astype(np.float32), strict=True)) for at, values in vectors
+    ]
+    root = reference.tree(leaves, combine)
+    places = sorted(root)
+    return np.array(places, np.uint32), np.array([root[p] for p in places], np.float32)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 6, 7, 8, 13])
+def test_sums(dtype, ranks):
+    for size, density in [(1, 1.0), (100, 0.5), (3000, 0.2), (3000, 1.0), (100_000, 0.001)]:
+        vectors = sparse_vectors(ranks, size, density, dtype)
+        at, values = tree_of_present(vectors)
+        room = sum(len(each) for each, _ in vectors)
+        for simd in LEVELS:
+            places, sums = np.zeros(room, np.uint32), np.zeros(room, np.float32)
+            many = _core.sparse_sum(*map(list, zip(*vectors, strict=True)), places, sums, simd)
+            assert same_bits(places[:many], at)
+            assert same_bits(sums[:many], values)
+
+
+def test_sums_see_the_order():
+    """Leaves for which a chain, or another tree, has other bits; whole, they are the contract's."""
+    dense = [make("lognormal", "float32", 500, seed) for seed in range(7)]
+    everywhere = np.arange(500, dtype=np.uint32)
+    places, sums = np.zeros(3500, np.uint32), np.zeros(3500, np.float32)
+    assert _core.sparse_sum([everywhere] * 7, dense, places, sums) == 500
+    assert same_bits(sums[:500], reference.reduce(dense))
+    chain = dense[0].copy()
+    for leaf in dense[1:]:
+        chain += leaf
+    assert not same_bits(sums[:500], chain)
+
+
+def test_a_sum_has_one_nan_and_keeps_minus_zero():
+    nan = np.array([0xFFC12345, 0x80000000], np.uint32).view(np.float32)
+    at = np.array([3, 9], np.uint32)
+    for simd in LEVELS:
+        for ranks in (1, 2):
+            places, sums = np.zeros(2 * ranks, np.uint32), np.zeros(2 * ranks, np.float32)
+            assert _core.sparse_sum([at] * ranks, [nan] * ranks, places, sums, simd) == 2
+            assert sums.view(np.uint32)[:2].tolist() == [0x7FC00000, 0x80000000]
+
+
+@pytest.mark.parametrize("out_dtype", TYPES)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("divisor", [1, 3, 8])
+def test_scatter(dtype, out_dtype, divisor):
+    for size, density in [(1, 1.0), (100, 0.5), (5000, 0.01), (5000, 1.0), (1_100_000, 0.001)]:
+        at, values = sparse_vectors(1, size, density, dtype)[0]
+        want = np.zeros(size, np.float32)
+        want[at] = values.astype(np.float32) / np.float32(divisor)
+        with np.errstate(over="ignore"):
+            want = want.astype(dtype_of(out_dtype))
+        for simd in LEVELS:
+            for offset in (0, 1, 8):
+                room = np.full(size + offset + 16, 7, dtype_of(out_dtype))
+                _core.sparse_scatter(at, values, room[offset : offset + size], divisor, simd)
+                assert same_bits(room[offset : offset + size], want)
+                assert (room[:offset] == 7).all()
+                assert (room[offset + size :] == 7).all()
