@@ -57,6 +57,9 @@ class Array {
       return *this;
     refuse(name_ + " must be of float32, float16 or bfloat16, not " + name_of(dtype()));
   }
+  // Values that travel: NumPy alone has no bfloat16, so an int16 is one's bits.
+  Dtype value_dtype() const { return dtype() == Dtype::kInt16 ? Dtype::kBFloat16 : dtype(); }
+  const Array& of_values() const { return dtype() == Dtype::kInt16 ? *this : of_floats(); }
   const Array& long_as(const Array& other) const {
     if (count() != other.count())
       refuse(name_ + " must have as many elements as " + other.name_ + ": " +
@@ -196,13 +199,14 @@ void sparse_take(const py::object& left, const py::object& indices, const py::ob
   const Array from(left, "left", true), at(indices, "indices", false), to(values, "values", true);
   from.of(Dtype::kFloat32);
   at.of_indices();
-  to.of_floats().long_as(at);
+  to.of_values().long_as(at);
   to.apart_from(from);
   to.apart_from(at);
   from.apart_from(at);
   const bool good = run([&] {
     if (!sparse.all_below(at.as<std::uint32_t>(), at.count(), from.count())) return false;
-    sparse.take(from.as<float>(), at.as<std::uint32_t>(), at.count(), to.dtype(), to.as<void>());
+    sparse.take(from.as<float>(), at.as<std::uint32_t>(), at.count(), to.value_dtype(),
+                to.as<void>());
     return true;
   });
   if (!good) refuse("indices must be below " + std::to_string(from.count()) + ", left's length");
@@ -262,7 +266,7 @@ std::size_t sparse_sum(const std::vector<py::object>& indices,
     const Array& at = arrays.emplace_back(indices[r], "a rank's indices", false);
     const Array& of = arrays.emplace_back(values[r], "a rank's values", false);
     at.of_indices();
-    of.of_floats().of(arrays[1].dtype()).long_as(at);
+    of.of_values().of(arrays[1].dtype()).long_as(at);
     for (const Array* out : {&to, &sums}) {
       out->apart_from(at);
       out->apart_from(of);
@@ -279,7 +283,7 @@ std::size_t sparse_sum(const std::vector<py::object>& indices,
       wrong = r;
       return 0;
     }
-    return sparse.sum(vectors.data(), vectors.size(), arrays[1].dtype(), to.as<std::uint32_t>(),
+    return sparse.sum(vectors.data(), vectors.size(), arrays[1].value_dtype(), to.as<std::uint32_t>(),
                       sums.as<float>());
   });
   if (wrong != vectors.size())

@@ -139,7 +139,7 @@ class Domain:
             if row.size == at + length + count * dtype.itemsize and count <= self.size:
                 every = np.empty(count, np.uint32)
                 _core.unpack_indices(row[at : at + length], self.size, every)
-                values = np.frombuffer(row[at + length :].tobytes(), dtype)
+                values = row[at + length :].copy().view(dtype)
                 return self._by_item(every, values)
         raise CollectiveMismatch("compressed all_reduce: a message of a wrong length")
 

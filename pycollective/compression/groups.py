@@ -138,9 +138,17 @@ class Ends:
         return cls(places, whole, local, None if share is None else made)
 
 
-def ends_of_communicator(communicator: Communicator, between: str) -> Ends:
-    """The groups of a communicator's ranks; collective. The parts are communicators of their own."""
-    places = Places.of(communicator.rank, communicator.host_of, between)
+def ends_of_communicator(
+    communicator: Communicator, between: str = "hosts", host_of: Sequence[int] | None = None
+) -> Ends:
+    """The groups of a communicator's ranks; collective. The parts are communicators of their own.
+
+    Args:
+        communicator: of the ranks that average.
+        between: see `Places.of`.
+        host_of: the host of each rank, to play another topology than the one there is.
+    """
+    places = Places.of(communicator.rank, host_of or communicator.host_of, between)
 
     def part(ranks: Sequence[int], color: int) -> OfCommunicator | None:
         made = communicator.split(color if ranks else None, communicator.rank)

@@ -21,8 +21,27 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pycollective.torch.backend import register
+from pycollective.torch.compression import (
+    Int8State,
+    OneBitState,
+    TopKState,
+    compressed_all_reduce,
+    int8_hook,
+    one_bit_hook,
+    top_k_hook,
+)
 from pycollective.torch.hooks import all_reduce_hook, in_order
 
-__all__ = ["all_reduce_hook", "in_order"]
+__all__ = [
+    "Int8State",
+    "OneBitState",
+    "TopKState",
+    "all_reduce_hook",
+    "compressed_all_reduce",
+    "in_order",
+    "int8_hook",
+    "one_bit_hook",
+    "top_k_hook",
+]
 
 register()

@@ -1,0 +1,324 @@
+"""Compression with error feedback for torch: DDP's hooks, and tensors without DDP.
+
+No `from __future__ import annotations` here: DDP compares a hook's annotations with the types
+themselves.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pycollective import compression
+from pycollective.compression.arrays import Floats
+from pycollective.compression.state import Shape, State
+from pycollective.errors import ConfigurationError
+from pycollective.torch.groups import ends_of_group
+
+Parameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
+Compress = Callable[[str, Shape], bool]
+_T = TypeVar("_T")
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class OfTensor:
+    """A dense CPU tensor; see `pycollective.compression.arrays.Flat`."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        if tensor.dtype not in _DTYPES or tensor.device.type != "cpu" or tensor.is_sparse:
+            raise ConfigurationError(
+                "a gradient to compress is a dense CPU tensor of float32, float16 or bfloat16, not "
+                f"{tensor.dtype} on {tensor.device}"
+            )
+        if not tensor.is_contiguous():
+            raise ConfigurationError("a gradient to compress must be contiguous")
+        self._flat = tensor.detach().view(-1)
+        self.count = tensor.numel()
+
+    def part(self, start: int, stop: int) -> torch.Tensor:
+        """See `Flat`."""
+        return self._flat[start:stop]
+
+    def widen(self, start: int, stop: int, out: Floats) -> None:
+        """See `Flat`."""
+        torch.from_numpy(out).copy_(self._flat[start:stop])
+
+    def put(self, start: int, values: Floats) -> None:
+        """See `Flat`."""
+        self._flat[start : start + values.size].copy_(torch.from_numpy(values))
+
+    def fill(self, value: float) -> None:
+        """See `Flat`."""
+        self._flat.fill_(value)
+
+
+def named(parameters: Parameters) -> dict[str, torch.Tensor]:
+    """The parameters that need a gradient, by their names in the model that DDP wraps."""
+    if isinstance(parameters, torch.nn.parallel.DistributedDataParallel):
+        parameters = parameters.module
+    if isinstance(parameters, torch.nn.Module):
+        parameters = parameters.named_parameters()
+    pairs = list(parameters)
+    if any(not isinstance(each, tuple) or len(each) != 2 for each in pairs):
+        raise ConfigurationError(
+            "a state of compression wants a model, or pairs of a name and a parameter "
+            "(model.named_parameters()): residuals are kept by name"
+        )
+    found = {name: tensor for name, tensor in pairs if tensor.requires_grad}
+    if len(found) != sum(tensor.requires_grad for _, tensor in pairs):
+        raise ConfigurationError("a state of compression: two parameters have the same name")
+    return found
+
+
+class _OfTorch(State):
+    """What makes a state one of torch's: tensors, DDP's buckets, a thread that exchanges."""
+
+    def _listen(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._names = {id(tensor): name for name, tensor in parameters.items()}
+        self._parameters = dict(parameters)  # so that no other object takes an id
+        # One thread: exchanges of several buckets run in the buckets' order on every rank, while
+        # backward goes on. Python waits for it at exit.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pycollective-compression")
+
+    def _in_turn(self, call: Callable[[], _T]) -> _T:
+        """Run behind the exchanges that were issued before."""
+        return self._thread.submit(call).result()
+
+    def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average a bucket of DDP's, in place; see the hooks."""
+        buffer = bucket.buffer()
+        gradients: dict[str, OfTensor] = {}
+        at = 0
+        for parameter in bucket.parameters():
+            name = self._names.get(id(parameter))
+            if name is None:
+                raise ConfigurationError(
+                    f"{type(self).__name__}: DDP has a parameter of shape "
+                    f"{tuple(parameter.shape)} that the state was not given; make it of the model "
+                    "that DDP wraps, after parameters were moved or replaced"
+                )
+            # By place in the bucket, not by its views: those may be strided (channels last).
+            gradients[name] = OfTensor(buffer[at : at + parameter.numel()])
+            at += parameter.numel()
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        first, last = bucket.index() == 0, bucket.is_last()
+
+        def exchange() -> None:
+            try:
+                if first:
+                    self.begin()
+                self.reduce(gradients)
+                if last:
+                    self.end()
+            except Exception as error:
+                self._open = False
+                future.set_exception(error)
+            else:
+                future.set_result(buffer)
+
+        self._thread.submit(exchange)
+        return future
+
+    def all_reduce(self, gradients: Mapping[str, Any]) -> bool:
+        """Average tensors over all ranks, in place; by itself a whole step, in one a part.
+
+        Args:
+            gradients: by parameter name, dense contiguous CPU tensors of fp32, fp16 or bf16.
+
+        Returns:
+            Whether all were finite on all ranks; if not, all are NaN now.
+
+        Raises:
+            ConfigurationError: an unknown name, another size or type; nothing has moved.
+            CollectiveMismatch: ranks passed different parameters.
+        """
+        flats = {name: OfTensor(tensor) for name, tensor in gradients.items()}
+        for name, flat in flats.items():
+            self._item(name, flat)
+
+        def whole() -> bool:
+            if self._open:
+                return self.reduce(flats)
+            with self.step():
+                return self.reduce(flats)
+
+        return self._in_turn(whole)
+
+    def set_loss_scale(self, scale: Any) -> None:
+        """Say by what the loss is multiplied: a number, a function, or a ``GradScaler``.
+
+        Looked at when a step begins. Residuals are kept in the scale of the gradients: when it
+        changes, they are multiplied by the ratio, which is exact for powers of two.
+        """
+        super().set_loss_scale(getattr(scale, "get_scale", scale))
+
+    def flush(self) -> dict[str, Any]:
+        """Give back what is held, and hold exactly nothing; collective.
+
+        Returns:
+            By parameter, in its shape, an fp32 tensor, in the scale of the last step: what all
+            ranks' held error adds to the average. Add it to a gradient, or drop it.
+        """
+        found = self._in_turn(super().flush)
+        return {name: torch.from_numpy(each) for name, each in found.items()}
+
+    def reset(self) -> None:
+        """Hold nothing. Local: call it on all ranks."""
+        super().reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on, the same on every rank; collective.
+
+        Tensors of 4 bytes times parameters times hosts (and once more for the server's residuals);
+        torch.save and torch.distributed.checkpoint take it as it is.
+        """
+        state = self._in_turn(super().state_dict)
+        state["residuals"] = {
+            kind: {name: torch.from_numpy(each) for name, each in of.items()}
+            for kind, of in state["residuals"].items()
+        }
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Hold what `state_dict` gave; see `pycollective.compression.State.load_state_dict`."""
+        arrays = {
+            kind: {name: np.asarray(each) for name, each in of.items()}
+            for kind, of in state["residuals"].items()
+        }
+        load = super().load_state_dict
+        self._in_turn(lambda: load({**state, "residuals": arrays}))
+
+
+class OneBitState(_OfTorch, compression.OneBitState):
+    """A sign an element and a scale a chunk; see `pycollective.compression.OneBitState`."""
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        *,
+        group: dist.ProcessGroup | None = None,
+        chunk: int = 1024,
+        between: str = "hosts",
+        compress: Compress | None = None,
+    ) -> None:
+        """Collective over the group.
+
+        Args:
+            parameters: the model, DDP's or the one in it, or its ``named_parameters()``.
+            group: whose ranks average, of any backend with CPU tensors; None for the default one.
+            chunk: elements to a scale, a multiple of 64.
+            between: "hosts": dense and exact within a host, compressed between hosts. "ranks":
+                compressed between all.
+            compress: whether a parameter of this name and shape is compressed; None for those of
+                two dimensions or more and at least 4,096 elements.
+
+        Raises:
+            ConfigurationError: ranks differ in parameters or options; there is no such group.
+        """
+        of = named(parameters)
+        ends = ends_of_group(group, between)
+        super().__init__(_shapes(of), ends, chunk=chunk, compress=compress)
+        self._listen(of)
+
+
+class Int8State(_OfTorch, compression.Int8State):
+    """8 bits an element; see `pycollective.compression.Int8State`."""
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        *,
+        group: dist.ProcessGroup | None = None,
+        chunk: int = 256,
+        between: str = "hosts",
+        compress: Compress | None = None,
+    ) -> None:
+        """See `OneBitState`."""
+        of = named(parameters)
+        ends = ends_of_group(group, between)
+        super().__init__(_shapes(of), ends, chunk=chunk, compress=compress)
+        self._listen(of)
+
+
+class TopKState(_OfTorch, compression.TopKState):
+    """The largest elements; see `pycollective.compression.TopKState`, also for the options."""
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        *,
+        density: float,
+        group: dist.ProcessGroup | None = None,
+        between: str = "hosts",
+        **options: Any,
+    ) -> None:
+        """See `OneBitState`, and `pycollective.compression.TopKState` for `density` and more."""
+        of = named(parameters)
+        ends = ends_of_group(group, between)
+        super().__init__(_shapes(of), ends, density=density, **options)
+        self._listen(of)
+
+
+def _shapes(parameters: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
+    return {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+
+
+def one_bit_hook(
+    state: OneBitState, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of gradients, 1 bit an element between hosts, with error feedback.
+
+    ``ddp.register_comm_hook(OneBitState(ddp), one_bit_hook)``. The gradients of one backward are a
+    step: if any is not finite on any rank, its bucket is NaN on all, and no residual changes.
+
+    Args:
+        state: made of the same model.
+        bucket: DDP's; its buffer is averaged in place.
+
+    Returns:
+        A future of the bucket's buffer.
+
+    Raises:
+        ConfigurationError: a parameter that the state does not know, or a type or device that
+            cannot be compressed.
+    """
+    return _run(state, OneBitState, bucket)
+
+
+def int8_hook(state: Int8State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The same with 8 bits an element; see `one_bit_hook`."""
+    return _run(state, Int8State, bucket)
+
+
+def top_k_hook(state: TopKState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The same with the largest elements alone; see `one_bit_hook`."""
+    return _run(state, TopKState, bucket)
+
+
+def _run(
+    state: Any, kind: type[_OfTorch], bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    if not isinstance(state, kind):
+        raise ConfigurationError(
+            f"the hook's state is a {kind.__name__}, not a {type(state).__name__}: "
+            f"ddp.register_comm_hook({kind.__name__}(ddp), ...)"
+        )
+    return state.hook(bucket)
+
+
+def compressed_all_reduce(tensor: torch.Tensor, state: _OfTorch, key: str) -> bool:
+    """Average one tensor over all ranks, compressed, in place: ``state.all_reduce({key: tensor})``.
+
+    Args:
+        tensor: dense contiguous CPU tensor of fp32, fp16 or bf16.
+        state: what holds the error of `key`.
+        key: the parameter's name.
+
+    Returns:
+        Whether all ranks' were finite; if not, `tensor` is NaN.
+    """
+    return state.all_reduce({key: tensor})
