@@ -34,6 +34,14 @@ class Flat(Protocol):
         """Overwrite all elements."""
         ...
 
+    def is_finite(self) -> bool:
+        """Whether all elements are."""
+        ...
+
+    def is_zero(self) -> bool:
+        """Whether all elements are."""
+        ...
+
 
 class OfNumpy:
     """A C-contiguous NumPy array; see `Flat`."""
@@ -67,6 +75,14 @@ class OfNumpy:
     def fill(self, value: float) -> None:
         """See `Flat`."""
         self._array[:] = value
+
+    def is_finite(self) -> bool:
+        """See `Flat`."""
+        return bool(np.isfinite(self._array).all())
+
+    def is_zero(self) -> bool:
+        """See `Flat`."""
+        return not self._array.any()
 
 
 @dataclass(frozen=True)

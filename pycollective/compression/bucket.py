@@ -1,4 +1,4 @@
-"""What the exchanges have in common: the gradients of a call, cut by share, added up within a host."""
+"""What the exchanges share: the gradients of a call, cut by share, added up within a host."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ class Outcome:
 
     Attributes:
         finite: whether every gradient was; otherwise all outputs are NaN.
-        sent: bytes that this rank handed over for other hosts.
+        sent: bytes that this rank handed over for other hosts; None for a dense call, whose bytes
+            are the backend's affair.
     """
 
     finite: bool
-    sent: int
+    sent: int | None
 
 
 @dataclass(frozen=True)

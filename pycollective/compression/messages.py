@@ -1,8 +1,8 @@
 """The header of a compressed message, which all exchanges share (docs/wire.md).
 
-24 bytes, little-endian: a digest of what ranks must agree on (8), the loss scale (4), flags (4), the
-number of parameters (4), zero (4); then a bit a parameter, padded to bytes: 1 where the sender's
-part of its gradient is all zero.
+24 bytes, little-endian: a digest of what ranks must agree on (8), the loss scale (4), flags (4),
+the number of parameters (4), zero (4); then a bit a parameter, padded to bytes: 1 where the
+sender's part of its gradient is all zero.
 """
 
 from __future__ import annotations

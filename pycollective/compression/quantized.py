@@ -111,7 +111,8 @@ class QuantizedExchange:
     def _exchange(self, bucket: Bucket, rows: Rows, own: list[Any], agreement: Agreement) -> Bytes:
         """Both phases: the messages with the means of this share's regions, one a host."""
         across, places = self._ends.across, self._ends.places
-        assert across is not None and places.share is not None
+        assert across is not None
+        assert places.share is not None
         senders = places.across(places.share)
         # What is all zero on every rank may be a parameter that none used: DDP then ignores what
         # comes back, so its residual stays where it is.
@@ -160,9 +161,7 @@ class QuantizedExchange:
                 )
         return messages, finite
 
-    def _average(
-        self, bucket: Bucket, rows: Rows, came: Bytes, absent: Any
-    ) -> tuple[Bytes, bool]:
+    def _average(self, bucket: Bucket, rows: Rows, came: Bytes, absent: Any) -> tuple[Bytes, bool]:
         """Phase two: the means of the regions that this rank owns, and whether they are finite."""
         places = self._ends.places
         message = np.zeros(rows.stride, np.uint8)
@@ -213,4 +212,3 @@ class QuantizedExchange:
                         out = flat.part(cell.start, cell.stop)
                         _core.dequantize(self._codec, self.chunk, row, cell.at, out, 1)
         return True
-

@@ -15,7 +15,6 @@ Small parameters ride along in fp32, in the same messages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -87,9 +86,7 @@ class SparseExchange:
         received = (hosts - 1) * entries * (2 + self._values.itemsize) // self._ends.places.shares
         return hosts <= 2 or received <= GATHERED
 
-    def _choose(
-        self, bucket: Bucket, own: list[Any], density: float
-    ) -> dict[int, Indices] | None:
+    def _choose(self, bucket: Bucket, own: list[Any], density: float) -> dict[int, Indices] | None:
         """Of each parameter what this rank sends: places in its piece; None if not all finite.
 
         The pieces' residuals then hold the gradient and what was held, nothing taken off.
@@ -139,9 +136,7 @@ class SparseExchange:
             whole = bucket.shares[number][share]
             places = self._ends.places
             start, stop = (
-                whole
-                if host is None
-                else regions_of(item.name, whole, self.chunk, places)[host]
+                whole if host is None else regions_of(item.name, whole, self.chunk, places)[host]
             )
             segments.append((number, start, stop, item.dense))
         return Domain.of(segments)
@@ -158,7 +153,8 @@ class SparseExchange:
     ) -> tuple[list[Bytes], int]:
         """Every host's message about this share, and how many bytes this rank sent."""
         across, places = self._ends.across, self._ends.places
-        assert across is not None and places.share is not None
+        assert across is not None
+        assert places.share is not None
         domain = self._domain(bucket, places.share, None)
         taken = self._take(bucket, chosen or {})
         starts = {number: start for number, start, _, _ in domain.segments}
@@ -183,7 +179,8 @@ class SparseExchange:
     ) -> tuple[list[Bytes], int]:
         """The owners' messages about this share's regions, and how many bytes this rank sent."""
         across, places = self._ends.across, self._ends.places
-        assert across is not None and places.share is not None
+        assert across is not None
+        assert places.share is not None
         share, senders = places.share, places.across(places.share)
         taken = self._take(bucket, chosen or {})
         starts = {n: bucket.shares[n][share][0] for n in range(len(bucket.items))}

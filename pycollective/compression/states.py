@@ -43,9 +43,10 @@ class QuantizedState(State):
         ends: Ends,
         chunk: int,
         compress: Compress | None,
+        when: str,
     ) -> None:
         self.chunk = check_chunk(chunk)
-        super().__init__(parameters, ends, {"chunk": chunk}, compress)
+        super().__init__(parameters, ends, {"chunk": chunk}, compress, when)
         self._exchanged = QuantizedExchange(ends, self.codec, self.chunk)
         self.kinds = {"worker": self._exchanged.worker, "server": self._exchanged.server}
 
@@ -71,6 +72,7 @@ class OneBitState(QuantizedState):
         chunk: int = 1024,
         between: str = "hosts",
         compress: Compress | None = None,
+        when: str = "always",
     ) -> None:
         """Collective over the communicator, which it splits; see `State` for what is raised.
 
@@ -82,8 +84,9 @@ class OneBitState(QuantizedState):
                 compressed between all.
             compress: whether a parameter of this name and shape is compressed; None for those of
                 two dimensions or more and at least 4,096 elements.
+            when: "always"; or "auto", where it is faster than dense, by a measurement (`choice`).
         """
-        super().__init__(parameters, _ends(communicator, between), chunk, compress)
+        super().__init__(parameters, _ends(communicator, between), chunk, compress, when)
 
 
 class Int8State(QuantizedState):
@@ -102,9 +105,10 @@ class Int8State(QuantizedState):
         chunk: int = 256,
         between: str = "hosts",
         compress: Compress | None = None,
+        when: str = "always",
     ) -> None:
         """See `OneBitState`."""
-        super().__init__(parameters, _ends(communicator, between), chunk, compress)
+        super().__init__(parameters, _ends(communicator, between), chunk, compress, when)
 
 
 class TopKState(State):
@@ -126,6 +130,7 @@ class TopKState(State):
         decay: float = 1.0,
         between: str = "hosts",
         compress: Compress | None = None,
+        when: str = "always",
     ) -> None:
         """See `OneBitState`.
 
@@ -142,6 +147,7 @@ class TopKState(State):
             decay: what is held is multiplied by it each step.
             between: see there.
             compress: see there.
+            when: see there.
         """
         if not (isinstance(density, float | int) and 1e-4 <= density <= 1):
             raise ConfigurationError(f"density={density!r} is not between 0.0001 and 1")
@@ -164,7 +170,7 @@ class TopKState(State):
             **{"warm_up": warm_up, "decay": self._decay},
         }
         ends = _ends(communicator, between)
-        super().__init__(parameters, ends, options, compress)
+        super().__init__(parameters, ends, options, compress, when)
         self._exchanged = SparseExchange(ends, by, chunk, values, exchange)
         self.kinds = {"worker": self._exchanged.worker}
 
