@@ -53,7 +53,7 @@ class Header:
     @staticmethod
     def absent_of(row: Bytes) -> NDArray[np.bool_]:
         """That part of a message that `read` has accepted."""
-        count = _FIELDS.unpack_from(row)[3]
+        count = _FIELDS.unpack_from(row.data)[3]
         bits = row[_FIELDS.size : header_bytes(count)]
         return np.unpackbits(bits, count=count, bitorder="little").astype(bool)
 
@@ -66,7 +66,7 @@ class Header:
         """
         items = mine.absent.size
         if row.size >= header_bytes(items):
-            digest, scale, flags, count, _ = _FIELDS.unpack_from(row)
+            digest, scale, flags, count, _ = _FIELDS.unpack_from(row.data)
             if (digest, count) == (mine.digest, items) and scale == mine.scale:
                 return cls(digest, scale, not flags & _NOT_FINITE, cls.absent_of(row))
             if (digest, count) == (mine.digest, items):

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pycollective.compression.arrays import Flat, Item, OfNumpy
+from pycollective.compression.arrays import Flat, Item, OfNumpy, Readable, Window
 from pycollective.compression.bucket import Agreement, Outcome
 from pycollective.compression.choice import Choice
 from pycollective.compression.groups import Ends
 from pycollective.compression.residuals import Residuals
-from pycollective.compression.saving import Keeper
+from pycollective.compression.saving import Keeper, shard_name
 from pycollective.errors import ConfigurationError
 
 Shape = tuple[int, ...]
@@ -77,6 +77,7 @@ class State:
         self._agree()
         self._scale: Callable[[], float] = lambda: 1.0
         self._scaled = 1.0
+        self._sharded: set[str] = set()  # parameters of reduce_scatter
         self._open = False
         self._finite = True
         self._steps = 0
@@ -195,14 +196,76 @@ class State:
             CollectiveMismatch: ranks passed different parameters.
         """
         flats = {name: OfNumpy(array) for name, array in gradients.items()}
+        return self._as_step(lambda: self.reduce(flats))
+
+    def scatter(self, out: Flat, x: Readable, name: str) -> bool:
+        """`reduce_scatter` within a step."""
+        places = self._ends.places
+        item = self._item(name, x)
+        if x.count % places.ranks or out.count * places.ranks != x.count:
+            raise ConfigurationError(
+                f"{type(self).__name__}: {name!r} has {x.count} elements, of which each of "
+                f"{places.ranks} ranks cannot get {out.count}"
+            )
+        if any(len(places.on(host)) != places.shares for host in range(places.hosts)):
+            raise ConfigurationError(
+                f"{type(self).__name__}: reduce_scatter wants as many ranks on every host; "
+                "between='ranks' takes every rank for a host"
+            )
+        dense = item.dense or self._choice.way == "dense"
+        self._sharded.add(name)
+        items = [
+            Item(
+                shard_name(name, rank),
+                Window(x, rank * out.count, (rank + 1) * out.count),
+                dense,
+                (places.share_of(rank), places.host_of[rank]),
+            )
+            for rank in range(places.ranks)
+        ]
+        with self._choice.timed():
+            outcome = self._scatter(items, Agreement(self._digest_of(items), self._scaled), out)
+            flags = self._ends.all.all_gather(np.array([outcome.finite], np.uint8))
+        finite = bool(flags.all())
+        if not finite:
+            out.fill(float("nan"))
+        self._finite &= finite
+        self._count(items, outcome)
+        return finite
+
+    def reduce_scatter(self, out: NDArray[Any], x: NDArray[Any], name: str) -> bool:
+        """Average a NumPy array over all ranks, each rank's shard of it to that rank.
+
+        By itself a whole step, in one a part. A parameter goes this way always or never: its
+        residual is another. One phase, so no error of the server's.
+
+        Args:
+            out: this rank's shard, ``x.size / ranks`` elements: rank r's begins at r times that.
+            x: the gradient, C-contiguous; only read.
+            name: the parameter's.
+
+        Returns:
+            Whether all were finite on all ranks; if not, `out` is NaN everywhere.
+
+        Raises:
+            ConfigurationError: see `all_reduce`; the elements cannot be shared out evenly, or hosts
+                have different numbers of ranks.
+        """
+        return self._as_step(lambda: self.scatter(OfNumpy(out), OfNumpy(x, written=False), name))
+
+    def _as_step(self, call: Callable[[], bool]) -> bool:
+        """A call in the step under way, or in one of its own."""
         if self._open:
-            return self.reduce(flats)
+            return call()
         with self.step():
-            return self.reduce(flats)
+            return call()
 
     # What subclasses do.
 
     def _exchange(self, items: list[Item], agreement: Agreement) -> Outcome:
+        raise NotImplementedError
+
+    def _scatter(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
         raise NotImplementedError
 
     def _commit(self) -> None:
@@ -222,7 +285,7 @@ class State:
     @property
     def keeper(self) -> Keeper:
         """Gathers and hands out what is held."""
-        return Keeper(self._ends, self.shapes, self._dense, self.kinds, self.chunk)
+        return Keeper(self._ends, self.shapes, self._dense, self.kinds, self.chunk, self._sharded)
 
     def flush(self) -> dict[str, NDArray[np.float32]]:
         """Give back what is held, and hold exactly nothing; collective.
@@ -258,6 +321,7 @@ class State:
             "codec": dict(self._described),
             "residuals": self.keeper.gather(),
             "undelivered": dict(self._undelivered),
+            "sharded": sorted(self._sharded),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -274,6 +338,7 @@ class State:
                 f"{type(self).__name__}: no state of it: version {state.get('version')}, codec "
                 f"{state.get('codec', {}).get('codec')!r}"
             )
+        self._sharded = set(state["sharded"])
         self.keeper.load(state["residuals"], int(state["ranks"]), int(state["hosts"]))
         self._steps = int(state["steps"])
         self._scaled = float(state["loss_scale"])
@@ -316,7 +381,7 @@ class State:
             elements = sum(item.flat.count for item in items) / places.shares
             self._counts["dense_bytes"] += round(8 * elements * (places.hosts - 1) / places.hosts)
 
-    def _item(self, name: str, flat: Flat) -> Item:
+    def _item(self, name: str, flat: Readable) -> Item:
         shape = self.shapes.get(name)
         if shape is None:
             raise ConfigurationError(f"{type(self).__name__}: no parameter is named {name!r}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pycollective.communicator import Communicator
-from pycollective.compression.arrays import Item
+from pycollective.compression.arrays import Flat, Item
 from pycollective.compression.bucket import Agreement, Outcome
 from pycollective.compression.domain import VALUES
 from pycollective.compression.groups import Ends, ends_of_communicator
@@ -52,6 +52,9 @@ class QuantizedState(State):
 
     def _exchange(self, items: list[Item], agreement: Agreement) -> Outcome:
         return self._exchanged(items, agreement)
+
+    def _scatter(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
+        return self._exchanged.scatter(items, agreement, out)
 
 
 class OneBitState(QuantizedState):
@@ -184,6 +187,9 @@ class TopKState(State):
     def _exchange(self, items: list[Item], agreement: Agreement) -> Outcome:
         return self._exchanged(items, agreement, self.density)
 
+    def _scatter(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
+        return self._exchanged.scatter(items, agreement, self.density, out)
+
     def _commit(self) -> None:
         self._exchanged.worker.commit(self._decay)
 
@@ -206,3 +212,11 @@ def compressed_all_reduce(x: Any, state: State, key: str) -> bool:
         Whether all ranks' were finite; if not, `x` is NaN.
     """
     return state.all_reduce({key: x})
+
+
+def compressed_reduce_scatter(out: Any, x: Any, state: State, key: str) -> bool:
+    """Average `x` over all ranks, compressed, this rank's shard to `out`.
+
+    ``state.reduce_scatter(out, x, key)``, which see.
+    """
+    return state.reduce_scatter(out, x, key)

@@ -149,13 +149,15 @@ class _OfTorch(State):
         for name, flat in flats.items():
             self._item(name, flat)
 
-        def whole() -> bool:
-            if self._open:
-                return self.reduce(flats)
-            with self.step():
-                return self.reduce(flats)
+        return self._in_turn(lambda: self._as_step(lambda: self.reduce(flats)))
 
-        return self._in_turn(whole)
+    def reduce_scatter(self, out: Any, x: Any, name: str) -> bool:
+        """Average a tensor over all ranks, each rank's shard of it to that rank.
+
+        See `pycollective.compression.State.reduce_scatter`.
+        """
+        to, of = OfTensor(out), OfTensor(x)
+        return self._in_turn(lambda: self._as_step(lambda: self.scatter(to, of, name)))
 
     def set_loss_scale(self, scale: Any) -> None:
         """Say by what the loss is multiplied: a number, a function, or a ``GradScaler``.
@@ -335,3 +337,13 @@ def compressed_all_reduce(tensor: torch.Tensor, state: _OfTorch, key: str) -> bo
         Whether all ranks' were finite; if not, `tensor` is NaN.
     """
     return state.all_reduce({key: tensor})
+
+
+def compressed_reduce_scatter(
+    out: torch.Tensor, x: torch.Tensor, state: _OfTorch, key: str
+) -> bool:
+    """Average `x` over all ranks, compressed, this rank's shard to `out`.
+
+    ``state.reduce_scatter(out, x, key)``, which see.
+    """
+    return state.reduce_scatter(out, x, key)
