@@ -63,8 +63,8 @@ LAYERS: dict[str, set[str]] = {
         "placement",
     },
     "bench": {
-        *("_core", "bootstrap", "communicator", "elements", "errors", "installing"),
-        *("joining", "limits", "reference", "schedule", "torch", "tuning", "version"),
+        *("_core", "bootstrap", "communicator", "compression", "elements", "errors"),
+        *("installing", "joining", "limits", "reference", "schedule", "torch", "tuning", "version"),
     },
     "conformance": {
         *("_core", "bench", "bootstrap", "communicator"),
