@@ -3,7 +3,8 @@
 Four ranks on this host train the same network on the same digits under DistributedDataParallel,
 with Gloo and with pycollective, in fp32 and bf16, under several bucket sizes. Bucket size is a
 setting of speed alone; whether it changes what is learned is what the demo shows. Four ranks,
-because the order in which two numbers are added does not matter.
+because the order in which two numbers are added does not matter. Then once more with gradients
+compressed to 8 bits an element, each rank taken for a host.
 
 Usage: python -m benchmarks.demo [--out DIR] [--steps N] [--caps MB,MB,...] [--repeats N]
 
@@ -27,7 +28,7 @@ from pathlib import Path
 import torch.multiprocessing as mp
 
 from benchmarks.demo_plot import plot
-from benchmarks.demo_report import Verdict, judge, legend, table
+from benchmarks.demo_report import Verdict, compressed, judge, legend, table
 from benchmarks.demo_train import DTYPES, Configuration, Result, Settings, run_rank
 from pycollective.bench.machine import describe_machine, describe_versions
 
@@ -45,11 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; return its exit status."""
     options = _parse(arguments)
     settings = Settings(steps=options.steps, pairs=options.pairs)
-    progress = Progress(options.repeats * len(_configurations(options.caps, 1)))
+    repeats = range(1, options.repeats + 1)
+    progress = Progress(sum(len(_configurations(options.caps, each)) for each in repeats))
     deadline = time.monotonic() + options.time_limit
     results: list[Result] = []
     try:
-        for repeat in range(1, options.repeats + 1):
+        for repeat in repeats:
             configurations = _configurations(options.caps, repeat)
             results += train(settings, configurations, deadline, progress.show)
     except DemoFailure as failure:
@@ -66,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in (*table(results), "", *legend()):
         print(line)
     print(f"\n{options.out / 'demo.png'}: loss and step time; {options.out / 'demo.json'}: all")
+    print(compressed(results))
     print(verdict.line)
     return 0 if verdict.shown else 1
 
@@ -138,7 +141,7 @@ class Progress:
         self._number += 1
         text = (
             f"[{self._number:2}/{self._total}] {time.monotonic() - self._started:4.0f} s  "
-            f"{configuration.backend}, {configuration.gradients} gradients, "
+            f"{configuration.label}, {configuration.gradients} gradients, "
             f"bucket_cap_mb {configuration.bucket_cap_mb:g}, repeat {configuration.repeat}"
         )
         terminal = sys.stderr.isatty()
@@ -168,10 +171,13 @@ def write_json(path: Path, settings: Settings, results: Sequence[Result], verdic
 
 def _configurations(caps: Sequence[float], repeat: int) -> list[Configuration]:
     """Backends change fastest, so that a machine whose speed drifts treats both alike."""
-    return [
+    dense = [
         Configuration(backend, gradients, cap, repeat)
         for gradients, cap, backend in itertools.product(DTYPES, caps, BACKENDS)
     ]
+    ends = sorted({min(caps), max(caps)})
+    packed = [Configuration("pycollective", "fp32", cap, repeat, "int8") for cap in ends]
+    return [*dense, *(packed if repeat == 1 else [])]
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -51,6 +51,10 @@ def _draw_loss(axes: Any, results: Sequence[Result]) -> None:
                     alpha=0.75,
                     label=f"{_NAMES[backend]}, {gradients}" if index == 0 else None,
                 )
+    for index, result in enumerate(_select(results, "8-bit", "fp32")):
+        label = "8-bit gradients, pycollective" if index == 0 else None
+        steps = range(1, len(result.losses) + 1)
+        axes.plot(steps, result.losses, color=_INK, linestyle=":", linewidth=1.1, label=label)
     axes.set_title("Training loss of every run")
     axes.set_xlabel("step")
     axes.set_ylim(bottom=0)
@@ -129,7 +133,7 @@ def _select(
     return [
         result
         for result in results
-        if (result.configuration.backend, result.configuration.gradients) == (backend, gradients)
+        if (result.configuration.label, result.configuration.gradients) == (backend, gradients)
         and cap in (None, result.configuration.bucket_cap_mb)
     ]
 

@@ -21,12 +21,12 @@ def table(results: Sequence[Result]) -> Iterator[str]:
     group = None
     for result in sorted(results, key=_table_order):
         which = result.configuration
-        if group not in (None, (which.gradients, which.backend)):
+        if group not in (None, (which.gradients, which.label)):
             yield ""
-        group = (which.gradients, which.backend)
+        group = (which.gradients, which.label)
         digests = sorted(set(result.digests))
         yield _columns(
-            which.backend,
+            which.label,
             which.gradients,
             f"{which.bucket_cap_mb:g}",
             str(result.buckets),
@@ -59,8 +59,31 @@ class Verdict:
     shown: bool
 
 
+def compressed(results: Sequence[Result]) -> str:
+    """What became of the runs with compressed gradients, beside the dense ones in fp32."""
+    packed = [r for r in results if r.configuration.codec]
+    dense = [
+        r.accuracy
+        for r in results
+        if r.configuration.label == "pycollective" and r.configuration.gradients == "fp32"
+    ]
+    if not packed or not dense or any(r.sent is None for r in packed):
+        return "COMPRESSED: no such run."
+    sent = packed[0].sent or (0, 0)
+    best = max(r.accuracy for r in packed)
+    return (
+        f"COMPRESSED: with 8-bit gradients {sent[0] / 1e6:.1f} MB left a rank instead of "
+        f"{sent[1] / 1e6:.1f}; test accuracy {best:.1%} (dense {max(dense):.1%}); the final "
+        f"weights {_change(packed)}."
+    )
+
+
 def judge(results: Sequence[Result]) -> Verdict:
-    """Compare the final weights over bucket sizes, repeats and ranks; say what is seen."""
+    """Compare the final weights over bucket sizes, repeats and ranks; say what is seen.
+
+    Compressed runs, whose weights are others by design, are left out.
+    """
+    results = [r for r in results if not r.configuration.codec]
     vacuous = _why_vacuous(results)
     if vacuous:
         return Verdict(f"NOTHING SHOWN: {vacuous}.", shown=False)
@@ -131,7 +154,7 @@ def _why_vacuous(results: Sequence[Result]) -> str:
 
 def _table_order(result: Result) -> tuple[str, str, float, int]:
     which = result.configuration
-    return which.gradients, which.backend, which.bucket_cap_mb, which.repeat
+    return which.gradients, which.label, which.bucket_cap_mb, which.repeat
 
 
 def _columns(*texts: str) -> str:

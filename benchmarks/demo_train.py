@@ -21,6 +21,7 @@ import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,12 +45,19 @@ class Configuration:
         gradients: dtype of the parameters and so of what DDP sends, a key of `DTYPES`.
         bucket_cap_mb: DDP's, in MiB; the first bucket's size too, because it is given.
         repeat: number of the repeat, from 1; each runs in processes of its own.
+        codec: "int8", which takes each rank for a host; "" for dense gradients.
     """
 
     backend: str
     gradients: str
     bucket_cap_mb: float
     repeat: int
+    codec: str = ""
+
+    @property
+    def label(self) -> str:
+        """The backend, or the codec on top of it."""
+        return "8-bit" if self.codec else self.backend
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,7 @@ class Result:
             backward with synchronisation less that without (`no_sync`), slowest rank, alternating.
         accuracy: share of the test images that are named rightly at the end.
         digests: of each rank, SHA-256 over the bytes of its final weights.
+        sent: of a compressed run, bytes that rank 0 sent, and what they would have been in fp32.
     """
 
     configuration: Configuration
@@ -92,6 +101,7 @@ class Result:
     exposed: float
     accuracy: float
     digests: list[str]
+    sent: tuple[int, int] | None = None
 
     @property
     def step_time(self) -> float:
@@ -170,7 +180,13 @@ class Trainer:
         self.replica = DistributedDataParallel(
             self.network, bucket_cap_mb=configuration.bucket_cap_mb
         )
-        if configuration.backend == "pycollective":
+        self.state: Any = None
+        if configuration.codec:
+            from pycollective.torch import Int8State, int8_hook
+
+            self.state = Int8State(self.replica, between="ranks")
+            self.replica.register_comm_hook(self.state, int8_hook)
+        elif configuration.backend == "pycollective":
             from pycollective.torch import all_reduce_hook
 
             # Without a hook DDP multiplies each gradient by 1/ranks in its own dtype before the
@@ -266,6 +282,7 @@ def _train(rank: int, settings: Settings, configuration: Configuration) -> Resul
         losses.append(trainer.step(images, labels))
         times.append(time.perf_counter() - started)
     digest, accuracy = trainer.digest(), trainer.accuracy(digits)
+    stats = trainer.state.stats() if trainer.state is not None else None
 
     per_rank: list = [None] * settings.ranks
     dist.all_gather_object(per_rank, (losses, times, digest))
@@ -278,6 +295,7 @@ def _train(rank: int, settings: Settings, configuration: Configuration) -> Resul
         exposed=_exposed_communication(trainer, digits, rank, settings),
         accuracy=accuracy,
         digests=list(digests),
+        sent=(stats["payload_bytes"], stats["dense_bytes"]) if stats else None,
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks.demo import DemoFailure, train
-from benchmarks.demo_report import judge, table
+from benchmarks.demo_report import compressed, judge, table
 from benchmarks.demo_train import Configuration, Digits, Result, Settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -137,17 +137,17 @@ def test_the_demo_end_to_end(tmp_path: Path) -> None:
     command += ["--steps", "4", "--pairs", "2", "--repeats", "1", "--caps", "0.05,25"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "[ 8/8]" in done.stderr
+    assert "[10/10]" in done.stderr
 
     data = json.loads((tmp_path / "demo.json").read_text())
     results = [Result.from_json(result) for result in data["results"]]
-    assert len(results) == 8
+    assert len(results) == 10
     for backend in ("gloo", "pycollective"):
         for gradients in ("fp32", "bf16"):
             chosen = [
                 r
                 for r in results
-                if (r.configuration.backend, r.configuration.gradients) == (backend, gradients)
+                if (r.configuration.label, r.configuration.gradients) == (backend, gradients)
             ]
             assert len({r.buckets for r in chosen}) == 2
             # Gloo's must differ, or these runs could not see what they are for.
@@ -155,8 +155,14 @@ def test_the_demo_end_to_end(tmp_path: Path) -> None:
             assert len(digests) == (2 if backend == "gloo" else 1)
             assert all(len(r.losses) == len(r.step_times) == 4 for r in chosen)
             assert all(r.losses[-1] < r.losses[0] for r in chosen)
+    packed = [r for r in results if r.configuration.codec]
+    assert len({r.buckets for r in packed}) == 2
+    assert len({digest for r in packed for digest in r.digests}) == 1
+    assert all(r.losses[-1] < r.losses[0] for r in packed)
+    assert all(r.sent is not None and 3 * r.sent[0] < r.sent[1] for r in packed)
     for result in results:
         assert result.digests[0][:16] in done.stdout
+    assert compressed(results) in done.stdout
     assert done.stdout.splitlines()[-1] == data["verdict"]["line"] == judge(results).line
 
     from matplotlib.image import imread
