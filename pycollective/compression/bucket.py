@@ -46,6 +46,45 @@ class Agreement:
         return Header(self.digest, self.scale, finite, np.array(absent, np.bool_))
 
 
+class Cuts:
+    """How parameters are cut for shares and regions; found once for each."""
+
+    def __init__(self, chunk: int, places: Places) -> None:
+        self._chunk, self._places = chunk, places
+        self._shares: dict[Any, list[Range]] = {}
+        self._regions: dict[Any, list[Range]] = {}
+
+    def shares(self, item: Item) -> list[Range]:
+        """The elements of each share."""
+        key = item.name, item.flat.count, item.owner
+        if key not in self._shares:
+            self._shares[key] = self._cut(item)
+        return self._shares[key]
+
+    def regions(self, item: Item, share: int) -> list[Range]:
+        """The elements of a share that each host owns."""
+        key = item.name, item.flat.count, item.owner, share
+        if key not in self._regions:
+            self._regions[key] = self._cut_share(item, self.shares(item)[share])
+        return self._regions[key]
+
+    def _cut(self, item: Item) -> list[Range]:
+        if item.owner is None:
+            return share_of(item.name, item.flat.count, self._chunk, self._places)
+        return [
+            (0, item.flat.count if share == item.owner[0] else 0)
+            for share in range(self._places.shares)
+        ]
+
+    def _cut_share(self, item: Item, whole: Range) -> list[Range]:
+        if item.owner is None:
+            return regions_of(item.name, whole, self._chunk, self._places)
+        return [
+            whole if host == item.owner[1] else (whole[0], whole[0])
+            for host in range(self._places.hosts)
+        ]
+
+
 class Bucket:
     """The gradients of one call.
 
@@ -54,29 +93,14 @@ class Bucket:
         shares: of each, the elements of each share.
     """
 
-    def __init__(self, items: Sequence[Item], chunk: int, places: Places) -> None:
+    def __init__(self, items: Sequence[Item], cuts: Cuts) -> None:
         self.items = list(items)
-        self._chunk, self._places = chunk, places
-        self.shares: list[list[Range]] = [self._cut(item) for item in items]
-
-    def _cut(self, item: Item) -> list[Range]:
-        """The elements of each share."""
-        if item.owner is None:
-            return share_of(item.name, item.flat.count, self._chunk, self._places)
-        return [
-            (0, item.flat.count if share == item.owner[0] else 0)
-            for share in range(self._places.shares)
-        ]
+        self._cuts = cuts
+        self.shares: list[list[Range]] = [cuts.shares(item) for item in items]
 
     def regions(self, number: int, share: int) -> list[Range]:
         """The elements of an item's share that each host owns."""
-        item, whole = self.items[number], self.shares[number][share]
-        if item.owner is None:
-            return regions_of(item.name, whole, self._chunk, self._places)
-        return [
-            whole if host == item.owner[1] else (whole[0], whole[0])
-            for host in range(self._places.hosts)
-        ]
+        return self._cuts.regions(self.items[number], share)
 
     def host_sums(self, ends: Ends) -> list[Any]:
         """This rank's share of each gradient, summed over the ranks of its host.

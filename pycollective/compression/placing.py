@@ -16,6 +16,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
@@ -49,10 +50,17 @@ class Places:
         """Of the group."""
         return len(self.host_of)
 
+    @cached_property
+    def _members(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in range(max(self.host_of) + 1)]
+        for rank, host in enumerate(self.host_of):
+            found[host].append(rank)
+        return found
+
     @property
     def hosts(self) -> int:
         """How many there are."""
-        return max(self.host_of) + 1
+        return len(self._members)
 
     @property
     def host(self) -> int:
@@ -61,19 +69,19 @@ class Places:
 
     def on(self, host: int) -> list[int]:
         """The ranks of a host, ascending."""
-        return [rank for rank, its in enumerate(self.host_of) if its == host]
+        return self._members[host]
 
     @property
     def local(self) -> list[int]:
         """The ranks of this host."""
         return self.on(self.host)
 
-    @property
+    @cached_property
     def shares(self) -> int:
         """How many ranks of each host hold one: as many as the smallest host has."""
-        return min(len(self.on(host)) for host in range(self.hosts))
+        return min(len(members) for members in self._members)
 
-    @property
+    @cached_property
     def share(self) -> int | None:
         """This rank's; None where its host has ranks to spare."""
         place = self.local.index(self.rank)

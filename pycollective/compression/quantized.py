@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pycollective import _core
 from pycollective.compression.arrays import Flat, Floats, Item
-from pycollective.compression.bucket import Agreement, Bucket, Outcome, floats, read_headers
+from pycollective.compression.bucket import Agreement, Bucket, Cuts, Outcome, floats, read_headers
 from pycollective.compression.groups import Bytes, Ends
 from pycollective.compression.messages import header_bytes
 from pycollective.compression.residuals import Residuals
@@ -61,6 +61,7 @@ class QuantizedExchange:
 
     def __init__(self, ends: Ends, codec: str, chunk: int) -> None:
         self._ends = ends
+        self._cuts = Cuts(chunk, ends.places)
         self._codec = codec
         self.chunk = chunk
         self.worker, self.server = Residuals(), Residuals()
@@ -69,7 +70,7 @@ class QuantizedExchange:
     def __call__(self, items: list[Item], agreement: Agreement) -> Outcome:
         """Average the gradients over all ranks, in place; what is held is not committed."""
         ends, places = self._ends, self._ends.places
-        bucket = Bucket(items, self.chunk, places)
+        bucket = Bucket(items, self._cuts)
         rows = self._plan(bucket)
         own = bucket.host_sums(ends)
         results = np.zeros(places.hosts * max(each.stride for each in rows), np.uint8)
@@ -113,7 +114,7 @@ class QuantizedExchange:
         Whether all were finite is this rank's view; the ranks must agree on it.
         """
         ends, places = self._ends, self._ends.places
-        bucket = Bucket(items, self.chunk, places)
+        bucket = Bucket(items, self._cuts)
         rows = self._plan(bucket)
         own = bucket.host_sums(ends)
         assert places.share is not None

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pycollective import _core
 from pycollective.compression.arrays import Flat, Floats, Item
-from pycollective.compression.bucket import Agreement, Bucket, Outcome, floats, read_headers
+from pycollective.compression.bucket import Agreement, Bucket, Cuts, Outcome, floats, read_headers
 from pycollective.compression.domain import VALUES, Chosen, Domain
 from pycollective.compression.groups import Bytes, Ends, exchange_lengths, gather_lengths
 from pycollective.compression.messages import Header
@@ -77,13 +77,14 @@ class SparseExchange:
 
     def __init__(self, ends: Ends, by: str, chunk: int, values: str, way: str) -> None:
         self._ends = ends
+        self._cuts = Cuts(chunk, ends.places)
         self._by, self.chunk, self._values, self._way = by, chunk, VALUES[values], way
         self.worker = Residuals()
 
     def __call__(self, items: list[Item], agreement: Agreement, density: float) -> Outcome:
         """Average the gradients over all ranks, in place; what is held is not committed."""
         ends, places = self._ends, self._ends.places
-        bucket = Bucket(items, self.chunk, places)
+        bucket = Bucket(items, self._cuts)
         own = bucket.host_sums(ends)
         chosen = self._choose(bucket, own, density)
         rows: list[Bytes] = []
@@ -202,7 +203,7 @@ class SparseExchange:
         Whether all were finite is this rank's view; the ranks must agree on it.
         """
         ends, places = self._ends, self._ends.places
-        bucket = Bucket(items, self.chunk, places)
+        bucket = Bucket(items, self._cuts)
         own = bucket.host_sums(ends)
         chosen = self._choose(bucket, own, density)
         header = agreement.header(chosen is not None, bucket.is_zero(own))
