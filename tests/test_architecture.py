@@ -36,6 +36,7 @@ LAYERS: dict[str, set[str]] = {
     "transport": {"_core", "_torch", "errors"},
     "world": {"programs", "schedule", "transport"},
     "communicator": {"_core", "errors", "host_memory", "placement", "world"},
+    "compression": {"_core", "communicator", "errors", "placement"},
     "attach": {"_core", "errors"},
     "host": set(),
     "meeting": {"errors", "version"},
@@ -57,10 +58,13 @@ LAYERS: dict[str, set[str]] = {
     "launcher": {"environment", "errors", "leaving", "limits", "store"},
     "__init__": {"bootstrap", "communicator", "errors", "version"},
     "__main__": {"cli"},
-    "torch": {"_torch", "bootstrap", "errors", "installing", "leaving", "placement"},
+    "torch": {
+        *("_torch", "bootstrap", "compression", "errors", "host", "installing", "leaving"),
+        "placement",
+    },
     "bench": {
-        *("_core", "bootstrap", "communicator", "elements", "errors", "installing"),
-        *("joining", "limits", "reference", "schedule", "torch", "tuning", "version"),
+        *("_core", "bootstrap", "communicator", "compression", "elements", "errors"),
+        *("installing", "joining", "limits", "reference", "schedule", "torch", "tuning", "version"),
     },
     "conformance": {
         *("_core", "bench", "bootstrap", "communicator"),

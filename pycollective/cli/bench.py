@@ -66,8 +66,18 @@ def bench(
             help="Measure every algorithm, and add it to this table for algorithm='auto'.",
         ),
     ] = None,
+    codec: Annotated[
+        str,
+        typer.Option(
+            help="Compare exact, one_bit, int8 or top_k with dense calls, and say whether it pays."
+        ),
+    ] = "",
+    density: Annotated[float, typer.Option(help="Of --codec top_k.")] = 0.01,
     topology: Annotated[
-        str, typer.Option(help="With --tune: play hosts, such as 2x2, as PYCOLLECTIVE_TOPOLOGY.")
+        str,
+        typer.Option(
+            help="With --tune and --codec: play hosts, such as 2x2, as PYCOLLECTIVE_TOPOLOGY."
+        ),
     ] = "",
 ) -> None:
     """Time a collective beside other libraries, and verify every bit.
@@ -78,6 +88,10 @@ def bench(
 
     With --tune every algorithm is timed instead, on ranks of its own or in the launch that this
     command is part of. It heeds -b, -e, -i, -f, -d, --rounds and --ranks.
+
+    With --codec gradients are averaged by it, dense in fp32 and dense in bf16, the same way: bytes
+    between hosts, time, error of one step, and a verdict. It heeds -b, -e, -i, -f, --rounds and
+    --ranks.
     """
     # Here, because the other commands of this program should not wait for it.
     from pycollective.bench.console import run
@@ -101,6 +115,12 @@ def bench(
                     operation, sizes, ALIASES.get(dtype, dtype), rounds, tune_file, ranks, topology
                 )
             )
+        if codec:
+            from pycollective.cli.codec import compare
+
+            if operation != "all_reduce":
+                raise ConfigurationError("--codec compares ways to do an all_reduce")
+            raise typer.Exit(compare(codec, sizes, density, rounds, ranks, topology))
         refuse_inside_a_launch(
             "bench", "start it by itself, with --ranks; with --tune alone does it join a launch"
         )

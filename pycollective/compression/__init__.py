@@ -6,6 +6,14 @@ from pycollective.compression.states import (
     OneBitState,
     TopKState,
     compressed_all_reduce,
+    compressed_reduce_scatter,
 )
 
-__all__ = ["Int8State", "OneBitState", "State", "TopKState", "compressed_all_reduce"]
+__all__ = [
+    "Int8State",
+    "OneBitState",
+    "State",
+    "TopKState",
+    "compressed_all_reduce",
+    "compressed_reduce_scatter",
+]

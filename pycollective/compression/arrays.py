@@ -13,7 +13,7 @@ from pycollective.errors import ConfigurationError
 Floats = NDArray[np.float32]
 
 
-class Flat(Protocol):
+class Readable(Protocol):
     """A flat array of `count` elements of fp32, fp16 or bf16."""
 
     count: int
@@ -26,6 +26,10 @@ class Flat(Protocol):
         """Copy some elements to fp32, exactly."""
         ...
 
+
+class Flat(Readable, Protocol):
+    """One that may be written."""
+
     def put(self, start: int, values: Floats) -> None:
         """Overwrite elements from `start` on, each rounded once."""
         ...
@@ -34,19 +38,27 @@ class Flat(Protocol):
         """Overwrite all elements."""
         ...
 
+    def is_finite(self) -> bool:
+        """Whether all elements are."""
+        ...
+
+    def is_zero(self) -> bool:
+        """Whether all elements are."""
+        ...
+
 
 class OfNumpy:
     """A C-contiguous NumPy array; see `Flat`."""
 
     DTYPES = ("float32", "float16", "bfloat16")
 
-    def __init__(self, array: NDArray[Any]) -> None:
+    def __init__(self, array: NDArray[Any], written: bool = True) -> None:
         if not isinstance(array, np.ndarray) or array.dtype.name not in self.DTYPES:
             kind = getattr(array, "dtype", type(array).__name__)
             raise ConfigurationError(
                 f"a gradient to compress is a NumPy array of {', '.join(self.DTYPES)}, not {kind}"
             )
-        if not array.flags.c_contiguous or not array.flags.writeable:
+        if not array.flags.c_contiguous or (written and not array.flags.writeable):
             raise ConfigurationError("a gradient to compress must be C-contiguous and writable")
         self._array = array.reshape(-1)
         self.count = array.size
@@ -68,17 +80,43 @@ class OfNumpy:
         """See `Flat`."""
         self._array[:] = value
 
+    def is_finite(self) -> bool:
+        """See `Flat`."""
+        return bool(np.isfinite(self._array).all())
+
+    def is_zero(self) -> bool:
+        """See `Flat`."""
+        return not self._array.any()
+
+
+class Window:
+    """A part of a `Flat`, as one."""
+
+    def __init__(self, flat: Readable, start: int, stop: int) -> None:
+        self._flat, self._start = flat, start
+        self.count = stop - start
+
+    def part(self, start: int, stop: int) -> Any:
+        """See `Flat`."""
+        return self._flat.part(self._start + start, self._start + stop)
+
+    def widen(self, start: int, stop: int, out: Floats) -> None:
+        """See `Flat`."""
+        self._flat.widen(self._start + start, self._start + stop, out)
+
 
 @dataclass(frozen=True)
 class Item:
-    """One parameter's gradient in a call.
+    """One parameter's gradient in a call, or a shard of it.
 
     Attributes:
-        name: the parameter's.
+        name: the parameter's; what its residual is kept by.
         flat: the gradient; the average takes its place.
         dense: whether it goes as it is.
+        owner: the share and the host that get its average; None for all of them.
     """
 
     name: str
-    flat: Flat
+    flat: Any  # a Flat; of a shard, whose average goes elsewhere, a Readable
     dense: bool
+    owner: tuple[int, int] | None = None

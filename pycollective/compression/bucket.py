@@ -1,4 +1,4 @@
-"""What the exchanges have in common: the gradients of a call, cut by share, added up within a host."""
+"""What the exchanges share: the gradients of a call, cut by share, added up within a host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pycollective import _core
 from pycollective.compression.arrays import Floats, Item
 from pycollective.compression.groups import Bytes, Ends
 from pycollective.compression.messages import Header
-from pycollective.compression.placing import Places, Range, share_of
+from pycollective.compression.placing import Places, Range, regions_of, share_of
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,12 @@ class Outcome:
 
     Attributes:
         finite: whether every gradient was; otherwise all outputs are NaN.
-        sent: bytes that this rank handed over for other hosts.
+        sent: bytes that this rank handed over for other hosts; None for a dense call, whose bytes
+            are the backend's affair.
     """
 
     finite: bool
-    sent: int
+    sent: int | None
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,26 @@ class Bucket:
 
     def __init__(self, items: Sequence[Item], chunk: int, places: Places) -> None:
         self.items = list(items)
-        self.shares: list[list[Range]] = [
-            share_of(item.name, item.flat.count, chunk, places) for item in items
+        self._chunk, self._places = chunk, places
+        self.shares: list[list[Range]] = [self._cut(item) for item in items]
+
+    def _cut(self, item: Item) -> list[Range]:
+        """The elements of each share."""
+        if item.owner is None:
+            return share_of(item.name, item.flat.count, self._chunk, self._places)
+        return [
+            (0, item.flat.count if share == item.owner[0] else 0)
+            for share in range(self._places.shares)
+        ]
+
+    def regions(self, number: int, share: int) -> list[Range]:
+        """The elements of an item's share that each host owns."""
+        item, whole = self.items[number], self.shares[number][share]
+        if item.owner is None:
+            return regions_of(item.name, whole, self._chunk, self._places)
+        return [
+            whole if host == item.owner[1] else (whole[0], whole[0])
+            for host in range(self._places.hosts)
         ]
 
     def host_sums(self, ends: Ends) -> list[Any]:

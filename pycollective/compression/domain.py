@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from pycollective.errors import CollectiveMismatch
 Indices = NDArray[np.uint32]
 
 # How values are held in NumPy: the bits of a bfloat16 as an int16, which the kernels take for one.
-VALUES = {
+VALUES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(np.int16),
     "float16": np.dtype(np.float16),
@@ -39,7 +40,7 @@ class Chosen:
     """
 
     places: Indices
-    values: NDArray
+    values: NDArray[Any]
 
     def between(self, start: int, stop: int) -> Chosen:
         """Those at places `start` to `stop`."""
@@ -80,7 +81,9 @@ class Domain:
     @property
     def dense(self) -> list[tuple[int, int, int]]:
         """The segments that go as they are, without empty ones."""
-        return [(n, start, stop) for n, start, stop, dense in self.segments if dense and stop > start]
+        return [
+            (n, start, stop) for n, start, stop, dense in self.segments if dense and stop > start
+        ]
 
     @property
     def dense_at(self) -> int:
@@ -126,7 +129,7 @@ class Domain:
         raw = [np.ascontiguousarray(each).view(np.uint8) for each in values]
         return np.concatenate([head, dense.view(np.uint8), lengths, stream, *raw])
 
-    def read(self, row: Bytes, dtype: np.dtype) -> dict[int, Chosen]:
+    def read(self, row: Bytes, dtype: np.dtype[Any]) -> dict[int, Chosen]:
         """What a message holds: by item, places from the segment's start.
 
         Raises:
@@ -143,7 +146,7 @@ class Domain:
                 return self._by_item(every, values)
         raise CollectiveMismatch("compressed all_reduce: a message of a wrong length")
 
-    def _by_item(self, every: Indices, values: NDArray) -> dict[int, Chosen]:
+    def _by_item(self, every: Indices, values: NDArray[Any]) -> dict[int, Chosen]:
         found = {}
         for (number, start, stop, dense), offset in zip(self.segments, self.offsets, strict=True):
             if not dense:

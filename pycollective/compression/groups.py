@@ -37,6 +37,10 @@ class Group(Protocol):
         """Every rank's row of n bytes: (size, n)."""
         ...
 
+    def average(self, part: Any) -> None:
+        """Average a part of a `Flat` over the ranks, dense, in place."""
+        ...
+
 
 class Alone:
     """A group of this rank only: what it sends is what it gets."""
@@ -50,6 +54,9 @@ class Alone:
     def all_gather(self, row: Bytes) -> Bytes:
         """The row."""
         return row.reshape(1, -1)
+
+    def average(self, part: Any) -> None:
+        """Nothing to do."""
 
 
 class OfCommunicator:
@@ -72,6 +79,10 @@ class OfCommunicator:
         if row.size:
             self._communicator.all_gather(out, row, wire="raw")
         return out
+
+    def average(self, part: Any) -> None:
+        """See `Group`."""
+        self._communicator.all_reduce(part, "avg")
 
     def close(self) -> None:
         """Leave."""
@@ -123,9 +134,9 @@ class Ends:
             part: makes the group of the ranks given, its members; or takes part where others make
                 theirs (then the list is empty). The second argument tells groups apart.
         """
-        hosts, shares = places.hosts, places.shares
+        hosts = places.hosts
         one = len(places.local) == 1
-        local = Alone()
+        local: Group = Alone()
         if places.ranks > hosts:  # some host has several
             made = part([] if one else places.local, places.host)
             local = local if one else made

@@ -1,8 +1,8 @@
 """The header of a compressed message, which all exchanges share (docs/wire.md).
 
-24 bytes, little-endian: a digest of what ranks must agree on (8), the loss scale (4), flags (4), the
-number of parameters (4), zero (4); then a bit a parameter, padded to bytes: 1 where the sender's
-part of its gradient is all zero.
+24 bytes, little-endian: a digest of what ranks must agree on (8), the loss scale (4), flags (4),
+the number of parameters (4), zero (4); then a bit a parameter, padded to bytes: 1 where the
+sender's part of its gradient is all zero.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Header:
     @staticmethod
     def absent_of(row: Bytes) -> NDArray[np.bool_]:
         """That part of a message that `read` has accepted."""
-        count = _FIELDS.unpack_from(row)[3]
+        count = _FIELDS.unpack_from(row.data)[3]
         bits = row[_FIELDS.size : header_bytes(count)]
         return np.unpackbits(bits, count=count, bitorder="little").astype(bool)
 
@@ -66,7 +66,7 @@ class Header:
         """
         items = mine.absent.size
         if row.size >= header_bytes(items):
-            digest, scale, flags, count, _ = _FIELDS.unpack_from(row)
+            digest, scale, flags, count, _ = _FIELDS.unpack_from(row.data)
             if (digest, count) == (mine.digest, items) and scale == mine.scale:
                 return cls(digest, scale, not flags & _NOT_FINITE, cls.absent_of(row))
             if (digest, count) == (mine.digest, items):

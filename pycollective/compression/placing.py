@@ -79,6 +79,10 @@ class Places:
         place = self.local.index(self.rank)
         return place if place < self.shares else None
 
+    def share_of(self, rank: int) -> int:
+        """The share that a rank holds, of one that does."""
+        return self.on(self.host_of[rank]).index(rank)
+
     def across(self, share: int) -> list[int]:
         """The ranks that hold a share, one of each host."""
         return [self.on(host)[share] for host in range(self.hosts)]

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pycollective import _core
-from pycollective.compression.arrays import Item
+from pycollective.compression.arrays import Flat, Floats, Item
 from pycollective.compression.bucket import Agreement, Bucket, Outcome, floats, read_headers
 from pycollective.compression.groups import Bytes, Ends
-from pycollective.compression.messages import Header, header_bytes
-from pycollective.compression.placing import regions_of
+from pycollective.compression.messages import header_bytes
 from pycollective.compression.residuals import Residuals
 
 
@@ -64,7 +64,7 @@ class QuantizedExchange:
         self._codec = codec
         self.chunk = chunk
         self.worker, self.server = Residuals(), Residuals()
-        self._rows: dict[tuple[tuple[str, int, bool], ...], list[Rows]] = {}
+        self._rows: dict[tuple[Any, ...], list[Rows]] = {}
 
     def __call__(self, items: list[Item], agreement: Agreement) -> Outcome:
         """Average the gradients over all ranks, in place; what is held is not committed."""
@@ -87,7 +87,7 @@ class QuantizedExchange:
 
     def _plan(self, bucket: Bucket) -> list[Rows]:
         """The messages of each share."""
-        key = tuple((item.name, item.flat.count, item.dense) for item in bucket.items)
+        key = tuple((item.name, item.flat.count, item.dense, item.owner) for item in bucket.items)
         if key not in self._rows:
             self._rows[key] = [self._lay_out(bucket, s) for s in range(self._ends.places.shares)]
         return self._rows[key]
@@ -96,9 +96,8 @@ class QuantizedExchange:
         places = self._ends.places
         ends_at = [header_bytes(len(bucket.items))] * places.hosts
         cells: list[list[Cell]] = [[] for _ in range(places.hosts)]
-        for number, (item, ranges) in enumerate(zip(bucket.items, bucket.shares, strict=True)):
-            regions = regions_of(item.name, ranges[share], self.chunk, places)
-            for host, (start, stop) in enumerate(regions):
+        for number, item in enumerate(bucket.items):
+            for host, (start, stop) in enumerate(bucket.regions(number, share)):
                 size = self._bytes(stop - start, item.dense)
                 if size:
                     cells[host].append(Cell(number, start, stop, ends_at[host], size))
@@ -108,32 +107,60 @@ class QuantizedExchange:
     def _bytes(self, count: int, dense: bool) -> int:
         return 4 * count if dense else _core.quantized_bytes(self._codec, self.chunk, count)
 
+    def scatter(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
+        """Phase one alone: `out` gets the average of what this rank owns.
+
+        Whether all were finite is this rank's view; the ranks must agree on it.
+        """
+        ends, places = self._ends, self._ends.places
+        bucket = Bucket(items, self.chunk, places)
+        rows = self._plan(bucket)
+        own = bucket.host_sums(ends)
+        assert places.share is not None
+        mine = rows[places.share]
+        came, finite, absent = self._reduce(bucket, mine, own, agreement)
+        for cell in mine.cells[places.host]:
+            if absent[cell.item]:
+                out.fill(0.0)
+            elif bucket.items[cell.item].dense:
+                out.put(cell.start, self._dense_mean(cell, came))
+            else:
+                part = out.part(cell.start, cell.stop)
+                _core.dequantize(self._codec, self.chunk, came, cell.at, part, places.ranks)
+        return Outcome(finite and out.is_finite(), (places.hosts - 1) * mine.stride)
+
     def _exchange(self, bucket: Bucket, rows: Rows, own: list[Any], agreement: Agreement) -> Bytes:
         """Both phases: the messages with the means of this share's regions, one a host."""
+        across = self._ends.across
+        assert across is not None
+        came, finite, absent = self._reduce(bucket, rows, own, agreement)
+        message, means_finite = self._average(bucket, rows, came, absent)
+        agreement.header(finite and means_finite, list(absent)).write(message)
+        return across.all_gather(message)
+
+    def _reduce(
+        self, bucket: Bucket, rows: Rows, own: list[Any], agreement: Agreement
+    ) -> tuple[Bytes, bool, NDArray[np.bool_]]:
+        """Phase one: what came from each host, whether all was finite, what is zero everywhere."""
         across, places = self._ends.across, self._ends.places
-        assert across is not None and places.share is not None
+        assert across is not None
+        assert places.share is not None
         senders = places.across(places.share)
         # What is all zero on every rank may be a parameter that none used: DDP then ignores what
         # comes back, so its residual stays where it is.
-        header = agreement.header(True, bucket.is_zero(own))
-        messages, finite = self._compress(bucket, rows, own, header)
-        header = agreement.header(finite, list(header.absent))
+        zero = bucket.is_zero(own)
+        messages, finite = self._compress(bucket, rows, own)
+        header = agreement.header(finite, zero)
         for message in messages:
             header.write(message)
         came = across.all_to_all(messages)
         headers = read_headers(list(came), header, senders)
         absent = np.logical_and.reduce([each.absent for each in headers])
-        finite = all(each.finite for each in headers)
-        message, means_finite = self._average(bucket, rows, came, absent)
-        agreement.header(finite and means_finite, list(absent)).write(message)
-        means = across.all_gather(message)
         for number in np.flatnonzero(absent):
             self.worker.keep(bucket.items[number].name)
-        return means
+        return came, all(each.finite for each in headers), absent
 
-    def _compress(
-        self, bucket: Bucket, rows: Rows, own: list[Any], header: Header
-    ) -> tuple[Bytes, bool]:
+    def _compress(self, bucket: Bucket, rows: Rows, own: list[Any]) -> tuple[Bytes, bool]:
         """Phase one: this rank's share for each host, and whether it is finite."""
         share = self._ends.places.share
         assert share is not None
@@ -160,9 +187,7 @@ class QuantizedExchange:
                 )
         return messages, finite
 
-    def _average(
-        self, bucket: Bucket, rows: Rows, came: Bytes, absent: Any
-    ) -> tuple[Bytes, bool]:
+    def _average(self, bucket: Bucket, rows: Rows, came: Bytes, absent: Any) -> tuple[Bytes, bool]:
         """Phase two: the means of the regions that this rank owns, and whether they are finite."""
         places = self._ends.places
         message = np.zeros(rows.stride, np.uint8)
@@ -172,17 +197,23 @@ class QuantizedExchange:
                 continue
             item = bucket.items[cell.item]
             payload = message[cell.at : cell.at + cell.size]
-            mean = np.empty(cell.stop - cell.start, np.float32)
             if item.dense:
-                _core.reduce_into([floats(row, cell.at, mean.size) for row in came], "sum", mean)
-                mean /= np.float32(places.ranks)
+                mean = self._dense_mean(cell, came)
                 finite &= bool(np.isfinite(mean).all())
                 payload[:] = mean.view(np.uint8)
                 continue
+            mean = np.empty(cell.stop - cell.start, np.float32)
             _core.dequantize(self._codec, self.chunk, came, cell.at, mean, places.ranks)
             held, left = self.server.of(item.name, mean.size)
             finite &= _core.quantize(self._codec, self.chunk, mean, held, left, payload)
         return message, finite
+
+    def _dense_mean(self, cell: Cell, came: Bytes) -> Floats:
+        """The average of a small parameter's region over all ranks."""
+        mean: Floats = np.empty(cell.stop - cell.start, np.float32)
+        _core.reduce_into([floats(row, cell.at, mean.size) for row in came], "sum", mean)
+        mean /= np.float32(self._ends.places.ranks)
+        return mean
 
     def _spread(
         self, bucket: Bucket, rows: list[Rows], results: Bytes, agreement: Agreement
@@ -213,4 +244,3 @@ class QuantizedExchange:
                         out = flat.part(cell.start, cell.stop)
                         _core.dequantize(self._codec, self.chunk, row, cell.at, out, 1)
         return True
-

@@ -8,7 +8,8 @@ on a host finds its part.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,33 @@ from pycollective.errors import ConfigurationError
 Floats = NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one rank holds of a parameter.
+
+    Attributes:
+        rank: who does.
+        host: its host.
+        elements: of the parameter.
+        name: what it is kept by.
+    """
+
+    rank: int
+    host: int
+    elements: Range
+    name: str
+
+    @property
+    def count(self) -> int:
+        """How many elements."""
+        return self.elements[1] - self.elements[0]
+
+
+def shard_name(name: str, rank: int) -> str:
+    """What is kept of the shard of a parameter that goes to a rank."""
+    return f"{name}/{rank}"
+
+
 class Keeper:
     """Gathers and hands out the residuals of a state's compressed parameters."""
 
@@ -33,19 +61,34 @@ class Keeper:
         dense: Mapping[str, bool],
         kinds: Mapping[str, Residuals],
         chunk: int,
+        sharded: Collection[str],
     ) -> None:
         self._ends = ends
         self._sizes = {n: math.prod(shape) for n, shape in shapes.items() if not dense[n]}
         self._kinds = kinds
         self._chunk = chunk
+        self._sharded = sharded
 
-    def _owners(self, kind: str, name: str) -> Iterator[tuple[int, int, Range]]:
-        """(rank, host, elements) of every part of a parameter's residual."""
+    def _parts(self, kind: str, name: str) -> Iterator[Part]:
+        """Every part of a parameter's residual."""
         places = self._ends.places
+        if name in self._sharded:
+            if kind == "worker":
+                yield from self._shards(name)
+            return
         for number, share in enumerate(share_of(name, self._sizes[name], self._chunk, places)):
             regions = regions_of(name, share, self._chunk, places)
             for host, rank in enumerate(places.across(number)):
-                yield rank, host, share if kind == "worker" else regions[host]
+                yield Part(rank, host, share if kind == "worker" else regions[host], name)
+
+    def _shards(self, name: str) -> Iterator[Part]:
+        """The same where shards of the parameter went to their ranks."""
+        places = self._ends.places
+        count = self._sizes[name] // places.ranks
+        for to in range(places.ranks):
+            elements = (to * count, (to + 1) * count)
+            for host, rank in enumerate(places.across(places.share_of(to))):
+                yield Part(rank, host, elements, shard_name(name, to))
 
     def gather(self) -> dict[str, dict[str, Floats]]:
         """Every kind's residuals by parameter; the same on all ranks."""
@@ -55,18 +98,25 @@ class Keeper:
         places = self._ends.places
         found = {}
         for name, size in sorted(self._sizes.items()):
-            parts = list(self._owners(kind, name))
-            width = max(stop - start for _, _, (start, stop) in parts)
-            mine = np.zeros(width, np.float32)
-            held = self._kinds[kind].get(name)
-            if held is not None:
-                mine[: held.size] = held
-            rows = self._ends.all.all_gather(mine.view(np.uint8)).view(np.float32)
+            of: list[list[Part]] = [[] for _ in range(places.ranks)]
+            for part in self._parts(kind, name):
+                of[part.rank].append(part)
             whole = np.zeros((places.hosts if kind == "worker" else 1, size), np.float32)
-            for rank, host, (start, stop) in parts:
-                row = host if kind == "worker" else 0
-                whole[row, start:stop] = rows[rank, : stop - start]
             found[name] = whole if kind == "worker" else whole[0]
+            row = np.zeros(max(sum(part.count for part in parts) for parts in of), np.float32)
+            at = 0
+            for part in of[places.rank]:
+                held = self._kinds[kind].get(part.name)
+                if held is not None:
+                    row[at : at + part.count] = held
+                at += part.count
+            rows = self._ends.all.all_gather(row.view(np.uint8)).view(np.float32)
+            for parts, row in zip(of, rows, strict=True):
+                at = 0
+                for part in parts:
+                    host = part.host if kind == "worker" else 0
+                    whole[host, slice(*part.elements)] = row[at : at + part.count]
+                    at += part.count
         return found
 
     def mean(self) -> dict[str, Floats]:
@@ -102,10 +152,10 @@ class Keeper:
         for kind, of in arrays.items():
             self._kinds[kind].clear()
             for name, whole in of.items():
-                for rank, host, (start, stop) in self._owners(kind, name):
-                    if rank == self._ends.places.rank:
-                        row = whole[host] if kind == "worker" else whole
-                        self._kinds[kind].set(name, row[start:stop])
+                for part in self._parts(kind, name):
+                    if part.rank == self._ends.places.rank:
+                        row = whole[part.host] if kind == "worker" else whole
+                        self._kinds[kind].set(part.name, row[slice(*part.elements)])
 
 
 def _mean(residuals: Mapping[str, Mapping[str, Floats]], ranks: int) -> dict[str, Floats]:

@@ -71,11 +71,7 @@ def over_shares(pieces: Sequence[Piece], local: Group) -> list[Indices] | None:
     Ranks without a share give empty pieces. None, on all of them, if an element is not finite.
     """
     finite = all(
-        [
-            _core.sparse_add(piece.x, piece.held, piece.left)
-            for piece in pieces
-            if piece.left.size
-        ]
+        [_core.sparse_add(piece.x, piece.held, piece.left) for piece in pieces if piece.left.size]
     )
     prefixes = [0] * len(pieces)
     wanted = [piece.k for piece in pieces]

@@ -14,7 +14,7 @@ Small parameters ride along in fp32, in the same messages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pycollective import _core
-from pycollective.compression.arrays import Floats, Item
+from pycollective.compression.arrays import Flat, Floats, Item
 from pycollective.compression.bucket import Agreement, Bucket, Outcome, floats, read_headers
 from pycollective.compression.domain import VALUES, Chosen, Domain
 from pycollective.compression.groups import Bytes, Ends, exchange_lengths, gather_lengths
 from pycollective.compression.messages import Header
-from pycollective.compression.placing import regions_of
 from pycollective.compression.residuals import Residuals
 from pycollective.compression.selection import (
     Indices,
@@ -40,6 +39,29 @@ from pycollective.compression.selection import (
 
 # Up to here a rank may receive by gather; beyond, more than two hosts go by region.
 GATHERED = 256 << 10
+
+
+@dataclass(frozen=True)
+class _Came:
+    """What came into a region, and what this rank sent into each.
+
+    Attributes:
+        rows: of each host, its message about this one's region.
+        taken: what this rank sent, by item.
+        starts: of each item, where its places are counted from.
+        domains: of each host, what its messages are about.
+        finite: whether all gradients were.
+        absent: for each item, whether it is zero everywhere.
+        sent: bytes.
+    """
+
+    rows: list[Bytes]
+    taken: dict[int, Chosen]
+    starts: dict[int, int]
+    domains: list[Domain]
+    finite: bool
+    absent: NDArray[np.bool_]
+    sent: int
 
 
 class SparseExchange:
@@ -87,16 +109,14 @@ class SparseExchange:
         received = (hosts - 1) * entries * (2 + self._values.itemsize) // self._ends.places.shares
         return hosts <= 2 or received <= GATHERED
 
-    def _choose(
-        self, bucket: Bucket, own: list[Any], density: float
-    ) -> dict[int, Indices] | None:
+    def _choose(self, bucket: Bucket, own: list[Any], density: float) -> dict[int, Indices] | None:
         """Of each parameter what this rank sends: places in its piece; None if not all finite.
 
         The pieces' residuals then hold the gradient and what was held, nothing taken off.
         """
         numbers = [n for n, item in enumerate(bucket.items) if not item.dense]
         pieces = [self._piece(bucket, own, n, density) for n in numbers]
-        if self._by == "tensor" and self._ends.places.shares > 1:
+        if pieces and self._by == "tensor" and self._ends.places.shares > 1:
             found = over_shares(pieces, self._ends.local)
             return None if found is None else dict(zip(numbers, found, strict=True))
         chosen = {}
@@ -137,12 +157,7 @@ class SparseExchange:
         segments = []
         for number, item in enumerate(bucket.items):
             whole = bucket.shares[number][share]
-            places = self._ends.places
-            start, stop = (
-                whole
-                if host is None
-                else regions_of(item.name, whole, self.chunk, places)[host]
-            )
+            start, stop = whole if host is None else bucket.regions(number, share)[host]
             segments.append((number, start, stop, item.dense))
         return Domain.of(segments)
 
@@ -158,7 +173,8 @@ class SparseExchange:
     ) -> tuple[list[Bytes], int]:
         """Every host's message about this share, and how many bytes this rank sent."""
         across, places = self._ends.across, self._ends.places
-        assert across is not None and places.share is not None
+        assert across is not None
+        assert places.share is not None
         domain = self._domain(bucket, places.share, None)
         taken = self._take(bucket, chosen or {})
         starts = {number: start for number, start, _, _ in domain.segments}
@@ -178,13 +194,53 @@ class SparseExchange:
         for number in np.flatnonzero(absent):
             self.worker.keep(bucket.items[number].name)
 
-    def _by_region(
+    def scatter(
+        self, items: list[Item], agreement: Agreement, density: float, out: Flat
+    ) -> Outcome:
+        """The first half of *region*: `out` gets the average of what this rank owns.
+
+        Whether all were finite is this rank's view; the ranks must agree on it.
+        """
+        ends, places = self._ends, self._ends.places
+        bucket = Bucket(items, self.chunk, places)
+        own = bucket.host_sums(ends)
+        chosen = self._choose(bucket, own, density)
+        header = agreement.header(chosen is not None, bucket.is_zero(own))
+        came = self._to_regions(bucket, own, chosen, header)
+        if came.finite:
+            self._write(came.domains[places.host], came.rows, lambda _: out)
+        return Outcome(came.finite and out.is_finite(), came.sent)
+
+    def _write(self, domain: Domain, rows: Sequence[Bytes], target: Callable[[int], Flat]) -> None:
+        """The average of a domain, from some ranks' messages about it; `target`: of each item."""
+        ranks = self._ends.places.ranks
+        if domain.dense_count:
+            dense = np.empty(domain.dense_count, np.float32)
+            leaves = [floats(row, domain.dense_at, dense.size) for row in rows]
+            _core.reduce_into(leaves, "sum", dense)
+            dense /= np.float32(ranks)
+            at = 0
+            for number, start, stop in domain.dense:
+                target(number).put(start, dense[at : at + stop - start])
+                at += stop - start
+        read = [domain.read(row, self._values) for row in rows]
+        absent = np.logical_and.reduce([Header.absent_of(row) for row in rows])
+        for number, start, stop, is_dense in domain.segments:
+            if is_dense or start == stop:
+                continue
+            indices, sums = domain.sum_of(number, read)
+            if absent[number]:
+                indices, sums = indices[:0], sums[:0]
+            _core.sparse_scatter(indices, sums, target(number).part(start, stop), ranks)
+
+    def _to_regions(
         self, bucket: Bucket, own: list[Any], chosen: dict[int, Indices] | None, header: Header
-    ) -> tuple[list[Bytes], int]:
-        """The owners' messages about this share's regions, and how many bytes this rank sent."""
+    ) -> _Came:
+        """Send what was chosen to the hosts whose regions it lies in."""
         across, places = self._ends.across, self._ends.places
-        assert across is not None and places.share is not None
-        share, senders = places.share, places.across(places.share)
+        assert across is not None
+        assert places.share is not None
+        share = places.share
         taken = self._take(bucket, chosen or {})
         starts = {n: bucket.shares[n][share][0] for n in range(len(bucket.items))}
         domains = [self._domain(bucket, share, host) for host in range(places.hosts)]
@@ -192,41 +248,45 @@ class SparseExchange:
             domain.write(header, self._dense(bucket, domain, own, share), taken, starts)
             for domain in domains
         ]
-        sent = (places.hosts - 1) * (8 * places.hosts + max(row.size for row in rows))
         came = exchange_lengths(across, rows)
-        headers = read_headers(came, header, senders)
+        headers = read_headers(came, header, places.across(share))
         self._keep(bucket, headers)
-        absent = np.logical_and.reduce([each.absent for each in headers])
-        finite = all(each.finite for each in headers)
-        mine = domains[places.host]
-        message = self._merge(bucket, mine, came, starts, finite, absent, header)
-        sent += (places.hosts - 1) * (8 + message.size)
-        results = gather_lengths(across, message)
-        if finite:
-            for domain, row in zip(domains, results, strict=True):
-                self._return_dropped(bucket, domain, taken, starts, row, absent)
-        return results, sent
+        return _Came(
+            came,
+            taken,
+            starts,
+            domains,
+            all(each.finite for each in headers),
+            np.logical_and.reduce([each.absent for each in headers]),
+            (places.hosts - 1) * (8 * places.hosts + max(row.size for row in rows)),
+        )
 
-    def _merge(
-        self,
-        bucket: Bucket,
-        domain: Domain,
-        came: Sequence[Bytes],
-        starts: dict[int, int],
-        finite: bool,
-        absent: NDArray[np.bool_],
-        header: Header,
-    ) -> Bytes:
+    def _by_region(
+        self, bucket: Bucket, own: list[Any], chosen: dict[int, Indices] | None, header: Header
+    ) -> tuple[list[Bytes], int]:
+        """The owners' messages about this share's regions, and how many bytes this rank sent."""
+        across, places = self._ends.across, self._ends.places
+        assert across is not None
+        came = self._to_regions(bucket, own, chosen, header)
+        message = self._merge(bucket, came, header)
+        results = gather_lengths(across, message)
+        if came.finite:
+            for domain, row in zip(came.domains, results, strict=True):
+                self._return_dropped(bucket, domain, came, row)
+        return results, came.sent + (places.hosts - 1) * (8 + message.size)
+
+    def _merge(self, bucket: Bucket, came: _Came, header: Header) -> Bytes:
         """The message about the region that this rank owns: sums, of which the largest stay."""
+        domain, finite = came.domains[self._ends.places.host], came.finite
         dense = np.zeros(domain.dense_count, np.float32)
         final: dict[int, Chosen] = {}
         if finite:
             if dense.size:
-                leaves = [floats(row, domain.dense_at, dense.size) for row in came]
+                leaves = [floats(row, domain.dense_at, dense.size) for row in came.rows]
                 _core.reduce_into(leaves, "sum", dense)
-            read = [domain.read(row, self._values) for row in came]
+            read = [domain.read(row, self._values) for row in came.rows]
             for number, start, _stop, _ in domain.segments:
-                if bucket.items[number].dense or absent[number]:
+                if bucket.items[number].dense or came.absent[number]:
                     continue
                 places, sums = domain.sum_of(number, read)
                 if not places.size:
@@ -240,29 +300,22 @@ class SparseExchange:
                     break
                 values = np.empty(best.size, self._values)
                 _core.sparse_take(scratch, best, values)
-                places = places[best] + np.uint32(start - starts[number])
+                places = places[best] + np.uint32(start - came.starts[number])
                 _, left = self.worker.of(bucket.items[number].name, 0)
                 left[places] += scratch[best]  # what rounding dropped
                 final[number] = Chosen(places, values)
-        said = Header(header.digest, header.scale, finite, absent)
-        return domain.write(said, dense, final, starts)
+        said = Header(header.digest, header.scale, finite, came.absent)
+        return domain.write(said, dense, final, came.starts)
 
-    def _return_dropped(
-        self,
-        bucket: Bucket,
-        domain: Domain,
-        taken: dict[int, Chosen],
-        starts: dict[int, int],
-        row: Bytes,
-        absent: NDArray[np.bool_],
-    ) -> None:
+    def _return_dropped(self, bucket: Bucket, domain: Domain, came: _Came, row: Bytes) -> None:
         """Give back to the residuals what this rank sent into a region and nobody got."""
         final = domain.read(row, self._values)
         for number, start, stop, dense in domain.segments:
-            if dense or absent[number] or number not in taken:
+            if dense or came.absent[number] or number not in came.taken:
                 continue
-            sent = taken[number].between(start - starts[number], stop - starts[number])
-            got = final[number].places + np.uint32(start - starts[number])
+            first = came.starts[number]
+            sent = came.taken[number].between(start - first, stop - first)
+            got = final[number].places + np.uint32(start - first)
             dropped = ~np.isin(sent.places, got, assume_unique=True)
             _, left = self.worker.of(bucket.items[number].name, 0)
             left[sent.places[dropped]] += sent.widened()[dropped]
@@ -292,33 +345,14 @@ class SparseExchange:
             headers = read_headers(messages, mine, places.across(share))
             if not all(each.finite for each in headers):
                 return False
+
+        def target(number: int) -> Flat:
+            return bucket.items[number].flat
+
         for share, messages in enumerate(rows):
             if gathers:
-                self._write(bucket, self._domain(bucket, share, None), messages)
+                self._write(self._domain(bucket, share, None), messages, target)
                 continue
             for host, message in enumerate(messages):
-                self._write(bucket, self._domain(bucket, share, host), [message])
+                self._write(self._domain(bucket, share, host), [message], target)
         return True
-
-    def _write(self, bucket: Bucket, domain: Domain, messages: Sequence[Bytes]) -> None:
-        """The sum of some ranks' messages over a domain, divided, to the gradients."""
-        ranks = self._ends.places.ranks
-        if domain.dense_count:
-            dense = np.empty(domain.dense_count, np.float32)
-            leaves = [floats(row, domain.dense_at, dense.size) for row in messages]
-            _core.reduce_into(leaves, "sum", dense)
-            dense /= np.float32(ranks)
-            at = 0
-            for number, start, stop in domain.dense:
-                bucket.items[number].flat.put(start, dense[at : at + stop - start])
-                at += stop - start
-        read = [domain.read(row, self._values) for row in messages]
-        absent = np.logical_and.reduce([Header.absent_of(row) for row in messages])
-        for number, start, stop, dense_item in domain.segments:
-            if dense_item or start == stop:
-                continue
-            indices, sums = domain.sum_of(number, read)
-            if absent[number]:
-                indices, sums = indices[:0], sums[:0]
-            out = bucket.items[number].flat.part(start, stop)
-            _core.sparse_scatter(indices, sums, out, ranks)

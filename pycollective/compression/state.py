@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pycollective.compression.arrays import Flat, Item, OfNumpy
+from pycollective.compression.arrays import Flat, Item, OfNumpy, Readable, Window
 from pycollective.compression.bucket import Agreement, Outcome
+from pycollective.compression.choice import Choice
 from pycollective.compression.groups import Ends
 from pycollective.compression.residuals import Residuals
-from pycollective.compression.saving import Keeper
+from pycollective.compression.saving import Keeper, shard_name
 from pycollective.errors import ConfigurationError
 
 Shape = tuple[int, ...]
@@ -50,6 +51,7 @@ class State:
         ends: Ends,
         options: Mapping[str, Any],
         compress: Callable[[str, Shape], bool] | None,
+        when: str,
     ) -> None:
         """Agree with the other ranks on all of it.
 
@@ -59,6 +61,7 @@ class State:
             options: of the codec, for the comparison.
             compress: whether a parameter of this name and shape is compressed; None for those of
                 two dimensions or more and at least `SMALL` elements.
+            when: "always", or "auto": where it is faster than dense.
 
         Raises:
             ConfigurationError: ranks differ in parameters or options.
@@ -68,10 +71,13 @@ class State:
         self.kinds = {}
         wants = compress or (lambda _, shape: len(shape) > 1 and math.prod(shape) >= SMALL)
         self._dense = {name: not wants(name, shape) for name, shape in self.shapes.items()}
-        self._described = {"codec": self.codec, **options}
+        self._described = {"codec": self.codec, "when": when, **options}
+        self._choice = Choice(when, ends.places.hosts, ends.all)
+        self._undelivered: dict[str, NDArray[np.float32]] = {}
         self._agree()
         self._scale: Callable[[], float] = lambda: 1.0
         self._scaled = 1.0
+        self._sharded: set[str] = set()  # parameters of reduce_scatter
         self._open = False
         self._finite = True
         self._steps = 0
@@ -102,20 +108,46 @@ class State:
         if scale != self._scaled:
             for each in self.kinds.values():
                 each.scale(scale / self._scaled)
+            for error in self._undelivered.values():
+                error *= np.float32(scale / self._scaled)
             self._scaled = scale
-        self._open, self._finite = True, True
+        self._open, self._finite, self._compressible = True, True, False
+        self._owed: set[str] = set()
 
-    def reduce(self, gradients: Mapping[str, Flat]) -> bool:
-        """Average some gradients of the step over all ranks, in place; whether all were finite."""
+    def reduce(self, gradients: Mapping[str, Flat], whole: Flat | None = None) -> bool:
+        """Average some gradients of the step over all ranks, in place; whether all were finite.
+
+        Args:
+            gradients: by parameter name.
+            whole: the array that they make up together, if there is one.
+        """
         if not self._open:
             raise ConfigurationError(f"{type(self).__name__}: no step has begun")
         items = [self._item(name, flat) for name, flat in gradients.items()]
         if not items:
             return True
-        outcome = self._exchange(items, Agreement(self._digest_of(items), self._scaled))
+        with self._choice.timed():
+            if self._choice.way == "dense":
+                outcome = self._average(items, [whole] if whole else [i.flat for i in items])
+            else:
+                outcome = self._exchange(items, Agreement(self._digest_of(items), self._scaled))
         self._finite &= outcome.finite
         self._count(items, outcome)
         return outcome.finite
+
+    def _average(self, items: Sequence[Item], flats: Sequence[Flat]) -> Outcome:
+        """Dense; and what was held when the ranks agreed to go on so."""
+        for flat in flats:
+            self._ends.all.average(flat.part(0, flat.count))
+        for item in items:
+            error = self._undelivered.get(item.name)
+            # All zero may be a parameter that no rank used: DDP ignores what comes back.
+            if error is not None and not item.flat.is_zero():
+                self._owed.add(item.name)
+                total = np.empty(item.flat.count, np.float32)
+                item.flat.widen(0, item.flat.count, total)
+                item.flat.put(0, total + error)
+        return Outcome(all(flat.is_finite() for flat in flats), None)
 
     def end(self) -> bool:
         """End the step: whether it counts. If not, what is held is what it was before."""
@@ -125,10 +157,16 @@ class State:
         if self._finite:
             self._commit()
             self._steps += 1
+            for name in self._owed:
+                del self._undelivered[name]
         else:
             for each in self.kinds.values():
                 each.discard()
         self._counts["steps" if self._finite else "steps_given_up"] += 1
+        if self._choice.end_step(self._finite and self._compressible):
+            self._undelivered = self.keeper.mean()
+            for each in self.kinds.values():
+                each.clear()
         return self._finite
 
     @contextmanager
@@ -158,14 +196,76 @@ class State:
             CollectiveMismatch: ranks passed different parameters.
         """
         flats = {name: OfNumpy(array) for name, array in gradients.items()}
+        return self._as_step(lambda: self.reduce(flats))
+
+    def scatter(self, out: Flat, x: Readable, name: str) -> bool:
+        """`reduce_scatter` within a step."""
+        places = self._ends.places
+        item = self._item(name, x)
+        if x.count % places.ranks or out.count * places.ranks != x.count:
+            raise ConfigurationError(
+                f"{type(self).__name__}: {name!r} has {x.count} elements, of which each of "
+                f"{places.ranks} ranks cannot get {out.count}"
+            )
+        if any(len(places.on(host)) != places.shares for host in range(places.hosts)):
+            raise ConfigurationError(
+                f"{type(self).__name__}: reduce_scatter wants as many ranks on every host; "
+                "between='ranks' takes every rank for a host"
+            )
+        dense = item.dense or self._choice.way == "dense"
+        self._sharded.add(name)
+        items = [
+            Item(
+                shard_name(name, rank),
+                Window(x, rank * out.count, (rank + 1) * out.count),
+                dense,
+                (places.share_of(rank), places.host_of[rank]),
+            )
+            for rank in range(places.ranks)
+        ]
+        with self._choice.timed():
+            outcome = self._scatter(items, Agreement(self._digest_of(items), self._scaled), out)
+            flags = self._ends.all.all_gather(np.array([outcome.finite], np.uint8))
+        finite = bool(flags.all())
+        if not finite:
+            out.fill(float("nan"))
+        self._finite &= finite
+        self._count(items, outcome)
+        return finite
+
+    def reduce_scatter(self, out: NDArray[Any], x: NDArray[Any], name: str) -> bool:
+        """Average a NumPy array over all ranks, each rank's shard of it to that rank.
+
+        By itself a whole step, in one a part. A parameter goes this way always or never: its
+        residual is another. One phase, so no error of the server's.
+
+        Args:
+            out: this rank's shard, ``x.size / ranks`` elements: rank r's begins at r times that.
+            x: the gradient, C-contiguous; only read.
+            name: the parameter's.
+
+        Returns:
+            Whether all were finite on all ranks; if not, `out` is NaN everywhere.
+
+        Raises:
+            ConfigurationError: see `all_reduce`; the elements cannot be shared out evenly, or hosts
+                have different numbers of ranks.
+        """
+        return self._as_step(lambda: self.scatter(OfNumpy(out), OfNumpy(x, written=False), name))
+
+    def _as_step(self, call: Callable[[], bool]) -> bool:
+        """A call in the step under way, or in one of its own."""
         if self._open:
-            return self.reduce(flats)
+            return call()
         with self.step():
-            return self.reduce(flats)
+            return call()
 
     # What subclasses do.
 
     def _exchange(self, items: list[Item], agreement: Agreement) -> Outcome:
+        raise NotImplementedError
+
+    def _scatter(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
         raise NotImplementedError
 
     def _commit(self) -> None:
@@ -185,7 +285,7 @@ class State:
     @property
     def keeper(self) -> Keeper:
         """Gathers and hands out what is held."""
-        return Keeper(self._ends, self.shapes, self._dense, self.kinds, self.chunk)
+        return Keeper(self._ends, self.shapes, self._dense, self.kinds, self.chunk, self._sharded)
 
     def flush(self) -> dict[str, NDArray[np.float32]]:
         """Give back what is held, and hold exactly nothing; collective.
@@ -194,14 +294,17 @@ class State:
             By parameter, in its shape, fp32, in the scale of the last step: what all ranks' held
             error adds to the average. Add it to a gradient, or to the parameter, or drop it.
         """
-        found = {n: each.reshape(self.shapes[n]) for n, each in self.keeper.mean().items()}
+        found = self.keeper.mean()
+        for name, error in self._undelivered.items():
+            found[name] += error
         self.reset()
-        return found
+        return {name: error.reshape(self.shapes[name]) for name, error in found.items()}
 
     def reset(self) -> None:
         """Hold nothing. Local: call it on all ranks."""
         for each in self.kinds.values():
             each.clear()
+        self._undelivered = {}
         self._open = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -217,6 +320,8 @@ class State:
             "hosts": self._ends.places.hosts,
             "codec": dict(self._described),
             "residuals": self.keeper.gather(),
+            "undelivered": dict(self._undelivered),
+            "sharded": sorted(self._sharded),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -233,9 +338,13 @@ class State:
                 f"{type(self).__name__}: no state of it: version {state.get('version')}, codec "
                 f"{state.get('codec', {}).get('codec')!r}"
             )
+        self._sharded = set(state["sharded"])
         self.keeper.load(state["residuals"], int(state["ranks"]), int(state["hosts"]))
         self._steps = int(state["steps"])
         self._scaled = float(state["loss_scale"])
+        self._undelivered = {
+            name: np.array(error, np.float32) for name, error in state["undelivered"].items()
+        }
         self._open = False
 
     # What went.
@@ -245,39 +354,34 @@ class State:
 
         Returns:
             ``steps`` and ``steps_given_up`` (a gradient was not finite); ``compressed_calls``, in
-            which something was compressed; ``payload_bytes`` that left for other hosts, headers
-            and padding included; ``dense_bytes`` that a reduce-scatter and an all-gather of the
-            same tensors would have sent in fp32; ``residual_bytes`` of memory; ``dense``: why each
-            parameter that was not compressed was not.
+            which something was compressed, and ``dense_calls``; of the former ``payload_bytes``
+            that left for other hosts, headers and padding included, and ``dense_bytes`` that a
+            reduce-scatter and an all-gather of the same tensors would have sent in fp32;
+            ``residual_bytes`` of memory; ``way``, how the next step goes, and ``why``;
+            ``dense_parameters``, which always go as they are.
         """
-        one = self._ends.places.hosts == 1
+        counted = ("steps", "steps_given_up", "compressed_calls", "dense_calls")
         return {
-            **{
-                name: self._counts[name]
-                for name in (
-                    *("steps", "steps_given_up", "compressed_calls"),
-                    *("payload_bytes", "dense_bytes"),
-                )
-            },
+            **{name: self._counts[name] for name in (*counted, "payload_bytes", "dense_bytes")},
             "residual_bytes": sum(each.nbytes for each in self.kinds.values()),
-            "dense": {
-                name: "all ranks are on one host" if one else "small, or not chosen"
-                for name, dense in self._dense.items()
-                if dense or one
-            },
+            "way": self._choice.way,
+            "why": self._choice.why,
+            "dense_parameters": sorted(name for name, dense in self._dense.items() if dense),
         }
 
     def _count(self, items: Sequence[Item], outcome: Outcome) -> None:
         places = self._ends.places
+        self._compressible |= any(not item.dense for item in items)
+        if outcome.sent is None:
+            self._counts["dense_calls"] += 1
+            return
         self._counts["payload_bytes"] += outcome.sent
         self._counts["compressed_calls"] += any(not item.dense for item in items)
         if places.share is not None:
             elements = sum(item.flat.count for item in items) / places.shares
-            self._counts["dense_bytes"] += round(
-                8 * elements * (places.hosts - 1) / places.hosts
-            )
+            self._counts["dense_bytes"] += round(8 * elements * (places.hosts - 1) / places.hosts)
 
-    def _item(self, name: str, flat: Flat) -> Item:
+    def _item(self, name: str, flat: Readable) -> Item:
         shape = self.shapes.get(name)
         if shape is None:
             raise ConfigurationError(f"{type(self).__name__}: no parameter is named {name!r}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pycollective.communicator import Communicator
-from pycollective.compression.arrays import Item
+from pycollective.compression.arrays import Flat, Item
 from pycollective.compression.bucket import Agreement, Outcome
 from pycollective.compression.domain import VALUES
 from pycollective.compression.groups import Ends, ends_of_communicator
@@ -43,14 +43,18 @@ class QuantizedState(State):
         ends: Ends,
         chunk: int,
         compress: Compress | None,
+        when: str,
     ) -> None:
         self.chunk = check_chunk(chunk)
-        super().__init__(parameters, ends, {"chunk": chunk}, compress)
+        super().__init__(parameters, ends, {"chunk": chunk}, compress, when)
         self._exchanged = QuantizedExchange(ends, self.codec, self.chunk)
         self.kinds = {"worker": self._exchanged.worker, "server": self._exchanged.server}
 
     def _exchange(self, items: list[Item], agreement: Agreement) -> Outcome:
         return self._exchanged(items, agreement)
+
+    def _scatter(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
+        return self._exchanged.scatter(items, agreement, out)
 
 
 class OneBitState(QuantizedState):
@@ -71,6 +75,7 @@ class OneBitState(QuantizedState):
         chunk: int = 1024,
         between: str = "hosts",
         compress: Compress | None = None,
+        when: str = "always",
     ) -> None:
         """Collective over the communicator, which it splits; see `State` for what is raised.
 
@@ -82,8 +87,9 @@ class OneBitState(QuantizedState):
                 compressed between all.
             compress: whether a parameter of this name and shape is compressed; None for those of
                 two dimensions or more and at least 4,096 elements.
+            when: "always"; or "auto", where it is faster than dense, by a measurement (`choice`).
         """
-        super().__init__(parameters, _ends(communicator, between), chunk, compress)
+        super().__init__(parameters, _ends(communicator, between), chunk, compress, when)
 
 
 class Int8State(QuantizedState):
@@ -102,9 +108,10 @@ class Int8State(QuantizedState):
         chunk: int = 256,
         between: str = "hosts",
         compress: Compress | None = None,
+        when: str = "always",
     ) -> None:
         """See `OneBitState`."""
-        super().__init__(parameters, _ends(communicator, between), chunk, compress)
+        super().__init__(parameters, _ends(communicator, between), chunk, compress, when)
 
 
 class TopKState(State):
@@ -126,6 +133,7 @@ class TopKState(State):
         decay: float = 1.0,
         between: str = "hosts",
         compress: Compress | None = None,
+        when: str = "always",
     ) -> None:
         """See `OneBitState`.
 
@@ -142,6 +150,7 @@ class TopKState(State):
             decay: what is held is multiplied by it each step.
             between: see there.
             compress: see there.
+            when: see there.
         """
         if not (isinstance(density, float | int) and 1e-4 <= density <= 1):
             raise ConfigurationError(f"density={density!r} is not between 0.0001 and 1")
@@ -164,7 +173,7 @@ class TopKState(State):
             **{"warm_up": warm_up, "decay": self._decay},
         }
         ends = _ends(communicator, between)
-        super().__init__(parameters, ends, options, compress)
+        super().__init__(parameters, ends, options, compress, when)
         self._exchanged = SparseExchange(ends, by, chunk, values, exchange)
         self.kinds = {"worker": self._exchanged.worker}
 
@@ -177,6 +186,9 @@ class TopKState(State):
 
     def _exchange(self, items: list[Item], agreement: Agreement) -> Outcome:
         return self._exchanged(items, agreement, self.density)
+
+    def _scatter(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
+        return self._exchanged.scatter(items, agreement, self.density, out)
 
     def _commit(self) -> None:
         self._exchanged.worker.commit(self._decay)
@@ -200,3 +212,11 @@ def compressed_all_reduce(x: Any, state: State, key: str) -> bool:
         Whether all ranks' were finite; if not, `x` is NaN.
     """
     return state.all_reduce({key: x})
+
+
+def compressed_reduce_scatter(out: Any, x: Any, state: State, key: str) -> bool:
+    """Average `x` over all ranks, compressed, this rank's shard to `out`.
+
+    ``state.reduce_scatter(out, x, key)``, which see.
+    """
+    return state.reduce_scatter(out, x, key)

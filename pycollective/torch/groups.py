@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pycollective import bootstrap
+from pycollective import _torch, bootstrap
 from pycollective.compression.groups import Bytes, Ends
 from pycollective.compression.placing import Places
 from pycollective.errors import ConfigurationError
@@ -41,6 +41,14 @@ class OfProcessGroup:
         if row.size:
             _all_gather(torch.from_numpy(out).view(-1), torch.from_numpy(row), group=self._group)
         return out
+
+    def average(self, part: torch.Tensor) -> None:
+        """See `Group`: by the contract over pycollective, as DDP does over other backends."""
+        if dist.get_backend(self._group) == "pycollective":
+            _torch.average(self._group, part).wait()
+            return
+        part.div_(self.size)
+        dist.all_reduce(part, group=self._group)
 
 
 def ends_of_group(group: dist.ProcessGroup | None, between: str) -> Ends:
