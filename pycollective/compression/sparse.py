@@ -211,14 +211,19 @@ class SparseExchange:
             self._write(came.domains[places.host], came.rows, lambda _: out)
         return Outcome(came.finite and out.is_finite(), came.sent)
 
-    def _write(self, domain: Domain, rows: Sequence[Bytes], target: Callable[[int], Flat]) -> None:
-        """The average of a domain, from some ranks' messages about it; `target`: of each item."""
-        ranks = self._ends.places.ranks
+    def _write(self, domain: Domain, rows: Sequence[Bytes], target: Callable[[int], Flat]) -> bool:
+        """The average of a domain, from some ranks' messages about it; `target`: of each item.
+
+        Returns:
+            Whether it is finite: small parameters are as they came, and sums may overflow.
+        """
+        ranks, finite = self._ends.places.ranks, True
         if domain.dense_count:
             dense = np.empty(domain.dense_count, np.float32)
             leaves = [floats(row, domain.dense_at, dense.size) for row in rows]
             _core.reduce_into(leaves, "sum", dense)
             dense /= np.float32(ranks)
+            finite &= bool(np.isfinite(dense).all())
             at = 0
             for number, start, stop in domain.dense:
                 target(number).put(start, dense[at : at + stop - start])
@@ -231,7 +236,9 @@ class SparseExchange:
             indices, sums = domain.sum_of(number, read)
             if absent[number]:
                 indices, sums = indices[:0], sums[:0]
+            finite &= bool(np.isfinite(sums).all())
             _core.sparse_scatter(indices, sums, target(number).part(start, stop), ranks)
+        return finite
 
     def _to_regions(
         self, bucket: Bucket, own: list[Any], chosen: dict[int, Indices] | None, header: Header
@@ -349,10 +356,11 @@ class SparseExchange:
         def target(number: int) -> Flat:
             return bucket.items[number].flat
 
+        finite = True
         for share, messages in enumerate(rows):
             if gathers:
-                self._write(self._domain(bucket, share, None), messages, target)
+                finite &= self._write(self._domain(bucket, share, None), messages, target)
                 continue
             for host, message in enumerate(messages):
-                self._write(self._domain(bucket, share, host), [message], target)
-        return True
+                finite &= self._write(self._domain(bucket, share, host), [message], target)
+        return finite
