@@ -147,7 +147,11 @@ class State:
                 total = np.empty(item.flat.count, np.float32)
                 item.flat.widen(0, item.flat.count, total)
                 item.flat.put(0, total + error)
-        return Outcome(all(flat.is_finite() for flat in flats), None)
+        finite = all(flat.is_finite() for flat in flats)
+        if not finite:
+            for flat in flats:
+                flat.fill(float("nan"))
+        return Outcome(finite, None)
 
     def end(self) -> bool:
         """End the step: whether it counts. If not, what is held is what it was before."""
