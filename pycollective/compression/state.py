@@ -102,7 +102,7 @@ class State:
         """Begin a step; what an unfinished one left is forgotten."""
         for each in self.kinds.values():
             each.discard()
-        scale = float(self._scale())
+        scale = float(np.float32(self._scale()))  # as messages carry it
         if not (scale > 0 and math.isfinite(scale)):
             raise ConfigurationError(f"the loss scale {scale} is not a positive number")
         if scale != self._scaled:
