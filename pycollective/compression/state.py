@@ -21,7 +21,7 @@ from pycollective.compression.arrays import Flat, Item, OfNumpy, Readable, Windo
 from pycollective.compression.bucket import Agreement, Outcome
 from pycollective.compression.choice import Choice
 from pycollective.compression.groups import Ends
-from pycollective.compression.residuals import Residuals
+from pycollective.compression.residuals import Gone, Residuals
 from pycollective.compression.saving import Keeper, shard_name
 from pycollective.errors import ConfigurationError
 
@@ -78,8 +78,7 @@ class State:
         self._scale: Callable[[], float] = lambda: 1.0
         self._scaled = 1.0
         self._sharded: set[str] = set()  # parameters of reduce_scatter
-        self._open = False
-        self._finite = True
+        self._open, self._finite = False, True
         self._steps = 0
         self._counts: Counter[str] = Counter()
 
@@ -112,7 +111,7 @@ class State:
                 error *= np.float32(scale / self._scaled)
             self._scaled = scale
         self._open, self._finite, self._compressible = True, True, False
-        self._owed: set[str] = set()
+        self._owed, self._gone = set[str](), Gone()
 
     def reduce(self, gradients: Mapping[str, Flat], whole: Flat | None = None) -> bool:
         """Average some gradients of the step over all ranks, in place; whether all were finite.
@@ -126,6 +125,7 @@ class State:
         items = [self._item(name, flat) for name, flat in gradients.items()]
         if not items:
             return True
+        self._gone.note(gradients)
         with self._choice.timed():
             if self._choice.way == "dense":
                 outcome = self._average(items, [whole] if whole else [i.flat for i in items])
@@ -147,8 +147,7 @@ class State:
                 total = np.empty(item.flat.count, np.float32)
                 item.flat.widen(0, item.flat.count, total)
                 item.flat.put(0, total + error)
-        finite = all(flat.is_finite() for flat in flats)
-        if not finite:
+        if not (finite := all(flat.is_finite() for flat in flats)):
             for flat in flats:
                 flat.fill(float("nan"))
         return Outcome(finite, None)
@@ -216,6 +215,7 @@ class State:
                 f"{type(self).__name__}: reduce_scatter wants as many ranks on every host; "
                 "between='ranks' takes every rank for a host"
             )
+        self._gone.note([name])
         dense = item.dense or self._choice.way == "dense"
         self._sharded.add(name)
         items = [
