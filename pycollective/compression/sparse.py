@@ -255,7 +255,7 @@ class SparseExchange:
             domain.write(header, self._dense(bucket, domain, own, share), taken, starts)
             for domain in domains
         ]
-        came = exchange_lengths(across, rows)
+        came, longest = exchange_lengths(across, rows)
         headers = read_headers(came, header, places.across(share))
         self._keep(bucket, headers)
         return _Came(
@@ -265,7 +265,7 @@ class SparseExchange:
             domains,
             all(each.finite for each in headers),
             np.logical_and.reduce([each.absent for each in headers]),
-            (places.hosts - 1) * (8 * places.hosts + max(row.size for row in rows)),
+            (places.hosts - 1) * (8 * places.hosts + longest),
         )
 
     def _by_region(
@@ -280,7 +280,7 @@ class SparseExchange:
         if came.finite:
             for domain, row in zip(came.domains, results, strict=True):
                 self._return_dropped(bucket, domain, came, row)
-        return results, came.sent + (places.hosts - 1) * (8 + message.size)
+        return results, came.sent + (places.hosts - 1) * (8 + max(row.size for row in results))
 
     def _merge(self, bucket: Bucket, came: _Came, header: Header) -> Bytes:
         """The message about the region that this rank owns: sums, of which the largest stay."""
