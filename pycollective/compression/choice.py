@@ -42,6 +42,11 @@ class Choice:
         elif self._trying:
             self.why = "being measured, compressed and dense in turn"
 
+    @property
+    def settled(self) -> str | None:
+        """The way of all steps from here on; None while it is being measured."""
+        return None if self._trying else self.way
+
     @contextmanager
     def timed(self) -> Iterator[None]:
         """One call of the step under way."""

@@ -97,15 +97,20 @@ def gather_lengths(group: Group, row: Bytes) -> list[Bytes]:
     return [found[:n] for found, n in zip(group.all_gather(padded), lengths, strict=True)]
 
 
-def exchange_lengths(group: Group, rows: Sequence[Bytes]) -> list[Bytes]:
-    """Row r goes to rank r, where lengths differ: the lengths first, then all as the longest."""
+def exchange_lengths(group: Group, rows: Sequence[Bytes]) -> tuple[list[Bytes], int]:
+    """Row r goes to rank r, where lengths differ: the lengths first, then all as the longest.
+
+    Returns:
+        What came from each rank; how long the longest row is that any rank sends.
+    """
     mine = np.array([row.size for row in rows], np.int64)
     lengths = group.all_gather(mine.view(np.uint8)).view(np.int64)
     padded = np.zeros((group.size, int(lengths.max())), np.uint8)
     for row, place in zip(rows, padded, strict=True):
         place[: row.size] = row
     came = group.all_to_all(padded)
-    return [found[:n] for found, n in zip(came, lengths[:, group.rank], strict=True)]
+    to_this = lengths[:, group.rank]
+    return [found[:n] for found, n in zip(came, to_this, strict=True)], padded.shape[1]
 
 
 @dataclass(frozen=True)

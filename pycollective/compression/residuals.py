@@ -6,11 +6,29 @@ that any rank gives up (a gradient that is not finite) leaves `held` as it was, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from pycollective.compression.arrays import Floats
+from pycollective.errors import ConfigurationError
+
+
+class Gone(set[str]):
+    """Parameters that went in the step under way: a second time would overwrite what is left."""
+
+    def note(self, names: Iterable[str]) -> None:
+        """Add some.
+
+        Raises:
+            ConfigurationError: one of them went before.
+        """
+        for name in names:
+            if name in self:
+                raise ConfigurationError(
+                    f"{name!r} went in this step already: add gradients up before, or end the step"
+                )
+            self.add(name)
 
 
 class Residuals:

@@ -51,6 +51,22 @@ def shard_name(name: str, rank: int) -> str:
     return f"{name}/{rank}"
 
 
+def check_saved(state: Mapping[str, Any], codec: str) -> None:
+    """Look whether it is what a state of this codec has saved, as far as that goes.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    parts = {"steps", "loss_scale", "ranks", "hosts", "residuals", "undelivered", "sharded"}
+    version, of = state.get("version"), state.get("codec", {}).get("codec")
+    missing = sorted(parts - set(state))
+    if version != 1 or of != codec or missing:
+        raise ConfigurationError(
+            f"no state of {codec}: version {version}, codec {of!r}"
+            + (f", without {', '.join(missing)}" if missing else "")
+        )
+
+
 class Keeper:
     """Gathers and hands out the residuals of a state's compressed parameters."""
 
@@ -121,11 +137,16 @@ class Keeper:
 
     def mean(self) -> dict[str, Floats]:
         """By parameter: what all that is held adds to the average."""
-        return _mean(self.gather(), self._ends.places.ranks)
+        return mean_of(self.gather(), self._ends.places.ranks)
 
-    def load(self, residuals: Mapping[str, Mapping[str, Any]], ranks: int, hosts: int) -> None:
-        """Hold what `gather` gave in a world of so many ranks and hosts."""
-        places = self._ends.places
+    def fitting(
+        self, residuals: Mapping[str, Mapping[str, Any]], hosts: int
+    ) -> dict[str, dict[str, Floats]]:
+        """What `gather` gave in a world of so many hosts, as arrays.
+
+        Raises:
+            ConfigurationError: it is of other kinds or parameters.
+        """
         arrays = {
             kind: {name: np.asarray(each, np.float32) for name, each in of.items()}
             for kind, of in residuals.items()
@@ -133,12 +154,22 @@ class Keeper:
         if set(arrays) != set(self._kinds):
             raise ConfigurationError(f"a state of other residuals: {sorted(arrays)}")
         for kind, of in arrays.items():
-            sizes = {name: each.shape[-1] for name, each in of.items()}
-            if sizes != self._sizes:
-                differ = sorted(dict(sizes.items() ^ self._sizes.items()))
+            shapes = {name: each.shape for name, each in of.items()}
+            wants = {
+                name: (hosts, size) if kind == "worker" else (size,)
+                for name, size in self._sizes.items()
+            }
+            if shapes != wants:
+                differ = sorted({name for name, _ in shapes.items() ^ wants.items()})
                 raise ConfigurationError(f"a state of other parameters ({kind}): {differ}")
+        return arrays
+
+    def load(self, residuals: Mapping[str, Mapping[str, Any]], ranks: int, hosts: int) -> None:
+        """Hold what `gather` gave in a world of so many ranks and hosts."""
+        places = self._ends.places
+        arrays = self.fitting(residuals, hosts)
         if (ranks, hosts) != (places.ranks, places.hosts):
-            mean = _mean(arrays, ranks)
+            mean = mean_of(arrays, ranks)
             share = np.float32(places.ranks) / np.float32(places.hosts)
             arrays = {
                 kind: {
@@ -158,7 +189,7 @@ class Keeper:
                         self._kinds[kind].set(part.name, row[slice(*part.elements)])
 
 
-def _mean(residuals: Mapping[str, Mapping[str, Floats]], ranks: int) -> dict[str, Floats]:
+def mean_of(residuals: Mapping[str, Mapping[str, Floats]], ranks: int) -> dict[str, Floats]:
     """The hosts' residuals added up in the contract's order, divided; plus the server's."""
     found = {}
     for name, hosts in residuals["worker"].items():

@@ -212,14 +212,19 @@ class SparseExchange:
             self._write(came.domains[places.host], came.rows, lambda _: out)
         return Outcome(came.finite and out.is_finite(), came.sent)
 
-    def _write(self, domain: Domain, rows: Sequence[Bytes], target: Callable[[int], Flat]) -> None:
-        """The average of a domain, from some ranks' messages about it; `target`: of each item."""
-        ranks = self._ends.places.ranks
+    def _write(self, domain: Domain, rows: Sequence[Bytes], target: Callable[[int], Flat]) -> bool:
+        """The average of a domain, from some ranks' messages about it; `target`: of each item.
+
+        Returns:
+            Whether it is finite: small parameters are as they came, and sums may overflow.
+        """
+        ranks, finite = self._ends.places.ranks, True
         if domain.dense_count:
             dense = np.empty(domain.dense_count, np.float32)
             leaves = [floats(row, domain.dense_at, dense.size) for row in rows]
             _core.reduce_into(leaves, "sum", dense)
             dense /= np.float32(ranks)
+            finite &= bool(np.isfinite(dense).all())
             at = 0
             for number, start, stop in domain.dense:
                 target(number).put(start, dense[at : at + stop - start])
@@ -232,7 +237,9 @@ class SparseExchange:
             indices, sums = domain.sum_of(number, read)
             if absent[number]:
                 indices, sums = indices[:0], sums[:0]
+            finite &= bool(np.isfinite(sums).all())
             _core.sparse_scatter(indices, sums, target(number).part(start, stop), ranks)
+        return finite
 
     def _to_regions(
         self, bucket: Bucket, own: list[Any], chosen: dict[int, Indices] | None, header: Header
@@ -249,7 +256,7 @@ class SparseExchange:
             domain.write(header, self._dense(bucket, domain, own, share), taken, starts)
             for domain in domains
         ]
-        came = exchange_lengths(across, rows)
+        came, longest = exchange_lengths(across, rows)
         headers = read_headers(came, header, places.across(share))
         self._keep(bucket, headers)
         return _Came(
@@ -259,7 +266,7 @@ class SparseExchange:
             domains,
             all(each.finite for each in headers),
             np.logical_and.reduce([each.absent for each in headers]),
-            (places.hosts - 1) * (8 * places.hosts + max(row.size for row in rows)),
+            (places.hosts - 1) * (8 * places.hosts + longest),
         )
 
     def _by_region(
@@ -274,7 +281,7 @@ class SparseExchange:
         if came.finite:
             for domain, row in zip(came.domains, results, strict=True):
                 self._return_dropped(bucket, domain, came, row)
-        return results, came.sent + (places.hosts - 1) * (8 + message.size)
+        return results, came.sent + (places.hosts - 1) * (8 + max(row.size for row in results))
 
     def _merge(self, bucket: Bucket, came: _Came, header: Header) -> Bytes:
         """The message about the region that this rank owns: sums, of which the largest stay."""
@@ -350,10 +357,11 @@ class SparseExchange:
         def target(number: int) -> Flat:
             return bucket.items[number].flat
 
+        finite = True
         for share, messages in enumerate(rows):
             if gathers:
-                self._write(self._domain(bucket, share, None), messages, target)
+                finite &= self._write(self._domain(bucket, share, None), messages, target)
                 continue
             for host, message in enumerate(messages):
-                self._write(self._domain(bucket, share, host), [message], target)
-        return True
+                finite &= self._write(self._domain(bucket, share, host), [message], target)
+        return finite

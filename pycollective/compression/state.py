@@ -21,8 +21,9 @@ from pycollective.compression.arrays import Flat, Item, OfNumpy, Readable, Windo
 from pycollective.compression.bucket import Agreement, Outcome
 from pycollective.compression.choice import Choice
 from pycollective.compression.groups import Ends
-from pycollective.compression.residuals import Residuals
-from pycollective.compression.saving import Keeper, shard_name
+from pycollective.compression.residuals import Gone, Residuals
+from pycollective.compression.saving import Keeper, check_saved, mean_of, shard_name
+from pycollective.compression.undelivered import Undelivered
 from pycollective.errors import ConfigurationError
 
 Shape = tuple[int, ...]
@@ -73,13 +74,12 @@ class State:
         self._dense = {name: not wants(name, shape) for name, shape in self.shapes.items()}
         self._described = {"codec": self.codec, "when": when, **options}
         self._choice = Choice(when, ends.places.hosts, ends.all)
-        self._undelivered: dict[str, NDArray[np.float32]] = {}
+        self._undelivered = Undelivered()
         self._agree()
         self._scale: Callable[[], float] = lambda: 1.0
         self._scaled = 1.0
         self._sharded: set[str] = set()  # parameters of reduce_scatter
-        self._open = False
-        self._finite = True
+        self._open, self._finite = False, True
         self._steps = 0
         self._counts: Counter[str] = Counter()
 
@@ -102,17 +102,17 @@ class State:
         """Begin a step; what an unfinished one left is forgotten."""
         for each in self.kinds.values():
             each.discard()
-        scale = float(self._scale())
+        scale = float(np.float32(self._scale()))  # as messages carry it
         if not (scale > 0 and math.isfinite(scale)):
             raise ConfigurationError(f"the loss scale {scale} is not a positive number")
         if scale != self._scaled:
             for each in self.kinds.values():
                 each.scale(scale / self._scaled)
-            for error in self._undelivered.values():
-                error *= np.float32(scale / self._scaled)
+            self._undelivered.scale(scale / self._scaled)
             self._scaled = scale
         self._open, self._finite, self._compressible = True, True, False
-        self._owed: set[str] = set()
+        self._gone = Gone()
+        self._undelivered.begin()
 
     def reduce(self, gradients: Mapping[str, Flat], whole: Flat | None = None) -> bool:
         """Average some gradients of the step over all ranks, in place; whether all were finite.
@@ -126,28 +126,26 @@ class State:
         items = [self._item(name, flat) for name, flat in gradients.items()]
         if not items:
             return True
+        self._gone.note(gradients)
         with self._choice.timed():
             if self._choice.way == "dense":
                 outcome = self._average(items, [whole] if whole else [i.flat for i in items])
             else:
                 outcome = self._exchange(items, Agreement(self._digest_of(items), self._scaled))
+        if outcome.finite:
+            self._undelivered.deliver(items)
         self._finite &= outcome.finite
         self._count(items, outcome)
         return outcome.finite
 
     def _average(self, items: Sequence[Item], flats: Sequence[Flat]) -> Outcome:
-        """Dense; and what was held when the ranks agreed to go on so."""
+        """Dense."""
         for flat in flats:
             self._ends.all.average(flat.part(0, flat.count))
-        for item in items:
-            error = self._undelivered.get(item.name)
-            # All zero may be a parameter that no rank used: DDP ignores what comes back.
-            if error is not None and not item.flat.is_zero():
-                self._owed.add(item.name)
-                total = np.empty(item.flat.count, np.float32)
-                item.flat.widen(0, item.flat.count, total)
-                item.flat.put(0, total + error)
-        return Outcome(all(flat.is_finite() for flat in flats), None)
+        if not (finite := all(flat.is_finite() for flat in flats)):
+            for flat in flats:
+                flat.fill(float("nan"))
+        return Outcome(finite, None)
 
     def end(self) -> bool:
         """End the step: whether it counts. If not, what is held is what it was before."""
@@ -157,17 +155,20 @@ class State:
         if self._finite:
             self._commit()
             self._steps += 1
-            for name in self._owed:
-                del self._undelivered[name]
+            self._undelivered.commit()
         else:
             for each in self.kinds.values():
                 each.discard()
         self._counts["steps" if self._finite else "steps_given_up"] += 1
         if self._choice.end_step(self._finite and self._compressible):
-            self._undelivered = self.keeper.mean()
-            for each in self.kinds.values():
-                each.clear()
+            self._deliver_later(self.keeper.mean())
         return self._finite
+
+    def _deliver_later(self, mean: Mapping[str, NDArray[np.float32]]) -> None:
+        """Hold no residuals: what they add to the average goes with the next."""
+        self._undelivered.add(mean)
+        for each in self.kinds.values():
+            each.clear()
 
     @contextmanager
     def step(self) -> Iterator[State]:
@@ -212,6 +213,7 @@ class State:
                 f"{type(self).__name__}: reduce_scatter wants as many ranks on every host; "
                 "between='ranks' takes every rank for a host"
             )
+        self._gone.note([name])
         dense = item.dense or self._choice.way == "dense"
         self._sharded.add(name)
         items = [
@@ -304,7 +306,7 @@ class State:
         """Hold nothing. Local: call it on all ranks."""
         for each in self.kinds.values():
             each.clear()
-        self._undelivered = {}
+        self._undelivered.clear()
         self._open = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -333,18 +335,18 @@ class State:
         Raises:
             ConfigurationError: it is of another codec, or of other parameters.
         """
-        if state.get("version") != 1 or state["codec"]["codec"] != self.codec:
-            raise ConfigurationError(
-                f"{type(self).__name__}: no state of it: version {state.get('version')}, codec "
-                f"{state.get('codec', {}).get('codec')!r}"
-            )
+        check_saved(state, self.codec)
+        ranks, hosts = int(state["ranks"]), int(state["hosts"])
+        residuals = self.keeper.fitting(state["residuals"], hosts)
         self._sharded = set(state["sharded"])
-        self.keeper.load(state["residuals"], int(state["ranks"]), int(state["hosts"]))
+        self.keeper.load(residuals, ranks, hosts)
         self._steps = int(state["steps"])
         self._scaled = float(state["loss_scale"])
-        self._undelivered = {
-            name: np.array(error, np.float32) for name, error in state["undelivered"].items()
-        }
+        self._undelivered = Undelivered(
+            {name: np.array(error, np.float32) for name, error in state["undelivered"].items()}
+        )
+        if self._choice.settled == "dense":
+            self._deliver_later(mean_of(residuals, ranks))
         self._open = False
 
     # What went.

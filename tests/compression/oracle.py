@@ -1,0 +1,130 @@
+"""Whole compressed steps in NumPy, of all ranks at once: what every rank must end with, in bits.
+
+Nothing of the library's exchanges or kernels is in it. Chunks are counted from a parameter's start
+and cuts are at their ends, so where a share or region lies matters to the second selection alone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from pycollective import reference
+from tests.kernels.test_quantize import one_bit_decoded, one_bit_record
+
+CHUNK = 256
+FLOAT = np.float32
+
+
+def host_sums(flat: Sequence[np.ndarray], host_of: Sequence[int]) -> list[np.ndarray]:
+    """Each host's, in fp32, in the contract's order over its ranks."""
+    return [
+        reference.tree(
+            [x.astype(FLOAT) for x, its in zip(flat, host_of, strict=True) if its == host], np.add
+        )
+        for host in range(max(host_of) + 1)
+    ]
+
+
+def dense(flat: Sequence[np.ndarray], host_of: Sequence[int]) -> np.ndarray:
+    """The average of a small parameter."""
+    total = reference.tree(host_sums(flat, host_of), np.add)
+    return (total / FLOAT(len(flat))).astype(flat[0].dtype)
+
+
+def signs(c: np.ndarray) -> np.ndarray:
+    """What is decoded of an array that goes as 1 bit an element."""
+    parts = [c[at : at + CHUNK] for at in range(0, len(c), CHUNK)]
+    return np.concatenate([one_bit_decoded(one_bit_record(part), len(part)) for part in parts])
+
+
+class OneBit:
+    """A parameter and its residuals."""
+
+    def __init__(self, count: int, hosts: int) -> None:
+        self.worker = np.zeros((hosts, count), FLOAT)
+        self.server = np.zeros(count, FLOAT)
+
+    def step(self, flat: Sequence[np.ndarray], host_of: Sequence[int]) -> np.ndarray:
+        """The average as every rank gets it."""
+        came = []
+        for host, x in enumerate(host_sums(flat, host_of)):
+            c = x + self.worker[host]
+            came.append(signs(c))
+            self.worker[host] = c - came[-1]
+        c = reference.tree(came, np.add) / FLOAT(len(flat)) + self.server
+        out = signs(c)
+        self.server = c - out
+        return out.astype(flat[0].dtype)
+
+
+def largest(c: np.ndarray, k: int) -> np.ndarray:
+    """The places of the k elements that come first: magnitude descending, then place."""
+    magnitude = c.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    return np.sort(np.lexsort((np.arange(len(c)), -magnitude.astype(np.int64)))[:k])
+
+
+def sum_of_present(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """(sum, whether there is one) of (value, whether there is one); what is absent adds nothing."""
+
+    def combine(a, b):
+        both = np.where(a[1] & b[1], a[0] + b[0], np.where(a[1], a[0], b[0]))
+        return both, a[1] | b[1]
+
+    return reference.tree(parts, combine)
+
+
+def cut(count: int, chunk: int, owners: int, turn: int) -> list[range]:
+    """Of whole chunks, as even as can be, turned."""
+    chunks = -(-count // chunk)
+    edges = [min(part * chunks // owners * chunk, count) for part in range(owners + 1)]
+    return [
+        range(edges[(owner - turn) % owners], edges[(owner - turn) % owners + 1])
+        for owner in range(owners)
+    ]
+
+
+class TopK:
+    """A parameter and its residuals, by tensor."""
+
+    def __init__(self, name: str, count: int, hosts: int, k: int, values: type) -> None:
+        self.name, self.count, self.k, self.values = name, count, k, values
+        self.worker = np.zeros((hosts, count), FLOAT)
+
+    def step(
+        self, flat: Sequence[np.ndarray], host_of: Sequence[int], by_region: bool
+    ) -> np.ndarray:
+        """The average as every rank gets it."""
+        sent = []
+        for host, x in enumerate(host_sums(flat, host_of)):
+            c = x + self.worker[host]
+            there = np.zeros(self.count, bool)
+            there[largest(c, self.k)] = True
+            values = np.where(there, c, FLOAT(0)).astype(self.values).astype(FLOAT)
+            self.worker[host] = np.where(there, c - values, c)
+            sent.append((values, there))
+        total, there = sum_of_present(sent)
+        if by_region:
+            total = self._again(total, there, sent, host_of)
+        return (total / FLOAT(len(flat))).astype(flat[0].dtype)
+
+    def _again(self, total, there, sent, host_of):
+        """Of each region the owner keeps as many as one host has sent; the rest goes back."""
+        hosts, shares = len(sent), min(np.bincount(host_of))
+        turn = zlib.crc32(self.name.encode())
+        out = np.zeros(self.count, FLOAT)
+        for share in cut(self.count, CHUNK, shares, turn):
+            for owner, part in enumerate(cut(len(share), CHUNK, hosts, turn // shares)):
+                places = np.flatnonzero(there[share.start :][part.start : part.stop])
+                places += share.start + part.start
+                region = slice(share.start + part.start, share.start + part.stop)
+                budget = max(int(has[region].sum()) for _, has in sent)
+                kept = places[largest(total[places], budget)]
+                out[kept] = total[kept].astype(self.values)
+                self.worker[owner][kept] += total[kept] - out[kept]
+                for host, (values, has) in enumerate(sent):
+                    dropped = np.setdiff1d(places[has[places]], kept)
+                    self.worker[host][dropped] += values[dropped]
+        return out

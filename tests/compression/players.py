@@ -1,0 +1,105 @@
+"""Ranks of a pool that play hosts, states over them, and gradients that all can make."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycollective import Communicator
+from pycollective.compression import Int8State, OneBitState, State, TopKState
+from pycollective.compression.groups import Ends, ends_of_communicator
+from tests.inputs import dtype_of
+
+# The host of each rank: one rank a host, aligned hosts, uneven ones with ranks to spare.
+TOPOLOGIES = [(0, 1, 2, 3), (0, 0, 1, 1), (0, 1, 0, 0)]
+TYPES = ["float32", "float16", "bfloat16"]
+
+# Chunk ends inside and outside of parameters, a small one, one without elements.
+SHAPES = {"w": (70, 100), "bias": (33,), "v": (5, 1031), "none": (0, 4)}
+
+KINDS: dict[str, tuple[type[State], dict[str, Any]]] = {
+    "one_bit": (OneBitState, {"chunk": 256}),
+    "int8": (Int8State, {}),
+    "top_k": (TopKState, {"density": 0.03, "exchange": "gather"}),
+    "top_k by region": (TopKState, {"density": 0.03, "exchange": "region"}),
+    "top_k of chunks": (
+        TopKState,
+        {"density": 0.05, "by": "chunk", "chunk": 512, "exchange": "gather", "values": "float16"},
+    ),
+    "top_k of chunks by region": (
+        TopKState,
+        {"density": 0.05, "by": "chunk", "chunk": 512, "exchange": "region", "values": "float32"},
+    ),
+}
+
+_ends: dict[tuple[int, ...], Ends | None] = {}
+
+
+def ends_of(comm: Communicator, host_of: tuple[int, ...]) -> Ends | None:
+    """Groups of the first ranks, one for each host given, made once; None on the others."""
+    if host_of not in _ends:
+        ranks: Communicator | None = comm
+        if len(host_of) < comm.size:
+            ranks = comm.split(0 if comm.rank < len(host_of) else None, comm.rank)
+        _ends[host_of] = None if ranks is None else ends_of_communicator(ranks, host_of=host_of)
+    return _ends[host_of]
+
+
+def make(
+    comm: Communicator,
+    host_of: tuple[int, ...],
+    kind: str,
+    shapes: Mapping[str, Sequence[int]] = SHAPES,
+    **more: Any,
+) -> State:
+    """A state over some of the ranks; only for those."""
+    ends = ends_of(comm, host_of)
+    assert ends is not None
+    of, options = KINDS[kind]
+    return of(shapes, ends, **{**options, **more})
+
+
+def gradients(
+    seed: int,
+    rank: int,
+    step: int,
+    shapes: Mapping[str, Sequence[int]] = SHAPES,
+    dtype: str = "float32",
+) -> dict[str, np.ndarray]:
+    """A rank's in a step: heavy tails and zeros; any rank can make every rank's."""
+    random = np.random.default_rng([seed, rank, step])
+    found = {}
+    for name, shape in shapes.items():
+        values = random.standard_normal(shape) * np.exp(random.normal(-4, 2, shape))
+        values[random.random(shape) < 0.1] = 0
+        found[name] = values.astype(np.float32).astype(dtype_of(dtype))
+    return found
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    """In fp64, exactly."""
+    return x.astype(np.float32).astype(np.float64)
+
+
+def digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """Of names and bytes."""
+    found = hashlib.blake2b(digest_size=8)
+    for name in sorted(arrays):
+        found.update(name.encode() + np.ascontiguousarray(arrays[name]).tobytes())
+    return found.hexdigest()
+
+
+def held_by(state: State) -> dict[str, np.ndarray]:
+    """A copy of this rank's residuals."""
+    return {
+        f"{kind} of {name}": held.copy() for kind, of in state.kinds.items() for name, held in of
+    }
+
+
+def size_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Elements by name."""
+    return {name: math.prod(shape) for name, shape in shapes.items()}

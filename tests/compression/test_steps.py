@@ -1,0 +1,292 @@
+"""A step counts as a whole or not at all; scales, warm-up, decay; what no rank used stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pycollective import ConfigurationError
+from pycollective.compression.selection import count_of
+from tests.compression.players import (
+    KINDS,
+    TOPOLOGIES,
+    digest,
+    ends_of,
+    gradients,
+    held_by,
+    make,
+)
+from tests.inputs import same_bits
+
+SHAPES = {"w": (70, 100), "bias": (33,), "v": (5, 1031), "x": (64, 70)}
+BUCKETS = [["v"], ["w", "bias"], ["x"]]
+ONE_HOST = (0, 0, 0, 0)
+
+
+def buckets_of(state, mine):
+    """One step, a call a bucket; what each came to."""
+    with state.step():
+        return [state.all_reduce({name: mine[name] for name in bucket}) for bucket in BUCKETS]
+
+
+def bad_step(comm, host_of, kind, where, value, culprit):
+    """A state that has a bad third step, beside one that has none."""
+    wide = {"values": "bfloat16"} if kind.startswith("top_k") else {}
+    state, without = (make(comm, host_of, kind, SHAPES, **wide) for _ in range(2))
+    for step in range(2):
+        for each in (state, without):
+            mine = gradients(1, comm.rank, step, SHAPES)
+            assert buckets_of(each, mine) == [True] * 3
+    before = held_by(state)
+    mine = gradients(1, comm.rank, 2, SHAPES)
+    if culprit in (comm.rank, "all"):
+        mine[where].reshape(-1)[-2] = value
+    said = buckets_of(state, mine)
+    other = {name: bool(np.isfinite(mine[name]).all()) for name in ("v", "x")}
+    nans = {name: bool(np.isnan(mine[name]).all()) for name in ("w", "bias")}
+    same = digest(held_by(state)) == digest(before)
+    outputs = []
+    for each in (state, without):
+        mine = gradients(1, comm.rank, 3, SHAPES)
+        assert buckets_of(each, mine) == [True] * 3
+        outputs.append(digest(mine) + digest(held_by(each)))
+    steps = [state.stats()[name] for name in ("steps", "steps_given_up")]
+    return said, other, nans, same, outputs[0] == outputs[1], steps
+
+
+HELD = [(kind, host_of) for kind in KINDS for host_of in TOPOLOGIES]
+
+
+@pytest.mark.parametrize(("kind", "host_of"), [*HELD, ("one_bit", ONE_HOST), ("top_k", ONE_HOST)])
+def test_a_bad_number_on_one_rank_gives_up_the_step_on_all(pool, kind, host_of):
+    cases = [
+        ("w", float("nan"), 1),
+        ("w", float("-inf"), 3),
+        ("bias", float("inf"), 2),
+        ("bias", float("nan"), 0),
+        ("bias", 3e38, "all"),  # finite: their sum is not
+    ]
+    for where, value, culprit in cases:
+        outcomes = pool(4).call(bad_step, host_of, kind, where, value, culprit)
+        for said, other, nans, same, as_if, steps in outcomes:
+            assert said == [True, False, True], (where, value)
+            assert other == {"v": True, "x": True}
+            assert nans == {"w": True, "bias": True}, (where, value)
+            assert same
+            assert as_if
+            assert steps == [3, 1]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("top_k")])
+def test_a_sum_that_overflows_gives_up_the_step(pool, kind):
+    for host_of in TOPOLOGIES:
+        outcomes = pool(4).call(bad_step, host_of, kind, "w", 3e38, "all")
+        for said, _, nans, same, as_if, steps in outcomes:
+            assert said == [True, False, True]
+            assert nans == {"w": True, "bias": True}
+            assert same
+            assert as_if
+            assert steps == [3, 1]
+
+
+def interrupted(comm, kind):
+    """An exception in the middle of a step of all ranks."""
+    state, without = (make(comm, (0, 0, 1, 1), kind, SHAPES) for _ in range(2))
+    for each in (state, without):
+        buckets_of(each, gradients(2, comm.rank, 0, SHAPES))
+    before = digest(held_by(state))
+    try:
+        with state.step():
+            mine = gradients(2, comm.rank, 1, SHAPES)
+            assert state.all_reduce({"w": mine["w"], "bias": mine["bias"]})
+            raise KeyError("the program's own")
+    except KeyError:
+        pass
+    kept = digest(held_by(state)) == before
+    outputs = []
+    for each in (state, without):
+        mine = gradients(2, comm.rank, 2, SHAPES)
+        buckets_of(each, mine)
+        outputs.append(digest(mine) + digest(held_by(each)))
+    return kept, outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exception_leaves_what_is_held_as_it_was(pool, kind):
+    assert pool(4).call(interrupted, kind) == [(True, True)] * 4
+
+
+def zero_somewhere(comm, host_of, kind, zero_on):
+    """Whether w's residual changed in a step in which some ranks' gradients of it were zero."""
+    state = make(comm, host_of, kind, SHAPES)
+    state.all_reduce(gradients(3, comm.rank, 0, SHAPES))
+    before = state.keeper.gather()
+    mine = gradients(3, comm.rank, 1, SHAPES)
+    if comm.rank in zero_on:
+        mine["w"][:] = 0
+    state.all_reduce(mine)
+    after = state.keeper.gather()
+    changed = {
+        name: any(not same_bits(before[kind][name], after[kind][name]) for kind in before)
+        for name in ("w", "v")
+    }
+    return changed, bool(mine["w"].any()), digest(mine)
+
+
+@pytest.mark.parametrize(("kind", "host_of"), HELD)
+def test_what_is_zero_on_all_ranks_keeps_its_residual(pool, kind, host_of):
+    outcomes = pool(4).call(zero_somewhere, host_of, kind, range(4))
+    assert [each[:2] for each in outcomes] == [({"w": False, "v": True}, False)] * 4
+    for alone in (0, 1):
+        outcomes = pool(4).call(zero_somewhere, host_of, kind, [alone])
+        assert [each[:2] for each in outcomes] == [({"w": True, "v": True}, True)] * 4
+        assert len({each[2] for each in outcomes}) == 1
+
+
+SCALES = [1024.0, 512.0, 512.0, 0.125, 2.0**16]
+
+
+def scaled(comm, host_of, kind):
+    """Steps under a loss scale that changes, beside the same ones without."""
+    wide = {"values": "bfloat16"} if kind.startswith("top_k") else {}  # fp16 saturates
+    state, without = (make(comm, host_of, kind, SHAPES, **wide) for _ in range(2))
+    scale = [1.0]
+    state.set_loss_scale(lambda: scale[0])
+    same = []
+    for step, now in enumerate(SCALES):
+        scale[0] = now
+        mine, plain = (gradients(4, comm.rank, step, SHAPES) for _ in range(2))
+        for each in mine.values():
+            each *= np.float32(now)
+        state.all_reduce(mine)
+        without.all_reduce(plain)
+        same += [same_bits(mine[name], plain[name] * np.float32(now)) for name in SHAPES]
+    held, wants = held_by(state), held_by(without)
+    same += [same_bits(held[name], wants[name] * np.float32(SCALES[-1])) for name in wants]
+    return all(same), len(wants)
+
+
+@pytest.mark.parametrize(("kind", "host_of"), HELD)
+def test_powers_of_two_as_loss_scale_do_not_change_a_bit(pool, kind, host_of):
+    outcomes = pool(4).call(scaled, host_of, kind)
+    assert [same for same, _ in outcomes] == [True] * 4
+    assert outcomes[0][1]  # something is held where there is a share
+
+
+def odd_scales(comm):
+    """Scales that fp32 has not; and ones that cannot be."""
+    state = make(comm, (0, 1, 2, 3), "int8", SHAPES)
+    ratios = []
+    for step, scale in enumerate([0.1, 3.3, 1 / 3]):
+        state.set_loss_scale(scale)
+        before = held_by(state)
+        state.begin()
+        state.end()
+        after = held_by(state)
+        ratios += [
+            float(after[name][held != 0][0] / held[held != 0][0]) for name, held in before.items()
+        ]
+        state.all_reduce(gradients(5, comm.rank, step, SHAPES))
+    refused = []
+    for scale in (0.0, -1.0, float("inf"), float("nan")):
+        state.set_loss_scale(scale)
+        try:
+            state.all_reduce(gradients(5, comm.rank, 9, SHAPES))
+        except ConfigurationError as error:
+            refused.append(f"{scale}" in str(error))
+    return ratios, refused
+
+
+def test_any_positive_loss_scale_will_do(pool):
+    for ratios, refused in pool(4).call(odd_scales):
+        assert ratios == pytest.approx([33] * 6 + [1 / 9.9] * 6, rel=1e-6)
+        assert refused == [True] * 4
+
+
+def warm(comm):
+    """Densities and elements sent of a warm-up, with a step given up in it."""
+    state = make(comm, (0, 1, 1, 1), "top_k", {"w": (100, 100)}, warm_up=3, density=1e-3)
+    found = []
+    for step in range(6):
+        density = state.density
+        mine = {"w": gradients(6, comm.rank, step, {"w": (100, 100)})["w"] + np.float32(10)}
+        if comm.rank:
+            mine["w"][:] = 0  # so that what arrives is what one host has sent
+        if step == 1:
+            mine["w"][3, 3] = np.nan
+        if state.all_reduce(mine):
+            found.append((density, np.count_nonzero(mine["w"])))
+    return found
+
+
+def test_warm_up_lowers_the_density_by_equal_ratios(pool):
+    want = [10 ** (-0.75 * step) for step in (1, 2, 3, 4)] + [1e-3]
+    for found in pool(4).call(warm):
+        assert [density for density, _ in found] == pytest.approx(want)
+        assert [sent for _, sent in found] == [count_of(each, 10_000) for each in want]
+
+
+def decayed(comm, host_of, kind):
+    """A step with decay, beside one without; and steps with nothing kept, beside fresh states."""
+    half, whole, none = (
+        make(comm, host_of, kind, SHAPES, decay=decay) for decay in (0.5, 1.0, 0.0)
+    )
+    found = []
+    for step in range(2):
+        fresh = make(comm, host_of, kind, SHAPES)
+        outputs = []
+        for each in (half, whole, none, fresh):
+            mine = gradients(7, comm.rank, step, SHAPES)
+            each.all_reduce(mine)
+            outputs.append(digest(mine))
+        found.append(outputs[2] == outputs[3])
+        if step == 0:
+            found.append(outputs[0] == outputs[1])
+            wants = held_by(whole)
+            held = held_by(half)
+            found += [same_bits(held[n], wants[n] * np.float32(0.5)) for n in wants]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["top_k", "top_k by region"])
+def test_decay_multiplies_what_is_held(pool, kind):
+    for found in pool(4).call(decayed, (0, 0, 1, 1), kind):
+        assert all(found)
+
+
+def twice(comm):
+    """The same parameter two times in a step: the second would overwrite the first's residual."""
+    state = make(comm, (0, 1, 2, 3), "one_bit", SHAPES)
+    mine = gradients(8, comm.rank, 0, SHAPES)
+    copy = mine["w"].copy()
+    try:
+        with state.step():
+            state.all_reduce({"w": mine["w"]})
+            state.all_reduce({"w": copy})
+    except ConfigurationError as error:
+        return str(error), same_bits(copy, gradients(8, comm.rank, 0, SHAPES)["w"])
+    return None
+
+
+def test_a_parameter_goes_once_in_a_step(pool):
+    for refused in pool(4).call(twice):
+        assert refused is not None
+        assert "'w'" in refused[0]
+        assert refused[1]
+
+
+def one_host(comm):
+    """Nothing is compressed on one host, and nothing is held."""
+    state = make(comm, ONE_HOST, "one_bit", SHAPES)
+    mine = gradients(9, comm.rank, 0, SHAPES)
+    dense = {name: x.copy() for name, x in mine.items()}
+    state.all_reduce(mine)
+    for x in dense.values():
+        comm.all_reduce(x, "avg")
+    stats = state.stats()
+    ends = ends_of(comm, ONE_HOST)
+    return digest(mine) == digest(dense), stats["compressed_calls"], stats["way"], ends is not None
+
+
+def test_one_host_goes_dense_and_says_so(pool):
+    assert pool(4).call(one_host) == [(True, 0, "dense", True)] * 4
