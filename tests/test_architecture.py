@@ -59,7 +59,7 @@ LAYERS: dict[str, set[str]] = {
     "__main__": {"cli"},
     "torch": {"_torch", "bootstrap", "errors", "installing", "leaving", "placement"},
     "bench": {
-        *("_core", "bootstrap", "communicator", "elements", "errors", "installing"),
+        *("_core", "bootstrap", "communicator", "elements", "environment", "errors", "installing"),
         *("joining", "limits", "reference", "schedule", "torch", "tuning", "version"),
     },
     "conformance": {
