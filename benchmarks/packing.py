@@ -3,10 +3,12 @@
 Real gradients (`gradients.py`), random ones of several distributions, zeros, random bits (the worst
 case: nothing is gained), and the benchmarks' own cancelling inputs; of each a leaf in bf16, fp16
 and fp32, and fp32 nodes: sums of 2, 4 and 8 bf16 leaves in the library's order. Beside the codecs,
-in the same rounds: memcpy, zstd 1, and blosc2.
+in the same rounds: memcpy, zstd 1, blosc2, and ZipNN where it is installed (`pip install zipnn`; it
+is built on the spot, so it is not among the pinned tools).
 
-All take turns on one thread. A time is that thread's time on a core, so that a busy machine shows
-less; a figure the median of the rounds; GB/s is of unpacked bytes. Arrays are so long that neither
+All take turns, each on one thread. A time is the process's time on cores, so that a busy machine
+shows less (ZipNN works on a thread of its own, waited for by the caller's); a figure the median of
+the rounds; GB/s is of unpacked bytes. Arrays are so long that neither
 caches nor branch predictors keep them from one call to the next. Every round trip is compared bit
 for bit.
 
@@ -16,6 +18,7 @@ Usage: python -m benchmarks.packing [--out DIR] [--rounds N]
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import time
 from collections.abc import Callable
@@ -40,6 +43,7 @@ LOSS_SCALE = 1024  # of fp16's leaves, as GradScaler does
 # What is timed of each distribution; the bits of the rest are counted.
 TIMED = ("gradients, step 20", "Gaussian", "random bits")
 LEAST_PACK, LEAST_UNPACK = 2.0, 3.0  # GB/s of unpacked bytes, one core, AVX2 and AVX-512
+PEERS = ("zstandard", "blosc2", "zipnn")  # packages
 Array = NDArray[Any]
 
 
@@ -147,20 +151,33 @@ def peers(x: Array, back: Array) -> dict[str, Peer]:
             lambda data: blosc2.decompress2(data, dst=raw_back, nthreads=1),
         )
 
-    return {
+    found = {
         "memcpy": Peer(copy, lambda data: raw_back.__setitem__(slice(None), data)),
         **{f"exact, {level}": ours(x, back, level) for level in _core.simd_levels()},
         "zstd 1": Peer(lambda: packer.compress(raw), lambda data: put(unpacker.decompress(data))),
         "blosc2, shuffle, zstd 1": blosc(blosc2.Codec.ZSTD, 1, [blosc2.Filter.SHUFFLE]),
         "blosc2, bitshuffle, lz4 1": blosc(blosc2.Codec.LZ4, 1, [blosc2.Filter.BITSHUFFLE]),
     }
+    if _there("zipnn"):
+        import zipnn
+
+        coder = zipnn.ZipNN(input_format="byte", bytearray_dtype=x.dtype.name, threads=1)
+        # It reorders in place what it is given: what is to be kept is copied first, which counts.
+        found["ZipNN"] = Peer(
+            lambda: coder.compress(bytearray(raw)), lambda data: put(coder.decompress(data))
+        )
+    return found
+
+
+def _there(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def seconds(call: Callable[[], object]) -> tuple[float]:
-    """One call's time on a core."""
-    start = time.thread_time()
+    """One call's time on cores."""
+    start = time.process_time()
     call()
-    return (time.thread_time() - start,)
+    return (time.process_time() - start,)
 
 
 def time_all(x: Array, rounds: int) -> dict[str, dict[str, float]]:
@@ -235,7 +252,7 @@ def main() -> None:
     record = {
         "machine": describe_machine(),
         "versions": describe_versions()
-        | {package: metadata.version(package) for package in ("zstandard", "blosc2")},
+        | {package: metadata.version(package) for package in PEERS if _there(package)},
         "bits an element": bits,
         "times": times,
     }

@@ -63,8 +63,9 @@ LAYERS: dict[str, set[str]] = {
         "placement",
     },
     "bench": {
-        *("_core", "bootstrap", "communicator", "compression", "elements", "errors"),
-        *("installing", "joining", "limits", "reference", "schedule", "torch", "tuning", "version"),
+        *("_core", "bootstrap", "communicator", "compression", "elements", "environment"),
+        *("errors", "installing", "joining", "limits", "reference", "schedule", "torch"),
+        *("tuning", "version"),
     },
     "conformance": {
         *("_core", "bench", "bootstrap", "communicator"),

@@ -208,6 +208,7 @@ void FakeNetwork::deliver(int rank) {
         CHECK(fits || !manner_.fits);  // what Gloo answers with the end of the process
         const std::byte* from = message.memory ? message.memory : message.data.data();
         if (message.bytes != 0 && fits) std::memcpy(post.memory, from, message.bytes);
+        if (spoil_ && fits && lane >= kLaneFirst) spoil_(sender, rank, post.memory, message.bytes);
         if (message.memory != nullptr) read.emplace_back(sender, message.transfer);
         own.ended[post.transfer] = fits ? Outcome::kDone : Outcome::kLost;
         if (!fits) own.losses.push_back({sender, "it sent more than is awaited"});

@@ -4,10 +4,13 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "engine/far/link.h"
@@ -38,6 +41,9 @@ class FakeNetwork {
   // While held, nothing of lanes from `first` on is delivered.
   void hold_from(int first);
   void release() { hold_from(1 << 30); }
+  // Changes what arrives of operations' messages, from now on; called on the thread that delivers.
+  using Spoil = std::function<void(int sender, int receiver, std::byte* data, std::size_t bytes)>;
+  void spoil_with(Spoil spoil) { spoil_ = std::move(spoil); }
   // Messages that were delivered.
   std::uint64_t delivered() const;
 
@@ -46,6 +52,7 @@ class FakeNetwork {
   struct Station;
   std::vector<std::unique_ptr<Station>> stations_;
   const Manner manner_;
+  Spoil spoil_;
   std::atomic<int> held_from_{1 << 30};
 };
 

@@ -3,11 +3,14 @@
 //
 //   test_far_fuzz [seconds] [seed]
 //
+// Besides, ranks with right programs get packed messages that are spoiled on the way.
+//
 // A run ends with all through, with errors, or with nobody getting any further; with nothing
 // written but what each rank's own program may write.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "engine/far/messenger.h"
@@ -108,15 +111,37 @@ class Rank {
   bool failed_ = false;
 };
 
-// `spoils`: some ranks' programs are spoiled; else all must come to an end.
-void run(Random& random, const Schedule& schedule, bool spoils, Counts& counts) {
+enum class Spoils {
+  kNothing,   // all must come to an end
+  kPrograms,  // of some ranks
+  kMessages,  // packed ones
+};
+
+// Some bits, or the length of the first piece or its first header.
+void spoil_message(Random& random, std::byte* data, std::size_t bytes) {
+  if (bytes == 0 || below(random, 3) == 0) return;
+  std::uint32_t length = 0;
+  if (below(random, 2) == 0) {
+    for (int changes = 1 + below(random, 3); changes > 0; --changes)
+      data[below(random, bytes)] ^= std::byte(1 << below(random, 8));
+  } else if (below(random, 2) == 0 && bytes >= sizeof(length)) {
+    std::memcpy(&length, data, sizeof(length));
+    const std::uint32_t lengths[] = {0, length - 1, length + 1, length / 2, 1U << 20, UINT32_MAX};
+    std::memcpy(data, lengths + below(random, std::size(lengths)), sizeof(length));
+  } else {
+    for (std::size_t i = sizeof(length); i < bytes && i < 2 * sizeof(length); ++i)
+      data[i] = std::byte(below(random, 256));
+  }
+}
+
+void run(Random& random, const Schedule& schedule, Spoils spoils, Counts& counts) {
   const int n = static_cast<int>(schedule.size());
   const Request like = request_for(random, schedule.front().program);
   std::vector<std::shared_ptr<Program>> programs;
   bool spoiled = false;
   for (const RealProgram& real : schedule) {
     programs.push_back(std::make_shared<Program>(real.program));
-    if (!spoils || below(random, 2) == 0) continue;
+    if (spoils != Spoils::kPrograms || below(random, 2) == 0) continue;
     auto other = std::make_shared<Program>(real.program);
     for (int changes = 1 + below(random, 3); changes > 0; --changes) spoil(random, *other);
     try {
@@ -127,9 +152,15 @@ void run(Random& random, const Schedule& schedule, bool spoils, Counts& counts) 
       ++counts.refused;
     }
   }
-  if (spoils && !spoiled) return;
+  if (spoils == Spoils::kPrograms && !spoiled) return;
   FakeNetwork network(n, {static_cast<unsigned>(random()), below(random, kLongestDelay + 1), false,
                           true, false, false});
+  const Wire wire =
+      spoils == Spoils::kMessages || below(random, 2) == 0 ? Wire::kExact : Wire::kRaw;
+  if (spoils == Spoils::kMessages)
+    network.spoil_with([&random](int, int, std::byte* data, std::size_t bytes) {
+      spoil_message(random, data, bytes);
+    });
   HostRanks hosts(host_sizes(schedule), network, kDataBytes);
   std::vector<Request> requests(static_cast<std::size_t>(n));
   std::vector<Buffers> buffers(static_cast<std::size_t>(n));
@@ -138,6 +169,7 @@ void run(Random& random, const Schedule& schedule, bool spoils, Counts& counts) 
     const auto at = static_cast<std::size_t>(r);
     requests[at] = call_of(random, like, r, n, buffers[at]);
     requests[at].program = programs[at];
+    requests[at].wire = wire;
     try {
       Scheduled::require_room(*hosts.group(r), requests[at]);
     } catch (const CollectiveFailure&) {
@@ -160,7 +192,7 @@ void run(Random& random, const Schedule& schedule, bool spoils, Counts& counts) 
     ++counts.run;
     counts.finished += count(&Rank::done) == n;
     counts.failed += count(&Rank::failed) != 0;
-    CHECK(spoils || count(&Rank::done) == n);
+    CHECK(spoils != Spoils::kNothing || count(&Rank::done) == n);
   }
   ranks.clear();
   for (const Buffers& own : buffers) CHECK(is_as_given(own));
@@ -178,14 +210,26 @@ int main(int arguments, char** argument) {
   CHECK(!schedules.empty());
   Random random(seed);
   Counts right;
-  for (const Schedule& each : schedules) run(random, each, false, right);
+  for (const Schedule& each : schedules) run(random, each, Spoils::kNothing, right);
   CHECK(right.finished == static_cast<long>(schedules.size()) && right.failed == 0);
-  Counts counts;
+  Counts counts, hostile;
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  while (std::chrono::steady_clock::now() < until)
-    run(random, *std::next(schedules.begin(), below(random, schedules.size())), true, counts);
-  CHECK(counts.run > 0 && counts.refused > 0 && counts.failed > 0);
-  std::printf("far fuzz: passed (seed %llu: %ld refused, %ld run, %ld finished, %ld with errors)\n",
-              static_cast<unsigned long long>(seed), counts.refused, counts.run, counts.finished,
-              counts.failed);
+  const auto shown = [&] {  // on a busy machine it takes longer to see one of each
+    return counts.refused > 0 && counts.failed > 0 && hostile.finished > 0 && hostile.failed > 0;
+  };
+  const auto at_most = until + std::chrono::seconds(60);
+  for (auto now = std::chrono::steady_clock::now(); now < until || (!shown() && now < at_most);
+       now = std::chrono::steady_clock::now()) {
+    const Schedule& any = *std::next(schedules.begin(), below(random, schedules.size()));
+    if (below(random, 2) == 0)
+      run(random, any, Spoils::kPrograms, counts);
+    else
+      run(random, any, Spoils::kMessages, hostile);
+  }
+  CHECK(shown() && hostile.refused == 0);
+  std::printf(
+      "far fuzz: passed (seed %llu: %ld refused, %ld run, %ld finished, %ld with errors; %ld "
+      "hostile: %ld finished, %ld with errors)\n",
+      static_cast<unsigned long long>(seed), counts.refused, counts.run, counts.finished,
+      counts.failed, hostile.run, hostile.finished, hostile.failed);
 }

@@ -32,6 +32,9 @@ class Backend final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
 
+  // The Communicator that does the work. Its callers have the GIL.
+  pybind11::object communicator() const { return owner_; }
+
   // Fails the group on every rank; needs no peer.
   void abort() override;
   // Waits for what was issued and for the callbacks of its futures, then leaves the group.

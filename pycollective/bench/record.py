@@ -57,6 +57,9 @@ class Row:
         algbw, busbw: by nccl-tests' definitions, from the median.
         wrong: elements, over all ranks, whose bits are not the oracle's; None if not checked.
         ratio: its median over this library's; above 1 is slower.
+        sent, sent_raw: bytes a call that all ranks together sent to other hosts, and what they
+            would have been unpacked: the mean of the timed calls; None on one host, and where the
+            library does not count them.
     """
 
     library: str
@@ -68,6 +71,8 @@ class Row:
     wrong: int | None = None
     ratio: float | None = None
     note: str = ""
+    sent: float | None = None
+    sent_raw: float | None = None
 
 
 @dataclass(frozen=True)

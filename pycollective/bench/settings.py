@@ -8,8 +8,10 @@ from pycollective import reference
 from pycollective.bench.libraries import Library
 from pycollective.bench.operations import Operation, find_operation
 from pycollective.bench.problem import DTYPES, REDUCE_OPS, numpy_type
+from pycollective.communicator import WIRES
 from pycollective.errors import ConfigurationError
 from pycollective.limits import MAX_RANKS_PER_HOST
+from pycollective.schedule import Topology
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,10 @@ class Settings:
         reduce_op: sum, avg, …; ignored where nothing is reduced.
         root: of broadcast.
         algorithm: for this library's ranks.
+        topology: the hosts that this library's ranks play, as `pycollective.init` has it; empty for
+            the one that there is.
+        wire: how what this library's ranks send to other hosts travels, as `pycollective.init` has
+            it.
         peers: what it is compared with.
         iterations: timed calls a round; 0 lets `round_seconds` decide.
         warmup: untimed calls before a size.
@@ -41,6 +47,8 @@ class Settings:
     reduce_op: str = "sum"
     root: int = 0
     algorithm: str = "auto"
+    topology: str = ""
+    wire: str = "auto"
     peers: tuple[Library, ...] = ()
     iterations: int = 0
     warmup: int = 5
@@ -65,6 +73,10 @@ class Settings:
             raise ConfigurationError(f"{self.reduce_op} has no meaning for {self.dtype}")
         if not 0 <= self.root < self.ranks:
             raise ConfigurationError(f"root {self.root} is not one of {self.ranks} ranks")
+        if self.wire not in WIRES:
+            raise ConfigurationError(f"unknown wire {self.wire!r}; there are {', '.join(WIRES)}")
+        if self.topology:
+            Topology.parse(self.topology, self.ranks)
         if self.iterations < 0 or self.warmup < 0 or self.checks < 0:
             raise ConfigurationError("-n, -w and -c cannot be negative")
         if self.rounds < 1:
@@ -76,6 +88,11 @@ class Settings:
     def the_operation(self) -> Operation:
         """What `operation` names."""
         return find_operation(self.operation)
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts this library's ranks play."""
+        return len(Topology.parse(self.topology, self.ranks).hosts) if self.topology else 1
 
     @property
     def item_size(self) -> int:

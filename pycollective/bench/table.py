@@ -16,7 +16,11 @@ def header(record: Record) -> Iterator[str]:
     """What was measured, where, and what the columns mean."""
     settings, machine = record.settings, record.machine
     rounds = f"{settings['rounds']} rounds"
-    yield f"# pycollective bench {settings['operation']}: {settings['ranks']} ranks, {rounds}"
+    hosts = _hosts(record)
+    played = f" on {hosts} played hosts, {settings['wire']} between them" if hosts > 1 else ""
+    yield (
+        f"# pycollective bench {settings['operation']}: {settings['ranks']} ranks{played}, {rounds}"
+    )
     caches = " ".join(f"{name} {size}" for name, size in machine["caches"].items())
     yield f"# machine: {machine['cpu']}, {machine['cores']} cores, {caches}, {machine['simd']}"
     if machine["regime"] != "single":
@@ -34,11 +38,14 @@ def header(record: Record) -> Iterator[str]:
     )
     yield "#   a peer promises neither, so there it counts how it differs, not mistakes"
     yield "# ratio: time over pycollective's; limit: slower of streaming in place and copying"
+    if hosts > 1:
+        yield "# sent: bytes a call that all ranks together sent to other hosts; raw: unpacked"
+        yield "#   these inputs are made to show the order of additions, and pack badly"
     yield "#"
     titles = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "ratio")
     units = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "")
-    yield "#" + _columns(*titles)[1:] + "  library"
-    yield "#" + _columns(*units)[1:].rstrip()
+    yield "#" + _columns(*titles)[1:] + _between(record, "sent", "raw") + "  library"
+    yield ("#" + _columns(*units)[1:] + _between(record, "(B)", "(B)")).rstrip()
 
 
 def rows(record: Record, size: int) -> Iterator[str]:
@@ -66,7 +73,8 @@ def footer(record: Record) -> Iterator[str]:
 def _row(record: Record, row: Row) -> str:
     start = _start(record, row.size, row.count)
     if row.timing is None or row.algbw is None or row.busbw is None or row.ratio is None:
-        return _columns(*start, *["n/a"] * 5) + f"  {row.library}: {row.note}"
+        none = _columns(*start, *["n/a"] * 5) + _between(record, "n/a", "n/a")
+        return f"{none}  {row.library}: {row.note}"
     wrong = "n/a" if row.wrong is None else str(row.wrong)
     return (
         _columns(
@@ -77,6 +85,7 @@ def _row(record: Record, row: Row) -> str:
             wrong,
             f"{row.ratio:.2f}",
         )
+        + _between(record, *(_bytes(each) for each in (row.sent, row.sent_raw)))
         + f"  {row.library}"
     )
 
@@ -95,6 +104,7 @@ def _limit(record: Record, limit: Limit) -> str:
             "",
             f"{limit.share:.2f}",
         )
+        + _between(record, "", "")
         + f"  limit (stream {_time(limit.stream)}, copy {_time(limit.copy)} us)"
     )
 
@@ -109,6 +119,19 @@ def _start(record: Record, size: int, count: int) -> tuple[str, str, str, str, s
         settings["reduce_op"] if operation.reduces else "none",
         str(settings["root"] if operation.rooted else -1),
     )
+
+
+def _hosts(record: Record) -> int:
+    return int(record.settings.get("hosts", 1))  # older files have none
+
+
+def _between(record: Record, sent: str, raw: str) -> str:
+    """The columns that there are where hosts are several."""
+    return f"{sent:>13}{raw:>13}" if _hosts(record) > 1 else ""
+
+
+def _bytes(number: float | None) -> str:
+    return "n/a" if number is None else f"{number:.0f}"
 
 
 def _time(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -76,7 +77,14 @@ def bench(
     topology: Annotated[
         str,
         typer.Option(
-            help="With --tune and --codec: play hosts, such as 2x2, as PYCOLLECTIVE_TOPOLOGY."
+            help="pycollective's own ranks play hosts, such as 2x2 (default PYCOLLECTIVE_TOPOLOGY)."
+        ),
+    ] = "",
+    wire: Annotated[
+        str,
+        typer.Option(
+            help="How what they send to other hosts travels: raw, exact or auto (default "
+            "PYCOLLECTIVE_WIRE, else auto)."
         ),
     ] = "",
 ) -> None:
@@ -84,14 +92,16 @@ def bench(
 
     Options and columns are those of nccl-tests, but that a time is the slowest rank's, not the
     mean over the ranks. Sizes are bytes of the whole message; K, M and G are binary. Exit status
-    1: wrong bits, 2: what was asked for cannot be, 3: a rank was lost.
+    1: wrong bits, 2: what was asked for cannot be, 3: a rank was lost. Where hosts are played,
+    two more columns say what all ranks sent to other hosts a call, and what it was unpacked.
 
     With --tune every algorithm is timed instead, on ranks of its own or in the launch that this
-    command is part of. It heeds -b, -e, -i, -f, -d, --rounds and --ranks.
+    command is part of. It heeds -b, -e, -i, -f, -d, --rounds, --ranks and --topology, and
+    PYCOLLECTIVE_WIRE.
 
     With --codec gradients are averaged by it, dense in fp32 and dense in bf16, the same way: bytes
-    between hosts, time, error of one step, and a verdict. It heeds -b, -e, -i, -f, --rounds and
-    --ranks.
+    between hosts, time, error of one step, and a verdict. It heeds -b, -e, -i, -f, --rounds,
+    --ranks and --topology.
     """
     # Here, because the other commands of this program should not wait for it.
     from pycollective.bench.console import run
@@ -102,11 +112,14 @@ def bench(
     from pycollective.bench.settings import Settings
     from pycollective.bench.sizes import ladder, parse_size
     from pycollective.cli.inside import refuse_inside_a_launch
+    from pycollective.environment import ENV_TOPOLOGY, ENV_WIRE
     from pycollective.errors import ConfigurationError
 
     try:
         step = parse_size(step_bytes)
         sizes = ladder(parse_size(begin), parse_size(end), step, 0 if step else step_factor)
+        if tune_file is not None and wire:
+            raise ConfigurationError("--wire is not for --tune, which heeds PYCOLLECTIVE_WIRE")
         if tune_file is not None:
             from pycollective.cli.tune import tune
 
@@ -132,6 +145,8 @@ def bench(
             reduce_op=reduce_op,
             root=root,
             algorithm=algorithm,
+            topology=topology or os.environ.get(ENV_TOPOLOGY, ""),
+            wire=wire or os.environ.get(ENV_WIRE) or "auto",
             peers=tuple(find_peers(peers)),
             iterations=iterations,
             warmup=warmup,

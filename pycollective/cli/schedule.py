@@ -130,7 +130,8 @@ def _spread(made: Schedule, shards: int) -> Sequence[int]:
 def _examine(made: Schedule, shards: Sequence[int], verify: bool) -> tuple[Counts, Fault | None]:
     """Count what is sent of some shards, and prove them; the first fault, if there is one."""
     ranks = made.topology.ranks
-    counts, fault = Counts(ranks), None
+    several = len(made.topology.hosts) > 1
+    counts, fault = Counts(ranks, made.topology.host_of if several else ()), None
     for shard in _with_progress(shards):
         programs = made.lowered(shard)
         counts.add(programs)

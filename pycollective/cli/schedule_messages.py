@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,18 +47,27 @@ class Sizes:
 
 
 class Counts:
-    """Messages and buffers that each rank sends in each step."""
+    """Messages and buffers that each rank sends in each step.
 
-    def __init__(self, ranks: int) -> None:
+    Attributes:
+        ranks: number of ranks.
+        steps: number of steps.
+        across: buffers that all ranks send to other hosts, by kind as in `KINDS`.
+    """
+
+    def __init__(self, ranks: int, host_of: Sequence[int] = ()) -> None:
+        """`host_of`: of each rank; empty where all are on one."""
         self.ranks = ranks
         self.steps = 0
+        self.across: NDArray[np.int64] = np.zeros(len(KINDS), np.int64)
+        self._host_of = host_of
         self._buffers = array("q")
         self._keys: NDArray[np.int64] = np.empty(0, np.int64)  # of messages, each once
         self._pending = array("q")
 
     def add(self, programs: Mapping[int, RankProgram]) -> None:
         """Count what is sent of one shard."""
-        n = self.ranks
+        n, host_of = self.ranks, self._host_of
         for rank, program in programs.items():
             types = program.types
             for step in program.steps:
@@ -68,11 +77,13 @@ class Counts:
                     self._make_room(step.step + 1)
                 at = step.step * n + rank
                 self._pending.append(at * n + step.to)
+                across = bool(host_of) and host_of[rank] != host_of[step.to]
                 for buffer in step.buffers:
-                    kind = types[buffer]
-                    self._buffers[
-                        3 * at + (0 if kind is Type.LEAF else 1 if kind is Type.NODE else 2)
-                    ] += 1
+                    made = types[buffer]
+                    kind = 0 if made is Type.LEAF else 1 if made is Type.NODE else 2
+                    self._buffers[3 * at + kind] += 1
+                    if across:
+                        self.across[kind] += 1
         if len(self._pending) > max(_PENDING, len(self._keys)):
             self._settle()
 

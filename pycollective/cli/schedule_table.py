@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pycollective.cli.schedule_messages import Counts, Sizes
+from pycollective.cli.schedule_wire import between_hosts
 from pycollective.schedule import Schedule
 from pycollective.schedule.cost import TYPICAL, Element, Link, price
 
@@ -46,7 +47,10 @@ def report(
         yield from _table(schedule, counts, sizes)
         yield ""
     yield _buffer(schedule, sizes)
-    yield _totals(schedule, counts, sizes, "of these shards" if some else "in all")
+    of = "of these shards" if some else "in all"
+    yield _totals(schedule, counts, sizes, of)
+    if len(schedule.topology.hosts) > 1:
+        yield between_hosts(schedule, counts, sizes, f", {of}" if some else "")
     yield _prediction(schedule, sizes)
 
 

@@ -3,6 +3,7 @@
 import pycollective.torch
 torch.distributed.init_process_group("pycollective")     # then DDP, FSDP2, DTensor as usual
 ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
+pycollective.torch.stats()                               # what was sent to other hosts
 """
 
 from pycollective import installing
@@ -20,7 +21,7 @@ except ModuleNotFoundError as error:
         f"importable at build time. Install it again beside torch, {installing.BACKEND}"
     ) from error
 
-from pycollective.torch.backend import register
+from pycollective.torch.backend import register, stats
 from pycollective.torch.compression import (
     Int8State,
     OneBitState,
@@ -43,6 +44,7 @@ __all__ = [
     "in_order",
     "int8_hook",
     "one_bit_hook",
+    "stats",
     "top_k_hook",
 ]
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from pycollective import _torch, bootstrap, leaving
+from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
 
 # How long a process that ends without destroy_process_group waits for what it issued and never
@@ -56,6 +58,34 @@ def create(
     limit = timeout.total_seconds()
     communicator = bootstrap.join(store, rank, size, limit, played)
     return _torch.Backend(communicator, _torch.CompletionThreads(rank, limit))
+
+
+def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
+    """What this rank has sent to other hosts through a process group so far.
+
+    Args:
+        group: of the backend ``pycollective``; None for the default group.
+
+    Returns:
+        ``sent_messages``, ``sent_bytes`` (as they left, with the library's headers) and
+        ``sent_raw_bytes`` (what they would have been unpacked), as `Communicator.stats` counts
+        them. Groups count apart. All are 0 on one host.
+
+    Raises:
+        ConfigurationError: this process is in no such group, or another backend serves its CPU.
+    """
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, dist.ProcessGroup):
+        raise ConfigurationError("stats: this process is in no such process group")
+    cpu = torch.device("cpu")
+    served = cpu in group._device_types
+    backend = group._get_backend(cpu) if served else None
+    if not isinstance(backend, _torch.Backend):
+        name = backend.name() if backend is not None else "none"
+        raise ConfigurationError(
+            f"stats needs a process group of the backend pycollective for {cpu}, and its is {name}"
+        )
+    return backend.communicator.stats()
 
 
 def _let_operations_end() -> None:

@@ -56,6 +56,28 @@ def test_the_other_collectives_are_verified_from_python_and_natively(operation, 
     assert [row.wrong for row in rows] == [0] * 4
 
 
+@needs_torch
+@pytest.mark.parametrize(("wire", "peer"), [("raw", ""), ("exact", "torch")])
+def test_where_hosts_are_played_it_says_what_was_sent_between_them(wire, peer, tmp_path):
+    done = _bench(
+        *("all_reduce", "--ranks", 2, "--topology", "2x1", "--wire", wire, "-d", "bfloat16"),
+        *("-b", "512K", "-e", "512K", "--algorithm", "halving_doubling", "--rounds", 2, "-n", 2),
+        *("--peers", peer, "-J", tmp_path / "r.json"),
+    )
+    assert f"2 ranks on 2 played hosts, {wire} between them, 2 rounds" in done.stdout
+    record = read_json(tmp_path / "r.json")
+    assert (record.settings["wire"], record.settings["topology"]) == (wire, "2x1")
+    row = record.row("pycollective", 512 << 10)
+    # Each of two ranks sends half of it, a leaf, and then half of the result.
+    assert 1 << 20 <= row.sent_raw < (1 << 20) + 1000
+    assert row.sent == row.sent_raw if wire == "raw" else row.sent < 0.99 * row.sent_raw
+    for name in filter(None, ("pycollective", peer)):
+        row = record.row(name, 512 << 10)
+        assert re.search(rf" {row.sent:.0f} +{row.sent_raw:.0f}  {name}$", done.stdout, re.M)
+        assert row.sent == row.sent_raw if wire == "raw" else row.sent < row.sent_raw
+    assert re.search(r"ratio +sent +raw  library$", done.stdout, re.M)
+
+
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_beside_an_mpi(mpi, tmp_path):
     _bench(
@@ -94,6 +116,9 @@ def test_the_type_names_of_nccl_tests_are_known(name, dtype):
         (["all_reduce", "--peers", "mpich", "--mpich-env", "/none"], "pip install mpich mpi4py"),
         (["all_reduce", "-b", "6", "-e", "6"], "6 bytes are not whole elements"),
         (["gather"], "unknown operation 'gather'"),
+        (["all_reduce", "--wire", "zip"], "unknown wire 'zip'; there are auto, raw, exact"),
+        (["all_reduce", "--wire", "raw", "--tune", "t.json"], "heeds PYCOLLECTIVE_WIRE"),
+        (["all_reduce", "--topology", "2x2"], "is for 4 ranks, and there are 2"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(arguments, words):

@@ -31,6 +31,11 @@ class FakeLibrary:
             raise Unsupported("not in this library")
         if variant == "native":  # the plain call, which is not timed, does nothing of use
             return Prepared(lambda: buffer.fill(0), buffer, lambda calls: self._loop(buffer, calls))
+        if variant == "counted":  # 7 bytes a call, 10 unpacked
+            return Prepared(
+                *(lambda: self._call(buffer), buffer, None),
+                lambda: (7 * self.calls, 10 * self.calls),
+            )
         return Prepared(lambda: self._call(buffer), buffer)
 
     def _loop(self, buffer, calls):
@@ -106,6 +111,15 @@ def test_blocks_and_calls(problem, tmp_path):
     assert len(seconds) == 3
     assert all(second > 0 for second in seconds)
     assert library.calls == 15
+
+
+def test_what_a_turn_has_sent_and_no_other(problem, tmp_path):
+    process, _ = _process(problem, tmp_path)
+    process.prepare("counted")
+    for _ in range(2):
+        assert process.run("counted", blocks=3, calls=5)["sent"] == [105, 150]
+    process.prepare("python")
+    assert "sent" not in process.run("python", blocks=1, calls=1)
 
 
 def test_what_a_library_cannot_do_is_reported_not_raised(problem, tmp_path):

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -103,6 +104,21 @@ def test_the_columns_are_those_of_nccl_tests(record):
     assert "openmpi: this MPI has no such type" in lines[2]
     assert lines[3].split()[5] == "1.50"  # the slower limit
     assert len(lines) == 4
+
+
+def test_what_was_sent_between_hosts_has_columns_where_there_are_several(record):
+    record.settings |= {"hosts": 2, "wire": "exact"}
+    record.rows[0] = replace(record.rows[0], sent=1234.4, sent_raw=2000.0)
+    header = list(table.header(record))
+    assert "2 ranks on 2 played hosts, exact between them" in header[0]
+    titles = next(line for line in header if "algbw" in line).strip("# ").split()
+    assert " ".join(titles[-4:]) == "ratio sent raw library"
+    lines = [line.split() for line in table.rows(record, 1024)]
+    assert lines[0][-4:] == ["1.00", "1234", "2000", "pycollective"]
+    assert lines[1][-4:] == ["500.00", "n/a", "n/a", "gloo"]
+    last = ("pycollective", "gloo", "openmpi", "limit")
+    at = [line.index(word) for line, word in zip(table.rows(record, 1024), last, strict=True)]
+    assert len(set(at)) == 1, at
 
 
 def test_the_footer_judges_this_librarys_bits_alone(record):

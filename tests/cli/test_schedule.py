@@ -172,7 +172,7 @@ def test_the_time_is_predicted_by_the_cost_model():
         scale = {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit]
         assert float(number) * scale == pytest.approx(seconds, rel=6e-3)
         assert "between hosts" not in line
-    line = shown("hierarchical", "-n", 8, "--topology", "2x4")[2][2]
+    line = shown("hierarchical", "-n", 8, "--topology", "2x4")[2][3]
     assert "between hosts 10 µs and 12.5 GB/s" in line
 
 

@@ -6,6 +6,7 @@ Usage: python -m ranks LIBRARY ADDRESS [RANK RANKS], the last two where no MPI g
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import sys
 import time
@@ -75,10 +76,14 @@ class RankProcess:
         }
 
     def run(self, variant: str, blocks: int, calls: int) -> dict[str, Any]:
-        """Time `blocks` blocks of `calls` calls; each starts together, on restored inputs."""
+        """Time `blocks` blocks of `calls` calls; each starts together, on restored inputs.
+
+        With what they have sent to other hosts, where that is counted: bytes, and bytes unpacked.
+        """
         prepared = self._prepared[variant]
         call, clock = prepared.call, time.perf_counter
         seconds = []
+        before = prepared.sent() if prepared.sent else (0, 0)
         for _ in range(blocks):
             self._restore()
             self._wait()
@@ -89,7 +94,9 @@ class RankProcess:
             for _ in range(calls):
                 call()
             seconds.append((clock() - start) / calls)
-        return {"seconds": seconds}
+        if prepared.sent is None:
+            return {"seconds": seconds}
+        return {"seconds": seconds, "sent": list(map(operator.sub, prepared.sent(), before))}
 
     def _restore(self) -> None:
         np.copyto(self._buffer, self._initial)

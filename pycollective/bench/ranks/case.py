@@ -59,11 +59,14 @@ class Prepared:
         result: where its result then lies, in the rank's buffer.
         time: performs it `n` times without Python in the loop, and returns seconds; None where
             `call` is to be timed in a Python loop.
+        sent: bytes that this rank has sent to other hosts so far, and what they would have been
+            unpacked; None where nobody counts.
     """
 
     call: Callable[[], Any]
     result: Bytes
     time: Callable[[int], float] | None = None
+    sent: Callable[[], tuple[int, int]] | None = None
 
 
 class Library(Protocol):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pycollective import _core, joining
+from pycollective import _core, bootstrap, joining
 from pycollective.bench.problem import numpy_type
+from pycollective.environment import ENV_WIRE
 from pycollective.version import VERSION
 
 from .case import Bytes, Case, Prepared, Unsupported
@@ -41,7 +43,10 @@ class OwnLibrary:
         self, rank: int, ranks: int, request: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> None:
         self.rank, self.ranks = rank, ranks
-        self._comm = joining.connect(ExchangeStore(request), rank, ranks, timeout=120.0)
+        played = bootstrap.played_hosts(ranks)
+        store = ExchangeStore(request)
+        self._comm = joining.connect(store, rank, ranks, timeout=120.0, played=played)
+        self._comm.wire = os.environ[ENV_WIRE]
         self.versions = {
             "library": f"pycollective {VERSION}",
             "numpy": np.__version__,
@@ -64,7 +69,12 @@ class OwnLibrary:
             call,
             buffer[own] if case.operation == "reduce_scatter" else buffer,
             self._native_loop(case, buffer, own) if variant == "native" else None,
+            self._sent,
         )
+
+    def _sent(self) -> tuple[int, int]:
+        stats = self._comm.stats()
+        return stats["sent_bytes"], stats["sent_raw_bytes"]
 
     def _python_call(self, case: Case, buffer: Bytes, own: slice) -> Callable[[], Any]:
         dtype = numpy_type(case.dtype)

@@ -79,7 +79,14 @@ class TorchLibrary:
             # Refused before anything moved: every rank of the group is told the same.
             first_line = str(error).splitlines()[0]
             raise Unsupported(f"{self._backend}: {first_line}") from error
-        return Prepared(call, result)
+        sent = self._sent if self._backend == "pycollective" else None
+        return Prepared(call, result, None, sent)
+
+    def _sent(self) -> tuple[int, int]:
+        from pycollective.torch import stats
+
+        counted = stats()
+        return counted["sent_bytes"], counted["sent_raw_bytes"]
 
     def close(self) -> None:
         """Destroy the process group."""
