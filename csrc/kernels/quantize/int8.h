@@ -54,7 +54,7 @@ struct Int8 {
     const float most = folded<Larger>(magnitudes);
     float scale = most / 127, times = 127 / most;
     if (scale > kMostInt8Scale) scale = kMostInt8Scale;
-    if (!(scale >= FLT_MIN && times <= FLT_MAX)) scale = times = 0;
+    if (!(scale >= FLT_MIN)) scale = times = 0;
     std::memcpy(record, &scale, sizeof(scale));
     found = {scale, times};
     return most <= FLT_MAX;
