@@ -70,19 +70,21 @@ struct OneBit {
     Group part(std::size_t i, std::size_t count) const {
       std::uint32_t bits = 0;
       std::memcpy(&bits, data + i / 8, (count + 7) / 8);
-      return group_of([&](int k) { return decoded(bits >> k * kWidth); });
+      return group_of([&](int k) { return decoded(bits, k); });
     }
 
    private:
-    Floats decoded(std::uint32_t bits) const {
+    // The group's vector number k.
+    Floats decoded(std::uint32_t bits, int k) const {
       const Words plus = (Words)(Floats{} + scale);
       constexpr std::uint32_t kSign = 0x80000000;
 #if defined(__AVX512F__)
-      return (Floats)_mm512_mask_xor_epi32((__m512i)plus, static_cast<__mmask16>(bits),
+      return (Floats)_mm512_mask_xor_epi32((__m512i)plus,
+                                           static_cast<__mmask16>(bits >> k * kWidth),
                                            (__m512i)plus, (__m512i)(Words{} + kSign));
 #else
       Words own;
-      for (int lane = 0; lane < kWidth; ++lane) own[lane] = 1U << lane;
+      for (int lane = 0; lane < kWidth; ++lane) own[lane] = 1U << (k * kWidth + lane);
       return (Floats)(plus ^ ((Words)(((Words{} + bits) & own) == own) & kSign));
 #endif
     }
