@@ -33,14 +33,71 @@ inline Group operator-(const Group& a, const Group& b) {
 
 inline Floats magnitude(Floats x) { return (Floats)((Words)x & 0x7FFFFFFF); }
 
-// A vector of 16-bit or 8-bit numbers, as many as a vector has floats, widened.
-template <class Wide, class Narrow>
-inline Full<Wide> widened(const Narrow* from) {
-  return __builtin_convertvector((load_vector<Vector<Narrow, kWidth>>(from)), Full<Wide>);
+// As many narrow numbers as a vector has floats, widened, and back: compilers do these one by one.
+#if defined(__AVX512F__)
+// Masked forms: the others read an undefined register, of which GCC 12 warns.
+inline Words widened(const std::uint16_t* from) {
+  return (Words)_mm512_maskz_cvtepu16_epi32(0xFFFF, load_vector<__m256i>(from));
 }
-template <class Narrow, class Wide>
-inline void store_narrowed(Narrow* to, Full<Wide> value) {
-  store_vector(to, __builtin_convertvector(value, Vector<Narrow, kWidth>));
+inline Floats floats_of(const std::int8_t* from) {
+  return _mm512_maskz_cvtepi32_ps(0xFFFF,
+                                  _mm512_maskz_cvtepi8_epi32(0xFFFF, load_vector<__m128i>(from)));
+}
+inline void store_narrowed(std::uint16_t* to, Words value) {
+  store_vector(to, _mm512_maskz_cvtepi32_epi16(0xFFFF, (__m512i)value));
+}
+#elif defined(__AVX2__)
+inline Words widened(const std::uint16_t* from) {
+  return (Words)_mm256_cvtepu16_epi32(load_vector<__m128i>(from));
+}
+inline Floats floats_of(const std::int8_t* from) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(load_vector<long long>(from))));
+}
+inline void store_narrowed(std::uint16_t* to, Words value) {
+  const auto wide = (__m256i)value;
+  store_vector(to,
+               _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
+}
+#else
+inline Words widened(const std::uint16_t* from) {
+  return __builtin_convertvector((load_vector<Vector<std::uint16_t, kWidth> >(from)), Words);
+}
+inline Floats floats_of(const std::int8_t* from) {
+  return __builtin_convertvector((load_vector<Vector<std::int8_t, kWidth> >(from)), Floats);
+}
+inline void store_narrowed(std::uint16_t* to, Words value) {
+  store_vector(to, __builtin_convertvector(value, Vector<std::uint16_t, kWidth>));
+}
+#endif
+
+// All lanes of a group as one: lane i with lane i + 16, what comes of that with the one 8 further,
+// 4, 2 and 1.
+template <class Op>
+inline float folded(const Group& group) {
+  // Not a copy of the group: compilers move one in smaller pieces than are then loaded, which waits
+  // until all older stores have left.
+  Floats sixteen[kVectors / 2];
+#pragma GCC unroll 8
+  for (int k = 0; k < kVectors / 2; ++k) sixteen[k] = Op::of(group.v[k], group.v[k + kVectors / 2]);
+#pragma GCC unroll 8
+  for (int half = kVectors / 4; half > 0; half /= 2)
+#pragma GCC unroll 8
+    for (int k = 0; k < half; ++k) sixteen[k] = Op::of(sixteen[k], sixteen[k + half]);
+  const Floats lanes = sixteen[0];
+#if defined(__AVX2__)
+#if defined(__AVX512F__)
+  const __m256 eight = Op::of(_mm512_maskz_extractf32x8_ps(0xFF, lanes, 0),
+                              _mm512_maskz_extractf32x8_ps(0xFF, lanes, 1));
+#else
+  const __m256 eight = lanes;
+#endif
+  const __m128 four = Op::of(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = Op::of(four, _mm_movehl_ps(four, four));
+  return Op::of(two, _mm_movehdup_ps(two))[0];
+#else
+  const Floats two = Op::of(lanes, Floats{lanes[2], lanes[3]});
+  return Op::of(two, Floats{two[1]})[0];
+#endif
 }
 
 // How each type gets into a vector of floats, and out of it with the NaN rule and one rounding.
@@ -54,18 +111,15 @@ struct Fp32 {
 
 struct Bf16 {
   using Stored = std::uint16_t;
-  static Floats load(const std::uint16_t* from) {
-    return (Floats)(widened<std::uint32_t>(from) << 16);
-  }
+  static Floats load(const std::uint16_t* from) { return (Floats)(widened(from) << 16); }
   static void store(std::uint16_t* to, Floats value) {
-    store_narrowed<std::uint16_t, std::uint32_t>(to, round_to_bfloat16<Words>(value) >> 16);
+    store_narrowed(to, round_to_bfloat16<Words>(value) >> 16);
   }
 };
 
 struct Fp16 {
   using Stored = std::uint16_t;
 #if defined(__AVX512F__)
-  // Masked forms: the others read an undefined register, of which GCC 12 warns.
   static Floats load(const std::uint16_t* from) {
     return _mm512_maskz_cvtph_ps(0xFFFF, load_vector<__m256i>(from));
   }
@@ -83,10 +137,10 @@ struct Fp16 {
   }
 #else
   static Floats load(const std::uint16_t* from) {
-    return float_from_float16<Floats>(widened<std::uint32_t>(from));
+    return float_from_float16<Floats>(widened(from));
   }
   static void store(std::uint16_t* to, Floats value) {
-    store_narrowed<std::uint16_t, std::uint32_t>(to, float16_from_float<Words>(value));
+    store_narrowed(to, float16_from_float<Words>(value));
   }
 #endif
 };

@@ -1,16 +1,70 @@
 // An array chunk by chunk: the same for all codecs.
 //
-// A codec is a class with encode(), which writes one chunk's record and what it leaves, and Leaf,
-// which reads one.
+// A codec is a class whose objects are what scan() has found of a chunk. It reads the chunk once;
+// error() of each of its groups says, once that is known, what is left. What neither has written of
+// the chunk's record is not the codec's. Leaf reads a record.
+
+// Errors of `count` elements from element `begin` of a chunk on. Those that come later are asked
+// for on the way: the ones here are in the cache, and the next would be waited for.
+template <class Codec, bool kDirect, class In>
+inline void put_errors(const Codec& codec, const In& in, std::byte* record, std::size_t begin,
+                       std::size_t count, std::size_t later, float* left) {
+  const Codec own = codec;  // which no store can change
+  each_group(
+      count,
+      [&](std::size_t i) {
+        in.prefetch(begin + i + later);
+        const Group error = own.error(in.at(begin + i), record, begin + i, kGroup);
+        if constexpr (kDirect)
+          stream_group<Number>(left + i, error);
+        else
+          store_group<Number>(left + i, error);
+      },
+      [&](std::size_t i, std::size_t rest) {
+        const Group c = in.part(begin + i, rest);
+        store_part<Number>(left + i, own.error(c, record, begin + i, rest), rest);
+      });
+}
+
+// Some chunks are scanned before the first one's errors are put, so that none of these waits for
+// its scale.
+constexpr std::size_t kScanned = 1024;  // elements, if a chunk has less
 
 template <class Codec, class Element, bool kHeld>
 bool quantize_chunks(const Input<Element, kHeld>& in, float* left, std::size_t count,
                      std::size_t chunk, std::byte* payload) {
+  constexpr std::size_t kMost = Stream::kRoom / sizeof(float);
   Stream errors(left, count * sizeof(float));
-  for (std::size_t begin = 0; begin < count; begin += chunk) {
-    const std::size_t m = count - begin < chunk ? count - begin : chunk;
-    if (!Codec::encode(in.from(begin), m, payload, errors)) return false;
-    payload += record_bytes(Codec::kCodec, m);
+  Codec found[kScanned / kLeastChunk];
+  const std::size_t batch = chunk < kScanned ? kScanned / chunk * chunk : chunk;
+  const std::size_t record_size = record_bytes(Codec::kCodec, chunk);
+  for (std::size_t first = 0; first < count; first += batch) {
+    const Input<Element, kHeld> here = in.from(first);
+    const std::size_t size = count - first < batch ? count - first : batch;
+    const auto each_chunk = [&](const auto& visit) {
+      std::byte* record = payload;
+      Codec* codec = found;
+      for (std::size_t at = 0; at < size; at += chunk, record += record_size, ++codec)
+        if (!visit(here.from(at), size - at < chunk ? size - at : chunk, record, *codec))
+          return false;
+      return true;
+    };
+    const bool finite = each_chunk(Codec::template scan<Input<Element, kHeld>>);
+    if (!finite) return false;
+    each_chunk([&](const Input<Element, kHeld>& own, std::size_t m, std::byte* record,
+                   const Codec& codec) {
+      for (std::size_t begin = 0; begin < m; begin += kMost) {
+        const std::size_t some = m - begin < kMost ? m - begin : kMost;
+        auto* const to = errors.room<float>();
+        if (errors.direct())
+          put_errors<Codec, true>(codec, own, record, begin, some, batch, to);
+        else
+          put_errors<Codec, false>(codec, own, record, begin, some, batch, to);
+        errors.written(some * sizeof(float));
+      }
+      return true;
+    });
+    payload += batch / chunk * record_size;
   }
   return true;
 }
@@ -25,106 +79,97 @@ bool quantize(const void* x, const float* held, float* left, std::size_t count, 
   return quantize_chunks<Codec>(Input<Element, true>{from, held}, left, count, chunk, payload);
 }
 
-// --- Sums of payloads, in the contract's order. Four rows at a time are added in registers; the
-// nodes of such fours wait in a block each for the nodes beside them.
+// --- Sums of payloads, in the contract's order, a block at a time.
 
-constexpr std::size_t kFour = 4;
-constexpr std::size_t kSumBlock = 512;  // elements of a node
-constexpr int kNodes = 16;              // that wait: one for each size
-static_assert(kMaxRanks <= static_cast<int>(kFour) << (kNodes - 2));
-
+constexpr std::size_t kSumBlock = 512;  // elements
 struct Node {
   float v[kSumBlock];
 };
 
-// T over some chunks of as many rows.
-template <class Leaf>
-struct Four {
-  Leaf leaves[kFour];
-  std::size_t rows;
+// Four rows at a time are added in registers; their nodes wait for those beside them.
+constexpr std::size_t kFour = 4;
+constexpr int kWaiting = 16;  // one of each size
+static_assert(kMaxRanks <= static_cast<int>(kFour) << (kWaiting - 2));
 
-  Four(const std::byte* record, std::size_t rows, std::size_t stride)
-      : leaves{Leaf(record), Leaf(rows > 1 ? record + stride : record),
-               Leaf(rows > 2 ? record + 2 * stride : record),
-               Leaf(rows > 3 ? record + 3 * stride : record)},
-        rows(rows) {}
+template <int kRows, class Read>
+inline Group sum_of(const Read& read) {
+  if constexpr (kRows == 1)
+    return read(0);
+  else if constexpr (kRows == 2)
+    return read(0) + read(1);
+  else if constexpr (kRows == 3)
+    return (read(0) + read(1)) + read(2);
+  else
+    return (read(0) + read(1)) + (read(2) + read(3));
+}
 
-  // put(i, group) for each whole group of elements begin to begin + count - 1, then put_part(i,
-  // group, rest).
-  template <class Put, class PutPart>
-  void each(std::size_t begin, std::size_t count, const Put& put, const PutPart& put_part) const {
-    switch (rows) {
-      case 1:
-        return each_of<1>(begin, count, put, put_part);
-      case 2:
-        return each_of<2>(begin, count, put, put_part);
-      case 3:
-        return each_of<3>(begin, count, put, put_part);
-      default:
-        return each_of<4>(begin, count, put, put_part);
-    }
-  }
-
- private:
-  template <int kRows, class Read>
-  static Group sum(const Read& read) {
-    if constexpr (kRows == 1)
-      return read(0);
-    else if constexpr (kRows == 2)
-      return read(0) + read(1);
-    else if constexpr (kRows == 3)
-      return (read(0) + read(1)) + read(2);
-    else
-      return (read(0) + read(1)) + (read(2) + read(3));
-  }
-  template <int kRows, class Put, class PutPart>
-  void each_of(std::size_t begin, std::size_t count, const Put& put,
-               const PutPart& put_part) const {
-    const Four own = *this;  // which no store can change
-    each_group(
-        count,
-        [&](std::size_t i) {
-          put(i, sum<kRows>([&](int row) { return own.leaves[row].at(begin + i); }));
-        },
-        [&](std::size_t i, std::size_t rest) {
-          const auto read = [&](int row) { return own.leaves[row].part(begin + i, rest); };
-          put_part(i, sum<kRows>(read), rest);
-        });
-  }
-};
+// T over one to four rows' elements begin to begin + count - 1 of a chunk.
+template <class Leaf, int kRows>
+void sum_few(const std::byte* record, std::size_t stride, std::size_t begin, std::size_t count,
+             Node& node) {
+  const auto row = [&](int i) { return Leaf(record + static_cast<std::size_t>(i) * stride); };
+  const Leaf leaves[] = {row(0), row(kRows > 1 ? 1 : 0), row(kRows > 2 ? 2 : 0),
+                         row(kRows > 3 ? 3 : 0)};
+  each_group(
+      count,
+      [&](std::size_t i) {
+        store_group<Number>(node.v + i,
+                            sum_of<kRows>([&](int row) { return leaves[row].at(begin + i); }));
+      },
+      [&](std::size_t i, std::size_t rest) {
+        store_group<Number>(
+            node.v + i, sum_of<kRows>([&](int row) { return leaves[row].part(begin + i, rest); }));
+      });
+}
 
 inline void add_node(Node& to, const Node& more) {
   for (std::size_t i = 0; i < kSumBlock; i += kGroup)
     store_group<Number>(to.v + i, load_group<Number>(to.v + i) + load_group<Number>(more.v + i));
 }
 
-// The same of more than four rows, from one node to wait to the root.
-template <class Leaf, class Put, class PutPart>
-void sum_many(const std::byte* record, std::size_t rows, std::size_t stride, std::size_t begin,
-              std::size_t count, const Put& put, const PutPart& put_part) {
-  Node waiting[kNodes];
+// The same of any number of rows, into waiting[0].
+template <class Leaf>
+void sum_rows(const std::byte* record, std::size_t rows, std::size_t stride, std::size_t begin,
+              std::size_t count, Node (&waiting)[kWaiting]) {
   int top = 0;
-  std::size_t taken = 0;
-  while (taken < rows) {
-    const std::size_t more = rows - taken < kFour ? rows - taken : kFour;
+  for (std::size_t taken = 0; taken < rows; taken += kFour) {
     Node& node = waiting[top++];
-    Four<Leaf>(record + taken * stride, more, stride)
-        .each(
-            begin, count,
-            [&](std::size_t i, const Group& group) { store_group<Number>(node.v + i, group); },
-            [&](std::size_t i, const Group& group, std::size_t) {
-              store_group<Number>(node.v + i, group);
-            });
-    taken += more;
-    // Two of a size are one of the next; at the end all that wait are the right edge.
-    for (std::size_t done = taken / kFour; done % 2 == 0 && more == kFour; done /= 2, --top)
-      add_node(waiting[top - 2], waiting[top - 1]);
+    const std::byte* const first = record + taken * stride;
+    switch (rows - taken) {
+      case 1:
+        sum_few<Leaf, 1>(first, stride, begin, count, node);
+        break;
+      case 2:
+        sum_few<Leaf, 2>(first, stride, begin, count, node);
+        break;
+      case 3:
+        sum_few<Leaf, 3>(first, stride, begin, count, node);
+        break;
+      default:
+        sum_few<Leaf, 4>(first, stride, begin, count, node);
+        // Two of a size are one of the next.
+        for (std::size_t fours = taken / kFour; fours % 2 != 0; fours /= 2, --top)
+          add_node(waiting[top - 2], waiting[top - 1]);
+    }
   }
-  for (; top > 1; --top) add_node(waiting[top - 2], waiting[top - 1]);
+  for (; top > 1; --top) add_node(waiting[top - 2], waiting[top - 1]);  // the right edge
+}
+
+// The elements of a block in their type, from what `read` and `read_part` give.
+template <class Element, bool kDirect, class Read, class ReadPart, class Finish>
+inline void put_results(std::size_t count, typename Element::Stored* out, const Read& read,
+                        const ReadPart& read_part, const Finish& finished) {
   each_group(
-      count, [&](std::size_t i) { put(i, load_group<Number>(waiting[0].v + i)); },
+      count,
+      [&](std::size_t i) {
+        const Group result = finished(read(i));
+        if constexpr (kDirect)
+          stream_group<Element>(out + i, result);
+        else
+          store_group<Element>(out + i, result);
+      },
       [&](std::size_t i, std::size_t rest) {
-        put_part(i, load_group<Number>(waiting[0].v + i), rest);
+        store_part<Element>(out + i, finished(read_part(i, rest)), rest);
       });
 }
 
@@ -135,24 +180,30 @@ void dequantize_chunks(const std::byte* record, std::size_t rows, std::size_t st
   using T = typename Element::Stored;
   static_assert(kSumBlock * sizeof(T) <= Stream::kRoom);
   Stream results(out, count * sizeof(T));
+  Node waiting[kWaiting];
   const auto finished = [divisor](const Group& sum) {
     return kDivide ? group_of([&](int k) { return sum.v[k] / divisor; }) : sum;
   };
   for (std::size_t first = 0; first < count; first += chunk) {
     const std::size_t m = count - first < chunk ? count - first : chunk;
+    const Leaf only(record);
     for (std::size_t begin = 0; begin < m; begin += kSumBlock) {
       const std::size_t here = m - begin < kSumBlock ? m - begin : kSumBlock;
       auto* const to = results.room<T>();
-      const auto put = [&](std::size_t i, const Group& sum) {
-        store_group<Element>(to + i, finished(sum));
+      const auto put = [&](const auto& read, const auto& read_part) {
+        if (results.direct())
+          put_results<Element, true>(here, to, read, read_part, finished);
+        else
+          put_results<Element, false>(here, to, read, read_part, finished);
       };
-      const auto put_part = [&](std::size_t i, const Group& sum, std::size_t rest) {
-        store_part<Element>(to + i, finished(sum), rest);
-      };
-      if (rows <= kFour)
-        Four<Leaf>(record, rows, stride).each(begin, here, put, put_part);
-      else
-        sum_many<Leaf>(record, rows, stride, begin, here, put, put_part);
+      if (rows == 1) {
+        put([&](std::size_t i) { return only.at(begin + i); },
+            [&](std::size_t i, std::size_t rest) { return only.part(begin + i, rest); });
+      } else {
+        sum_rows<Leaf>(record, rows, stride, begin, here, waiting);
+        const auto root = [&](std::size_t i) { return load_group<Number>(waiting[0].v + i); };
+        put(root, [&](std::size_t i, std::size_t) { return root(i); });
+      }
       results.written(here * sizeof(T));
     }
     record += record_bytes(Codec::kCodec, m);

@@ -27,32 +27,52 @@ inline void store_lowest_bytes(std::byte* to, const Group& group) {
 #endif
 }
 
+// Of magnitudes: their bits ascend as they do, and what is not finite is above all that is.
+struct Larger {
+  template <class V>
+  static V of(V a, V b) {
+    using Bits = Vector<std::int32_t, sizeof(V) / sizeof(float)>;
+    return (V)((Bits)a > (Bits)b ? (Bits)a : (Bits)b);
+  }
+};
+
 struct Int8 {
   static constexpr QuantizeCodec kCodec = QuantizeCodec::kInt8;
+  float scale;
+  float times;  // 1 / scale, as near as may be
 
-  // One chunk of m elements.
+  // Writes the scale of one chunk of m elements. False if one is not finite.
   template <class In>
-  static bool encode(const In& in, std::size_t m, std::byte* record, Stream& left) {
-    const float most = largest(in, m);
-    if (!(most <= FLT_MAX)) return false;
+  static bool scan(const In& in, std::size_t m, std::byte* record, Int8& found) {
+    Group magnitudes{};
+    const auto look = [&](const Group& c) {
+      magnitudes = group_of([&](int k) { return Larger::of(magnitudes.v[k], magnitude(c.v[k])); });
+    };
+    each_group(
+        m, [&](std::size_t i) { look(in.at(i)); },
+        [&](std::size_t i, std::size_t rest) { look(in.part(i, rest)); });
+    const float most = folded<Larger>(magnitudes);
     float scale = most / 127, times = 127 / most;
     if (scale > kMostInt8Scale) scale = kMostInt8Scale;
-    if (!(scale >= FLT_MIN && times <= FLT_MAX)) scale = times = 0;
+    if (!(scale >= FLT_MIN)) scale = times = 0;
     std::memcpy(record, &scale, sizeof(scale));
-    std::byte* const data = record + sizeof(float);
-    // No magnitude rounds to more than 127: times is at most 127 / most and an ulp.
-    put_errors(in, m, left, [&](const Group& c, std::size_t i) {
-      const Group shifted = group_of([&](int k) { return c.v[k] * times + kToInteger; });
-      if (m - i >= kGroup) {
-        store_lowest_bytes(data + i, shifted);
-      } else {
-        std::byte padded[kGroup];
-        store_lowest_bytes(padded, shifted);
-        std::memcpy(data + i, padded, m - i);
-      }
-      return group_of([&](int k) { return c.v[k] - (shifted.v[k] - kToInteger) * scale; });
-    });
-    return true;
+    found = {scale, times};
+    return most <= FLT_MAX;
+  }
+
+  // Group i, of `count` elements, once more: writes its data; what is left of it. No magnitude
+  // rounds to more than 127, as `times` is 127 / most to half an ulp.
+  Group error(const Group& c, std::byte* record, std::size_t i, std::size_t count) const {
+    const Group shifted = group_of([&](int k) { return c.v[k] * times + kToInteger; });
+    std::byte* const data = record + sizeof(float) + i;
+    if (count == kGroup) {
+      store_lowest_bytes(data, shifted);
+    } else {
+      std::byte padded[kGroup];
+      store_lowest_bytes(padded, shifted);
+      std::memcpy(data, padded, count);
+    }
+    return group_of([&](int k) { return c.v[k] - (shifted.v[k] - kToInteger) * scale; });
   }
 
   // One chunk of a payload.
@@ -73,33 +93,7 @@ struct Int8 {
    private:
     Group decoded(const std::byte* from) const {
       const auto* bytes = reinterpret_cast<const std::int8_t*>(from);
-      return group_of([&](int k) {
-        const auto integers = widened<std::int32_t>(bytes + k * kWidth);
-        return __builtin_convertvector(integers, Floats) * scale;
-      });
+      return group_of([&](int k) { return floats_of(bytes + k * kWidth) * scale; });
     }
   };
-
- private:
-  // The largest magnitude; not finite if any is not.
-  template <class In>
-  static float largest(const In& in, std::size_t m) {
-    using Integers = Full<std::int32_t>;  // of magnitudes' bits, which ascend as they do
-    Integers found[kVectors] = {};
-    const auto look = [&](const Group& c) {
-#pragma GCC unroll 8
-      for (int k = 0; k < kVectors; ++k) {
-        const auto bits = (Integers)magnitude(c.v[k]);
-        found[k] = found[k] > bits ? found[k] : bits;
-      }
-    };
-    each_group(
-        m, [&](std::size_t i) { look(in.at(i)); },
-        [&](std::size_t i, std::size_t rest) { look(in.part(i, rest)); });
-    std::int32_t most = 0;
-    for (int k = 0; k < kVectors; ++k)
-      for (int lane = 0; lane < kWidth; ++lane)
-        most = most < found[k][lane] ? found[k][lane] : most;
-    return bits_as<float>(most);
-  }
 };

@@ -1,39 +1,41 @@
 // One bit an element: its sign, and the chunk's mean magnitude.
 
-inline float fold(const Group& sums) {
-  float lanes[kGroup];
-  store_group<Number>(lanes, sums);
-  for (int half = kGroup / 2; half > 0; half /= 2)
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  return lanes[0];
-}
+struct Added {
+  template <class V>
+  static V of(V a, V b) {
+    return a + b;
+  }
+};
 
 // Bit i: element i is below zero.
 inline std::uint32_t negative(const Group& c) {
-  std::uint32_t bits = 0;
-#pragma GCC unroll 8
-  for (int k = 0; k < kVectors; ++k) {
 #if defined(__AVX512F__)
-    const std::uint32_t below = _mm512_cmp_ps_mask(c.v[k], Floats{}, _CMP_LT_OQ);
+  return _mm512_cmp_ps_mask(c.v[0], Floats{}, _CMP_LT_OQ) |
+         static_cast<std::uint32_t>(_mm512_cmp_ps_mask(c.v[1], Floats{}, _CMP_LT_OQ)) << 16;
 #elif defined(__AVX2__)
-    const auto below =
-        static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(c.v[k], Floats{}, _CMP_LT_OQ)));
+  // A byte for each, in an order that the last step mends.
+  const auto below = [&](int k) { return (__m256i)(c.v[k] < 0); };
+  const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(below(0), below(1)),
+                                           _mm256_packs_epi32(below(2), below(3)));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  return static_cast<std::uint32_t>(
+      _mm256_movemask_epi8(_mm256_permutevar8x32_epi32(bytes, order)));
 #else
-    std::uint32_t below = 0;
+  std::uint32_t bits = 0;
+  for (int k = 0; k < kVectors; ++k)
     for (int lane = 0; lane < kWidth; ++lane)
-      below |= static_cast<std::uint32_t>(c.v[k][lane] < 0) << lane;
-#endif
-    bits |= below << k * kWidth;
-  }
+      bits |= static_cast<std::uint32_t>(c.v[k][lane] < 0) << (k * kWidth + lane);
   return bits;
+#endif
 }
 
 struct OneBit {
   static constexpr QuantizeCodec kCodec = QuantizeCodec::kOneBit;
+  float scale;
 
-  // One chunk of m elements.
+  // Writes the record of one chunk of m elements. False if one is not finite, or their sum.
   template <class In>
-  static bool encode(const In& in, std::size_t m, std::byte* record, Stream& left) {
+  static bool scan(const In& in, std::size_t m, std::byte* record, OneBit& found) {
     std::byte* const data = record + sizeof(float);
     Group sums{};
     const auto add = [&](const Group& c, std::size_t i, std::size_t bytes) {
@@ -44,16 +46,16 @@ struct OneBit {
     each_group(
         m, [&](std::size_t i) { add(in.at(i), i, sizeof(std::uint32_t)); },
         [&](std::size_t i, std::size_t rest) { add(in.part(i, rest), i, (rest + 7) / 8); });
-    const float sum = fold(sums);
-    if (!(sum <= FLT_MAX)) return false;  // of magnitudes: one that is not finite stays so
-    const float scale = sum / static_cast<float>(m);
-    std::memcpy(record, &scale, sizeof(scale));
-    const auto error = [&](const Group& c, std::size_t) {
-      const Floats plus = Floats{} + scale, minus = -plus;
-      return group_of([&](int k) { return c.v[k] - (c.v[k] < 0 ? minus : plus); });
-    };
-    put_errors(in, m, left, error);
-    return true;
+    const float sum = folded<Added>(sums);
+    found.scale = sum / static_cast<float>(m);
+    std::memcpy(record, &found.scale, sizeof(found.scale));
+    return sum <= FLT_MAX;  // of magnitudes: one that is not finite stays so
+  }
+
+  // Group i, of `count` elements, once more: what is left of it.
+  Group error(const Group& c, std::byte*, std::size_t, std::size_t) const {
+    const Floats plus = Floats{} + scale, minus = -plus;
+    return group_of([&](int k) { return c.v[k] - (c.v[k] < 0 ? minus : plus); });
   }
 
   // One chunk of a payload.
@@ -68,19 +70,21 @@ struct OneBit {
     Group part(std::size_t i, std::size_t count) const {
       std::uint32_t bits = 0;
       std::memcpy(&bits, data + i / 8, (count + 7) / 8);
-      return group_of([&](int k) { return decoded(bits >> k * kWidth); });
+      return group_of([&](int k) { return decoded(bits, k); });
     }
 
    private:
-    Floats decoded(std::uint32_t bits) const {
+    // The group's vector number k.
+    Floats decoded(std::uint32_t bits, int k) const {
       const Words plus = (Words)(Floats{} + scale);
       constexpr std::uint32_t kSign = 0x80000000;
 #if defined(__AVX512F__)
-      return (Floats)_mm512_mask_xor_epi32((__m512i)plus, static_cast<__mmask16>(bits),
+      return (Floats)_mm512_mask_xor_epi32((__m512i)plus,
+                                           static_cast<__mmask16>(bits >> k * kWidth),
                                            (__m512i)plus, (__m512i)(Words{} + kSign));
 #else
       Words own;
-      for (int lane = 0; lane < kWidth; ++lane) own[lane] = 1U << lane;
+      for (int lane = 0; lane < kWidth; ++lane) own[lane] = 1U << (k * kWidth + lane);
       return (Floats)(plus ^ ((Words)(((Words{} + bits) & own) == own) & kSign));
 #endif
     }

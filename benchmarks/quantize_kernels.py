@@ -1,0 +1,125 @@
+"""How long do 1-bit and 8-bit quantization with error feedback take, beside an addition?
+
+Quantize: x + held, its scales and data, and what is left. Dequantize: one payload, and the sum of
+eight. 16.8 million fp32, one thread, each SIMD level; beside them, in the same rounds, NumPy's
+`e += g`, twice: how far these two are apart is what the machine adds. Outputs begin with a cache
+line, as torch's arrays do; NumPy's begin 16 bytes behind one, and are measured beside.
+
+A time is the thread's time on a core, so that a busy machine shows less (what it does to the
+memory's bandwidth shows all the same); a figure the median of the rounds' ratios to the two
+additions of the same round.
+
+Usage: python -m benchmarks.quantize_kernels [--out DIR] [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pycollective import _core
+from pycollective.bench.machine import describe_machine, describe_versions
+
+COUNT = 1 << 24
+CHUNK = {"one_bit": 1024, "int8": 256}
+ROWS = 8
+MOST = {"quantize": 1.5, "dequantize": 0.5}  # of the time of e += g
+TARGETED = ("avx2", "avx512")
+Array = NDArray[Any]
+
+
+def array(count: int, behind: int) -> Array:
+    """fp32 zeros, so many bytes behind a cache line's first."""
+    room = np.zeros(4 * count + 128, np.uint8)
+    start = -room.ctypes.data % 64 + behind
+    return room[start : start + 4 * count].view(np.float32)
+
+
+def calls_of(level: str, behind: int, given: dict[str, Array]) -> dict[str, Callable[[], object]]:
+    """All kernels at a SIMD level, with outputs `behind` bytes behind a line's start, by name."""
+    left, out = array(COUNT, behind), array(COUNT, behind)
+    calls: dict[str, Callable[[], object]] = {}
+    for codec, chunk in CHUNK.items():
+        payloads = np.zeros((ROWS, _core.quantized_bytes(codec, chunk, COUNT)), np.uint8)
+
+        def quantize(codec: str = codec, chunk: int = chunk, rows: Array = payloads) -> None:
+            if not _core.quantize(codec, chunk, given["x"], given["held"], left, rows[0], level):
+                raise AssertionError("random numbers are finite")
+
+        def dequantize(rows: Array, codec: str = codec, chunk: int = chunk) -> None:
+            _core.dequantize(codec, chunk, rows, 0, out, 1.0, level)
+
+        quantize()
+        payloads[1:] = payloads[0]
+        calls[f"{codec}/quantize"] = quantize
+        calls[f"{codec}/dequantize"] = lambda f=dequantize, rows=payloads[:1]: f(rows)
+        if behind == 0:
+            calls[f"{codec}/dequantize, {ROWS} rows"] = lambda f=dequantize, rows=payloads: f(rows)
+    where = "" if behind == 0 else f", {behind} bytes behind a line"
+    return {f"{name}, {level}{where}": call for name, call in calls.items()}
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """Milliseconds of `e += g`, its control's ratio, and the ratios of all kernels."""
+    random = np.random.default_rng(0)
+    given = {name: random.standard_normal(COUNT, np.float32) for name in ("x", "held", "g")}
+    e = given["x"].copy()
+
+    def add() -> None:
+        np.add(e, given["g"], out=e)
+
+    calls: dict[str, Callable[[], object]] = {"e += g": add}
+    for level in _core.simd_levels():
+        for behind in (0, 16):
+            calls |= calls_of(level, behind, given)
+    calls["e += g, again"] = add
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            call()  # warm
+            start = time.thread_time()
+            call()
+            times[name].append(time.thread_time() - start)
+    both = zip(times["e += g"], times["e += g, again"], strict=True)
+    base = [(first + second) / 2 for first, second in both]
+    ratios = {
+        name: statistics.median(t / b for t, b in zip(taken, base, strict=True))
+        for name, taken in times.items()
+    }
+    return {"e += g, ms": 1e3 * statistics.median(base), "ratios": ratios}
+
+
+def main() -> None:
+    """Measure, print, write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--rounds", type=int, default=31)
+    arguments = parser.parse_args()
+    record = {
+        "machine": describe_machine(),
+        "versions": describe_versions(),
+        "load average": os.getloadavg(),
+        "elements": COUNT,
+        **measure(arguments.rounds),
+    }
+    print(f"e += g: {record['e += g, ms']:.2f} ms")
+    for name, ratio in record["ratios"].items():
+        kind, _, level = name.partition("/")[2].partition(", ")
+        most = MOST.get(kind) if level in TARGETED else None
+        verdict = "" if most is None else f"  {'met' if ratio <= most else 'MISSED'}: {most:g}"
+        print(f"{ratio:8.3f}  {name}{verdict}")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "quantize_kernels.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
