@@ -227,7 +227,7 @@ std::size_t pack_indices(const py::object& indices, std::int64_t size, const py:
   const std::size_t bytes = run([&]() -> std::size_t {
     const auto* const at = from.as<std::uint32_t>();
     if (!sparse.ascends(at, from.count(), places)) return 0;
-    return sparse.pack(at, from.count(), places, to.as<std::byte>());
+    return sparse.pack(at, from.count(), to.as<std::byte>());
   });
   if (bytes == 0) refuse("indices must ascend strictly and be below " + std::to_string(places));
   return bytes;

@@ -124,7 +124,7 @@ def test_top_k_of_a_long_tensor(kind):
     """Long enough for a sample and a guess; and for the guess to be wrong."""
     count = 1_100_003
     x, held = make(kind, "float32", count), make(kind, "float32", count, seed=1)
-    for k in (1, count // 10_000, count // 100, count // 11, count - 1):
+    for k in (1, count // 10_000, count // 100, count // 11):
         check_top_k(x, held, k)
 
 
@@ -141,7 +141,7 @@ def test_top_k_chunks(kind, dtype):
 @pytest.mark.parametrize("offset", [1, 3, 4, 15])
 def test_any_alignment_and_lengths_around_a_vector(offset):
     """Large enough for stores past the caches, too."""
-    for count in [*range(1, 70), 1000, 3_000_001]:
+    for count in [*range(1, 70), 1000, 1_050_001]:
         x = make("gaussian", "float32", count + offset)[offset:]
         held = make("gaussian", "float32", count + 7, seed=1)[7:]
         want = x + held

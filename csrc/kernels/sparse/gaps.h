@@ -1,6 +1,6 @@
 // A block of up to 128 indices as gaps: how many places lie between an index and the one before it.
-// Each gap is split: its lowest `width` bits as they are, the rest in unary. docs/wire.md has the
-// bytes.
+// Each gap is split: its lowest `width` bits as they are, the rest in unary; gaps that are all 0
+// take no bytes. docs/wire.md has the bytes.
 
 constexpr std::size_t kBlock = 128;
 constexpr std::size_t kHeaderBytes = 2;
@@ -49,6 +49,10 @@ inline int find_width(const std::uint32_t* gaps, std::size_t count) {
 // Writes a body, and maybe spare bytes behind it, to `out`, which has kBodyRoom; its bytes.
 inline std::size_t encode_gaps(const std::uint32_t* gaps, std::size_t count, std::byte* header,
                                std::byte* out) {
+  if (shifted_sum(gaps, count, 0) == 0) {  // a run
+    header[0] = header[1] = std::byte{0};
+    return 0;
+  }
   const int width = find_width(gaps, count);
   std::uint64_t unary[kMostUnary / 8 + 1] = {};
   std::size_t bit = 0;
@@ -78,14 +82,24 @@ inline std::size_t encode_gaps(const std::uint32_t* gaps, std::size_t count, std
 
 // Reads a body of so many bytes of unary parts, behind which kSpare bytes can be read. `next` is
 // the least that the block's first index can be; it becomes what that is of the next block. False
-// if the unary parts are not of `count` gaps, to their last byte, or an index is not below `size`.
+// if the unary parts are not of `count` gaps, to their last byte, spare bits are not 0, or an index
+// is not below `size`.
 inline bool decode_gaps(const std::byte* body, std::size_t unary_bytes, int width,
                         std::size_t count, std::uint64_t size, std::uint64_t& next,
                         std::uint32_t* indices) {
+  if (unary_bytes == 0) {  // a run
+    if (width != 0 || next + count > size) return false;
+    for (std::size_t i = 0; i < count; ++i) indices[i] = static_cast<std::uint32_t>(next + i);
+    next += count;
+    return true;
+  }
   std::uint64_t unary[kMostUnary / 8 + 1] = {};
   std::memcpy(unary, body, unary_bytes);
   const std::byte* const low = body + unary_bytes;
   const std::uint64_t mask = (1U << width) - 1;
+  const std::size_t used = count * static_cast<std::size_t>(width) % 8;
+  if (used != 0 && static_cast<unsigned>(low[low_bytes(count, width) - 1]) >> used != 0)
+    return false;
   std::size_t found = 0, last = 0, ones = 0;
   for (const std::uint64_t word : unary)
     ones += static_cast<std::size_t>(__builtin_popcountll(word));

@@ -17,11 +17,13 @@ Sparse find_sparse(SimdLevel level) {
 }
 
 std::size_t packed_indices_bound(std::size_t count, std::uint64_t size) {
-  // The shorter way is taken. A block's gaps take at most 32 bits each, and 3 in unary.
-  const std::size_t blocks = (count + 127) / 128;
-  const std::uint64_t gaps = 2 * blocks + 4 * count + 3 * count / 8 + 2 * blocks;
-  const std::uint64_t offsets = 4 * ((size + 65535) / 65536) + 2 * std::uint64_t{count};
-  return static_cast<std::size_t>(1 + std::min(gaps, offsets));
+  // Of all widths the best is taken: it is no worse than 14, nor than one for the widest gap,
+  // behind which unary parts are 3 bits an index at most. Each block has a header, and ends in two
+  // bytes.
+  const std::uint64_t places = 15 * std::uint64_t{count} + size / 16384,
+                      gaps = 35 * std::uint64_t{count};
+  const std::uint64_t blocks = (std::uint64_t{count} + 127) / 128;
+  return static_cast<std::size_t>(1 + 4 * blocks + (std::min(places, gaps) + 7) / 8);
 }
 
 }  // namespace pycollective

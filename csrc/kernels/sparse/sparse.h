@@ -78,9 +78,8 @@ struct Sparse {
   bool (*all_below)(const std::uint32_t* indices, std::size_t count, std::uint64_t size);
   bool (*ascends)(const std::uint32_t* indices, std::size_t count, std::uint64_t size);
 
-  // `indices` ascend strictly below `size`. Bytes; `out` has room for packed_indices_bound().
-  std::size_t (*pack)(const std::uint32_t* indices, std::size_t count, std::uint64_t size,
-                      std::byte* out);
+  // `indices` ascend strictly. Bytes; `out` has room for packed_indices_bound().
+  std::size_t (*pack)(const std::uint32_t* indices, std::size_t count, std::byte* out);
   // False unless the payload is of `count` indices that ascend strictly below `size`, to its last
   // byte: `indices` then hold anything. Nothing outside of either is touched, whatever it holds.
   bool (*unpack)(const std::byte* payload, std::size_t bytes, std::uint64_t size,

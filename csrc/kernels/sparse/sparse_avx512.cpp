@@ -17,7 +17,10 @@ namespace {
 constexpr int kVectorBytes = 64;
 // clang-format off: each needs those before it
 #include "kernels/sparse/elements.h"
+#include "kernels/sparse/vectors.h"
 #include "kernels/sparse/steps.h"
+#include "kernels/sparse/threshold.h"
+#include "kernels/sparse/scan.h"
 #include "kernels/sparse/top_k.h"
 #include "kernels/sparse/gaps.h"
 #include "kernels/sparse/indices.h"

@@ -6,6 +6,10 @@
 #include <memory>
 #include <type_traits>
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include "kernels/sparse/sparse_levels.h"
 #include "numerics.h"
 
@@ -14,7 +18,10 @@ namespace {
 constexpr int kVectorBytes = 16;
 // clang-format off: each needs those before it
 #include "kernels/sparse/elements.h"
+#include "kernels/sparse/vectors.h"
 #include "kernels/sparse/steps.h"
+#include "kernels/sparse/threshold.h"
+#include "kernels/sparse/scan.h"
 #include "kernels/sparse/top_k.h"
 #include "kernels/sparse/gaps.h"
 #include "kernels/sparse/indices.h"

@@ -1,45 +1,35 @@
-// Selection in steps: add, histogram, select, take.
+// Selection in steps: histogram and take.
 
-template <class Type>
-bool add_as(const Gradient& gradient) {
-  const auto* x = static_cast<const typename Type::Stored*>(gradient.x);
-  std::uint32_t largest = 0;
-  for (std::size_t i = 0; i < gradient.count; ++i) {
-    const float wide = Type::widen(x[i]);
-    const float c = gradient.held != nullptr ? wide + gradient.held[i] : wide;
-    gradient.left[i] = c;
-    largest = largest < key_of(c) ? key_of(c) : largest;
-  }
-  return largest < kInfinity;
-}
-
-bool add(const Gradient& gradient) {
-  return with_type(gradient.dtype, [&](auto type) { return add_as<decltype(type)>(gradient); });
+// Neighbours often have the same bin: each of four counts in a table of its own.
+template <int kBits>
+void histogram_apart(const float* left, std::size_t count, int shift, int bits,
+                     std::uint32_t prefix, std::int64_t* bins) {
+  std::uint32_t tables[4][1 << kBits] = {};
+  const std::uint32_t within = (1U << bits) - 1;
+  const auto one = [&](float value, std::uint32_t* table) {
+    const std::uint64_t key = key_of(value);
+    if (key >> (shift + bits) == prefix) ++table[key >> shift & within];
+  };
+  std::size_t i = 0;
+  for (; i + 4 <= count; i += 4)
+    for (std::size_t lane = 0; lane < 4; ++lane) one(left[i + lane], tables[lane]);
+  for (; i < count; ++i) one(left[i], tables[0]);
+  for (std::uint32_t bin = 0; bin <= within; ++bin)
+    bins[bin] += std::int64_t{tables[0][bin]} + tables[1][bin] + tables[2][bin] + tables[3][bin];
 }
 
 void histogram(const float* left, std::size_t count, int shift, int bits, std::uint32_t prefix,
                std::int64_t* bins) {
+  constexpr int kApart = 11;
+  if (bits <= kApart) {
+    histogram_apart<kApart>(left, count, shift, bits, prefix, bins);
+    return;
+  }
   const std::uint32_t within = (1U << bits) - 1;
   for (std::size_t i = 0; i < count; ++i) {
     const std::uint64_t key = key_of(left[i]);
     if (key >> (shift + bits) == prefix) ++bins[key >> shift & within];
   }
-}
-
-std::int64_t select(const float* left, std::size_t count, std::uint32_t key, std::size_t ties,
-                    std::uint32_t* indices, std::size_t room) {
-  std::size_t found = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t own = key_of(left[i]);
-    if (own < key) continue;
-    if (own == key) {
-      if (ties == 0) continue;
-      --ties;
-    }
-    if (found == room) return kNoRoom;
-    indices[found++] = static_cast<std::uint32_t>(i);
-  }
-  return static_cast<std::int64_t>(found);
 }
 
 template <class Type>
