@@ -1,4 +1,4 @@
-"""Top-k selection, its steps and sparse sums, at each SIMD level, against a few lines of NumPy.
+"""Top-k selection and its steps, at each SIMD level, against a few lines of NumPy.
 
 Bits everywhere: there is one right answer, whatever the kernels guess on their way to it.
 """
@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pycollective import ConfigurationError, _core, reference
+from pycollective import ConfigurationError, _core
 from tests.inputs import FLOATS, dtype_of, same_bits
 
 LEVELS = _core.simd_levels()
@@ -294,85 +294,46 @@ def test_sent_and_left_are_what_was_put_in(dtype):
             assert not left[indices].any()
 
 
-def sparse_vectors(ranks, size, density, dtype, seed=0):
-    random = np.random.default_rng([seed, ranks, size])
-    vectors = []
-    for rank in range(ranks):
-        many = 0 if rank % 5 == 4 else int(random.binomial(size, density))
-        at = np.sort(random.choice(size, many, replace=False)).astype(np.uint32)
-        values = random.standard_normal(many) * 10.0 ** random.integers(-4, 4, many)
-        vectors.append((at, values.astype(np.float32).astype(dtype_of(dtype))))
-    return vectors
+def test_what_cannot_be_right_is_refused():
+    x, left, held = (np.zeros(100, np.float32) for _ in range(3))
+    at, out = np.zeros(100, np.uint32), np.zeros(100, np.float32)
+    frozen = np.zeros(100, np.float32)
+    frozen.flags.writeable = False
 
+    def refused(match, function, *arguments):
+        with pytest.raises(ConfigurationError, match=match):
+            function(*arguments)
 
-def tree_of_present(vectors):
-    """T over the leaves, place by place: a node of which one child is absent is the other one."""
-
-    def combine(a, b):
-        joined = dict(a)
-        for place, value in b.items():
-            joined[place] = joined[place] + value if place in joined else value
-        return joined
-
-    leaves = [
-        dict(zip(at.tolist(), values.astype(np.float32), strict=True)) for at, values in vectors
-    ]
-    root = reference.tree(leaves, combine)
-    places = sorted(root)
-    return np.array(places, np.uint32), np.array([root[p] for p in places], np.float32)
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 6, 7, 8, 13])
-def test_sums(dtype, ranks):
-    for size, density in [(1, 1.0), (100, 0.5), (3000, 0.2), (3000, 1.0), (100_000, 0.001)]:
-        vectors = sparse_vectors(ranks, size, density, dtype)
-        at, values = tree_of_present(vectors)
-        room = sum(len(each) for each, _ in vectors)
-        for simd in LEVELS:
-            places, sums = np.zeros(room, np.uint32), np.zeros(room, np.float32)
-            many = _core.sparse_sum(*map(list, zip(*vectors, strict=True)), places, sums, simd)
-            assert same_bits(places[:many], at)
-            assert same_bits(sums[:many], values)
-
-
-def test_sums_see_the_order():
-    """Leaves for which a chain, or another tree, has other bits; whole, they are the contract's."""
-    dense = [make("lognormal", "float32", 500, seed) for seed in range(7)]
-    everywhere = np.arange(500, dtype=np.uint32)
-    places, sums = np.zeros(3500, np.uint32), np.zeros(3500, np.float32)
-    assert _core.sparse_sum([everywhere] * 7, dense, places, sums) == 500
-    assert same_bits(sums[:500], reference.reduce(dense))
-    chain = dense[0].copy()
-    for leaf in dense[1:]:
-        chain += leaf
-    assert not same_bits(sums[:500], chain)
-
-
-def test_a_sum_has_one_nan_and_keeps_minus_zero():
-    nan = np.array([0xFFC12345, 0x80000000], np.uint32).view(np.float32)
-    at = np.array([3, 9], np.uint32)
-    for simd in LEVELS:
-        for ranks in (1, 2):
-            places, sums = np.zeros(2 * ranks, np.uint32), np.zeros(2 * ranks, np.float32)
-            assert _core.sparse_sum([at] * ranks, [nan] * ranks, places, sums, simd) == 2
-            assert sums.view(np.uint32)[:2].tolist() == [0x7FC00000, 0x80000000]
-
-
-@pytest.mark.parametrize("out_dtype", TYPES)
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("divisor", [1, 3, 8])
-def test_scatter(dtype, out_dtype, divisor):
-    for size, density in [(1, 1.0), (100, 0.5), (5000, 0.01), (5000, 1.0), (1_100_000, 0.001)]:
-        at, values = sparse_vectors(1, size, density, dtype)[0]
-        want = np.zeros(size, np.float32)
-        want[at] = values.astype(np.float32) / np.float32(divisor)
-        with np.errstate(over="ignore"):
-            want = want.astype(dtype_of(out_dtype))
-        for simd in LEVELS:
-            for offset in (0, 1, 8):
-                room = np.full(size + offset + 16, 7, dtype_of(out_dtype))
-                _core.sparse_scatter(at, values, room[offset : offset + size], divisor, simd)
-                assert same_bits(room[offset : offset + size], want)
-                assert (room[:offset] == 7).all()
-                assert (room[offset + size :] == 7).all()
+    refused("overlap held", _core.top_k, x, left, left, 1, at)
+    refused("overlap x", _core.top_k, out[:99], None, out[1:], 1, at)
+    refused("as many elements", _core.top_k, x, held[:99], left, 1, at)
+    refused("as many elements", _core.top_k, x, held, left[:99], 1, at)
+    refused("read-only", _core.top_k, x, held, frozen, 1, at)
+    refused("contiguous", _core.top_k, np.zeros(200, np.float32)[::2], held, left, 1, at)
+    refused("float32", _core.top_k, x, held, left.astype(np.float16), 1, at)
+    refused("float32", _core.top_k, x.astype(np.float64), held, left, 1, at)
+    refused("uint32", _core.top_k, x, held, left, 1, at.astype(np.int64))
+    refused("room for 11", _core.top_k, x, held, left, 11, at[:10])
+    refused("k must be", _core.top_k, x, held, left, 101, at)
+    refused("k must be", _core.top_k, x, held, left, -1, at)
+    refused("room for 4", _core.top_k_chunks, x, held, left, 2, 64, at[:2])
+    refused("k must be", _core.top_k_chunks, x, held, left, 0, 64, at)
+    refused("k must be", _core.top_k_chunks, x, held, left, 65, 64, at)
+    for chunk in (0, 63, -64, 65_600):
+        refused("chunk must be", _core.top_k_chunks, x, held, left, 1, chunk, at)
+    bins = np.zeros(2048, np.int64)
+    for shift, bits in ((-1, 11), (0, 0), (21, 11), (2**31 - 1, 11)):
+        refused("shift", _core.sparse_histogram, left, shift, bits, 0, bins)
+    refused("bins", _core.sparse_histogram, left, 20, 10, 0, bins)
+    refused("key", _core.sparse_select, left, 1 << 31, 0, at)
+    refused("ties", _core.sparse_select, left, 0, -1, at)
+    refused("below 100", _core.sparse_take, left, np.array([100], np.uint32), out[:1])
+    refused("as many", _core.sparse_take, left, at[:2], out[:1])
+    refused("ascend", _core.sparse_scatter, at[:2], out[:2], left, 1)
+    refused("below 100", _core.sparse_scatter, np.array([100], np.uint32), out[:1], left, 1)
+    for divisor in (0, -1, np.nan, 0.1):
+        refused("divisor", _core.sparse_scatter, at[:1], out[:1], left, divisor)
+    refused("rank 1's", _core.sparse_sum, [at[:1], at[:2]], [out[:1], out[:2]], at[50:], left)
+    refused("room for 3", _core.sparse_sum, [at[:3]], [out[:3]], at[98:], left)
+    refused("not none", _core.sparse_sum, [], [], at, left)
+    refused("no SIMD level", _core.top_k, x, held, left, 1, at, "none")

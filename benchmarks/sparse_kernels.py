@@ -1,0 +1,134 @@
+"""How fast are the kernels of top-k selection, beside an addition in place?
+
+16.8 M elements of fp32 and as many that are held back. All take turns on one thread: a time is that
+thread's time on a core, a figure the median of the rounds, given as a ratio to NumPy's `e += g` in
+the same rounds; `e += g` is among the calls a second time, as a control. Beside them what torch
+would do: add, topk of the magnitudes, take, and put zeros in their place. Every result is compared
+with torch's, bit for bit, before anything is timed.
+
+Usage: python -m benchmarks.sparse_kernels [--out DIR] [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.turns import take_turns
+from pycollective import _core
+from pycollective.bench.machine import describe_machine, describe_versions
+
+COUNT = 1 << 24
+K = COUNT // 100
+CHUNK, K_OF_CHUNK = 4096, 41
+# Ratios to `e += g`, AVX2 and AVX-512.
+MOST = {"top_k": 2.5, "top_k_chunks": 2.0, "scatter": 0.5}
+LEAST_OF_TORCH = 6.0  # times faster than torch's top-k
+LEAST_INDICES = 0.3  # G indices/s, packed and unpacked
+
+
+def seconds(call: Callable[[], object]) -> tuple[float]:
+    """One call's time on a core."""
+    start = time.thread_time()
+    call()
+    return (time.thread_time() - start,)
+
+
+def main() -> None:
+    """Measure, print, write the file."""
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    random = np.random.default_rng(0)
+    x = random.standard_normal(COUNT, np.float32)
+    held = random.standard_normal(COUNT, np.float32) / 2
+    left, e = np.zeros(COUNT, np.float32), np.zeros(COUNT, np.float32)
+    again, g = np.zeros(COUNT, np.float32), x.copy()
+    indices = np.zeros(K + COUNT // CHUNK, np.uint32)
+    out = np.zeros(COUNT, np.float32)
+    x_torch, held_torch = torch.from_numpy(x), torch.from_numpy(held)
+    rest = torch.zeros(COUNT)
+
+    def with_torch() -> Any:
+        torch.add(x_torch, held_torch, out=rest)
+        at = torch.topk(rest.abs(), K, sorted=False).indices
+        values = rest[at]
+        rest[at] = 0
+        return at, values
+
+    wanted = np.sort(with_torch()[0].numpy()).astype(np.uint32)
+    for level in _core.simd_levels():
+        _core.top_k(x, held, left, K, indices, level)
+        if not np.array_equal(indices[:K], wanted):
+            raise AssertionError(f"{level} selects other elements than torch")
+    values = left[wanted]
+    payload = np.zeros(_core.pack_indices_bound(K, COUNT), np.uint8)
+    exact = payload[: _core.pack_indices(wanted, COUNT, payload)].copy()
+    unpacked = np.zeros(K, np.uint32)
+    calls: dict[str, Callable[[], object]] = {
+        "e += g": lambda: np.add(e, g, out=e),
+        "e += g, again": lambda: np.add(again, g, out=again),
+        "torch": with_torch,
+    }
+    for level in _core.simd_levels():
+        ours: dict[str, Callable[..., object]] = {
+            "add": lambda simd: _core.sparse_add(x, held, left, simd),
+            "top_k": lambda simd: _core.top_k(x, held, left, K, indices, simd),
+            "top_k_chunks": lambda simd: _core.top_k_chunks(
+                x, held, left, K_OF_CHUNK, CHUNK, indices, simd
+            ),
+            "scatter": lambda simd: _core.sparse_scatter(wanted, values, out, 1, simd),
+            "pack": lambda simd: _core.pack_indices(wanted, COUNT, payload, simd),
+            "unpack": lambda simd: _core.unpack_indices(exact, COUNT, unpacked, simd),
+        }
+        calls |= {
+            f"{name}/{level}": lambda call=call, level=level: call(level)
+            for name, call in ours.items()
+        }
+    taken = {name: each[0] for name, each in take_turns(calls, arguments.rounds, seconds).items()}
+    rows = {
+        name: {"ms": 1e3 * each, "to_add_in_place": each / taken["e += g"]}
+        for name, each in taken.items()
+    }
+    for name, row in rows.items():
+        kernel, _, level = name.partition("/")
+        print(f"{name:24} {row['ms']:9.2f} ms  {row['to_add_in_place']:7.2f} of e += g", end="")
+        if kernel in ("top_k", "top_k_chunks"):
+            row["times_faster_than_torch"] = taken["torch"] / taken[name]
+            print(f"  {row['times_faster_than_torch']:.0f} times faster than torch", end="")
+        if kernel in ("pack", "unpack"):
+            row["g_indices_s"] = K / taken[name] / 1e9
+            print(f"  {row['g_indices_s']:.2f} G indices/s", end="")
+        if level in ("avx2", "avx512"):
+            met = (
+                row["to_add_in_place"] <= MOST.get(kernel, np.inf)
+                and row.get("times_faster_than_torch", np.inf) >= LEAST_OF_TORCH
+                and row.get("g_indices_s", np.inf) >= LEAST_INDICES
+            )
+            print("" if met else "  MISSED", end="")
+        print()
+    bits = 8 * len(exact) / K
+    print(f"{bits:.2f} bits an index")
+    record = {
+        "machine": describe_machine(),
+        "versions": describe_versions(),
+        "rounds": arguments.rounds,
+        "bits an index": bits,
+        "times": rows,
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "sparse_kernels.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
