@@ -21,9 +21,9 @@ inline void store_lowest_bytes(std::byte* to, const Group& group) {
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   store_vector(to, _mm256_permutevar8x32_epi32(_mm256_packus_epi16(two(0), two(2)), order));
 #else
-  for (int k = 0; k < kVectors; ++k)
-    for (int lane = 0; lane < kWidth; ++lane)
-      to[k * kWidth + lane] = static_cast<std::byte>(((Words)group.v[k])[lane]);
+  std::uint32_t elements[kGroup];
+  std::memcpy(elements, &group, sizeof(elements));
+  for (int i = 0; i < kGroup; ++i) to[i] = static_cast<std::byte>(elements[i]);
 #endif
 }
 

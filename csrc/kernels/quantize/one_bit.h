@@ -21,10 +21,10 @@ inline std::uint32_t negative(const Group& c) {
   return static_cast<std::uint32_t>(
       _mm256_movemask_epi8(_mm256_permutevar8x32_epi32(bytes, order)));
 #else
+  float elements[kGroup];
+  store_group<Number>(elements, c);
   std::uint32_t bits = 0;
-  for (int k = 0; k < kVectors; ++k)
-    for (int lane = 0; lane < kWidth; ++lane)
-      bits |= static_cast<std::uint32_t>(c.v[k][lane] < 0) << (k * kWidth + lane);
+  for (int i = 0; i < kGroup; ++i) bits |= static_cast<std::uint32_t>(elements[i] < 0) << i;
   return bits;
 #endif
 }
