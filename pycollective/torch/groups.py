@@ -65,12 +65,19 @@ def ends_of_group(group: dist.ProcessGroup | None, between: str) -> Ends:
         raise ConfigurationError("a state of compression: this rank is not in the group")
     ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     backend = dist.get_backend(group)
+    of = group if group is not None else dist.group.WORLD
+    assert of is not None
+    # Not torch's default: a rank that waits for a dead one's peers is to wait no longer than here.
+    timeout = of._get_backend(torch.device("cpu")).options._timeout
 
     def part(members: Sequence[int], _: int) -> OfProcessGroup | None:
         if not members:
             return None
         made = dist.new_group(
-            [ranks[member] for member in members], backend=backend, use_local_synchronization=True
+            [ranks[member] for member in members],
+            timeout=timeout,
+            backend=backend,
+            use_local_synchronization=True,
         )
         return OfProcessGroup(made)
 

@@ -1,0 +1,441 @@
+"""Compressed DDP: what every option must give, bit for bit, and what is refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint
+from torch.nn.parallel import DistributedDataParallel
+
+import pycollective.torch as pct
+from pycollective import ConfigurationError
+from tests.compression.players import held_by
+from tests.harness import RankPool
+from tests.torch.groups import standing_group, to_numpy
+
+HOOKS = {"one_bit": pct.one_bit_hook, "int8": pct.int8_hook, "top_k": pct.top_k_hook}
+TOPOLOGIES = ["4x1", "2x2"]
+BACKENDS = ["pycollective", "gloo"]
+
+_groups: dict[str, dist.ProcessGroup] = {}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    pool = RankPool(4)
+    yield pool.call
+    pool.close()
+
+
+def group_of(comm, backend):
+    """One of each backend, kept from call to call."""
+    standing_group(comm)
+    if backend not in _groups:
+        _groups[backend] = dist.new_group(backend=backend)
+    return _groups[backend]
+
+
+def state_of(model, codec, topology, group, **options):
+    """A state whose ranks play hosts."""
+    os.environ["PYCOLLECTIVE_TOPOLOGY"] = topology
+    try:
+        if codec == "one_bit":
+            return pct.OneBitState(model, group=group, chunk=256, **options)
+        if codec == "int8":
+            return pct.Int8State(model, group=group, **options)
+        return pct.TopKState(model, group=group, density=0.03, **options)
+    finally:
+        del os.environ["PYCOLLECTIVE_TOPOLOGY"]
+
+
+class Net(torch.nn.Module):
+    """A branch that a forward pass may leave out, and odd sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input = torch.nn.Linear(40, 130)
+        self.branch = torch.nn.Linear(130, 130)
+        self.output = torch.nn.Linear(130, 33)
+
+    def forward(self, x: torch.Tensor, branch: bool = True) -> torch.Tensor:
+        x = torch.relu(self.input(x))
+        if branch:
+            x = x + torch.relu(self.branch(x))
+        return self.output(x)
+
+
+def digest_of(tensors):
+    found = hashlib.blake2b(digest_size=8)
+    for each in tensors:
+        found.update(to_numpy(each.detach().contiguous()).tobytes())
+    return found.hexdigest()
+
+
+def residuals_of(state, name):
+    return {kind: held.tobytes() for kind, held in held_by(state).items() if kind.endswith(name)}
+
+
+def train(comm, backend, codec, topology, steps=4, branch=lambda rank, step: True, **options):
+    """Digest of final weights, and the state."""
+    group = group_of(comm, backend)
+    torch.manual_seed(3)
+    model = DistributedDataParallel(Net(), process_group=group, **options)
+    state = state_of(model, codec, topology, group)
+    model.register_comm_hook(state, HOOKS[codec])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    random = torch.Generator().manual_seed(comm.rank)
+    for step in range(steps):
+        x = torch.randn(6, 40, generator=random)
+        optimizer.zero_grad()
+        model(x, branch(comm.rank, step)).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return digest_of(model.parameters()), state
+
+
+VARIANTS = {
+    "tiny buckets": {"bucket_cap_mb": 0.001},
+    "small buckets": {"bucket_cap_mb": 0.03},
+    "1 MB": {"bucket_cap_mb": 1},
+    "25 MB": {},
+    "1000 MB": {"bucket_cap_mb": 1000},
+    "static graph": {"static_graph": True, "bucket_cap_mb": 0.03},
+    "find unused": {"find_unused_parameters": True, "bucket_cap_mb": 0.03},
+    "views": {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.03},
+}
+
+
+def variants(comm, backend, codec, topology):
+    found = {}
+    for name, options in VARIANTS.items():
+        digest, state = train(comm, backend, codec, topology, **options)
+        stats = state.stats()
+        found[name] = digest, stats["steps"], stats["compressed_calls"], stats["payload_bytes"] > 0
+    return found
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("codec", HOOKS)
+def test_no_option_and_no_backend_changes_a_bit(ranks, codec, topology):
+    backends = BACKENDS if codec != "int8" else BACKENDS[:1]
+    outcomes = [found for b in backends for found in ranks(variants, b, codec, topology)]
+    weights = {digest for found in outcomes for digest, *_ in found.values()}
+    assert len(weights) == 1
+    for found in outcomes:
+        for name, (_, steps, calls, sent) in found.items():
+            assert (steps, sent) == (4, True)
+            assert calls >= (12 if name == "tiny buckets" else 4), "it was not compressed"
+
+
+def unused(comm, codec, cap):
+    """No rank uses the branch in step 2, rank 1 never: its residual in that step, and weights."""
+    seen = []
+
+    def branch(rank, step):
+        seen.append(step)
+        return rank != 1 and step != 2
+
+    first, state = train(
+        comm,
+        "pycollective",
+        codec,
+        "2x2",
+        steps=2,
+        branch=branch,
+        find_unused_parameters=True,
+        bucket_cap_mb=cap,
+    )
+    before = residuals_of(state, "branch.weight")
+    last, state = train(
+        comm,
+        "pycollective",
+        codec,
+        "2x2",
+        steps=3,
+        branch=branch,
+        find_unused_parameters=True,
+        bucket_cap_mb=cap,
+    )
+    after = residuals_of(state, "branch.weight")
+    return first, last, before == after, bool(before)
+
+
+@pytest.mark.parametrize("codec", ["one_bit", "top_k"])
+def test_what_no_rank_used_keeps_its_residual(ranks, codec):
+    outcomes = [found for cap in (0.001, 25) for found in ranks(unused, codec, cap)]
+    assert len({found[:2] for found in outcomes}) == 1
+    assert all(same for _, _, same, _ in outcomes)
+    assert any(held for *_, held in outcomes)
+
+
+class _Gradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, gradient):
+        ctx.save_for_backward(gradient)
+        return weight.sum()
+
+    @staticmethod
+    def backward(ctx, _):
+        return ctx.saved_tensors[0], None
+
+
+class Given(torch.nn.Module):
+    """Its gradients are what it is called with, bit for bit."""
+
+    def __init__(self, dtype=torch.float32) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(80, 90, dtype=dtype))
+        self.b = torch.nn.Parameter(torch.zeros(30, dtype=dtype))
+        self.v = torch.nn.Parameter(torch.zeros(50, 101, dtype=dtype))
+
+    def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
+        return sum(_Gradient.apply(p, gradients[n]) for n, p in self.named_parameters())
+
+
+def given(rank, step, dtype=torch.float32):
+    random = torch.Generator().manual_seed(1000 * step + rank)
+    shapes = {name: p.shape for name, p in Given().named_parameters()}
+    return {n: torch.randn(s, generator=random).to(dtype) for n, s in shapes.items()}
+
+
+class Beside:
+    """Compressed DDP of `Given`, and the same averages without DDP."""
+
+    def __init__(self, comm, codec, topology="2x2", dtype=torch.float32, **options):
+        self.group = group_of(comm, "pycollective")
+        self.ddp = DistributedDataParallel(Given(dtype), process_group=self.group, **options)
+        self.state = state_of(self.ddp, codec, topology, self.group)
+        self.ddp.register_comm_hook(self.state, HOOKS[codec])
+        self.direct = state_of(self.ddp, codec, topology, self.group)
+
+    def same(self, gradients):
+        """Whether DDP's gradients are the averages of these; and clear them."""
+        self.direct.all_reduce(gradients)
+        found = {name: p.grad for name, p in self.ddp.module.named_parameters()}
+        same = all(digest_of([found[n]]) == digest_of([gradients[n]]) for n in gradients)
+        held = [held_by(each) for each in (self.state, self.direct)]
+        same &= all(held[0][n].tobytes() == held[1][n].tobytes() for n in held[1])
+        self.ddp.zero_grad()
+        return same
+
+
+def accumulated(comm, codec, dtype):
+    beside, found = Beside(comm, codec, dtype=getattr(torch, dtype)), []
+    for step in range(3):
+        one, two = (given(comm.rank, 2 * step + n, getattr(torch, dtype)) for n in (0, 1))
+        with beside.ddp.no_sync():
+            beside.ddp(one).backward()
+        beside.ddp(two).backward()
+        found.append(beside.same({n: one[n] + two[n] for n in one}))
+    return found, beside.state.stats()["steps"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("codec", ["one_bit", "top_k"])
+def test_no_sync_accumulates_before_one_exchange(ranks, codec, dtype):
+    for found, steps in ranks(accumulated, codec, dtype):
+        assert found == [True] * 3
+        assert steps == 3
+
+
+def forwards(comm, codec):
+    beside, found = Beside(comm, codec, bucket_cap_mb=0.001), []
+    for step in range(3):
+        one, two = (given(comm.rank, 2 * step + n) for n in (0, 1))
+        (beside.ddp(one) + beside.ddp(two)).backward()
+        found.append(beside.same({n: one[n] + two[n] for n in one}))
+    return found, beside.state.stats()["steps"]
+
+
+def test_two_forward_passes_are_one_step_of_their_backward(ranks):
+    for found, steps in ranks(forwards, "one_bit"):
+        assert found == [True] * 3
+        assert steps == 3
+
+
+def uneven(comm, codec):
+    """Rank r has 2 + r inputs; then those that ran out take part with zeros."""
+    beside, averages = Beside(comm, codec), []
+    with beside.ddp.join():
+        for step in range(2 + comm.rank):
+            beside.ddp(given(comm.rank, step)).backward()
+            averages.append(digest_of(p.grad for p in beside.ddp.module.parameters()))
+            beside.ddp.zero_grad()
+    wants = []
+    for step in range(5):
+        mine = given(comm.rank, step)
+        if step >= 2 + comm.rank:
+            mine = {name: torch.zeros_like(each) for name, each in mine.items()}
+        beside.direct.all_reduce(mine)
+        wants.append(digest_of(mine.values()))
+    return averages == wants[: 2 + comm.rank], beside.state.stats()["steps"]
+
+
+@pytest.mark.parametrize("codec", ["one_bit", "top_k"])
+def test_join_lets_ranks_that_ran_out_take_part_with_zeros(ranks, codec):
+    assert ranks(uneven, codec) == [(True, 5)] * 4
+
+
+def under_a_scaler(comm, codec, bad):
+    """Final weights, scale and residuals of training with a step whose gradient overflowed."""
+    group = group_of(comm, "pycollective")
+    torch.manual_seed(5)
+    model = DistributedDataParallel(Net(), process_group=group, bucket_cap_mb=0.03)
+    state = state_of(model, codec, "2x2", group)
+    model.register_comm_hook(state, HOOKS[codec])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+    state.set_loss_scale(scaler)
+    kept = True
+    for step in range(5):
+        x = torch.randn(6, 40, generator=torch.Generator().manual_seed(10 * step + comm.rank))
+        for spoil in ([True] if bad and step == 2 else []) + [False]:
+            before = {name: held.tobytes() for name, held in held_by(state).items()}
+            optimizer.zero_grad()
+            loss = scaler.scale(model(x).square().mean())
+            (loss * float("inf") if spoil and comm.rank == 1 else loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            after = {name: held.tobytes() for name, held in held_by(state).items()}
+            kept &= (before == after) == spoil or not before
+        if not bad and step == 1:
+            scaler.update(2.0**9)
+    stats = state.stats()
+    held = digest_of(torch.from_numpy(each) for _, each in sorted(held_by(state).items()))
+    weights = digest_of(model.parameters())
+    return weights, held, scaler.get_scale(), kept, stats["steps"], stats["steps_given_up"]
+
+
+@pytest.mark.parametrize("codec", HOOKS)
+def test_a_scaler_skips_a_bad_step_as_if_it_had_not_been(ranks, codec):
+    spoilt, good = (ranks(under_a_scaler, codec, bad) for bad in (True, False))
+    for one, other in zip(spoilt, good, strict=True):
+        assert one[:4] == other[:4]
+        assert one[2:] == (2.0**9, True, 5, 1)
+        assert other[4:] == (5, 0)
+    assert len({each[0] for each in spoilt}) == 1
+
+
+class Convolution(torch.nn.Module):
+    """Given gradients of a weight that lies in memory channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = torch.zeros(20, 30, 3, 3).to(memory_format=torch.channels_last)
+        self.weight = torch.nn.Parameter(weight)
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return _Gradient.apply(self.weight, gradient)
+
+
+def channels_last(comm, codec):
+    """The worst difference of what is delivered and held from what was put in, by element."""
+    group = group_of(comm, "pycollective")
+    model = DistributedDataParallel(Convolution(), process_group=group)
+    state = state_of(model, codec, "2x2", group)
+    model.register_comm_hook(state, HOOKS[codec])
+    delivered, put_in, weights = 0.0, 0.0, []
+    for step in range(3):
+        every = [
+            torch.randn(20, 30, 3, 3, generator=torch.Generator().manual_seed(10 * step + rank))
+            for rank in range(4)
+        ]
+        model(every[comm.rank].to(memory_format=torch.channels_last)).backward()
+        delivered = delivered + model.module.weight.grad.double()
+        put_in = put_in + sum(each.double() for each in every) / 4
+        weights.append(digest_of([model.module.weight.grad]))
+        model.zero_grad()
+    held = state.flush()["weight"]
+    same_layout = held.stride() == model.module.weight.stride()
+    return float((delivered + held.double() - put_in).abs().max()), weights, same_layout
+
+
+@pytest.mark.parametrize("codec", HOOKS)
+def test_channels_last_weights_keep_each_elements_error(ranks, codec):
+    outcomes = ranks(channels_last, codec)
+    assert max(error for error, *_ in outcomes) < 1e-5
+    assert len({tuple(weights) for _, weights, _ in outcomes}) == 1
+    assert all(same_layout for *_, same_layout in outcomes)
+
+
+def saved_and_loaded(comm, codec, folder):
+    """The next step of a state, and of states loaded from torch.save and from a checkpoint."""
+    group = group_of(comm, "pycollective")
+    model = Given()
+    state, *others = (state_of(model, codec, "2x2", group) for _ in range(3))
+    for step in range(2):
+        state.all_reduce(given(comm.rank, step))
+    file = io.BytesIO()
+    torch.save(state.state_dict(), file)
+    file.seek(0)
+    others[0].load_state_dict(torch.load(file))
+    torch.distributed.checkpoint.save({"error": state.state_dict()}, checkpoint_id=folder)
+    found = {"error": others[1].state_dict()}
+    torch.distributed.checkpoint.load(found, checkpoint_id=folder)
+    others[1].load_state_dict(found["error"])
+    outputs = []
+    for each in (state, *others):
+        mine = given(comm.rank, 2)
+        each.all_reduce(mine)
+        outputs.append(digest_of(mine.values()) + str(each.stats()["steps"] > 0))
+    return outputs
+
+
+@pytest.mark.parametrize("codec", HOOKS)
+def test_states_go_through_save_and_through_a_checkpoint(ranks, codec, tmp_path):
+    outcomes = ranks(saved_and_loaded, codec, str(tmp_path))
+    assert len({output for found in outcomes for output in found}) == 1
+
+
+def refusals(comm):
+    """What is said, through backward or at once."""
+    group = group_of(comm, "pycollective")
+    said = {}
+
+    def attempt(what, call):
+        try:
+            call()
+        except ConfigurationError as error:
+            said[what] = str(error)
+
+    def backward(what, state, model=None, dtype=torch.float32):
+        ddp = DistributedDataParallel(model or Given(dtype), process_group=group)
+        made = state(ddp)
+        ddp.register_comm_hook(made, pct.one_bit_hook)
+        attempt(what, lambda: ddp(given(comm.rank, 0, dtype)).backward())
+
+    backward("another state", lambda ddp: pct.Int8State(ddp, group=group))
+    backward("no state", lambda ddp: None)
+    backward("another model", lambda ddp: pct.OneBitState(Given(), group=group))
+    backward("fp64", lambda ddp: pct.OneBitState(ddp, group=group), dtype=torch.float64)
+    state = pct.OneBitState(Given(), group=group)
+    tensor = torch.zeros(80, 90)
+    attempt("parameters alone", lambda: pct.OneBitState(list(Given().parameters()), group=group))
+    attempt("size", lambda: state.all_reduce({"w": tensor[1:]}))
+    attempt("name", lambda: state.all_reduce({"z": tensor}))
+    attempt("type", lambda: state.all_reduce({"w": tensor.double()}))
+    attempt("layout", lambda: state.all_reduce({"w": torch.zeros(90, 80).t()}))
+    attempt("one of two", lambda: state.all_reduce({"w": tensor.fill_(comm.rank), "z": tensor}))
+    untouched = bool((tensor == comm.rank).all())
+    assert state.all_reduce({"w": tensor})  # it still works
+    return said, untouched
+
+
+def test_what_cannot_be_is_refused_by_name(ranks):
+    for said, untouched in ranks(refusals):
+        assert untouched
+        assert "OneBitState, not a Int8State" in said["another state"]
+        assert "OneBitState, not a NoneType" in said["no state"]
+        assert "the state was not given" in said["another model"]
+        assert "float64" in said["fp64"]
+        assert "named_parameters" in said["parameters alone"]
+        assert "7110 elements" in said["size"]
+        assert "'z'" in said["name"]
+        assert "float64" in said["type"]
+        assert "contiguous" in said["layout"]
+        assert "'z'" in said["one of two"]
