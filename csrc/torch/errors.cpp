@@ -27,6 +27,11 @@ std::exception_ptr typed_exception(const Failure& failure) {
   return carry_python_error();
 }
 
+std::exception_ptr carried_exception(PyObject* exception) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception)), exception);
+  return carry_python_error();
+}
+
 void rethrow_typed() {
   if (Py_IsFinalizing()) throw;
   std::exception_ptr error;

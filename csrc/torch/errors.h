@@ -18,6 +18,9 @@ namespace pycollective::shim {
 // the C++ one.
 std::exception_ptr typed_exception(const Failure& failure);
 
+// A Python exception as one that travels so. The caller holds the GIL.
+std::exception_ptr carried_exception(PyObject* exception);
+
 // For the module: loads the classes, and teaches pybind11 what python_error is.
 void init_typed_exceptions();
 

@@ -88,4 +88,14 @@ PYBIND11_MODULE(_torch, module) {
       },
       py::arg("group"), py::arg("bucket"),
       "Start the average of a tensor over a group, in place; a Future of the tensor.");
+
+  module.def(
+      "fail",
+      [](const std::shared_ptr<torch::jit::PythonFutureWrapper>& future, const py::object& error) {
+        std::exception_ptr carried = carried_exception(error.ptr());
+        const pycollective::GilReleased unlocked;
+        future->fut->setError(std::move(carried));
+      },
+      py::arg("future"), py::arg("error"),
+      "End a Future with a Python exception, which whoever waits for it in C++ raises, too.");
 }

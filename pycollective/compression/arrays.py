@@ -46,6 +46,11 @@ class Flat(Readable, Protocol):
         """Whether all elements are."""
         ...
 
+    @property
+    def narrow(self) -> bool:
+        """Whether elements have 16 bits: what is finite in fp32 may not be in them."""
+        ...
+
 
 class OfNumpy:
     """A C-contiguous NumPy array; see `Flat`."""
@@ -87,6 +92,11 @@ class OfNumpy:
     def is_zero(self) -> bool:
         """See `Flat`."""
         return not self._array.any()
+
+    @property
+    def narrow(self) -> bool:
+        """See `Flat`."""
+        return self._array.itemsize == 2
 
 
 class Window:

@@ -11,7 +11,7 @@ import numpy as np
 from pycollective import _core
 from pycollective.compression.arrays import Floats, Item
 from pycollective.compression.groups import Bytes, Ends
-from pycollective.compression.messages import Header
+from pycollective.compression.messages import Header, header_bytes
 from pycollective.compression.placing import Places, Range, regions_of, share_of
 
 
@@ -91,18 +91,20 @@ class Bucket:
     Attributes:
         items: them.
         shares: of each, the elements of each share.
+        key: what the layout of its messages follows from.
     """
 
     def __init__(self, items: Sequence[Item], cuts: Cuts) -> None:
         self.items = list(items)
         self._cuts = cuts
         self.shares: list[list[Range]] = [cuts.shares(item) for item in items]
+        self.key = tuple((item.name, item.flat.count, item.dense, item.owner) for item in items)
 
     def regions(self, number: int, share: int) -> list[Range]:
         """The elements of an item's share that each host owns."""
         return self._cuts.regions(self.items[number], share)
 
-    def host_sums(self, ends: Ends) -> list[Any]:
+    def host_sums(self, ends: Ends, agreement: Agreement) -> list[Any]:
         """This rank's share of each gradient, summed over the ranks of its host.
 
         Where it is alone on its host, views of the gradients as they are; otherwise fp32. Without a
@@ -118,15 +120,21 @@ class Bucket:
             sum(ranges[s][1] - ranges[s][0] for ranges in self.shares)
             for s in range(ends.places.shares)
         ]
-        rows = np.zeros((ends.local.size, max(widths)), np.float32)
+        header = agreement.header(True, [False] * len(self.items))
+        first = -(-header_bytes(len(self.items)) // 4)  # in fp32 numbers
+        rows = np.zeros((ends.local.size, first + max(widths)), np.float32)
+        for row in rows:
+            header.write(row.view(np.uint8))
         for s in range(ends.places.shares):
-            for item, (start, stop), row in self._along(s, rows[s]):
+            for item, (start, stop), row in self._along(s, rows[s, first:]):
                 item.flat.widen(start, stop, row)
-        came = ends.local.all_to_all(rows.view(np.uint8)).view(np.float32)
+        came = ends.local.all_to_all(rows.view(np.uint8))
+        read_headers(list(came), header, ends.places.local)
         if share is None:
             return []
         total = np.empty(widths[share], np.float32)
-        _core.reduce_into([np.ascontiguousarray(row[: total.size]) for row in came], "sum", total)
+        leaves = came.view(np.float32)[:, first : first + total.size]
+        _core.reduce_into([np.ascontiguousarray(row) for row in leaves], "sum", total)
         return [row for _, _, row in self._along(share, total)]
 
     def _along(self, share: int, row: Floats) -> list[tuple[Item, Range, Floats]]:

@@ -9,7 +9,7 @@ and two runs may decide differently: their weights then differ.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -35,6 +35,7 @@ class Choice:
         self._group = group
         self._times: dict[str, list[float]] = {"compressed": [], "dense": []}
         self._step = 0.0
+        self._names: frozenset[str] | None = None
         self._trying = when == "auto" and hosts > 1
         self.way, self.why = "compressed", "asked for"
         if hosts == 1:
@@ -58,14 +59,19 @@ class Choice:
         yield
         self._step += time.perf_counter() - start
 
-    def end_step(self, counts: bool) -> bool:
+    def end_step(self, counts: bool, names: Collection[str]) -> bool:
         """Note a step; collective. Whether the ranks have just agreed to go on dense.
 
         Args:
             counts: whether something was to be compressed, and nothing was given up.
+            names: what went in the step: only steps of the same parameters are compared.
         """
         taken, self._step = self._step, 0.0
         if not self._trying or not counts:
+            return False
+        if self._names is None:
+            self._names = frozenset(names)
+        if self._names != frozenset(names):
             return False
         self._times[self.way].append(taken)
         done = {way: len(times) for way, times in self._times.items()}

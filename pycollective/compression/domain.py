@@ -44,7 +44,7 @@ class Chosen:
 
     def between(self, start: int, stop: int) -> Chosen:
         """Those at places `start` to `stop`."""
-        first, last = np.searchsorted(self.places, [start, stop])
+        first, last = np.searchsorted(self.places, np.array([start, stop], np.uint32))
         return Chosen(self.places[first:last], self.values[first:last])
 
     def widened(self) -> Floats:
@@ -150,7 +150,9 @@ class Domain:
         found = {}
         for (number, start, stop, dense), offset in zip(self.segments, self.offsets, strict=True):
             if not dense:
-                first, last = np.searchsorted(every, [offset, offset + stop - start])
+                first, last = np.searchsorted(
+                    every, np.array([offset, offset + stop - start], np.uint32)
+                )
                 found[number] = Chosen(every[first:last] - np.uint32(offset), values[first:last])
         return found
 

@@ -37,8 +37,16 @@ class Group(Protocol):
         """Every rank's row of n bytes: (size, n)."""
         ...
 
-    def average(self, part: Any) -> None:
-        """Average a part of a `Flat` over the ranks, dense, in place."""
+    def average(self, parts: Sequence[Any]) -> None:
+        """Average parts of `Flat`s over the ranks, dense, in place."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Let nobody wait for this rank; the group does no more work."""
+        ...
+
+    def close(self) -> None:
+        """Leave; collective."""
         ...
 
 
@@ -55,7 +63,13 @@ class Alone:
         """The row."""
         return row.reshape(1, -1)
 
-    def average(self, part: Any) -> None:
+    def average(self, parts: Sequence[Any]) -> None:
+        """Nothing to do."""
+
+    def abort(self, reason: str) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
         """Nothing to do."""
 
 
@@ -80,13 +94,31 @@ class OfCommunicator:
             self._communicator.all_gather(out, row, wire="raw")
         return out
 
-    def average(self, part: Any) -> None:
+    def average(self, parts: Sequence[Any]) -> None:
+        """See `Group`: parts of one dtype in one call."""
+        for same in by_dtype(parts):
+            together = same[0] if len(same) == 1 else np.concatenate(same)
+            self._communicator.all_reduce(together, "avg")
+            at = 0
+            for part in same if len(same) > 1 else ():
+                part[:] = together[at : at + part.size]
+                at += part.size
+
+    def abort(self, reason: str) -> None:
         """See `Group`."""
-        self._communicator.all_reduce(part, "avg")
+        self._communicator.abort(reason)
 
     def close(self) -> None:
-        """Leave."""
+        """See `Group`."""
         self._communicator.close()
+
+
+def by_dtype(parts: Sequence[Any]) -> list[list[Any]]:
+    """The arrays or tensors of each dtype, in order."""
+    found: dict[Any, list[Any]] = {}
+    for part in parts:
+        found.setdefault(part.dtype, []).append(part)
+    return list(found.values())
 
 
 def gather_lengths(group: Group, row: Bytes) -> list[Bytes]:
@@ -130,28 +162,86 @@ class Ends:
     across: Group | None
 
     @classmethod
-    def make(cls, places: Places, whole: Any, part: Callable[[Sequence[int], int], Any]) -> Ends:
-        """Collective over all ranks.
+    def make(
+        cls, places: Places, whole: Group, part: Callable[[Sequence[Sequence[int]]], Group]
+    ) -> Ends:
+        """Collective over all ranks, each of which makes as many groups as the others.
 
         Args:
             places: the hosts of all ranks.
             whole: the group of all.
-            part: makes the group of the ranks given, its members; or takes part where others make
-                theirs (then the list is empty). The second argument tells groups apart.
+            part: given a partition of the ranks, makes the group that this one is in; its ranks
+                ascend.
         """
         hosts = places.hosts
-        one = len(places.local) == 1
         local: Group = Alone()
         if places.ranks > hosts:  # some host has several
-            made = part([] if one else places.local, places.host)
-            local = local if one else made
-        share = places.share
+            local = part([places.on(host) for host in range(hosts)])
         if hosts == 1:
-            return cls(places, whole, local, Alone() if share is not None else None)
+            return cls(places, whole, local, Alone() if places.share is not None else None)
         if places.ranks == hosts:
             return cls(places, whole, local, whole)
-        made = part([] if share is None else places.across(share), share or 0)
-        return cls(places, whole, local, None if share is None else made)
+        across = [places.across(share) for share in range(places.shares)]
+        spare = [[rank] for host in range(hosts) for rank in places.on(host)[places.shares :]]
+        made = part([*map(sorted, across), *spare])
+        if places.share is None:
+            return cls(places, whole, local, None)
+        return cls(places, whole, local, in_order(made, across[places.share]))
+
+    def abort(self, reason: str) -> None:
+        """Let nobody wait for this rank; no group does any more work."""
+        for group in (self.all, self.local, self.across):
+            if group is not None:
+                group.abort(reason)
+
+    def close(self) -> None:
+        """Leave all groups; collective."""
+        for group in {id(each): each for each in (self.across, self.local, self.all)}.values():
+            if group is not None:
+                group.close()
+
+
+class InOrder:
+    """A group whose members are numbered anew; see `Group`.
+
+    Args:
+        group: of ranks that ascend.
+        numbers: of each new number, the one in `group`.
+    """
+
+    def __init__(self, group: Group, numbers: Sequence[int]) -> None:
+        self._group = group
+        self._numbers = list(numbers)
+        self.rank, self.size = self._numbers.index(group.rank), group.size
+
+    def all_to_all(self, rows: Bytes) -> Bytes:
+        """See `Group`."""
+        sent = np.empty_like(rows)
+        sent[self._numbers] = rows
+        return self._group.all_to_all(sent)[self._numbers]
+
+    def all_gather(self, row: Bytes) -> Bytes:
+        """See `Group`."""
+        return self._group.all_gather(row)[self._numbers]
+
+    def average(self, parts: Sequence[Any]) -> None:
+        """See `Group`."""
+        self._group.average(parts)
+
+    def abort(self, reason: str) -> None:
+        """See `Group`."""
+        self._group.abort(reason)
+
+    def close(self) -> None:
+        """See `Group`."""
+        self._group.close()
+
+
+def in_order(group: Group, ranks: Sequence[int]) -> Group:
+    """A group of ranks that ascend, numbered in the order that `ranks` has."""
+    if list(ranks) == sorted(ranks):
+        return group
+    return InOrder(group, [sorted(ranks).index(rank) for rank in ranks])
 
 
 def ends_of_communicator(
@@ -166,11 +256,11 @@ def ends_of_communicator(
     """
     places = Places.of(communicator.rank, host_of or communicator.host_of, between)
 
-    def part(ranks: Sequence[int], color: int) -> OfCommunicator | None:
-        made = communicator.split(color if ranks else None, communicator.rank)
-        return None if made is None else OfCommunicator(made)
+    def part(partition: Sequence[Sequence[int]]) -> Group:
+        color = next(i for i, ranks in enumerate(partition) if communicator.rank in ranks)
+        made = communicator.split(color, communicator.rank)
+        assert made is not None
+        return OfCommunicator(made)
 
     # A communicator of the state's own: its calls do not mix with those of the caller's threads.
-    whole = communicator.split(0, communicator.rank)
-    assert whole is not None
-    return Ends.make(places, OfCommunicator(whole), part)
+    return Ends.make(places, part([range(communicator.size)]), part)

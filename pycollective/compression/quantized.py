@@ -72,7 +72,7 @@ class QuantizedExchange:
         ends, places = self._ends, self._ends.places
         bucket = Bucket(items, self._cuts)
         rows = self._plan(bucket)
-        own = bucket.host_sums(ends)
+        own = bucket.host_sums(ends, agreement)
         results = np.zeros(places.hosts * max(each.stride for each in rows), np.uint8)
         sent = 0
         if ends.across is not None:
@@ -88,10 +88,11 @@ class QuantizedExchange:
 
     def _plan(self, bucket: Bucket) -> list[Rows]:
         """The messages of each share."""
-        key = tuple((item.name, item.flat.count, item.dense, item.owner) for item in bucket.items)
-        if key not in self._rows:
-            self._rows[key] = [self._lay_out(bucket, s) for s in range(self._ends.places.shares)]
-        return self._rows[key]
+        if bucket.key not in self._rows:
+            self._rows[bucket.key] = [
+                self._lay_out(bucket, s) for s in range(self._ends.places.shares)
+            ]
+        return self._rows[bucket.key]
 
     def _lay_out(self, bucket: Bucket, share: int) -> Rows:
         places = self._ends.places
@@ -116,7 +117,7 @@ class QuantizedExchange:
         ends, places = self._ends, self._ends.places
         bucket = Bucket(items, self._cuts)
         rows = self._plan(bucket)
-        own = bucket.host_sums(ends)
+        own = bucket.host_sums(ends, agreement)
         assert places.share is not None
         mine = rows[places.share]
         came, finite, absent = self._reduce(bucket, mine, own, agreement)

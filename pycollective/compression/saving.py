@@ -19,6 +19,7 @@ from pycollective import _core
 from pycollective.compression.groups import Ends
 from pycollective.compression.placing import Range, regions_of, share_of
 from pycollective.compression.residuals import Residuals
+from pycollective.compression.sharding import shard_name
 from pycollective.errors import ConfigurationError
 
 Floats = NDArray[np.float32]
@@ -44,11 +45,6 @@ class Part:
     def count(self) -> int:
         """How many elements."""
         return self.elements[1] - self.elements[0]
-
-
-def shard_name(name: str, rank: int) -> str:
-    """What is kept of the shard of a parameter that goes to a rank."""
-    return f"{name}/{rank}"
 
 
 def check_saved(state: Mapping[str, Any], codec: str) -> None:

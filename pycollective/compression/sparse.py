@@ -73,23 +73,28 @@ class SparseExchange:
         chunk: elements of a chunk.
         values: "float32", "bfloat16" or "float16".
         way: "gather", "region" or "auto".
+        sizes: elements of each parameter that is compressed.
     """
 
-    def __init__(self, ends: Ends, by: str, chunk: int, values: str, way: str) -> None:
+    def __init__(
+        self, ends: Ends, by: str, chunk: int, values: str, way: str, sizes: Sequence[int]
+    ) -> None:
+        self._sizes = list(sizes)
         self._ends = ends
         self._cuts = Cuts(chunk, ends.places)
         self._by, self.chunk, self._values, self._way = by, chunk, VALUES[values], way
+        self._domains: dict[Any, Domain] = {}
         self.worker = Residuals()
 
     def __call__(self, items: list[Item], agreement: Agreement, density: float) -> Outcome:
         """Average the gradients over all ranks, in place; what is held is not committed."""
         ends, places = self._ends, self._ends.places
         bucket = Bucket(items, self._cuts)
-        own = bucket.host_sums(ends)
+        own = bucket.host_sums(ends, agreement)
         chosen = self._choose(bucket, own, density)
         rows: list[Bytes] = []
         sent = 0
-        gathers = self._gathers(items, density)
+        gathers = self._gathers(density)
         if ends.across is not None:
             assert places.share is not None
             header = agreement.header(chosen is not None, bucket.is_zero(own))
@@ -100,12 +105,12 @@ class SparseExchange:
             bucket.fill_nan()
         return Outcome(finite, sent)
 
-    def _gathers(self, items: Sequence[Item], density: float) -> bool:
-        """Which way these go; the same on all ranks."""
+    def _gathers(self, density: float) -> bool:
+        """Which way all go: by all parameters, so that no bucket decides."""
         if self._way != "auto":
             return self._way == "gather"
         hosts = self._ends.places.hosts
-        entries = sum(count_of(density, i.flat.count) for i in items if not i.dense)
+        entries = sum(count_of(density, size) for size in self._sizes)
         # A place takes about two bytes.
         received = (hosts - 1) * entries * (2 + self._values.itemsize) // self._ends.places.shares
         return hosts <= 2 or received <= GATHERED
@@ -155,6 +160,12 @@ class SparseExchange:
 
     def _domain(self, bucket: Bucket, share: int, host: int | None) -> Domain:
         """What messages are about: a share, or the region of it that `host` owns."""
+        key = bucket.key, share, host
+        if key not in self._domains:
+            self._domains[key] = self._new_domain(bucket, share, host)
+        return self._domains[key]
+
+    def _new_domain(self, bucket: Bucket, share: int, host: int | None) -> Domain:
         segments = []
         for number, item in enumerate(bucket.items):
             whole = bucket.shares[number][share]
@@ -204,7 +215,7 @@ class SparseExchange:
         """
         ends, places = self._ends, self._ends.places
         bucket = Bucket(items, self._cuts)
-        own = bucket.host_sums(ends)
+        own = bucket.host_sums(ends, agreement)
         chosen = self._choose(bucket, own, density)
         header = agreement.header(chosen is not None, bucket.is_zero(own))
         came = self._to_regions(bucket, own, chosen, header)

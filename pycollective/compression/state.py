@@ -6,23 +6,23 @@ the new residuals count, and only if every gradient of every call was finite on 
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pycollective.compression.arrays import Flat, Item, OfNumpy, Readable, Window
+from pycollective.compression.agreeing import check_alike, digest_of
+from pycollective.compression.arrays import Flat, Item, OfNumpy, Readable
 from pycollective.compression.bucket import Agreement, Outcome
 from pycollective.compression.choice import Choice
+from pycollective.compression.counting import Counts
 from pycollective.compression.groups import Ends
 from pycollective.compression.residuals import Gone, Residuals
-from pycollective.compression.saving import Keeper, check_saved, mean_of, shard_name
+from pycollective.compression.saving import Keeper, check_saved, mean_of
+from pycollective.compression.sharding import check_shards, shards_of
 from pycollective.compression.undelivered import Undelivered
 from pycollective.errors import ConfigurationError
 
@@ -45,6 +45,7 @@ class State:
     kinds: dict[str, Residuals]
     chunk: int
     codec = ""
+    _warm_up = 0  # steps that tell nothing of the later ones
 
     def __init__(
         self,
@@ -75,26 +76,17 @@ class State:
         self._described = {"codec": self.codec, "when": when, **options}
         self._choice = Choice(when, ends.places.hosts, ends.all)
         self._undelivered = Undelivered()
-        self._agree()
+        order = sorted(self.shapes)
+        told = [[name, self.shapes[name], self._dense[name]] for name in order]
+        self._digest = digest_of([self._described, told])
+        check_alike(ends.all, self._digest, f"{type(self).__name__} of {self._described}")
         self._scale: Callable[[], float] = lambda: 1.0
         self._scaled = 1.0
         self._sharded: set[str] = set()  # parameters of reduce_scatter
+        self._whole: set[str] = set()  # of all_reduce
         self._open, self._finite = False, True
         self._steps = 0
-        self._counts: Counter[str] = Counter()
-
-    def _agree(self) -> None:
-        order = sorted(self.shapes)
-        text = json.dumps([self._described, [[n, self.shapes[n], self._dense[n]] for n in order]])
-        self._digest = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
-        rows = self._ends.all.all_gather(np.array([self._digest], np.uint64).view(np.uint8))
-        digests = rows.view(np.uint64)[:, 0]
-        others = [int(r) for r in np.flatnonzero(digests != digests[0])]
-        if others:
-            raise ConfigurationError(
-                f"{type(self).__name__}: rank(s) {others} were given other parameters, shapes or "
-                f"options than rank 0; this rank has {len(order)} parameters and {self._described}"
-            )
+        self._counts = Counts()
 
     # A step.
 
@@ -126,22 +118,45 @@ class State:
         items = [self._item(name, flat) for name, flat in gradients.items()]
         if not items:
             return True
+        if both := sorted(self._sharded & set(gradients)):
+            raise ConfigurationError(f"{type(self).__name__}: {both} went by reduce_scatter before")
+        self._whole.update(gradients)
         self._gone.note(gradients)
-        with self._choice.timed():
+        with self._together(), self._choice.timed():
             if self._choice.way == "dense":
-                outcome = self._average(items, [whole] if whole else [i.flat for i in items])
+                outcome = self._average([whole] if whole else [item.flat for item in items])
             else:
-                outcome = self._exchange(items, Agreement(self._digest_of(items), self._scaled))
-        if outcome.finite:
-            self._undelivered.deliver(items)
-        self._finite &= outcome.finite
-        self._count(items, outcome)
-        return outcome.finite
+                outcome = self._exchange(items, self._agreement(items))
+        finite = outcome.finite and self._complete(items)
+        self._finite &= finite
+        self._counts.call(items, outcome, self._ends.places)
+        self._compressible |= any(not item.dense for item in items)
+        return finite
 
-    def _average(self, items: Sequence[Item], flats: Sequence[Flat]) -> Outcome:
+    def _complete(self, items: Sequence[Item]) -> bool:
+        """Add what is still owed; whether the averages are finite in their own types, too.
+
+        All ranks have the same bytes here, and come to the same end.
+        """
+        self._undelivered.deliver(items)
+        finite = all(item.flat.is_finite() for item in items if item.flat.narrow)
+        for item in () if finite else items:
+            item.flat.fill(float("nan"))
+        return finite
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """An exchange: if it fails here, no other rank is to wait for this one."""
+        try:
+            yield
+        except BaseException as error:
+            self._open = False
+            self._ends.abort(f"{type(error).__name__}: {error}")
+            raise
+
+    def _average(self, flats: Sequence[Flat]) -> Outcome:
         """Dense."""
-        for flat in flats:
-            self._ends.all.average(flat.part(0, flat.count))
+        self._ends.all.average([flat.part(0, flat.count) for flat in flats])
         if not (finite := all(flat.is_finite() for flat in flats)):
             for flat in flats:
                 flat.fill(float("nan"))
@@ -160,8 +175,10 @@ class State:
             for each in self.kinds.values():
                 each.discard()
         self._counts["steps" if self._finite else "steps_given_up"] += 1
-        if self._choice.end_step(self._finite and self._compressible):
-            self._deliver_later(self.keeper.mean())
+        counts = self._finite and self._compressible and self._steps > self._warm_up
+        with self._together():
+            if self._choice.end_step(counts, self._gone):
+                self._deliver_later(self.keeper.mean())
         return self._finite
 
     def _deliver_later(self, mean: Mapping[str, NDArray[np.float32]]) -> None:
@@ -203,36 +220,29 @@ class State:
         """`reduce_scatter` within a step."""
         places = self._ends.places
         item = self._item(name, x)
-        if x.count % places.ranks or out.count * places.ranks != x.count:
+        check_shards(name, x.count, places)
+        if out.count * places.ranks != x.count:
             raise ConfigurationError(
-                f"{type(self).__name__}: {name!r} has {x.count} elements, of which each of "
-                f"{places.ranks} ranks cannot get {out.count}"
+                f"reduce_scatter: a shard of {name!r} has {x.count // places.ranks} elements, not "
+                f"{out.count}"
             )
-        if any(len(places.on(host)) != places.shares for host in range(places.hosts)):
-            raise ConfigurationError(
-                f"{type(self).__name__}: reduce_scatter wants as many ranks on every host; "
-                "between='ranks' takes every rank for a host"
-            )
+        if name in self._whole:
+            raise ConfigurationError(f"{type(self).__name__}: {name!r} went by all_reduce before")
         self._gone.note([name])
         dense = item.dense or self._choice.way == "dense"
         self._sharded.add(name)
-        items = [
-            Item(
-                shard_name(name, rank),
-                Window(x, rank * out.count, (rank + 1) * out.count),
-                dense,
-                (places.share_of(rank), places.host_of[rank]),
-            )
-            for rank in range(places.ranks)
-        ]
-        with self._choice.timed():
-            outcome = self._scatter(items, Agreement(self._digest_of(items), self._scaled), out)
-            flags = self._ends.all.all_gather(np.array([outcome.finite], np.uint8))
+        items = shards_of(name, x, dense, places)
+        with self._together(), self._choice.timed():
+            outcome = self._scatter(items, self._agreement(items), out)
+            if outcome.finite:
+                self._undelivered.deliver_part(name, out, places.rank * out.count)
+            flags = self._ends.all.all_gather(np.array([out.is_finite()], np.uint8))
         finite = bool(flags.all())
         if not finite:
             out.fill(float("nan"))
         self._finite &= finite
-        self._count(items, outcome)
+        self._counts.call(items, outcome, self._ends.places)
+        self._compressible |= not item.dense
         return finite
 
     def reduce_scatter(self, out: NDArray[Any], x: NDArray[Any], name: str) -> bool:
@@ -322,7 +332,11 @@ class State:
             "hosts": self._ends.places.hosts,
             "codec": dict(self._described),
             "residuals": self.keeper.gather(),
-            "undelivered": dict(self._undelivered),
+            "undelivered": {
+                name: np.array(self._undelivered.get(name, np.zeros(math.prod(shape))), np.float32)
+                for name, shape in self.shapes.items()
+                if not self._dense[name]
+            },
             "sharded": sorted(self._sharded),
         }
 
@@ -338,16 +352,27 @@ class State:
         check_saved(state, self.codec)
         ranks, hosts = int(state["ranks"]), int(state["hosts"])
         residuals = self.keeper.fitting(state["residuals"], hosts)
+        for name in state["sharded"]:
+            check_shards(name, math.prod(self.shapes[name]), self._ends.places)
         self._sharded = set(state["sharded"])
         self.keeper.load(residuals, ranks, hosts)
         self._steps = int(state["steps"])
         self._scaled = float(state["loss_scale"])
         self._undelivered = Undelivered(
-            {name: np.array(error, np.float32) for name, error in state["undelivered"].items()}
+            {
+                name: np.array(error, np.float32)
+                for name, error in state["undelivered"].items()
+                if np.any(error)
+            }
         )
         if self._choice.settled == "dense":
             self._deliver_later(mean_of(residuals, ranks))
         self._open = False
+
+    def close(self) -> None:
+        """Leave the groups that the state made; collective. What is held is lost; `flush` first."""
+        self.reset()
+        self._ends.close()
 
     # What went.
 
@@ -362,26 +387,13 @@ class State:
             ``residual_bytes`` of memory; ``way``, how the next step goes, and ``why``;
             ``dense_parameters``, which always go as they are.
         """
-        counted = ("steps", "steps_given_up", "compressed_calls", "dense_calls")
         return {
-            **{name: self._counts[name] for name in (*counted, "payload_bytes", "dense_bytes")},
+            **self._counts.all(),
             "residual_bytes": sum(each.nbytes for each in self.kinds.values()),
             "way": self._choice.way,
             "why": self._choice.why,
             "dense_parameters": sorted(name for name, dense in self._dense.items() if dense),
         }
-
-    def _count(self, items: Sequence[Item], outcome: Outcome) -> None:
-        places = self._ends.places
-        self._compressible |= any(not item.dense for item in items)
-        if outcome.sent is None:
-            self._counts["dense_calls"] += 1
-            return
-        self._counts["payload_bytes"] += outcome.sent
-        self._counts["compressed_calls"] += any(not item.dense for item in items)
-        if places.share is not None:
-            elements = sum(item.flat.count for item in items) / places.shares
-            self._counts["dense_bytes"] += round(8 * elements * (places.hosts - 1) / places.hosts)
 
     def _item(self, name: str, flat: Readable) -> Item:
         shape = self.shapes.get(name)
@@ -394,6 +406,6 @@ class State:
             )
         return Item(name, flat, self._dense[name])
 
-    def _digest_of(self, items: Sequence[Item]) -> int:
-        text = json.dumps([self._digest, self._steps, [item.name for item in items]])
-        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+    def _agreement(self, items: Sequence[Item]) -> Agreement:
+        names = [item.name for item in items]
+        return Agreement(digest_of([self._digest, self._steps, names]), self._scaled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -174,7 +175,8 @@ class TopKState(State):
         }
         ends = _ends(communicator, between)
         super().__init__(parameters, ends, options, compress, when)
-        self._exchanged = SparseExchange(ends, by, chunk, values, exchange)
+        sizes = [math.prod(shape) for name, shape in self.shapes.items() if not self._dense[name]]
+        self._exchanged = SparseExchange(ends, by, chunk, values, exchange, sizes)
         self.kinds = {"worker": self._exchanged.worker}
 
     @property

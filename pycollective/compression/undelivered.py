@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pycollective.compression.arrays import Floats, Item
+from pycollective.compression.arrays import Flat, Floats, Item
 
 
 class Undelivered(dict[str, Floats]):
@@ -36,6 +36,15 @@ class Undelivered(dict[str, Floats]):
                 total = np.empty(item.flat.count, np.float32)
                 item.flat.widen(0, item.flat.count, total)
                 item.flat.put(0, total + error)
+
+    def deliver_part(self, name: str, flat: Flat, start: int) -> None:
+        """Add to a shard of an average: the elements from `start` on."""
+        error = self.get(name)
+        if error is not None:
+            self._owed.add(name)
+            total = np.empty(flat.count, np.float32)
+            flat.widen(0, flat.count, total)
+            flat.put(0, total + error[start : start + flat.count])
 
     def commit(self) -> None:
         """What the step delivered is no longer held."""

@@ -5,22 +5,21 @@ themselves.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from pycollective import compression
+from pycollective import _torch, compression
 from pycollective.compression.arrays import Floats
 from pycollective.compression.state import Shape, State
 from pycollective.errors import ConfigurationError
+from pycollective.torch.exchanging import Exchanger
 from pycollective.torch.groups import ends_of_group
 
 Parameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
 Compress = Callable[[str, Shape], bool]
-_T = TypeVar("_T")
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -63,6 +62,11 @@ class OfTensor:
         """See `Flat`."""
         return not self._flat.any()
 
+    @property
+    def narrow(self) -> bool:
+        """See `Flat`."""
+        return self._flat.itemsize == 2
+
 
 def named(parameters: Parameters) -> dict[str, torch.Tensor]:
     """The parameters that need a gradient, by their names in the model that DDP wraps."""
@@ -88,17 +92,15 @@ class _OfTorch(State):
     def _listen(self, parameters: Mapping[str, torch.Tensor]) -> None:
         self._names = {id(tensor): name for name, tensor in parameters.items()}
         self._parameters = dict(parameters)  # so that no other object takes an id
-        # One thread: exchanges of several buckets run in the buckets' order on every rank, while
-        # backward goes on. Python waits for it at exit.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pycollective-compression")
-
-    def _in_turn(self, call: Callable[[], _T]) -> _T:
-        """Run behind the exchanges that were issued before."""
-        return self._thread.submit(call).result()
+        # Exchanges of several buckets run in the buckets' order on every rank, while backward
+        # goes on.
+        self._exchanger = Exchanger(self._ends.abort)
+        self._by_hooks = False
 
     def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket of DDP's, in place; see the hooks."""
         buffer = bucket.buffer()
+        whole = OfTensor(buffer)
         gradients: dict[str, OfTensor] = {}
         at = 0
         for parameter in bucket.parameters():
@@ -113,24 +115,54 @@ class _OfTorch(State):
             gradients[name] = OfTensor(buffer[at : at + parameter.numel()])
             at += parameter.numel()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        whole = OfTensor(buffer)
         first, last = bucket.index() == 0, bucket.is_last()
 
         def exchange() -> None:
             try:
                 if first:
                     self.begin()
+                    self._by_hooks = True
                 self.reduce(gradients, whole)
                 if last:
                     self.end()
-            except Exception as error:
+            except BaseException as error:
                 self._open = False
-                future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
+                _torch.fail(future, error)
             else:
                 future.set_result(buffer)
 
-        self._thread.submit(exchange)
+        self._exchanger.post(exchange)
         return future
+
+    def begin(self) -> None:
+        """See `pycollective.compression.State.begin`."""
+        self._by_hooks = False
+        super().begin()
+
+    def _as_step(self, call: Callable[[], bool]) -> bool:
+        if self._by_hooks:  # of a backward that was not finished
+            self._open = False
+        return super()._as_step(call)
+
+    def _flat_of(self, name: str, tensor: torch.Tensor) -> OfTensor:
+        """A gradient in its parameter's order in memory."""
+        parameter = self._parameters.get(name)
+        if parameter is not None and not tensor.is_contiguous():
+            if tensor.stride() == parameter.stride() and tensor.shape == parameter.shape:
+                return OfTensor(tensor.detach().as_strided((tensor.numel(),), (1,)))
+        return OfTensor(tensor)
+
+    def _in_shape(self, name: str, flat: torch.Tensor) -> torch.Tensor:
+        """What is kept of a parameter, from its order in memory to its shape's."""
+        parameter = self._parameters[name]
+        return flat.as_strided(parameter.shape, parameter.stride()).contiguous()
+
+    def _in_memory(self, name: str, shaped: torch.Tensor) -> torch.Tensor:
+        """The inverse of `_in_shape`, flat."""
+        parameter = self._parameters[name]
+        flat = torch.empty(parameter.numel(), dtype=shaped.dtype)
+        flat.as_strided(parameter.shape, parameter.stride()).copy_(shaped.view(parameter.shape))
+        return flat
 
     def all_reduce(self, gradients: Mapping[str, Any]) -> bool:
         """Average tensors over all ranks, in place; by itself a whole step, in one a part.
@@ -145,11 +177,10 @@ class _OfTorch(State):
             ConfigurationError: an unknown name, another size or type; nothing has moved.
             CollectiveMismatch: ranks passed different parameters.
         """
-        flats = {name: OfTensor(tensor) for name, tensor in gradients.items()}
+        flats = {name: self._flat_of(name, tensor) for name, tensor in gradients.items()}
         for name, flat in flats.items():
             self._item(name, flat)
-
-        return self._in_turn(lambda: self._as_step(lambda: self.reduce(flats)))
+        return self._exchanger.call(lambda: self._as_step(lambda: self.reduce(flats)))
 
     def reduce_scatter(self, out: Any, x: Any, name: str) -> bool:
         """Average a tensor over all ranks, each rank's shard of it to that rank.
@@ -157,7 +188,7 @@ class _OfTorch(State):
         See `pycollective.compression.State.reduce_scatter`.
         """
         to, of = OfTensor(out), OfTensor(x)
-        return self._in_turn(lambda: self._as_step(lambda: self.scatter(to, of, name)))
+        return self._exchanger.call(lambda: self._as_step(lambda: self.scatter(to, of, name)))
 
     def set_loss_scale(self, scale: Any) -> None:
         """Say by what the loss is multiplied: a number, a function, or a ``GradScaler``.
@@ -174,8 +205,11 @@ class _OfTorch(State):
             By parameter, in its shape, an fp32 tensor, in the scale of the last step: what all
             ranks' held error adds to the average. Add it to a gradient, or drop it.
         """
-        found = self._in_turn(super().flush)
-        return {name: torch.from_numpy(each) for name, each in found.items()}
+        found = self._exchanger.call(super().flush)
+        return {
+            name: self._in_shape(name, torch.from_numpy(each).view(-1))
+            for name, each in found.items()
+        }
 
     def reset(self) -> None:
         """Hold nothing. Local: call it on all ranks."""
@@ -187,24 +221,47 @@ class _OfTorch(State):
         Tensors of 4 bytes times parameters times hosts (and once more for the server's residuals);
         torch.save and torch.distributed.checkpoint take it as it is.
         """
-        state = self._in_turn(super().state_dict)
+        state = self._exchanger.call(super().state_dict)
         state["residuals"] = {
-            kind: {name: torch.from_numpy(each) for name, each in of.items()}
+            kind: {name: self._saved(name, each) for name, each in of.items()}
             for kind, of in state["residuals"].items()
         }
         state["undelivered"] = {
-            name: torch.from_numpy(each) for name, each in state["undelivered"].items()
+            name: self._saved(name, each) for name, each in state["undelivered"].items()
         }
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Hold what `state_dict` gave; see `pycollective.compression.State.load_state_dict`."""
+
+        def loaded(of: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: self._loaded(name, each) for name, each in of.items()}
+
         arrays = {
-            kind: {name: np.asarray(each) for name, each in of.items()}
-            for kind, of in state["residuals"].items()
+            **state,
+            "residuals": {kind: loaded(of) for kind, of in state["residuals"].items()},
+            "undelivered": loaded(state["undelivered"]),
         }
         load = super().load_state_dict
-        self._in_turn(lambda: load({**state, "residuals": arrays}))
+        self._exchanger.call(lambda: load(arrays))
+
+    def _saved(self, name: str, array: Any) -> torch.Tensor:
+        """Rows of elements, each in the shape's order."""
+        rows = torch.from_numpy(array).view(-1, array.shape[-1])
+        return torch.stack([self._in_shape(name, row).view(-1) for row in rows]).view(array.shape)
+
+    def _loaded(self, name: str, saved: torch.Tensor) -> Any:
+        """The inverse; as it is where it fits no parameter, which is refused later."""
+        parameter = self._parameters.get(name)
+        if parameter is None or saved.shape[-1] != parameter.numel():
+            return np.asarray(saved)
+        rows = torch.as_tensor(saved).view(-1, parameter.numel())
+        return torch.stack([self._in_memory(name, row) for row in rows]).view(saved.shape).numpy()
+
+    def close(self) -> None:
+        """Leave the groups that the state made; collective. What is held is lost; flush first."""
+        self._exchanger.call(super().close)
+        self._exchanger.end()
 
 
 class OneBitState(_OfTorch, compression.OneBitState):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from pycollective import _torch, bootstrap
-from pycollective.compression.groups import Bytes, Ends
+from pycollective.compression.groups import Bytes, Ends, Group, by_dtype
 from pycollective.compression.placing import Places
 from pycollective.errors import ConfigurationError
 from pycollective.host import host_identity
@@ -42,13 +43,32 @@ class OfProcessGroup:
             _all_gather(torch.from_numpy(out).view(-1), torch.from_numpy(row), group=self._group)
         return out
 
-    def average(self, part: torch.Tensor) -> None:
+    def average(self, parts: Sequence[torch.Tensor]) -> None:
         """See `Group`: by the contract over pycollective, as DDP does over other backends."""
-        if dist.get_backend(self._group) == "pycollective":
-            _torch.average(self._group, part).wait()
-            return
-        part.div_(self.size)
-        dist.all_reduce(part, group=self._group)
+        for same in by_dtype(parts):
+            together = same[0] if len(same) == 1 else torch.cat(same)
+            if isinstance(self._backend(), _torch.Backend):
+                _torch.average(self._group, together).wait()
+            else:
+                together.div_(self.size)
+                dist.all_reduce(together, group=self._group)
+            if len(same) > 1:
+                split = together.split([part.numel() for part in same])
+                for part, average in zip(same, split, strict=True):
+                    part.copy_(average)
+
+    def _backend(self) -> Any:
+        return self._group._get_backend(torch.device("cpu"))
+
+    def abort(self, reason: str) -> None:
+        """See `Group`; over pycollective. Other backends' peers wait until this process ends."""
+        backend = self._backend()
+        if isinstance(backend, _torch.Backend):
+            backend.communicator.abort(reason)
+
+    def close(self) -> None:
+        """See `Group`."""
+        dist.destroy_process_group(self._group)
 
 
 def ends_of_group(group: dist.ProcessGroup | None, between: str) -> Ends:
@@ -70,24 +90,49 @@ def ends_of_group(group: dist.ProcessGroup | None, between: str) -> Ends:
     # Not torch's default: a rank that waits for a dead one's peers is to wait no longer than here.
     timeout = of._get_backend(torch.device("cpu")).options._timeout
 
-    def part(members: Sequence[int], _: int) -> OfProcessGroup | None:
-        if not members:
-            return None
-        made = dist.new_group(
-            [ranks[member] for member in members],
-            timeout=timeout,
-            backend=backend,
-            use_local_synchronization=True,
-        )
-        return OfProcessGroup(made)
+    whole_world = len(ranks) == dist.get_world_size()
+    _check_alike(of, whole_world)
 
-    whole = part(range(len(ranks)), 0)
-    assert whole is not None
+    def part(partition: Sequence[Sequence[int]]) -> Group:
+        mine: dist.ProcessGroup | None = None
+        for members in partition:
+            there = [ranks[member] for member in members]
+            # Others than the group's ranks do not call this; those who do make as many groups.
+            if whole_world or dist.get_rank() in there:
+                made = dist.new_group(
+                    there,
+                    timeout=timeout,
+                    backend=backend,
+                    use_local_synchronization=not whole_world,
+                )
+                mine = made if dist.get_rank() in there else mine
+        assert mine is not None
+        return OfProcessGroup(mine)
+
+    whole = part([range(len(ranks))])
     places = Places.of(whole.rank, _hosts(whole, ranks), between)
     return Ends.make(places, whole, part)
 
 
-def _hosts(whole: OfProcessGroup, ranks: Sequence[int]) -> tuple[int, ...]:
+def _check_alike(group: dist.ProcessGroup, whole_world: bool) -> None:
+    """Refuse a part of the world whose ranks have made different numbers of groups before.
+
+    torch names the groups that a part makes by itself by that number; they would not meet.
+    """
+    if whole_world:
+        return
+    mine = len(dist.distributed_c10d._world.pg_names)
+    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
+    dist.all_gather(counts, torch.tensor([mine]), group=group)
+    if len({int(each) for each in counts}) > 1:
+        raise ConfigurationError(
+            "a state of compression over a part of the world: its ranks have made different "
+            f"numbers of process groups before ({[int(each) for each in counts]}), and torch "
+            "cannot bring them together; make the state before those, or over the whole world"
+        )
+
+
+def _hosts(whole: Group, ranks: Sequence[int]) -> tuple[int, ...]:
     """The host of each rank, or as PYCOLLECTIVE_TOPOLOGY says."""
     played = bootstrap.played_hosts(dist.get_world_size())
     if played:

@@ -1,0 +1,113 @@
+"""The thread on which a state's exchanges run, in the order in which they were issued."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from pycollective import leaving
+from pycollective.errors import ConfigurationError
+
+_T = TypeVar("_T")
+
+# How long a process that ends waits for exchanges that were issued, and, once their groups were
+# aborted, for the thread to see it.
+_GRACE, _ABORTED_GRACE = 5.0, 2.0
+
+_live: weakref.WeakSet[Exchanger] = weakref.WeakSet()
+
+
+class Exchanger:
+    """Runs calls one after another, on a thread that is started with the first.
+
+    Args:
+        abort: makes a call that is under way fail; used at the end of the process.
+    """
+
+    def __init__(self, abort: Callable[[str], None]) -> None:
+        self._abort = abort
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._busy = 0  # calls issued, not ended
+        self._lock = threading.Lock()
+        _register()
+        _live.add(self)
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Run it behind those issued before. It handles its own errors.
+
+        Raises:
+            ConfigurationError: this process is a fork of the one that made the state.
+        """
+        if os.getpid() != self._process:
+            raise ConfigurationError("a state of compression does not work in a forked process")
+        with self._lock:
+            self._busy += 1
+            if self._thread is None:
+                name = "pycollective-compression"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+        self._calls.put(call)
+
+    def call(self, call: Callable[[], _T]) -> _T:
+        """Run it behind those issued before; what it returns or raises."""
+        future: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.post(run)
+        return future.result()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call was issued that has not ended."""
+        return self._busy > 0
+
+    def end(self, reason: str = "") -> None:
+        """End the thread; with a reason its calls are made to fail first."""
+        thread = self._thread
+        if thread is None or os.getpid() != self._process:
+            return
+        if reason and self.busy:
+            self._abort(reason)
+        self._calls.put(None)
+        thread.join(_ABORTED_GRACE)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # it holds gradients
+            with self._lock:
+                self._busy -= 1
+
+
+_registered = False
+
+
+def _register() -> None:
+    global _registered
+    if not _registered:
+        _registered = True
+        leaving.add_to_end(_let_exchanges_end, _end_all)
+
+
+def _let_exchanges_end() -> None:
+    deadline = time.monotonic() + _GRACE
+    while any(each.busy for each in list(_live)) and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def _end_all() -> None:
+    for each in list(_live):
+        each.end("the process ends")
