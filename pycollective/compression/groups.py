@@ -5,7 +5,8 @@ Both have a fixed length that all ranks know. Whoever sends fewer bytes agrees o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from pycollective.communicator import Communicator
 from pycollective.compression.placing import Places
+from pycollective.errors import CollectiveError
 
 Bytes = NDArray[np.uint8]
 
@@ -41,6 +43,10 @@ class Group(Protocol):
         """Average a part of a `Flat` over the ranks, dense, in place."""
         ...
 
+    def abort(self, reason: str) -> None:
+        """End the other ranks' waiting, where the backend can."""
+        ...
+
 
 class Alone:
     """A group of this rank only: what it sends is what it gets."""
@@ -57,6 +63,9 @@ class Alone:
 
     def average(self, part: Any) -> None:
         """Nothing to do."""
+
+    def abort(self, reason: str) -> None:
+        """Nobody waits."""
 
 
 class OfCommunicator:
@@ -83,6 +92,10 @@ class OfCommunicator:
     def average(self, part: Any) -> None:
         """See `Group`."""
         self._communicator.all_reduce(part, "avg")
+
+    def abort(self, reason: str) -> None:
+        """See `Group`."""
+        self._communicator.abort(reason)
 
     def close(self) -> None:
         """Leave."""
@@ -128,6 +141,17 @@ class Ends:
     all: Group
     local: Group
     across: Group | None
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """A rank that fails in an exchange tells those who wait for it in another of the groups."""
+        try:
+            yield
+        except CollectiveError as error:
+            for group in (self.all, self.local, self.across):
+                if group is not None:
+                    group.abort(str(error))
+            raise
 
     @classmethod
     def make(cls, places: Places, whole: Any, part: Callable[[Sequence[int], int], Any]) -> Ends:

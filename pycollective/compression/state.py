@@ -127,7 +127,7 @@ class State:
         if not items:
             return True
         self._gone.note(gradients)
-        with self._choice.timed():
+        with self._choice.timed(), self._ends.telling():
             if self._choice.way == "dense":
                 outcome = self._average(items, [whole] if whole else [i.flat for i in items])
             else:
@@ -225,7 +225,7 @@ class State:
             )
             for rank in range(places.ranks)
         ]
-        with self._choice.timed():
+        with self._choice.timed(), self._ends.telling():
             outcome = self._scatter(items, Agreement(self._digest_of(items), self._scaled), out)
             flags = self._ends.all.all_gather(np.array([outcome.finite], np.uint8))
         finite = bool(flags.all())

@@ -50,6 +50,11 @@ class OfProcessGroup:
         part.div_(self.size)
         dist.all_reduce(part, group=self._group)
 
+    def abort(self, reason: str) -> None:
+        """See `Group`: over other backends than ours the others wait until their timeout."""
+        if dist.get_backend(self._group) == "pycollective":
+            self._group._get_backend(torch.device("cpu")).abort()
+
 
 def ends_of_group(group: dist.ProcessGroup | None, between: str) -> Ends:
     """Process groups of a state's own among the ranks of `group`; collective over those.
