@@ -144,12 +144,15 @@ class Ends:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """A rank that fails in an exchange tells those who wait for it in another of the groups."""
+        """A rank that fails in an exchange tells those who wait for it in another of the groups.
+
+        Where there is one group, all of it sees what this rank saw.
+        """
         try:
             yield
         except CollectiveError as error:
             for group in (self.all, self.local, self.across):
-                if group is not None:
+                if group is not None and self.places.ranks > self.places.hosts:
                     group.abort(str(error))
             raise
 

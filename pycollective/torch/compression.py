@@ -175,7 +175,15 @@ class _OfTorch(State):
             ranks' held error adds to the average. Add it to a gradient, or drop it.
         """
         found = self._in_turn(super().flush)
-        return {name: torch.from_numpy(each) for name, each in found.items()}
+        return {name: self._in_memory_order(name, each) for name, each in found.items()}
+
+    def _in_memory_order(self, name: str, error: Floats) -> torch.Tensor:
+        """DDP's buckets have elements as they lie in memory, channels last for one."""
+        of = self._parameters[name]
+        found = torch.from_numpy(error)
+        if not of.is_contiguous() and torch.ops.aten.is_non_overlapping_and_dense.default(of):
+            return found.view(-1).as_strided(of.size(), of.stride())
+        return found
 
     def reset(self) -> None:
         """Hold nothing. Local: call it on all ranks."""
