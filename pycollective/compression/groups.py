@@ -5,7 +5,8 @@ Both have a fixed length that all ranks know. Whoever sends fewer bytes agrees o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from pycollective.communicator import Communicator
 from pycollective.compression.placing import Places
+from pycollective.errors import CollectiveError
 
 Bytes = NDArray[np.uint8]
 
@@ -160,6 +162,22 @@ class Ends:
     all: Group
     local: Group
     across: Group | None
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """A rank that fails in an exchange tells those who wait for it in another of the groups.
+
+        Where there is one group, all of it sees what this rank saw.
+        """
+        try:
+            yield
+        except CollectiveError as error:
+            if self.places.ranks > self.places.hosts:
+                self.abort(str(error))
+            raise
+        except BaseException as error:
+            self.abort(f"{type(error).__name__}: {error}")
+            raise
 
     @classmethod
     def make(

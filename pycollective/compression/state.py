@@ -122,7 +122,7 @@ class State:
             raise ConfigurationError(f"{type(self).__name__}: {both} went by reduce_scatter before")
         self._whole.update(gradients)
         self._gone.note(gradients)
-        with self._together(), self._choice.timed():
+        with self._ends.telling(), self._choice.timed():
             if self._choice.way == "dense":
                 outcome = self._average([whole] if whole else [item.flat for item in items])
             else:
@@ -143,16 +143,6 @@ class State:
         for item in () if finite else items:
             item.flat.fill(float("nan"))
         return finite
-
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        """An exchange: if it fails here, no other rank is to wait for this one."""
-        try:
-            yield
-        except BaseException as error:
-            self._open = False
-            self._ends.abort(f"{type(error).__name__}: {error}")
-            raise
 
     def _average(self, flats: Sequence[Flat]) -> Outcome:
         """Dense."""
@@ -176,7 +166,7 @@ class State:
                 each.discard()
         self._counts["steps" if self._finite else "steps_given_up"] += 1
         counts = self._finite and self._compressible and self._steps > self._warm_up
-        with self._together():
+        with self._ends.telling():
             if self._choice.end_step(counts, self._gone):
                 self._deliver_later(self.keeper.mean())
         return self._finite
@@ -232,7 +222,7 @@ class State:
         dense = item.dense or self._choice.way == "dense"
         self._sharded.add(name)
         items = shards_of(name, x, dense, places)
-        with self._together(), self._choice.timed():
+        with self._ends.telling(), self._choice.timed():
             outcome = self._scatter(items, self._agreement(items), out)
             if outcome.finite:
                 self._undelivered.deliver_part(name, out, places.rank * out.count)

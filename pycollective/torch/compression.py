@@ -147,10 +147,14 @@ class _OfTorch(State):
     def _flat_of(self, name: str, tensor: torch.Tensor) -> OfTensor:
         """A gradient in its parameter's order in memory."""
         parameter = self._parameters.get(name)
-        if parameter is not None and not tensor.is_contiguous():
-            if tensor.stride() == parameter.stride() and tensor.shape == parameter.shape:
-                return OfTensor(tensor.detach().as_strided((tensor.numel(),), (1,)))
-        return OfTensor(tensor)
+        if parameter is None or parameter.is_contiguous() or tensor.numel() != parameter.numel():
+            return OfTensor(tensor)
+        if tensor.shape != parameter.shape or tensor.stride() != parameter.stride():
+            raise ConfigurationError(
+                f"{type(self).__name__}: {name!r} is not contiguous, and its gradient not laid out "
+                "in memory as it is"
+            )
+        return OfTensor(tensor.detach().as_strided((tensor.numel(),), (1,)))
 
     def _in_shape(self, name: str, flat: torch.Tensor) -> torch.Tensor:
         """What is kept of a parameter, from its order in memory to its shape's."""

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import pycollective.torch as pct
 from pycollective import ConfigurationError
 from tests.compression.players import held_by
-from tests.harness import RankPool
+from tests.harness import Ranks, results
 from tests.torch.groups import standing_group, to_numpy
 
 HOOKS = {"one_bit": pct.one_bit_hook, "int8": pct.int8_hook, "top_k": pct.top_k_hook}
@@ -27,9 +27,8 @@ _groups: dict[str, dist.ProcessGroup] = {}
 
 @pytest.fixture(scope="module")
 def ranks():
-    pool = RankPool(4)
-    yield pool.call
-    pool.close()
+    with Ranks(4, timeout=100.0, module=__name__) as started:
+        yield lambda function, *args: results(started.call(function, *args))
 
 
 def group_of(comm, backend):
