@@ -47,7 +47,7 @@ class Task:
         rows: images or texts a rank and step.
         length: bytes of a text.
         dense_steps: the first steps, which every method averages densely.
-        optimizer: "sgd" (momentum 0.9), "adamw" or "frozen".
+        optimizer: "sgd" (momentum 0.9) or "adamw".
         rate: the learning rate at its highest: it rises over a twentieth of the steps, and falls
             as a cosine to a twentieth.
         evaluations: how often the held-out loss is taken.
@@ -201,35 +201,6 @@ def bytes_of(state: Any, run: Run, numel: int, ranks: int) -> dict[str, Any]:
     }
 
 
-class Frozen(torch.optim.Optimizer):
-    """Adam; from a step on its variance stays as it is, so that a step is linear in the gradient.
-
-    As in 1-bit Adam: what error feedback delays then still counts as much as it would have.
-    """
-
-    def __init__(self, parameters: list[Tensor], lr: float, frozen_from: int) -> None:
-        super().__init__(parameters, {"lr": lr})
-        self._steps, self._frozen_from = 0, frozen_from
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        """See `torch.optim.Optimizer`."""
-        self._steps += 1
-        for group in self.param_groups:
-            for each in group["params"]:
-                state = self.state[each]
-                if not state:
-                    state["m"], state["v"] = torch.zeros_like(each), torch.zeros_like(each)
-                state["m"].lerp_(each.grad, 0.1)
-                if self._steps <= self._frozen_from:
-                    state["v"].mul_(0.99).addcmul_(each.grad, each.grad, value=0.01)
-                    state["root"] = (state["v"] / (1 - 0.99**self._steps)).sqrt()
-                    if self._steps == self._frozen_from:
-                        state["root"].clamp_(min=0.3 * state["root"].square().mean().sqrt().item())
-                mean = state["m"] / (1 - 0.9**self._steps)
-                each.addcdiv_(mean, state["root"] + 1e-8, value=-group["lr"])
-
-
 def optimizer_of(
     task: Task, model: nn.Module
 ) -> tuple[torch.optim.Optimizer, Callable[[int], float]]:
@@ -238,10 +209,8 @@ def optimizer_of(
     optimizer: torch.optim.Optimizer
     if task.optimizer == "sgd":
         optimizer = torch.optim.SGD(parameters, task.rate, momentum=0.9)
-    elif task.optimizer == "adamw":
-        optimizer = torch.optim.AdamW(parameters, task.rate)
     else:
-        optimizer = Frozen(parameters, task.rate, task.dense_steps)
+        optimizer = torch.optim.AdamW(parameters, task.rate)
 
     def rate(step: int) -> float:
         rising = min(1.0, (step + 1) / max(1, task.steps // 20))
@@ -313,8 +282,9 @@ def main() -> None:
         rank = dist.get_rank()
         dist.destroy_process_group()
         if rank == 0:
-            with Path(file).open("a") as out:
-                out.write(json.dumps(result) + "\n")
+            # One write: several launches may add to the file.
+            with Path(file).open("ab", buffering=0) as out:
+                out.write(json.dumps(result).encode() + b"\n")
             last = result["curve"][-1][1]
             print(f"{run.method.name}, seed {run.seed}: {last:.4f}", flush=True)
 
