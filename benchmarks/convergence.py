@@ -48,8 +48,8 @@ TASKS = {
         **{"evaluations": 20, "evaluated": 0},
     ),
     "text": Task(
-        **{"data": "text", "size": (160, 4, 4, 128), "steps": 600, "rows": 4, "length": 64},
-        **{"dense_steps": 60, "optimizer": "adamw", "rate": 1e-3},
+        **{"data": "text", "size": (160, 4, 4, 128), "steps": 480, "rows": 4, "length": 64},
+        **{"dense_steps": 48, "optimizer": "adamw", "rate": 1e-3},
         **{"evaluations": 20, "evaluated": 64},
     ),
     "text_10m": Task(
