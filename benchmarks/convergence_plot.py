@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import FormatStrFormatter, NullFormatter
 
 WITHOUT = ", no feedback"
 # Apart for colour-blind readers too (Okabe and Ito).
@@ -25,39 +26,54 @@ _INK, _FAINT = "#222222", "#dddddd"
 _SKIPPED = 1 / 8  # of the steps, in which all are alike and far above
 
 
-def plot(tasks: Mapping[str, Sequence[dict[str, Any]]], path: Path) -> None:
-    """Draw the held-out loss of all results, by the task's title, into `path` (PNG)."""
+def training(result: dict[str, Any]) -> list[tuple[int, float]]:
+    """At each evaluation but the first: the step, the mean training loss since the one before."""
+    steps = [step for step, _ in result["curve"]]
+    return [
+        (end, statistics.fmean(result["train"][start:end]))
+        for start, end in itertools.pairwise(steps)
+    ]
+
+
+def plot(tasks: Mapping[str, tuple[str, Sequence[dict[str, Any]]]], path: Path) -> None:
+    """Draw the losses of all results into `path` (PNG).
+
+    Args:
+        tasks: by title, which loss ("training" or "held-out"), and the results.
+        path: where to.
+    """
     if not tasks:
         return
     # Without pyplot: no global state and no display.
     figure = Figure(figsize=(11, 0.4 + 4.1 * len(tasks)), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(tasks), 2, squeeze=False, sharey="row")
-    for row, (title, results) in zip(panels, tasks.items(), strict=True):
-        _draw(row[0], title, [r for r in results if r["run"]["method"]["feedback"]])
+    for row, (title, (loss, results)) in zip(panels, tasks.items(), strict=True):
+        _draw(row[0], title, loss, [r for r in results if r["run"]["method"]["feedback"]])
         without = [
             r
             for r in results
             if not r["run"]["method"]["feedback"] or r["run"]["method"]["name"] == "dense"
         ]
-        _draw(row[1], "The same without error feedback", without)
-        row[0].set_ylabel("held-out loss, nats")
+        _draw(row[1], "The same without error feedback", loss, without)
+        row[0].set_ylabel(f"{loss} loss, nats")
     for axes in panels[-1]:
         axes.set_xlabel("step")
     figure.savefig(path)
 
 
-def _draw(axes: Any, title: str, results: Sequence[dict[str, Any]]) -> None:
+def _draw(axes: Any, title: str, loss: str, results: Sequence[dict[str, Any]]) -> None:
     """Of each method the mean over its seeds, and a band from the lowest to the highest."""
     by_method: dict[str, list[dict[str, Any]]] = {}
     for result in results:
         by_method.setdefault(result["run"]["method"]["name"], []).append(result)
     for name, of in by_method.items():
         colour = _COLOURS[name.removesuffix(WITHOUT)]
-        total = of[0]["curve"][-1][0]
+        curves = [training(each) if loss == "training" else each["curve"] for each in of]
+        total = curves[0][-1][0]
         points = [
-            (step, [each["curve"][at][1] for each in of])
-            for at, (step, _) in enumerate(of[0]["curve"])
+            (step, [each[at][1] for each in curves])
+            for at, (step, _) in enumerate(curves[0])
             if step >= total * _SKIPPED
         ]
         steps = [step for step, _ in points]
@@ -77,11 +93,12 @@ def _draw(axes: Any, title: str, results: Sequence[dict[str, Any]]) -> None:
             color=colour,
             linewidth=2.6 if wide else 1.5,
             zorder=2 if wide else 3,
-            label=f"{name.removesuffix(WITHOUT)}  {means[-1]:.3f}",
+            label=f"{name.removesuffix(WITHOUT)}  {means[-1]:.4g}",
         )
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(ScalarFormatter() if _narrow(axes) else NullFormatter())
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    narrow = FormatStrFormatter("%g") if _narrow(axes) else NullFormatter()
+    axes.yaxis.set_minor_formatter(narrow)
     axes.legend(frameon=False, fontsize=8.5, title="at the end, mean of seeds", title_fontsize=8.5)
     axes.set_title(title, fontsize=11, fontweight="bold", color=_INK, loc="left")
     axes.grid(True, axis="y", which="both", color=_FAINT, linewidth=0.6)
