@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,44 +25,80 @@ CACHE = ROOT / "build" / "gradients.npy"
 
 RANKS = 8
 KEPT = (0, 20, 60)  # steps
-WIDTH, HEADS, LAYERS, CONTEXT, BATCH = 160, 4, 4, 128, 4
+BATCH = 4
 VOCABULARY = 256  # bytes
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a model. The default has 1.3 M parameters.
+
+    Attributes:
+        width: of a layer.
+        heads: of attention; they divide the width.
+        layers: how many.
+        context: the longest text, bytes.
+    """
+
+    width: int = 160
+    heads: int = 4
+    layers: int = 4
+    context: int = 128
+
+
+DEFAULT = Size()
 
 
 class Block(nn.Module):
     """A transformer's layer, normalised before each half."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        width = size.width
+        self.heads = size.heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """From (batch, context, width) to the same."""
-        batch, length, _ = x.shape
-        heads = self.qkv(self.norm1(x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, WIDTH))
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class Gpt(nn.Module):
-    """A byte-level language model of 1.3 M parameters."""
+    """A byte-level language model."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: Size = DEFAULT) -> None:
         super().__init__()
-        self.bytes = nn.Embedding(VOCABULARY, WIDTH)
-        self.places = nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.bytes = nn.Embedding(VOCABULARY, size.width)
+        self.places = nn.Embedding(size.context, size.width)
+        self.blocks = nn.Sequential(*(Block(size) for _ in range(size.layers)))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, VOCABULARY, bias=False)
 
     def forward(self, text: Tensor) -> Tensor:
         """Logits of each next byte."""
         x = self.bytes(text) + self.places(torch.arange(text.shape[1]))
         return self.head(self.norm(self.blocks(x)))
+
+
+def loss_of(model: nn.Module, text: Tensor) -> Tensor:
+    """Mean nats a byte of each row's bytes, all but the first, given those before."""
+    logits = model(text[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+
+
+def batch_of(
+    text: NDArray[np.uint8], random: np.random.Generator, rows: int, length: int
+) -> Tensor:
+    """Rows of `length` bytes and the next one, from random places."""
+    starts = random.integers(0, len(text) - length - 1, rows)
+    return torch.from_numpy(np.stack([text[s : s + length + 1] for s in starts])).long()
 
 
 def corpus() -> NDArray[np.uint8]:
@@ -84,10 +121,7 @@ def train(progress: bool = False) -> NDArray[np.float32]:
         gradients = []
         losses = []
         for _ in range(RANKS):
-            starts = random.integers(0, len(text) - CONTEXT - 1, BATCH)
-            batch = torch.from_numpy(np.stack([text[s : s + CONTEXT + 1] for s in starts])).long()
-            logits = model(batch[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+            loss = loss_of(model, batch_of(text, random, BATCH, DEFAULT.context))
             of_each = torch.autograd.grad(loss, parameters)
             gradients.append(torch.cat([each.flatten() for each in of_each]))
             losses.append(loss.item())

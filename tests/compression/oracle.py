@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pycollective import reference
-from tests.kernels.test_quantize import one_bit_decoded, one_bit_record
+from tests.kernels.quantized import one_bit_decoded, one_bit_record
 
 CHUNK = 256
 FLOAT = np.float32

@@ -1,0 +1,373 @@
+"""How much faster is the exchange of gradients between two hosts, compressed?
+
+Two hosts of one rank each, as network namespaces joined by a link of 1 Gbit/s
+(`two_hosts_network.py`), started by torchrun. The gradients are those of a 30 M-parameter GPT
+(`large_gradients.py`), in buckets such as DDP makes: from the last parameter on, the first of
+1 MiB, the others of 25 MiB. All ways take turns in the same processes:
+
+- *sync alone*: a whole step's buckets. Dense over Gloo, fp32 and bf16 (all buckets under way at
+  once); dense bf16 over pycollective, raw and exact; 1-bit, 8-bit, top-k 1 % by tensor and by
+  chunk, each a state of pycollective.torch over pycollective.
+- *whole steps* of that GPT under DDP, optimizer included, by a hook each, at three batch sizes.
+
+A time is that of the slowest rank, a figure the median of the rounds. Bytes: those that this rank
+counts as it hands them over (`stats()`), and those that the interface counts with all headers.
+Error: of the mean, relative L2, in the first step; and of the sum of 8 steps of the same gradients,
+which error feedback makes smaller.
+
+Usage: python -m benchmarks.compression_two_hosts [--out DIR] [--rounds N] [--batches 1,4,8]
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import large_gradients
+from benchmarks.turns import Call, seconds_of, take_turns
+from benchmarks.two_hosts_network import two_hosts, why_not
+
+ROOT = Path(__file__).resolve().parent.parent
+MI = 1 << 20
+FIRST_BUCKET, BUCKET = MI, 25 * MI  # bytes of fp32, as DDP's
+BASE, ALONE = "gloo fp32", "alone"
+# How many times faster than that, at least.
+TARGETS = {"one_bit": 6.0, "top_k 1 % by tensor": 8.0, "top_k 1 % by chunk": 8.0}
+STEPS = 8
+BATCHES = "1,4,8"
+
+
+def buckets_of(counts: dict[str, int]) -> list[list[str]]:
+    """The parameters of each bucket, as DDP fills them."""
+    found: list[list[str]] = [[]]
+    filled = 0
+    for name in reversed(counts):
+        found[-1].append(name)
+        filled += 4 * counts[name]
+        if filled >= (FIRST_BUCKET if len(found) == 1 else BUCKET):
+            found.append([])
+            filled = 0
+    return [bucket for bucket in found if bucket]
+
+
+def states(parameters: Any, group: Any) -> dict[str, tuple[Any, Any]]:
+    """What compresses, by name: a state, and its hook."""
+    from pycollective import torch as pct
+
+    def top_k(by: str) -> Any:
+        return pct.TopKState(parameters, density=0.01, by=by, group=group)
+
+    return {
+        "one_bit": (pct.OneBitState(parameters, group=group), pct.one_bit_hook),
+        "int8": (pct.Int8State(parameters, group=group), pct.int8_hook),
+        "top_k 1 % by tensor": (top_k("tensor"), pct.top_k_hook),
+        "top_k 1 % by chunk": (top_k("chunk"), pct.top_k_hook),
+    }
+
+
+class Rank:
+    """One of the two ranks, its groups, and what both measure with."""
+
+    def __init__(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        import pycollective as pc
+        import pycollective.torch
+
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        self.rank = dist.get_rank()
+        self.own = dist.new_group(backend="pycollective")
+        self.comm = pc.init(timeout=300)
+        (interface,) = [name for name in os.listdir("/sys/class/net") if name != "lo"]
+        self._counter = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
+
+    def slowest(self, number: float) -> float:
+        """The larger of both ranks' numbers."""
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.tensor([number], dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return float(tensor.item())
+
+    def measure(
+        self, calls: dict[str, Call], rounds: int, restore: Call = lambda: None
+    ) -> dict[str, tuple[float, ...]]:
+        """Of each call its seconds, and the bytes that left this host; `restore` goes before."""
+        import torch.distributed as dist
+
+        timed = seconds_of(1, dist.barrier, self.slowest)
+
+        def turn(call: Call) -> tuple[float, ...]:
+            restore()
+            dist.barrier()
+            before = int(self._counter.read_text())
+            (seconds,) = timed(call)
+            return seconds, int(self._counter.read_text()) - before
+
+        return take_turns(calls, rounds, turn)
+
+
+class Gradients:
+    """A step's gradients on this rank, in buckets, and the ways to average them.
+
+    Attributes:
+        ways: by name, what averages or adds up `out`, in place.
+        sent: of those that count, the bytes handed over so far.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        import torch
+
+        self._every = large_gradients.load()
+        self.x = torch.from_numpy(self._every[rank.rank].copy())
+        self.out = self.x.clone()
+        self._rank = rank
+        shapes = large_gradients.shapes()
+        counts = {name: int(torch.Size(shape).numel()) for name, shape in shapes.items()}
+        self._buckets = buckets_of(counts)
+        starts, at = {}, 0
+        for name in counts:
+            starts[name] = at
+            at += counts[name]
+        self._views = {
+            name: self.out[starts[name] : starts[name] + counts[name]] for name in counts
+        }
+        # Buckets of dense ways are one piece each: parameters in order lie side by side.
+        spans = [(starts[b[-1]], starts[b[0]] + counts[b[0]]) for b in self._buckets]
+        self._fp32 = [self.out[start:stop] for start, stop in spans]
+        self._bf16 = [each.to(torch.bfloat16) for each in self._fp32]
+        self.states = states(
+            [(name, torch.empty(shape, requires_grad=True)) for name, shape in shapes.items()],
+            rank.own,
+        )
+        comm = rank.comm
+        self.ways: dict[str, Call] = {
+            BASE: lambda: self._gloo(self._fp32),
+            "gloo bf16": lambda: self._gloo(self._bf16),
+            "bf16 raw": lambda: [comm.all_reduce(b, wire="raw") for b in self._bf16],
+            "bf16 exact": lambda: [comm.all_reduce(b, wire="exact") for b in self._bf16],
+        }
+        for name, (state, _) in self.states.items():
+            self.ways[name] = lambda state=state: self._compressed(state)
+        self.sent: dict[str, Callable[[], int]] = {
+            name: (lambda state=state: int(state.stats()["payload_bytes"]))
+            for name, (state, _) in self.states.items()
+        }
+
+    def restore(self) -> None:
+        """Put the gradients back; it is not timed."""
+        self.out.copy_(self.x)
+        for wide, narrow in zip(self._fp32, self._bf16, strict=True):
+            narrow.copy_(wide)
+
+    def _gloo(self, buckets: Any) -> None:
+        import torch.distributed as dist
+
+        for work in [dist.all_reduce(bucket, async_op=True) for bucket in buckets]:
+            work.wait()
+
+    def _compressed(self, state: Any) -> None:
+        with state.step():
+            for bucket in self._buckets:
+                state.all_reduce({name: self._views[name] for name in bucket})
+
+    def errors(self, name: str) -> tuple[float, float]:
+        """Relative L2 of the mean: of a first step, and of the sum of `STEPS` steps."""
+        import torch
+
+        mean = torch.from_numpy(self._every[0].astype("f8") + self._every[1]) / 2
+
+        def off(got: torch.Tensor) -> float:
+            return float((got - mean).norm() / mean.norm())
+
+        self.restore()
+        if name not in self.states:
+            self.ways[name]()
+            for wide, narrow in zip(self._fp32, self._bf16, strict=True) if "bf16" in name else ():
+                wide.copy_(narrow)
+            return off(self.out.double() / 2), off(self.out.double() / 2)
+        self.states[name][0].reset()
+        total = torch.zeros_like(mean)
+        for step in range(STEPS):
+            self.restore()
+            self.ways[name]()
+            total += self.out
+            if step == 0:
+                first = off(total)
+        return first, off(total / STEPS)
+
+
+def sync_alone(rank: Rank, rounds: int) -> dict[str, Any]:
+    """Time and bytes of each way, and how far off it is."""
+    gradients = Gradients(rank)
+    measured = rank.measure(gradients.ways, rounds, gradients.restore)
+    # Each turn is a warm call and a timed one.
+    handed_over = {name: count() / (2 * rounds) for name, count in gradients.sent.items()}
+    rows: dict[str, Any] = {}
+    for name, (seconds, left) in measured.items():
+        first, after = gradients.errors(name)
+        rows[name] = {
+            "seconds": seconds,
+            "bytes_on_the_wire": left,
+            "bytes_handed_over": handed_over.get(name),
+            "error": first,
+            f"error_of_{STEPS}": after,
+        }
+    return {"parameters": gradients.x.numel(), "buckets": len(gradients._buckets), "ways": rows}
+
+
+def whole_steps(rank: Rank, rounds: int, batches: list[int]) -> list[dict[str, Any]]:
+    """Seconds of a step under DDP by each way, at each batch size.
+
+    One model and one DDP: the hook asks which way it is. The learning rate is 0, so that all see
+    the same weights. "alone" is a step without synchronisation.
+    """
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.nn.parallel import DistributedDataParallel
+
+    from benchmarks.gradients import Gpt, batch_of, corpus, loss_of
+    from pycollective import torch as pct
+
+    torch.manual_seed(0)
+    replica = DistributedDataParallel(Gpt(large_gradients.SIZE))
+    optimizer = torch.optim.AdamW(replica.parameters(), 0.0)
+    random, text = np.random.default_rng(rank.rank), corpus()
+    hooks: dict[str, tuple[Any, Any]] = {
+        BASE: (None, default_hooks.allreduce_hook),
+        "gloo bf16": (None, default_hooks.bf16_compress_hook),
+        "pycollective fp32": (rank.own, pct.all_reduce_hook),
+        "pycollective bf16": (rank.own, default_hooks.bf16_compress_hook),
+        **states(replica, rank.own),
+    }
+    way = BASE
+
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        state, chosen = hooks[way]
+        future: torch.futures.Future[torch.Tensor] = chosen(state, bucket)
+        return future
+
+    replica.register_comm_hook(None, hook)
+
+    def step(name: str, rows: int) -> None:
+        nonlocal way
+        way = name
+        batch = batch_of(text, random, rows, large_gradients.LENGTH)
+        with replica.no_sync() if name == ALONE else contextlib.nullcontext():
+            loss_of(replica, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = []
+    for rows in batches:
+        calls = {name: (lambda name=name, rows=rows: step(name, rows)) for name in [*hooks, ALONE]}
+        measured = rank.measure(calls, rounds)
+        found.append(
+            {
+                "rows": rows,
+                "bytes_of_text": rows * large_gradients.LENGTH,
+                "seconds": {name: seconds for name, (seconds, _) in measured.items()},
+            }
+        )
+    return found
+
+
+def on_a_rank(out: str, rounds: int, batches: list[int]) -> None:
+    """What each rank runs; rank 0 writes."""
+    import torch
+    import torch.distributed as dist
+
+    import pycollective as pc
+
+    rank = Rank()
+    record = {
+        "versions": {"torch": torch.__version__, "pycollective": pc.__version__},
+        "sync": sync_alone(rank, rounds),
+        "steps": whole_steps(rank, max(1, rounds // 2), batches),
+    }
+    if rank.rank == 0:
+        Path(out).write_text(json.dumps(record))
+    rank.comm.close()
+    dist.destroy_process_group()
+
+
+def measure(rounds: int, batches: str, rate: str, folder: Path) -> dict[str, Any]:
+    """Run the ranks on two hosts; what rank 0 wrote."""
+    out = folder / f"compression-{os.getpid()}.json"
+    program = ("-m", "benchmarks.compression_two_hosts", "--on-a-rank", str(out))
+    options = ("--rounds", str(rounds), "--batches", batches)
+    with two_hosts(rate) as hosts:
+        jobs = [
+            subprocess.Popen(
+                host.torchrun(Path(sys.executable), 1, node, *program, *options),
+                env=host.environment(),
+                cwd=ROOT,
+            )
+            for node, host in enumerate(hosts)
+        ]
+        codes = [job.wait(timeout=3000) for job in jobs]
+    if any(codes):
+        raise SystemExit(f"the ranks ended with {codes}")
+    result: dict[str, Any] = json.loads(out.read_text())
+    out.unlink()
+    return result
+
+
+def report(record: dict[str, Any]) -> None:
+    """Print the tables, and what is met."""
+    ways = record["sync"]["ways"]
+    base = ways[BASE]["seconds"]
+    print(f"sync alone, {record['sync']['parameters']} gradients, {record['link']}")
+    for name, row in ways.items():
+        print(
+            f"  {name:22} {row['seconds']:7.3f} s  {base / row['seconds']:6.2f}x  "
+            f"{row['bytes_on_the_wire'] / 1e6:8.3f} MB on the wire  error {row['error']:.2e}, "
+            f"of {STEPS} steps {row[f'error_of_{STEPS}']:.2e}"
+        )
+        if name in TARGETS:
+            met = "met" if base / row["seconds"] >= TARGETS[name] else "MISSED"
+            print(f"    at least {TARGETS[name]:g}x as fast as {BASE}: {met}")
+    for each in record["steps"]:
+        print(f"whole steps, {each['rows']} x {large_gradients.LENGTH} bytes of text a rank")
+        for name, seconds in each["seconds"].items():
+            print(f"  {name:22} {seconds:7.3f} s  {each['seconds'][BASE] / seconds:6.2f}x")
+
+
+def main() -> None:
+    """Measure, print the tables, write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batches", default=BATCHES)
+    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--on-a-rank", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.on_a_rank:
+        batches = [int(each) for each in arguments.batches.split(",") if each]
+        on_a_rank(arguments.on_a_rank, arguments.rounds, batches)
+        return
+    problem = why_not()
+    if problem:
+        raise SystemExit(f"two hosts cannot be made here: {problem}")
+    from pycollective.bench.machine import describe_machine
+
+    large_gradients.ensure()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    record = {"machine": describe_machine(), "link": f"{arguments.rate} each way"}
+    record |= measure(arguments.rounds, arguments.batches, arguments.rate, arguments.out)
+    report(record)
+    (arguments.out / "compression_two_hosts.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
