@@ -296,9 +296,8 @@ class State:
             By parameter, in its shape, fp32, in the scale of the last step: what all ranks' held
             error adds to the average. Add it to a gradient, or to the parameter, or drop it.
         """
-        found = self.keeper.mean()
-        for name, error in self._undelivered.items():
-            found[name] += error
+        self._undelivered.add(self.keeper.mean())
+        found = dict(self._undelivered)
         self.reset()
         return {name: error.reshape(self.shapes[name]) for name, error in found.items()}
 

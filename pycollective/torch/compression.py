@@ -12,60 +12,14 @@ import torch
 import torch.distributed as dist
 
 from pycollective import _torch, compression
-from pycollective.compression.arrays import Floats
 from pycollective.compression.state import Shape, State
 from pycollective.errors import ConfigurationError
 from pycollective.torch.exchanging import Exchanger
 from pycollective.torch.groups import ends_of_group
+from pycollective.torch.tensors import OfTensor
 
 Parameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
 Compress = Callable[[str, Shape], bool]
-
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class OfTensor:
-    """A dense CPU tensor; see `pycollective.compression.arrays.Flat`."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        if tensor.dtype not in _DTYPES or tensor.device.type != "cpu" or tensor.is_sparse:
-            raise ConfigurationError(
-                "a gradient to compress is a dense CPU tensor of float32, float16 or bfloat16, not "
-                f"{tensor.dtype} on {tensor.device}"
-            )
-        if not tensor.is_contiguous():
-            raise ConfigurationError("a gradient to compress must be contiguous")
-        self._flat = tensor.detach().view(-1)
-        self.count = tensor.numel()
-
-    def part(self, start: int, stop: int) -> torch.Tensor:
-        """See `Flat`."""
-        return self._flat[start:stop]
-
-    def widen(self, start: int, stop: int, out: Floats) -> None:
-        """See `Flat`."""
-        torch.from_numpy(out).copy_(self._flat[start:stop])
-
-    def put(self, start: int, values: Floats) -> None:
-        """See `Flat`."""
-        self._flat[start : start + values.size].copy_(torch.from_numpy(values))
-
-    def fill(self, value: float) -> None:
-        """See `Flat`."""
-        self._flat.fill_(value)
-
-    def is_finite(self) -> bool:
-        """See `Flat`."""
-        return bool(self._flat.isfinite().all())
-
-    def is_zero(self) -> bool:
-        """See `Flat`."""
-        return not self._flat.any()
-
-    @property
-    def narrow(self) -> bool:
-        """See `Flat`."""
-        return self._flat.itemsize == 2
 
 
 def named(parameters: Parameters) -> dict[str, torch.Tensor]:
@@ -157,12 +111,12 @@ class _OfTorch(State):
         return OfTensor(tensor.detach().as_strided((tensor.numel(),), (1,)))
 
     def _in_shape(self, name: str, flat: torch.Tensor) -> torch.Tensor:
-        """What is kept of a parameter, from its order in memory to its shape's."""
+        """What is kept of a parameter, in its shape and laid out in memory as it is."""
         parameter = self._parameters[name]
-        return flat.as_strided(parameter.shape, parameter.stride()).contiguous()
+        return flat.as_strided(parameter.shape, parameter.stride())
 
     def _in_memory(self, name: str, shaped: torch.Tensor) -> torch.Tensor:
-        """The inverse of `_in_shape`, flat."""
+        """The inverse of `_in_shape`, flat, for elements in the shape's order."""
         parameter = self._parameters[name]
         flat = torch.empty(parameter.numel(), dtype=shaped.dtype)
         flat.as_strided(parameter.shape, parameter.stride()).copy_(shaped.view(parameter.shape))
@@ -215,10 +169,6 @@ class _OfTorch(State):
             for name, each in found.items()
         }
 
-    def reset(self) -> None:
-        """Hold nothing. Local: call it on all ranks."""
-        super().reset()
-
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, the same on every rank; collective.
 
@@ -252,7 +202,9 @@ class _OfTorch(State):
     def _saved(self, name: str, array: Any) -> torch.Tensor:
         """Rows of elements, each in the shape's order."""
         rows = torch.from_numpy(array).view(-1, array.shape[-1])
-        return torch.stack([self._in_shape(name, row).view(-1) for row in rows]).view(array.shape)
+        return torch.stack([self._in_shape(name, row).reshape(-1) for row in rows]).view(
+            array.shape
+        )
 
     def _loaded(self, name: str, saved: torch.Tensor) -> Any:
         """The inverse; as it is where it fits no parameter, which is refused later."""

@@ -15,7 +15,7 @@ from pycollective.compression.groups import Ends, ends_of_communicator
 from tests.inputs import dtype_of
 
 # The host of each rank: one rank a host, aligned hosts, uneven ones with ranks to spare.
-TOPOLOGIES = [(0, 1, 2, 3), (0, 0, 1, 1), (0, 1, 0, 0)]
+TOPOLOGIES = [(0, 1, 2, 3), (0, 0, 1, 1), (0, 1, 0, 0), (0, 1, 1, 0)]
 TYPES = ["float32", "float16", "bfloat16"]
 
 # Chunk ends inside and outside of parameters, a small one, one without elements.

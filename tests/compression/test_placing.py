@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycollective.compression.arrays import Item
-from pycollective.compression.bucket import Bucket
+from pycollective.compression.bucket import Bucket, Cuts
 from pycollective.compression.placing import Places, regions_of, share_of
 from pycollective.placement import number_hosts
 
@@ -74,9 +74,9 @@ def test_a_bucket_does_not_change_who_owns_what(host_of, parameters, random, chu
     """DDP rebuilds its buckets: an element whose owner changed would lose its residual."""
     places = Places(0, number_hosts([*host_of, *host_of]))  # two shares or more
     items = [Item(name, Zeros(count), False) for name, count in dict(parameters).items()]
-    alone = {item.name: Bucket([item], chunk, places).shares[0] for item in items}
+    alone = {item.name: Bucket([item], Cuts(chunk, places)).shares[0] for item in items}
     random.shuffle(items)
-    together = Bucket(items, chunk, places)
+    together = Bucket(items, Cuts(chunk, places))
     assert {i.name: s for i, s in zip(items, together.shares, strict=True)} == alone
 
 
