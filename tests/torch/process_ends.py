@@ -8,6 +8,8 @@ a fraction of a second, and hundreds of them can be had.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
 import json
 import os
 import shutil
@@ -26,7 +28,8 @@ import pycollective as pc
 import pycollective.torch
 from pycollective.torch import backend
 
-ROUND_LIMIT = 60.0  # seconds until what has not ended is killed, and counts as a hang
+ROUND_LIMIT = 60.0  # seconds until what has not ended counts as a hang, and is aborted
+ABORT_LIMIT = 5.0  # from then until it is killed
 
 
 def join_torch(rank, size, path):
@@ -236,24 +239,40 @@ def start(way, rank, size, path, log):
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)
+    faulthandler.enable()  # for whoever is still there at the limit
     way(rank, size, path)
     return 0
 
 
 def statuses_of(pids):
-    """How each ended; what has not by the limit is killed."""
+    """How each ended, and what is told of those that had not by the limit: they are killed."""
     deadline = time.monotonic() + ROUND_LIMIT
-    statuses = {}
+    statuses, hung = {}, {}
     while len(statuses) < len(pids):
         for pid in pids:
             if pid not in statuses:
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     statuses[pid] = os.waitstatus_to_exitcode(status)
-                elif time.monotonic() > deadline:
+                elif time.monotonic() > deadline and pid not in hung:
+                    hung[pid] = threads_of(pid)
+                    os.kill(pid, signal.SIGABRT)  # tells where Python is, if it still can
+                elif time.monotonic() > deadline + ABORT_LIMIT:
                     os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
-    return [statuses[pid] for pid in pids]
+    return [statuses[pid] for pid in pids], list(hung.values())
+
+
+def threads_of(pid):
+    """What each thread of a process waits for in the kernel, and its share of a core so far."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            stat = (task / "stat").read_text().rpartition(")")[2].split()
+            waits = (task / "wchan").read_text()
+            name = (task / "comm").read_text().strip()
+            found.append(f"{name}: {stat[0]}, {waits}, {int(stat[11]) + int(stat[12])} ticks")
+    return found
 
 
 def main():
@@ -275,13 +294,17 @@ def main():
                 pids.append(start(way, rank, given.ranks, place, log))
                 if not pids[-1]:
                     return
-            statuses = statuses_of(pids)
+            began = time.monotonic()
+            statuses, hung = statuses_of(pids)
             texts = [log.read_text(errors="replace") for log in logs]
             right = set(statuses) <= WAYS[way]
             if way is slow_callback:
                 right = right and all("the callback has run" in text for text in texts)
             if not right:
-                bad.append({"way": way.__name__, "statuses": statuses, "said": texts})
+                took = round(time.monotonic() - began, 1)
+                bad.append({"way": way.__name__, "round": turn, "seconds": took, "hung": hung})
+                bad[-1] |= {"statuses": statuses, "said": texts, "load": os.getloadavg()}
+                print(json.dumps(bad[-1]), file=sys.stderr, flush=True)
     shutil.rmtree(folder)
     print(json.dumps({"ends": given.rounds * len(chosen), "bad": bad}), flush=True)
 
