@@ -283,8 +283,8 @@ std::size_t sparse_sum(const std::vector<py::object>& indices,
       wrong = r;
       return 0;
     }
-    return sparse.sum(vectors.data(), vectors.size(), arrays[1].value_dtype(), to.as<std::uint32_t>(),
-                      sums.as<float>());
+    return sparse.sum(vectors.data(), vectors.size(), arrays[1].value_dtype(),
+                      to.as<std::uint32_t>(), sums.as<float>());
   });
   if (wrong != vectors.size())
     refuse("rank " + std::to_string(wrong) + "'s indices must ascend strictly");
