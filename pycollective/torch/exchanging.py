@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -44,10 +45,12 @@ class Exchanger:
         """Run it behind those issued before. It handles its own errors.
 
         Raises:
-            ConfigurationError: this process is a fork of the one that made the state.
+            ConfigurationError: this process ends, or is a fork of the one that made the state.
         """
         if os.getpid() != self._process:
             raise ConfigurationError("a state of compression does not work in a forked process")
+        if _ending:
+            raise ConfigurationError("a state of compression: the process ends")
         with self._lock:
             self._busy += 1
             if self._thread is None:
@@ -71,8 +74,8 @@ class Exchanger:
 
     @property
     def busy(self) -> bool:
-        """Whether a call was issued that has not ended."""
-        return self._busy > 0
+        """Whether a call was issued that has not ended, and will in this process."""
+        return self._busy > 0 and os.getpid() == self._process
 
     def end(self, reason: str = "") -> None:
         """End the thread; with a reason its calls are made to fail first."""
@@ -80,7 +83,8 @@ class Exchanger:
         if thread is None or os.getpid() != self._process:
             return
         if reason and self.busy:
-            self._abort(reason)
+            with contextlib.suppress(Exception):  # closed by now, or failed
+                self._abort(reason)
         self._calls.put(None)
         thread.join(_ABORTED_GRACE)
 
@@ -93,6 +97,7 @@ class Exchanger:
 
 
 _registered = False
+_ending = False
 
 
 def _register() -> None:
@@ -103,6 +108,8 @@ def _register() -> None:
 
 
 def _let_exchanges_end() -> None:
+    global _ending
+    _ending = True
     deadline = time.monotonic() + _GRACE
     while any(each.busy for each in list(_live)) and time.monotonic() < deadline:
         time.sleep(0.002)

@@ -102,6 +102,30 @@ def trained(rank, *place):
         dist.destroy_process_group()
 
 
+def compressed(rank, *place):
+    join_torch(rank, *place)
+    model = torch.nn.Linear(100, 100)
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    state = pycollective.torch.OneBitState(ddp, between="ranks")
+    ddp.register_comm_hook(state, pycollective.torch.one_bit_hook)
+    for _ in range(2):
+        ddp(torch.randn(8, 100)).sum().backward()
+    if rank % 2:
+        dist.destroy_process_group()
+
+
+def daemon_compresses(rank, *place):
+    join_torch(rank, *place)
+    state = pycollective.torch.Int8State([("w", torch.zeros(80, 90))], between="ranks")
+
+    def average():
+        while True:
+            state.all_reduce({"w": torch.ones(80, 90)})
+
+    threading.Thread(target=average, daemon=True).start()
+    time.sleep(0.05)
+
+
 def exception(rank, *place):
     join_torch(rank, *place)
     dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(lambda done: done)
@@ -215,6 +239,8 @@ WAYS = {
     futures_left: {0},
     not_waited_for: {0},
     trained: {0},
+    compressed: {0},
+    daemon_compresses: {0},
     exception: {1},
     exit_in_the_middle: {1, 3},
     groups_left: {0},
