@@ -226,7 +226,8 @@ class State:
             outcome = self._scatter(items, self._agreement(items), out)
             if outcome.finite:
                 self._undelivered.deliver_part(name, out, places.rank * out.count)
-            flags = self._ends.all.all_gather(np.array([out.is_finite()], np.uint8))
+            fine = outcome.finite and out.is_finite()
+            flags = self._ends.all.all_gather(np.array([fine], np.uint8))
         finite = bool(flags.all())
         if not finite:
             out.fill(float("nan"))
@@ -362,8 +363,6 @@ class State:
         """Leave the groups that the state made; collective. What is held is lost; `flush` first."""
         self.reset()
         self._ends.close()
-
-    # What went.
 
     def stats(self) -> dict[str, Any]:
         """What this rank has sent and held so far.

@@ -1,0 +1,87 @@
+"""`when="auto"`: compressed and dense in turn, one verdict of all ranks, nothing lost by it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pycollective.compression import choice
+from tests.compression.players import KINDS, SHAPES, digest, gradients, make, wide
+
+
+class Clock:
+    """Says that every timed call took as long as the test wants."""
+
+    def __init__(self, state, seconds):
+        self._state, self._seconds, self._now = state, seconds, 0.0
+        self._started = False
+
+    def perf_counter(self):
+        if self._started:
+            self._now += self._seconds[self._state.stats()["way"]]
+        self._started = not self._started
+        return self._now
+
+
+def settle(comm, kind, host_of, seconds, seed, steps, warm_up=0):
+    """The way of each step, the verdict, the worst error of what came and is held, and digests."""
+    state = make(comm, host_of, kind, when="auto", **({"warm_up": warm_up} if warm_up else {}))
+    mine = {way: each[comm.rank] for way, each in seconds.items()}
+    choice.time = Clock(state, mine)
+    ways, outputs = [], []
+    total = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    for step in range(steps):
+        every = [gradients(seed, rank, step) for rank in range(comm.size)]
+        ways.append(state.stats()["way"])
+        assert state.all_reduce(every[comm.rank])
+        outputs.append(digest(every[comm.rank]))
+        for name in SHAPES:
+            total[name] += wide(every[comm.rank][name])
+            total[name] -= sum(wide(gradients(seed, r, step)[name]) for r in range(4)) / 4
+    held = state.flush()
+    error = max(
+        float(abs(total[name] + wide(held.get(name, np.zeros(1)))).max(initial=0)) for name in total
+    )
+    return ways, state.stats()["why"], error, outputs
+
+
+# On the slowest rank compressed takes less, and more, though most ranks see it otherwise.
+FASTER = {"compressed": [1.0, 1.0, 5.0, 1.0], "dense": [0.5, 0.5, 0.5, 6.0]}
+SLOWER = {"compressed": [1.0, 7.0, 1.0, 1.0], "dense": [2.0, 2.0, 2.0, 6.0]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("host_of", [(0, 1, 2, 3), (0, 0, 1, 1)])
+def test_all_ranks_go_by_the_slowest_ones_best_time(pool, kind, host_of):
+    for seed, (seconds, way) in enumerate([(FASTER, "compressed"), (SLOWER, "dense")]):
+        outcomes = pool(4).call(settle, kind, host_of, seconds, seed, 9)
+        for ways, why, error, outputs in outcomes:
+            assert ways == ["compressed", "dense"] * 3 + [way] * 3
+            assert "ms compressed and" in why
+            assert outputs == outcomes[0][3]
+            assert error < 1e-4  # nothing was lost when the residuals were given up
+    assert "7000.00 ms compressed and 6000.00 ms dense" in outcomes[0][1]
+
+
+def test_a_warm_up_tells_nothing(pool):
+    outcomes = pool(4).call(settle, "top_k", (0, 1, 2, 3), SLOWER, 5, 12, 4)
+    for ways, *_ in outcomes:
+        assert ways == ["compressed"] * 4 + ["compressed", "dense"] * 3 + ["dense"] * 2
+
+
+def other_steps(comm):
+    """The ways where steps are of different parameters."""
+    state = make(comm, (0, 1, 2, 3), "int8", when="auto")
+    choice.time = Clock(state, {"compressed": 1.0, "dense": 2.0})
+    ways = []
+    for step in range(13):
+        every = gradients(11, comm.rank, step)
+        ways.append(state.stats()["way"])
+        state.all_reduce({"w": every["w"]} if step % 2 else every)
+    return ways
+
+
+def test_only_steps_of_the_same_parameters_are_compared(pool):
+    for ways in pool(4).call(other_steps):
+        # Every second step is of one parameter alone, and goes as the one that follows.
+        assert ways[::2] == ["compressed", "dense"] * 3 + ["compressed"]
