@@ -7,12 +7,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <random>
 #include <vector>
 
 #include "kernels/pack/pack.h"
 #include "tests/check.h"
+#include "tests/kernel_inputs.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -20,43 +19,6 @@
 
 namespace pycollective {
 namespace {
-
-using Random = std::mt19937_64;
-using Data = std::vector<std::byte>;
-
-const Dtype kTypes[] = {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat32};
-
-std::vector<SimdLevel> levels() {
-  std::vector<SimdLevel> here;
-  for (const SimdLevel level : {SimdLevel::kPortable, SimdLevel::kAvx2, SimdLevel::kAvx512})
-    if (level <= supported_simd_level()) here.push_back(level);
-  return here;
-}
-
-// `size` bytes, `offset` after a multiple of 16, with guards around them where no ASan has its own.
-class Room {
- public:
-  Room(std::size_t size, std::size_t offset) : size_(size), offset_(offset) {
-    memory_.reset(new std::byte[offset + size + kGuard]);
-    std::memset(memory_.get(), kPattern, offset + size + kGuard);
-  }
-  std::byte* data() { return memory_.get() + offset_; }
-  void check_guards() const {
-    for (std::size_t i = 0; i < offset_; ++i) CHECK(memory_[i] == std::byte{kPattern});
-    for (std::size_t i = 0; i < kGuard; ++i)
-      CHECK(memory_[offset_ + size_ + i] == std::byte{kPattern});
-  }
-
- private:
-#if defined(__SANITIZE_ADDRESS__)
-  static constexpr std::size_t kGuard = 0;
-#else
-  static constexpr std::size_t kGuard = 64;
-#endif
-  static constexpr unsigned char kPattern = 0xA5;
-  std::size_t size_, offset_;
-  std::unique_ptr<std::byte[]> memory_;
-};
 
 Data pack_at(SimdLevel level, Dtype dtype, const Data& in, std::size_t offset = 0) {
   const std::size_t count = in.size() / size_of(dtype);

@@ -8,26 +8,16 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <random>
 #include <vector>
 
 #include "kernels/sparse/sparse.h"
 #include "tests/check.h"
+#include "tests/kernel_inputs.h"
 
 namespace pycollective {
 namespace {
 
-using Random = std::mt19937_64;
 using Indices = std::vector<std::uint32_t>;
-
-const Dtype kTypes[] = {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat32};
-
-std::vector<SimdLevel> levels() {
-  std::vector<SimdLevel> here;
-  for (const SimdLevel level : {SimdLevel::kPortable, SimdLevel::kAvx2, SimdLevel::kAvx512})
-    if (level <= supported_simd_level()) here.push_back(level);
-  return here;
-}
 
 // A copy of so many elements in a block of their very size.
 template <class T>

@@ -133,6 +133,8 @@ def bench(
 
             if operation != "all_reduce":
                 raise ConfigurationError("--codec compares ways to do an all_reduce")
+            if peers or wire or json_file or plot_file:
+                raise ConfigurationError("--codec has no --peers, --wire, --json or --plot")
             raise typer.Exit(compare(codec, sizes, density, rounds, ranks, topology))
         refuse_inside_a_launch(
             "bench", "start it by itself, with --ranks; with --tune alone does it join a launch"

@@ -17,10 +17,10 @@ from pycollective.compression.placing import Places, Range, regions_of, share_of
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call came to, the same on all ranks.
+    """What a call came to.
 
     Attributes:
-        finite: whether every gradient was; otherwise all outputs are NaN.
+        finite: whether every gradient was, on every rank. (Of a scatter: as far as this one saw.)
         sent: bytes that this rank handed over for other hosts; None for a dense call, whose bytes
             are the backend's affair.
     """

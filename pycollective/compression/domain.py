@@ -18,7 +18,7 @@ from pycollective import _core
 from pycollective.compression.arrays import Floats
 from pycollective.compression.groups import Bytes
 from pycollective.compression.messages import Header, header_bytes
-from pycollective.errors import CollectiveMismatch
+from pycollective.errors import CollectiveMismatch, ConfigurationError
 
 Indices = NDArray[np.uint32]
 
@@ -141,7 +141,10 @@ class Domain:
             at += 8
             if row.size == at + length + count * dtype.itemsize and count <= self.size:
                 every = np.empty(count, np.uint32)
-                _core.unpack_indices(row[at : at + length], self.size, every)
+                try:
+                    _core.unpack_indices(row[at : at + length], self.size, every)
+                except ConfigurationError as error:
+                    raise CollectiveMismatch(f"compressed all_reduce: {error}") from error
                 values = row[at + length :].copy().view(dtype)
                 return self._by_item(every, values)
         raise CollectiveMismatch("compressed all_reduce: a message of a wrong length")

@@ -184,8 +184,7 @@ class State:
         try:
             yield self
         except BaseException:
-            self.begin()
-            self._open = False
+            self._open = False  # what it left is forgotten when the next begins
             raise
         self.end()
 

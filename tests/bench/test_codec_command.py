@@ -1,0 +1,79 @@
+"""`pycollective bench --codec` as a user runs it: what it counts, and what it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+
+def bench(*arguments, status=0):
+    command = [sys.executable, "-m", "pycollective", "bench", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def ways(text):
+    """By name (ms, bytes sent, error) of each row of the table."""
+    rows = re.findall(r"^ +256K +(\w+) +([\d.]+) +(\d+|-) .*?(\S+)$", text, re.M)
+    return {name: (float(ms), sent, float(error)) for name, ms, sent, error in rows}
+
+
+# Of 256 KiB of fp32 on two hosts of one rank, in each of two phases half goes to the other.
+RAW = 256 << 10
+
+
+@pytest.mark.parametrize(
+    ("codec", "fewer", "error"),
+    [
+        ("one_bit", (30, 31.1), (0.5, 1)),
+        ("int8", (3.9, 4), (1e-3, 0.03)),
+        ("top_k", (120, 150), (0.5, 1)),
+    ],
+)
+def test_bytes_errors_and_a_verdict(codec, fewer, error):
+    options = ["--codec", codec, "--ranks", "2", "--topology", "2x1", "--rounds", "2"]
+    done = bench("all_reduce", *options, "-b", "256K", "-e", "256K")
+    found = ways(done.stdout)
+    assert list(found) == [codec, "fp32", "bf16"]
+    assert fewer[0] < RAW / int(found[codec][1]) < fewer[1]
+    assert RAW <= int(found["fp32"][1]) < 1.01 * RAW
+    assert error[0] < found[codec][2] < error[1]
+    assert found["fp32"][2] < 1e-6 < found["bf16"][2] < 0.01
+    times = {name: ms for name, (ms, *_) in found.items()}
+    pays = times[codec] < min(times["fp32"], times["bf16"])
+    verdict = done.stdout.splitlines()[-1]
+    assert verdict.startswith("# 256K: pays:" if pays else "# 256K: does not pay:"), done.stdout
+
+
+def test_exact_loses_no_bit():
+    options = ["--codec", "exact", "--ranks", "2", "--topology", "2x1", "--rounds", "1"]
+    found = ways(bench("all_reduce", *options, "-b", "256K", "-e", "256K").stdout)
+    assert int(found["exact"][1]) < 0.95 * RAW
+    assert found["exact"][2] == found["fp32"][2]
+
+
+def test_on_one_host_each_rank_is_taken_for_one():
+    options = ["--codec", "int8", "--ranks", "2", "--rounds", "1", "-b", "256K", "-e", "256K"]
+    done = bench("all_reduce", *options)
+    assert "1 host(s), compressed between ranks" in done.stdout
+    assert ways(done.stdout)["fp32"][1] == "-"  # nothing goes to another host
+
+
+@pytest.mark.parametrize(
+    ("operation", "options", "message"),
+    [
+        ("all_reduce", ["--codec", "two_bit"], "no codec 'two_bit'; there are exact, one_bit"),
+        ("all_reduce", ["--codec", "top_k", "--density", "2"], "--density must be 0.0001 to 1"),
+        ("all_reduce", ["--codec", "int8", "--rounds", "0"], "--rounds must be at least 1"),
+        ("all_reduce", ["--codec", "int8", "--json", "x"], "--codec has no --peers"),
+        ("broadcast", ["--codec", "int8"], "--codec compares ways to do an all_reduce"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(operation, options, message):
+    done = bench(operation, *options, status=2)
+    assert message in done.stderr
+    assert done.stdout == ""
