@@ -21,6 +21,7 @@ except ModuleNotFoundError as error:
         f"importable at build time. Install it again beside torch, {installing.BACKEND}"
     ) from error
 
+from pycollective.torch.adam import hold_second_moment
 from pycollective.torch.backend import register, stats
 from pycollective.torch.compression import (
     Int8State,
@@ -41,6 +42,7 @@ __all__ = [
     "all_reduce_hook",
     "compressed_all_reduce",
     "compressed_reduce_scatter",
+    "hold_second_moment",
     "in_order",
     "int8_hook",
     "one_bit_hook",

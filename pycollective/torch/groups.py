@@ -57,6 +57,15 @@ class OfProcessGroup:
                 for part, average in zip(same, split, strict=True):
                     part.copy_(average)
 
+    def average_soon(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """The same of one tensor, under way."""
+        if isinstance(self._backend(), _torch.Backend):
+            return _torch.average(self._group, tensor)
+        tensor.div_(self.size)
+        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda done: done.value()[0])
+
     def _backend(self) -> Any:
         return self._group._get_backend(torch.device("cpu"))
 
@@ -69,6 +78,12 @@ class OfProcessGroup:
     def close(self) -> None:
         """See `Group`."""
         dist.destroy_process_group(self._group)
+
+
+def average_soon(group: Group, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """`OfProcessGroup.average_soon` of a group that `ends_of_group` made."""
+    assert isinstance(group, OfProcessGroup)
+    return group.average_soon(tensor)
 
 
 def ends_of_group(group: dist.ProcessGroup | None, between: str) -> Ends:
