@@ -113,6 +113,25 @@ void test_selection() {
   }
 }
 
+// No key is above that of the NaN whose bits are all set. So many in a chunk, in every chunk.
+void test_largest_nan() {
+  for (const std::size_t many : {1, 4, 9, 16})
+    for (const std::size_t count : {64, 4'096, 300'000})
+      for (const SimdLevel level : levels()) {
+        std::vector<std::uint32_t> bits(count, 0x3F800000);
+        const std::size_t chunk = std::min<std::size_t>(count, 4'096);
+        for (std::size_t at = 0; at < count; at += chunk)
+          for (std::size_t i = 0; i < many && at + 3 * i < count; ++i) bits[at + 3 * i] = ~0U;
+        const Exact<float> x(count);
+        std::memcpy(x.data(), bits.data(), count * sizeof(float));
+        Exact<float> left(count);
+        const Gradient gradient{Dtype::kFloat32, x.data(), nullptr, left.data(), count};
+        Exact<std::uint32_t> indices(many), chunks(selected_by_chunk(count, many, chunk));
+        CHECK(find_sparse(level).top_k(gradient, many, indices.data()) == kNotFinite);
+        CHECK(find_sparse(level).top_k_chunks(gradient, many, chunk, chunks.data()) == kNotFinite);
+      }
+}
+
 Indices any_indices(std::size_t count, Random& random) {
   Indices indices;
   std::uint64_t next = 0;
@@ -246,6 +265,7 @@ int main() {
   using namespace pycollective;
   const FloatEnvironment ieee;
   test_selection();
+  test_largest_nan();
   test_packed_indices();
   test_hostile_payloads();
   test_sums_and_scatter();

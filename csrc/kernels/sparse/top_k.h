@@ -33,7 +33,7 @@ inline void thin_out(Candidates& candidates, std::size_t k) {
                  return true;
                });
   candidates.count = found;
-  candidates.least = std::min(threshold.key + 1, kMagnitude);
+  candidates.least = threshold.key + 1;
 }
 
 // The indices of the k candidates that come first.
@@ -111,6 +111,8 @@ std::int64_t top_k(const Gradient& gradient, std::size_t k, std::uint32_t* indic
   const bool past = past_caches(gradient);
   for (std::size_t at = 0; at < n; at += kPiece) {
     scan<true>(gradient, past, {at, std::min(kPiece, n - at)}, candidates, largest);
+    // Before any choice: there is no key above that of the largest NaN.
+    if (!is_finite(largest)) break;
     if (candidates.count > room) thin_out(candidates, k);
   }
   end_of_stores();
@@ -183,10 +185,11 @@ std::int64_t top_k_chunks(const Gradient& gradient, std::size_t k, std::size_t c
   };
   for (std::size_t at = 0; at < gradient.count; at += chunk) {
     next->scan_part(gradient, past, {at, std::min(chunk, gradient.count - at)}, least, largest);
+    if (!is_finite(largest)) break;  // before any choice: see top_k
     if (at != 0) choose_from_waiting();
     std::swap(waiting, next);
   }
-  if (gradient.count != 0) choose_from_waiting();
+  if (is_finite(largest) && gradient.count != 0) choose_from_waiting();
   end_of_stores();
   if (!is_finite(largest)) return kNotFinite;
   return static_cast<std::int64_t>(selected_by_chunk(gradient.count, k, chunk));
