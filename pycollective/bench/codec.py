@@ -3,14 +3,15 @@
 Runs in the ranks themselves, inside any launch. Each size is one fp32 gradient a rank, Gaussian
 with row scales that vary as those of real layers do, another one in every step. The codec and dense
 calls in fp32 and bf16 take turns, round after round; a time is the slowest rank's, and what counts
-is the median. Where all ranks are on one host, each is taken for a host of its own.
+is the median. Where all ranks are on one host, each is taken for a host of its own; exact packing
+is of what goes to other hosts, and wants some.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +25,21 @@ from pycollective.communicator import Communicator
 from pycollective.compression import Int8State, OneBitState, State, TopKState
 from pycollective.errors import ConfigurationError
 
-CODECS = ("exact", "one_bit", "int8", "top_k")
 _ROW = 1024  # elements of one scale
 Floats = NDArray[np.float32]
+
+
+def _all(name: str, shape: tuple[int, ...]) -> bool:
+    return True
+
+
+# What makes a codec's state of a plan and more, by its name.
+_STATES: dict[str, Callable[..., State]] = {
+    "one_bit": lambda plan, *of, **how: OneBitState(*of, compress=_all, **how),
+    "int8": lambda plan, *of, **how: Int8State(*of, compress=_all, **how),
+    "top_k": lambda plan, *of, **how: TopKState(*of, compress=_all, density=plan.density, **how),
+}
+CODECS = ("exact", *_STATES)
 
 
 @dataclass(frozen=True)
@@ -59,13 +72,21 @@ class Plan:
         if not 1e-4 <= self.density <= 1:
             raise ConfigurationError("--density must be 0.0001 to 1")
 
+    def refuse_one_host(self) -> None:
+        """Raise if there is nothing to compare where all ranks are on one host."""
+        if self.codec == "exact":
+            raise ConfigurationError(
+                "--codec exact packs what goes to other hosts, and all ranks are on one: give a "
+                "--topology for them to play, such as 2x1"
+            )
+
 
 @dataclass(frozen=True)
 class Way:
     """What one way to average a gradient came to.
 
     Attributes:
-        name: the codec's, or "fp32" or "bf16".
+        name: the codec's; "fp32" and "bf16" are dense.
         seconds: a call, the median of the rounds of the slowest rank.
         sent: bytes a call that this rank handed over for other hosts; None if not counted.
         error: of one call's average, relative to it (L2).
@@ -92,6 +113,8 @@ def compare(plan: Plan, topology: str, show: Callable[[str], None]) -> None:
     with bootstrap.init(topology=topology or None) as communicator:
         hosts = max(communicator.host_of) + 1
         show_here = show if communicator.rank == 0 else (lambda line: None)
+        if hosts == 1:
+            plan.refuse_one_host()
         between = "hosts" if hosts > 1 else "ranks"
         show_here(
             f"# {plan.codec}"
@@ -99,63 +122,81 @@ def compare(plan: Plan, topology: str, show: Callable[[str], None]) -> None:
             + f": {communicator.size} ranks, {hosts} host(s), compressed between {between}; the "
             f"median of {plan.rounds} rounds"
         )
-        show_here(f"{'size':>9} {'':>9} {'ms':>10} {'sent':>12} {'of fp32':>9} {'error':>10}")
+        show_here(f"{'size':>9} {'':>10} {'ms':>10} {'sent':>12} {'of fp32':>9} {'error':>10}")
         for size in plan.sizes:
             ways = measure(communicator, plan, size, between)
-            for way in ways:
-                show_here(_row(size, way, ways[1]))
-            show_here(_verdict(plan, size, ways))
+            for way in ways.values():
+                show_here(_row(size, way, ways["fp32"]))
+            for line in _verdicts(plan, size, ways):
+                show_here(line)
 
 
-def measure(communicator: Communicator, plan: Plan, size: int, between: str) -> list[Way]:
+@dataclass(frozen=True)
+class _Call:
+    """One way to average.
+
+    Attributes:
+        dtype: of the gradient that it takes.
+        run: averages it in place.
+        sent: bytes handed over for other hosts so far; None if they are not counted.
+    """
+
+    dtype: str
+    run: Callable[[Any], object]
+    sent: Callable[[], float | None]
+
+
+def calls_of(
+    communicator: Communicator, plan: Plan, shape: tuple[int, int], between: str
+) -> dict[str, _Call]:
+    """The codec's ways, then dense fp32 and bf16; collective."""
+
+    def sent() -> float | None:
+        return float(communicator.stats()["sent_bytes"]) if max(communicator.host_of) else None
+
+    def plain(dtype: str, wire: str) -> _Call:
+        return _Call(dtype, lambda x: communicator.all_reduce(x, "avg", wire=wire), sent)
+
+    dense = {"fp32": plain("float32", "raw"), "bf16": plain("bfloat16", "raw")}
+    if plan.codec == "exact":
+        exact = plain("float32", "exact"), plain("bfloat16", "exact")
+        return {"exact fp32": exact[0], "exact bf16": exact[1], **dense}
+    state = _STATES[plan.codec](plan, {"x": shape}, communicator, between=between)
+    codec = _Call(
+        "float32",
+        lambda x: state.all_reduce({"x": x}),
+        lambda: float(state.stats()["payload_bytes"]),
+    )
+    return {plan.codec: codec, **dense}
+
+
+def measure(communicator: Communicator, plan: Plan, size: int, between: str) -> dict[str, Way]:
     """The codec, dense fp32 and dense bf16; every rank must call it."""
     shape = (size // 4 // _ROW, _ROW)
-    bfloat16 = numpy_type("bfloat16")
-    state = _state(plan, shape, communicator, between)
-
-    def compressed(x: Floats) -> Floats:
-        if state is None:
-            communicator.all_reduce(x, "avg", wire="exact")
-        else:
-            state.all_reduce({"x": x})
-        return x
-
-    def dense(x: Floats) -> Floats:
-        communicator.all_reduce(x, "avg", wire="raw")
-        return x
-
-    def dense_16(x: Any) -> Any:
-        communicator.all_reduce(x, "avg", wire="raw")
-        return x
-
-    calls: dict[str, Callable[[Any], Any]] = {
-        plan.codec: compressed,
-        "fp32": dense,
-        "bf16": dense_16,
-    }
+    calls = calls_of(communicator, plan, shape, between)
     taken: dict[str, list[float]] = {name: [] for name in calls}
     sent: dict[str, list[float | None]] = {name: [] for name in calls}
     errors = {}
     for number in range(1 + plan.rounds):  # the first warms up, and is looked at for its error
         x = gradient(communicator.rank, number, shape)
         for name, call in calls.items():
-            given = x.astype(bfloat16) if name == "bf16" else x.copy()
+            out = x.astype(numpy_type(call.dtype))
             communicator.barrier()
-            before = _sent(communicator, state if name == plan.codec else None)
+            before = call.sent()
             start = time.perf_counter()
-            out = call(given)
+            call.run(out)
             seconds = np.array([time.perf_counter() - start])
-            after = _sent(communicator, state if name == plan.codec else None)
+            after = call.sent()
             communicator.all_reduce(seconds, "max")
             if number == 0:
                 errors[name] = _error(communicator.size, shape, out)
                 continue
             taken[name].append(float(seconds[0]))
             sent[name].append(None if after is None or before is None else after - before)
-    return [
-        Way(name, statistics.median(taken[name]), _median(sent[name]), errors[name])
+    return {
+        name: Way(name, statistics.median(taken[name]), _median(sent[name]), errors[name])
         for name in calls
-    ]
+    }
 
 
 def gradient(rank: int, number: int, shape: tuple[int, int]) -> Floats:
@@ -173,32 +214,6 @@ def _error(ranks: int, shape: tuple[int, int], out: Any) -> float:
     return float(np.linalg.norm(out.astype(np.float64) - mean) / np.linalg.norm(mean))
 
 
-def _state(
-    plan: Plan, shape: tuple[int, int], communicator: Communicator, between: str
-) -> State | None:
-    shapes = {"x": shape}
-    if plan.codec == "one_bit":
-        return OneBitState(shapes, communicator, between=between, compress=_all)
-    if plan.codec == "int8":
-        return Int8State(shapes, communicator, between=between, compress=_all)
-    if plan.codec == "top_k":
-        return TopKState(shapes, communicator, density=plan.density, between=between, compress=_all)
-    return None
-
-
-def _all(name: str, shape: tuple[int, ...]) -> bool:
-    return True
-
-
-def _sent(communicator: Communicator, state: State | None) -> float | None:
-    """Bytes handed over for other hosts so far."""
-    if state is not None:
-        return float(state.stats()["payload_bytes"])
-    if max(communicator.host_of) == 0:
-        return None
-    return float(communicator.stats()["sent_bytes"])
-
-
 def _median(numbers: list[float | None]) -> float | None:
     known = [each for each in numbers if each is not None]
     return statistics.median(known) if known else None
@@ -208,20 +223,25 @@ def _row(size: int, way: Way, dense: Way) -> str:
     ratio = f"1/{dense.sent / way.sent:.1f}" if way.sent and dense.sent and way is not dense else ""
     sent = "-" if way.sent is None else f"{way.sent:.0f}"
     return (
-        f"{format_size(size):>9} {way.name:>9} {way.seconds * 1e3:10.3f} {sent:>12} {ratio:>9} "
+        f"{format_size(size):>9} {way.name:>10} {way.seconds * 1e3:10.3f} {sent:>12} {ratio:>9} "
         f"{way.error:10.2e}"
     )
 
 
-def _verdict(plan: Plan, size: int, ways: list[Way]) -> str:
-    codec, *dense = ways
-    best = min(dense, key=lambda way: way.seconds)
-    factor = best.seconds / codec.seconds
-    kept = (
-        "no bit lost"
-        if plan.codec == "exact"
-        else f"{codec.error:.0%} of the average kept for later steps"
-    )
+def _verdicts(plan: Plan, size: int, ways: Mapping[str, Way]) -> list[str]:
+    dense = {name: ways[name] for name in ("fp32", "bf16")}
+    if plan.codec == "exact":
+        return [
+            _verdict(f"{format_size(size)} of {name}", ways[f"exact {name}"], each, "no bit lost")
+            for name, each in dense.items()
+        ]
+    codec, best = ways[plan.codec], min(dense.values(), key=lambda way: way.seconds)
+    kept = f"{codec.error:.0%} of the average kept for later steps"
+    return [_verdict(format_size(size), codec, best, kept)]
+
+
+def _verdict(what: str, codec: Way, dense: Way, kept: str) -> str:
+    factor = dense.seconds / codec.seconds
     if factor > 1:
-        return f"# {format_size(size)}: pays: {factor:.2f}x as fast as dense {best.name}; {kept}"
-    return f"# {format_size(size)}: does not pay: dense {best.name} takes {factor:.2f} of its time"
+        return f"# {what}: pays: {factor:.2f}x as fast as dense {dense.name}; {kept}"
+    return f"# {what}: does not pay: dense {dense.name} takes {factor:.2f} of its time"

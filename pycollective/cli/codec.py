@@ -23,6 +23,8 @@ def compare(
     if not bootstrap.launched():
         if topology:
             Topology.parse(topology, ranks)
+        else:
+            plan.refuse_one_host()
         # The very same command, of which each rank now takes part in a launch.
         return launch(["-m", "pycollective", *sys.argv[1:]], ranks)
     try:

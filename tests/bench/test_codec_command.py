@@ -18,7 +18,7 @@ def bench(*arguments, status=0):
 
 def ways(text):
     """By name (ms, bytes sent, error) of each row of the table."""
-    rows = re.findall(r"^ +256K +(\w+) +([\d.]+) +(\d+|-) .*?(\S+)$", text, re.M)
+    rows = re.findall(r"^ +256K +(\w[\w ]*\w) +([\d.]+) +(\d+|-) .*?(\S+)$", text, re.M)
     return {name: (float(ms), sent, float(error)) for name, ms, sent, error in rows}
 
 
@@ -51,9 +51,13 @@ def test_bytes_errors_and_a_verdict(codec, fewer, error):
 
 def test_exact_loses_no_bit():
     options = ["--codec", "exact", "--ranks", "2", "--topology", "2x1", "--rounds", "1"]
-    found = ways(bench("all_reduce", *options, "-b", "256K", "-e", "256K").stdout)
-    assert int(found["exact"][1]) < 0.95 * RAW
-    assert found["exact"][2] == found["fp32"][2]
+    done = bench("all_reduce", *options, "-b", "256K", "-e", "256K")
+    found = ways(done.stdout)
+    assert list(found) == ["exact fp32", "exact bf16", "fp32", "bf16"]
+    for dtype, raw in (("fp32", RAW), ("bf16", RAW / 2)):
+        assert int(found[f"exact {dtype}"][1]) < 0.95 * raw
+        assert found[f"exact {dtype}"][2] == found[dtype][2]
+        assert f"# 256K of {dtype}: " in done.stdout
 
 
 def test_on_one_host_each_rank_is_taken_for_one():
@@ -70,6 +74,11 @@ def test_on_one_host_each_rank_is_taken_for_one():
         ("all_reduce", ["--codec", "top_k", "--density", "2"], "--density must be 0.0001 to 1"),
         ("all_reduce", ["--codec", "int8", "--rounds", "0"], "--rounds must be at least 1"),
         ("all_reduce", ["--codec", "int8", "--json", "x"], "--codec has no --peers"),
+        (
+            "all_reduce",
+            ["--codec", "exact", "--ranks", "2"],
+            "all ranks are on one: give a --topology",
+        ),
         ("broadcast", ["--codec", "int8"], "--codec compares ways to do an all_reduce"),
     ],
 )
