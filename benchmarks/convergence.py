@@ -48,13 +48,13 @@ TASKS = {
         **{"evaluations": 20, "evaluated": 0},
     ),
     "text": Task(
-        **{"data": "text", "size": (160, 4, 4, 128), "steps": 480, "rows": 4, "length": 64},
-        **{"dense_steps": 48, "optimizer": "adamw", "rate": 1e-3},
+        **{"data": "text", "size": (160, 4, 4, 128), "steps": 1920, "rows": 4, "length": 64},
+        **{"dense_steps": 384, "optimizer": "adamw", "rate": 1e-3},
         **{"evaluations": 20, "evaluated": 64},
     ),
     "text_10m": Task(
         **{"data": "text", "size": (384, 6, 6, 128), "steps": 300, "rows": 4, "length": 64},
-        **{"dense_steps": 30, "optimizer": "adamw", "rate": 5e-4},
+        **{"dense_steps": 60, "optimizer": "adamw", "rate": 5e-4},
         **{"evaluations": 20, "evaluated": 64},
     ),
 }
@@ -63,8 +63,9 @@ TITLES = {
     "text": "Text: a byte-level GPT of 1.3 M parameters",
     "text_10m": "Text: a byte-level GPT of 10.9 M parameters",
 }
-# What the mean final loss may be at most, nats: stated before the runs.
-BOUNDS = {"digits": 0.12, "text": 2.5, "text_10m": 2.6}
+# What the mean final loss may be at most, nats: stated before the runs; of the text after a trial
+# of one seed (dense: 1.69).
+BOUNDS = {"digits": 0.12, "text": 1.75, "text_10m": 2.6}
 # Which loss the plot shows: digits are learnt by heart, so only the training loss tells runs apart.
 SHOWN = {"digits": "training", "text": "held-out", "text_10m": "held-out"}
 LAST = 3  # evaluations that the final loss is the mean of

@@ -47,7 +47,8 @@ class Task:
         rows: images or texts a rank and step.
         length: bytes of a text.
         dense_steps: the first steps, which every method averages densely.
-        optimizer: "sgd" (momentum 0.9) or "adamw".
+        optimizer: "sgd" (momentum 0.9) or "adamw"; of the latter all methods but dense hold the
+            second moment when the dense steps are over (`pycollective.torch.hold_second_moment`).
         rate: the learning rate at its highest: it rises over a twentieth of the steps, and falls
             as a cosine to a twentieth.
         evaluations: how often the held-out loss is taken.
@@ -250,6 +251,8 @@ def train(run: Run) -> dict[str, Any]:
             group["lr"] = rate(step)
         optimizer.step()
         optimizer.zero_grad()
+        if step + 1 == task.dense_steps and task.optimizer == "adamw" and state is not None:
+            pct.hold_second_moment(optimizer)
         if not run.method.feedback and run.method.codec != "power_sgd":
             state.reset()
         if (step + 1) * task.evaluations // task.steps > step * task.evaluations // task.steps:
