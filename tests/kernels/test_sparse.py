@@ -61,6 +61,8 @@ INPUTS = {
     "1 % dense": lambda r, n: r.standard_normal(n) * (r.random(n) < 0.01),
     "few values": lambda r, n: r.integers(-3, 4, n) / 4,
     "one value": lambda r, n: np.full(n, -1.5) * r.choice([-1, 1], n),
+    # The least step above the k-th magnitude, in what comes after a guess that was far too low.
+    "neighbours": lambda r, n: 1 + 2.0**-22 * (r.random(n) < 1 / 400),
     "zeros": lambda r, n: np.zeros(n) * r.choice([-1, 1], n),
     "ascending": lambda r, n: np.arange(n) / 64,
     "descending": lambda r, n: -np.arange(n)[::-1] / 64,

@@ -75,6 +75,18 @@ def test_a_sum_has_one_nan_and_keeps_minus_zero():
             assert sums.view(np.uint32)[:2].tolist() == [0x7FC00000, 0x80000000]
 
 
+def test_what_one_alone_has_keeps_its_sign_whichever_it_is():
+    """Nothing is added to it, not even a zero."""
+    minus_zero, one = np.array([-0.0], np.float32), np.ones(1, np.float32)
+    near, far = np.array([3], np.uint32), np.array([9], np.uint32)
+    for simd in LEVELS:
+        for at, values in [((near, far), (minus_zero, one)), ((far, near), (one, minus_zero))]:
+            places, sums = np.zeros(2, np.uint32), np.zeros(2, np.float32)
+            assert _core.sparse_sum(list(at), list(values), places, sums, simd) == 2
+            assert places.tolist() == [3, 9]
+            assert sums.view(np.uint32).tolist() == [0x80000000, 0x3F800000]
+
+
 @pytest.mark.parametrize("out_dtype", TYPES)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("divisor", [1, 3, 8])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import faulthandler
 import json
 import os
@@ -123,6 +124,50 @@ def daemon_compresses(rank, *place):
             state.all_reduce({"w": torch.ones(80, 90)})
 
     threading.Thread(target=average, daemon=True).start()
+    time.sleep(0.05)
+
+
+def compressed_exception(rank, *place, backend="pycollective"):
+    """Rank 0 leaves between two buckets; the others say by their status what backward raised."""
+    join_torch(rank, *place)
+    group = dist.new_group(backend=backend, timeout=datetime.timedelta(seconds=20))
+    layers = [torch.nn.Linear(100, 100, bias=False) for _ in range(3)]
+    ddp = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(*layers), bucket_cap_mb=0.01, process_group=group
+    )
+    state = pycollective.torch.OneBitState(ddp, between="ranks", group=group)
+    ddp.register_comm_hook(state, pycollective.torch.one_bit_hook)
+    ddp(torch.randn(8, 100)).sum().backward()
+    if rank == 0:
+
+        def fail(_):
+            raise ValueError("a bad batch")
+
+        layers[0].weight.register_hook(fail)  # the last gradient: the other buckets have gone
+    try:
+        ddp(torch.randn(8, 100)).sum().backward()
+    except RuntimeError as error:
+        typed = isinstance(error, pc.CollectiveError if backend == "pycollective" else RuntimeError)
+        sys.exit(4 if typed else 5)
+    sys.exit(5)
+
+
+def compressed_exception_over_gloo(rank, *place):
+    compressed_exception(rank, *place, backend="gloo")
+
+
+def daemon_trains(rank, *place):
+    """The process ends while hooks are under way."""
+    join_torch(rank, *place)
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300), bucket_cap_mb=0.01)
+    state = pycollective.torch.OneBitState(ddp, between="ranks")
+    ddp.register_comm_hook(state, pycollective.torch.one_bit_hook)
+
+    def train():
+        while True:
+            ddp(torch.ones(1, 300)).sum().backward()
+
+    threading.Thread(target=train, daemon=True).start()
     time.sleep(0.05)
 
 
@@ -241,6 +286,9 @@ WAYS = {
     trained: {0},
     compressed: {0},
     daemon_compresses: {0},
+    compressed_exception: {1, 4},
+    compressed_exception_over_gloo: {1, 4},
+    daemon_trains: {0},
     exception: {1},
     exit_in_the_middle: {1, 3},
     groups_left: {0},

@@ -1,0 +1,73 @@
+"""Compressed training as its user starts it: the same weights on every rank, by each launcher."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.launchers import OwnLauncher, Torchrun
+from tests.torch.compressed import HOOKS
+
+LAUNCHERS = {"run": OwnLauncher(), "torchrun": Torchrun()}
+
+PROGRAM = """
+import hashlib, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import pycollective.torch as pct
+
+dist.init_process_group("pycollective")
+rank = dist.get_rank()
+said = []
+for name, make in {
+    "one_bit": lambda ddp: pct.OneBitState(ddp, chunk=256),
+    "int8": lambda ddp: pct.Int8State(ddp),
+    "top_k": lambda ddp: pct.TopKState(ddp, density=0.03),
+}.items():
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(60, 90), torch.nn.Tanh(), torch.nn.Linear(90, 70))
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.02)
+    state = make(ddp)
+    ddp.register_comm_hook(state, getattr(pct, name + "_hook"))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.3, momentum=0.9)
+    random = torch.Generator().manual_seed(100 + rank)
+    for _ in range(6):
+        x = torch.randn(8, 60, generator=random)
+        optimizer.zero_grad()
+        ddp(x).square().mean().backward()
+        optimizer.step()
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    stats = state.stats()
+    digest = hashlib.blake2b(weights, digest_size=8).hexdigest()
+    said.append(f"{name} {digest} {stats['steps']} {stats['compressed_calls'] > 6}")
+Path(sys.argv[1], str(rank)).write_text("\\n".join(said))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def digests(tmp_path_factory):
+    """What each rank under each launcher says of each hook's training."""
+    found = {}
+    for name, launcher in LAUNCHERS.items():
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "program.py").write_text(PROGRAM)
+        arguments = str(folder / "program.py"), str(folder)
+        done = launcher.run(2, *arguments, timeout=100, PYCOLLECTIVE_TOPOLOGY="2x1")
+        assert done.returncode == 0, done.stderr
+        for rank in range(2):
+            lines = (folder / str(rank)).read_text().splitlines()
+            found[name, rank] = {line.split()[0]: line.split()[1:] for line in lines}
+    return found
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_rank_of_every_launcher_ends_with_the_same_weights(digests, hook):
+    said = [of[hook] for of in digests.values()]
+    assert len(said) == 2 * len(LAUNCHERS)
+    assert len({digest for digest, *_ in said}) == 1
+    assert [rest for _, *rest in said] == [["6", "True"]] * len(said), "it was not compressed"
+
+
+def test_each_hook_trains_to_weights_of_its_own(digests):
+    assert len({of[hook][0] for of in digests.values() for hook in HOOKS}) == len(HOOKS)
