@@ -9,13 +9,18 @@ from tests.compression.players import KINDS, SHAPES, digest, gradients, make, wi
 
 
 class Clock:
-    """Says that every timed call took as long as the test wants."""
+    """Says that every timed call took as long as the test wants.
+
+    Attributes:
+        asked: how often it was looked at.
+    """
 
     def __init__(self, state, seconds):
         self._state, self._seconds, self._now = state, seconds, 0.0
-        self._started = False
+        self._started, self.asked = False, 0
 
     def __call__(self):
+        self.asked += 1
         if self._started:
             self._now += self._seconds[self._state.stats()["way"]]
         self._started = not self._started

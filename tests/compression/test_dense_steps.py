@@ -58,12 +58,14 @@ def test_the_first_steps_are_dense_and_the_rest_a_fresh_states(pool, kind, host_
 def densities(comm):
     """The density of each step, and the ways of auto's after a dense start and a warm-up."""
     state = make(comm, HOSTS[0], "top_k", dense_steps=2, warm_up=2, when="auto")
-    state._choice.clock = Clock(state, {way: each[comm.rank] for way, each in FASTER.items()})
+    clock = Clock(state, {way: each[comm.rank] for way, each in FASTER.items()})
+    state._choice.clock = clock
     found, ways = [], []
     for step in range(13):
         found.append(state.density)
         ways.append(state.stats()["way"])
         state.all_reduce(gradients(2, comm.rank, step))
+        assert clock.asked == 2 * min(max(0, step - 1), 8)  # the dense start is not timed
     return found, ways
 
 

@@ -201,3 +201,22 @@ def test_torchs_states_have_the_options_of_numpys_by_name(name):
     for option in set(wants) - {"communicator", "parameters"}:
         assert ours[option].default == wants[option].default
         assert ours[option].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+PUBLIC = {
+    *("step", "all_reduce", "reduce_scatter", "set_loss_scale", "stats", "codec"),
+    *("flush", "reset", "state_dict", "load_state_dict", "close"),
+}
+
+
+def public(comm):
+    """What users see of states of either face."""
+    of_torch = state_of(Given(), "top_k", HOSTS, group_of(comm, "pycollective"))
+    of_numpy = compression.OneBitState({"w": (64, 80)}, comm, between="ranks")
+    return [{name for name in dir(each) if name[0] != "_"} for each in (of_torch, of_numpy)]
+
+
+def test_users_see_what_they_may_call_and_nothing_else(ranks):
+    for of_torch, of_numpy in ranks(public):
+        assert of_numpy == PUBLIC
+        assert of_torch == PUBLIC | {"density"}
