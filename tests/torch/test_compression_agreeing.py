@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import time
 
 import pytest
@@ -26,6 +27,15 @@ def ranks():
         yield lambda function, *args: results(started.call(function, *args))
 
 
+def played(topology, group):
+    """A state like the others', by a rank that sees other hosts."""
+    os.environ["PYCOLLECTIVE_TOPOLOGY"] = topology
+    try:
+        return pct.OneBitState(Given(), group=group)
+    finally:
+        del os.environ["PYCOLLECTIVE_TOPOLOGY"]
+
+
 # What rank 1 alone does, and whether it can be.
 MADE = {
     "density": (lambda group: pct.TopKState(Given(), density=5, group=group), False),
@@ -37,8 +47,8 @@ MADE = {
     "between what": (lambda group: pct.OneBitState(Given(), between="racks", group=group), False),
     "when": (lambda group: pct.Int8State(Given(), when="sometimes", group=group), False),
     "no names": (lambda group: pct.OneBitState(list(Given().parameters()), group=group), False),
-    "topology": (lambda group: state_of(Given(), "one_bit", "3x3", group), False),
-    "other hosts": (lambda group: state_of(Given(), "one_bit", "4x1", group), True),
+    "topology": (lambda group: played("3x3", group), False),
+    "other hosts": (lambda group: played("4x1", group), True),
     "between": (lambda group: pct.OneBitState(Given(), between="ranks", group=group), True),
     "dense_steps": (lambda group: pct.OneBitState(Given(), dense_steps=4, group=group), True),
     "codec": (lambda group: pct.Int8State(Given(), chunk=1024, group=group), True),
