@@ -6,7 +6,7 @@ Both have a fixed length that all ranks know. Whoever sends fewer bytes agrees o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -213,10 +213,11 @@ class Ends:
                 group.abort(reason)
 
     def close(self) -> None:
-        """Leave all groups; collective."""
-        for group in {id(each): each for each in (self.across, self.local, self.all)}.values():
-            if group is not None:
-                group.close()
+        """Leave all groups, also where one of them cannot be left in order; collective."""
+        with ExitStack() as closing:  # the last comes first
+            for group in {id(each): each for each in (self.all, self.local, self.across)}.values():
+                if group is not None:
+                    closing.callback(group.close)
 
 
 class InOrder:
@@ -282,3 +283,32 @@ def ends_of_communicator(
 
     # A communicator of the state's own: its calls do not mix with those of the caller's threads.
     return Ends.make(places, part([range(communicator.size)]), part)
+
+
+@dataclass(frozen=True)
+class Among:
+    """The ranks that a state is made among, before it has groups of its own.
+
+    Attributes:
+        group: the caller's: in it ranks compare what they were given.
+        told: what else they must have alike, as JSON can say; looked up by this rank alone, and
+            raises `ConfigurationError` where it cannot be.
+        ends: makes the groups; collective, so only when all ranks will. Given `between`.
+    """
+
+    group: Group
+    told: Callable[[], Any]
+    ends: Callable[[str], Ends]
+
+    @classmethod
+    def of(cls, ranks: Communicator | Ends | Among) -> Among:
+        """Those of a communicator, or of groups that there are."""
+        if isinstance(ranks, Among):
+            return ranks
+        if isinstance(ranks, Ends):
+            return cls(ranks.all, lambda: None, lambda _: ranks)
+        return cls(
+            OfCommunicator(ranks),
+            lambda: None,
+            lambda between: ends_of_communicator(ranks, between),
+        )

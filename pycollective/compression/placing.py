@@ -24,6 +24,12 @@ from pycollective.placement import number_hosts
 Range = tuple[int, int]
 
 
+def check_between(between: str) -> None:
+    """Refuse what `Places.of` does not know."""
+    if between not in ("hosts", "ranks"):
+        raise ConfigurationError(f"between={between!r} is neither 'hosts' nor 'ranks'")
+
+
 @dataclass(frozen=True)
 class Places:
     """The hosts of a group's ranks, seen from one of them.
@@ -39,8 +45,7 @@ class Places:
     @classmethod
     def of(cls, rank: int, host_of: Sequence[int], between: str) -> Places:
         """`between`: "hosts", or "ranks", which takes every rank for a host of its own."""
-        if between not in ("hosts", "ranks"):
-            raise ConfigurationError(f"between={between!r} is neither 'hosts' nor 'ranks'")
+        check_between(between)
         if between == "ranks":
             return cls(rank, tuple(range(len(host_of))))
         return cls(rank, number_hosts(host_of))

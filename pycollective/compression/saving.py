@@ -47,22 +47,6 @@ class Part:
         return self.elements[1] - self.elements[0]
 
 
-def check_saved(state: Mapping[str, Any], codec: str) -> None:
-    """Look whether it is what a state of this codec has saved, as far as that goes.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    parts = {"steps", "loss_scale", "ranks", "hosts", "residuals", "undelivered", "sharded"}
-    version, of = state.get("version"), state.get("codec", {}).get("codec")
-    missing = sorted(parts - set(state))
-    if version != 1 or of != codec or missing:
-        raise ConfigurationError(
-            f"no state of {codec}: version {version}, codec {of!r}"
-            + (f", without {', '.join(missing)}" if missing else "")
-        )
-
-
 class Keeper:
     """Gathers and hands out the residuals of a state's compressed parameters."""
 

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pycollective.communicator import Communicator
 from pycollective.compression.arrays import Flat, Item
 from pycollective.compression.bucket import Agreement, Outcome
-from pycollective.compression.domain import VALUES
-from pycollective.compression.groups import Ends, ends_of_communicator
+from pycollective.compression.groups import Among, Ends
+from pycollective.compression.options import Common, Compress, Quantized, Sparse
 from pycollective.compression.quantized import QuantizedExchange
 from pycollective.compression.sparse import SparseExchange
-from pycollective.compression.state import Shape, State
-from pycollective.errors import ConfigurationError
+from pycollective.compression.state import State
 
-# What decides the number of elements to a scale, or to a chunk that is picked from.
-MOST_CHUNK = 1 << 16
-
-Compress = Callable[[str, Shape], bool]
-
-
-def check_chunk(chunk: int) -> int:
-    """A chunk's elements.
-
-    Raises:
-        ConfigurationError: not a multiple of 64 up to `MOST_CHUNK`.
-    """
-    if not isinstance(chunk, int) or not 64 <= chunk <= MOST_CHUNK or chunk % 64:
-        raise ConfigurationError(
-            f"chunk={chunk!r} is not a multiple of 64 between 64 and {MOST_CHUNK}"
-        )
-    return chunk
+# By name; a face may look them up when the ranks compare them.
+Shapes = Mapping[str, Sequence[int]] | Callable[[], Mapping[str, Sequence[int]]]
 
 
 class QuantizedState(State):
@@ -40,21 +23,20 @@ class QuantizedState(State):
 
     def __init__(
         self,
-        parameters: Mapping[str, Sequence[int]],
-        ends: Ends,
-        chunk: int,
-        compress: Compress | None,
-        when: str,
+        parameters: Shapes,
+        ranks: Communicator | Ends | Among,
+        options: Quantized,
+        common: Common,
     ) -> None:
-        self.chunk = check_chunk(chunk)
-        super().__init__(parameters, ends, {"chunk": chunk}, compress, when)
-        self._exchanged = QuantizedExchange(ends, self.codec, self.chunk)
-        self.kinds = {"worker": self._exchanged.worker, "server": self._exchanged.server}
+        super().__init__(parameters, ranks, options, common)
+        self._chunk = options.chunk
+        self._exchanged = QuantizedExchange(self._ends, self.codec, self._chunk)
+        self._kinds = {"worker": self._exchanged.worker, "server": self._exchanged.server}
 
     def _exchange(self, items: list[Item], agreement: Agreement) -> Outcome:
         return self._exchanged(items, agreement)
 
-    def _scatter(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
+    def _exchange_shards(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
         return self._exchanged.scatter(items, agreement, out)
 
 
@@ -63,22 +45,24 @@ class OneBitState(QuantizedState):
 
     The scale is the mean magnitude. Two residuals: of what this rank's share was (worker), of what
     the average of the region that it owns was (server); 8 bytes each an element of either, for a
-    step's old and new ones.
+    step's old and new ones. Nothing is compressed where all ranks are on one host, unless made with
+    ``between="ranks"``.
     """
 
     codec = "one_bit"
 
     def __init__(
         self,
-        parameters: Mapping[str, Sequence[int]],
-        communicator: Communicator | Ends,
+        parameters: Shapes,
+        communicator: Communicator | Ends | Among,
         *,
         chunk: int = 1024,
         between: str = "hosts",
         compress: Compress | None = None,
         when: str = "always",
+        dense_steps: int = 0,
     ) -> None:
-        """Collective over the communicator, which it splits; see `State` for what is raised.
+        """Collective over the communicator, which it splits once all ranks have agreed.
 
         Args:
             parameters: the shape of each by name, such as ``{"w": w.shape}``.
@@ -89,8 +73,15 @@ class OneBitState(QuantizedState):
             compress: whether a parameter of this name and shape is compressed; None for those of
                 two dimensions or more and at least 4,096 elements.
             when: "always"; or "auto", where it is faster than dense, by a measurement (`choice`).
+            dense_steps: the first so many steps that count are dense, and nothing is held. "auto"
+                measures after them.
+
+        Raises:
+            ConfigurationError: an option cannot be.
+            CollectiveMismatch: ranks differ in parameters or options, or one refused its own.
         """
-        super().__init__(parameters, _ends(communicator, between), chunk, compress, when)
+        common = Common(between, compress, when, dense_steps)
+        super().__init__(parameters, communicator, Quantized(chunk), common)
 
 
 class Int8State(QuantizedState):
@@ -103,27 +94,32 @@ class Int8State(QuantizedState):
 
     def __init__(
         self,
-        parameters: Mapping[str, Sequence[int]],
-        communicator: Communicator | Ends,
+        parameters: Shapes,
+        communicator: Communicator | Ends | Among,
         *,
         chunk: int = 256,
         between: str = "hosts",
         compress: Compress | None = None,
         when: str = "always",
+        dense_steps: int = 0,
     ) -> None:
         """See `OneBitState`."""
-        super().__init__(parameters, _ends(communicator, between), chunk, compress, when)
+        common = Common(between, compress, when, dense_steps)
+        super().__init__(parameters, communicator, Quantized(chunk), common)
 
 
 class TopKState(State):
-    """The elements of the largest magnitude, as places and values."""
+    """The elements of the largest magnitude, as places and values.
+
+    Nothing is compressed where all ranks are on one host, unless made with ``between="ranks"``.
+    """
 
     codec = "top_k"
 
     def __init__(
         self,
-        parameters: Mapping[str, Sequence[int]],
-        communicator: Communicator | Ends,
+        parameters: Shapes,
+        communicator: Communicator | Ends | Among,
         *,
         density: float,
         by: str = "tensor",
@@ -135,6 +131,7 @@ class TopKState(State):
         between: str = "hosts",
         compress: Compress | None = None,
         when: str = "always",
+        dense_steps: int = 0,
     ) -> None:
         """See `OneBitState`.
 
@@ -147,78 +144,58 @@ class TopKState(State):
             values: how they travel: "float32", "bfloat16" or "float16". What rounding drops stays
                 in the residual.
             exchange: "gather", "region" or "auto" (`sparse`).
-            warm_up: so many steps the density falls from nearly 1 to its value, by equal ratios.
+            warm_up: so many steps after `dense_steps` the density falls from nearly 1 to its value,
+                by equal ratios.
             decay: what is held is multiplied by it each step.
             between: see there.
             compress: see there.
             when: see there.
+            dense_steps: see there.
         """
-        if not (isinstance(density, float | int) and 1e-4 <= density <= 1):
-            raise ConfigurationError(f"density={density!r} is not between 0.0001 and 1")
-        for name, value, of in (
-            ("by", by, ("tensor", "chunk")),
-            ("values", values, tuple(VALUES)),
-            ("exchange", exchange, ("gather", "region", "auto")),
-        ):
-            if value not in of:
-                raise ConfigurationError(f"{name}={value!r} is none of {', '.join(of)}")
-        if not (isinstance(warm_up, int) and warm_up >= 0):
-            raise ConfigurationError(f"warm_up={warm_up!r} is not a number of steps")
-        if not 0 <= decay <= 1:
-            raise ConfigurationError(f"decay={decay!r} is not between 0 and 1")
-        self.chunk = check_chunk(chunk)
+        options = Sparse(density, by, chunk, values, exchange, warm_up, decay)
+        common = Common(between, compress, when, dense_steps)
+        super().__init__(parameters, communicator, options, common)
         self._density, self._warm_up, self._decay = float(density), warm_up, float(decay)
-        options = {
-            "density": self._density,
-            **{"by": by, "chunk": chunk, "values": values, "exchange": exchange},
-            **{"warm_up": warm_up, "decay": self._decay},
-        }
-        ends = _ends(communicator, between)
-        super().__init__(parameters, ends, options, compress, when)
-        sizes = [math.prod(shape) for name, shape in self.shapes.items() if not self._dense[name]]
-        self._exchanged = SparseExchange(ends, by, chunk, values, exchange, sizes)
-        self.kinds = {"worker": self._exchanged.worker}
+        self._chunk = chunk
+        sizes = list(self._sizes().values())
+        self._exchanged = SparseExchange(self._ends, by, chunk, values, exchange, sizes)
+        self._kinds = {"worker": self._exchanged.worker}
 
     @property
     def density(self) -> float:
         """Of the step under way, or of the next."""
-        if self._steps >= self._warm_up:
+        steps = self._choice.steps_since_start
+        if steps >= self._warm_up:
             return self._density
-        return self._density ** ((self._steps + 1) / (self._warm_up + 1))
+        return self._density ** ((steps + 1) / (self._warm_up + 1))
 
     def _exchange(self, items: list[Item], agreement: Agreement) -> Outcome:
         return self._exchanged(items, agreement, self.density)
 
-    def _scatter(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
+    def _exchange_shards(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
         return self._exchanged.scatter(items, agreement, self.density, out)
 
     def _commit(self) -> None:
         self._exchanged.worker.commit(self._decay)
 
 
-def _ends(communicator: Communicator | Ends, between: str) -> Ends:
-    if isinstance(communicator, Ends):
-        return communicator
-    return ends_of_communicator(communicator, between)
-
-
-def compressed_all_reduce(x: Any, state: State, key: str) -> bool:
-    """Average one NumPy array over all ranks, compressed, in place: ``state.all_reduce({key: x})``.
+def compressed_all_reduce(tensor: Any, state: State, key: str) -> bool:
+    """Average one NumPy array over all ranks, compressed: ``state.all_reduce({key: tensor})``.
 
     Args:
-        x: fp32, fp16 or bf16, C-contiguous.
+        tensor: fp32, fp16 or bf16, C-contiguous; averaged in place.
         state: what holds the error of `key`.
         key: the parameter's name.
 
     Returns:
-        Whether all ranks' were finite; if not, `x` is NaN.
+        Whether all ranks' were finite; if not, `tensor` is NaN.
     """
-    return state.all_reduce({key: x})
+    return state.all_reduce({key: tensor})
 
 
-def compressed_reduce_scatter(out: Any, x: Any, state: State, key: str) -> bool:
-    """Average `x` over all ranks, compressed, this rank's shard to `out`.
+def compressed_reduce_scatter(out: Any, tensor: Any, state: State, key: str) -> bool:
+    """Average `tensor` over all ranks, compressed, this rank's shard to `out`.
 
-    ``state.reduce_scatter(out, x, key)``, which see.
+    ``state.reduce_scatter(out, tensor, key)``, which see.
     """
-    return state.reduce_scatter(out, x, key)
+    return state.reduce_scatter(out, tensor, key)

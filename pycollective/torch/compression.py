@@ -4,237 +4,23 @@ No `from __future__ import annotations` here: DDP compares a hook's annotations 
 themselves.
 """
 
-from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-from pycollective import _torch, compression
-from pycollective.compression.state import Shape, State
+from pycollective import compression
+from pycollective.compression.options import Compress
 from pycollective.errors import ConfigurationError
-from pycollective.torch.exchanging import Exchanger
-from pycollective.torch.groups import average_soon, ends_of_group
-from pycollective.torch.tensors import OfTensor
-
-Parameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
-Compress = Callable[[str, Shape], bool]
+from pycollective.torch.groups import among_group
+from pycollective.torch.state import Named, OfTorch, Parameters
 
 
-def named(parameters: Parameters) -> dict[str, torch.Tensor]:
-    """The parameters that need a gradient, by their names in the model that DDP wraps."""
-    if isinstance(parameters, torch.nn.parallel.DistributedDataParallel):
-        parameters = parameters.module
-    if isinstance(parameters, torch.nn.Module):
-        parameters = parameters.named_parameters()
-    pairs = list(parameters)
-    if any(not isinstance(each, tuple) or len(each) != 2 for each in pairs):
-        raise ConfigurationError(
-            "a state of compression wants a model, or pairs of a name and a parameter "
-            "(model.named_parameters()): residuals are kept by name"
-        )
-    found = {name: tensor for name, tensor in pairs if tensor.requires_grad}
-    if len(found) != sum(tensor.requires_grad for _, tensor in pairs):
-        raise ConfigurationError("a state of compression: two parameters have the same name")
-    return found
+class OneBitState(OfTorch, compression.OneBitState):
+    """A sign an element and a scale a chunk; see `pycollective.compression.OneBitState`.
 
-
-class _OfTorch(State):
-    """What makes a state one of torch's: tensors, DDP's buckets, a thread that exchanges."""
-
-    def _listen(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        self._names = {id(tensor): name for name, tensor in parameters.items()}
-        self._parameters = dict(parameters)  # so that no other object takes an id
-        # Exchanges of several buckets run in the buckets' order on every rank, while backward
-        # goes on.
-        self._exchanger = Exchanger(self._ends.abort)
-        self._by_hooks = False
-        self._passes = False
-
-    def hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Average a bucket of DDP's, in place; see the hooks."""
-        buffer = bucket.buffer()
-        whole = OfTensor(buffer)
-        gradients: dict[str, OfTensor] = {}
-        at = 0
-        for parameter in bucket.parameters():
-            name = self._names.get(id(parameter))
-            if name is None:
-                raise ConfigurationError(
-                    f"{type(self).__name__}: DDP has a parameter of shape "
-                    f"{tuple(parameter.shape)} that the state was not given; make it of the model "
-                    "that DDP wraps, after parameters were moved or replaced"
-                )
-            # By place in the bucket, not by its views: those may be strided (channels last).
-            gradients[name] = OfTensor(buffer[at : at + parameter.numel()])
-            at += parameter.numel()
-        first, last = bucket.index() == 0, bucket.is_last()
-        if first:  # whatever was issued before has ended
-            self._passes = self._choice.settled == "dense" and not self._undelivered
-        if self._passes:
-            return self._average_soon(buffer, last)
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-
-        def exchange() -> None:
-            try:
-                if first:
-                    self.begin()
-                    self._by_hooks = True
-                self.reduce(gradients, whole)
-                if last:
-                    self.end()
-            except BaseException as error:
-                self._open = False
-                _torch.fail(future, error)
-            else:
-                future.set_result(buffer)
-
-        self._exchanger.post(exchange)
-        return future
-
-    def _average_soon(self, buffer: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
-        """Dense for good, and nothing is owed: what DDP's own hooks do, at their price."""
-        self._counts["dense_calls"] += 1
-        if last:
-            self._steps += 1
-            self._counts["steps"] += 1
-        return average_soon(self._ends.all, buffer)
-
-    def begin(self) -> None:
-        """See `pycollective.compression.State.begin`."""
-        self._by_hooks = False
-        super().begin()
-
-    def _as_step(self, call: Callable[[], bool]) -> bool:
-        if self._by_hooks:  # of a backward that was not finished
-            self._open = False
-        return super()._as_step(call)
-
-    def _flat_of(self, name: str, tensor: torch.Tensor) -> OfTensor:
-        """A gradient in its parameter's order in memory."""
-        parameter = self._parameters.get(name)
-        if parameter is None or parameter.is_contiguous() or tensor.numel() != parameter.numel():
-            return OfTensor(tensor)
-        if tensor.shape != parameter.shape or tensor.stride() != parameter.stride():
-            raise ConfigurationError(
-                f"{type(self).__name__}: {name!r} is not contiguous, and its gradient not laid out "
-                "in memory as it is"
-            )
-        return OfTensor(tensor.detach().as_strided((tensor.numel(),), (1,)))
-
-    def _in_shape(self, name: str, flat: torch.Tensor) -> torch.Tensor:
-        """What is kept of a parameter, in its shape and laid out in memory as it is."""
-        parameter = self._parameters[name]
-        return flat.as_strided(parameter.shape, parameter.stride())
-
-    def _in_memory(self, name: str, shaped: torch.Tensor) -> torch.Tensor:
-        """The inverse of `_in_shape`, flat, for elements in the shape's order."""
-        parameter = self._parameters[name]
-        flat = torch.empty(parameter.numel(), dtype=shaped.dtype)
-        flat.as_strided(parameter.shape, parameter.stride()).copy_(shaped.view(parameter.shape))
-        return flat
-
-    def all_reduce(self, gradients: Mapping[str, Any]) -> bool:
-        """Average tensors over all ranks, in place; by itself a whole step, in one a part.
-
-        Args:
-            gradients: by parameter name, dense contiguous CPU tensors of fp32, fp16 or bf16.
-
-        Returns:
-            Whether all were finite on all ranks; if not, all are NaN now.
-
-        Raises:
-            ConfigurationError: an unknown name, another size or type; nothing has moved.
-            CollectiveMismatch: ranks passed different parameters.
-        """
-        flats = {name: self._flat_of(name, tensor) for name, tensor in gradients.items()}
-        for name, flat in flats.items():
-            self._item(name, flat)
-        return self._exchanger.call(lambda: self._as_step(lambda: self.reduce(flats)))
-
-    def reduce_scatter(self, out: Any, x: Any, name: str) -> bool:
-        """Average a tensor over all ranks, each rank's shard of it to that rank.
-
-        See `pycollective.compression.State.reduce_scatter`.
-        """
-        to, of = OfTensor(out), OfTensor(x)
-        return self._exchanger.call(lambda: self._as_step(lambda: self.scatter(to, of, name)))
-
-    def set_loss_scale(self, scale: Any) -> None:
-        """Say by what the loss is multiplied: a number, a function, or a ``GradScaler``.
-
-        Looked at when a step begins. Residuals are kept in the scale of the gradients: when it
-        changes, they are multiplied by the ratio, which is exact for powers of two.
-        """
-        super().set_loss_scale(getattr(scale, "get_scale", scale))
-
-    def flush(self) -> dict[str, Any]:
-        """Give back what is held, and hold exactly nothing; collective.
-
-        Returns:
-            By parameter, in its shape, an fp32 tensor, in the scale of the last step: what all
-            ranks' held error adds to the average. Add it to a gradient, or drop it.
-        """
-        found = self._exchanger.call(super().flush)
-        return {
-            name: self._in_shape(name, torch.from_numpy(each).view(-1))
-            for name, each in found.items()
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on, the same on every rank; collective.
-
-        Tensors of 4 bytes times parameters times hosts (and once more for the server's residuals);
-        torch.save and torch.distributed.checkpoint take it as it is.
-        """
-        state = self._exchanger.call(super().state_dict)
-        state["residuals"] = {
-            kind: {name: self._saved(name, each) for name, each in of.items()}
-            for kind, of in state["residuals"].items()
-        }
-        state["undelivered"] = {
-            name: self._saved(name, each) for name, each in state["undelivered"].items()
-        }
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hold what `state_dict` gave; see `pycollective.compression.State.load_state_dict`."""
-
-        def loaded(of: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: self._loaded(name, each) for name, each in of.items()}
-
-        arrays = {
-            **state,
-            "residuals": {kind: loaded(of) for kind, of in state["residuals"].items()},
-            "undelivered": loaded(state["undelivered"]),
-        }
-        load = super().load_state_dict
-        self._exchanger.call(lambda: load(arrays))
-
-    def _saved(self, name: str, array: Any) -> torch.Tensor:
-        """Rows of elements, each in the shape's order."""
-        rows = torch.from_numpy(array).view(-1, array.shape[-1])
-        return torch.stack([self._in_shape(name, row).reshape(-1) for row in rows]).view(
-            array.shape
-        )
-
-    def _loaded(self, name: str, saved: torch.Tensor) -> Any:
-        """The inverse; as it is where it fits no parameter, which is refused later."""
-        parameter = self._parameters.get(name)
-        if parameter is None or saved.shape[-1] != parameter.numel():
-            return np.asarray(saved)
-        rows = torch.as_tensor(saved).view(-1, parameter.numel())
-        return torch.stack([self._in_memory(name, row) for row in rows]).view(saved.shape).numpy()
-
-    def close(self) -> None:
-        """Leave the groups that the state made; collective. What is held is lost; flush first."""
-        self._exchanger.call(super().close)
-        self._exchanger.end()
-
-
-class OneBitState(_OfTorch, compression.OneBitState):
-    """A sign an element and a scale a chunk; see `pycollective.compression.OneBitState`."""
+    Nothing is compressed where all ranks are on one host, unless made with ``between="ranks"``.
+    """
 
     def __init__(
         self,
@@ -245,6 +31,7 @@ class OneBitState(_OfTorch, compression.OneBitState):
         between: str = "hosts",
         compress: Compress | None = None,
         when: str = "always",
+        dense_steps: int = 0,
     ) -> None:
         """Collective over the group.
 
@@ -257,18 +44,31 @@ class OneBitState(_OfTorch, compression.OneBitState):
             compress: whether a parameter of this name and shape is compressed; None for those of
                 two dimensions or more and at least 4,096 elements.
             when: "always"; or "auto", where it is faster than dense, by a measurement (`choice`).
+            dense_steps: the first so many steps that count are dense, and nothing is held. "auto"
+                measures after them.
 
         Raises:
-            ConfigurationError: ranks differ in parameters or options; there is no such group.
+            ConfigurationError: a parameter or an option cannot be; there is no such group.
+            CollectiveMismatch: ranks differ in parameters or options, or one refused its own.
         """
-        of = named(parameters)
-        ends = ends_of_group(group, between)
-        super().__init__(_shapes(of), ends, chunk=chunk, compress=compress, when=when)
-        self._listen(of)
+        of = Named(parameters)
+        super().__init__(
+            of,
+            among_group(group),
+            chunk=chunk,
+            between=between,
+            compress=compress,
+            when=when,
+            dense_steps=dense_steps,
+        )
+        self._listen(of.tensors)
 
 
-class Int8State(_OfTorch, compression.Int8State):
-    """8 bits an element; see `pycollective.compression.Int8State`."""
+class Int8State(OfTorch, compression.Int8State):
+    """8 bits an element; see `pycollective.compression.Int8State`.
+
+    Nothing is compressed where all ranks are on one host, unless made with ``between="ranks"``.
+    """
 
     def __init__(
         self,
@@ -279,16 +79,27 @@ class Int8State(_OfTorch, compression.Int8State):
         between: str = "hosts",
         compress: Compress | None = None,
         when: str = "always",
+        dense_steps: int = 0,
     ) -> None:
         """See `OneBitState`."""
-        of = named(parameters)
-        ends = ends_of_group(group, between)
-        super().__init__(_shapes(of), ends, chunk=chunk, compress=compress, when=when)
-        self._listen(of)
+        of = Named(parameters)
+        super().__init__(
+            of,
+            among_group(group),
+            chunk=chunk,
+            between=between,
+            compress=compress,
+            when=when,
+            dense_steps=dense_steps,
+        )
+        self._listen(of.tensors)
 
 
-class TopKState(_OfTorch, compression.TopKState):
-    """The largest elements; see `pycollective.compression.TopKState`, also for the options."""
+class TopKState(OfTorch, compression.TopKState):
+    """The largest elements; see `pycollective.compression.TopKState`.
+
+    Nothing is compressed where all ranks are on one host, unless made with ``between="ranks"``.
+    """
 
     def __init__(
         self,
@@ -296,18 +107,54 @@ class TopKState(_OfTorch, compression.TopKState):
         *,
         density: float,
         group: dist.ProcessGroup | None = None,
+        by: str = "tensor",
+        chunk: int = 4096,
+        values: str = "bfloat16",
+        exchange: str = "auto",
+        warm_up: int = 0,
+        decay: float = 1.0,
         between: str = "hosts",
-        **options: Any,
+        compress: Compress | None = None,
+        when: str = "always",
+        dense_steps: int = 0,
     ) -> None:
-        """See `OneBitState`, and `pycollective.compression.TopKState` for `density` and more."""
-        of = named(parameters)
-        ends = ends_of_group(group, between)
-        super().__init__(_shapes(of), ends, density=density, **options)
-        self._listen(of)
+        """Collective over the group.
 
-
-def _shapes(parameters: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
-    return {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+        Args:
+            parameters: see `OneBitState`, also for `group`, `between`, `compress`, `when` and
+                `dense_steps`, and for what is raised.
+            density: how much of each parameter a host sends, 0.0001 to 1; at least one element.
+            group: see there.
+            by: "tensor", the largest of the whole parameter, or "chunk", of each chunk.
+            chunk: elements of a chunk, a multiple of 64.
+            values: how they travel: "float32", "bfloat16" or "float16". What rounding drops stays
+                in the residual.
+            exchange: "gather", "region" or "auto": between two hosts, and up to a size, gather.
+            warm_up: so many steps after `dense_steps` the density falls from nearly 1 to its value,
+                by equal ratios.
+            decay: what is held is multiplied by it each step.
+            between: see there.
+            compress: see there.
+            when: see there.
+            dense_steps: see there.
+        """
+        of = Named(parameters)
+        super().__init__(
+            of,
+            among_group(group),
+            density=density,
+            by=by,
+            chunk=chunk,
+            values=values,
+            exchange=exchange,
+            warm_up=warm_up,
+            decay=decay,
+            between=between,
+            compress=compress,
+            when=when,
+            dense_steps=dense_steps,
+        )
+        self._listen(of.tensors)
 
 
 def one_bit_hook(state: OneBitState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -341,17 +188,17 @@ def top_k_hook(state: TopKState, bucket: dist.GradBucket) -> torch.futures.Futur
 
 
 def _run(
-    state: Any, kind: type[_OfTorch], bucket: dist.GradBucket
+    state: Any, kind: type[OfTorch], bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     if not isinstance(state, kind):
         raise ConfigurationError(
             f"the hook's state is a {kind.__name__}, not a {type(state).__name__}: "
             f"ddp.register_comm_hook({kind.__name__}(ddp), ...)"
         )
-    return state.hook(bucket)
+    return state._hook(bucket)
 
 
-def compressed_all_reduce(tensor: torch.Tensor, state: _OfTorch, key: str) -> bool:
+def compressed_all_reduce(tensor: torch.Tensor, state: OfTorch, key: str) -> bool:
     """Average one tensor over all ranks, compressed, in place: ``state.all_reduce({key: tensor})``.
 
     Args:
@@ -366,10 +213,10 @@ def compressed_all_reduce(tensor: torch.Tensor, state: _OfTorch, key: str) -> bo
 
 
 def compressed_reduce_scatter(
-    out: torch.Tensor, x: torch.Tensor, state: _OfTorch, key: str
+    out: torch.Tensor, tensor: torch.Tensor, state: OfTorch, key: str
 ) -> bool:
-    """Average `x` over all ranks, compressed, this rank's shard to `out`.
+    """Average `tensor` over all ranks, compressed, this rank's shard to `out`.
 
-    ``state.reduce_scatter(out, x, key)``, which see.
+    ``state.reduce_scatter(out, tensor, key)``, which see.
     """
-    return state.reduce_scatter(out, x, key)
+    return state.reduce_scatter(out, tensor, key)

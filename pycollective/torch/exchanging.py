@@ -37,6 +37,7 @@ class Exchanger:
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._busy = 0  # calls issued, not ended
+        self._ended = False
         self._lock = threading.Lock()
         _register()
         _live.add(self)
@@ -45,19 +46,23 @@ class Exchanger:
         """Run it behind those issued before. It handles its own errors.
 
         Raises:
-            ConfigurationError: this process ends, or is a fork of the one that made the state.
+            ConfigurationError: the state was closed, this process ends, or it is a fork of the one
+                that made the state.
         """
         if os.getpid() != self._process:
             raise ConfigurationError("a state of compression does not work in a forked process")
         if _ending:
             raise ConfigurationError("a state of compression: the process ends")
         with self._lock:
+            # Under the lock: behind what ends the thread a call would wait for ever.
+            if self._ended:
+                raise ConfigurationError("the state of compression was closed")
             self._busy += 1
             if self._thread is None:
                 name = "pycollective-compression"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
-        self._calls.put(call)
+            self._calls.put(call)
 
     def call(self, call: Callable[[], _T]) -> _T:
         """Run it behind those issued before; what it returns or raises."""
@@ -77,10 +82,24 @@ class Exchanger:
         """Whether a call was issued that has not ended, and will in this process."""
         return self._busy > 0 and os.getpid() == self._process
 
+    @property
+    def ended(self) -> bool:
+        """Whether no call is taken any more."""
+        return self._ended
+
     def end(self, reason: str = "") -> None:
-        """End the thread; with a reason its calls are made to fail first."""
-        thread = self._thread
-        if thread is None or os.getpid() != self._process:
+        """Take no more calls, and end the thread; with a reason its calls are made to fail first.
+
+        Idempotent.
+        """
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            thread = self._thread
+        if thread is None:
             return
         if reason and self.busy:
             with contextlib.suppress(Exception):  # closed by now, or failed

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pycollective import _torch, bootstrap
-from pycollective.compression.groups import Bytes, Ends, Group, by_dtype
+from pycollective.compression.groups import Among, Bytes, Ends, Group, by_dtype
 from pycollective.compression.placing import Places
 from pycollective.errors import ConfigurationError
 from pycollective.host import host_identity
@@ -81,15 +81,15 @@ class OfProcessGroup:
 
 
 def average_soon(group: Group, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """`OfProcessGroup.average_soon` of a group that `ends_of_group` made."""
+    """`OfProcessGroup.average_soon` of a group that a state made."""
     assert isinstance(group, OfProcessGroup)
     return group.average_soon(tensor)
 
 
-def ends_of_group(group: dist.ProcessGroup | None, between: str) -> Ends:
-    """Process groups of a state's own among the ranks of `group`; collective over those.
+def among_group(group: dist.ProcessGroup | None) -> Among:
+    """The ranks of `group`, None for the default one, which may make groups of a state's own.
 
-    They have its backend, and meet where it met. Their collectives do not mix with others.
+    Those have its backend, and meet where it met. Their collectives do not mix with others.
 
     Raises:
         ConfigurationError: there is no process group, or this rank is not in it.
@@ -98,10 +98,19 @@ def ends_of_group(group: dist.ProcessGroup | None, between: str) -> Ends:
         raise ConfigurationError("a state of compression: call init_process_group first")
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         raise ConfigurationError("a state of compression: this rank is not in the group")
-    ranks = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
-    backend = dist.get_backend(group)
     of = group if group is not None else dist.group.WORLD
     assert of is not None
+    return Among(
+        OfProcessGroup(of),
+        lambda: bootstrap.played_hosts(dist.get_world_size()),
+        lambda between: _ends(of, between),
+    )
+
+
+def _ends(of: dist.ProcessGroup, between: str) -> Ends:
+    """Process groups of a state's own among the ranks of one; collective over those."""
+    ranks = dist.get_process_group_ranks(of)
+    backend = dist.get_backend(of)
     # Not torch's default: a rank that waits for a dead one's peers is to wait no longer than here.
     timeout = of._get_backend(torch.device("cpu")).options._timeout
 
@@ -124,9 +133,9 @@ def ends_of_group(group: dist.ProcessGroup | None, between: str) -> Ends:
         assert mine is not None
         return OfProcessGroup(mine)
 
-    whole = part([range(len(ranks))])
-    places = Places.of(whole.rank, _hosts(whole, ranks), between)
-    return Ends.make(places, whole, part)
+    # By the caller's group: nothing of the state's own is there yet, should this fail.
+    places = Places.of(dist.get_rank(of), _hosts(OfProcessGroup(of), ranks), between)
+    return Ends.make(places, part([range(len(ranks))]), part)
 
 
 def _check_alike(group: dist.ProcessGroup, whole_world: bool) -> None:

@@ -96,7 +96,7 @@ def digest(arrays: Mapping[str, np.ndarray]) -> str:
 def held_by(state: State) -> dict[str, np.ndarray]:
     """A copy of this rank's residuals."""
     return {
-        f"{kind} of {name}": held.copy() for kind, of in state.kinds.items() for name, held in of
+        f"{kind} of {name}": held.copy() for kind, of in state._kinds.items() for name, held in of
     }
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pycollective.compression import choice
 from tests.compression.players import KINDS, SHAPES, digest, gradients, make, wide
 
 
 class Clock:
-    """Says that every timed call took as long as the test wants."""
+    """Says that every timed call took as long as the test wants.
+
+    Attributes:
+        asked: how often it was looked at.
+    """
 
     def __init__(self, state, seconds):
         self._state, self._seconds, self._now = state, seconds, 0.0
-        self._started = False
+        self._started, self.asked = False, 0
 
-    def perf_counter(self):
+    def __call__(self):
+        self.asked += 1
         if self._started:
             self._now += self._seconds[self._state.stats()["way"]]
         self._started = not self._started
@@ -27,7 +31,7 @@ def settle(comm, kind, host_of, seconds, seed, steps, warm_up=0):
     """The way of each step, the verdict, the worst error of what came and is held, and digests."""
     state = make(comm, host_of, kind, when="auto", **({"warm_up": warm_up} if warm_up else {}))
     mine = {way: each[comm.rank] for way, each in seconds.items()}
-    choice.time = Clock(state, mine)
+    state._choice.clock = Clock(state, mine)
     ways, outputs = [], []
     total = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     for step in range(steps):
@@ -74,7 +78,7 @@ def test_a_warm_up_tells_nothing(pool):
 def other_steps(comm):
     """The ways where steps are of different parameters."""
     state = make(comm, (0, 1, 2, 3), "int8", when="auto")
-    choice.time = Clock(state, {"compressed": 1.0, "dense": 2.0})
+    state._choice.clock = Clock(state, {"compressed": 1.0, "dense": 2.0})
     ways = []
     for step in range(13):
         every = gradients(11, comm.rank, step)

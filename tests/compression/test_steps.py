@@ -120,12 +120,12 @@ def zero_somewhere(comm, host_of, kind, zero_on):
     """Whether w's residual changed in a step in which some ranks' gradients of it were zero."""
     state = make(comm, host_of, kind, SHAPES)
     state.all_reduce(gradients(3, comm.rank, 0, SHAPES))
-    before = state.keeper.gather()
+    before = state._keeper.gather()
     mine = gradients(3, comm.rank, 1, SHAPES)
     if comm.rank in zero_on:
         mine["w"][:] = 0
     state.all_reduce(mine)
-    after = state.keeper.gather()
+    after = state._keeper.gather()
     changed = {
         name: any(not same_bits(before[kind][name], after[kind][name]) for kind in before)
         for name in ("w", "v")
@@ -180,8 +180,8 @@ def odd_scales(comm):
     for step, scale in enumerate([0.1, 3.3, 1 / 3]):
         state.set_loss_scale(scale)
         before = held_by(state)
-        state.begin()
-        state.end()
+        state._begin()
+        state._end()
         after = held_by(state)
         ratios += [
             float(after[name][held != 0][0] / held[held != 0][0]) for name, held in before.items()

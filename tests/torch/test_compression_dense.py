@@ -8,7 +8,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
-from pycollective.compression import choice
 from tests.compression.test_choice import Clock
 from tests.harness import Ranks, results
 from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, state_of
@@ -63,21 +62,18 @@ def settle(comm, backend, codec):
     model = DistributedDataParallel(Given(), process_group=group, bucket_cap_mb=0.001)
     state = state_of(model, codec, "4x1", group, when="auto")
     model.register_comm_hook(state, HOOKS[codec])
-    time, choice.time = choice.time, Clock(state, {"compressed": 9.0, "dense": 1.0})  # a bucket
+    state._choice.clock = Clock(state, {"compressed": 9.0, "dense": 1.0})  # a bucket
     error = {
         name: torch.zeros(p.shape, dtype=torch.float64) for name, p in Given().named_parameters()
     }
     ways = []
-    try:
-        for step in range(9):
-            ways.append(state.stats()["way"])
-            every = [given(rank, step) for rank in range(comm.size)]
-            model.zero_grad()
-            model(every[comm.rank]).backward()
-            for name, p in model.module.named_parameters():
-                error[name] += p.grad - sum(each[name].double() for each in every) / 4
-    finally:
-        choice.time = time
+    for step in range(9):
+        ways.append(state.stats()["way"])
+        every = [given(rank, step) for rank in range(comm.size)]
+        model.zero_grad()
+        model(every[comm.rank]).backward()
+        for name, p in model.module.named_parameters():
+            error[name] += p.grad - sum(each[name].double() for each in every) / 4
     held = max((float(each.abs().max()) for each in state.flush().values()), default=0.0)
     return ways, max(float(each.abs().max()) for each in error.values()), held
 

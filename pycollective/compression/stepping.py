@@ -1,0 +1,285 @@
+"""What compression keeps from step to step, and the steps that use it.
+
+A *step* is what an optimizer sees at once: all calls between its begin and its end. Only its end
+makes the new residuals count, and only if every gradient of every call was finite on every rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pycollective.communicator import Communicator
+from pycollective.compression.agreeing import Told, agree, digest_of
+from pycollective.compression.arrays import Flat, Item, Readable
+from pycollective.compression.bucket import Agreement, Outcome
+from pycollective.compression.choice import Choice
+from pycollective.compression.counting import Counts
+from pycollective.compression.groups import Among, Ends
+from pycollective.compression.options import Common, Options, Shape
+from pycollective.compression.residuals import Gone, Residuals
+from pycollective.compression.saving import Keeper
+from pycollective.compression.sharding import check_shards, shards_of
+from pycollective.compression.undelivered import Undelivered
+from pycollective.errors import ConfigurationError
+
+_log = logging.getLogger("pycollective")
+
+# What averages a parameter; what is held of it is another's.
+WHOLE, SHARDS = "all_reduce", "reduce_scatter"
+
+# Fewer elements than this go as they are: a message costs more than they do.
+SMALL = 4096
+
+
+def is_large(_name: str, shape: Shape) -> bool:
+    """What is compressed if nothing else is said."""
+    return len(shape) > 1 and math.prod(shape) >= SMALL
+
+
+class Steps:
+    """Error feedback for a set of named parameters; collective over the ranks it was made among.
+
+    A codec's subclass says how gradients are exchanged, and makes `_kinds`.
+    """
+
+    codec = ""
+    _kinds: dict[str, Residuals]  # this rank's part of each
+    _chunk: int  # elements that parameters are cut by
+    _warm_up = 0  # steps that tell nothing of the later ones
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Sequence[int]] | Callable[[], Mapping[str, Sequence[int]]],
+        ranks: Communicator | Ends | Among,
+        options: Options,
+        common: Common,
+    ) -> None:
+        """Agree with the other ranks on all of it; only then make groups.
+
+        Args:
+            parameters: the shape of each, or what gives them.
+            ranks: that average.
+            options: of the codec.
+            common: of all codecs.
+
+        Raises:
+            ConfigurationError: an option cannot be.
+            CollectiveMismatch: ranks differ in parameters or options, or one refused its own.
+        """
+        among = Among.of(ranks)
+
+        def given() -> Told[None]:
+            described = {"codec": self.codec, **options.checked(), **common.checked()}
+            shapes = parameters() if callable(parameters) else parameters
+            wants = common.compress or is_large
+            self._described = described
+            self._shapes = {name: tuple(int(n) for n in shape) for name, shape in shapes.items()}
+            self._dense = {name: not wants(name, shape) for name, shape in self._shapes.items()}
+            told = [[name, self._shapes[name], self._dense[name]] for name in sorted(self._shapes)]
+            text = f"{described} for {len(told)} parameters"
+            return Told(digest_of([described, told, among.told()]), text, None)
+
+        self._digest = agree(among.group, type(self).__name__, given).digest
+        self._ends = among.ends(common.between)
+        self._kinds = {}
+        places = self._ends.places
+        if common.between == "hosts" and places.hosts == 1 and places.ranks > 1 and not places.rank:
+            _log.warning(
+                "%s: all %d ranks are on one host, where nothing is compressed; between='ranks' "
+                "compresses between all ranks",
+                type(self).__name__,
+                places.ranks,
+            )
+        self._choice = Choice(common.when, places.hosts, self._ends.all, common.dense_steps)
+        self._undelivered = Undelivered()
+        self._scale: Callable[[], float] = lambda: 1.0
+        self._scaled = 1.0
+        self._ways: dict[str, str] = {}  # WHOLE or SHARDS, of parameters that have gone
+        self._open, self._finite, self._closed = False, True, False
+        self._counts = Counts()
+
+    @property
+    def _steps(self) -> int:
+        """How many have counted."""
+        return self._choice.steps
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise ConfigurationError(f"{type(self).__name__}: the state was closed")
+
+    # A step.
+
+    def _begin(self) -> None:
+        """Begin a step; what an unfinished one left is forgotten."""
+        self._check_not_closed()
+        for each in self._kinds.values():
+            each.discard()
+        scale = float(np.float32(self._scale()))  # as messages carry it
+        if not (scale > 0 and math.isfinite(scale)):
+            raise ConfigurationError(f"the loss scale {scale} is not a positive number")
+        if scale != self._scaled:
+            for each in self._kinds.values():
+                each.scale(scale / self._scaled)
+            self._undelivered.scale(scale / self._scaled)
+            self._scaled = scale
+        self._open, self._finite, self._compressible = True, True, False
+        self._gone = Gone()
+        self._undelivered.begin()
+
+    def _end(self) -> bool:
+        """End the step: whether it counts. If not, what is held is what it was before."""
+        self._check_open()
+        self._open = False
+        if self._finite:
+            self._commit()
+            self._choice.steps += 1
+            self._undelivered.commit()
+        else:
+            for each in self._kinds.values():
+                each.discard()
+        self._counts["steps" if self._finite else "steps_given_up"] += 1
+        settles = self._choice.steps_since_start > self._warm_up
+        counts = self._finite and self._compressible and settles
+        with self._ends.telling():
+            if self._choice.end_step(counts, self._gone):
+                self._deliver_later(self._keeper.mean())
+        return self._finite
+
+    def _commit(self) -> None:
+        for each in self._kinds.values():
+            each.commit()
+
+    def _check_open(self) -> None:
+        self._check_not_closed()
+        if not self._open:
+            raise ConfigurationError(f"{type(self).__name__}: no step has begun")
+
+    # Its calls.
+
+    def _reduce(self, gradients: Mapping[str, Flat], whole: Flat | None = None) -> bool:
+        """Average some gradients of the step over all ranks, in place; whether all were finite.
+
+        Args:
+            gradients: by parameter name.
+            whole: the array that they make up together, if there is one.
+        """
+        self._check_open()
+        items = [self._item(name, flat) for name, flat in gradients.items()]
+        if not items:
+            return True
+        self._go(gradients, WHOLE)
+        with self._ends.telling(), self._choice.timed():
+            if self._choice.way == "dense":
+                outcome = self._average([whole] if whole else [item.flat for item in items])
+            else:
+                outcome = self._exchange(items, self._agreement(items))
+        finite = outcome.finite and self._complete(items)
+        self._finite &= finite
+        self._counts.call(items, outcome, self._ends.places)
+        self._compressible |= any(not item.dense for item in items)
+        return finite
+
+    def _complete(self, items: Sequence[Item]) -> bool:
+        """Add what is still owed; whether the averages are finite in their own types, too.
+
+        All ranks have the same bytes here, and come to the same end.
+        """
+        self._undelivered.deliver(items)
+        finite = all(item.flat.is_finite() for item in items if item.flat.narrow)
+        for item in () if finite else items:
+            item.flat.fill(float("nan"))
+        return finite
+
+    def _average(self, flats: Sequence[Flat]) -> Outcome:
+        """Dense."""
+        self._ends.all.average([flat.part(0, flat.count) for flat in flats])
+        if not (finite := all(flat.is_finite() for flat in flats)):
+            for flat in flats:
+                flat.fill(float("nan"))
+        return Outcome(finite, None)
+
+    def _reduce_shard(self, out: Flat, x: Readable, name: str) -> bool:
+        """Average one gradient of the step, this rank's shard to `out`; whether all were finite."""
+        self._check_open()
+        places = self._ends.places
+        item = self._item(name, x)
+        check_shards(name, x.count, places)
+        if out.count * places.ranks != x.count:
+            raise ConfigurationError(
+                f"reduce_scatter: a shard of {name!r} has {x.count // places.ranks} elements, not "
+                f"{out.count}"
+            )
+        self._go([name], SHARDS)
+        items = shards_of(name, x, item.dense or self._choice.way == "dense", places)
+        with self._ends.telling(), self._choice.timed():
+            outcome = self._exchange_shards(items, self._agreement(items), out)
+            if outcome.finite:
+                self._undelivered.deliver_part(name, out, places.rank * out.count)
+            fine = outcome.finite and out.is_finite()
+            flags = self._ends.all.all_gather(np.array([fine], np.uint8))
+        finite = bool(flags.all())
+        if not finite:
+            out.fill(float("nan"))
+        self._finite &= finite
+        self._counts.call(items, outcome, self._ends.places)
+        self._compressible |= not item.dense
+        return finite
+
+    def _go(self, names: Sequence[str] | Mapping[str, Any], way: str) -> None:
+        """Note that parameters go, once in the step and always the same way."""
+        for name in names:
+            if (before := self._ways.get(name, way)) != way:
+                raise ConfigurationError(f"{type(self).__name__}: {name!r} went by {before} before")
+        self._gone.note(names)
+        self._ways.update(dict.fromkeys(names, way))
+
+    def _item(self, name: str, flat: Readable) -> Item:
+        shape = self._shapes.get(name)
+        if shape is None:
+            raise ConfigurationError(f"{type(self).__name__}: no parameter is named {name!r}")
+        if flat.count != math.prod(shape):
+            raise ConfigurationError(
+                f"{type(self).__name__}: the gradient of {name!r} has {flat.count} elements, the "
+                f"parameter {math.prod(shape)}"
+            )
+        return Item(name, flat, self._dense[name])
+
+    def _agreement(self, items: Sequence[Item]) -> Agreement:
+        names = [item.name for item in items]
+        return Agreement(digest_of([self._digest, self._steps, names]), self._scaled)
+
+    # What codecs do.
+
+    def _exchange(self, items: list[Item], agreement: Agreement) -> Outcome:
+        raise NotImplementedError
+
+    def _exchange_shards(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
+        raise NotImplementedError
+
+    # What is held.
+
+    @property
+    def _keeper(self) -> Keeper:
+        """Gathers and hands out what is held."""
+        sharded = {name for name, way in self._ways.items() if way == SHARDS}
+        return Keeper(self._ends, self._shapes, self._dense, self._kinds, self._chunk, sharded)
+
+    def _deliver_later(self, mean: Mapping[str, NDArray[np.float32]]) -> None:
+        """Hold no residuals: what they add to the average goes with the next."""
+        self._undelivered.add(mean)
+        for each in self._kinds.values():
+            each.clear()
+
+    def _forget(self) -> None:
+        """Hold nothing."""
+        for each in self._kinds.values():
+            each.clear()
+        self._undelivered.clear()
+        self._ways.clear()
+        self._open = False

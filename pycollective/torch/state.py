@@ -1,0 +1,264 @@
+"""What makes a state of compression one of torch's: tensors, DDP's buckets, a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pycollective import _torch
+from pycollective.compression.options import Shape
+from pycollective.compression.state import State
+from pycollective.errors import ConfigurationError
+from pycollective.torch.exchanging import Exchanger
+from pycollective.torch.groups import average_soon
+from pycollective.torch.tensors import OfTensor
+
+Parameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
+
+
+def named(parameters: Parameters) -> dict[str, torch.Tensor]:
+    """The parameters that need a gradient, by their names in the model that DDP wraps."""
+    if isinstance(parameters, torch.nn.parallel.DistributedDataParallel):
+        parameters = parameters.module
+    if isinstance(parameters, torch.nn.Module):
+        parameters = parameters.named_parameters()
+    pairs = list(parameters)
+    if any(not isinstance(each, tuple) or len(each) != 2 for each in pairs):
+        raise ConfigurationError(
+            "a state of compression wants a model, or pairs of a name and a parameter "
+            "(model.named_parameters()): residuals are kept by name"
+        )
+    found = {name: tensor for name, tensor in pairs if tensor.requires_grad}
+    if len(found) != sum(tensor.requires_grad for _, tensor in pairs):
+        raise ConfigurationError("a state of compression: two parameters have the same name")
+    return found
+
+
+class Named:
+    """The parameters of a state, looked up when the ranks compare them.
+
+    Attributes:
+        tensors: by name, then.
+    """
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+
+    def __call__(self) -> dict[str, Shape]:
+        """The shape of each."""
+        self.tensors = named(self._parameters)
+        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
+
+class OfTorch(State):
+    """What makes a state one of torch's: tensors, DDP's buckets, a thread that exchanges."""
+
+    def _listen(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._names = {id(tensor): name for name, tensor in parameters.items()}
+        self._parameters = dict(parameters)  # so that no other object takes an id
+        # Exchanges of several buckets run in the buckets' order on every rank, while backward
+        # goes on.
+        self._exchanger = Exchanger(self._ends.abort)
+        self._by_hooks = False
+        self._passes = False
+
+    def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Average a bucket of DDP's, in place; see the hooks."""
+        self._check_not_closed()
+        buffer = bucket.buffer()
+        whole = OfTensor(buffer)
+        gradients: dict[str, OfTensor] = {}
+        at = 0
+        for parameter in bucket.parameters():
+            name = self._names.get(id(parameter))
+            if name is None:
+                raise ConfigurationError(
+                    f"{type(self).__name__}: DDP has a parameter of shape "
+                    f"{tuple(parameter.shape)} that the state was not given; make it of the model "
+                    "that DDP wraps, after parameters were moved or replaced"
+                )
+            # By place in the bucket, not by its views: those may be strided (channels last).
+            gradients[name] = OfTensor(buffer[at : at + parameter.numel()])
+            at += parameter.numel()
+        first, last = bucket.index() == 0, bucket.is_last()
+        if first:  # whatever was issued before has ended
+            self._passes = self._choice.settled == "dense" and not self._undelivered
+        if self._passes:
+            return self._average_soon(buffer, last)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+        def exchange() -> None:
+            try:
+                if first:
+                    self._begin()
+                    self._by_hooks = True
+                self._reduce(gradients, whole)
+                if last:
+                    self._end()
+            except BaseException as error:
+                self._open = False
+                _torch.fail(future, error)
+            else:
+                future.set_result(buffer)
+
+        self._exchanger.post(exchange)
+        return future
+
+    def _average_soon(self, buffer: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
+        """Dense for good, and nothing is owed: what DDP's own hooks do, at their price."""
+        self._counts["dense_calls"] += 1
+        if last:
+            self._choice.steps += 1
+            self._counts["steps"] += 1
+        return average_soon(self._ends.all, buffer)
+
+    def _begin(self) -> None:
+        self._by_hooks = False
+        super()._begin()
+
+    def _in_step(self) -> bool:
+        if self._by_hooks:  # of a backward that was not finished
+            self._open = False
+        return super()._in_step()
+
+    def _flat_of(self, name: str, tensor: torch.Tensor) -> OfTensor:
+        """A gradient in its parameter's order in memory."""
+        parameter = self._parameters.get(name)
+        if parameter is None or parameter.is_contiguous() or tensor.numel() != parameter.numel():
+            return OfTensor(tensor)
+        if tensor.shape != parameter.shape or tensor.stride() != parameter.stride():
+            raise ConfigurationError(
+                f"{type(self).__name__}: {name!r} is not contiguous, and its gradient not laid out "
+                "in memory as it is"
+            )
+        return OfTensor(tensor.detach().as_strided((tensor.numel(),), (1,)))
+
+    def _in_shape(self, name: str, flat: torch.Tensor) -> torch.Tensor:
+        """What is kept of a parameter, in its shape and laid out in memory as it is."""
+        parameter = self._parameters[name]
+        return flat.as_strided(parameter.shape, parameter.stride())
+
+    def _in_memory(self, name: str, shaped: torch.Tensor) -> torch.Tensor:
+        """The inverse of `_in_shape`, flat, for elements in the shape's order."""
+        parameter = self._parameters[name]
+        flat = torch.empty(parameter.numel(), dtype=shaped.dtype)
+        flat.as_strided(parameter.shape, parameter.stride()).copy_(shaped.view(parameter.shape))
+        return flat
+
+    def all_reduce(self, gradients: Mapping[str, Any]) -> bool:
+        """Average tensors over all ranks, in place; by itself a whole step, in one a part.
+
+        Args:
+            gradients: by parameter name, dense contiguous CPU tensors of fp32, fp16 or bf16.
+
+        Returns:
+            Whether all were finite on all ranks; if not, all are NaN now.
+
+        Raises:
+            ConfigurationError: an unknown name, another size or type; nothing has moved.
+            CollectiveMismatch: ranks passed different parameters.
+        """
+        flats = {name: self._flat_of(name, tensor) for name, tensor in gradients.items()}
+        for name, flat in flats.items():
+            self._item(name, flat)
+        return self._exchanger.call(lambda: self._as_step(lambda: self._reduce(flats)))
+
+    def reduce_scatter(self, out: Any, tensor: Any, key: str) -> bool:
+        """Average a tensor over all ranks, each rank's shard of it to that rank.
+
+        See `pycollective.compression.State.reduce_scatter`.
+        """
+        to, of = OfTensor(out), OfTensor(tensor)
+        reduce = self._reduce_shard
+        return self._exchanger.call(lambda: self._as_step(lambda: reduce(to, of, key)))
+
+    def set_loss_scale(self, scale: Any) -> None:
+        """Say by what the loss is multiplied: a number, a function, or a ``GradScaler``.
+
+        Looked at when a step begins. Residuals are kept in the scale of the gradients: when it
+        changes, they are multiplied by the ratio, which is exact for powers of two.
+        """
+        super().set_loss_scale(getattr(scale, "get_scale", scale))
+
+    def flush(self) -> dict[str, Any]:
+        """Give back what is held, and hold exactly nothing; collective, between steps.
+
+        Returns:
+            By parameter, in its shape, an fp32 tensor, in the scale of the last step: what all
+            ranks' held error adds to the average. Add it to a gradient, or drop it.
+
+        Raises:
+            ConfigurationError: a step is under way, or the state was closed.
+            CollectiveMismatch: another rank refused it, or called something else.
+        """
+        found = self._exchanger.call(super().flush)
+        return {
+            name: self._in_shape(name, torch.from_numpy(each).view(-1))
+            for name, each in found.items()
+        }
+
+    def reset(self) -> None:
+        """Hold nothing; see `pycollective.compression.State.reset`."""
+        self._exchanger.call(super().reset)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on, the same on every rank; collective, between steps.
+
+        Tensors of 4 bytes times parameters times hosts (and once more for the server's residuals);
+        torch.save and torch.distributed.checkpoint take it as it is.
+        """
+        state = self._exchanger.call(super().state_dict)
+        state["residuals"] = {
+            kind: {name: self._saved(name, each) for name, each in of.items()}
+            for kind, of in state["residuals"].items()
+        }
+        state["undelivered"] = {
+            name: self._saved(name, each) for name, each in state["undelivered"].items()
+        }
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Hold what `state_dict` gave; see `pycollective.compression.State.load_state_dict`."""
+        load = super().load_state_dict
+        self._exchanger.call(lambda: load(state))
+
+    def _in_arrays(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        def loaded(of: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: self._loaded(name, each) for name, each in of.items()}
+
+        return {
+            **state,
+            "residuals": {kind: loaded(of) for kind, of in state["residuals"].items()},
+            "undelivered": loaded(state["undelivered"]),
+        }
+
+    def _saved(self, name: str, array: Any) -> torch.Tensor:
+        """Rows of elements, each in the shape's order."""
+        rows = torch.from_numpy(array).view(-1, array.shape[-1])
+        return torch.stack([self._in_shape(name, row).reshape(-1) for row in rows]).view(
+            array.shape
+        )
+
+    def _loaded(self, name: str, saved: torch.Tensor) -> Any:
+        """The inverse; as it is where it fits no parameter, which is refused later."""
+        parameter = self._parameters.get(name)
+        if parameter is None or saved.shape[-1] != parameter.numel():
+            return np.asarray(saved)
+        rows = torch.as_tensor(saved).view(-1, parameter.numel())
+        return torch.stack([self._in_memory(name, row) for row in rows]).view(saved.shape).numpy()
+
+    def close(self) -> None:
+        """Leave the groups that the state made; collective. What is held is lost; flush first.
+
+        Idempotent; see `pycollective.compression.State.close`.
+        """
+        if self._exchanger.ended:
+            return
+        try:
+            self._exchanger.call(super().close)
+        finally:
+            self._exchanger.end()

@@ -1,0 +1,232 @@
+"""Making and loading torch's states: ranks that differ are told before there are groups."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import time
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+import pycollective.torch as pct
+from pycollective import CollectiveMismatch, ConfigurationError, compression
+from tests.harness import Ranks, results
+from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, state_of
+
+BACKENDS = {"pycollective": pct.all_reduce_hook, "gloo": default_hooks.allreduce_hook}
+HOSTS = "2x2"
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(4, timeout=100.0, module=__name__) as started:
+        yield lambda function, *args: results(started.call(function, *args))
+
+
+def played(topology, group):
+    """A state like the others', by a rank that sees other hosts."""
+    os.environ["PYCOLLECTIVE_TOPOLOGY"] = topology
+    try:
+        return pct.OneBitState(Given(), group=group)
+    finally:
+        del os.environ["PYCOLLECTIVE_TOPOLOGY"]
+
+
+# What rank 1 alone does, and whether it can be.
+MADE = {
+    "density": (lambda group: pct.TopKState(Given(), density=5, group=group), False),
+    "values": (
+        lambda group: pct.TopKState(Given(), density=0.1, values="float64", group=group),
+        False,
+    ),
+    "chunk": (lambda group: pct.OneBitState(Given(), chunk=100, group=group), False),
+    "between what": (lambda group: pct.OneBitState(Given(), between="racks", group=group), False),
+    "when": (lambda group: pct.Int8State(Given(), when="sometimes", group=group), False),
+    "no names": (lambda group: pct.OneBitState(list(Given().parameters()), group=group), False),
+    "topology": (lambda group: played("3x3", group), False),
+    "other hosts": (lambda group: played("4x1", group), True),
+    "between": (lambda group: pct.OneBitState(Given(), between="ranks", group=group), True),
+    "dense_steps": (lambda group: pct.OneBitState(Given(), dense_steps=4, group=group), True),
+    "codec": (lambda group: pct.Int8State(Given(), chunk=1024, group=group), True),
+}
+
+
+def one_differs(comm, backend, what):
+    """How making a state ends, how long it took, and how many groups were made on the way."""
+    group = group_of(comm, backend)
+    before, start = len(dist.distributed_c10d._world.pg_names), time.monotonic()
+    try:
+        if comm.rank == 1:
+            MADE[what][0](group)
+        else:
+            pct.OneBitState(Given(), group=group)
+    except (ConfigurationError, CollectiveMismatch) as error:
+        taken = time.monotonic() - start
+        groups = len(dist.distributed_c10d._world.pg_names) - before
+        return type(error).__name__, str(error), taken, groups
+    return None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("what", MADE)
+def test_ranks_that_make_different_states_are_told_before_there_are_groups(ranks, backend, what):
+    for rank, (name, said, taken, groups) in enumerate(ranks(one_differs, backend, what)):
+        refuses = rank == 1 and not MADE[what][1]
+        assert name == ("ConfigurationError" if refuses else "CollectiveMismatch")
+        assert refuses or "rank(s) [1]" in said
+        assert groups == 0
+        assert taken < 20  # the groups' timeout is 30 s
+
+
+def loaded(comm, what):
+    """Rank 1 alone loads something else, or all load nothing."""
+    group = group_of(comm, "pycollective")
+    state = state_of(Given(), "int8", HOSTS, group)
+    state.all_reduce(given(comm.rank, 0))
+    saved = state.state_dict()
+    if what == "nothing" or (what == "nothing on one" and comm.rank == 1):
+        saved = {}
+    if what == "another" and comm.rank == 1:
+        saved["residuals"]["worker"]["w"][0, 3] += 1
+    try:
+        state.load_state_dict(saved)
+    except (ConfigurationError, CollectiveMismatch) as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def test_ranks_that_load_different_states_are_told(ranks):
+    for name, said in ranks(loaded, "nothing"):
+        assert name == "ConfigurationError"
+        assert "no state of int8" in said
+    for name, said in ranks(loaded, "another"):
+        assert name == "CollectiveMismatch"
+        assert "rank(s) [1]" in said
+    names = [name for name, _ in ranks(loaded, "nothing on one")]
+    assert names == ["CollectiveMismatch", "ConfigurationError", *["CollectiveMismatch"] * 2]
+
+
+CALLS = {
+    "flush": lambda state, saved: state.flush(),
+    "reset": lambda state, saved: state.reset(),
+    "state_dict": lambda state, saved: state.state_dict(),
+    "load_state_dict": lambda state, saved: state.load_state_dict(saved),
+}
+
+
+def within(comm, what):
+    """What is said within a step; one of a backward that was not finished is forgotten."""
+    group = group_of(comm, "pycollective")
+    state = state_of(Given(), "one_bit", HOSTS, group)
+    saved = state.state_dict()
+    with state.step():
+        state.all_reduce(given(comm.rank, 0))
+        with pytest.raises(ConfigurationError) as raised:
+            CALLS[what](state, saved)
+    state._begin()
+    state._by_hooks = True  # as the first bucket leaves it
+    CALLS[what](state, saved)
+    return str(raised.value), state.stats()["steps"]
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_what_is_between_steps_is_refused_within_one(ranks, what):
+    for said, steps in ranks(within, what):
+        assert f"{what} while a step is under way" in said
+        assert steps == 1
+
+
+def start_densely(comm, backend, codec):
+    """Averages of the dense hook, of ours, and what ours held; two of four steps are dense."""
+    group = group_of(comm, backend)
+    found, held = [], []
+    for hook in (BACKENDS[backend], HOOKS[codec]):
+        model = DistributedDataParallel(Given(), process_group=group, bucket_cap_mb=0.001)
+        state = None
+        if hook is HOOKS[codec]:
+            state = state_of(model, codec, HOSTS, group, dense_steps=2)
+        model.register_comm_hook(state or group, hook)
+        averages = []
+        for step in range(4):
+            model.zero_grad()
+            model(given(comm.rank, step)).backward()
+            averages.append(digest_of(p.grad for p in model.parameters()))
+            if state:
+                held.append(state.stats()["residual_bytes"])
+        found.append(averages)
+    return *found, held, state.stats()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("codec", HOOKS)
+def test_the_hooks_start_densely(ranks, codec, backend):
+    for dense, ours, held, stats in ranks(start_densely, backend, codec):
+        assert ours[:2] == dense[:2]
+        assert ours[2] != dense[2]
+        assert ours[3] != dense[3]
+        assert held[:2] == [0, 0]
+        assert held[2] > 0
+        assert (stats["steps"], stats["way"]) == (4, "compressed")
+
+
+def warned(comm, topology, between):
+    """What is logged when a state is made."""
+    said = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+
+    handler = Handler()
+    log = logging.getLogger("pycollective")
+    log.addHandler(handler)
+    try:
+        state = state_of(
+            Given(), "one_bit", topology, group_of(comm, "pycollective"), between=between
+        )
+    finally:
+        log.removeHandler(handler)
+    state.all_reduce(given(comm.rank, 0))
+    return said
+
+
+def test_one_host_that_compresses_nothing_is_warned_of_once(ranks):
+    first, *others = ranks(warned, "1x4", "hosts")
+    assert len(first) == 1
+    assert "nothing is compressed" in first[0]
+    assert others == [[], [], []]
+    assert ranks(warned, "1x4", "ranks") == [[]] * 4
+    assert ranks(warned, HOSTS, "hosts") == [[]] * 4
+
+
+@pytest.mark.parametrize("name", ["OneBitState", "Int8State", "TopKState"])
+def test_torchs_states_have_the_options_of_numpys_by_name(name):
+    ours = inspect.signature(getattr(pct, name)).parameters
+    wants = inspect.signature(getattr(compression, name)).parameters
+    assert set(ours) - {"group"} == set(wants) - {"communicator"}
+    for option in set(wants) - {"communicator", "parameters"}:
+        assert ours[option].default == wants[option].default
+        assert ours[option].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+PUBLIC = {
+    *("step", "all_reduce", "reduce_scatter", "set_loss_scale", "stats", "codec"),
+    *("flush", "reset", "state_dict", "load_state_dict", "close"),
+}
+
+
+def public(comm):
+    """What users see of states of either face."""
+    of_torch = state_of(Given(), "top_k", HOSTS, group_of(comm, "pycollective"))
+    of_numpy = compression.OneBitState({"w": (64, 80)}, comm, between="ranks")
+    return [{name for name in dir(each) if name[0] != "_"} for each in (of_torch, of_numpy)]
+
+
+def test_users_see_what_they_may_call_and_nothing_else(ranks):
+    for of_torch, of_numpy in ranks(public):
+        assert of_numpy == PUBLIC
+        assert of_torch == PUBLIC | {"density"}
