@@ -83,8 +83,9 @@ class Residuals:
         self._held[name] = np.array(held, np.float32)
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Hold nothing, and give the memory back."""
         self._held.clear()
+        self._left.clear()
         self._touched.clear()
 
     @property

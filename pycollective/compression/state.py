@@ -376,7 +376,7 @@ class State:
         """
         return {
             **self._counts.all(),
-            "residual_bytes": sum(each.nbytes for each in self.kinds.values()),
+            "residual_bytes": sum(o.nbytes for o in [*self.kinds.values(), self._undelivered]),
             "way": self._choice.way,
             "why": self._choice.why,
             "dense_parameters": sorted(name for name, dense in self._dense.items() if dense),
