@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pycollective import _core
 from pycollective.compression.arrays import Floats
+from pycollective.compression.domain import Indices
 from pycollective.compression.groups import Group
 from pycollective.compression.placing import Range
-
-Indices = NDArray[np.uint32]
 
 # Bits of a magnitude that each round of histograms settles: (shift, bits).
 _ROUNDS = ((20, 11), (10, 10), (0, 10))

@@ -376,7 +376,7 @@ class State:
         """
         return {
             **self._counts.all(),
-            "residual_bytes": sum(o.nbytes for o in [*self.kinds.values(), self._undelivered]),
+            "residual_bytes": self._undelivered.nbytes + sum(e.nbytes for e in self.kinds.values()),
             "way": self._choice.way,
             "why": self._choice.why,
             "dense_parameters": sorted(name for name, dense in self._dense.items() if dense),
