@@ -12,6 +12,7 @@ from pycollective.compression.bucket import Agreement, Outcome
 from pycollective.compression.domain import VALUES
 from pycollective.compression.groups import Ends, ends_of_communicator
 from pycollective.compression.quantized import QuantizedExchange
+from pycollective.compression.selection import check_density
 from pycollective.compression.sparse import SparseExchange
 from pycollective.compression.state import Shape, State
 from pycollective.errors import ConfigurationError
@@ -141,7 +142,9 @@ class TopKState(State):
         Args:
             parameters: see there.
             communicator: see there.
-            density: how much of each parameter a host sends, 0.0001 to 1; at least one element.
+            density: how much of each parameter a host sends, 0.0001 to 1: by tensor
+                max(1, round(density x elements)) of them; by chunk round(density x chunk) of each
+                chunk, and at least one, so density x chunk must be 1 or more.
             by: "tensor", the largest of the whole parameter, or "chunk", of each chunk.
             chunk: elements of a chunk, a multiple of 64.
             values: how they travel: "float32", "bfloat16" or "float16". What rounding drops stays
@@ -167,6 +170,7 @@ class TopKState(State):
         if not 0 <= decay <= 1:
             raise ConfigurationError(f"decay={decay!r} is not between 0 and 1")
         self.chunk = check_chunk(chunk)
+        check_density(density, by, self.chunk)
         self._density, self._warm_up, self._decay = float(density), warm_up, float(decay)
         options = {
             "density": self._density,
