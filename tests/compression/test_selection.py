@@ -9,6 +9,8 @@ import pytest
 
 from pycollective import ConfigurationError
 from pycollective.compression import TopKState
+from pycollective.compression.placing import Places
+from pycollective.compression.routing import SAVED, gathers
 from pycollective.compression.selection import check_density
 from tests.compression.players import ends_of
 
@@ -48,3 +50,17 @@ def sent(comm, density, chunk):
 def test_the_least_density_sends_one_element_of_each_chunk(pool, density, chunk, each):
     chunks = -(-125_000 // chunk)
     assert pool(4).call(sent, density, chunk) == [(chunks * each, True)] * 4
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4, 8, 32])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_way_is_chosen_by_the_bytes_that_region_saves(hosts, ranks):
+    places = Places(0, tuple(range(hosts)) * ranks)
+    if hosts == 2:  # nothing to save
+        assert gathers(1 << 40, 2, places)
+        return
+    payload = SAVED / ((hosts - 1) * (1 - 2 / hosts))
+    entries = int(payload) * ranks // 4
+    assert gathers(entries - ranks, 2, places)
+    assert not gathers(entries + 2 * ranks, 2, places)
+    assert not gathers(entries, 4, places)
