@@ -12,7 +12,7 @@ from pycollective import _core
 from pycollective.compression.arrays import Floats, Item
 from pycollective.compression.groups import Bytes, Ends
 from pycollective.compression.messages import Header, header_bytes
-from pycollective.compression.placing import Places, Range, regions_of, share_of
+from pycollective.compression.placing import Places, Range, share_of
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,11 @@ class Agreement:
 
 
 class Cuts:
-    """How parameters are cut for shares and regions; found once for each."""
+    """How parameters are cut for shares; found once for each."""
 
     def __init__(self, chunk: int, places: Places) -> None:
         self._chunk, self._places = chunk, places
         self._shares: dict[Any, list[Range]] = {}
-        self._regions: dict[Any, list[Range]] = {}
 
     def shares(self, item: Item) -> list[Range]:
         """The elements of each share."""
@@ -61,27 +60,12 @@ class Cuts:
             self._shares[key] = self._cut(item)
         return self._shares[key]
 
-    def regions(self, item: Item, share: int) -> list[Range]:
-        """The elements of a share that each host owns."""
-        key = item.name, item.flat.count, item.owner, share
-        if key not in self._regions:
-            self._regions[key] = self._cut_share(item, self.shares(item)[share])
-        return self._regions[key]
-
     def _cut(self, item: Item) -> list[Range]:
         if item.owner is None:
             return share_of(item.name, item.flat.count, self._chunk, self._places)
         return [
             (0, item.flat.count if share == item.owner[0] else 0)
             for share in range(self._places.shares)
-        ]
-
-    def _cut_share(self, item: Item, whole: Range) -> list[Range]:
-        if item.owner is None:
-            return regions_of(item.name, whole, self._chunk, self._places)
-        return [
-            whole if host == item.owner[1] else (whole[0], whole[0])
-            for host in range(self._places.hosts)
         ]
 
 
@@ -96,13 +80,8 @@ class Bucket:
 
     def __init__(self, items: Sequence[Item], cuts: Cuts) -> None:
         self.items = list(items)
-        self._cuts = cuts
         self.shares: list[list[Range]] = [cuts.shares(item) for item in items]
         self.key = tuple((item.name, item.flat.count, item.dense, item.owner) for item in items)
-
-    def regions(self, number: int, share: int) -> list[Range]:
-        """The elements of an item's share that each host owns."""
-        return self._cuts.regions(self.items[number], share)
 
     def host_sums(self, ends: Ends, agreement: Agreement) -> list[Any]:
         """This rank's share of each gradient, summed over the ranks of its host.
@@ -127,7 +106,8 @@ class Bucket:
             header.write(row.view(np.uint8))
         for s in range(ends.places.shares):
             for item, (start, stop), row in self._along(s, rows[s, first:]):
-                item.flat.widen(start, stop, row)
+                if row.size:
+                    item.flat.widen(start, stop, row)
         came = ends.local.all_to_all(rows.view(np.uint8))
         read_headers(list(came), header, ends.places.local)
         if share is None:

@@ -7,7 +7,7 @@ how many places (4 bytes), how long their stream is (4 bytes), the stream, the v
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from pycollective.compression.messages import Header, header_bytes
 from pycollective.errors import CollectiveMismatch, ConfigurationError
 
 Indices = NDArray[np.uint32]
+Numbers = NDArray[np.int64]
 
 # How values are held in NumPy: the bits of a bfloat16 as an int16, which the kernels take for one.
 VALUES: dict[str, np.dtype[Any]] = {
@@ -31,106 +32,87 @@ VALUES: dict[str, np.dtype[Any]] = {
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Some elements of one parameter.
+class Sparse:
+    """Some elements.
 
     Attributes:
-        places: ascending, from whatever start the holder means.
+        places: ascending, in whatever space the holder means.
         values: theirs.
     """
 
     places: Indices
     values: NDArray[Any]
 
-    def between(self, start: int, stop: int) -> Chosen:
-        """Those at places `start` to `stop`."""
-        first, last = np.searchsorted(self.places, np.array([start, stop], np.uint32))
-        return Chosen(self.places[first:last], self.values[first:last])
 
-    def widened(self) -> Floats:
-        """The values in fp32."""
-        if self.values.dtype == np.int16:
-            return (self.values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        return self.values.astype(np.float32)
+def widened(values: NDArray[Any]) -> Floats:
+    """Values that travelled, in fp32."""
+    if values.dtype == np.int16:
+        return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Which elements a message is about.
+    """Which elements a message is about; none of its segments is empty.
 
     Attributes:
-        segments: (item, start, stop, dense), elements of the parameter.
-        offsets: where each segment begins in the space of places; dense ones take none of it.
-        size: of that space.
+        count: parameters of the call.
+        items: of each segment of the compressed ones, which of them it is; ascending.
+        starts, stops: its elements.
+        offsets: where each begins in the space of places; one more, where the last ends.
+        dense: the segments that go as they are: (item, start, stop).
+        dense_count: how many elements these have.
     """
 
-    segments: tuple[tuple[int, int, int, bool], ...]
-    offsets: tuple[int, ...]
-    size: int
+    count: int
+    items: Numbers
+    starts: Numbers
+    stops: Numbers
+    offsets: Numbers
+    dense: tuple[tuple[int, int, int], ...]
+    dense_count: int
 
     @classmethod
-    def of(cls, segments: Sequence[tuple[int, int, int, bool]]) -> Domain:
-        """Of its segments."""
-        offsets = []
-        size = 0
-        for _, start, stop, dense in segments:
-            offsets.append(size)
-            size += 0 if dense else stop - start
-        return cls(tuple(segments), tuple(offsets), size)
+    def of(cls, starts: Numbers, stops: Numbers, dense: Sequence[bool]) -> Domain:
+        """Of its segments, one a parameter, of which some may be empty."""
+        there, whole = stops > starts, np.array(dense, np.bool_)
+        items = np.flatnonzero(there & ~whole)
+        offsets = np.concatenate([[0], np.cumsum((stops - starts)[items])])
+        as_they_are = tuple(
+            (int(n), int(starts[n]), int(stops[n])) for n in np.flatnonzero(there & whole)
+        )
+        elements = sum(stop - start for _, start, stop in as_they_are)
+        return cls(len(dense), items, starts[items], stops[items], offsets, as_they_are, elements)
 
     @property
-    def dense(self) -> list[tuple[int, int, int]]:
-        """The segments that go as they are, without empty ones."""
-        return [
-            (n, start, stop) for n, start, stop, dense in self.segments if dense and stop > start
-        ]
+    def size(self) -> int:
+        """Of the space of places."""
+        return int(self.offsets[-1])
 
     @property
     def dense_at(self) -> int:
         """Where their elements begin in a message, bytes."""
-        return header_bytes(len(self.segments))
+        return header_bytes(self.count)
 
-    @property
-    def dense_count(self) -> int:
-        """How many elements they have."""
-        return sum(stop - start for _, start, stop in self.dense)
-
-    def write(
-        self,
-        header: Header,
-        dense: Floats,
-        chosen: Mapping[int, Chosen],
-        starts: Mapping[int, int],
-    ) -> Bytes:
+    def write(self, header: Header, dense: Floats, chosen: Sparse) -> Bytes:
         """A message.
 
         Args:
             header: its header.
             dense: the small parameters' elements.
-            chosen: by item; only what lies in the domain is sent.
-            starts: of each item, the parameter's element that its places are counted from.
+            chosen: in the domain's own space.
         """
-        places, values = [np.empty(0, np.uint32)], []
-        for (number, start, stop, dense_item), offset in zip(
-            self.segments, self.offsets, strict=True
-        ):
-            if dense_item or number not in chosen:
-                continue
-            first = start - starts[number]
-            mine = chosen[number].between(first, first + stop - start)
-            places.append((mine.places - np.uint32(first)) + np.uint32(offset))
-            values.append(mine.values)
-        every = np.concatenate(places)
-        stream = np.empty(_core.pack_indices_bound(every.size, self.size), np.uint8)
-        stream = stream[: _core.pack_indices(every, self.size, stream)]
+        places = chosen.places
+        stream = np.empty(_core.pack_indices_bound(places.size, self.size), np.uint8)
+        stream = stream[: _core.pack_indices(places, self.size, stream)]
         head = np.zeros(self.dense_at, np.uint8)
         header.write(head)
-        lengths = np.array([every.size, stream.size], np.uint32).view(np.uint8)
-        raw = [np.ascontiguousarray(each).view(np.uint8) for each in values]
-        return np.concatenate([head, dense.view(np.uint8), lengths, stream, *raw])
+        lengths = np.array([places.size, stream.size], np.uint32).view(np.uint8)
+        values = np.ascontiguousarray(chosen.values).view(np.uint8)
+        return np.concatenate([head, dense.view(np.uint8), lengths, stream, values])
 
-    def read(self, row: Bytes, dtype: np.dtype[Any]) -> dict[int, Chosen]:
-        """What a message holds: by item, places from the segment's start.
+    def read(self, row: Bytes, dtype: np.dtype[Any]) -> Sparse:
+        """What a message holds, in the domain's own space.
 
         Raises:
             CollectiveMismatch: it holds no such thing.
@@ -144,27 +126,16 @@ class Domain:
                 try:
                     _core.unpack_indices(row[at : at + length], self.size, every)
                 except ConfigurationError as error:
-                    raise CollectiveMismatch(f"compressed all_reduce: {error}") from error
-                values = row[at + length :].copy().view(dtype)
-                return self._by_item(every, values)
-        raise CollectiveMismatch("compressed all_reduce: a message of a wrong length")
+                    raise CollectiveMismatch(f"compressed exchange: {error}") from error
+                return Sparse(every, row[at + length :].copy().view(dtype))
+        raise CollectiveMismatch("compressed exchange: a message of a wrong length")
 
-    def _by_item(self, every: Indices, values: NDArray[Any]) -> dict[int, Chosen]:
-        found = {}
-        for (number, start, stop, dense), offset in zip(self.segments, self.offsets, strict=True):
-            if not dense:
-                first, last = np.searchsorted(
-                    every, np.array([offset, offset + stop - start], np.uint32)
-                )
-                found[number] = Chosen(every[first:last] - np.uint32(offset), values[first:last])
-        return found
 
-    def sum_of(self, number: int, read: Sequence[Mapping[int, Chosen]]) -> tuple[Indices, Floats]:
-        """The sum of an item's elements over several messages: places from the segment's start."""
-        every = [each[number] for each in read]
-        room = sum(each.places.size for each in every)
-        places, sums = np.empty(room, np.uint32), np.empty(room, np.float32)
-        found = _core.sparse_sum(
-            [each.places for each in every], [each.values for each in every], places, sums
-        )
-        return places[:found], sums[:found]
+def sum_of(parts: Sequence[Sparse]) -> Sparse:
+    """The sum over ranks of what they have of one domain, in fp32, in the contract's order."""
+    room = sum(each.places.size for each in parts)
+    places, sums = np.empty(room, np.uint32), np.empty(room, np.float32)
+    found = _core.sparse_sum(
+        [each.places for each in parts], [each.values for each in parts], places, sums
+    )
+    return Sparse(places[:found], sums[:found])

@@ -71,10 +71,10 @@ class Header:
                 return cls(digest, scale, not flags & _NOT_FINITE, cls.absent_of(row))
             if (digest, count) == (mine.digest, items):
                 raise CollectiveMismatch(
-                    f"compressed all_reduce: rank {sender} has the loss scale {scale:g}, this rank "
+                    f"compressed exchange: rank {sender} has the loss scale {scale:g}, this rank "
                     f"{mine.scale:g}"
                 )
         raise CollectiveMismatch(
-            f"compressed all_reduce: rank {sender} sends other parameters, or compresses them in "
+            f"compressed exchange: rank {sender} sends other parameters, or compresses them in "
             "another way; all ranks must make the same calls in the same order"
         )

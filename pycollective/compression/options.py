@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from pycollective.compression.domain import VALUES
 from pycollective.compression.placing import check_between
+from pycollective.compression.selection import check_density
 from pycollective.errors import ConfigurationError
 
 Shape = tuple[int, ...]
@@ -82,6 +83,7 @@ class Sparse:
         if not (isinstance(self.decay, float | int) and 0 <= self.decay <= 1):
             raise ConfigurationError(f"decay={self.decay!r} is not between 0 and 1")
         _check_chunk(self.chunk)
+        check_density(self.density, self.by, self.chunk)
         return {
             "density": float(self.density),
             **{"by": self.by, "chunk": self.chunk, "values": self.values},

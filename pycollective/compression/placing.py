@@ -18,6 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
 
@@ -129,3 +132,28 @@ def regions_of(name: str, share: Range, chunk: int, places: Places) -> list[Rang
         (start + lower, start + upper)
         for lower, upper in cut(stop - start, chunk, places.hosts, turn)
     ]
+
+
+def regions_on(
+    host: int,
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
+    turns: NDArray[np.int64],
+    chunk: int,
+    hosts: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`regions_of` for one host and many parameters at once: where they start and stop.
+
+    Args:
+        host: whose they are.
+        starts, stops: of each parameter, the elements of the share.
+        turns: of each ``turn_of(name) // shares``.
+        chunk: elements that are never parted.
+        hosts: how many there are.
+    """
+    sizes = stops - starts
+    chunks = -(-sizes // chunk)
+    part = (host - turns) % hosts
+    lower = np.minimum(part * chunks // hosts * chunk, sizes)
+    upper = np.minimum((part + 1) * chunks // hosts * chunk, sizes)
+    return starts + lower, starts + upper

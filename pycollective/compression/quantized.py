@@ -10,7 +10,7 @@ Small parameters ride along in fp32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,35 +19,10 @@ from numpy.typing import NDArray
 from pycollective import _core
 from pycollective.compression.arrays import Flat, Floats, Item
 from pycollective.compression.bucket import Agreement, Bucket, Cuts, Outcome, floats, read_headers
+from pycollective.compression.cells import Cell, Cells, Messages
 from pycollective.compression.groups import Bytes, Ends
-from pycollective.compression.messages import header_bytes
+from pycollective.compression.layout import Plans
 from pycollective.compression.residuals import Residuals
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One parameter's region in a message.
-
-    Attributes:
-        item: its number among the call's.
-        start, stop: the region, elements of the parameter.
-        at: its place in the message, bytes.
-        size: bytes.
-    """
-
-    item: int
-    start: int
-    stop: int
-    at: int
-    size: int
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The messages about one share: what there is for each host, and how long all are."""
-
-    cells: list[list[Cell]]
-    stride: int
 
 
 class QuantizedExchange:
@@ -65,49 +40,25 @@ class QuantizedExchange:
         self._codec = codec
         self.chunk = chunk
         self.worker, self.server = Residuals(), Residuals()
-        self._rows: dict[tuple[Any, ...], list[Rows]] = {}
+        size_of = partial(_core.quantized_bytes, codec, chunk)
+        self._plans = Plans(partial(Messages, places=ends.places, chunk=chunk, size_of=size_of))
 
     def __call__(self, items: list[Item], agreement: Agreement) -> Outcome:
         """Average the gradients over all ranks, in place; what is held is not committed."""
         ends, places = self._ends, self._ends.places
         bucket = Bucket(items, self._cuts)
-        rows = self._plan(bucket)
+        plan = self._plans.of(bucket)
         own = bucket.host_sums(ends, agreement)
-        results = np.zeros(places.hosts * max(each.stride for each in rows), np.uint8)
+        results = np.zeros(places.hosts * plan.stride, np.uint8)
         sent = 0
         if ends.across is not None:
-            assert places.share is not None
-            mine = rows[places.share]
-            means = self._exchange(bucket, mine, own, agreement)
+            means = self._exchange(bucket, plan, own, agreement)
             results[: means.size] = means.reshape(-1)
-            sent = 2 * (places.hosts - 1) * mine.stride
-        finite = self._spread(bucket, rows, ends.local.all_gather(results), agreement)
+            sent = 2 * (places.hosts - 1) * plan.mine.stride
+        finite = self._spread(bucket, plan, ends.local.all_gather(results), agreement)
         if not finite:
             bucket.fill_nan()
         return Outcome(finite, sent)
-
-    def _plan(self, bucket: Bucket) -> list[Rows]:
-        """The messages of each share."""
-        if bucket.key not in self._rows:
-            self._rows[bucket.key] = [
-                self._lay_out(bucket, s) for s in range(self._ends.places.shares)
-            ]
-        return self._rows[bucket.key]
-
-    def _lay_out(self, bucket: Bucket, share: int) -> Rows:
-        places = self._ends.places
-        ends_at = [header_bytes(len(bucket.items))] * places.hosts
-        cells: list[list[Cell]] = [[] for _ in range(places.hosts)]
-        for number, item in enumerate(bucket.items):
-            for host, (start, stop) in enumerate(bucket.regions(number, share)):
-                size = self._bytes(stop - start, item.dense)
-                if size:
-                    cells[host].append(Cell(number, start, stop, ends_at[host], size))
-                    ends_at[host] += size
-        return Rows(cells, max(ends_at))
-
-    def _bytes(self, count: int, dense: bool) -> int:
-        return 4 * count if dense else _core.quantized_bytes(self._codec, self.chunk, count)
 
     def scatter(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
         """Phase one alone: `out` gets the average of what this rank owns.
@@ -116,12 +67,10 @@ class QuantizedExchange:
         """
         ends, places = self._ends, self._ends.places
         bucket = Bucket(items, self._cuts)
-        rows = self._plan(bucket)
+        plan = self._plans.of(bucket)
         own = bucket.host_sums(ends, agreement)
-        assert places.share is not None
-        mine = rows[places.share]
-        came, finite, absent = self._reduce(bucket, mine, own, agreement)
-        for cell in mine.cells[places.host]:
+        came, finite, absent = self._reduce(bucket, plan, own, agreement)
+        for cell in plan.mine.on(places.host):
             if absent[cell.item]:
                 out.fill(0.0)
             elif bucket.items[cell.item].dense:
@@ -129,19 +78,21 @@ class QuantizedExchange:
             else:
                 part = out.part(cell.start, cell.stop)
                 _core.dequantize(self._codec, self.chunk, came, cell.at, part, places.ranks)
-        return Outcome(finite and out.is_finite(), (places.hosts - 1) * mine.stride)
+        return Outcome(finite and out.is_finite(), (places.hosts - 1) * plan.mine.stride)
 
-    def _exchange(self, bucket: Bucket, rows: Rows, own: list[Any], agreement: Agreement) -> Bytes:
+    def _exchange(
+        self, bucket: Bucket, plan: Messages, own: list[Any], agreement: Agreement
+    ) -> Bytes:
         """Both phases: the messages with the means of this share's regions, one a host."""
         across = self._ends.across
         assert across is not None
-        came, finite, absent = self._reduce(bucket, rows, own, agreement)
-        message, means_finite = self._average(bucket, rows, came, absent)
+        came, finite, absent = self._reduce(bucket, plan, own, agreement)
+        message, means_finite = self._average(bucket, plan.mine, came, absent)
         agreement.header(finite and means_finite, list(absent)).write(message)
         return across.all_gather(message)
 
     def _reduce(
-        self, bucket: Bucket, rows: Rows, own: list[Any], agreement: Agreement
+        self, bucket: Bucket, plan: Messages, own: list[Any], agreement: Agreement
     ) -> tuple[Bytes, bool, NDArray[np.bool_]]:
         """Phase one: what came from each host, whether all was finite, what is zero everywhere."""
         across, places = self._ends.across, self._ends.places
@@ -151,7 +102,7 @@ class QuantizedExchange:
         # What is all zero on every rank may be a parameter that none used: DDP then ignores what
         # comes back, so its residual stays where it is.
         zero = bucket.is_zero(own)
-        messages, finite = self._compress(bucket, rows, own)
+        messages, finite = self._compress(bucket, plan, own)
         header = agreement.header(finite, zero)
         for message in messages:
             header.write(message)
@@ -162,39 +113,36 @@ class QuantizedExchange:
             self.worker.keep(bucket.items[number].name)
         return came, all(each.finite for each in headers), absent
 
-    def _compress(self, bucket: Bucket, rows: Rows, own: list[Any]) -> tuple[Bytes, bool]:
+    def _compress(self, bucket: Bucket, plan: Messages, own: list[Any]) -> tuple[Bytes, bool]:
         """Phase one: this rank's share for each host, and whether it is finite."""
         share = self._ends.places.share
         assert share is not None
-        messages = np.zeros((len(rows.cells), rows.stride), np.uint8)
+        messages = np.zeros((self._ends.places.hosts, plan.mine.stride), np.uint8)
+        memory = messages.reshape(-1).data
         finite = True
-        for cells, message in zip(rows.cells, messages, strict=True):
-            for cell in cells:
-                item, (first, last) = bucket.items[cell.item], bucket.shares[cell.item][share]
-                x = own[cell.item][cell.start - first : cell.stop - first]
-                payload = message[cell.at : cell.at + cell.size]
-                if item.dense:
-                    values = bucket.in_fp32(cell.item, share, own[cell.item], cell.start, cell.stop)
-                    payload[:] = values.view(np.uint8)
-                    continue
-                held, left = self.worker.of(item.name, last - first)
-                region = slice(cell.start - first, cell.stop - first)
-                finite &= _core.quantize(
-                    self._codec,
-                    self.chunk,
-                    x,
-                    None if held is None else held[region],
-                    left[region],
-                    payload,
-                )
+        for number, bounds, cells in plan.sent:
+            item, (first, last) = bucket.items[number], bucket.shares[number][share]
+            if item.dense:
+                for (begin, end), (start, stop, _) in zip(bounds, cells, strict=True):
+                    values = bucket.in_fp32(number, share, own[number], start, stop)
+                    memory[begin:end] = values.view(np.uint8).data
+                continue
+            held, left = self.worker.of(item.name, last - first)
+            payload = np.empty(sum(end - begin for begin, end in bounds), np.uint8)
+            finite &= _core.quantize(self._codec, self.chunk, own[number], held, left, payload)
+            packed = payload.data
+            at = 0
+            for begin, end in bounds:
+                memory[begin:end] = packed[at : at + end - begin]
+                at += end - begin
         return messages, finite
 
-    def _average(self, bucket: Bucket, rows: Rows, came: Bytes, absent: Any) -> tuple[Bytes, bool]:
+    def _average(self, bucket: Bucket, mine: Cells, came: Bytes, absent: Any) -> tuple[Bytes, bool]:
         """Phase two: the means of the regions that this rank owns, and whether they are finite."""
         places = self._ends.places
-        message = np.zeros(rows.stride, np.uint8)
+        message = np.zeros(mine.stride, np.uint8)
         finite = True
-        for cell in rows.cells[places.host]:
+        for cell in mine.on(places.host):
             if absent[cell.item]:
                 continue
             item = bucket.items[cell.item]
@@ -217,32 +165,30 @@ class QuantizedExchange:
         mean /= np.float32(self._ends.places.ranks)
         return mean
 
-    def _spread(
-        self, bucket: Bucket, rows: list[Rows], results: Bytes, agreement: Agreement
-    ) -> bool:
+    def _spread(self, bucket: Bucket, plan: Messages, results: Bytes, agreement: Agreement) -> bool:
         """Write all shares' means to the gradients, if all are finite."""
         places = self._ends.places
         mine = agreement.header(True, [False] * len(bucket.items))
-        finite = True
-        decoded = []
-        for share, of in enumerate(rows):
+        headers = []
+        for share, of in enumerate(plan.shares):
             messages = results[share][: places.hosts * of.stride].reshape(places.hosts, of.stride)
-            headers = read_headers(list(messages), mine, places.across(share))
-            finite &= all(each.finite for each in headers)
-            decoded.append((of, messages, headers))
-        if not finite:
+            headers += read_headers(list(messages), mine, places.across(share))
+        if not all(each.finite for each in headers):
             return False
-        for of, messages, headers in decoded:
-            for host, header in enumerate(headers):
-                for cell in of.cells[host]:
-                    flat = bucket.items[cell.item].flat
-                    if header.absent[cell.item]:
-                        flat.put(cell.start, np.zeros(cell.stop - cell.start, np.float32))
-                    elif bucket.items[cell.item].dense:
-                        values = floats(messages[host], cell.at, cell.stop - cell.start)
-                        flat.put(cell.start, values)
-                    else:
-                        row = messages[host : host + 1]
-                        out = flat.part(cell.start, cell.stop)
-                        _core.dequantize(self._codec, self.chunk, row, cell.at, out, 1)
+        absent = np.array([each.absent for each in headers])
+        somewhere = np.logical_or.reduce(absent).tolist()
+        flat_results = results.reshape(-1)
+        memory = flat_results.data
+        for number, bounds, cells in plan.results:
+            flat = bucket.items[number].flat
+            if bucket.items[number].dense:
+                for (begin, _), (start, stop, _) in zip(bounds, cells, strict=True):
+                    flat.put(start, floats(flat_results, begin, stop - start))
+            else:
+                payload = np.frombuffer(b"".join([memory[a:b] for a, b in bounds]), np.uint8)
+                out = flat.part(cells[0][0], cells[-1][1])
+                _core.dequantize(self._codec, self.chunk, payload[None], 0, out, 1)
+            for start, stop, message in cells if somewhere[number] else ():
+                if absent[message, number]:
+                    flat.put(start, np.zeros(stop - start, np.float32))
         return True

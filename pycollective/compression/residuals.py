@@ -47,6 +47,10 @@ class Residuals:
         self._touched.add(name)
         return self._held.get(name), left
 
+    def left(self, name: str) -> Floats:
+        """What the step under way will leave of a parameter that it has asked for (`of`)."""
+        return self._left[name]
+
     def keep(self, name: str) -> None:
         """Leave one parameter's residual out of the step under way."""
         self._touched.discard(name)
@@ -83,8 +87,9 @@ class Residuals:
         self._held[name] = np.array(held, np.float32)
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Hold nothing, and give the memory back."""
         self._held.clear()
+        self._left.clear()
         self._touched.clear()
 
     @property

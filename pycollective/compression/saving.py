@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pycollective import _core
+from pycollective.compression.arrays import Floats
 from pycollective.compression.groups import Ends
 from pycollective.compression.placing import Range, regions_of, share_of
 from pycollective.compression.residuals import Residuals
 from pycollective.compression.sharding import shard_name
 from pycollective.errors import ConfigurationError
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -91,33 +89,43 @@ class Keeper:
         return {kind: self._gather(kind) for kind in self._kinds}
 
     def _gather(self, kind: str) -> dict[str, Floats]:
+        return {name: self._whole(kind, name) for name in sorted(self._sizes)}
+
+    def _whole(self, kind: str, name: str) -> Floats:
+        """One parameter's residual of a kind: (hosts, elements), or the server's."""
         places = self._ends.places
-        found = {}
-        for name, size in sorted(self._sizes.items()):
-            of: list[list[Part]] = [[] for _ in range(places.ranks)]
-            for part in self._parts(kind, name):
-                of[part.rank].append(part)
-            whole = np.zeros((places.hosts if kind == "worker" else 1, size), np.float32)
-            found[name] = whole if kind == "worker" else whole[0]
-            row = np.zeros(max(sum(part.count for part in parts) for parts in of), np.float32)
+        of: list[list[Part]] = [[] for _ in range(places.ranks)]
+        for part in self._parts(kind, name):
+            of[part.rank].append(part)
+        worker = kind == "worker"
+        whole = np.zeros((places.hosts if worker else 1, self._sizes[name]), np.float32)
+        row = np.zeros(max(sum(part.count for part in parts) for parts in of), np.float32)
+        at = 0
+        for part in of[places.rank]:
+            held = self._kinds[kind].get(part.name)
+            if held is not None:
+                row[at : at + part.count] = held
+            at += part.count
+        rows = self._ends.all.all_gather(row.view(np.uint8)).view(np.float32)
+        for parts, row in zip(of, rows, strict=True):
             at = 0
-            for part in of[places.rank]:
-                held = self._kinds[kind].get(part.name)
-                if held is not None:
-                    row[at : at + part.count] = held
+            for part in parts:
+                host = part.host if worker else 0
+                whole[host, slice(*part.elements)] = row[at : at + part.count]
                 at += part.count
-            rows = self._ends.all.all_gather(row.view(np.uint8)).view(np.float32)
-            for parts, row in zip(of, rows, strict=True):
-                at = 0
-                for part in parts:
-                    host = part.host if kind == "worker" else 0
-                    whole[host, slice(*part.elements)] = row[at : at + part.count]
-                    at += part.count
-        return found
+        return whole if worker else whole[0]
 
     def mean(self) -> dict[str, Floats]:
-        """By parameter: what all that is held adds to the average."""
-        return mean_of(self.gather(), self._ends.places.ranks)
+        """By parameter: what all that is held adds to the average.
+
+        One parameter after another: all hosts' residuals of a model at once are many times what a
+        rank has room for.
+        """
+        return {name: self._mean(name) for name in sorted(self._sizes)}
+
+    def _mean(self, name: str) -> Floats:
+        of = {kind: {name: self._whole(kind, name)} for kind in self._kinds}
+        return mean_of(of, self._ends.places.ranks)[name]
 
     def fitting(
         self, residuals: Mapping[str, Mapping[str, Any]], hosts: int

@@ -8,19 +8,19 @@ would send if one rank held them all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pycollective import _core
 from pycollective.compression.arrays import Floats
+from pycollective.compression.domain import Indices
 from pycollective.compression.groups import Group
 from pycollective.compression.placing import Range
-
-Indices = NDArray[np.uint32]
+from pycollective.errors import ConfigurationError
 
 # Bits of a magnitude that each round of histograms settles: (shift, bits).
 _ROUNDS = ((20, 11), (10, 10), (0, 10))
@@ -47,6 +47,20 @@ class Piece:
 def count_of(density: float, count: int) -> int:
     """How many of `count` elements are sent: the nearest whole number, at least one."""
     return min(count, max(1, round(density * count)))
+
+
+def check_density(density: float, by: str, chunk: int) -> None:
+    """Refuse a density that no chunk can have.
+
+    Raises:
+        ConfigurationError: by chunk it would be less than one element of each.
+    """
+    if by == "chunk" and round(density * chunk, 9) < 1:
+        least = math.ceil(round(1 / density, 6) / 64) * 64
+        raise ConfigurationError(
+            f"density={density!r} by chunk is less than one of chunk={chunk} elements: take chunk="
+            f"{least} or more, a density of at least {1 / chunk:.6g}, or by='tensor'"
+        )
 
 
 def by_chunk(piece: Piece, density: float, chunk: int) -> Indices | None:

@@ -14,8 +14,9 @@ Small parameters ride along in fp32, in the same messages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,41 +25,42 @@ from numpy.typing import NDArray
 from pycollective import _core
 from pycollective.compression.arrays import Flat, Floats, Item
 from pycollective.compression.bucket import Agreement, Bucket, Cuts, Outcome, floats, read_headers
-from pycollective.compression.domain import VALUES, Chosen, Domain
+from pycollective.compression.domain import (
+    VALUES,
+    Domain,
+    Indices,
+    Numbers,
+    Sparse,
+    sum_of,
+    widened,
+)
 from pycollective.compression.groups import Bytes, Ends, exchange_lengths, gather_lengths
+from pycollective.compression.layout import Layout, Plan, Plans
 from pycollective.compression.messages import Header
 from pycollective.compression.residuals import Residuals
-from pycollective.compression.selection import (
-    Indices,
-    Piece,
-    by_chunk,
-    by_tensor,
-    count_of,
-    over_shares,
-)
-
-# Up to here a rank may receive by gather; beyond, more than two hosts go by region.
-GATHERED = 256 << 10
+from pycollective.compression.routing import gathers
+from pycollective.compression.selection import Piece, by_chunk, by_tensor, count_of, over_shares
 
 
 @dataclass(frozen=True)
 class _Came:
-    """What came into a region, and what this rank sent into each.
+    """What came into a region, and what this rank sent into all.
 
     Attributes:
         rows: of each host, its message about this one's region.
-        taken: what this rank sent, by item.
-        starts: of each item, where its places are counted from.
-        domains: of each host, what its messages are about.
+        places, values: what this rank sent, by the places of its share.
+        layout: of the share's regions.
+        starts: of each item, where the share starts.
         finite: whether all gradients were.
         absent: for each item, whether it is zero everywhere.
         sent: bytes.
     """
 
     rows: list[Bytes]
-    taken: dict[int, Chosen]
-    starts: dict[int, int]
-    domains: list[Domain]
+    places: Numbers
+    values: NDArray[Any]
+    layout: Layout
+    starts: list[int]
     finite: bool
     absent: NDArray[np.bool_]
     sent: int
@@ -83,13 +85,14 @@ class SparseExchange:
         self._ends = ends
         self._cuts = Cuts(chunk, ends.places)
         self._by, self.chunk, self._values, self._way = by, chunk, VALUES[values], way
-        self._domains: dict[Any, Domain] = {}
+        self._plans = Plans(partial(Plan, places=ends.places, chunk=chunk))
         self.worker = Residuals()
 
     def __call__(self, items: list[Item], agreement: Agreement, density: float) -> Outcome:
         """Average the gradients over all ranks, in place; what is held is not committed."""
         ends, places = self._ends, self._ends.places
         bucket = Bucket(items, self._cuts)
+        plan = self._plans.of(bucket)
         own = bucket.host_sums(ends, agreement)
         chosen = self._choose(bucket, own, density)
         rows: list[Bytes] = []
@@ -99,8 +102,9 @@ class SparseExchange:
             assert places.share is not None
             header = agreement.header(chosen is not None, bucket.is_zero(own))
             exchange = self._gather if gathers else self._by_region
-            rows, sent = exchange(bucket, own, chosen, header)
-        finite = self._spread(bucket, gathers, self._to_host(rows), agreement)
+            rows, sent = exchange(bucket, plan, own, chosen, header)
+        layout = plan.shares if gathers else plan.all_regions
+        finite = self._spread(bucket, layout, self._to_host(rows), agreement)
         if not finite:
             bucket.fill_nan()
         return Outcome(finite, sent)
@@ -109,11 +113,8 @@ class SparseExchange:
         """Which way all go: by all parameters, so that no bucket decides."""
         if self._way != "auto":
             return self._way == "gather"
-        hosts = self._ends.places.hosts
         entries = sum(count_of(density, size) for size in self._sizes)
-        # A place takes about two bytes.
-        received = (hosts - 1) * entries * (2 + self._values.itemsize) // self._ends.places.shares
-        return hosts <= 2 or received <= GATHERED
+        return gathers(entries, self._values.itemsize, self._ends.places)
 
     def _choose(self, bucket: Bucket, own: list[Any], density: float) -> dict[int, Indices] | None:
         """Of each parameter what this rank sends: places in its piece; None if not all finite.
@@ -148,32 +149,24 @@ class SparseExchange:
         held, left = self.worker.of(item.name, stop - start)
         return Piece((start, stop), own[number], held, left, k)
 
-    def _take(self, bucket: Bucket, chosen: dict[int, Indices]) -> dict[int, Chosen]:
-        """Take what was chosen off the residuals."""
-        taken = {}
+    def _take(
+        self, bucket: Bucket, layout: Layout, chosen: Mapping[int, Indices]
+    ) -> tuple[Numbers, NDArray[Any]]:
+        """Take what was chosen off the residuals: its places in the share, and values."""
+        counts = [indices.size for indices in chosen.values()]
+        begins = np.array([layout.edges[number] for number in chosen], np.int64)
+        values = np.empty(sum(counts), self._values)
+        at = 0
         for number, indices in chosen.items():
-            values = np.empty(indices.size, self._values)
-            _, left = self.worker.of(bucket.items[number].name, 0)
-            _core.sparse_take(left, indices, values)
-            taken[number] = Chosen(indices, values)
-        return taken
+            left = self.worker.left(bucket.items[number].name)
+            _core.sparse_take(left, indices, values[at : at + indices.size])
+            at += indices.size
+        every = np.concatenate([np.empty(0, np.uint32), *chosen.values()])
+        return every + np.repeat(begins, counts), values
 
-    def _domain(self, bucket: Bucket, share: int, host: int | None) -> Domain:
-        """What messages are about: a share, or the region of it that `host` owns."""
-        key = bucket.key, share, host
-        if key not in self._domains:
-            self._domains[key] = self._new_domain(bucket, share, host)
-        return self._domains[key]
-
-    def _new_domain(self, bucket: Bucket, share: int, host: int | None) -> Domain:
-        segments = []
-        for number, item in enumerate(bucket.items):
-            whole = bucket.shares[number][share]
-            start, stop = whole if host is None else bucket.regions(number, share)[host]
-            segments.append((number, start, stop, item.dense))
-        return Domain.of(segments)
-
-    def _dense(self, bucket: Bucket, domain: Domain, own: list[Any], share: int) -> Floats:
+    def _dense(self, bucket: Bucket, domain: Domain, own: list[Any]) -> Floats:
+        share = self._ends.places.share
+        assert share is not None
         parts = [
             bucket.in_fp32(number, share, own[number], start, stop)
             for number, start, stop in domain.dense
@@ -181,17 +174,21 @@ class SparseExchange:
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     def _gather(
-        self, bucket: Bucket, own: list[Any], chosen: dict[int, Indices] | None, header: Header
+        self,
+        bucket: Bucket,
+        plan: Plan,
+        own: list[Any],
+        chosen: dict[int, Indices] | None,
+        header: Header,
     ) -> tuple[list[Bytes], int]:
         """Every host's message about this share, and how many bytes this rank sent."""
         across, places = self._ends.across, self._ends.places
         assert across is not None
         assert places.share is not None
-        domain = self._domain(bucket, places.share, None)
-        taken = self._take(bucket, chosen or {})
-        starts = {number: start for number, start, _, _ in domain.segments}
-        dense = self._dense(bucket, domain, own, places.share)
-        message = domain.write(header, dense, taken, starts)
+        layout = plan.own_share
+        (taken,) = layout.split(*self._take(bucket, layout, chosen or {}))
+        (domain,) = layout.domains
+        message = domain.write(header, self._dense(bucket, domain, own), taken)
         rows = gather_lengths(across, message)
         headers = read_headers(rows, header, places.across(places.share))
         self._keep(bucket, headers)
@@ -215,129 +212,157 @@ class SparseExchange:
         """
         ends, places = self._ends, self._ends.places
         bucket = Bucket(items, self._cuts)
+        plan = self._plans.of(bucket)
         own = bucket.host_sums(ends, agreement)
         chosen = self._choose(bucket, own, density)
         header = agreement.header(chosen is not None, bucket.is_zero(own))
-        came = self._to_regions(bucket, own, chosen, header)
+        came = self._to_regions(bucket, plan, own, chosen, header)
         if came.finite:
-            self._write(came.domains[places.host], came.rows, lambda _: out)
+            layout = Layout([came.layout.domains[places.host]], len(items))
+            self._write(layout, [came.rows], lambda _: out)
         return Outcome(came.finite and out.is_finite(), came.sent)
 
-    def _write(self, domain: Domain, rows: Sequence[Bytes], target: Callable[[int], Flat]) -> bool:
-        """The average of a domain, from some ranks' messages about it; `target`: of each item.
+    def _write(
+        self, layout: Layout, rows: Sequence[Sequence[Bytes]], target: Callable[[int], Flat]
+    ) -> bool:
+        """The averages of all domains, of each from some ranks' messages about it.
+
+        Args:
+            layout: of the domains; what it has of an item is written from the item's start on.
+            rows: of each domain.
+            target: of each item.
 
         Returns:
-            Whether it is finite: small parameters are as they came, and sums may overflow.
+            Whether they are finite: small parameters are as they came, and sums may overflow.
         """
-        ranks, finite = self._ends.places.ranks, True
-        if domain.dense_count:
-            dense = np.empty(domain.dense_count, np.float32)
-            leaves = [floats(row, domain.dense_at, dense.size) for row in rows]
-            _core.reduce_into(leaves, "sum", dense)
-            dense /= np.float32(ranks)
-            finite &= bool(np.isfinite(dense).all())
-            at = 0
+        ranks = self._ends.places.ranks
+        dense = np.empty(sum(domain.dense_count for domain in layout.domains), np.float32)
+        at = 0
+        for domain, messages in zip(layout.domains, rows, strict=True):
+            if domain.dense_count:
+                part = dense[at : at + domain.dense_count]
+                leaves = [floats(row, domain.dense_at, part.size) for row in messages]
+                _core.reduce_into(leaves, "sum", part)
+                at += part.size
+        dense /= np.float32(ranks)
+        at = 0
+        for domain in layout.domains:
             for number, start, stop in domain.dense:
                 target(number).put(start, dense[at : at + stop - start])
                 at += stop - start
-        read = [domain.read(row, self._values) for row in rows]
-        absent = np.logical_and.reduce([Header.absent_of(row) for row in rows])
-        for number, start, stop, is_dense in domain.segments:
-            if is_dense or start == stop:
-                continue
-            indices, sums = domain.sum_of(number, read)
-            if absent[number]:
-                indices, sums = indices[:0], sums[:0]
-            finite &= bool(np.isfinite(sums).all())
-            _core.sparse_scatter(indices, sums, target(number).part(start, stop), ranks)
-        return finite
+        parts, absent = [], []
+        for domain, messages in zip(layout.domains, rows, strict=True):
+            read = [domain.read(row, self._values) for row in messages]
+            parts.append(read[0] if len(read) == 1 else sum_of(read))
+            flags = [Header.absent_of(row) for row in messages]
+            absent.append(flags[0] if len(flags) == 1 else np.logical_and.reduce(flags))
+        places, values = layout.merge(parts, absent)
+        values = widened(values)
+        for number, count, indices, there in layout.by_item(places):
+            _core.sparse_scatter(indices, values[there], target(number).part(0, count), ranks)
+        return bool(np.isfinite(dense).all() and np.isfinite(values).all())
 
     def _to_regions(
-        self, bucket: Bucket, own: list[Any], chosen: dict[int, Indices] | None, header: Header
+        self,
+        bucket: Bucket,
+        plan: Plan,
+        own: list[Any],
+        chosen: dict[int, Indices] | None,
+        header: Header,
     ) -> _Came:
         """Send what was chosen to the hosts whose regions it lies in."""
         across, places = self._ends.across, self._ends.places
         assert across is not None
         assert places.share is not None
-        share = places.share
-        taken = self._take(bucket, chosen or {})
-        starts = {n: bucket.shares[n][share][0] for n in range(len(bucket.items))}
-        domains = [self._domain(bucket, share, host) for host in range(places.hosts)]
+        layout = plan.own_regions
+        taken, values = self._take(bucket, layout, chosen or {})
         rows = [
-            domain.write(header, self._dense(bucket, domain, own, share), taken, starts)
-            for domain in domains
+            domain.write(header, self._dense(bucket, domain, own), part)
+            for domain, part in zip(layout.domains, layout.split(taken, values), strict=True)
         ]
         came, longest = exchange_lengths(across, rows)
-        headers = read_headers(came, header, places.across(share))
+        headers = read_headers(came, header, places.across(places.share))
         self._keep(bucket, headers)
         return _Came(
             came,
             taken,
-            starts,
-            domains,
+            values,
+            layout,
+            plan.starts,
             all(each.finite for each in headers),
             np.logical_and.reduce([each.absent for each in headers]),
             (places.hosts - 1) * (8 * places.hosts + longest),
         )
 
     def _by_region(
-        self, bucket: Bucket, own: list[Any], chosen: dict[int, Indices] | None, header: Header
+        self,
+        bucket: Bucket,
+        plan: Plan,
+        own: list[Any],
+        chosen: dict[int, Indices] | None,
+        header: Header,
     ) -> tuple[list[Bytes], int]:
         """The owners' messages about this share's regions, and how many bytes this rank sent."""
         across, places = self._ends.across, self._ends.places
         assert across is not None
-        came = self._to_regions(bucket, own, chosen, header)
+        came = self._to_regions(bucket, plan, own, chosen, header)
         message = self._merge(bucket, came, header)
         results = gather_lengths(across, message)
         if came.finite:
-            for domain, row in zip(came.domains, results, strict=True):
-                self._return_dropped(bucket, domain, came, row)
+            self._return_dropped(bucket, came, results)
         return results, came.sent + (places.hosts - 1) * (8 + max(row.size for row in results))
 
     def _merge(self, bucket: Bucket, came: _Came, header: Header) -> Bytes:
         """The message about the region that this rank owns: sums, of which the largest stay."""
-        domain, finite = came.domains[self._ends.places.host], came.finite
+        domain, finite = came.layout.domains[self._ends.places.host], came.finite
         dense = np.zeros(domain.dense_count, np.float32)
-        final: dict[int, Chosen] = {}
+        kept = [np.empty(0, np.uint32)]
+        values = [np.empty(0, self._values)]
         if finite:
             if dense.size:
                 leaves = [floats(row, domain.dense_at, dense.size) for row in came.rows]
                 _core.reduce_into(leaves, "sum", dense)
             read = [domain.read(row, self._values) for row in came.rows]
-            for number, start, _stop, _ in domain.segments:
-                if bucket.items[number].dense or came.absent[number]:
+            total = sum_of(read)
+            edges = np.searchsorted(total.places, domain.offsets).tolist()
+            # Of each item as many stay as the host that sent the most of it had.
+            each_sent = [np.diff(np.searchsorted(each.places, domain.offsets)) for each in read]
+            budgets = np.maximum.reduce(each_sent).tolist()
+            for at, number in enumerate(domain.items.tolist()):
+                places = total.places[edges[at] : edges[at + 1]]
+                if not places.size or came.absent[number]:
                     continue
-                places, sums = domain.sum_of(number, read)
-                if not places.size:
-                    continue
-                budget = max(each[number].places.size for each in read if number in each)
+                sums = total.values[edges[at] : edges[at + 1]]
                 scratch = np.empty_like(sums)
-                best = np.empty(min(budget, sums.size), np.uint32)
-                kept = _core.top_k(sums, None, scratch, best.size, best)
-                finite &= kept >= 0
-                if kept < 0:
+                best = np.empty(min(budgets[at], sums.size), np.uint32)
+                if _core.top_k(sums, None, scratch, best.size, best) < 0:
+                    finite = False
                     break
-                values = np.empty(best.size, self._values)
-                _core.sparse_take(scratch, best, values)
-                places = places[best] + np.uint32(start - came.starts[number])
-                _, left = self.worker.of(bucket.items[number].name, 0)
-                left[places] += scratch[best]  # what rounding dropped
-                final[number] = Chosen(places, values)
+                values.append(np.empty(best.size, self._values))
+                _core.sparse_take(scratch, best, values[-1])
+                kept.append(places[best])
+                first = int(domain.starts[at] - domain.offsets[at]) - came.starts[number]
+                left = self.worker.left(bucket.items[number].name)
+                left[kept[-1].astype(np.int64) + first] += scratch[best]  # what rounding dropped
         said = Header(header.digest, header.scale, finite, came.absent)
-        return domain.write(said, dense, final, came.starts)
+        return domain.write(said, dense, Sparse(np.concatenate(kept), np.concatenate(values)))
 
-    def _return_dropped(self, bucket: Bucket, domain: Domain, came: _Came, row: Bytes) -> None:
-        """Give back to the residuals what this rank sent into a region and nobody got."""
-        final = domain.read(row, self._values)
-        for number, start, stop, dense in domain.segments:
-            if dense or came.absent[number] or number not in came.taken:
-                continue
-            first = came.starts[number]
-            sent = came.taken[number].between(start - first, stop - first)
-            got = final[number].places + np.uint32(start - first)
-            dropped = ~np.isin(sent.places, got, assume_unique=True)
-            _, left = self.worker.of(bucket.items[number].name, 0)
-            left[sent.places[dropped]] += sent.widened()[dropped]
+    def _return_dropped(self, bucket: Bucket, came: _Came, results: Sequence[Bytes]) -> None:
+        """Give back to the residuals what this rank sent and nobody got."""
+        layout = came.layout
+        final = [
+            domain.read(row, self._values)
+            for domain, row in zip(layout.domains, results, strict=True)
+        ]
+        got, _ = layout.merge(final, [came.absent] * len(final))
+        dropped = np.ones(came.places.size, np.bool_)
+        if got.size:
+            nearest = np.minimum(np.searchsorted(got, came.places), got.size - 1)
+            dropped = got[nearest] != came.places
+        places, values = came.places[dropped], widened(came.values[dropped])
+        for number, _, indices, there in layout.by_item(places):
+            if indices.size and not came.absent[number]:
+                self.worker.left(bucket.items[number].name)[indices] += values[there]
 
     def _to_host(self, rows: Sequence[Bytes]) -> list[list[Bytes]]:
         """Of each share its messages, on every rank of this host."""
@@ -355,7 +380,7 @@ class SparseExchange:
         return found
 
     def _spread(
-        self, bucket: Bucket, gathers: bool, rows: list[list[Bytes]], agreement: Agreement
+        self, bucket: Bucket, layout: Layout, rows: list[list[Bytes]], agreement: Agreement
     ) -> bool:
         """Write all shares' means to the gradients, if all are finite."""
         places = self._ends.places
@@ -364,15 +389,6 @@ class SparseExchange:
             headers = read_headers(messages, mine, places.across(share))
             if not all(each.finite for each in headers):
                 return False
-
-        def target(number: int) -> Flat:
-            return bucket.items[number].flat
-
-        finite = True
-        for share, messages in enumerate(rows):
-            if gathers:
-                finite &= self._write(self._domain(bucket, share, None), messages, target)
-                continue
-            for host, message in enumerate(messages):
-                finite &= self._write(self._domain(bucket, share, host), [message], target)
-        return finite
+        if len(layout.domains) != len(rows):  # a domain has one message, its owner's
+            rows = [[message] for messages in rows for message in messages]
+        return self._write(layout, rows, lambda number: bucket.items[number].flat)

@@ -252,7 +252,8 @@ class State(Steps):
         """
         return {
             **self._counts.all(),
-            "residual_bytes": sum(each.nbytes for each in self._kinds.values()),
+            "residual_bytes": self._undelivered.nbytes
+            + sum(e.nbytes for e in self._kinds.values()),
             "way": self._choice.way,
             "why": self._choice.why,
             "dense_parameters": sorted(name for name, dense in self._dense.items() if dense),

@@ -138,7 +138,9 @@ class TopKState(State):
         Args:
             parameters: see there.
             communicator: see there.
-            density: how much of each parameter a host sends, 0.0001 to 1; at least one element.
+            density: how much of each parameter a host sends, 0.0001 to 1: by tensor
+                max(1, round(density x elements)) of them; by chunk round(density x chunk) of each
+                chunk, and at least one, so density x chunk must be 1 or more.
             by: "tensor", the largest of the whole parameter, or "chunk", of each chunk.
             chunk: elements of a chunk, a multiple of 64.
             values: how they travel: "float32", "bfloat16" or "float16". What rounding drops stays

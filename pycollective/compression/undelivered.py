@@ -17,6 +17,11 @@ class Undelivered(dict[str, Floats]):
         for name, error in mean.items():
             self[name] = self[name] + error if name in self else error
 
+    @property
+    def nbytes(self) -> int:
+        """Of memory."""
+        return sum(error.nbytes for error in self.values())
+
     def scale(self, factor: float) -> None:
         """Multiply it all."""
         for error in self.values():

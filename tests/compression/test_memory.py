@@ -1,0 +1,80 @@
+"""What states keep in memory, against what docs/compression.md says."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+
+from tests.compression.players import KINDS, TOPOLOGIES, gradients, make, size_of
+
+SHAPES = {f"w{number}": (64, 256) for number in range(24)}
+COUNT = sum(size_of(SHAPES).values())
+LARGEST = max(size_of(SHAPES).values())
+
+
+def kept(comm, host_of, kind):
+    """Bytes kept after two steps, and what is held by kind."""
+    state = make(comm, host_of, kind, SHAPES)
+    for step in range(2):
+        state.all_reduce(gradients(1, comm.rank, step, SHAPES))
+    return state.stats()["residual_bytes"], {
+        kind: sum(held.size for _, held in of) for kind, of in state.kinds.items()
+    }
+
+
+@pytest.mark.parametrize("host_of", TOPOLOGIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_residuals_take_8_bytes_an_element_of_share_and_region(pool, kind, host_of):
+    outcomes = pool(4).call(kept, host_of, kind)
+    for nbytes, held in outcomes:
+        assert nbytes == 8 * sum(held.values())
+    hosts = max(host_of) + 1
+    assert sum(held["worker"] for _, held in outcomes) == hosts * COUNT
+    assert sum(held.get("server", 0) for _, held in outcomes) in (0, COUNT)
+
+
+def cleared(comm, kind, how):
+    """Bytes kept after a flush, a reset or the way's becoming dense, and a step later."""
+    state = make(comm, (0, 1, 2, 3), kind, SHAPES, when="auto" if how == "dense" else "always")
+    for step in range(2):
+        state.all_reduce(gradients(2, comm.rank, step, SHAPES))
+    if how == "dense":  # as if the measurement had said so
+        state._choice.way, state._choice._trying = "dense", False
+        state._deliver_later(state.keeper.mean())
+    else:
+        getattr(state, how)()
+    after = state.stats()["residual_bytes"]
+    state.all_reduce(gradients(2, comm.rank, 2, SHAPES))
+    return after, state.stats()["residual_bytes"]
+
+
+@pytest.mark.parametrize("kind", ["one_bit", "top_k"])
+def test_what_holds_nothing_has_no_memory(pool, kind):
+    for how in ("flush", "reset"):
+        assert [after for after, _ in pool(4).call(cleared, kind, how)] == [0] * 4
+
+
+@pytest.mark.parametrize("kind", ["one_bit", "top_k"])
+def test_gone_dense_keeps_4_bytes_an_element_until_they_are_delivered(pool, kind):
+    assert pool(4).call(cleared, kind, "dense") == [(4 * COUNT, 0)] * 4
+
+
+def flushed(comm, kind):
+    """The most memory that a flush had at once, beyond what was there."""
+    state = make(comm, (0, 1, 2, 3), kind, SHAPES)
+    state.all_reduce(gradients(3, comm.rank, 0, SHAPES))
+    tracemalloc.start()
+    try:
+        state.flush()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["int8", "top_k"])
+def test_a_flush_has_all_hosts_residuals_of_one_parameter_at_a_time(pool, kind):
+    hosts = 4
+    most = 4 * COUNT + 4 * (2 * hosts + 4) * LARGEST + (64 << 10)
+    for peak in pool(4).call(flushed, kind):
+        assert 4 * COUNT <= peak <= most < 4 * hosts * COUNT

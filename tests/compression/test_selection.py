@@ -1,0 +1,66 @@
+"""Densities that chunks can have, and how many elements go; a host's threshold of many shares."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from pycollective import ConfigurationError
+from pycollective.compression import TopKState
+from pycollective.compression.placing import Places
+from pycollective.compression.routing import SAVED, gathers
+from pycollective.compression.selection import check_density
+from tests.compression.players import ends_of
+
+SHAPE = {"w": (125, 1000)}
+
+
+@pytest.mark.parametrize(("density", "chunk"), [(1e-4, 4096), (1e-4, 9984), (0.0156, 64)])
+def test_a_density_below_one_element_of_a_chunk_is_refused_by_name(density, chunk):
+    with pytest.raises(ConfigurationError, match=re.escape(f"density={density}")) as error:
+        check_density(density, "chunk", chunk)
+    (least,) = map(int, re.findall(r"take chunk=(\d+)", str(error.value)))
+    check_density(density, "chunk", least)
+    with pytest.raises(ConfigurationError):
+        check_density(density, "chunk", least - 64)
+    check_density(density, "tensor", chunk)
+
+
+def test_exactly_one_element_of_a_chunk_will_do():
+    for chunk in range(64, 10_001, 64):
+        check_density(1 / chunk, "chunk", chunk)
+
+
+def sent(comm, density, chunk):
+    """How many elements a host sends of chunks of ones; what is said of half such a chunk."""
+    ends = ends_of(comm, (0, 1, 1, 1))
+    state = TopKState(SHAPE, ends, density=density, by="chunk", chunk=chunk)
+    x = np.ones(SHAPE["w"], np.float32) if comm.rank == 0 else np.zeros(SHAPE["w"], np.float32)
+    state.all_reduce({"w": x})
+    try:
+        TopKState(SHAPE, ends, density=density, by="chunk", chunk=chunk // 2 // 64 * 64)
+    except ConfigurationError as error:
+        return np.count_nonzero(x), "by chunk is less than one" in str(error)
+    return np.count_nonzero(x), False
+
+
+@pytest.mark.parametrize(("density", "chunk", "each"), [(1e-4, 10048, 1), (2.6e-4, 4096, 1)])
+def test_the_least_density_sends_one_element_of_each_chunk(pool, density, chunk, each):
+    chunks = -(-125_000 // chunk)
+    assert pool(4).call(sent, density, chunk) == [(chunks * each, True)] * 4
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4, 8, 32])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_way_is_chosen_by_the_bytes_that_region_saves(hosts, ranks):
+    places = Places(0, tuple(range(hosts)) * ranks)
+    if hosts == 2:  # nothing to save
+        assert gathers(1 << 40, 2, places)
+        return
+    payload = SAVED / ((hosts - 1) * (1 - 2 / hosts))
+    entries = int(payload) * ranks // 4
+    assert gathers(entries - ranks, 2, places)
+    assert not gathers(entries + 2 * ranks, 2, places)
+    assert not gathers(entries, 4, places)
