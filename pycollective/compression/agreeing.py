@@ -10,7 +10,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from pycollective.compression.bucket import Agreement, read_headers
 from pycollective.compression.groups import Group
+from pycollective.compression.messages import header_bytes
 from pycollective.errors import CollectiveMismatch
 
 _T = TypeVar("_T")
@@ -79,3 +81,17 @@ def _said(group: Group, text: str) -> list[str]:
     mine = np.frombuffer(text.encode()[:_SAID], np.uint8)
     row[: mine.size] = mine
     return [each.tobytes().rstrip(b"\0").decode(errors="replace") for each in group.all_gather(row)]
+
+
+def check_same_call(group: Group, agreement: Agreement) -> None:
+    """Compare what a call is about, where no message of it says so; collective.
+
+    Raises:
+        CollectiveMismatch: another rank's is about something else.
+    """
+    mine = agreement.header(True, [])
+    row = np.empty(header_bytes(0), np.uint8)
+    mine.write(row)
+    rows = group.all_gather(row)
+    if (rows != row).any():  # who differs, and in what
+        read_headers(list(rows), mine, range(group.size))

@@ -4,6 +4,9 @@ Whether it pays is measured once, and agreed: steps go compressed and dense in t
 them waits for all ranks first, so that what is timed is not how late a rank comes. Then the ranks
 tell each other their best times of either way; the slowest rank's count, and all go on by these. So
 no rank decides by its own clock, and two runs may decide differently: their weights then differ.
+
+Only steps of the same parameters are compared. Those that most steps are of decide, after `MOST`
+steps at the latest, by what was seen of them; if that is one way alone, the state compresses.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 from pycollective.compression.groups import Group
 
 TRIES = 3  # steps of each way
+MOST = 64  # steps, where hardly two are of the same parameters
 _MILLISECONDS = 1e3
 
 
@@ -39,9 +43,9 @@ class Choice:
         self.clock: Callable[[], float] = time.perf_counter
         self._dense_steps = dense_steps if hosts > 1 else 0
         self._group = group
-        self._times: dict[str, list[float]] = {"compressed": [], "dense": []}
+        # Of each set of parameters, in the order in which they first went, the times of each way.
+        self._times: dict[frozenset[str], dict[str, list[float]]] = {}
         self._step = 0.0
-        self._names: frozenset[str] | None = None
         self._trying = when == "auto" and hosts > 1
         self._way, self._why = "compressed", "asked for"
         if hosts == 1:
@@ -96,19 +100,22 @@ class Choice:
         taken, self._step = self._step, 0.0
         if not self._trying or not counts:
             return False
-        if self._names is None:
-            self._names = frozenset(names)
-        if self._names != frozenset(names):
-            return False
-        self._times[self._way].append(taken)
-        done = {way: len(times) for way, times in self._times.items()}
-        if min(done.values()) < TRIES:
-            self._way = "dense" if done["compressed"] > done["dense"] else "compressed"
+        of = self._times.setdefault(frozenset(names), {"compressed": [], "dense": []})
+        of[self._way].append(taken)
+        steps = [sum(map(len, times.values())) for times in self._times.values()]
+        # What most steps are of decides; of as many, what went first.
+        compressed, dense = list(self._times.values())[int(np.argmax(steps))].values()
+        if min(len(compressed), len(dense)) < TRIES and sum(steps) < MOST:
+            self._way = "dense" if len(compressed) > len(dense) else "compressed"
             return False
         self._trying = False
-        best = np.array([min(self._times["compressed"]), min(self._times["dense"])])
+        if not (compressed and dense):
+            self._way = "compressed"
+            self._why = f"not measured: {MOST} steps, and hardly two were of the same parameters"
+            return False
+        best = np.array([min(compressed), min(dense)])
         slowest = self._group.all_gather(best.view(np.uint8)).view(np.float64).max(0)
         self._way = "compressed" if slowest[0] <= slowest[1] else "dense"
-        compressed, dense = (f"{_MILLISECONDS * each:.2f} ms" for each in slowest)
-        self._why = f"a step's exchange took {compressed} compressed and {dense} dense"
+        took = [f"{_MILLISECONDS * each:.2f} ms" for each in slowest]
+        self._why = f"a step's exchange took {took[0]} compressed and {took[1]} dense"
         return self._way == "dense"

@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 
 from pycollective.communicator import Communicator
 from pycollective.compression.placing import Places
-from pycollective.errors import CollectiveError
+from pycollective.errors import CollectiveAborted, CollectiveError, CollectiveMismatch
 
 Bytes = NDArray[np.uint8]
+
+# How a rank that aborts says that it has read what does not fit.
+_MISMATCH = f"{CollectiveMismatch.__name__}: "
 
 
 class Group(Protocol):
@@ -165,19 +168,33 @@ class Ends:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """A rank that fails in an exchange tells those who wait for it in another of the groups.
+        """A rank that fails in an exchange tells those who wait for it, whatever group they are in.
 
-        Where there is one group, all of it sees what this rank saw.
+        Raises:
+            CollectiveMismatch: also where another rank has read what does not fit.
         """
         try:
             yield
-        except CollectiveError as error:
-            if self.places.ranks > self.places.hosts:
-                self.abort(str(error))
+        except CollectiveAborted as error:
+            self.tell(error)
+            if _MISMATCH in str(error):
+                raise CollectiveMismatch(
+                    str(error), error.rank, error.op, error.sequence
+                ) from error
             raise
         except BaseException as error:
-            self.abort(f"{type(error).__name__}: {error}")
+            self.tell(error)
             raise
+
+    def tell(self, error: BaseException) -> None:
+        """Let nobody wait for this rank, which has failed with `error`.
+
+        Where there is one group, its own errors have reached all of it. Not so what only this rank
+        has read.
+        """
+        own = isinstance(error, CollectiveError) and not isinstance(error, CollectiveMismatch)
+        if not own or self.places.ranks > self.places.hosts:
+            self.abort(f"{type(error).__name__}: {error}")
 
     @classmethod
     def make(

@@ -72,16 +72,17 @@ class Saved:
         Raises:
             ConfigurationError: it is of other parameters, or of no world or scale.
         """
-        steps, ranks, hosts = (int(state[name]) for name in ("steps", "ranks", "hosts"))
-        scale = float(state["loss_scale"])
+        steps, ranks, hosts = (_whole(state, name) for name in ("steps", "ranks", "hosts"))
+        scale = _number(state, "loss_scale")
         if steps < 0 or not 1 <= hosts <= ranks or not (scale > 0 and math.isfinite(scale)):
             raise ConfigurationError(
                 f"no state of a world: {steps} steps, {ranks} ranks, {hosts} hosts, loss scale "
                 f"{scale}"
             )
-        undelivered = {
-            name: np.array(error, np.float32) for name, error in state["undelivered"].items()
-        }
+        for kind, of in (*state["residuals"].items(), ("undelivered", state["undelivered"])):
+            for name, each in of.items():
+                _check_errors(kind, name, each)
+        undelivered = {name: np.array(each) for name, each in state["undelivered"].items()}
         wants = {name: (size,) for name, size in sizes.items()}
         shapes = {name: error.shape for name, error in undelivered.items()}
         if shapes != wants:
@@ -108,3 +109,26 @@ class Saved:
                 found.update(f"{kind}\0{name}\0{each.shape}".encode())
                 found.update(np.ascontiguousarray(each).view(np.uint8).data)
         return int.from_bytes(found.digest(), "little")
+
+
+def _number(state: Mapping[str, Any], what: str) -> float:
+    try:
+        return float(state[what])
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigurationError(f"a state of {state[what]!r} {what}") from error
+
+
+def _whole(state: Mapping[str, Any], what: str) -> int:
+    number = _number(state, what)
+    if not number.is_integer():
+        raise ConfigurationError(f"a state of {state[what]!r} {what}")
+    return int(number)
+
+
+def _check_errors(kind: str, name: str, each: Any) -> None:
+    """Errors are finite fp32: whatever else would be rounded, or be in every later step."""
+    dtype = str(getattr(each, "dtype", type(each).__name__)).removeprefix("torch.")
+    if dtype != "float32":
+        raise ConfigurationError(f"a state whose errors of {name!r} ({kind}) are {dtype}")
+    if not np.isfinite(np.asarray(each)).all():
+        raise ConfigurationError(f"a state whose errors of {name!r} ({kind}) are not finite")

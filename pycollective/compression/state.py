@@ -118,7 +118,8 @@ class State(Steps):
             CollectiveMismatch: another rank refused it, or called something else.
         """
         self._together("flush", _nothing)
-        self._undelivered.add(self._keeper.mean())
+        with self._ends.telling():
+            self._undelivered.add(self._keeper.mean())
         found = dict(self._undelivered)
         self._forget()
         return {name: error.reshape(self._shapes[name]) for name, error in found.items()}
@@ -143,6 +144,8 @@ class State(Steps):
             CollectiveMismatch: another rank refused it, or called something else.
         """
         self._together("state_dict", _nothing)
+        with self._ends.telling():
+            residuals = self._keeper.gather()
         zeros = {name: np.zeros(size, np.float32) for name, size in self._sizes().items()}
         return {
             "version": 1,
@@ -151,12 +154,12 @@ class State(Steps):
             "ranks": self._ends.places.ranks,
             "hosts": self._ends.places.hosts,
             "codec": dict(self._described),
-            "residuals": self._keeper.gather(),
+            "residuals": residuals,
             "undelivered": {
                 name: np.array(self._undelivered.get(name, zero)) for name, zero in zeros.items()
             },
             "whole": sorted(name for name, way in self._ways.items() if way == WHOLE),
-            "sharded": sorted(name for name, way in self._ways.items() if way == SHARDS),
+            "sharded": sorted(self._sharded()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -166,8 +169,9 @@ class State(Steps):
         for bit. With others every host holds the same part of the mean error, which is kept.
 
         Raises:
-            ConfigurationError: it is of another codec, or of other parameters; a step is under way,
-                or the state was closed. What was held is still held.
+            ConfigurationError: it is of another codec, or of other parameters; its errors are not
+                finite fp32; a step is under way, or the state was closed. What was held is
+                still held.
             CollectiveMismatch: another rank refused its state, or was given another; likewise.
         """
 
@@ -184,8 +188,7 @@ class State(Steps):
         self._keeper.load(saved.residuals, saved.ranks, saved.hosts)
         self._choice.steps = saved.steps
         self._scaled = saved.loss_scale
-        owed = {name: error for name, error in saved.undelivered.items() if error.any()}
-        self._undelivered = Undelivered(owed)
+        self._undelivered = Undelivered.of(saved.undelivered)
         if self._choice.settled == "dense":
             self._deliver_later(mean_of(saved.residuals, saved.ranks))
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pycollective.communicator import Communicator
-from pycollective.compression.agreeing import Told, agree, digest_of
+from pycollective.compression.agreeing import Told, agree, check_same_call, digest_of
 from pycollective.compression.arrays import Flat, Item, Readable
 from pycollective.compression.bucket import Agreement, Outcome
 from pycollective.compression.choice import Choice
@@ -80,7 +80,7 @@ class Steps:
             wants = common.compress or is_large
             self._described = described
             self._shapes = {name: tuple(int(n) for n in shape) for name, shape in shapes.items()}
-            self._dense = {name: not wants(name, shape) for name, shape in self._shapes.items()}
+            self._dense = {n: not (math.prod(s) and wants(n, s)) for n, s in self._shapes.items()}
             told = [[name, self._shapes[name], self._dense[name]] for name in sorted(self._shapes)]
             text = f"{described} for {len(told)} parameters"
             return Told(digest_of([described, told, among.told()]), text, None)
@@ -120,7 +120,8 @@ class Steps:
         self._check_not_closed()
         for each in self._kinds.values():
             each.discard()
-        scale = float(np.float32(self._scale()))  # as messages carry it
+        with self._ends.telling():
+            scale = float(np.float32(self._scale()))  # as messages carry it
         if not (scale > 0 and math.isfinite(scale)):
             raise ConfigurationError(f"the loss scale {scale} is not a positive number")
         if scale != self._scaled:
@@ -174,12 +175,14 @@ class Steps:
         if not items:
             return True
         self._go(gradients, WHOLE)
-        with self._ends.telling(), self._choice.timed():
-            if self._choice.way == "dense":
-                outcome = self._average([whole] if whole else [item.flat for item in items])
-            else:
-                outcome = self._exchange(items, self._agreement(items))
-        finite = outcome.finite and self._complete(items)
+        flats = [whole] if whole else [item.flat for item in items]
+        agreement, dense = self._agreement(items), self._choice.way == "dense"
+        with self._ends.telling():
+            if dense:
+                check_same_call(self._ends.all, agreement)
+            with self._choice.timed():
+                outcome = self._average(flats) if dense else self._exchange(items, agreement)
+            finite = outcome.finite and self._complete(items)
         self._finite &= finite
         self._counts.call(items, outcome, self._ends.places)
         self._compressible |= any(not item.dense for item in items)
@@ -267,8 +270,13 @@ class Steps:
     @property
     def _keeper(self) -> Keeper:
         """Gathers and hands out what is held."""
-        sharded = {name for name, way in self._ways.items() if way == SHARDS}
-        return Keeper(self._ends, self._shapes, self._dense, self._kinds, self._chunk, sharded)
+        return Keeper(
+            self._ends, self._shapes, self._dense, self._kinds, self._chunk, self._sharded()
+        )
+
+    def _sharded(self) -> set[str]:
+        """The parameters whose error is of shards."""
+        return {name for name, way in self._ways.items() if way == SHARDS}
 
     def _deliver_later(self, mean: Mapping[str, NDArray[np.float32]]) -> None:
         """Hold no residuals: what they add to the average goes with the next."""

@@ -12,6 +12,11 @@ from pycollective.compression.arrays import Flat, Floats, Item
 class Undelivered(dict[str, Floats]):
     """By parameter, the same on all ranks: what goes with its next average, all at once."""
 
+    @classmethod
+    def of(cls, saved: Mapping[str, Floats]) -> Undelivered:
+        """A copy of what was saved, without what is all zero."""
+        return cls({n: np.array(each, np.float32) for n, each in saved.items() if np.any(each)})
+
     def add(self, mean: Mapping[str, Floats]) -> None:
         """More of it."""
         for name, error in mean.items():

@@ -36,9 +36,10 @@ class Exchanger:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
-        self._busy = 0  # calls issued, not ended
         self._ended = False
-        self._lock = threading.Lock()
+        self._issued = _Issued()
+        # The thread holds no more than its queue: who lets go of a state ends it by that.
+        weakref.finalize(self, self._calls.put, None).atexit = False
         _register()
         _live.add(self)
 
@@ -53,19 +54,29 @@ class Exchanger:
             raise ConfigurationError("a state of compression does not work in a forked process")
         if _ending:
             raise ConfigurationError("a state of compression: the process ends")
-        with self._lock:
+        with self._issued.lock:
             # Under the lock: behind what ends the thread a call would wait for ever.
             if self._ended:
                 raise ConfigurationError("the state of compression was closed")
-            self._busy += 1
             if self._thread is None:
-                name = "pycollective-compression"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+                name, of = "pycollective-compression", (self._calls, self._issued)
+                thread = threading.Thread(target=_run, args=of, name=name, daemon=True)
+                thread.start()
+                self._thread = thread
+            self._issued.count += 1
             self._calls.put(call)
 
     def call(self, call: Callable[[], _T]) -> _T:
-        """Run it behind those issued before; what it returns or raises."""
+        """Run it behind those issued before; what it returns or raises.
+
+        Raises:
+            ConfigurationError: also on the thread itself, where it would wait for its own end.
+        """
+        if threading.current_thread() is self._thread:
+            raise ConfigurationError(
+                "a state of compression cannot be called from a callback of its own exchanges' "
+                "futures, for which the call would wait; wait for the future first"
+            )
         future: Future[_T] = Future()
 
         def run() -> None:
@@ -77,10 +88,14 @@ class Exchanger:
         self.post(run)
         return future.result()
 
+    def behind(self, call: Callable[[], _T]) -> _T:
+        """The same; on the thread itself, within one of its calls, at once."""
+        return call() if threading.current_thread() is self._thread else self.call(call)
+
     @property
     def busy(self) -> bool:
         """Whether a call was issued that has not ended, and will in this process."""
-        return self._busy > 0 and os.getpid() == self._process
+        return self._issued.count > 0 and os.getpid() == self._process
 
     @property
     def ended(self) -> bool:
@@ -94,7 +109,7 @@ class Exchanger:
         """
         if os.getpid() != self._process:
             return
-        with self._lock:
+        with self._issued.lock:
             if self._ended:
                 return
             self._ended = True
@@ -107,12 +122,21 @@ class Exchanger:
         self._calls.put(None)
         thread.join(_ABORTED_GRACE)
 
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call()
-            del call  # it holds gradients
-            with self._lock:
-                self._busy -= 1
+
+class _Issued:
+    """How many calls were issued that have not ended."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.lock = threading.Lock()
+
+
+def _run(calls: queue.SimpleQueue[Callable[[], None] | None], issued: _Issued) -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # it holds gradients
+        with issued.lock:
+            issued.count -= 1
 
 
 _registered = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from pycollective.compression.state import State
 from pycollective.errors import ConfigurationError
 from pycollective.torch.exchanging import Exchanger
 from pycollective.torch.groups import average_soon
+from pycollective.torch.layouts import flat_in_memory, has_own_order, in_memory, in_shape
 from pycollective.torch.tensors import OfTensor
 
 Parameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
@@ -69,6 +70,10 @@ class OfTorch(State):
     def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket of DDP's, in place; see the hooks."""
         self._check_not_closed()
+        with self._ends.telling():  # the other ranks have issued theirs, and wait
+            return self._issue(bucket)
+
+    def _issue(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         whole = OfTensor(buffer)
         gradients: dict[str, OfTensor] = {}
@@ -93,12 +98,13 @@ class OfTorch(State):
 
         def exchange() -> None:
             try:
-                if first:
-                    self._begin()
-                    self._by_hooks = True
-                self._reduce(gradients, whole)
-                if last:
-                    self._end()
+                with self._ends.telling():
+                    if first:
+                        self._begin()
+                        self._by_hooks = True
+                    self._reduce(gradients, whole)
+                    if last:
+                        self._end()
             except BaseException as error:
                 self._open = False
                 _torch.fail(future, error)
@@ -117,8 +123,14 @@ class OfTorch(State):
         return average_soon(self._ends.all, buffer)
 
     def _begin(self) -> None:
+        self._exchanger.behind(self._begin_here)
+
+    def _begin_here(self) -> None:
         self._by_hooks = False
         super()._begin()
+
+    def _end(self) -> bool:
+        return self._exchanger.behind(super()._end)
 
     def _in_step(self) -> bool:
         if self._by_hooks:  # of a backward that was not finished
@@ -128,26 +140,14 @@ class OfTorch(State):
     def _flat_of(self, name: str, tensor: torch.Tensor) -> OfTensor:
         """A gradient in its parameter's order in memory."""
         parameter = self._parameters.get(name)
-        if parameter is None or parameter.is_contiguous() or tensor.numel() != parameter.numel():
+        if parameter is None or tensor.numel() != parameter.numel() or not has_own_order(parameter):
             return OfTensor(tensor)
-        if tensor.shape != parameter.shape or tensor.stride() != parameter.stride():
-            raise ConfigurationError(
-                f"{type(self).__name__}: {name!r} is not contiguous, and its gradient not laid out "
-                "in memory as it is"
-            )
-        return OfTensor(tensor.detach().as_strided((tensor.numel(),), (1,)))
+        return OfTensor(flat_in_memory(tensor, parameter, f"{type(self).__name__}: {name!r}"))
 
-    def _in_shape(self, name: str, flat: torch.Tensor) -> torch.Tensor:
-        """What is kept of a parameter, in its shape and laid out in memory as it is."""
+    def _in_shape(self, name: str, flat: torch.Tensor, sharded: Collection[str]) -> torch.Tensor:
+        """What is kept of a parameter, in its shape; of one that goes in shards in its order."""
         parameter = self._parameters[name]
-        return flat.as_strided(parameter.shape, parameter.stride())
-
-    def _in_memory(self, name: str, shaped: torch.Tensor) -> torch.Tensor:
-        """The inverse of `_in_shape`, flat, for elements in the shape's order."""
-        parameter = self._parameters[name]
-        flat = torch.empty(parameter.numel(), dtype=shaped.dtype)
-        flat.as_strided(parameter.shape, parameter.stride()).copy_(shaped.view(parameter.shape))
-        return flat
+        return flat.view(parameter.shape) if name in sharded else in_shape(flat, parameter)
 
     def all_reduce(self, gradients: Mapping[str, Any]) -> bool:
         """Average tensors over all ranks, in place; by itself a whole step, in one a part.
@@ -195,9 +195,11 @@ class OfTorch(State):
             ConfigurationError: a step is under way, or the state was closed.
             CollectiveMismatch: another rank refused it, or called something else.
         """
-        found = self._exchanger.call(super().flush)
+        flush = super().flush
+        # Which went in shards is forgotten with what is held.
+        sharded, found = self._exchanger.call(lambda: (self._sharded(), flush()))
         return {
-            name: self._in_shape(name, torch.from_numpy(each).view(-1))
+            name: self._in_shape(name, torch.from_numpy(each).view(-1), sharded)
             for name, each in found.items()
         }
 
@@ -213,11 +215,12 @@ class OfTorch(State):
         """
         state = self._exchanger.call(super().state_dict)
         state["residuals"] = {
-            kind: {name: self._saved(name, each) for name, each in of.items()}
+            kind: {name: self._saved(name, each, state["sharded"]) for name, each in of.items()}
             for kind, of in state["residuals"].items()
         }
         state["undelivered"] = {
-            name: self._saved(name, each) for name, each in state["undelivered"].items()
+            name: self._saved(name, each, state["sharded"])
+            for name, each in state["undelivered"].items()
         }
         return state
 
@@ -228,7 +231,7 @@ class OfTorch(State):
 
     def _in_arrays(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         def loaded(of: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: self._loaded(name, each) for name, each in of.items()}
+            return {name: self._loaded(name, each, state["sharded"]) for name, each in of.items()}
 
         return {
             **state,
@@ -236,20 +239,19 @@ class OfTorch(State):
             "undelivered": loaded(state["undelivered"]),
         }
 
-    def _saved(self, name: str, array: Any) -> torch.Tensor:
+    def _saved(self, name: str, array: Any, sharded: Collection[str]) -> torch.Tensor:
         """Rows of elements, each in the shape's order."""
         rows = torch.from_numpy(array).view(-1, array.shape[-1])
-        return torch.stack([self._in_shape(name, row).reshape(-1) for row in rows]).view(
-            array.shape
-        )
+        shaped = [self._in_shape(name, row, sharded).reshape(-1) for row in rows]
+        return torch.stack(shaped).view(array.shape)
 
-    def _loaded(self, name: str, saved: torch.Tensor) -> Any:
+    def _loaded(self, name: str, saved: Any, sharded: Collection[str]) -> Any:
         """The inverse; as it is where it fits no parameter, which is refused later."""
         parameter = self._parameters.get(name)
-        if parameter is None or saved.shape[-1] != parameter.numel():
+        if parameter is None or name in sharded or tuple(saved.shape[-1:]) != (parameter.numel(),):
             return np.asarray(saved)
         rows = torch.as_tensor(saved).view(-1, parameter.numel())
-        return torch.stack([self._in_memory(name, row) for row in rows]).view(saved.shape).numpy()
+        return torch.stack([in_memory(row, parameter) for row in rows]).view(saved.shape).numpy()
 
     def close(self) -> None:
         """Leave the groups that the state made; collective. What is held is lost; flush first.

@@ -19,7 +19,7 @@ def kept(comm, host_of, kind):
     for step in range(2):
         state.all_reduce(gradients(1, comm.rank, step, SHAPES))
     return state.stats()["residual_bytes"], {
-        kind: sum(held.size for _, held in of) for kind, of in state.kinds.items()
+        kind: sum(held.size for _, held in of) for kind, of in state._kinds.items()
     }
 
 
@@ -41,7 +41,7 @@ def cleared(comm, kind, how):
         state.all_reduce(gradients(2, comm.rank, step, SHAPES))
     if how == "dense":  # as if the measurement had said so
         state._choice.way, state._choice._trying = "dense", False
-        state._deliver_later(state.keeper.mean())
+        state._deliver_later(state._keeper.mean())
     else:
         getattr(state, how)()
     after = state.stats()["residual_bytes"]

@@ -10,7 +10,7 @@ import torch.distributed.checkpoint
 from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
-from pycollective import ConfigurationError
+from pycollective import CollectiveAborted, ConfigurationError
 from tests.harness import Ranks, results
 from tests.torch.compressed import HOOKS, Convolution, Given, digest_of, given, group_of, state_of
 
@@ -88,14 +88,17 @@ def refusals(comm):
     def attempt(what, call):
         try:
             call()
-        except ConfigurationError as error:
+        except (ConfigurationError, CollectiveAborted) as error:  # of this rank, or told by another
             said[what] = str(error)
 
     def backward(what, state, model=None, dtype=torch.float32):
         ddp = DistributedDataParallel(model or Given(dtype), process_group=group)
-        made = state(ddp)
-        ddp.register_comm_hook(made, pct.one_bit_hook)
-        attempt(what, lambda: ddp(given(comm.rank, 0, dtype)).backward())
+
+        def run():
+            ddp.register_comm_hook(state(ddp), pct.one_bit_hook)
+            ddp(given(comm.rank, 0, dtype)).backward()
+
+        attempt(what, run)
 
     backward("another state", lambda ddp: pct.Int8State(ddp, group=group))
     backward("no state", lambda ddp: None)

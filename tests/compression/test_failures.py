@@ -1,0 +1,241 @@
+"""One rank fails, or does otherwise than the others: all are told, long before any timeout."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from pycollective import CollectiveMismatch, ConfigurationError
+from pycollective.compression.choice import Choice
+from pycollective.compression.groups import Alone, ends_of_communicator
+from pycollective.compression.messages import header_bytes
+from tests.compression.players import KINDS, SHAPES, digest, gradients, held_by, make
+
+SOON = 20  # seconds; the operations' timeout is 30
+
+_alive = []  # states that are not let go of, by which the others would be told
+
+
+def own(comm, host_of, kind, shapes=SHAPES):
+    """A state with groups of its own, which do not live through the test."""
+    of, options = KINDS[kind]
+    _alive.append(of(shapes, ends_of_communicator(comm, host_of=host_of), **options))
+    return _alive[-1]
+
+
+def ends_with(call):
+    """How a call ends: the type and the text of its error, seconds."""
+    start = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return "", "", time.monotonic() - start
+
+
+# A payload that only one rank reads.
+
+
+def damaged(comm, kind):
+    """What came to rank 1 from rank 0 is not what was sent."""
+    state = own(comm, (0, 1, 2, 3), kind)
+    state.all_reduce(gradients(1, comm.rank, 0))
+    across = state._ends.across
+    whole = across.all_to_all
+
+    def damage(rows):
+        came = whole(rows)
+        came[0, header_bytes(len(SHAPES)) :] = 0xFF
+        return came
+
+    if comm.rank == 1:
+        across.all_to_all = damage
+    before = digest(held_by(state))
+    found = ends_with(lambda: state.all_reduce(gradients(1, comm.rank, 1)))
+    return *found, digest(held_by(state)) == before
+
+
+@pytest.mark.parametrize("kind", ["top_k by region", "top_k of chunks by region"])
+def test_a_damaged_payload_is_a_mismatch_on_every_rank(pool, kind):
+    for name, text, taken, same in pool(4).call(damaged, kind):
+        assert name == CollectiveMismatch.__name__
+        assert "wrong length" in text  # as rank 1 saw it
+        assert taken < SOON
+        assert same
+
+
+# Calls that are not the same, where no message says what it is about.
+
+TWO = {"a": (70, 100), "b": (70, 100)}
+
+
+def differently(comm, what):
+    """Dense, on one host: rank 0 averages something else."""
+    state = own(comm, (0, 0, 0, 0), "one_bit", TWO)
+    mine = gradients(1, comm.rank, 0, TWO)
+    assert state.all_reduce(mine)
+    if what == "order":
+        mine = dict(sorted(mine.items(), reverse=comm.rank == 0))
+    elif what == "name":
+        name = "a" if comm.rank == 0 else "b"
+        mine = {name: mine[name]}
+    elif what == "scale" and comm.rank == 0:
+        state.set_loss_scale(8.0)
+    elif what == "steps" and comm.rank == 0:
+        state._choice.steps += 1
+    return ends_with(lambda: state.all_reduce(mine))
+
+
+@pytest.mark.parametrize("what", ["name", "order", "scale", "steps"])
+def test_dense_calls_are_compared_too(pool, what):
+    for name, text, taken in pool(4).call(differently, what):
+        assert name == CollectiveMismatch.__name__
+        assert ("loss scale" if what == "scale" else "other parameters") in text
+        assert taken < SOON
+
+
+# Errors of one rank, where the others are in a collective.
+
+
+def fails_alone(comm, what):
+    """Rank 0's memory, or its function for the loss scale, fails."""
+    state = own(comm, (0, 0, 1, 1), "one_bit")
+    state.all_reduce(gradients(1, comm.rank, 0))
+    comm.barrier()  # every rank has left the last call, and is told in the next
+
+    def fail(*_):
+        raise MemoryError("no more")
+
+    if comm.rank == 0:
+        state.set_loss_scale(fail)
+        state._kinds["worker"].get = fail
+    calls = {
+        "all_reduce": lambda: state.all_reduce(gradients(1, comm.rank, 1)),
+        "flush": state.flush,
+        "state_dict": state.state_dict,
+    }
+    return ends_with(calls[what])
+
+
+@pytest.mark.parametrize("what", ["all_reduce", "flush", "state_dict"])
+def test_an_error_of_one_rank_ends_the_others_waiting(pool, what):
+    failed, *others = pool(4).call(fails_alone, what)
+    assert failed[:2] == ("MemoryError", "no more")
+    for name, text, taken in others:
+        assert name == "CollectiveAborted"
+        assert "MemoryError: no more" in text
+        assert taken < SOON
+
+
+# A measurement that could go on for ever.
+
+
+def measure(names_of, most):
+    """How many steps a choice takes whose steps are of these parameters, and its reason."""
+    choice = Choice("auto", 2, Alone())
+    for step in range(most):
+        with choice.timed():
+            pass
+        choice.end_step(True, names_of(step))
+        if choice.settled:
+            return step + 1, choice.why
+    return most, "never"
+
+
+@pytest.mark.parametrize("first", [1, 2, 4])
+def test_a_few_first_steps_of_other_parameters_do_not_stop_a_measurement(first):
+    steps, why = measure(lambda step: {"w"} if step < first else {"w", "v"}, 100)
+    assert steps <= 6 + 2 * first
+    assert "ms compressed and" in why
+
+
+def test_a_measurement_ends_where_no_two_steps_are_alike():
+    steps, why = measure(lambda step: {str(step)}, 1000)
+    assert steps < 100
+    assert why.startswith("not measured")
+
+
+# What is loaded is what was saved.
+
+
+def spoilt(good):
+    """States that no state gives, by what is wrong with them."""
+    worker, owed = good["residuals"]["worker"], good["undelivered"]
+    nan = worker["w"].copy()
+    nan[0, 5] = np.nan
+
+    def held(w):
+        return {**good, "residuals": {**good["residuals"], "worker": {**worker, "w": w}}}
+
+    return {
+        "NaN": held(nan),
+        "complex": held(worker["w"].astype(np.complex64)),
+        "integers": held(worker["w"].astype(np.int32)),
+        "owed of another size": {**good, "undelivered": {**owed, "w": owed["w"][1:]}},
+        "owed of another name": {**good, "undelivered": {**owed, "z": owed["w"]}},
+        "owed and small": {**good, "undelivered": {**owed, "bias": np.ones(33, np.float32)}},
+        "owed infinite": {**good, "undelivered": {**owed, "w": owed["w"] + np.float32(np.inf)}},
+        "owed integers": {**good, "undelivered": {**owed, "w": owed["w"].astype(np.int64)}},
+        "scale 0": {**good, "loss_scale": 0.0},
+        "scale NaN": {**good, "loss_scale": float("nan")},
+        "scale infinite": {**good, "loss_scale": float("inf")},
+        "scale of a word": {**good, "loss_scale": "large"},
+        "no ranks": {**good, "ranks": 0},
+        "steps before the first": {**good, "steps": -1},
+        "shards of another": {**good, "sharded": ["z"]},
+    }
+
+
+def refuse(comm, kind):
+    """What is said of each; whether all was left as it was."""
+    state = make(comm, (0, 0, 1, 1), kind)
+    state.set_loss_scale(4.0)
+    for step in range(2):
+        state.all_reduce(gradients(5, comm.rank, step))
+    good = state.state_dict()
+    before = digest(held_by(state)), state.stats()
+    said = {}
+    for what, each in spoilt(good).items():
+        try:
+            state.load_state_dict(each)
+        except Exception as error:
+            said[what] = type(error).__name__
+        else:
+            said[what] = "loaded"
+    kept = (digest(held_by(state)), state.stats()) == before
+    again = state.state_dict()
+    kept &= all(again[key] == good[key] for key in ("steps", "loss_scale", "sharded"))
+    state.load_state_dict(good)
+    return said, kept
+
+
+@pytest.mark.parametrize("kind", ["int8", "top_k"])
+def test_what_was_not_saved_is_not_loaded(pool, kind):
+    for said, kept in pool(4).call(refuse, kind):
+        assert said == dict.fromkeys(said, ConfigurationError.__name__)
+        assert kept
+
+
+# The one way in which density 1 is not dense.
+
+
+def zeros(comm):
+    """Two steps at density 1 of gradients that are -0.0 in places, and the dense averages."""
+    shapes = {"w": (64, 120)}
+    state = make(comm, (0, 1, 2, 3), "top_k", shapes, density=1.0, values="float32")
+    found = []
+    for step in range(2):
+        mine = gradients(9, comm.rank, step, shapes)["w"]
+        mine[:7] = -0.0
+        want = mine.copy()
+        state.all_reduce({"w": mine})
+        comm.all_reduce(want, "avg")
+        found.append((bool((mine == want).all()), mine[7:].tobytes() == want[7:].tobytes()))
+    return found
+
+
+def test_density_1_is_dense_but_for_the_sign_of_zeros(pool):
+    for found in pool(4).call(zeros):
+        assert found == [(True, True)] * 2

@@ -1,0 +1,223 @@
+"""A rank that fails in a hook, a backward that is given up, states that are let go of."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from pycollective import ConfigurationError
+from tests.compression.players import held_by
+from tests.harness import Ranks, await_, results
+from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, state_of
+
+SOON = 20  # seconds; the groups' timeout is 30
+
+
+@pytest.fixture
+def ranks():
+    with Ranks(2, timeout=100.0, module=__name__) as started:
+        yield lambda function, *args: results(started.call(function, *args))
+
+
+def fails_alone(comm, what):
+    """How backward ends where something of rank 0 alone fails, while that rank lives on."""
+    group = group_of(comm, "pycollective")
+    model = DistributedDataParallel(Given(), process_group=group, bucket_cap_mb=0.001)
+    state = state_of(model, "one_bit", "2x1", group)
+    model.register_comm_hook(state, HOOKS["one_bit"])
+    if comm.rank == 0 and what == "scale":
+        state.set_loss_scale(lambda: {}["scale"])
+    elif comm.rank == 0 and what == "scale of 0":
+        state.set_loss_scale(0.0)
+    elif comm.rank == 0:  # as when it was replaced after the state was made
+        del state._names[id(getattr(model.module, what))]
+    comm.barrier()  # every rank has made its state, and is told in backward
+    start = time.monotonic()
+    try:
+        model(given(comm.rank, 0)).backward()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return "", "", 0.0
+
+
+CAUSES = {
+    "scale": "KeyError",
+    "scale of 0": "ConfigurationError",
+    "w": "ConfigurationError",  # of the last bucket
+    "v": "ConfigurationError",  # of the first
+}
+
+
+@pytest.mark.parametrize("what", CAUSES)
+def test_what_fails_in_one_ranks_hook_ends_every_backward(ranks, what):
+    failed, other = ranks(fails_alone, what)
+    assert failed[0] == CAUSES[what]
+    assert other[0] == "CollectiveAborted"
+    assert CAUSES[what] in other[1]
+    assert max(failed[2], other[2]) < SOON
+
+
+class Bucket:
+    """What a hook sees of a bucket of DDP's."""
+
+    def __init__(self, model, gradients, last):
+        self._parameters = [getattr(model, name) for name in gradients]
+        self._buffer = torch.cat([each.reshape(-1) for each in gradients.values()])
+        self._last = last
+
+    def buffer(self):
+        return self._buffer
+
+    def parameters(self):
+        return self._parameters
+
+    def index(self):
+        return 0
+
+    def is_last(self):
+        return self._last
+
+
+def held_up(state):
+    """Make the next exchange wait: an event that it has begun, and one that lets it go on."""
+    began, go_on = threading.Event(), threading.Event()
+    exchange = state._exchange
+
+    def wait(items, agreement):
+        state._exchange = exchange
+        began.set()
+        assert go_on.wait(20)
+        return exchange(items, agreement)
+
+    state._exchange = wait
+    return began, go_on
+
+
+def given_up(comm, codec):
+    """A step after a backward that ended between its buckets, and one without it: what is held."""
+    group, model = group_of(comm, "pycollective"), Given()
+    found = []
+    for abandoned in (True, False):
+        state = state_of(model, codec, "2x1", group)
+        if abandoned:
+            began, go_on = held_up(state)
+            state._hook(Bucket(model, {"v": given(comm.rank, 0)["v"]}, last=False))
+            assert began.wait(20)
+            threading.Timer(0.5, go_on.set).start()
+        mine = {"w": given(comm.rank, 1)["w"]}
+        with state.step():
+            if abandoned:
+                assert go_on.wait(20)
+            assert state.all_reduce(mine)
+        held = {name: each.tobytes() for name, each in held_by(state).items()}
+        found.append((digest_of(mine.values()), held))
+    return found[0] == found[1], sorted(found[0][1])
+
+
+@pytest.mark.parametrize("codec", HOOKS)
+def test_a_step_does_not_commit_what_a_given_up_backward_left(ranks, codec):
+    for same, held in ranks(given_up, codec):
+        assert same
+        assert "worker of w" in held
+
+
+def called_back(comm):
+    """What a future's callback is told that calls a collective of the state it belongs to."""
+    group, model = group_of(comm, "pycollective"), Given()
+    state = state_of(model, "one_bit", "2x1", group)
+    said = []
+
+    def callback(future):
+        for call in (state.flush, state.state_dict, lambda: state.all_reduce({})):
+            try:
+                call()
+            except ConfigurationError as error:
+                said.append(str(error))
+        return future.value()
+
+    began, go_on = held_up(state)
+    future = state._hook(Bucket(model, given(comm.rank, 0), last=True)).then(callback)
+    assert began.wait(20)
+    go_on.set()
+    await_(future.done, 20)
+    return said, len(state.flush())
+
+
+def test_a_callback_cannot_wait_for_itself(ranks):
+    for said, flushed in ranks(called_back):
+        assert len(said) == 3
+        assert all("from a callback" in each for each in said)
+        assert flushed == 2
+
+
+def exchanging():
+    return [each for each in threading.enumerate() if each.name == "pycollective-compression"]
+
+
+def let_go(comm, how):
+    """Threads of states that were let go of without a close."""
+    group = group_of(comm, "pycollective")
+    gc.collect()
+    before = len(exchanging())
+    for step in range(3):
+        model = Given()
+        state = state_of(model, "int8", "2x1", group)
+        if how == "called":
+            state.all_reduce(given(comm.rank, step))
+        else:
+            state._hook(Bucket(model, given(comm.rank, step), last=True)).wait()
+    during = len(exchanging())
+    del state
+    gc.collect()
+    await_(lambda: len(exchanging()) <= before, 20)
+    return during > before
+
+
+@pytest.mark.parametrize("how", ["called", "hooked"])
+def test_a_state_let_go_of_leaves_no_thread(ranks, how):
+    assert all(ranks(let_go, how))
+
+
+def refuse(comm):
+    """What is said of tensors that a state does not hold."""
+    state = state_of(Given(), "int8", "2x1", group_of(comm, "pycollective"))
+    state.all_reduce(given(comm.rank, 0))
+    good = state.state_dict()
+    worker = good["residuals"]["worker"]
+
+    def held(w):
+        return {**good, "residuals": {**good["residuals"], "worker": {**worker, "w": w}}}
+
+    bad = {
+        "bfloat16": held(worker["w"].bfloat16()),
+        "float64": held(worker["w"].double()),
+        "integers": held(worker["w"].int()),
+        "complex": held(worker["w"].to(torch.complex64)),
+        "NaN": held(worker["w"] * float("nan")),
+        "shorter": held(worker["w"][:, 1:]),
+        "one too many": held(torch.cat([worker["w"], worker["w"]])),
+        "no tensor": held(None),
+        "owed shorter": {**good, "undelivered": {"w": good["undelivered"]["w"][1:]}},
+        "empty": {},
+        "residuals alone": {"residuals": good["residuals"]},
+    }
+    said = {}
+    for what, each in bad.items():
+        try:
+            state.load_state_dict(each)
+        except Exception as error:
+            said[what] = type(error).__name__
+        else:
+            said[what] = "loaded"
+    state.load_state_dict(good)
+    return said
+
+
+def test_tensors_that_no_state_holds_are_refused(ranks):
+    for said in ranks(refuse):
+        assert said == dict.fromkeys(said, ConfigurationError.__name__)
