@@ -17,7 +17,7 @@ import numpy as np
 
 from pycollective import _core
 from pycollective.compression.arrays import Floats
-from pycollective.compression.domain import Indices
+from pycollective.compression.domain import Indices, Numbers
 from pycollective.compression.groups import Group
 from pycollective.compression.placing import Range
 from pycollective.errors import ConfigurationError
@@ -87,38 +87,74 @@ def over_shares(pieces: Sequence[Piece], local: Group) -> list[Indices] | None:
     finite = all(
         [_core.sparse_add(piece.x, piece.held, piece.left) for piece in pieces if piece.left.size]
     )
-    prefixes = [0] * len(pieces)
-    wanted = [piece.k for piece in pieces]
-    ties: list[int] = []
+    starts = np.array([piece.share[0] if piece.left.size else -1 for piece in pieces])
+    wanted = np.array([piece.k for piece in pieces])
+    prefixes = np.zeros(len(pieces), np.int64)
+    ties = wanted
     for shift, bits in _ROUNDS:
-        mine = np.zeros((len(pieces), 2 + (1 << bits)), np.int64)
-        for piece, row, prefix in zip(pieces, mine, prefixes, strict=True):
-            row[0], row[1] = not finite, piece.share[0] if piece.left.size else -1
+        mine = np.zeros((len(pieces), 1 << bits), np.int64)
+        for piece, row, prefix in zip(pieces, mine, prefixes.tolist(), strict=True):
             if finite and piece.left.size:
-                _core.sparse_histogram(piece.left, shift, bits, prefix, row[2:])
-        every = local.all_gather(mine.view(np.uint8).reshape(-1)).view(np.int64)
-        every = every.reshape(local.size, len(pieces), -1)
-        if every[:, :, 0].any():
+                _core.sparse_histogram(piece.left, shift, bits, prefix, row)
+        found = _merge(mine, starts, wanted, finite, local)
+        if found is None:
             return None
-        ties = []
-        for number, piece in enumerate(pieces):
-            bins = every[:, number, 2:]
-            above = np.cumsum(bins.sum(0)[::-1])  # how many have this magnitude or a larger one
-            place = int(np.searchsorted(above, wanted[number]))
-            wanted[number] -= int(above[place]) - int(bins.sum(0)[::-1][place])
-            found = (1 << bits) - 1 - place
-            prefixes[number] = prefixes[number] << bits | found
-            # Of those that are equal the first: what the ranks before this one have comes off.
-            before = [
-                int(bins[r, found])
-                for r in range(local.size)
-                if 0 <= every[r, number, 1] < piece.share[0]
-            ]
-            ties.append(max(0, wanted[number] - sum(before)))
+        place, wanted, ties = found
+        prefixes = prefixes << bits | place
     return [
         _select(piece, prefix, tie)
-        for piece, prefix, tie in zip(pieces, prefixes, ties, strict=True)
+        for piece, prefix, tie in zip(pieces, prefixes.tolist(), ties.tolist(), strict=True)
     ]
+
+
+def _merge(
+    mine: Numbers, starts: Numbers, wanted: Numbers, finite: bool, local: Group
+) -> tuple[Numbers, Numbers, Numbers] | None:
+    """Where the elements that are wanted end, in the sum of all ranks' histograms.
+
+    Each rank adds up those of some parameters and tells the others: a histogram goes to one rank.
+
+    Args:
+        mine: this rank's histogram of each parameter, by ascending magnitude.
+        starts: where this rank's pieces start; -1 of empty ones.
+        wanted: how many elements of each parameter, the largest.
+        finite: whether this rank's are.
+        local: the ranks.
+
+    Returns:
+        Of each parameter the bin in which they end; how many are wanted of that one, and of these
+        how many at most of this rank's. None if some rank's are not finite.
+    """
+    ranks, count, bins = local.size, len(mine), mine.shape[1]
+    each = -(-count // ranks)
+    rows = np.zeros((ranks * each, 2 + bins // 2), np.int64)  # bins of 32 bits
+    rows[:, 0] = not finite
+    rows[:count, 1] = starts
+    rows[:count, 2:] = mine.astype(np.uint32).view(np.int64)
+    came = local.all_to_all(rows.reshape(ranks, -1).view(np.uint8)).view(np.int64)
+    every = came.reshape(ranks, each, -1)
+    histograms = np.ascontiguousarray(every[:, :, 2:]).view(np.uint32).astype(np.int64)
+    first = local.rank * each
+    want = np.zeros(each, np.int64)
+    own = wanted[first : first + each]
+    want[: own.size] = own
+    above = np.cumsum(histograms.sum(0)[:, ::-1], axis=1)  # as large as this or larger
+    back = np.minimum((above < want[:, None]).sum(1), bins - 1)
+    one = np.arange(each)
+    place = bins - 1 - back
+    there = histograms[:, one, place]  # of each rank
+    left = want - (above[one, back] - there.sum(0))
+    # Of those that are equal the first: what the ranks before one have comes off.
+    begins = every[:, :, 1]
+    before = (begins[:, None] >= 0) & (begins[:, None] < begins[None])
+    ties = np.maximum(0, left - (before * there[:, None]).sum(0))
+    bad = np.full(each, every[:, 0, 0].any())
+    told = np.concatenate([bad[None], place[None], left[None], ties]).astype(np.int64)
+    heard = local.all_gather(told.view(np.uint8).reshape(-1)).view(np.int64)
+    told = heard.reshape(ranks, 3 + ranks, each).transpose(1, 0, 2).reshape(3 + ranks, -1)
+    if told[0].any():
+        return None
+    return told[1, :count], told[2, :count], told[3 + local.rank, :count]
 
 
 def _select(piece: Piece, key: int, ties: int) -> Indices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from pycollective.compression import TopKState
 from pycollective.compression.placing import Places
 from pycollective.compression.routing import SAVED, gathers
 from pycollective.compression.selection import check_density
-from tests.compression.players import ends_of
+from tests.compression.players import ends_of, gradients
+from tests.compression.test_payload import Counting
 
 SHAPE = {"w": (125, 1000)}
 
@@ -64,3 +66,20 @@ def test_a_way_is_chosen_by_the_bytes_that_region_saves(hosts, ranks):
     assert gathers(entries - ranks, 2, places)
     assert not gathers(entries + 2 * ranks, 2, places)
     assert not gathers(entries, 4, places)
+
+
+def bytes_within_a_host(comm, several):
+    """What a rank hands over to the other one of its host in a step of top-k by tensor."""
+    shapes = {f"w{number}": (64, 64) for number in range(several)}
+    ends = ends_of(comm, (0, 0, 1, 1))
+    local = Counting(ends.local)
+    state = TopKState(shapes, replace(ends, local=local), density=0.01, exchange="gather")
+    assert state.all_reduce(gradients(1, comm.rank, 0, shapes))
+    return sum(local.sent)
+
+
+def test_a_histogram_goes_to_one_rank_of_the_host(pool):
+    several = 8
+    sums, histograms = 4 * several * 64 * 64 // 2, 4 * (2048 + 1024 + 1024) * several // 2
+    for sent in pool(4).call(bytes_within_a_host, several):
+        assert sums + histograms < sent < 1.2 * (sums + histograms)
