@@ -40,7 +40,7 @@ def cleared(comm, kind, how):
     for step in range(2):
         state.all_reduce(gradients(2, comm.rank, step, SHAPES))
     if how == "dense":  # as if the measurement had said so
-        state._choice.way, state._choice._trying = "dense", False
+        state._choice._way, state._choice._trying = "dense", False
         state._deliver_later(state._keeper.mean())
     else:
         getattr(state, how)()
