@@ -36,6 +36,9 @@ def check_saved(state: Mapping[str, Any], codec: str) -> None:
             f"no state of {codec}: version {version}, codec {of!r}"
             + (f", without {', '.join(missing)}" if missing else "")
         )
+    for kind, of in (*state["residuals"].items(), ("undelivered", state["undelivered"])):
+        for name, each in of.items():
+            _check_errors(kind, name, each)
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,6 @@ class Saved:
                 f"no state of a world: {steps} steps, {ranks} ranks, {hosts} hosts, loss scale "
                 f"{scale}"
             )
-        for kind, of in (*state["residuals"].items(), ("undelivered", state["undelivered"])):
-            for name, each in of.items():
-                _check_errors(kind, name, each)
         undelivered = {name: np.array(each) for name, each in state["undelivered"].items()}
         wants = {name: (size,) for name, size in sizes.items()}
         shapes = {name: error.shape for name, error in undelivered.items()}

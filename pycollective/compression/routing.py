@@ -6,9 +6,10 @@ cost is a link's affair: 0.3 ms, say, are worth 37 KiB at 1 Gbit/s, 370 at 10. T
 between: what is saved takes 1 ms at 1 Gbit/s, 0.1 ms at 10.
 
 `benchmarks/gather_or_region.py` measures the price where bytes cost nothing, ranks of one machine
-that play hosts. On two cores busy with other work region was 7 to 13 ms slower of 9 to 73 ms at 4
+that play hosts. On two cores busy with other work region was 3 to 13 ms slower of 9 to 73 ms at 4
 hosts and up to 373 KiB received by gather, 7 to 10 at 8 hosts and up to 218 KiB; at 8 hosts and
-435 KiB to 3.4 MiB it was ahead in three of four sizes.
+435 KiB to 3.4 MiB it was ahead in three of four sizes. So the threshold is a model's; no
+measurement between real hosts has confirmed it.
 """
 
 from __future__ import annotations
