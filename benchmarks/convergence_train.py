@@ -175,15 +175,8 @@ def listen(replica: DistributedDataParallel, method: Method, dense_steps: int) -
         "int8": (pct.Int8State, pct.int8_hook),
         "top_k": (pct.TopKState, pct.top_k_hook),
     }[codec]
-    state = make(replica, **options)
-    steps = 0
-
-    def dense_first(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        nonlocal steps
-        begun, steps = steps, steps + bucket.is_last()
-        return pct.all_reduce_hook(None, bucket) if begun < dense_steps else hook(state, bucket)
-
-    replica.register_comm_hook(state, dense_first)
+    state = make(replica, dense_steps=dense_steps, **options)
+    replica.register_comm_hook(state, hook)
     return state
 
 
@@ -194,7 +187,7 @@ def bytes_of(state: Any, run: Run, numel: int, ranks: int) -> dict[str, Any]:
     if run.method.codec == "power_sgd":
         return {"payload_ratio": state.compression_stats()[0]}
     stats = state.stats()
-    if stats["compressed_calls"] == 0 or stats["steps"] != run.task.steps - run.task.dense_steps:
+    if stats["compressed_calls"] == 0 or stats["steps"] != run.task.steps:
         raise AssertionError(f"not all went compressed: {stats}")
     kept = ("steps", "compressed_calls", "payload_bytes", "dense_bytes", "residual_bytes")
     return {name: stats[name] for name in kept} | {
