@@ -78,6 +78,15 @@ class Choice:
         """The way of all steps from here on; None while there is more to come."""
         return None if self._trying or self.starting else self._way
 
+    @property
+    def dense_for_good(self) -> bool:
+        """Whether all steps after the start, too, are dense."""
+        return self._way == "dense" and not self._trying
+
+    def begin_step(self) -> None:
+        """Begin a step: what an unfinished one took does not count."""
+        self._step = 0.0
+
     @contextmanager
     def timed(self) -> Iterator[None]:
         """One call of the step under way."""

@@ -36,7 +36,16 @@ def check_saved(state: Mapping[str, Any], codec: str) -> None:
             f"no state of {codec}: version {version}, codec {of!r}"
             + (f", without {', '.join(missing)}" if missing else "")
         )
-    for kind, of in (*state["residuals"].items(), ("undelivered", state["undelivered"])):
+    for way in ("whole", "sharded"):
+        if not (isinstance(state[way], list) and all(isinstance(n, str) for n in state[way])):
+            raise ConfigurationError(f"a state whose {way} parameters are no list of names")
+    residuals = state["residuals"]
+    for kind, of in (
+        *(residuals.items() if isinstance(residuals, Mapping) else [("residuals", residuals)]),
+        ("undelivered", state["undelivered"]),
+    ):
+        if not isinstance(of, Mapping):
+            raise ConfigurationError(f"a state whose {kind} are no mapping of names")
         for name, each in of.items():
             _check_errors(kind, name, each)
 

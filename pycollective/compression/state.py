@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,9 +34,12 @@ class State(Steps):
 
     # A step.
 
-    @contextmanager
-    def step(self) -> Iterator[State]:
+    def step(self) -> AbstractContextManager[State]:
         """``with state.step():`` begins and ends one; an exception forgets it."""
+        return self._one_step()
+
+    @contextmanager
+    def _one_step(self) -> Iterator[State]:
         self._begin()
         try:
             yield self
@@ -89,7 +92,7 @@ class State(Steps):
         """A call in the step under way, or in one of its own."""
         if self._in_step():
             return call()
-        with self.step():
+        with self._one_step():
             return call()
 
     def _in_step(self) -> bool:
@@ -189,7 +192,7 @@ class State(Steps):
         self._choice.steps = saved.steps
         self._scaled = saved.loss_scale
         self._undelivered = Undelivered.of(saved.undelivered)
-        if self._choice.settled == "dense":
+        if self._choice.dense_for_good:
             self._deliver_later(mean_of(saved.residuals, saved.ranks))
 
     def _fitting(self, state: Mapping[str, Any]) -> Saved:

@@ -122,8 +122,8 @@ class Steps:
             each.discard()
         with self._ends.telling():
             scale = float(np.float32(self._scale()))  # as messages carry it
-        if not (scale > 0 and math.isfinite(scale)):
-            raise ConfigurationError(f"the loss scale {scale} is not a positive number")
+            if not (scale > 0 and math.isfinite(scale)):
+                raise ConfigurationError(f"the loss scale {scale} is not a positive number")
         if scale != self._scaled:
             for each in self._kinds.values():
                 each.scale(scale / self._scaled)
@@ -131,6 +131,7 @@ class Steps:
             self._scaled = scale
         self._open, self._finite, self._compressible = True, True, False
         self._gone = Gone()
+        self._choice.begin_step()
         self._undelivered.begin()
 
     def _end(self) -> bool:
@@ -173,13 +174,13 @@ class Steps:
         self._check_open()
         items = [self._item(name, flat) for name, flat in gradients.items()]
         if not items:
-            return True
+            raise ConfigurationError(f"{type(self).__name__}: no gradients to average")
         self._go(gradients, WHOLE)
         flats = [whole] if whole else [item.flat for item in items]
         agreement, dense = self._agreement(items), self._choice.way == "dense"
         with self._ends.telling():
             if dense:
-                check_same_call(self._ends.all, agreement)
+                check_same_call(self._ends.all, self._agreement(items, of_types=True))
             with self._choice.timed():
                 outcome = self._average(flats) if dense else self._exchange(items, agreement)
             finite = outcome.finite and self._complete(items)
@@ -253,9 +254,11 @@ class Steps:
             )
         return Item(name, flat, self._dense[name])
 
-    def _agreement(self, items: Sequence[Item]) -> Agreement:
+    def _agreement(self, items: Sequence[Item], of_types: bool = False) -> Agreement:
+        """What a call is about; where elements travel as they are, their types are part of it."""
         names = [item.name for item in items]
-        return Agreement(digest_of([self._digest, self._steps, names]), self._scaled)
+        types = [str(item.flat.part(0, 0).dtype) for item in items] if of_types else []
+        return Agreement(digest_of([self._digest, self._steps, names, types]), self._scaled)
 
     # What codecs do.
 

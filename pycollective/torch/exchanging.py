@@ -72,11 +72,7 @@ class Exchanger:
         Raises:
             ConfigurationError: also on the thread itself, where it would wait for its own end.
         """
-        if threading.current_thread() is self._thread:
-            raise ConfigurationError(
-                "a state of compression cannot be called from a callback of its own exchanges' "
-                "futures, for which the call would wait; wait for the future first"
-            )
+        self.refuse_here()
         future: Future[_T] = Future()
 
         def run() -> None:
@@ -87,6 +83,14 @@ class Exchanger:
 
         self.post(run)
         return future.result()
+
+    def refuse_here(self) -> None:
+        """Raise on the thread itself, where a call would wait for its own end."""
+        if threading.current_thread() is self._thread:
+            raise ConfigurationError(
+                "a state of compression cannot be called from a callback of its own exchanges' "
+                "futures, for which the call would wait; wait for the future first"
+            )
 
     def behind(self, call: Callable[[], _T]) -> _T:
         """The same; on the thread itself, within one of its calls, at once."""

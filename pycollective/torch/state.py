@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -74,26 +75,29 @@ class OfTorch(State):
             return self._issue(bucket)
 
     def _issue(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        buffer = bucket.buffer()
+        buffer, parameters = bucket.buffer(), bucket.parameters()
         whole = OfTensor(buffer)
-        gradients: dict[str, OfTensor] = {}
-        at = 0
-        for parameter in bucket.parameters():
-            name = self._names.get(id(parameter))
-            if name is None:
+        for parameter in parameters:
+            if id(parameter) not in self._names:
                 raise ConfigurationError(
                     f"{type(self).__name__}: DDP has a parameter of shape "
                     f"{tuple(parameter.shape)} that the state was not given; make it of the model "
                     "that DDP wraps, after parameters were moved or replaced"
                 )
-            # By place in the bucket, not by its views: those may be strided (channels last).
-            gradients[name] = OfTensor(buffer[at : at + parameter.numel()])
-            at += parameter.numel()
         first, last = bucket.index() == 0, bucket.is_last()
-        if first:  # whatever was issued before has ended
+        if first:
+            if self._exchanger.busy:  # with what a backward has issued that was given up
+                self._exchanger.call(lambda: None)
             self._passes = self._choice.settled == "dense" and not self._undelivered
         if self._passes:
             return self._average_soon(buffer, last)
+        gradients: dict[str, OfTensor] = {}
+        at = 0
+        for parameter in parameters:
+            # By place in the bucket, not by its views: those may be strided (channels last).
+            flat = buffer[at : at + parameter.numel()]
+            gradients[self._names[id(parameter)]] = OfTensor(flat)
+            at += parameter.numel()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
         def exchange() -> None:
@@ -121,6 +125,11 @@ class OfTorch(State):
             self._choice.steps += 1
             self._counts["steps"] += 1
         return average_soon(self._ends.all, buffer)
+
+    def step(self) -> AbstractContextManager[State]:
+        """See `pycollective.compression.State.step`."""
+        self._exchanger.refuse_here()
+        return super().step()
 
     def _begin(self) -> None:
         self._exchanger.behind(self._begin_here)
@@ -250,6 +259,8 @@ class OfTorch(State):
         parameter = self._parameters.get(name)
         if parameter is None or name in sharded or tuple(saved.shape[-1:]) != (parameter.numel(),):
             return np.asarray(saved)
+        if 0 in saved.shape:
+            return np.asarray(saved)
         rows = torch.as_tensor(saved).view(-1, parameter.numel())
         return torch.stack([in_memory(row, parameter) for row in rows]).view(saved.shape).numpy()
 
@@ -258,6 +269,7 @@ class OfTorch(State):
 
         Idempotent; see `pycollective.compression.State.close`.
         """
+        self._exchanger.refuse_here()
         if self._exchanger.ended:
             return
         try:

@@ -83,12 +83,14 @@ def differently(comm, what):
         mine = {name: mine[name]}
     elif what == "scale" and comm.rank == 0:
         state.set_loss_scale(8.0)
+    elif what == "type" and comm.rank == 0:
+        mine = {name: each.astype(np.float16) for name, each in mine.items()}
     elif what == "steps" and comm.rank == 0:
         state._choice.steps += 1
     return ends_with(lambda: state.all_reduce(mine))
 
 
-@pytest.mark.parametrize("what", ["name", "order", "scale", "steps"])
+@pytest.mark.parametrize("what", ["name", "order", "type", "scale", "steps"])
 def test_dense_calls_are_compared_too(pool, what):
     for name, text, taken in pool(4).call(differently, what):
         assert name == CollectiveMismatch.__name__
@@ -117,6 +119,51 @@ def fails_alone(comm, what):
         "state_dict": state.state_dict,
     }
     return ends_with(calls[what])
+
+
+def scaled(comm):
+    """The loss scale of rank 0 is none."""
+    state = own(comm, (0, 0, 1, 1), "one_bit")
+    state.all_reduce(gradients(1, comm.rank, 0))
+    comm.barrier()
+    if comm.rank == 0:
+        state.set_loss_scale(float("nan"))
+    return ends_with(lambda: state.all_reduce(gradients(1, comm.rank, 1)))
+
+
+def test_a_loss_scale_that_is_wrong_on_one_rank_ends_the_others_waiting(pool):
+    failed, *others = pool(4).call(scaled)
+    assert failed[0] == ConfigurationError.__name__
+    for name, text, taken in others:
+        assert name == "CollectiveAborted"
+        assert "the loss scale nan" in text
+        assert taken < SOON
+
+
+def loaded_before_the_start_is_over(comm):
+    """What is held, of a state that is dense for good but for a start that a load takes back to."""
+    state = own(comm, (0, 1, 2, 3), "int8")
+    state.all_reduce(gradients(1, comm.rank, 0))
+    saved = state.state_dict()
+    other = make(comm, (0, 1, 2, 3), "int8", when="auto", dense_steps=3)
+    other._choice._way, other._choice._trying = "dense", False  # as if it had been measured
+    other.load_state_dict(saved)
+    for step in range(5):
+        other.all_reduce(gradients(1, comm.rank, step))
+    return max((float(abs(each).max(initial=0)) for each in other.flush().values()), default=0.0)
+
+
+def test_what_is_loaded_into_a_dense_state_is_delivered(pool):
+    assert pool(4).call(loaded_before_the_start_is_over) == [0.0] * 4
+
+
+def without_gradients(comm):
+    return ends_with(lambda: own(comm, (0, 0, 1, 1), "top_k").all_reduce({}))
+
+
+def test_no_gradients_are_refused(pool):
+    for name, text, _ in pool(4).call(without_gradients):
+        assert (name, "no gradients" in text) == (ConfigurationError.__name__, True)
 
 
 @pytest.mark.parametrize("what", ["all_reduce", "flush", "state_dict"])
@@ -185,6 +232,10 @@ def spoilt(good):
         "no ranks": {**good, "ranks": 0},
         "steps before the first": {**good, "steps": -1},
         "shards of another": {**good, "sharded": ["z"]},
+        "no shards": {**good, "sharded": None},
+        "a list of residuals": {**good, "residuals": [worker]},
+        "a list of errors": {**good, "residuals": {"worker": [worker["w"]]}},
+        "nothing owed": {**good, "undelivered": None},
     }
 
 

@@ -133,7 +133,9 @@ def called_back(comm):
     said = []
 
     def callback(future):
-        for call in (state.flush, state.state_dict, lambda: state.all_reduce({})):
+        every = given(comm.rank, 0)
+        calls = state.flush, state.state_dict, lambda: state.all_reduce(every)
+        for call in (*calls, state.step, state.close):
             try:
                 call()
             except ConfigurationError as error:
@@ -150,7 +152,7 @@ def called_back(comm):
 
 def test_a_callback_cannot_wait_for_itself(ranks):
     for said, flushed in ranks(called_back):
-        assert len(said) == 3
+        assert len(said) == 5
         assert all("from a callback" in each for each in said)
         assert flushed == 2
 
@@ -202,6 +204,7 @@ def refuse(comm):
         "shorter": held(worker["w"][:, 1:]),
         "one too many": held(torch.cat([worker["w"], worker["w"]])),
         "no tensor": held(None),
+        "no rows": held(worker["w"][:0]),
         "owed shorter": {**good, "undelivered": {"w": good["undelivered"]["w"][1:]}},
         "empty": {},
         "residuals alone": {"residuals": good["residuals"]},
