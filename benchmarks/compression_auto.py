@@ -8,8 +8,8 @@ sockets below), two ranks that share memory, and the same compressed between ran
 
 All ways take turns in the same processes: `all_reduce_hook`, dense; the same again, as the control;
 and each codec with ``when="always"``, with "auto", and dense over a group that was made between the
-states of these two (of ten groups the last ones are 10 to 20 % slower, whoever uses them; why was
-not found out). A time is that of the slowest rank for a
+states of these two (later groups have less memory, send smaller messages, and are slower, whoever
+uses them). A time is that of the slowest rank for a
 step's exchange, a figure the median of the rounds. At most 5 % more than the better of dense and
 always is asked of auto.
 
