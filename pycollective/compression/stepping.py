@@ -122,8 +122,8 @@ class Steps:
             each.discard()
         with self._ends.telling():
             scale = float(np.float32(self._scale()))  # as messages carry it
-            if not (scale > 0 and math.isfinite(scale)):
-                raise ConfigurationError(f"the loss scale {scale} is not a positive number")
+        if not (scale > 0 and math.isfinite(scale)):
+            raise ConfigurationError(f"the loss scale {scale} is not a positive number")
         if scale != self._scaled:
             for each in self._kinds.values():
                 each.scale(scale / self._scaled)

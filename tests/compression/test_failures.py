@@ -121,25 +121,6 @@ def fails_alone(comm, what):
     return ends_with(calls[what])
 
 
-def scaled(comm):
-    """The loss scale of rank 0 is none."""
-    state = own(comm, (0, 0, 1, 1), "one_bit")
-    state.all_reduce(gradients(1, comm.rank, 0))
-    comm.barrier()
-    if comm.rank == 0:
-        state.set_loss_scale(float("nan"))
-    return ends_with(lambda: state.all_reduce(gradients(1, comm.rank, 1)))
-
-
-def test_a_loss_scale_that_is_wrong_on_one_rank_ends_the_others_waiting(pool):
-    failed, *others = pool(4).call(scaled)
-    assert failed[0] == ConfigurationError.__name__
-    for name, text, taken in others:
-        assert name == "CollectiveAborted"
-        assert "the loss scale nan" in text
-        assert taken < SOON
-
-
 def loaded_before_the_start_is_over(comm):
     """What is held, of a state that is dense for good but for a start that a load takes back to."""
     state = own(comm, (0, 1, 2, 3), "int8")
