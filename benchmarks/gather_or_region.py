@@ -54,14 +54,15 @@ def main() -> None:
             sent[way] = stats["payload_bytes"] / stats["compressed_calls"]
         more = taken["region"][0] - taken["gather"][0]
         fewer = sent["gather"] - sent["region"]
-        pays = "always" if more <= 0 else f"{8 * fewer / more / 1e9:.2f} Gbit/s"
+        pays = "up to any rate" if more <= 0 else f"up to {8 * fewer / more / 1e9:.2f} Gbit/s"
+        pays = pays if fewer > 0 else "never"
         by_bytes = gathers(round(DENSITY * size), 2, Places(0, tuple(range(hosts))))
         if comm.rank == 0:
             print(
                 f"{hosts} hosts, {size:>9} elements:"
                 f" gather {1e3 * taken['gather'][0]:7.2f} ms {sent['gather'] / 1024:7.0f} KiB,"
                 f" region {1e3 * taken['region'][0]:7.2f} ms {sent['region'] / 1024:7.0f} KiB;"
-                f" region up to {pays}; auto: {'gather' if by_bytes else 'region'}",
+                f" region pays {pays}; auto: {'gather' if by_bytes else 'region'}",
                 flush=True,
             )
 
