@@ -16,6 +16,7 @@ WITHOUT = ", no feedback"
 # Apart for colour-blind readers too (Okabe and Ito).
 _COLOURS = {
     "dense": "#222222",
+    "dense, moment held": "#888888",
     "1-bit": "#0072B2",
     "8-bit": "#009E73",
     "top-k 1 % by tensor": "#D55E00",
