@@ -22,7 +22,7 @@ from pycollective.compression.choice import Choice
 from pycollective.compression.counting import Counts
 from pycollective.compression.groups import Among, Ends
 from pycollective.compression.options import Common, Options, Shape
-from pycollective.compression.residuals import Gone, Residuals
+from pycollective.compression.residuals import Reduced, Residuals
 from pycollective.compression.saving import Keeper
 from pycollective.compression.sharding import check_shards, shards_of
 from pycollective.compression.undelivered import Undelivered
@@ -130,7 +130,7 @@ class Steps:
             self._undelivered.scale(scale / self._scaled)
             self._scaled = scale
         self._open, self._finite, self._compressible = True, True, False
-        self._gone = Gone()
+        self._reduced = Reduced()
         self._choice.begin_step()
         self._undelivered.begin()
 
@@ -149,7 +149,7 @@ class Steps:
         settles = self._choice.steps_since_start > self._warm_up
         counts = self._finite and self._compressible and settles
         with self._ends.telling():
-            if self._choice.end_step(counts, self._gone):
+            if self._choice.end_step(counts, self._reduced):
                 self._deliver_later(self._keeper.mean())
         return self._finite
 
@@ -240,7 +240,7 @@ class Steps:
         for name in names:
             if (before := self._ways.get(name, way)) != way:
                 raise ConfigurationError(f"{type(self).__name__}: {name!r} went by {before} before")
-        self._gone.note(names)
+        self._reduced.note(names)
         self._ways.update(dict.fromkeys(names, way))
 
     def _item(self, name: str, flat: Readable) -> Item:
