@@ -159,12 +159,14 @@ class Ends:
         all: every rank.
         local: this host's.
         across: those that hold the same share on each host; None where this rank holds none.
+        spare: of this rank alone where it holds none: all ranks make as many groups.
     """
 
     places: Places
     all: Group
     local: Group
     across: Group | None
+    spare: Group | None = None
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -220,7 +222,7 @@ class Ends:
         spare = [[rank] for host in range(hosts) for rank in places.on(host)[places.shares :]]
         made = part([*map(sorted, across), *spare])
         if places.share is None:
-            return cls(places, whole, local, None)
+            return cls(places, whole, local, None, made)
         return cls(places, whole, local, in_order(made, across[places.share]))
 
     def abort(self, reason: str) -> None:
@@ -232,7 +234,8 @@ class Ends:
     def close(self) -> None:
         """Leave all groups, also where one of them cannot be left in order; collective."""
         with ExitStack() as closing:  # the last comes first
-            for group in {id(each): each for each in (self.all, self.local, self.across)}.values():
+            groups = self.all, self.local, self.across, self.spare
+            for group in {id(each): each for each in groups}.values():
                 if group is not None:
                     closing.callback(group.close)
 
