@@ -1,7 +1,9 @@
 """How steps go: densely at the start, where that is wanted; then compressed, where that pays.
 
 Whether it pays is measured once, and agreed: steps go compressed and dense in turn. Each call of
-them waits for all ranks first, so that what is timed is not how late a rank comes. Then the ranks
+them waits for all ranks first, so that what is timed is not how late a rank comes. Of a dense call
+what it will cost for good is timed: in DDP's hooks the average alone, elsewhere with it that ranks
+compare what they call, and look whether the average is finite. Then the ranks
 tell each other their best times of either way; the slowest rank's count, and all go on by these. So
 no rank decides by its own clock, and two runs may decide differently: their weights then differ.
 

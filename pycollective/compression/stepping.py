@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ class Steps:
     _kinds: dict[str, Residuals]  # this rank's part of each
     _chunk: int  # elements that parameters are cut by
     _warm_up = 0  # steps that tell nothing of the later ones
+    _by_hooks = False  # the step under way is a backward of DDP's
 
     def __init__(
         self,
@@ -180,9 +182,10 @@ class Steps:
         agreement, dense = self._agreement(items), self._choice.way == "dense"
         with self._ends.telling():
             if dense:
-                check_same_call(self._ends.all, self._agreement(items, of_types=True))
-            with self._choice.timed():
-                outcome = self._average(flats) if dense else self._exchange(items, agreement)
+                outcome = self._average(items, flats)
+            else:
+                with self._choice.timed():
+                    outcome = self._exchange(items, agreement)
             finite = outcome.finite and self._complete(items)
         self._finite &= finite
         self._counts.call(items, outcome, self._ends.places)
@@ -200,10 +203,15 @@ class Steps:
             item.flat.fill(float("nan"))
         return finite
 
-    def _average(self, flats: Sequence[Flat]) -> Outcome:
-        """Dense."""
-        self._ends.all.average([flat.part(0, flat.count) for flat in flats])
-        if not (finite := all(flat.is_finite() for flat in flats)):
+    def _average(self, items: Sequence[Item], flats: Sequence[Flat]) -> Outcome:
+        """Dense; timed is what a call will cost if all are, and hooks only average then."""
+        timed = self._choice.timed
+        with nullcontext() if self._by_hooks else timed():
+            check_same_call(self._ends.all, self._agreement(items, of_types=True))
+            with timed() if self._by_hooks else nullcontext():
+                self._ends.all.average([flat.part(0, flat.count) for flat in flats])
+            finite = all(flat.is_finite() for flat in flats)
+        if not finite:
             for flat in flats:
                 flat.fill(float("nan"))
         return Outcome(finite, None)
@@ -283,7 +291,8 @@ class Steps:
 
     def _deliver_later(self, mean: Mapping[str, NDArray[np.float32]]) -> None:
         """Hold no residuals: what they add to the average goes with the next."""
-        self._undelivered.add(mean)
+        # What is zero is not owed: of a parameter that no rank used it would never be delivered.
+        self._undelivered.add({name: error for name, error in mean.items() if error.any()})
         for each in self._kinds.values():
             each.clear()
 
