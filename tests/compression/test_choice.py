@@ -132,3 +132,27 @@ def test_what_a_dense_call_does_for_good_is_timed(pool):
         # The ranks wait for each other; compare; average; look whether each of four is finite.
         assert events[:5] == ["all_gather", "clock", "all_gather", "average", "is_finite"]
         assert events[5:9] == [*["is_finite"] * 3, "clock"]
+
+
+def plans_made(comm, kind, how):
+    """How many plans a whole trial of one bucket makes."""
+    state = make(comm, (0, 0, 1, 1), kind, when="auto")
+    plans, made = state._exchanged._plans, []
+    make_plan = plans._make
+    plans._make = lambda bucket: made.append(bucket) or make_plan(bucket)
+    out = np.empty(7000 // comm.size, np.float32)
+    for step in range(7):
+        mine = gradients(4, comm.rank, step)
+        if how == "whole":
+            state.all_reduce(mine)
+        else:
+            state.reduce_scatter(out, mine["w"], "w")
+    assert not state._choice._trying
+    return len(made)
+
+
+@pytest.mark.parametrize("how", ["whole", "shards"])
+@pytest.mark.parametrize("kind", ["int8", "top_k"])
+def test_a_trial_makes_each_plan_once(pool, kind, how):
+    # Dense averages of whole gradients have none; shards go by the exchange either way.
+    assert pool(4).call(plans_made, kind, how) == [1 if how == "whole" else 2] * 4
