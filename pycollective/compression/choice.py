@@ -76,6 +76,11 @@ class Choice:
         return f"the first {self._dense_steps} steps are dense" if self.starting else self._why
 
     @property
+    def measures(self) -> bool:
+        """Whether calls of the step under way, or of the next, are timed."""
+        return self._trying and not self.starting
+
+    @property
     def settled(self) -> str | None:
         """The way of all steps from here on; None while there is more to come."""
         return None if self._trying or self.starting else self._way
@@ -92,7 +97,7 @@ class Choice:
     @contextmanager
     def timed(self) -> Iterator[None]:
         """One call of the step under way."""
-        if not self._trying or self.starting:
+        if not self.measures:
             yield
             return
         self._group.all_gather(np.zeros(1, np.uint8))

@@ -168,6 +168,31 @@ class Ends:
     across: Group | None
     spare: Group | None = None
 
+    def gather(self, row: Bytes) -> Iterator[tuple[list[int], Bytes]]:
+        """Rows of this host's ranks, then of those that hold the same share: by rank, and theirs.
+
+        Once each has compared both, all ranks have the same. Every call of a state begins in these
+        two, in this order, so that ranks that call differently meet, and none waits elsewhere.
+        """
+        if self.local.size > 1:
+            yield self.places.local, self.local.all_gather(row)
+        if self.across is not None and self.across.size > 1:
+            assert self.places.share is not None
+            yield self.places.across(self.places.share), self.across.all_gather(row)
+
+    def meet(self, what: int) -> None:
+        """Begin a call that goes on in the group of all ranks; `what`: another number, other calls.
+
+        Where that is the only group they meet there.
+
+        Raises:
+            CollectiveError: another rank begins something else; all are told.
+        """
+        if self.places.ranks > self.places.hosts:
+            with self.telling():
+                for _ in self.gather(np.zeros(what, np.uint8)):
+                    pass
+
     @contextmanager
     def telling(self) -> Iterator[None]:
         """A rank that fails in an exchange tells those who wait for it, whatever group they are in.

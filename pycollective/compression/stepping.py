@@ -34,6 +34,9 @@ _log = logging.getLogger("pycollective")
 # What averages a parameter; what is held of it is another's.
 WHOLE, SHARDS = "all_reduce", "reduce_scatter"
 
+# What begins with `Ends.meet`.
+MEASURE, TOGETHER = 1, 2
+
 # Fewer elements than this go as they are: a message costs more than they do.
 SMALL = 4096
 
@@ -180,6 +183,7 @@ class Steps:
         self._go(gradients, WHOLE)
         flats = [whole] if whole else [item.flat for item in items]
         agreement, dense = self._agreement(items), self._choice.way == "dense"
+        self._meet_to_measure()
         with self._ends.telling():
             if dense:
                 outcome = self._average(items, flats)
@@ -207,7 +211,7 @@ class Steps:
         """Dense; timed is what a call will cost if all are, and hooks only average then."""
         timed = self._choice.timed
         with nullcontext() if self._by_hooks else timed():
-            check_same_call(self._ends.all, self._agreement(items, of_types=True))
+            check_same_call(self._ends, self._agreement(items, of_types=True))
             with timed() if self._by_hooks else nullcontext():
                 self._ends.all.average([flat.part(0, flat.count) for flat in flats])
             finite = all(flat.is_finite() for flat in flats)
@@ -229,6 +233,7 @@ class Steps:
             )
         self._go([name], SHARDS)
         items = shards_of(name, x, item.dense or self._choice.way == "dense", places)
+        self._meet_to_measure()
         with self._ends.telling(), self._choice.timed():
             outcome = self._exchange_shards(items, self._agreement(items), out)
             if outcome.finite:
@@ -242,6 +247,11 @@ class Steps:
         self._counts.call(items, outcome, self._ends.places)
         self._compressible |= not item.dense
         return finite
+
+    def _meet_to_measure(self) -> None:
+        """What is timed begins with a wait for all ranks."""
+        if self._choice.measures:
+            self._ends.meet(MEASURE)
 
     def _go(self, names: Sequence[str] | Mapping[str, Any], way: str) -> None:
         """Note that parameters go, once in the step and always the same way."""
