@@ -11,22 +11,22 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pycollective import bootstrap, reference
 from pycollective.bench.problem import numpy_type
 from pycollective.bench.sizes import format_size
 from pycollective.communicator import Communicator
 from pycollective.compression import Int8State, OneBitState, State, TopKState
+from pycollective.compression.arrays import Floats
 from pycollective.errors import ConfigurationError
 
 _ROW = 1024  # elements of one scale
-Floats = NDArray[np.float32]
 
 
 def _all(name: str, shape: tuple[int, ...]) -> bool:
@@ -146,10 +146,11 @@ class _Call:
     sent: Callable[[], float | None]
 
 
+@contextmanager
 def calls_of(
     communicator: Communicator, plan: Plan, shape: tuple[int, int], between: str
-) -> dict[str, _Call]:
-    """The codec's ways, then dense fp32 and bf16; collective."""
+) -> Iterator[dict[str, _Call]]:
+    """The codec's ways, then dense fp32 and bf16; collective, also at the end."""
 
     def sent() -> float | None:
         return float(communicator.stats()["sent_bytes"]) if max(communicator.host_of) else None
@@ -160,20 +161,28 @@ def calls_of(
     dense = {"fp32": plain("float32", "raw"), "bf16": plain("bfloat16", "raw")}
     if plan.codec == "exact":
         exact = plain("float32", "exact"), plain("bfloat16", "exact")
-        return {"exact fp32": exact[0], "exact bf16": exact[1], **dense}
+        yield {"exact fp32": exact[0], "exact bf16": exact[1], **dense}
+        return
     state = _STATES[plan.codec](plan, {"x": shape}, communicator, between=between)
     codec = _Call(
         "float32",
         lambda x: state.all_reduce({"x": x}),
         lambda: float(state.stats()["payload_bytes"]),
     )
-    return {plan.codec: codec, **dense}
+    yield {plan.codec: codec, **dense}
+    state.close()  # not after an error: the caller's communicator then tells the others
 
 
 def measure(communicator: Communicator, plan: Plan, size: int, between: str) -> dict[str, Way]:
     """The codec, dense fp32 and dense bf16; every rank must call it."""
     shape = (size // 4 // _ROW, _ROW)
-    calls = calls_of(communicator, plan, shape, between)
+    with calls_of(communicator, plan, shape, between) as calls:
+        return _measure(communicator, plan, shape, calls)
+
+
+def _measure(
+    communicator: Communicator, plan: Plan, shape: tuple[int, int], calls: Mapping[str, _Call]
+) -> dict[str, Way]:
     taken: dict[str, list[float]] = {name: [] for name in calls}
     sent: dict[str, list[float | None]] = {name: [] for name in calls}
     errors = {}

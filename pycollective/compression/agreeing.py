@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from pycollective.compression.bucket import Agreement, read_headers
-from pycollective.compression.groups import Group
+from pycollective.compression.groups import Ends, Group
 from pycollective.compression.messages import header_bytes
 from pycollective.errors import CollectiveMismatch
 
@@ -83,8 +83,8 @@ def _said(group: Group, text: str) -> list[str]:
     return [each.tobytes().rstrip(b"\0").decode(errors="replace") for each in group.all_gather(row)]
 
 
-def check_same_call(group: Group, agreement: Agreement) -> None:
-    """Compare what a call is about, where no message of it says so; collective.
+def check_same_call(ends: Ends, agreement: Agreement) -> None:
+    """Compare what a call is about, where no message of it says so; collective over all ranks.
 
     Raises:
         CollectiveMismatch: another rank's is about something else.
@@ -92,6 +92,6 @@ def check_same_call(group: Group, agreement: Agreement) -> None:
     mine = agreement.header(True, [])
     row = np.empty(header_bytes(0), np.uint8)
     mine.write(row)
-    rows = group.all_gather(row)
-    if (rows != row).any():  # who differs, and in what
-        read_headers(list(rows), mine, range(group.size))
+    for senders, rows in ends.gather(row):
+        if (rows != row).any():  # who differs, and in what
+            read_headers(list(rows), mine, senders)

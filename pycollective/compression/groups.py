@@ -159,12 +159,39 @@ class Ends:
         all: every rank.
         local: this host's.
         across: those that hold the same share on each host; None where this rank holds none.
+        spare: of this rank alone where it holds none: all ranks make as many groups.
     """
 
     places: Places
     all: Group
     local: Group
     across: Group | None
+    spare: Group | None = None
+
+    def gather(self, row: Bytes) -> Iterator[tuple[list[int], Bytes]]:
+        """Rows of this host's ranks, then of those that hold the same share: by rank, and theirs.
+
+        Once each has compared both, all ranks have the same. Every call of a state begins in these
+        two, in this order, so that ranks that call differently meet, and none waits elsewhere.
+        """
+        if self.local.size > 1:
+            yield self.places.local, self.local.all_gather(row)
+        if self.across is not None and self.across.size > 1:
+            assert self.places.share is not None
+            yield self.places.across(self.places.share), self.across.all_gather(row)
+
+    def meet(self, what: int) -> None:
+        """Begin a call that goes on in the group of all ranks; `what`: another number, other calls.
+
+        Where that is the only group they meet there.
+
+        Raises:
+            CollectiveError: another rank begins something else; all are told.
+        """
+        if self.places.ranks > self.places.hosts:
+            with self.telling():
+                for _ in self.gather(np.zeros(what, np.uint8)):
+                    pass
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -220,7 +247,7 @@ class Ends:
         spare = [[rank] for host in range(hosts) for rank in places.on(host)[places.shares :]]
         made = part([*map(sorted, across), *spare])
         if places.share is None:
-            return cls(places, whole, local, None)
+            return cls(places, whole, local, None, made)
         return cls(places, whole, local, in_order(made, across[places.share]))
 
     def abort(self, reason: str) -> None:
@@ -232,7 +259,8 @@ class Ends:
     def close(self) -> None:
         """Leave all groups, also where one of them cannot be left in order; collective."""
         with ExitStack() as closing:  # the last comes first
-            for group in {id(each): each for each in (self.all, self.local, self.across)}.values():
+            groups = self.all, self.local, self.across, self.spare
+            for group in {id(each): each for each in groups}.values():
                 if group is not None:
                     closing.callback(group.close)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pycollective import CollectiveMismatch, ConfigurationError
+from pycollective.compression import OneBitState
 from pycollective.compression.choice import Choice
 from pycollective.compression.groups import Alone, ends_of_communicator
 from pycollective.compression.messages import header_bytes
@@ -271,3 +272,41 @@ def zeros(comm):
 def test_density_1_is_dense_but_for_the_sign_of_zeros(pool):
     for found in pool(4).call(zeros):
         assert found == [(True, True)] * 2
+
+
+# Calls of other kinds, which begin in other groups.
+
+OPTIONS = {
+    "compressed": {},
+    "dense": {"dense_steps": 9},
+    "being measured": {"when": "auto"},
+}
+
+
+def others_kind(comm, host_of, differ, way, what, calls):
+    """How ranks end of which some call something else."""
+    ends = ends_of_communicator(comm, host_of=host_of)
+    _alive.append(OneBitState(SHAPES, ends, chunk=256, **OPTIONS[way]))
+    state, out = _alive[-1], np.empty(7000 // comm.size, np.float32)
+    mine = gradients(1, comm.rank, 0)
+    by_kind = {
+        "all_reduce": lambda: state.all_reduce(mine),
+        "reduce_scatter": lambda: state.reduce_scatter(out, mine["w"], "w"),
+        "flush": state.flush,
+    }
+    return ends_with(by_kind[calls if comm.rank in differ else what])
+
+
+@pytest.mark.parametrize("way", OPTIONS)
+@pytest.mark.parametrize(
+    ("host_of", "differ"),
+    [((0, 0, 1, 1), (3,)), ((0, 0, 1, 1), (0, 1)), ((0, 1, 0, 0), (1,)), ((0, 1, 0, 0), (2,))],
+)
+def test_other_calls_are_a_mismatch_on_every_rank(pool, host_of, differ, way):
+    pairs = [("all_reduce", "flush")]
+    if host_of == (0, 0, 1, 1):  # shards want as many ranks on every host
+        pairs += [("reduce_scatter", "flush"), ("all_reduce", "reduce_scatter")]
+    for what, calls in pairs:
+        for name, _, taken in pool(4).call(others_kind, host_of, differ, way, what, calls):
+            assert name == CollectiveMismatch.__name__, (what, calls)
+            assert taken < SOON

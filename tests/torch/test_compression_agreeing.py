@@ -230,3 +230,26 @@ def test_users_see_what_they_may_call_and_nothing_else(ranks):
     for of_torch, of_numpy in ranks(public):
         assert of_numpy == PUBLIC
         assert of_torch == PUBLIC | {"density"}
+
+
+def flushed_in_backward(comm):
+    """How ranks end of which one flushes while the others go backward."""
+    group = group_of(comm, "pycollective")
+    model = DistributedDataParallel(Given(), process_group=group)
+    state = state_of(model, "one_bit", HOSTS, group)
+    model.register_comm_hook(state, HOOKS["one_bit"])
+    start = time.monotonic()
+    try:
+        if comm.rank == 1:
+            state.flush()
+        else:
+            model(given(comm.rank, 0)).backward()
+    except CollectiveMismatch:
+        return time.monotonic() - start
+    return None
+
+
+def test_a_flush_beside_backward_is_a_mismatch_on_every_rank(ranks):
+    for taken in ranks(flushed_in_backward):
+        assert taken is not None
+        assert taken < 20  # the groups' timeout is 30 s
