@@ -69,6 +69,16 @@ def test_every_tie_in_turn():
             assert indices[:many].tolist() == list(range(0, 133, 3))[:ties]
 
 
+def test_more_ties_than_there_are():
+    """Of key 0, as zeros behind the last element would have: all there is, and no more."""
+    for count in range(1, 40):
+        left = (np.arange(count) % 3).astype(np.float32)
+        for simd in LEVELS:
+            indices = np.zeros(count + 32, np.uint32)
+            many = _core.sparse_select(left, 0, 1 << 40, indices, simd)
+            assert indices[:many].tolist() == list(range(count))
+
+
 def at_byte(offset, array):
     """A copy that begins so far behind a line: no number lies as its type would have it."""
     room = np.zeros(array.nbytes + 192, np.uint8)
