@@ -301,6 +301,7 @@ REFUSED = {
     "left must be of float32": {"left": np.zeros(100)},
     "left must have 100": {"left": np.zeros(101, np.float32)},
     "read-only": {"left": read_only(np.zeros(100, np.float32))},
+    "payload.*read-only": {"payload": read_only(np.zeros(30, np.uint8))},
     "payload must be of uint8": {"payload": np.zeros(30, np.int8)},
     "room for 21 bytes": {"payload": np.zeros(20, np.uint8)},
     "left must not overlap held": {"left": SHARED[:100], "held": SHARED[99:199]},
@@ -327,6 +328,7 @@ REFUSED_SUMS = {
     "messages must be contiguous": {"messages": BYTES[:, :29]},
     "a row for each rank": {"messages": BYTES[0]},
     "1 to 32768": {"messages": BYTES[:0]},
+    "row for each rank, 1 to 32768": {"messages": np.zeros((32769, 21), np.uint8), "at": 0},
     "30 bytes do not hold 21 from byte 10 on": {"at": 10},
     "from byte -1": {"at": -1},
     "from byte 31": {"at": 31, "out": np.zeros(0, np.float32)},
@@ -352,7 +354,20 @@ def test_dequantize_refuses(message):
         _core.dequantize(**{**given, **REFUSED_SUMS[message]})
 
 
+def test_neighbours_do_not_overlap():
+    """Arrays one behind the other, in any order."""
+    for first in range(3):
+        room = np.zeros(3 * 64, np.float32)
+        x, left, held = (room[(first + i) % 3 * 64 :][:64] for i in range(3))
+        x[:] = held[:] = np.arange(64)
+        assert _core.quantize("int8", 64, x, held, left, np.zeros(68, np.uint8))
+    room = np.zeros(68 + 256, np.uint8)
+    assert _core.quantize("int8", 64, x, None, room[:256].view(np.float32), room[256:])
+    _core.dequantize("int8", 64, room[256:][None], 0, room[:256].view(np.float32), 1.0)
+
+
 def test_no_bytes_of_what_is_no_array():
-    for codec, chunk, count in [("int8", 100, 1), ("zip", 64, 1), ("int8", 64, -1)]:
+    others = [("int8", 64, -1), ("int8", 64, 2**63 - 1), ("one_bit", 64, 2**57)]
+    for codec, chunk, count in [("int8", 100, 1), ("zip", 64, 1), *others]:
         with pytest.raises(ConfigurationError):
             _core.quantized_bytes(codec, chunk, count)
