@@ -108,6 +108,10 @@ class Opened {
     left_.apart_from(*held_);
   }
   std::size_t count() const { return x_.count(); }
+  void apart_from(const Array& indices) const {
+    indices.apart_from(x_).apart_from(left_);
+    if (held_) indices.apart_from(*held_);
+  }
   Gradient gradient() const {
     return {x_.dtype(), x_.as<void>(), held_ ? held_->as<float>() : nullptr, left_.as<float>(),
             count()};
@@ -141,6 +145,7 @@ std::int64_t top_k(const py::object& x, const py::object& held, const py::object
   const auto wanted = static_cast<std::size_t>(k);
   const Array out(indices, "indices", true);
   out.of_indices().room_for(wanted);
+  opened.apart_from(out);
   return run([&] { return sparse.top_k(opened.gradient(), wanted, out.as<std::uint32_t>()); });
 }
 
@@ -156,6 +161,7 @@ std::int64_t top_k_chunks(const py::object& x, const py::object& held, const py:
   const auto each = static_cast<std::size_t>(k), elements = static_cast<std::size_t>(chunk);
   const Array out(indices, "indices", true);
   out.of_indices().room_for(selected_by_chunk(opened.count(), each, elements));
+  opened.apart_from(out);
   return run([&] {
     return sparse.top_k_chunks(opened.gradient(), each, elements, out.as<std::uint32_t>());
   });

@@ -299,3 +299,6 @@ def test_what_cannot_be_right_is_refused():
     refused("no packing of int16", _core.unpack_into, payload, np.zeros(256, np.int16))
     refused("no SIMD level", _core.pack_into, x, out, "none")
     refused("no SIMD level", _core.unpack_into, payload, x, "none")
+    out.flags.writeable = x.flags.writeable = False
+    refused("read-only", _core.pack_into, x, out)
+    refused("read-only", _core.unpack_into, payload, x)

@@ -100,6 +100,18 @@ PAIRS = {
     ),
     "add: held and left": lambda a, b: _core.sparse_add(floats(len(a)), a, b),
     "add: x and left": lambda a, b: _core.sparse_add(a, None, b),
+    **{
+        f"{name}: {which} and places": (lambda a, b, run=run, at=at: run(at(a), as_places(b)))
+        for name, run in {
+            "top_k": lambda gradient, out: _core.top_k(*gradient, 1, out),
+            "top_k_chunks": lambda gradient, out: _core.top_k_chunks(*gradient, 1, 64, out),
+        }.items()
+        for which, at in {
+            "x": lambda a: (a, None, floats(len(a))),
+            "held": lambda a: (floats(len(a)), a, floats(len(a))),
+            "left": lambda a: (floats(len(a)), None, a),
+        }.items()
+    },
 }
 
 
