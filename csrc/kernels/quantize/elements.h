@@ -100,6 +100,22 @@ inline float folded(const Group& group) {
 #endif
 }
 
+struct Added {
+  template <class V>
+  static V of(V a, V b) {
+    return a + b;
+  }
+};
+
+// Of magnitudes: their bits ascend as they do, and what is not finite is above all that is.
+struct Larger {
+  template <class V>
+  static V of(V a, V b) {
+    using Bits = Vector<std::int32_t, sizeof(V) / sizeof(float)>;
+    return (V)((Bits)a > (Bits)b ? (Bits)a : (Bits)b);
+  }
+};
+
 // How each type gets into a vector of floats, and out of it with the NaN rule and one rounding.
 struct Fp32 {
   using Stored = float;
