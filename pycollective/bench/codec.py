@@ -22,7 +22,7 @@ from pycollective import bootstrap, reference
 from pycollective.bench.problem import numpy_type
 from pycollective.bench.sizes import format_size
 from pycollective.communicator import Communicator
-from pycollective.compression import Int8State, OneBitState, State, TopKState
+from pycollective.compression import CODECS, State
 from pycollective.compression.arrays import Floats
 from pycollective.errors import ConfigurationError
 
@@ -33,13 +33,7 @@ def _all(name: str, shape: tuple[int, ...]) -> bool:
     return True
 
 
-# What makes a codec's state of a plan and more, by its name.
-_STATES: dict[str, Callable[..., State]] = {
-    "one_bit": lambda plan, *of, **how: OneBitState(*of, compress=_all, **how),
-    "int8": lambda plan, *of, **how: Int8State(*of, compress=_all, **how),
-    "top_k": lambda plan, *of, **how: TopKState(*of, compress=_all, density=plan.density, **how),
-}
-CODECS = ("exact", *_STATES)
+NAMES = ("exact", *CODECS)
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class Plan:
     """What to compare. Raises `ConfigurationError` when made from what cannot be.
 
     Attributes:
-        codec: of `CODECS`.
+        codec: of `NAMES`.
         sizes: bytes of the gradient, rounded down to whole rows of 1,024.
         density: of top-k.
         rounds: turns of each way at each size.
@@ -65,8 +59,8 @@ class Plan:
         return cls(codec, tuple(sorted({max(row, s // row * row) for s in sizes})), density, rounds)
 
     def __post_init__(self) -> None:
-        if self.codec not in CODECS:
-            raise ConfigurationError(f"no codec {self.codec!r}; there are {', '.join(CODECS)}")
+        if self.codec not in NAMES:
+            raise ConfigurationError(f"no codec {self.codec!r}; there are {', '.join(NAMES)}")
         if self.rounds < 1:
             raise ConfigurationError("--rounds must be at least 1")
         if not 1e-4 <= self.density <= 1:
@@ -163,7 +157,9 @@ def calls_of(
         exact = plain("float32", "exact"), plain("bfloat16", "exact")
         yield {"exact fp32": exact[0], "exact bf16": exact[1], **dense}
         return
-    state = _STATES[plan.codec](plan, {"x": shape}, communicator, between=between)
+    make: Callable[..., State] = CODECS[plan.codec]
+    more = {"density": plan.density} if plan.codec == "top_k" else {}
+    state = make({"x": shape}, communicator, between=between, compress=_all, **more)
     codec = _Call(
         "float32",
         lambda x: state.all_reduce({"x": x}),

@@ -287,3 +287,15 @@ class OfTorch(State):
             self._exchanger.call(super().close)
         finally:
             self._exchanger.end()
+
+
+def run_hook(
+    state: Any, kind: type[OfTorch], bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """What every hook does, whose state is of that kind; see `one_bit_hook`."""
+    if not isinstance(state, kind):
+        raise ConfigurationError(
+            f"the hook's state is a {kind.__name__}, not a {type(state).__name__}: "
+            f"ddp.register_comm_hook({kind.__name__}(ddp), ...)"
+        )
+    return state._hook(bucket)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pycollective import ConfigurationError, _core, reference
+from pycollective import ConfigurationError, _core, compression, reference
+from pycollective.compression.states import QuantizedState
 from tests.inputs import dtype_of, order_sensitive, same_bits, subnormal
 from tests.kernels.quantized import (
     CODECS,
@@ -24,11 +25,12 @@ from tests.kernels.quantized import (
     quantize,
     rounded,
     sum_of,
+    usual_chunk,
 )
 
 LEVELS = _core.simd_levels()
 TYPES = ["float16", "bfloat16", "float32"]
-CHUNK = {"one_bit": 1024, "int8": 256}
+CHUNK = {codec: usual_chunk(codec) for codec in CODECS}
 
 
 @settings(deadline=None, max_examples=200)
@@ -136,7 +138,13 @@ def test_one_number_that_is_not_finite_anywhere(bad, codec, level):
 def test_a_sum_that_overflows_is_not_finite(codec, level):
     x = np.full(70, FLOAT.max)
     assert quantize(codec, 128, x, np.full(70, FLOAT.max * 0.1, np.float32), level) is None
-    assert (quantize(codec, 128, x, None, level) is None) == (codec == "one_bit")
+    expected = encode(codec, 128, x)
+    assert (quantize(codec, 128, x, None, level) is None) == (expected is None)
+
+
+def test_a_sum_of_magnitudes_that_overflows_is_one_bits():
+    assert encode("one_bit", 128, np.full(70, FLOAT.max)) is None
+    assert encode("int8", 128, np.full(70, FLOAT.max)) is not None
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -245,6 +253,12 @@ def test_a_host_that_flushes_subnormals_changes_nothing(codec, level):
     assert same_bits(out, decode(codec, 128, payload, 1000) / np.float32(3))
 
 
+def test_the_document_has_every_codec_and_python_a_state_of_each():
+    assert _core.quantize_codecs() == CODECS
+    states = {name for name, of in compression.CODECS.items() if issubclass(of, QuantizedState)}
+    assert states == set(CODECS)
+
+
 def test_bytes():
     assert _core.quantized_bytes("one_bit", 1024, 1 << 22) * 31 < 4 << 22
     for codec in CODECS:
@@ -318,6 +332,15 @@ def test_quantize_refuses(message):
     assert _core.quantize(**arguments())
     with pytest.raises(ConfigurationError, match=message):
         _core.quantize(**arguments(**REFUSED[message]))
+
+
+def test_an_unknown_codec_is_refused_with_the_names_there_are():
+    for name in ("two_bit", "one_bit ", "", "INT8"):
+        with pytest.raises(ConfigurationError) as caught:
+            _core.quantized_bytes(name, 64, 1)
+        *first, last = CODECS
+        there_are = f"no codec '{name}'; there are {', '.join(first)} and {last}"
+        assert str(caught.value).endswith(there_are)
 
 
 BYTES = np.zeros((3, 30), np.uint8)

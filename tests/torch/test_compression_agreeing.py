@@ -203,7 +203,19 @@ def test_one_host_that_compresses_nothing_is_warned_of_once(ranks):
     assert ranks(warned, HOSTS, "hosts") == [[]] * 4
 
 
-@pytest.mark.parametrize("name", ["OneBitState", "Int8State", "TopKState"])
+@pytest.mark.parametrize("codec", compression.CODECS)
+def test_every_codec_has_a_state_and_a_hook_that_takes_no_other(codec):
+    name, hook = compression.CODECS[codec].__name__, f"{codec}_hook"
+    assert {name, hook} <= set(pct.__all__)
+    assert name in compression.__all__
+    state = getattr(pct, name)
+    assert issubclass(state, compression.CODECS[codec])
+    assert inspect.signature(getattr(pct, hook)).parameters["state"].annotation is state
+    with pytest.raises(ConfigurationError, match=f"state is a {name}, not a NoneType"):
+        getattr(pct, hook)(None, None)
+
+
+@pytest.mark.parametrize("name", [of.__name__ for of in compression.CODECS.values()])
 def test_torchs_states_have_the_options_of_numpys_by_name(name):
     ours = inspect.signature(getattr(pct, name)).parameters
     wants = inspect.signature(getattr(compression, name)).parameters
