@@ -32,6 +32,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,19 @@ ONCE = (DENSE, HELD, *CODECS, POWER_SGD)  # of the large one
 
 
 def runs_of(task: str) -> list[Run]:
-    """All runs of a task, seed by seed, so that what has ended can be compared."""
-    if task == "text_10m":
-        return [Run(TASKS[task], method, SEEDS[0]) for method in ONCE]
-    methods = [each for each in METHODS if each is not HELD or TASKS[task].optimizer == "adamw"]
-    return [Run(TASKS[task], method, seed) for seed in SEEDS for method in methods]
+    """All runs of a task, seed by seed, so that what has ended can be compared.
+
+    After the dense start the density of top-k falls to its value in as many steps again.
+    """
+    of, large = TASKS[task], task == "text_10m"
+    methods = [
+        replace(each, options=each.options | {"warm_up": of.dense_steps})
+        if each.codec == "top_k"
+        else each
+        for each in (ONCE if large else METHODS)
+        if each is not HELD or of.optimizer == "adamw"
+    ]
+    return [Run(of, each, seed) for seed in (SEEDS[:1] if large else SEEDS) for each in methods]
 
 
 def ended(cache: Path) -> dict[str, dict[str, Any]]:
@@ -133,16 +142,16 @@ def training_loss(result: dict[str, Any]) -> float:
     return finite(statistics.fmean(losses[-max(1, len(losses) // 10) :]))
 
 
-def compare(losses: Sequence[float], dense: Sequence[float]) -> dict[str, Any]:
-    """The mean over the seeds, and whether it is within seed noise of dense's."""
+def compare(losses: Sequence[float], beside: Sequence[float]) -> dict[str, Any]:
+    """The mean over the seeds, and whether it is within seed noise of what stands beside it."""
     row: dict[str, Any] = {"of_seeds": list(losses), "mean": statistics.fmean(losses)}
     if math.isinf(row["mean"]):
         return row | {"within_seed_noise": False}
-    if len(losses) > 1 and len(dense) > 1:
+    if len(losses) > 1 and len(beside) > 1:
         error = math.sqrt(
-            statistics.variance(losses) / len(losses) + statistics.variance(dense) / len(dense)
+            statistics.variance(losses) / len(losses) + statistics.variance(beside) / len(beside)
         )
-        over = row["mean"] - statistics.fmean(dense)
+        over = row["mean"] - statistics.fmean(beside)
         row |= {
             "over": over,
             "two_standard_errors": 2 * error,

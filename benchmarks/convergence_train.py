@@ -46,8 +46,7 @@ class Task:
         steps: optimizer steps.
         rows: images or texts a rank and step.
         length: bytes of a text.
-        dense_steps: the first steps, which every method averages densely; in as many again the
-            density of top-k falls to its value.
+        dense_steps: the first steps, which every method averages densely.
         optimizer: "sgd" (momentum 0.9) or "adamw"; of the latter all methods but "dense" hold the
             second moment when the dense steps are over (`pycollective.torch.hold_second_moment`).
         rate: the learning rate at its highest: it rises over a twentieth of the steps, and falls
@@ -172,8 +171,6 @@ def listen(replica: DistributedDataParallel, method: Method, dense_steps: int) -
         )
         replica.register_comm_hook(state, pct.in_order(power_sgd.powerSGD_hook))
         return state
-    if codec == "top_k":
-        options = options | {"warm_up": dense_steps}
     make, hook = {
         "one_bit": (pct.OneBitState, pct.one_bit_hook),
         "int8": (pct.Int8State, pct.int8_hook),

@@ -14,7 +14,8 @@ namespace {
 
 // The groups on one host and those with ranks on others have a budget each: data areas of a process
 // add up to about that much, and kLeastData for each group beyond. The first three groups (nine
-// between hosts) get all they can use, as many as a process with a state of compression has.
+// between hosts) get all they can use: a state of compression has one, and two between hosts. With
+// more, 300 groups would break their bound (tests/test_resources.py).
 constexpr std::size_t kLeastData = std::size_t{32} << 10;
 constexpr std::size_t kDataBudget = std::size_t{9} << 20;
 constexpr std::size_t kMostData = std::size_t{1536} << 10;
