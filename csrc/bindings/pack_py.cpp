@@ -24,6 +24,15 @@ void open(ArrayView& view, const py::object& array, const char* name, Use use, b
     throw std::invalid_argument(std::string(name) + " must be of uint8");
 }
 
+void check_apart(const ArrayView& from, const ArrayView& out) {
+  const auto* const a = static_cast<const std::byte*>(from.data());
+  const auto* const b = static_cast<const std::byte*>(out.data());
+  const std::size_t bytes = from.count() * size_of(from.dtype());
+  const std::size_t room = out.count() * size_of(out.dtype());
+  if (bytes != 0 && room != 0 && a < b + room && b < a + bytes)
+    throw std::invalid_argument("out must not overlap what is read");
+}
+
 Packing packing_of(Dtype dtype, const std::string& simd) {
   const Packing packing = find_packing(dtype, level_named(simd));
   if (packing.pack == nullptr)
@@ -35,6 +44,7 @@ std::size_t pack_into(const py::object& x, const py::object& out, const std::str
   ArrayView from, to;
   open(from, x, "x", Use::kRead, false);
   open(to, out, "out", Use::kWritten, true);
+  check_apart(from, to);
   const Packing packing = packing_of(from.dtype(), simd);
   const std::size_t bound = pack_bound(from.dtype(), from.count());
   if (to.count() < bound)
@@ -46,6 +56,7 @@ void unpack_into(const py::object& payload, const py::object& out, const std::st
   ArrayView from, to;
   open(from, payload, "payload", Use::kRead, true);
   open(to, out, "out", Use::kWritten, false);
+  check_apart(from, to);
   const Packing packing = packing_of(to.dtype(), simd);
   const auto* bytes = static_cast<const std::byte*>(from.data());
   if (!packing.unpack(bytes, from.count(), to.data(), to.count()))

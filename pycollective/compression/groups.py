@@ -20,6 +20,7 @@ from pycollective.errors import CollectiveAborted, CollectiveError, CollectiveMi
 Bytes = NDArray[np.uint8]
 
 # How a rank that aborts says that it has read what does not fit.
+_LONGEST = 1 << 40  # bytes of a message
 _MISMATCH = f"{CollectiveMismatch.__name__}: "
 
 
@@ -126,9 +127,20 @@ def by_dtype(parts: Sequence[Any]) -> list[list[Any]]:
     return list(found.values())
 
 
+def _checked(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Lengths of messages, in bytes, before as much memory is asked for."""
+    if lengths.min() < 0 or lengths.max() > _LONGEST:
+        raise CollectiveMismatch(
+            "compressed exchange: a rank sends what is no length; all ranks must make the same "
+            "calls in the same order"
+        )
+    return lengths
+
+
 def gather_lengths(group: Group, row: Bytes) -> list[Bytes]:
     """Every rank's row where lengths differ: the lengths first, then all as long as the longest."""
-    lengths = group.all_gather(np.array([row.size], np.int64).view(np.uint8)).view(np.int64)[:, 0]
+    mine = np.array([row.size], np.int64)
+    lengths = _checked(group.all_gather(mine.view(np.uint8)).view(np.int64))[:, 0]
     padded = np.zeros(int(lengths.max()), np.uint8)
     padded[: row.size] = row
     return [found[:n] for found, n in zip(group.all_gather(padded), lengths, strict=True)]
@@ -141,7 +153,7 @@ def exchange_lengths(group: Group, rows: Sequence[Bytes]) -> tuple[list[Bytes], 
         What came from each rank; how long the longest row is that any rank sends.
     """
     mine = np.array([row.size for row in rows], np.int64)
-    lengths = group.all_gather(mine.view(np.uint8)).view(np.int64)
+    lengths = _checked(group.all_gather(mine.view(np.uint8)).view(np.int64))
     padded = np.zeros((group.size, int(lengths.max())), np.uint8)
     for row, place in zip(rows, padded, strict=True):
         place[: row.size] = row
@@ -201,16 +213,22 @@ class Ends:
             CollectiveMismatch: also where another rank has read what does not fit.
         """
         try:
+            with self.hearing():
+                yield
+        except BaseException as error:
+            self.tell(error)
+            raise
+
+    @contextmanager
+    def hearing(self) -> Iterator[None]:
+        """What another rank has read, and told, that does not fit is a mismatch here, too."""
+        try:
             yield
         except CollectiveAborted as error:
-            self.tell(error)
             if _MISMATCH in str(error):
                 raise CollectiveMismatch(
                     str(error), error.rank, error.op, error.sequence
                 ) from error
-            raise
-        except BaseException as error:
-            self.tell(error)
             raise
 
     def tell(self, error: BaseException) -> None:

@@ -226,8 +226,10 @@ class State(Steps):
             text = f"{found.text}: {what} after {self._steps} steps"
             return Told(digest_of([what, self._steps, found.digest]), text, found.value)
 
-        self._ends.meet(TOGETHER)
-        return agree(self._ends.all, f"{type(self).__name__}.{what}", told).value
+        if not self._dense_for_good:
+            self._ends.meet(TOGETHER)
+        with self._ends.hearing():
+            return agree(self._ends.all, f"{type(self).__name__}.{what}", told).value
 
     def _check_between_steps(self, what: str) -> None:
         if self._in_step():

@@ -35,7 +35,7 @@ _log = logging.getLogger("pycollective")
 WHOLE, SHARDS = "all_reduce", "reduce_scatter"
 
 # What begins with `Ends.meet`.
-MEASURE, TOGETHER = 1, 2
+MEASURE, TOGETHER, MEASURE_HOOKS = 1, 2, 3
 
 # Fewer elements than this go as they are: a message costs more than they do.
 SMALL = 4096
@@ -211,7 +211,8 @@ class Steps:
         """Dense; timed is what a call will cost if all are, and hooks only average then."""
         timed = self._choice.timed
         with nullcontext() if self._by_hooks else timed():
-            check_same_call(self._ends, self._agreement(items, of_types=True))
+            agreement = self._agreement(items, of_types=True)
+            check_same_call(self._ends, agreement, self._dense_for_good)
             with timed() if self._by_hooks else nullcontext():
                 self._ends.all.average([flat.part(0, flat.count) for flat in flats])
             finite = all(flat.is_finite() for flat in flats)
@@ -235,6 +236,8 @@ class Steps:
         items = shards_of(name, x, item.dense or self._choice.way == "dense", places)
         self._meet_to_measure()
         with self._ends.telling(), self._choice.timed():
+            if self._dense_for_good:
+                check_same_call(self._ends, self._agreement(items), in_all=True)
             outcome = self._exchange_shards(items, self._agreement(items), out)
             if outcome.finite:
                 self._undelivered.deliver_part(name, out, places.rank * out.count)
@@ -251,7 +254,12 @@ class Steps:
     def _meet_to_measure(self) -> None:
         """What is timed begins with a wait for all ranks."""
         if self._choice.measures:
-            self._ends.meet(MEASURE)
+            self._ends.meet(MEASURE_HOOKS if self._by_hooks else MEASURE)
+
+    @property
+    def _dense_for_good(self) -> bool:
+        """Whether hooks only average, in the group of all ranks, where all calls then begin."""
+        return self._choice.settled == "dense" and not self._undelivered
 
     def _go(self, names: Sequence[str] | Mapping[str, Any], way: str) -> None:
         """Note that parameters go, once in the step and always the same way."""

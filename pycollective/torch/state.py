@@ -75,8 +75,8 @@ class OfTorch(State):
         if number == 0:
             if self._exchanger.busy:  # with what a backward has issued that was given up
                 self._exchanger.call(lambda: None)
-            self._passes = self._choice.settled == "dense" and not self._undelivered
-        like = number, buffer.numel(), buffer.dtype
+            self._passes = self._dense_for_good
+        like = number, buffer.numel(), buffer.dtype, buffer.device
         if self._passes and like in self._looked_at:  # at the price of a dense hook
             return self._average_soon(bucket, buffer)
         with self._ends.telling():  # the other ranks have issued theirs, and wait

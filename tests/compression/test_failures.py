@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from pycollective import CollectiveMismatch, ConfigurationError
-from pycollective.compression import OneBitState
 from pycollective.compression.choice import Choice
 from pycollective.compression.groups import Alone, ends_of_communicator
 from pycollective.compression.messages import header_bytes
@@ -283,12 +282,15 @@ OPTIONS = {
 }
 
 
-def others_kind(comm, host_of, differ, way, what, calls):
-    """How ranks end of which some call something else."""
+def others_kind(comm, host_of, differ, way, what, calls, kind="one_bit", steps=0):
+    """How ranks end of which some call something else, after so many steps."""
     ends = ends_of_communicator(comm, host_of=host_of)
-    _alive.append(OneBitState(SHAPES, ends, chunk=256, **OPTIONS[way]))
+    state_of, options = KINDS[kind]
+    _alive.append(state_of(SHAPES, ends, **options, **OPTIONS[way]))
     state, out = _alive[-1], np.empty(7000 // comm.size, np.float32)
-    mine = gradients(1, comm.rank, 0)
+    for step in range(steps):
+        state.all_reduce(gradients(1, comm.rank, step))
+    mine = gradients(1, comm.rank, steps)
     by_kind = {
         "all_reduce": lambda: state.all_reduce(mine),
         "reduce_scatter": lambda: state.reduce_scatter(out, mine["w"], "w"),
@@ -303,10 +305,28 @@ def others_kind(comm, host_of, differ, way, what, calls):
     [((0, 0, 1, 1), (3,)), ((0, 0, 1, 1), (0, 1)), ((0, 1, 0, 0), (1,)), ((0, 1, 0, 0), (2,))],
 )
 def test_other_calls_are_a_mismatch_on_every_rank(pool, host_of, differ, way):
-    pairs = [("all_reduce", "flush")]
+    pairs = [("all_reduce", "flush"), ("flush", "all_reduce")]
     if host_of == (0, 0, 1, 1):  # shards want as many ranks on every host
         pairs += [("reduce_scatter", "flush"), ("all_reduce", "reduce_scatter")]
     for what, calls in pairs:
         for name, _, taken in pool(4).call(others_kind, host_of, differ, way, what, calls):
             assert name == CollectiveMismatch.__name__, (what, calls)
             assert taken < SOON
+
+
+@pytest.mark.parametrize("way", ["compressed", "dense"])
+@pytest.mark.parametrize("steps", range(4))
+def test_what_begins_calls_is_not_taken_for_lengths(pool, steps, way):
+    """By region a call begins with lengths, in the same group as others' digests and headers."""
+    given = (0, 1, 2, 3), (0,), way
+    for what, calls in [("all_reduce", "flush"), ("flush", "all_reduce")]:
+        for name, _, taken in pool(4).call(
+            others_kind, *given, what, calls, "top_k by region", steps
+        ):
+            assert name == CollectiveMismatch.__name__, (what, calls)
+            assert taken < SOON
+    for name, _, taken in pool(4).call(
+        others_kind, *given, "all_reduce", "reduce_scatter", "top_k by region"
+    ):
+        assert name == CollectiveMismatch.__name__
+        assert taken < SOON

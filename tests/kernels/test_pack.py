@@ -299,6 +299,10 @@ def test_what_cannot_be_right_is_refused():
     refused("no packing of int16", _core.unpack_into, payload, np.zeros(256, np.int16))
     refused("no SIMD level", _core.pack_into, x, out, "none")
     refused("no SIMD level", _core.unpack_into, payload, x, "none")
+    room = np.zeros(1025, np.uint8)
+    refused("overlap", _core.pack_into, room[:512].view(np.float16), room[511:1023])
+    refused("overlap", _core.unpack_into, room[511:1023], room[:512].view(np.float16))
+    _core.pack_into(room[:512].view(np.float16), room[512:1024])
     out.flags.writeable = x.flags.writeable = False
     refused("read-only", _core.pack_into, x, out)
     refused("read-only", _core.unpack_into, payload, x)

@@ -99,6 +99,10 @@ PAIRS = {
         [places(*range(len(a)))], [a], as_places(floats(len(a))), b
     ),
     "add: held and left": lambda a, b: _core.sparse_add(floats(len(a)), a, b),
+    "histogram: left and bins": lambda a, b: _core.sparse_histogram(
+        a, 26, 4, 0, b[: len(b) // 32 * 32].view(np.int64)
+    ),
+    "select: left and places": lambda a, b: _core.sparse_select(a, 0, 0, as_places(b)),
     "add: x and left": lambda a, b: _core.sparse_add(a, None, b),
     **{
         f"{name}: {which} and places": (lambda a, b, run=run, at=at: run(at(a), as_places(b)))
