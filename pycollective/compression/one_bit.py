@@ -40,7 +40,8 @@ class OneBitState(QuantizedState):
                 compressed between all.
             compress: whether a parameter of this name and shape is compressed; None for those of
                 two dimensions or more and at least 4,096 elements.
-            when: "always"; or "auto", where it is faster than dense, by a measurement (`choice`).
+            when: "always"; or "auto", where it is faster than dense: early steps go both ways in
+                turn, and by their times all ranks agree, once.
             dense_steps: the first so many steps that count are dense, and nothing is held. "auto"
                 measures after them.
 

@@ -114,7 +114,7 @@ class State(Steps):
 
         Returns:
             By parameter, in its shape, fp32, in the scale of the last step: what all ranks' held
-            error adds to the average. Add it to a gradient, or to the parameter, or drop it.
+            error adds to the average. Add it to a gradient, or drop it.
 
         Raises:
             ConfigurationError: a step is under way, or the state was closed.

@@ -45,5 +45,5 @@ class Int8State(OfTorch, compression.Int8State):
 
 
 def int8_hook(state: Int8State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The same with 8 bits an element; see `one_bit_hook`."""
+    """Average a bucket of gradients, 8 bits an element between hosts; else as `one_bit_hook`."""
     return run_hook(state, Int8State, bucket)

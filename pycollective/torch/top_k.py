@@ -41,7 +41,9 @@ class TopKState(OfTorch, compression.TopKState):
         Args:
             parameters: see `OneBitState`, also for `group`, `between`, `compress`, `when` and
                 `dense_steps`, and for what is raised.
-            density: how much of each parameter a host sends, 0.0001 to 1; at least one element.
+            density: how much of each parameter a host sends, 0.0001 to 1: by tensor
+                max(1, round(density x elements)) of them; by chunk round(density x chunk) of each
+                chunk, and at least one, so density x chunk must be 1 or more.
             group: see there.
             by: "tensor", the largest of the whole parameter, or "chunk", of each chunk.
             chunk: elements of a chunk, a multiple of 64.
@@ -76,5 +78,5 @@ class TopKState(OfTorch, compression.TopKState):
 
 
 def top_k_hook(state: TopKState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The same with the largest elements alone; see `one_bit_hook`."""
+    """Average a bucket of gradients, the largest elements alone; else as `one_bit_hook`."""
     return run_hook(state, TopKState, bucket)
