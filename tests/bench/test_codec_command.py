@@ -8,9 +8,8 @@ import sys
 
 import pytest
 
-from pycollective import _core
 from pycollective.compression import CODECS
-from tests.kernels.quantized import usual_chunk
+from tests.kernels.quantized import payload_bytes, usual_chunk
 
 
 def bench(*arguments, status=0):
@@ -37,7 +36,7 @@ def fewer_bytes(codec):
     """How many times, at least and at most: what the document says, and some for headers."""
     if codec == "top_k":
         return 120, 150
-    times = RAW / _core.quantized_bytes(codec, usual_chunk(codec), RAW // 4)
+    times = RAW / payload_bytes(codec, usual_chunk(codec), RAW // 4)
     return 0.96 * times, times
 
 

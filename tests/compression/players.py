@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,24 @@ KINDS: dict[str, tuple[type[State], dict[str, Any]]] = {
         {"density": 0.05, "by": "chunk", "chunk": 512, "exchange": "region", "values": "float32"},
     ),
 }
+
+
+@contextmanager
+def noted_splits() -> Iterator[list[Communicator | None]]:
+    """What communicators are split into meanwhile."""
+    made: list[Communicator | None] = []
+    split = Communicator.split
+
+    def noted(*args: Any) -> Communicator | None:
+        made.append(split(*args))
+        return made[-1]
+
+    Communicator.split = noted
+    try:
+        yield made
+    finally:
+        Communicator.split = split
+
 
 _ends: dict[tuple[int, ...], Ends | None] = {}
 
