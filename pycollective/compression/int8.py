@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pycollective.communicator import Communicator
-from pycollective.compression.groups import Among, Ends
+from pycollective.compression.ends import Among, Ends
 from pycollective.compression.options import Common, Compress, Quantized
 from pycollective.compression.states import QuantizedState, Shapes
 

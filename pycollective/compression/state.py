@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from pycollective.compression.agreeing import Told, agree, digest_of
 from pycollective.compression.arrays import OfNumpy
+from pycollective.compression.ends import Meeting
 from pycollective.compression.loading import Saved, check_saved
 from pycollective.compression.saving import mean_of
 from pycollective.compression.sharding import check_shards
-from pycollective.compression.stepping import SHARDS, TOGETHER, WHOLE, Steps
+from pycollective.compression.stepping import SHARDS, WHOLE, Steps
 from pycollective.compression.undelivered import Undelivered
 from pycollective.errors import ConfigurationError
 
@@ -226,7 +227,7 @@ class State(Steps):
             text = f"{found.text}: {what} after {self._steps} steps"
             return Told(digest_of([what, self._steps, found.digest]), text, found.value)
 
-        self._ends.meet(TOGETHER)
+        self._ends.meet(Meeting.BETWEEN_STEPS)
         return agree(self._ends.all, f"{type(self).__name__}.{what}", told).value
 
     def _check_between_steps(self, what: str) -> None:

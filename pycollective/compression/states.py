@@ -8,7 +8,7 @@ from typing import Any
 from pycollective.communicator import Communicator
 from pycollective.compression.arrays import Flat, Item
 from pycollective.compression.bucket import Agreement, Outcome
-from pycollective.compression.groups import Among, Ends
+from pycollective.compression.ends import Among, Ends
 from pycollective.compression.options import Common, Quantized
 from pycollective.compression.quantized import QuantizedExchange
 from pycollective.compression.state import State

@@ -21,7 +21,7 @@ from pycollective.compression.arrays import Flat, Item, Readable
 from pycollective.compression.bucket import Agreement, Outcome
 from pycollective.compression.choice import Choice
 from pycollective.compression.counting import Counts
-from pycollective.compression.groups import Among, Ends
+from pycollective.compression.ends import Among, Ends, Meeting
 from pycollective.compression.options import Common, Options, Shape
 from pycollective.compression.residuals import Reduced, Residuals
 from pycollective.compression.saving import Keeper
@@ -33,9 +33,6 @@ _log = logging.getLogger("pycollective")
 
 # What averages a parameter; what is held of it is another's.
 WHOLE, SHARDS = "all_reduce", "reduce_scatter"
-
-# What begins with `Ends.meet`.
-MEASURE, TOGETHER = 1, 2
 
 # Fewer elements than this go as they are: a message costs more than they do.
 SMALL = 4096
@@ -251,7 +248,7 @@ class Steps:
     def _meet_to_measure(self) -> None:
         """What is timed begins with a wait for all ranks."""
         if self._choice.measures:
-            self._ends.meet(MEASURE)
+            self._ends.meet(Meeting.MEASURED)
 
     def _go(self, names: Sequence[str] | Mapping[str, Any], way: str) -> None:
         """Note that parameters go, once in the step and always the same way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pycollective.communicator import Communicator
 from pycollective.compression.arrays import Flat, Item
 from pycollective.compression.bucket import Agreement, Outcome
-from pycollective.compression.groups import Among, Ends
+from pycollective.compression.ends import Among, Ends
 from pycollective.compression.options import Common, Compress, Sparse
 from pycollective.compression.sparse import SparseExchange
 from pycollective.compression.state import State

@@ -12,7 +12,7 @@ import numpy as np
 
 from pycollective import Communicator
 from pycollective.compression import CODECS, State, TopKState
-from pycollective.compression.groups import Ends, ends_of_communicator
+from pycollective.compression.ends import Ends, ends_of_communicator
 from pycollective.compression.states import QuantizedState
 from tests.inputs import dtype_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from pycollective import CollectiveMismatch, ConfigurationError
 from pycollective.compression import OneBitState
-from pycollective.compression.groups import ends_of_communicator
+from pycollective.compression.ends import ends_of_communicator
 from tests.compression.players import (
     KINDS,
     TOPOLOGIES,

@@ -10,7 +10,8 @@ import pytest
 from pycollective import CollectiveMismatch, ConfigurationError
 from pycollective.compression import OneBitState
 from pycollective.compression.choice import Choice
-from pycollective.compression.groups import Alone, ends_of_communicator
+from pycollective.compression.ends import ends_of_communicator
+from pycollective.compression.groups import Alone
 from pycollective.compression.messages import header_bytes
 from tests.compression.players import KINDS, SHAPES, digest, gradients, held_by, make
 
