@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pycollective.communicator import Communicator
 from pycollective.compression.ends import Among, Ends
-from pycollective.compression.options import Common, Compress, Quantized
-from pycollective.compression.states import QuantizedState, Shapes
+from pycollective.compression.options import Common, Compress, Quantized, Shapes
+from pycollective.compression.quantized_state import QuantizedState
 
 
 class OneBitState(QuantizedState):

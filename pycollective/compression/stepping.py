@@ -22,7 +22,7 @@ from pycollective.compression.bucket import Agreement, Outcome
 from pycollective.compression.choice import Choice
 from pycollective.compression.counting import Counts
 from pycollective.compression.ends import Among, Ends, Meeting
-from pycollective.compression.options import Common, Options, Shape
+from pycollective.compression.options import Common, Options, Shape, Shapes
 from pycollective.compression.residuals import Reduced, Residuals
 from pycollective.compression.saving import Keeper
 from pycollective.compression.sharding import check_shards, shards_of
@@ -57,7 +57,7 @@ class Steps:
 
     def __init__(
         self,
-        parameters: Mapping[str, Sequence[int]] | Callable[[], Mapping[str, Sequence[int]]],
+        parameters: Shapes,
         ranks: Communicator | Ends | Among,
         options: Options,
         common: Common,

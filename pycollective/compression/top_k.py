@@ -6,10 +6,9 @@ from pycollective.communicator import Communicator
 from pycollective.compression.arrays import Flat, Item
 from pycollective.compression.bucket import Agreement, Outcome
 from pycollective.compression.ends import Among, Ends
-from pycollective.compression.options import Common, Compress, Sparse
+from pycollective.compression.options import Common, Compress, Shapes, Sparse
 from pycollective.compression.sparse import SparseExchange
 from pycollective.compression.state import State
-from pycollective.compression.states import Shapes
 
 
 class TopKState(State):

@@ -13,7 +13,7 @@ import numpy as np
 from pycollective import Communicator
 from pycollective.compression import CODECS, State, TopKState
 from pycollective.compression.ends import Ends, ends_of_communicator
-from pycollective.compression.states import QuantizedState
+from pycollective.compression.quantized_state import QuantizedState
 from tests.inputs import dtype_of
 
 # The host of each rank: one rank a host, aligned hosts, uneven ones with ranks to spare.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollective import ConfigurationError, _core, compression, reference
-from pycollective.compression.states import QuantizedState
+from pycollective.compression.quantized_state import QuantizedState
 from tests.inputs import dtype_of, order_sensitive, same_bits, subnormal
 from tests.kernels.quantized import (
     CODECS,
