@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from pycollective import compression
 from pycollective.compression.options import Compress
-from pycollective.torch.groups import among_group
-from pycollective.torch.state import Named, OfTorch, Parameters, run_hook
+from pycollective.torch.state import OfTorch, Parameters, run_hook
 
 
 class OneBitState(OfTorch, compression.OneBitState):
@@ -49,17 +48,15 @@ class OneBitState(OfTorch, compression.OneBitState):
             ConfigurationError: a parameter or an option cannot be; there is no such group.
             CollectiveMismatch: ranks differ in parameters or options, or one refused its own.
         """
-        of = Named(parameters)
         super().__init__(
-            of,
-            among_group(group),
+            parameters,
+            group,
             chunk=chunk,
             between=between,
             compress=compress,
             when=when,
             dense_steps=dense_steps,
         )
-        self._listen(of.tensors)
 
 
 def one_bit_hook(state: OneBitState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from pycollective import compression
 from pycollective.compression.options import Compress
-from pycollective.torch.groups import among_group
-from pycollective.torch.state import Named, OfTorch, Parameters, run_hook
+from pycollective.torch.state import OfTorch, Parameters, run_hook
 
 
 class TopKState(OfTorch, compression.TopKState):
@@ -58,10 +57,9 @@ class TopKState(OfTorch, compression.TopKState):
             when: see there.
             dense_steps: see there.
         """
-        of = Named(parameters)
         super().__init__(
-            of,
-            among_group(group),
+            parameters,
+            group,
             density=density,
             by=by,
             chunk=chunk,
@@ -74,7 +72,6 @@ class TopKState(OfTorch, compression.TopKState):
             when=when,
             dense_steps=dense_steps,
         )
-        self._listen(of.tensors)
 
 
 def top_k_hook(state: TopKState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
