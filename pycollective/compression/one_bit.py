@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pycollective.communicator import Communicator
 from pycollective.compression.ends import Among, Ends
-from pycollective.compression.options import Common, Compress, Quantized, Shapes
+from pycollective.compression.options import Common, Compress, QuantizedOptions, Shapes
 from pycollective.compression.quantized_state import QuantizedState
 
 
@@ -50,4 +50,4 @@ class OneBitState(QuantizedState):
             CollectiveMismatch: ranks differ in parameters or options, or one refused its own.
         """
         common = Common(between, compress, when, dense_steps)
-        super().__init__(parameters, communicator, Quantized(chunk), common)
+        super().__init__(parameters, communicator, QuantizedOptions(chunk), common)

@@ -51,7 +51,7 @@ class Common:
 
 
 @dataclass(frozen=True)
-class Quantized:
+class QuantizedOptions:
     """Those of quantized codecs."""
 
     chunk: int
@@ -63,7 +63,7 @@ class Quantized:
 
 
 @dataclass(frozen=True)
-class Sparse:
+class SparseOptions:
     """Those of top-k; see `TopKState`."""
 
     density: float

@@ -6,7 +6,7 @@ from pycollective.communicator import Communicator
 from pycollective.compression.arrays import Flat, Item
 from pycollective.compression.bucket import Agreement, Outcome
 from pycollective.compression.ends import Among, Ends
-from pycollective.compression.options import Common, Quantized, Shapes
+from pycollective.compression.options import Common, QuantizedOptions, Shapes
 from pycollective.compression.quantized import QuantizedExchange
 from pycollective.compression.state import State
 
@@ -21,7 +21,7 @@ class QuantizedState(State):
         self,
         parameters: Shapes,
         ranks: Communicator | Ends | Among,
-        options: Quantized,
+        options: QuantizedOptions,
         common: Common,
     ) -> None:
         super().__init__(parameters, ranks, options, common)

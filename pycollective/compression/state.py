@@ -162,7 +162,7 @@ class State(Steps):
             "undelivered": {
                 name: np.array(self._undelivered.get(name, zero)) for name, zero in zeros.items()
             },
-            "whole": sorted(name for name, way in self._ways.items() if way == WHOLE),
+            "whole": sorted(name for name, way in self._went_by.items() if way == WHOLE),
             "sharded": sorted(self._sharded()),
         }
 
@@ -185,7 +185,7 @@ class State(Steps):
             return Told(saved.digest(), text, saved)
 
         saved = self._together("load_state_dict", fitting)
-        self._ways = {
+        self._went_by = {
             **dict.fromkeys(saved.whole, WHOLE),
             **dict.fromkeys(saved.sharded, SHARDS),
         }

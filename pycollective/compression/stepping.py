@@ -25,7 +25,7 @@ from pycollective.compression.ends import Among, Ends, Meeting
 from pycollective.compression.options import Common, Options, Shape, Shapes
 from pycollective.compression.residuals import Reduced, Residuals
 from pycollective.compression.saving import Keeper
-from pycollective.compression.sharding import check_shards, shards_of
+from pycollective.compression.sharding import check_shards, items_of_shards
 from pycollective.compression.undelivered import Undelivered
 from pycollective.errors import ConfigurationError
 
@@ -102,7 +102,7 @@ class Steps:
         self._undelivered = Undelivered()
         self._scale: Callable[[], float] = lambda: 1.0
         self._scaled = 1.0
-        self._ways: dict[str, str] = {}  # WHOLE or SHARDS, of parameters that have gone
+        self._went_by: dict[str, str] = {}  # WHOLE or SHARDS, of parameters that have gone
         self._open, self._finite, self._closed = False, True, False
         self._counts = Counts()
 
@@ -229,7 +229,7 @@ class Steps:
                 f"{out.count}"
             )
         self._go([name], SHARDS)
-        items = shards_of(name, x, item.dense or self._choice.way == "dense", places)
+        items = items_of_shards(name, x, item.dense or self._choice.way == "dense", places)
         self._meet_to_measure()
         with self._ends.telling(), self._choice.timed():
             outcome = self._exchange_shards(items, self._agreement(items), out)
@@ -253,10 +253,10 @@ class Steps:
     def _go(self, names: Sequence[str] | Mapping[str, Any], way: str) -> None:
         """Note that parameters go, once in the step and always the same way."""
         for name in names:
-            if (before := self._ways.get(name, way)) != way:
+            if (before := self._went_by.get(name, way)) != way:
                 raise ConfigurationError(f"{type(self).__name__}: {name!r} went by {before} before")
         self._reduced.note(names)
-        self._ways.update(dict.fromkeys(names, way))
+        self._went_by.update(dict.fromkeys(names, way))
 
     def _item(self, name: str, flat: Readable) -> Item:
         shape = self._shapes.get(name)
@@ -294,7 +294,7 @@ class Steps:
 
     def _sharded(self) -> set[str]:
         """The parameters whose error is of shards."""
-        return {name for name, way in self._ways.items() if way == SHARDS}
+        return {name for name, way in self._went_by.items() if way == SHARDS}
 
     def _deliver_later(self, mean: Mapping[str, NDArray[np.float32]]) -> None:
         """Hold no residuals: what they add to the average goes with the next."""
@@ -308,5 +308,5 @@ class Steps:
         for each in self._kinds.values():
             each.clear()
         self._undelivered.clear()
-        self._ways.clear()
+        self._went_by.clear()
         self._open = False

@@ -6,7 +6,7 @@ from pycollective.communicator import Communicator
 from pycollective.compression.arrays import Flat, Item
 from pycollective.compression.bucket import Agreement, Outcome
 from pycollective.compression.ends import Among, Ends
-from pycollective.compression.options import Common, Compress, Shapes, Sparse
+from pycollective.compression.options import Common, Compress, Shapes, SparseOptions
 from pycollective.compression.sparse import SparseExchange
 from pycollective.compression.state import State
 
@@ -57,7 +57,7 @@ class TopKState(State):
             when: see there.
             dense_steps: see there.
         """
-        options = Sparse(density, by, chunk, values, exchange, warm_up, decay)
+        options = SparseOptions(density, by, chunk, values, exchange, warm_up, decay)
         common = Common(between, compress, when, dense_steps)
         super().__init__(parameters, communicator, options, common)
         self._density, self._warm_up, self._decay = float(density), warm_up, float(decay)
