@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -206,12 +205,16 @@ class Steps:
 
     def _average(self, items: Sequence[Item], flats: Sequence[Flat]) -> Outcome:
         """Dense; timed is what a call will cost if all are, and hooks only average then."""
-        timed = self._choice.timed
-        with nullcontext() if self._by_hooks else timed():
+        if self._by_hooks:
             check_same_call(self._ends, self._agreement(items, of_types=True))
-            with timed() if self._by_hooks else nullcontext():
+            with self._choice.timed():
                 self._ends.all.average([flat.part(0, flat.count) for flat in flats])
             finite = all(flat.is_finite() for flat in flats)
+        else:
+            with self._choice.timed():
+                check_same_call(self._ends, self._agreement(items, of_types=True))
+                self._ends.all.average([flat.part(0, flat.count) for flat in flats])
+                finite = all(flat.is_finite() for flat in flats)
         if not finite:
             for flat in flats:
                 flat.fill(float("nan"))
