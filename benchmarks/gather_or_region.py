@@ -15,7 +15,7 @@ import numpy as np
 import pycollective as pc
 from benchmarks.turns import seconds_of, take_turns
 from pycollective.compression import TopKState
-from pycollective.compression.groups import ends_of_communicator
+from pycollective.compression.ends import ends_of_communicator
 from pycollective.compression.placing import Places
 from pycollective.compression.routing import gathers
 

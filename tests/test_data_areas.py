@@ -42,7 +42,7 @@ def test_groups_between_hosts_take_nothing_from_those_on_one() -> None:
 def test_many_groups_of_both_kinds_fit() -> None:
     """Data areas add up to a bound, and to 32 KiB for each group beyond it."""
     node = _core.Node()
-    total = sum(areas(node, 8, far, 300)[-1] for far in (False, True))
-    assert total < 2 * 64 * KIB
+    last = sum(areas(node, 8, far, 300)[-1] for far in (False, True))
+    assert last < 2 * 64 * KIB
     together = sum(sum(areas(_core.Node(), 8, far, 300)) for far in (False, True))
     assert together < (9 + 48) * MIB + 600 * 64 * KIB

@@ -6,6 +6,9 @@
 #pragma once
 
 #include <Python.h>
+#include <pybind11/pybind11.h>
+
+#include <utility>
 
 #include "engine/api.h"
 
@@ -18,6 +21,27 @@ void raise_configuration_error(const char* format, ...);  // PyErr_Format's conv
 // To be called in a catch block: translates what was thrown. A Python error that is already set
 // (KeyboardInterrupt from a blocked call) stays.
 void raise_current_exception();
+
+// Runs `act`; what it throws becomes the Python error. What pybind11 throws stays as it is.
+template <class Act>
+auto translated(const Act& act) {
+  try {
+    return act();
+  } catch (const pybind11::error_already_set&) {
+    throw;
+  } catch (...) {
+    raise_current_exception();
+    throw pybind11::error_already_set();
+  }
+}
+
+// The function for pybind11, translated.
+template <class Result, class... Arguments>
+auto or_raise(Result (*function)(Arguments...)) {
+  return [function](Arguments... arguments) -> Result {
+    return translated([&]() -> Result { return function(std::forward<Arguments>(arguments)...); });
+  };
+}
 
 // Once, when the module is made. False with a Python error set.
 bool init_errors();

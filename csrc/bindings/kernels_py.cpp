@@ -75,14 +75,7 @@ bool set_flush_to_zero([[maybe_unused]] bool flush) {
 // Errors as Python knows them.
 void reduce_or_raise(const std::vector<py::object>& inputs, const std::string& op,
                      const py::object& out, const py::object& copy, const std::string& simd) {
-  try {
-    reduce_into(inputs, op, out, copy, simd);
-  } catch (const py::error_already_set&) {
-    throw;
-  } catch (...) {
-    raise_current_exception();
-    throw py::error_already_set();
-  }
+  translated([&] { reduce_into(inputs, op, out, copy, simd); });
 }
 
 py::object reduce(const std::vector<py::object>& inputs, const std::string& op,

@@ -44,23 +44,6 @@ void NodeHandle::release(std::size_t offset) {
   node->retire(Member(0), range, {}, 0, {});  // nobody else knows of it
 }
 
-namespace {
-
-// Runs `act`, and turns what it throws into the Python error of errors_py.h.
-template <class Act>
-auto translated(const Act& act) {
-  try {
-    return act();
-  } catch (const py::error_already_set&) {
-    throw;
-  } catch (...) {
-    raise_current_exception();
-    throw py::error_already_set();
-  }
-}
-
-}  // namespace
-
 void bind_node(py::module_& module) {
   py::class_<NodeHandle>(module, "Node", py::is_final(),
                          "This process's end of shared memory: one sealed segment for all its "

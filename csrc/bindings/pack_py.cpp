@@ -64,21 +64,6 @@ void unpack_into(const py::object& payload, const py::object& out, const std::st
                                 std::to_string(to.count()) + " elements");
 }
 
-// Errors as Python knows them.
-template <class Function>
-auto or_raise(Function function) {
-  return [function](const py::object& from, const py::object& to, const std::string& simd) {
-    try {
-      return function(from, to, simd);
-    } catch (const py::error_already_set&) {
-      throw;
-    } catch (...) {
-      raise_current_exception();
-      throw py::error_already_set();
-    }
-  };
-}
-
 }  // namespace
 
 void bind_pack(py::module_& module) {

@@ -152,21 +152,6 @@ void dequantize(const std::string& codec_name, long long chunk_size, const py::o
                         divide);
 }
 
-// Errors as Python knows them.
-template <class Result, class... Arguments>
-auto or_raise(Result (*function)(Arguments...)) {
-  return [function](Arguments... arguments) -> Result {
-    try {
-      return function(arguments...);
-    } catch (const py::error_already_set&) {
-      throw;
-    } catch (...) {
-      raise_current_exception();
-      throw py::error_already_set();
-    }
-  };
-}
-
 }  // namespace
 
 void bind_quantize(py::module_& module) {

@@ -7,7 +7,6 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "bindings/array_view.h"
@@ -318,21 +317,6 @@ void sparse_scatter(const py::object& indices, const py::object& values, const p
   if (!good)
     refuse("indices must ascend strictly and be below " + std::to_string(to.count()) +
            ", the elements of out");
-}
-
-// Errors as Python knows them.
-template <class Result, class... Arguments>
-auto or_raise(Result (*function)(Arguments...)) {
-  return [function](Arguments... arguments) -> Result {
-    try {
-      return function(std::forward<Arguments>(arguments)...);
-    } catch (const py::error_already_set&) {
-      throw;
-    } catch (...) {
-      raise_current_exception();
-      throw py::error_already_set();
-    }
-  };
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -94,6 +95,13 @@ Data numbers(Dtype dtype, std::size_t count, std::uint64_t rarely, Random& rando
   return data;
 }
 
+// What a case is made of is drawn, never counted: one counter for two of them would tie them.
+std::size_t any_codec(Random& random) { return random() % kCodecs; }
+
+Dtype any_dtype(Random& random) { return kTypes[random() % std::size(kTypes)]; }
+
+bool one_in(std::uint64_t n, Random& random) { return random() % n == 0; }
+
 std::size_t any_chunk(Random& random) {
   const std::size_t some[] = {64, 128, 256, 320, 1024, 4096, 65536};
   return some[random() % 7];
@@ -128,13 +136,14 @@ void test_anything() {
   Random random(1);
   int seen[2] = {};
   for (std::size_t i = 0; i < 3000 * kCodecs; ++i) {
-    const Dtype dtype = kTypes[i % 3];
-    const std::size_t count = random() % (i % 10 == 0 ? 9000 : 700);
-    const Data x = numbers(dtype, count, i % 4 == 0 ? 1 + random() % 500 : ~0ULL, random);
+    const std::size_t codec = any_codec(random);
+    const Dtype dtype = any_dtype(random);
+    const std::size_t count = random() % (one_in(10, random) ? 9000 : 700);
+    const Data x = numbers(dtype, count, one_in(4, random) ? 1 + random() % 500 : ~0ULL, random);
     const Data held = numbers(Dtype::kFloat32, count, ~0ULL, random);
     const std::size_t offset = random() % 64;
-    const bool finite = check_quantize(i / 3 % kCodecs, any_chunk(random), dtype, x,
-                                       i % 5 == 0 ? nullptr : &held, offset)
+    const bool finite = check_quantize(codec, any_chunk(random), dtype, x,
+                                       one_in(5, random) ? nullptr : &held, offset)
                             .finite;
     ++seen[finite];
   }
@@ -145,14 +154,14 @@ void test_anything() {
 void test_hostile_payloads() {
   Random random(2);
   for (std::size_t i = 0; i < 2000 * kCodecs; ++i) {
-    const std::size_t codec = i % kCodecs;
-    const std::size_t chunk = any_chunk(random), count = random() % (i % 10 == 0 ? 6000 : 500);
-    const std::size_t rows = 1 + random() % (i % 50 == 0 ? 200 : 12);
+    const std::size_t codec = any_codec(random), chunk = any_chunk(random);
+    const Dtype dtype = any_dtype(random);
+    const std::size_t count = random() % (one_in(10, random) ? 6000 : 500);
+    const std::size_t rows = 1 + random() % (one_in(50, random) ? 200 : 12);
     const std::size_t size = bytes_of(codec, chunk, count), stride = size + random() % 9;
     const Data payloads = random_bytes((rows - 1) * stride + size, random);
-    const float divisor = i % 3 == 0 ? 1 : static_cast<float>(rows);
-    check_dequantize(codec, chunk, kTypes[i / kCodecs % 3], payloads, rows, stride, count, divisor,
-                     random() % 64);
+    const float divisor = one_in(3, random) ? 1 : static_cast<float>(rows);
+    check_dequantize(codec, chunk, dtype, payloads, rows, stride, count, divisor, random() % 64);
   }
 }
 
@@ -160,7 +169,7 @@ void test_hostile_payloads() {
 // its type would have it.
 void test_large() {
   Random random(3);
-  for (std::size_t i = 0; i < 12 * kCodecs; ++i) {
+  for (std::size_t i = 0; i < 12 * kCodecs; ++i) {  // each codec, type and kind of place once
     const std::size_t codec = i % kCodecs;
     const Dtype dtype = kTypes[i / kCodecs % 3];
     const std::size_t count = (1 << 20) + random() % 3000, chunk = any_chunk(random);
@@ -179,14 +188,14 @@ void test_float_environment() {
 #if defined(__x86_64__)
   Random random(4);
   for (std::size_t i = 0; i < 150 * kCodecs; ++i) {
-    const Dtype dtype = kTypes[i % 3];
+    const std::size_t codec = any_codec(random);
+    const Dtype dtype = any_dtype(random);
     const Data x = numbers(dtype, 300, 20, random);
-    const Quantized first =
-        quantize_at(SimdLevel::kPortable, i % kCodecs, 128, dtype, x, nullptr, 0);
+    const Quantized first = quantize_at(SimdLevel::kPortable, codec, 128, dtype, x, nullptr, 0);
     const unsigned before = _mm_getcsr();
-    _mm_setcsr(before | 0x8040 | (i % 2 == 0 ? 0x4000 : 0x6000));
+    _mm_setcsr(before | 0x8040 | (one_in(2, random) ? 0x4000 : 0x6000));
     for (const SimdLevel level : levels()) {
-      const Quantized other = quantize_at(level, i % kCodecs, 128, dtype, x, nullptr, 0);
+      const Quantized other = quantize_at(level, codec, 128, dtype, x, nullptr, 0);
       CHECK(other.finite == first.finite && other.payload == first.payload &&
             other.left == first.left);
     }

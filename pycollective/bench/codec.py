@@ -33,7 +33,7 @@ def _all(name: str, shape: tuple[int, ...]) -> bool:
     return True
 
 
-NAMES = ("exact", *CODECS)
+COMPARED = ("exact", *CODECS)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Plan:
     """What to compare. Raises `ConfigurationError` when made from what cannot be.
 
     Attributes:
-        codec: of `NAMES`.
+        codec: of `COMPARED`.
         sizes: bytes of the gradient, rounded down to whole rows of 1,024.
         density: of top-k.
         rounds: turns of each way at each size.
@@ -59,8 +59,8 @@ class Plan:
         return cls(codec, tuple(sorted({max(row, s // row * row) for s in sizes})), density, rounds)
 
     def __post_init__(self) -> None:
-        if self.codec not in NAMES:
-            raise ConfigurationError(f"no codec {self.codec!r}; there are {', '.join(NAMES)}")
+        if self.codec not in COMPARED:
+            raise ConfigurationError(f"no codec {self.codec!r}; there are {', '.join(COMPARED)}")
         if self.rounds < 1:
             raise ConfigurationError("--rounds must be at least 1")
         if not 1e-4 <= self.density <= 1:

@@ -11,7 +11,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from pycollective.compression.bucket import Agreement, read_headers
-from pycollective.compression.groups import Ends, Group
+from pycollective.compression.ends import Ends
+from pycollective.compression.groups import Group
 from pycollective.compression.messages import header_bytes
 from pycollective.errors import CollectiveMismatch
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from pycollective import _core
 from pycollective.compression.arrays import Floats, Item
-from pycollective.compression.groups import Bytes, Ends
+from pycollective.compression.ends import Ends
+from pycollective.compression.groups import Bytes
 from pycollective.compression.messages import Header, header_bytes
 from pycollective.compression.placing import Places, Range, shares_of
 

@@ -3,9 +3,9 @@
 Whether it pays is measured once, and agreed: steps go compressed and dense in turn. Each call of
 them waits for all ranks first, so that what is timed is not how late a rank comes. Of a dense call
 what it will cost for good is timed: in DDP's hooks the average alone, elsewhere with it that ranks
-compare what they call, and look whether the average is finite. Then the ranks
-tell each other their best times of either way; the slowest rank's count, and all go on by these. So
-no rank decides by its own clock, and two runs may decide differently: their weights then differ.
+compare what they call, and look whether the average is finite. Then the ranks tell each other their
+best times of either way; the slowest rank's count, and all go on by these. So no rank decides by
+its own clock, and two runs may decide differently: their weights then differ.
 
 Only steps of the same parameters are compared. Those that most steps are of decide, after `MOST`
 steps at the latest, by what was seen of them; if that is one way alone, the state compresses.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pycollective.communicator import Communicator
-from pycollective.compression.groups import Among, Ends
-from pycollective.compression.options import Common, Compress, Quantized
-from pycollective.compression.states import QuantizedState, Shapes
+from pycollective.compression.ends import Among, Ends
+from pycollective.compression.options import Common, Compress, QuantizedOptions, Shapes
+from pycollective.compression.quantized_state import QuantizedState
 
 
 class Int8State(QuantizedState):
@@ -29,4 +29,4 @@ class Int8State(QuantizedState):
     ) -> None:
         """See `OneBitState`."""
         common = Common(between, compress, when, dense_steps)
-        super().__init__(parameters, communicator, Quantized(chunk), common)
+        super().__init__(parameters, communicator, QuantizedOptions(chunk), common)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pycollective.communicator import Communicator
-from pycollective.compression.groups import Among, Ends
-from pycollective.compression.options import Common, Compress, Quantized
-from pycollective.compression.states import QuantizedState, Shapes
+from pycollective.compression.ends import Among, Ends
+from pycollective.compression.options import Common, Compress, QuantizedOptions, Shapes
+from pycollective.compression.quantized_state import QuantizedState
 
 
 class OneBitState(QuantizedState):
@@ -40,7 +40,8 @@ class OneBitState(QuantizedState):
                 compressed between all.
             compress: whether a parameter of this name and shape is compressed; None for those of
                 two dimensions or more and at least 4,096 elements.
-            when: "always"; or "auto", where it is faster than dense, by a measurement (`choice`).
+            when: "always"; or "auto", where it is faster than dense: early steps go both ways in
+                turn, and by their times all ranks agree, once.
             dense_steps: the first so many steps that count are dense, and nothing is held. "auto"
                 measures after them.
 
@@ -49,4 +50,4 @@ class OneBitState(QuantizedState):
             CollectiveMismatch: ranks differ in parameters or options, or one refused its own.
         """
         common = Common(between, compress, when, dense_steps)
-        super().__init__(parameters, communicator, Quantized(chunk), common)
+        super().__init__(parameters, communicator, QuantizedOptions(chunk), common)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,8 @@ from pycollective.compression.selection import check_density
 from pycollective.errors import ConfigurationError
 
 Shape = tuple[int, ...]
+# Of parameters, by name; a face may look them up when the ranks compare them.
+Shapes = Mapping[str, Sequence[int]] | Callable[[], Mapping[str, Sequence[int]]]
 Compress = Callable[[str, Shape], bool]
 
 # What decides the number of elements to a scale, or to a chunk that is picked from.
@@ -49,7 +51,7 @@ class Common:
 
 
 @dataclass(frozen=True)
-class Quantized:
+class QuantizedOptions:
     """Those of quantized codecs."""
 
     chunk: int
@@ -61,7 +63,7 @@ class Quantized:
 
 
 @dataclass(frozen=True)
-class Sparse:
+class SparseOptions:
     """Those of top-k; see `TopKState`."""
 
     density: float

@@ -20,7 +20,8 @@ from pycollective import _core
 from pycollective.compression.arrays import Flat, Floats, Item
 from pycollective.compression.bucket import Agreement, Bucket, Cuts, Outcome, floats, read_headers
 from pycollective.compression.cells import Cell, Cells, Messages
-from pycollective.compression.groups import Bytes, Ends
+from pycollective.compression.ends import Ends
+from pycollective.compression.groups import Bytes
 from pycollective.compression.layout import Plans
 from pycollective.compression.residuals import Residuals
 

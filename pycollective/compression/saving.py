@@ -16,7 +16,7 @@ import numpy as np
 
 from pycollective import _core
 from pycollective.compression.arrays import Floats
-from pycollective.compression.groups import Ends
+from pycollective.compression.ends import Ends
 from pycollective.compression.placing import Range, regions_of, shares_of
 from pycollective.compression.residuals import Residuals
 from pycollective.compression.sharding import shard_name

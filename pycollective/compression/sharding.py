@@ -30,7 +30,7 @@ def check_shards(name: str, count: int, places: Places) -> None:
         )
 
 
-def shards_of(name: str, x: Readable, dense: bool, places: Places) -> list[Item]:
+def items_of_shards(name: str, x: Readable, dense: bool, places: Places) -> list[Item]:
     """A parameter's shards, in the order of the ranks that get them."""
     count = x.count // places.ranks
     return [

@@ -34,7 +34,8 @@ from pycollective.compression.domain import (
     sum_of,
     widened,
 )
-from pycollective.compression.groups import Bytes, Ends, exchange_lengths, gather_lengths
+from pycollective.compression.ends import Ends
+from pycollective.compression.groups import Bytes, exchange_lengths, gather_lengths
 from pycollective.compression.layout import Layout, Plan, Plans
 from pycollective.compression.messages import Header
 from pycollective.compression.residuals import Residuals

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from pycollective.compression.agreeing import Told, agree, digest_of
 from pycollective.compression.arrays import OfNumpy
+from pycollective.compression.ends import Meeting
 from pycollective.compression.loading import Saved, check_saved
 from pycollective.compression.saving import mean_of
 from pycollective.compression.sharding import check_shards
-from pycollective.compression.stepping import SHARDS, TOGETHER, WHOLE, Steps
+from pycollective.compression.stepping import SHARDS, WHOLE, Steps
 from pycollective.compression.undelivered import Undelivered
 from pycollective.errors import ConfigurationError
 
@@ -114,7 +115,7 @@ class State(Steps):
 
         Returns:
             By parameter, in its shape, fp32, in the scale of the last step: what all ranks' held
-            error adds to the average. Add it to a gradient, or to the parameter, or drop it.
+            error adds to the average. Add it to a gradient, or drop it.
 
         Raises:
             ConfigurationError: a step is under way, or the state was closed.
@@ -161,7 +162,7 @@ class State(Steps):
             "undelivered": {
                 name: np.array(self._undelivered.get(name, zero)) for name, zero in zeros.items()
             },
-            "whole": sorted(name for name, way in self._ways.items() if way == WHOLE),
+            "whole": sorted(name for name, way in self._went_by.items() if way == WHOLE),
             "sharded": sorted(self._sharded()),
         }
 
@@ -184,7 +185,7 @@ class State(Steps):
             return Told(saved.digest(), text, saved)
 
         saved = self._together("load_state_dict", fitting)
-        self._ways = {
+        self._went_by = {
             **dict.fromkeys(saved.whole, WHOLE),
             **dict.fromkeys(saved.sharded, SHARDS),
         }
@@ -227,7 +228,7 @@ class State(Steps):
             return Told(digest_of([what, self._steps, found.digest]), text, found.value)
 
         if not self._dense_for_good:
-            self._ends.meet(TOGETHER)
+            self._ends.meet(Meeting.BETWEEN_STEPS)
         with self._ends.hearing():
             return agree(self._ends.all, f"{type(self).__name__}.{what}", told).value
 

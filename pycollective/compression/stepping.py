@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,11 @@ from pycollective.compression.arrays import Flat, Item, Readable
 from pycollective.compression.bucket import Agreement, Outcome
 from pycollective.compression.choice import Choice
 from pycollective.compression.counting import Counts
-from pycollective.compression.groups import Among, Ends
-from pycollective.compression.options import Common, Options, Shape
+from pycollective.compression.ends import Among, Ends, Meeting
+from pycollective.compression.options import Common, Options, Shape, Shapes
 from pycollective.compression.residuals import Reduced, Residuals
 from pycollective.compression.saving import Keeper
-from pycollective.compression.sharding import check_shards, shards_of
+from pycollective.compression.sharding import check_shards, items_of_shards
 from pycollective.compression.undelivered import Undelivered
 from pycollective.errors import ConfigurationError
 
@@ -33,9 +32,6 @@ _log = logging.getLogger("pycollective")
 
 # What averages a parameter; what is held of it is another's.
 WHOLE, SHARDS = "all_reduce", "reduce_scatter"
-
-# What begins with `Ends.meet`.
-MEASURE, TOGETHER, MEASURE_HOOKS = 1, 2, 3
 
 # Fewer elements than this go as they are: a message costs more than they do.
 SMALL = 4096
@@ -60,7 +56,7 @@ class Steps:
 
     def __init__(
         self,
-        parameters: Mapping[str, Sequence[int]] | Callable[[], Mapping[str, Sequence[int]]],
+        parameters: Shapes,
         ranks: Communicator | Ends | Among,
         options: Options,
         common: Common,
@@ -105,7 +101,7 @@ class Steps:
         self._undelivered = Undelivered()
         self._scale: Callable[[], float] = lambda: 1.0
         self._scaled = 1.0
-        self._ways: dict[str, str] = {}  # WHOLE or SHARDS, of parameters that have gone
+        self._went_by: dict[str, str] = {}  # WHOLE or SHARDS, of parameters that have gone
         self._open, self._finite, self._closed = False, True, False
         self._counts = Counts()
 
@@ -209,13 +205,16 @@ class Steps:
 
     def _average(self, items: Sequence[Item], flats: Sequence[Flat]) -> Outcome:
         """Dense; timed is what a call will cost if all are, and hooks only average then."""
-        timed = self._choice.timed
-        with nullcontext() if self._by_hooks else timed():
-            agreement = self._agreement(items, of_types=True)
-            check_same_call(self._ends, agreement, self._dense_for_good)
-            with timed() if self._by_hooks else nullcontext():
+        if self._by_hooks:
+            self._check_same_call(items)
+            with self._choice.timed():
                 self._ends.all.average([flat.part(0, flat.count) for flat in flats])
             finite = all(flat.is_finite() for flat in flats)
+        else:
+            with self._choice.timed():
+                self._check_same_call(items)
+                self._ends.all.average([flat.part(0, flat.count) for flat in flats])
+                finite = all(flat.is_finite() for flat in flats)
         if not finite:
             for flat in flats:
                 flat.fill(float("nan"))
@@ -233,7 +232,7 @@ class Steps:
                 f"{out.count}"
             )
         self._go([name], SHARDS)
-        items = shards_of(name, x, item.dense or self._choice.way == "dense", places)
+        items = items_of_shards(name, x, item.dense or self._choice.way == "dense", places)
         self._meet_to_measure()
         with self._ends.telling(), self._choice.timed():
             if self._dense_for_good:
@@ -254,20 +253,25 @@ class Steps:
     def _meet_to_measure(self) -> None:
         """What is timed begins with a wait for all ranks."""
         if self._choice.measures:
-            self._ends.meet(MEASURE_HOOKS if self._by_hooks else MEASURE)
+            self._ends.meet(Meeting.MEASURED_HOOKS if self._by_hooks else Meeting.MEASURED)
 
     @property
     def _dense_for_good(self) -> bool:
         """Whether hooks only average, in the group of all ranks, where all calls then begin."""
         return self._choice.settled == "dense" and not self._undelivered
 
+    def _check_same_call(self, items: Sequence[Item]) -> None:
+        """Of a dense call, whose messages say nothing of what it is about."""
+        agreement = self._agreement(items, of_types=True)
+        check_same_call(self._ends, agreement, self._dense_for_good)
+
     def _go(self, names: Sequence[str] | Mapping[str, Any], way: str) -> None:
         """Note that parameters go, once in the step and always the same way."""
         for name in names:
-            if (before := self._ways.get(name, way)) != way:
+            if (before := self._went_by.get(name, way)) != way:
                 raise ConfigurationError(f"{type(self).__name__}: {name!r} went by {before} before")
         self._reduced.note(names)
-        self._ways.update(dict.fromkeys(names, way))
+        self._went_by.update(dict.fromkeys(names, way))
 
     def _item(self, name: str, flat: Readable) -> Item:
         shape = self._shapes.get(name)
@@ -305,7 +309,7 @@ class Steps:
 
     def _sharded(self) -> set[str]:
         """The parameters whose error is of shards."""
-        return {name for name, way in self._ways.items() if way == SHARDS}
+        return {name for name, way in self._went_by.items() if way == SHARDS}
 
     def _deliver_later(self, mean: Mapping[str, NDArray[np.float32]]) -> None:
         """Hold no residuals: what they add to the average goes with the next."""
@@ -319,5 +323,5 @@ class Steps:
         for each in self._kinds.values():
             each.clear()
         self._undelivered.clear()
-        self._ways.clear()
+        self._went_by.clear()
         self._open = False

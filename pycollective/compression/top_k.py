@@ -5,11 +5,10 @@ from __future__ import annotations
 from pycollective.communicator import Communicator
 from pycollective.compression.arrays import Flat, Item
 from pycollective.compression.bucket import Agreement, Outcome
-from pycollective.compression.groups import Among, Ends
-from pycollective.compression.options import Common, Compress, Sparse
+from pycollective.compression.ends import Among, Ends
+from pycollective.compression.options import Common, Compress, Shapes, SparseOptions
 from pycollective.compression.sparse import SparseExchange
 from pycollective.compression.state import State
-from pycollective.compression.states import Shapes
 
 
 class TopKState(State):
@@ -49,7 +48,7 @@ class TopKState(State):
             chunk: elements of a chunk, a multiple of 64.
             values: how they travel: "float32", "bfloat16" or "float16". What rounding drops stays
                 in the residual.
-            exchange: "gather", "region" or "auto" (`sparse`).
+            exchange: "gather", "region" or "auto": between two hosts, and up to a size, gather.
             warm_up: so many steps after `dense_steps` the density falls from nearly 1 to its value,
                 by equal ratios.
             decay: what is held is multiplied by it each step.
@@ -58,7 +57,7 @@ class TopKState(State):
             when: see there.
             dense_steps: see there.
         """
-        options = Sparse(density, by, chunk, values, exchange, warm_up, decay)
+        options = SparseOptions(density, by, chunk, values, exchange, warm_up, decay)
         common = Common(between, compress, when, dense_steps)
         super().__init__(parameters, communicator, options, common)
         self._density, self._warm_up, self._decay = float(density), warm_up, float(decay)

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from pycollective import _torch, bootstrap
-from pycollective.compression.groups import Among, Bytes, Ends, Group, by_dtype
+from pycollective.compression.ends import Among, Ends
+from pycollective.compression.groups import Bytes, Group, by_dtype
 from pycollective.compression.placing import Places
 from pycollective.errors import ConfigurationError
 from pycollective.host import host_identity

@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from pycollective import compression
 from pycollective.compression.options import Compress
-from pycollective.torch.groups import among_group
-from pycollective.torch.state import Named, OfTorch, Parameters, run_hook
+from pycollective.torch.state import OfTorch, Parameters, run_hook
 
 
 class Int8State(OfTorch, compression.Int8State):
@@ -31,19 +30,17 @@ class Int8State(OfTorch, compression.Int8State):
         dense_steps: int = 0,
     ) -> None:
         """See `OneBitState`."""
-        of = Named(parameters)
         super().__init__(
-            of,
-            among_group(group),
+            parameters,
+            group,
             chunk=chunk,
             between=between,
             compress=compress,
             when=when,
             dense_steps=dense_steps,
         )
-        self._listen(of.tensors)
 
 
 def int8_hook(state: Int8State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The same with 8 bits an element; see `one_bit_hook`."""
+    """Average a bucket of gradients, 8 bits an element between hosts; else as `one_bit_hook`."""
     return run_hook(state, Int8State, bucket)

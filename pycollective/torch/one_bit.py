@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from pycollective import compression
 from pycollective.compression.options import Compress
-from pycollective.torch.groups import among_group
-from pycollective.torch.state import Named, OfTorch, Parameters, run_hook
+from pycollective.torch.state import OfTorch, Parameters, run_hook
 
 
 class OneBitState(OfTorch, compression.OneBitState):
@@ -40,7 +39,8 @@ class OneBitState(OfTorch, compression.OneBitState):
                 compressed between all.
             compress: whether a parameter of this name and shape is compressed; None for those of
                 two dimensions or more and at least 4,096 elements.
-            when: "always"; or "auto", where it is faster than dense, by a measurement (`choice`).
+            when: "always"; or "auto", where it is faster than dense: early steps go both ways in
+                turn, and by their times all ranks agree, once.
             dense_steps: the first so many steps that count are dense, and nothing is held. "auto"
                 measures after them.
 
@@ -48,17 +48,15 @@ class OneBitState(OfTorch, compression.OneBitState):
             ConfigurationError: a parameter or an option cannot be; there is no such group.
             CollectiveMismatch: ranks differ in parameters or options, or one refused its own.
         """
-        of = Named(parameters)
         super().__init__(
-            of,
-            among_group(group),
+            parameters,
+            group,
             chunk=chunk,
             between=between,
             compress=compress,
             when=when,
             dense_steps=dense_steps,
         )
-        self._listen(of.tensors)
 
 
 def one_bit_hook(state: OneBitState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -15,7 +15,7 @@ from pycollective.compression.options import Shape
 from pycollective.compression.state import State
 from pycollective.errors import ConfigurationError
 from pycollective.torch.exchanging import Exchanger
-from pycollective.torch.groups import average_soon
+from pycollective.torch.groups import among_group, average_soon
 from pycollective.torch.layouts import flat_in_memory, has_own_order, in_memory, in_shape
 from pycollective.torch.tensors import OfTensor
 
@@ -59,9 +59,14 @@ class Named:
 class OfTorch(State):
     """What makes a state one of torch's: tensors, DDP's buckets, a thread that exchanges."""
 
-    def _listen(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        self._names = {id(tensor): name for name, tensor in parameters.items()}
-        self._parameters = dict(parameters)  # so that no other object takes an id
+    def __init__(
+        self, parameters: Parameters, group: dist.ProcessGroup | None, **options: Any
+    ) -> None:
+        """`options`: of NumPy's state of the codec, which comes behind this one."""
+        of = Named(parameters)
+        super().__init__(of, among_group(group), **options)
+        self._names = {id(tensor): name for name, tensor in of.tensors.items()}
+        self._parameters = dict(of.tensors)  # so that no other object takes an id
         # Exchanges of several buckets run in the buckets' order on every rank, while backward
         # goes on.
         self._exchanger = Exchanger(self._ends.abort)

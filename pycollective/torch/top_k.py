@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from pycollective import compression
 from pycollective.compression.options import Compress
-from pycollective.torch.groups import among_group
-from pycollective.torch.state import Named, OfTorch, Parameters, run_hook
+from pycollective.torch.state import OfTorch, Parameters, run_hook
 
 
 class TopKState(OfTorch, compression.TopKState):
@@ -41,7 +40,9 @@ class TopKState(OfTorch, compression.TopKState):
         Args:
             parameters: see `OneBitState`, also for `group`, `between`, `compress`, `when` and
                 `dense_steps`, and for what is raised.
-            density: how much of each parameter a host sends, 0.0001 to 1; at least one element.
+            density: how much of each parameter a host sends, 0.0001 to 1: by tensor
+                max(1, round(density x elements)) of them; by chunk round(density x chunk) of each
+                chunk, and at least one, so density x chunk must be 1 or more.
             group: see there.
             by: "tensor", the largest of the whole parameter, or "chunk", of each chunk.
             chunk: elements of a chunk, a multiple of 64.
@@ -56,10 +57,9 @@ class TopKState(OfTorch, compression.TopKState):
             when: see there.
             dense_steps: see there.
         """
-        of = Named(parameters)
         super().__init__(
-            of,
-            among_group(group),
+            parameters,
+            group,
             density=density,
             by=by,
             chunk=chunk,
@@ -72,9 +72,8 @@ class TopKState(OfTorch, compression.TopKState):
             when=when,
             dense_steps=dense_steps,
         )
-        self._listen(of.tensors)
 
 
 def top_k_hook(state: TopKState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The same with the largest elements alone; see `one_bit_hook`."""
+    """Average a bucket of gradients, the largest elements alone; else as `one_bit_hook`."""
     return run_hook(state, TopKState, bucket)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from typing import get_type_hints
 
 import pytest
 
-from pycollective import _core
+from pycollective.bench.codec import COMPARED
+from pycollective.cli.bench import bench as command
 from pycollective.compression import CODECS
-from tests.kernels.quantized import usual_chunk
+from tests.kernels.quantized import payload_bytes, usual_chunk
 
 
 def bench(*arguments, status=0):
@@ -37,7 +39,7 @@ def fewer_bytes(codec):
     """How many times, at least and at most: what the document says, and some for headers."""
     if codec == "top_k":
         return 120, 150
-    times = RAW / _core.quantized_bytes(codec, usual_chunk(codec), RAW // 4)
+    times = RAW / payload_bytes(codec, usual_chunk(codec), RAW // 4)
     return 0.96 * times, times
 
 
@@ -74,6 +76,11 @@ def test_on_one_host_each_rank_is_taken_for_one():
     done = bench("all_reduce", *options)
     assert "1 host(s), compressed between ranks" in done.stdout
     assert ways(done.stdout)["fp32"][1] == "-"  # nothing goes to another host
+
+
+def test_the_help_names_every_codec():
+    (option,) = get_type_hints(command, include_extras=True)["codec"].__metadata__
+    assert re.search(r"\((.*)\)", option.help)[1].split(", ") == list(COMPARED)
 
 
 @pytest.mark.parametrize(

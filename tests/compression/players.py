@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from pycollective import Communicator
 from pycollective.compression import CODECS, State, TopKState
-from pycollective.compression.groups import Ends, ends_of_communicator
-from pycollective.compression.states import QuantizedState
+from pycollective.compression.ends import Ends, ends_of_communicator
+from pycollective.compression.quantized_state import QuantizedState
 from tests.inputs import dtype_of
 
 # The host of each rank: one rank a host, aligned hosts, uneven ones with ranks to spare.
@@ -39,6 +40,24 @@ KINDS: dict[str, tuple[type[State], dict[str, Any]]] = {
         {"density": 0.05, "by": "chunk", "chunk": 512, "exchange": "region", "values": "float32"},
     ),
 }
+
+
+@contextmanager
+def noted_splits() -> Iterator[list[Communicator | None]]:
+    """What communicators are split into meanwhile."""
+    made: list[Communicator | None] = []
+    split = Communicator.split
+
+    def noted(*args: Any) -> Communicator | None:
+        made.append(split(*args))
+        return made[-1]
+
+    Communicator.split = noted
+    try:
+        yield made
+    finally:
+        Communicator.split = split
+
 
 _ends: dict[tuple[int, ...], Ends | None] = {}
 

@@ -7,10 +7,18 @@ import time
 import numpy as np
 import pytest
 
-from pycollective import CollectiveMismatch, Communicator, ConfigurationError
+from pycollective import CollectiveMismatch, ConfigurationError
 from pycollective.compression import OneBitState
-from pycollective.compression.groups import ends_of_communicator
-from tests.compression.players import KINDS, TOPOLOGIES, digest, gradients, held_by, make
+from pycollective.compression.ends import ends_of_communicator
+from tests.compression.players import (
+    KINDS,
+    TOPOLOGIES,
+    digest,
+    gradients,
+    held_by,
+    make,
+    noted_splits,
+)
 
 HOSTS = (0, 0, 1, 1)
 SHAPES = {"w": (64, 120), "v": (40, 128), "small": (40,)}
@@ -227,17 +235,8 @@ def test_the_way_a_parameter_goes_is_the_loaded_states(pool, kind, how):
 
 def left_open(comm, host_of):
     """Of the communicators that a state split off, how many are open once it is closed."""
-    made, split = [], Communicator.split
-
-    def noted(*args):
-        made.append(split(*args))
-        return made[-1]
-
-    Communicator.split = noted
-    try:
+    with noted_splits() as made:
         ends = ends_of_communicator(comm, host_of=host_of)
-    finally:
-        Communicator.split = split
     state = OneBitState(SHAPES, ends)
     state.all_reduce(gradients(1, comm.rank, 0, SHAPES))
     state.close()

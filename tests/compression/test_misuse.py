@@ -10,7 +10,7 @@ import pytest
 
 from pycollective import CollectiveError, CollectiveMismatch, ConfigurationError
 from pycollective.compression import Int8State, OneBitState, TopKState
-from pycollective.compression.groups import ends_of_communicator
+from pycollective.compression.ends import ends_of_communicator
 from tests.compression.players import KINDS, SHAPES, digest, gradients, held_by, make
 
 HOSTS = (0, 0, 1, 1)

@@ -52,10 +52,18 @@ def int8_decoded(record, count):
     return record[4:].view(np.int8).astype(np.float32) * record[:4].view(np.float32)[0]
 
 
-# Of each codec: its record, what that decodes to, and bits an element behind a scale.
+def one_bit_bytes(count):
+    return 4 + -(-count // 8)
+
+
+def int8_bytes(count):
+    return 4 + count
+
+
+# Of each codec: a chunk's record, what that decodes to, and its length.
 DOCUMENT = {
-    "one_bit": (one_bit_record, one_bit_decoded, 1),
-    "int8": (int8_record, int8_decoded, 8),
+    "one_bit": (one_bit_record, one_bit_decoded, one_bit_bytes),
+    "int8": (int8_record, int8_decoded, int8_bytes),
 }
 CODECS = list(DOCUMENT)
 
@@ -65,7 +73,7 @@ def usual_chunk(codec):
 
 
 def record_bytes(codec, count):
-    return 4 + -(-count * DOCUMENT[codec][2] // 8)
+    return DOCUMENT[codec][2](count)
 
 
 def payload_bytes(codec, chunk, count):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pycollective import ConfigurationError, _core, reference
 from tests.inputs import awkward, dtype_of, from_words, order_sensitive, same_bits
+from tests.kernels.refusals import refused
 
 LEVELS = _core.simd_levels()
 TYPES = ["float16", "bfloat16", "float32"]
@@ -282,10 +283,6 @@ def test_other_types_are_refused():
 
 
 def test_what_cannot_be_right_is_refused():
-    def refused(match, function, *arguments):
-        with pytest.raises(ConfigurationError, match=match):
-            function(*arguments)
-
     x, out = np.ones(256, np.float16), np.zeros(512, np.uint8)
     payload = out[: _core.pack_into(x, out)].copy()
     refused("room for 512 bytes", _core.pack_into, x, out[:511])

@@ -11,6 +11,7 @@ import pytest
 
 from pycollective import ConfigurationError, _core
 from tests.inputs import FLOATS, dtype_of, same_bits
+from tests.kernels.refusals import read_only, refused
 
 LEVELS = _core.simd_levels()
 TYPES = [name for name in FLOATS if name != "float64"]
@@ -318,12 +319,7 @@ def test_sent_and_left_are_what_was_put_in(dtype):
 def test_what_cannot_be_right_is_refused():
     x, left, held = (np.zeros(100, np.float32) for _ in range(3))
     at, out = np.zeros(100, np.uint32), np.zeros(100, np.float32)
-    frozen = np.zeros(100, np.float32)
-    frozen.flags.writeable = False
-
-    def refused(match, function, *arguments):
-        with pytest.raises(ConfigurationError, match=match):
-            function(*arguments)
+    frozen = read_only(np.zeros(100, np.float32))
 
     refused("overlap held", _core.top_k, x, left, left, 1, at)
     refused("overlap x", _core.top_k, out[:99], None, out[1:], 1, at)

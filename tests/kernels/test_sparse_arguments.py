@@ -8,15 +8,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pycollective import ConfigurationError, _core
+from pycollective import _core
 from tests.inputs import same_bits
+from tests.kernels.refusals import read_only, refused
 
 LEVELS = _core.simd_levels()
-
-
-def refused(match, function, *arguments):
-    with pytest.raises(ConfigurationError, match=match):
-        function(*arguments)
 
 
 def floats(count):
@@ -25,11 +21,6 @@ def floats(count):
 
 def places(*indices):
     return np.array(indices, np.uint32)
-
-
-def read_only(array):
-    array.flags.writeable = False
-    return array
 
 
 def test_lengths_and_room():

@@ -1,4 +1,4 @@
-"""Compressed averages of tensors without DDP."""
+"""Compressed averages of one tensor, without DDP."""
 
 from __future__ import annotations
 

@@ -1,20 +1,14 @@
-"""What the states of several codecs share, and calls of one array."""
+"""What the states of quantized codecs share."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from pycollective.communicator import Communicator
 from pycollective.compression.arrays import Flat, Item
 from pycollective.compression.bucket import Agreement, Outcome
-from pycollective.compression.groups import Among, Ends
-from pycollective.compression.options import Common, Quantized
+from pycollective.compression.ends import Among, Ends
+from pycollective.compression.options import Common, QuantizedOptions, Shapes
 from pycollective.compression.quantized import QuantizedExchange
 from pycollective.compression.state import State
-
-# By name; a face may look them up when the ranks compare them.
-Shapes = Mapping[str, Sequence[int]] | Callable[[], Mapping[str, Sequence[int]]]
 
 
 class QuantizedState(State):
@@ -27,7 +21,7 @@ class QuantizedState(State):
         self,
         parameters: Shapes,
         ranks: Communicator | Ends | Among,
-        options: Quantized,
+        options: QuantizedOptions,
         common: Common,
     ) -> None:
         super().__init__(parameters, ranks, options, common)
@@ -40,25 +34,3 @@ class QuantizedState(State):
 
     def _exchange_shards(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
         return self._exchanged.scatter(items, agreement, out)
-
-
-def compressed_all_reduce(tensor: Any, state: State, key: str) -> bool:
-    """Average one NumPy array over all ranks, compressed: ``state.all_reduce({key: tensor})``.
-
-    Args:
-        tensor: fp32, fp16 or bf16, C-contiguous; averaged in place.
-        state: what holds the error of `key`.
-        key: the parameter's name.
-
-    Returns:
-        Whether all ranks' were finite; if not, `tensor` is NaN.
-    """
-    return state.all_reduce({key: tensor})
-
-
-def compressed_reduce_scatter(out: Any, tensor: Any, state: State, key: str) -> bool:
-    """Average `tensor` over all ranks, compressed, this rank's shard to `out`.
-
-    ``state.reduce_scatter(out, tensor, key)``, which see.
-    """
-    return state.reduce_scatter(out, tensor, key)
