@@ -16,12 +16,14 @@ WITHOUT = ", no feedback"
 # Apart for colour-blind readers too (Okabe and Ito).
 _COLOURS = {
     "dense": "#222222",
+    "dense, moment held": "#888888",
     "1-bit": "#0072B2",
     "8-bit": "#009E73",
     "top-k 1 % by tensor": "#D55E00",
     "top-k 1 % by chunk": "#E69F00",
     "PowerSGD, rank 2": "#CC79A7",
 }
+_DOTTED = ("dense, moment held",)  # another's curve may be the same
 _INK, _FAINT = "#222222", "#dddddd"
 _SKIPPED = 1 / 8  # of the steps, in which all are alike and far above
 
@@ -55,7 +57,10 @@ def plot(tasks: Mapping[str, tuple[str, Sequence[dict[str, Any]]]], path: Path) 
             for r in results
             if not r["run"]["method"]["feedback"] or r["run"]["method"]["name"] == "dense"
         ]
-        _draw(row[1], "The same without error feedback", loss, without)
+        if len({r["run"]["method"]["name"] for r in without}) > 1:
+            _draw(row[1], "The same without error feedback", loss, without)
+        else:
+            row[1].set_axis_off()
         row[0].set_ylabel(f"{loss} loss, nats")
     for axes in panels[-1]:
         axes.set_xlabel("step")
@@ -92,7 +97,8 @@ def _draw(axes: Any, title: str, loss: str, results: Sequence[dict[str, Any]]) -
             means,
             color=colour,
             linewidth=2.6 if wide else 1.5,
-            zorder=2 if wide else 3,
+            linestyle=(0, (1.5, 2.5)) if name in _DOTTED else "-",
+            zorder=4 if name in _DOTTED else 2 if wide else 3,
             label=f"{name.removesuffix(WITHOUT)}  {means[-1]:.4g}",
         )
     axes.set_yscale("log")

@@ -47,7 +47,7 @@ class Task:
         rows: images or texts a rank and step.
         length: bytes of a text.
         dense_steps: the first steps, which every method averages densely.
-        optimizer: "sgd" (momentum 0.9) or "adamw"; of the latter all methods but dense hold the
+        optimizer: "sgd" (momentum 0.9) or "adamw"; of the latter all methods but "dense" hold the
             second moment when the dense steps are over (`pycollective.torch.hold_second_moment`).
         rate: the learning rate at its highest: it rises over a twentieth of the steps, and falls
             as a cosine to a twentieth.
@@ -73,7 +73,8 @@ class Method:
 
     Attributes:
         name: for people.
-        codec: "dense", "one_bit", "int8", "top_k" or "power_sgd".
+        codec: "dense", "dense_held" (dense, Adam's second moment held as for the compressed),
+            "one_bit", "int8", "top_k" or "power_sgd".
         options: of the codec's state.
         feedback: without it what is held is dropped after each step.
     """
@@ -161,7 +162,7 @@ class TextLearner:
 def listen(replica: DistributedDataParallel, method: Method, dense_steps: int) -> Any:
     """Register the method's hook; its state, None if it has none."""
     codec, options = method.codec, method.options
-    if codec == "dense":
+    if codec in ("dense", "dense_held"):
         replica.register_comm_hook(None, pct.all_reduce_hook)
         return None
     if codec == "power_sgd":
@@ -223,6 +224,7 @@ def train(run: Run) -> dict[str, Any]:
     replica = DistributedDataParallel(learner.model)
     state = listen(replica, run.method, task.dense_steps)
     optimizer, rate = optimizer_of(task, learner.model)
+    holds = task.optimizer == "adamw" and run.method.codec != "dense"
 
     def mean(number: float) -> float:
         tensor = torch.tensor([number], dtype=torch.float64)
@@ -244,7 +246,7 @@ def train(run: Run) -> dict[str, Any]:
             group["lr"] = rate(step)
         optimizer.step()
         optimizer.zero_grad()
-        if step + 1 == task.dense_steps and task.optimizer == "adamw" and state is not None:
+        if step + 1 == task.dense_steps and holds:
             pct.hold_second_moment(optimizer)
         if not run.method.feedback and run.method.codec != "power_sgd":
             state.reset()

@@ -15,6 +15,7 @@ Usage: python -m benchmarks.quantize_kernels [--out DIR] [--rounds N]
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import statistics
@@ -28,9 +29,13 @@ from numpy.typing import NDArray
 
 from pycollective import _core
 from pycollective.bench.machine import describe_machine, describe_versions
+from pycollective.compression import CODECS
 
 COUNT = 1 << 24
-CHUNK = {"one_bit": 1024, "int8": 256}
+CHUNK = {
+    codec: inspect.signature(CODECS[codec]).parameters["chunk"].default
+    for codec in _core.quantize_codecs()
+}
 ROWS = 8
 MOST = {"quantize": 1.5, "dequantize": 0.5}  # of the time of e += g
 TARGETED = ("avx2", "avx512")

@@ -13,11 +13,24 @@ namespace py = pybind11;
 namespace pycollective {
 namespace {
 
-void open(ArrayView& view, const py::object& array, const char* name, bool bytes) {
+enum class Use { kRead, kWritten };
+
+void open(ArrayView& view, const py::object& array, const char* name, Use use, bool bytes) {
   if (!view.open(array.ptr(), name)) throw py::error_already_set();
+  if (use == Use::kWritten && !view.check_writable(array.ptr(), name))
+    throw py::error_already_set();
   if (!view.contiguous()) throw std::invalid_argument(std::string(name) + " must be contiguous");
   if (bytes && view.dtype() != Dtype::kUInt8)
     throw std::invalid_argument(std::string(name) + " must be of uint8");
+}
+
+void check_apart(const ArrayView& from, const ArrayView& out) {
+  const auto* const a = static_cast<const std::byte*>(from.data());
+  const auto* const b = static_cast<const std::byte*>(out.data());
+  const std::size_t bytes = from.count() * size_of(from.dtype());
+  const std::size_t room = out.count() * size_of(out.dtype());
+  if (bytes != 0 && room != 0 && a < b + room && b < a + bytes)
+    throw std::invalid_argument("out must not overlap what is read");
 }
 
 Packing packing_of(Dtype dtype, const std::string& simd) {
@@ -29,8 +42,9 @@ Packing packing_of(Dtype dtype, const std::string& simd) {
 
 std::size_t pack_into(const py::object& x, const py::object& out, const std::string& simd) {
   ArrayView from, to;
-  open(from, x, "x", false);
-  open(to, out, "out", true);
+  open(from, x, "x", Use::kRead, false);
+  open(to, out, "out", Use::kWritten, true);
+  check_apart(from, to);
   const Packing packing = packing_of(from.dtype(), simd);
   const std::size_t bound = pack_bound(from.dtype(), from.count());
   if (to.count() < bound)
@@ -40,8 +54,9 @@ std::size_t pack_into(const py::object& x, const py::object& out, const std::str
 
 void unpack_into(const py::object& payload, const py::object& out, const std::string& simd) {
   ArrayView from, to;
-  open(from, payload, "payload", true);
-  open(to, out, "out", false);
+  open(from, payload, "payload", Use::kRead, true);
+  open(to, out, "out", Use::kWritten, false);
+  check_apart(from, to);
   const Packing packing = packing_of(to.dtype(), simd);
   const auto* bytes = static_cast<const std::byte*>(from.data());
   if (!packing.unpack(bytes, from.count(), to.data(), to.count()))

@@ -1,9 +1,12 @@
 #include "bindings/quantize_py.h"
 
+#include <pybind11/stl.h>
+
 #include <cmath>
 #include <functional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "bindings/array_view.h"
 #include "bindings/errors_py.h"
@@ -16,10 +19,22 @@ namespace py = pybind11;
 namespace pycollective {
 namespace {
 
-QuantizeCodec codec_named(const std::string& name) {
-  if (const auto* found = find_named(kQuantizeCodecTable, name)) return found->codec;
-  throw std::invalid_argument("no codec '" + name + "'; there are " +
-                              list_names(kQuantizeCodecTable));
+const QuantizeCodec& codec_named(const std::string& name, SimdLevel level) {
+  const QuantizeCodecs codecs = quantize_codecs(level);
+  std::string names;
+  for (const QuantizeCodec& each : codecs) {
+    if (name == each.name) return each;
+    names += &each == codecs.begin() ? "" : &each + 1 == codecs.end() ? " and " : ", ";
+    names += each.name;
+  }
+  throw std::invalid_argument("no codec '" + name + "'; there are " + names);
+}
+
+std::vector<std::string> codecs() {
+  std::vector<std::string> names;
+  for (const QuantizeCodec& each : quantize_codecs(SimdLevel::kPortable))
+    names.emplace_back(each.name);
+  return names;
 }
 
 std::size_t checked_chunk(long long chunk) {
@@ -63,8 +78,8 @@ struct Argument : ArrayView {
   const char* name;
 };
 
-Quantizing quantizing_of(QuantizeCodec codec, Dtype dtype, const std::string& simd) {
-  const Quantizing found = find_quantizing(codec, dtype, level_named(simd));
+Quantizing quantizing_of(const QuantizeCodec& codec, Dtype dtype) {
+  const Quantizing found = codec.find(dtype);
   if (found.quantize == nullptr)
     throw std::invalid_argument(std::string("there is no quantization of ") + name_of(dtype));
   return found;
@@ -74,16 +89,17 @@ std::size_t payload_bytes(const std::string& codec, long long chunk, long long c
   constexpr long long kMost = 1LL << 56;
   if (count < 0 || count > kMost)
     throw std::invalid_argument("no array has " + std::to_string(count) + " elements");
-  return quantized_bytes(codec_named(codec), checked_chunk(chunk), static_cast<std::size_t>(count));
+  return quantized_bytes(codec_named(codec, SimdLevel::kPortable), checked_chunk(chunk),
+                         static_cast<std::size_t>(count));
 }
 
 bool quantize(const std::string& codec_name, long long chunk_size, const py::object& x,
               const py::object& held, const py::object& left, const py::object& payload,
               const std::string& simd) {
-  const QuantizeCodec codec = codec_named(codec_name);
+  const QuantizeCodec& codec = codec_named(codec_name, level_named(simd));
   const std::size_t chunk = checked_chunk(chunk_size);
   const Argument from(x, "x", false), errors(left, "left", true), to(payload, "payload", true);
-  const Quantizing quantizing = quantizing_of(codec, from.dtype(), simd);
+  const Quantizing quantizing = quantizing_of(codec, from.dtype());
   const std::size_t count = from.count();
   errors.must_be(Dtype::kFloat32);
   errors.must_have(count);
@@ -111,11 +127,11 @@ bool quantize(const std::string& codec_name, long long chunk_size, const py::obj
 
 void dequantize(const std::string& codec_name, long long chunk_size, const py::object& messages,
                 long long at, const py::object& out, double divisor, const std::string& simd) {
-  const QuantizeCodec codec = codec_named(codec_name);
+  const QuantizeCodec& codec = codec_named(codec_name, level_named(simd));
   const std::size_t chunk = checked_chunk(chunk_size);
   const Argument from(messages, "messages", false), to(out, "out", true);
   from.must_be(Dtype::kUInt8);
-  const Quantizing quantizing = quantizing_of(codec, to.dtype(), simd);
+  const Quantizing quantizing = quantizing_of(codec, to.dtype());
   if (from.dimensions() != 2 || from.extent(0) < 1 || from.extent(0) > kMaxRanks)
     throw std::invalid_argument("messages must be a row for each rank, 1 to " +
                                 std::to_string(kMaxRanks) + " of them");
@@ -154,9 +170,11 @@ auto or_raise(Result (*function)(Arguments...)) {
 }  // namespace
 
 void bind_quantize(py::module_& module) {
+  module.def("quantize_codecs", codecs,
+             "No part of the API: the names of the codecs that quantize() knows.");
   module.def("quantized_bytes", or_raise(payload_bytes), py::arg("codec"), py::arg("chunk"),
              py::arg("count"),
-             "No part of the API: bytes of the payload of so many elements, by one_bit or int8 "
+             "No part of the API: bytes of the payload of so many elements, by a codec "
              "with a scale for each `chunk` of them. docs/wire.md says which.");
   module.def("quantize", or_raise(quantize), py::arg("codec"), py::arg("chunk"), py::arg("x"),
              py::arg("held"), py::arg("left"), py::arg("payload"), py::arg("simd") = "",

@@ -73,6 +73,7 @@ class Array {
     return *this;
   }
   const Array& apart_from(const Array& other) const {
+    if (count() == 0 || other.count() == 0) return *this;
     const auto* const a = as<std::byte>();
     const auto* const b = other.as<std::byte>();
     if (a < b + other.count() * size_of(other.dtype()) && b < a + count() * size_of(dtype()))
@@ -108,6 +109,10 @@ class Opened {
     left_.apart_from(*held_);
   }
   std::size_t count() const { return x_.count(); }
+  void apart_from(const Array& indices) const {
+    indices.apart_from(x_).apart_from(left_);
+    if (held_) indices.apart_from(*held_);
+  }
   Gradient gradient() const {
     return {x_.dtype(), x_.as<void>(), held_ ? held_->as<float>() : nullptr, left_.as<float>(),
             count()};
@@ -141,6 +146,7 @@ std::int64_t top_k(const py::object& x, const py::object& held, const py::object
   const auto wanted = static_cast<std::size_t>(k);
   const Array out(indices, "indices", true);
   out.of_indices().room_for(wanted);
+  opened.apart_from(out);
   return run([&] { return sparse.top_k(opened.gradient(), wanted, out.as<std::uint32_t>()); });
 }
 
@@ -156,6 +162,7 @@ std::int64_t top_k_chunks(const py::object& x, const py::object& held, const py:
   const auto each = static_cast<std::size_t>(k), elements = static_cast<std::size_t>(chunk);
   const Array out(indices, "indices", true);
   out.of_indices().room_for(selected_by_chunk(opened.count(), each, elements));
+  opened.apart_from(out);
   return run([&] {
     return sparse.top_k_chunks(opened.gradient(), each, elements, out.as<std::uint32_t>());
   });
@@ -171,6 +178,7 @@ void sparse_histogram(const py::object& left, int shift, int bits, std::int64_t 
     refuse("shift must be 0 or more, bits 1 or more, and both together at most 31");
   if (prefix < 0 || prefix > kMostKey) refuse("prefix must be 0 to 2**31 - 1");
   if (to.count() != std::size_t{1} << bits) refuse("bins must have 2**bits elements");
+  to.apart_from(from);
   run([&] {
     sparse.histogram(from.as<float>(), from.count(), shift, bits,
                      static_cast<std::uint32_t>(prefix), to.as<std::int64_t>());
@@ -182,7 +190,7 @@ std::int64_t sparse_select(const py::object& left, std::int64_t key, std::int64_
   const Sparse sparse = find_sparse(level_named(simd));
   const Array from(left, "left", false), to(indices, "indices", true);
   from.of(Dtype::kFloat32);
-  to.of_indices();
+  to.of_indices().apart_from(from);
   if (key < 0 || key > kMostKey) refuse("key must be 0 to 2**31 - 1");
   if (ties < 0) refuse("ties must be 0 or more");
   const std::int64_t found = run([&] {

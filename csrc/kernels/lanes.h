@@ -104,7 +104,7 @@ struct Float16 {
     narrow(to + kLanes<float>, canonical<Words>(value.second, kNanFloat32));
   }
 
- private:
+  // A vector of elements in their own order.
 #if defined(__AVX512F__)
   // Masked forms: the others read an undefined register, of which GCC 12 warns.
   static Full<float> widen(const std::uint16_t* from) {

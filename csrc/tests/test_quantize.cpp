@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "kernels/quantize/quantize.h"
@@ -20,21 +21,31 @@
 namespace pycollective {
 namespace {
 
-const QuantizeCodec kCodecs[] = {QuantizeCodec::kOneBit, QuantizeCodec::kInt8};
+// A codec is named by its number, which is the same at each level.
+const std::size_t kCodecs = quantize_codecs(SimdLevel::kPortable).size();
+
+const QuantizeCodec& at_level(SimdLevel level, std::size_t codec) {
+  return quantize_codecs(level)[codec];
+}
+
+std::size_t bytes_of(std::size_t codec, std::size_t chunk, std::size_t count) {
+  return quantized_bytes(at_level(SimdLevel::kPortable, codec), chunk, count);
+}
 
 struct Quantized {
   bool finite;
   Data payload, left;
 };
 
-Quantized quantize_at(SimdLevel level, QuantizeCodec codec, std::size_t chunk, Dtype dtype,
+Quantized quantize_at(SimdLevel level, std::size_t codec, std::size_t chunk, Dtype dtype,
                       const Data& x, const Data* held, std::size_t offset) {
   const std::size_t count = x.size() / size_of(dtype);
   Room from(x, offset), before(held == nullptr ? Data() : *held, offset);
-  Room left(count * sizeof(float), offset), payload(quantized_bytes(codec, chunk, count), offset);
+  Room left(count * sizeof(float), offset), payload(bytes_of(codec, chunk, count), offset);
   const FloatEnvironment ieee;
   const bool finite =
-      find_quantizing(codec, dtype, level)
+      at_level(level, codec)
+          .find(dtype)
           .quantize(from.data(),
                     held == nullptr ? nullptr : reinterpret_cast<float*>(before.data()),
                     reinterpret_cast<float*>(left.data()), count, chunk, payload.data());
@@ -43,12 +54,13 @@ Quantized quantize_at(SimdLevel level, QuantizeCodec codec, std::size_t chunk, D
   return {true, payload.copy(), left.copy()};
 }
 
-Data dequantize_at(SimdLevel level, QuantizeCodec codec, std::size_t chunk, Dtype dtype,
+Data dequantize_at(SimdLevel level, std::size_t codec, std::size_t chunk, Dtype dtype,
                    const Data& payloads, std::size_t rows, std::size_t stride, std::size_t count,
                    float divisor, std::size_t offset) {
   Room from(payloads, offset), out(count * size_of(dtype), offset);
   const FloatEnvironment ieee;
-  find_quantizing(codec, dtype, level)
+  at_level(level, codec)
+      .find(dtype)
       .dequantize(from.data(), rows, stride, chunk, out.data(), count, divisor);
   from.check_guards();
   out.check_guards();
@@ -89,7 +101,7 @@ std::size_t any_chunk(Random& random) {
 
 // --- Tests.
 
-Quantized check_quantize(QuantizeCodec codec, std::size_t chunk, Dtype dtype, const Data& x,
+Quantized check_quantize(std::size_t codec, std::size_t chunk, Dtype dtype, const Data& x,
                          const Data* held, std::size_t offset) {
   const Quantized first = quantize_at(SimdLevel::kPortable, codec, chunk, dtype, x, held, offset);
   for (const SimdLevel level : levels()) {
@@ -101,7 +113,7 @@ Quantized check_quantize(QuantizeCodec codec, std::size_t chunk, Dtype dtype, co
   return first;
 }
 
-void check_dequantize(QuantizeCodec codec, std::size_t chunk, Dtype dtype, const Data& payloads,
+void check_dequantize(std::size_t codec, std::size_t chunk, Dtype dtype, const Data& payloads,
                       std::size_t rows, std::size_t stride, std::size_t count, float divisor,
                       std::size_t offset) {
   const auto at = [&](SimdLevel level) {
@@ -115,13 +127,13 @@ void check_dequantize(QuantizeCodec codec, std::size_t chunk, Dtype dtype, const
 void test_anything() {
   Random random(1);
   int seen[2] = {};
-  for (int i = 0; i < 6000; ++i) {
+  for (std::size_t i = 0; i < 3000 * kCodecs; ++i) {
     const Dtype dtype = kTypes[i % 3];
     const std::size_t count = random() % (i % 10 == 0 ? 9000 : 700);
     const Data x = numbers(dtype, count, i % 4 == 0 ? 1 + random() % 500 : ~0ULL, random);
     const Data held = numbers(Dtype::kFloat32, count, ~0ULL, random);
-    const std::size_t offset = random() % 16 * sizeof(float);
-    const bool finite = check_quantize(kCodecs[i / 3 % 2], any_chunk(random), dtype, x,
+    const std::size_t offset = random() % 64;
+    const bool finite = check_quantize(i / 3 % kCodecs, any_chunk(random), dtype, x,
                                        i % 5 == 0 ? nullptr : &held, offset)
                             .finite;
     ++seen[finite];
@@ -132,26 +144,28 @@ void test_anything() {
 // Rows of any bytes at all, and rows that end where they must.
 void test_hostile_payloads() {
   Random random(2);
-  for (int i = 0; i < 4000; ++i) {
-    const QuantizeCodec codec = kCodecs[i % 2];
+  for (std::size_t i = 0; i < 2000 * kCodecs; ++i) {
+    const std::size_t codec = i % kCodecs;
     const std::size_t chunk = any_chunk(random), count = random() % (i % 10 == 0 ? 6000 : 500);
     const std::size_t rows = 1 + random() % (i % 50 == 0 ? 200 : 12);
-    const std::size_t size = quantized_bytes(codec, chunk, count), stride = size + random() % 9;
+    const std::size_t size = bytes_of(codec, chunk, count), stride = size + random() % 9;
     const Data payloads = random_bytes((rows - 1) * stride + size, random);
     const float divisor = i % 3 == 0 ? 1 : static_cast<float>(rows);
-    check_dequantize(codec, chunk, kTypes[i / 2 % 3], payloads, rows, stride, count, divisor,
-                     random() % 16 * sizeof(float));
+    check_dequantize(codec, chunk, kTypes[i / kCodecs % 3], payloads, rows, stride, count, divisor,
+                     random() % 64);
   }
 }
 
-// What goes past the caches, on and off a line's beginning.
+// What goes past the caches, on and off a line's beginning: at any byte, at which no number lies as
+// its type would have it.
 void test_large() {
   Random random(3);
-  for (int i = 0; i < 24; ++i) {
-    const QuantizeCodec codec = kCodecs[i % 2];
-    const Dtype dtype = kTypes[i / 2 % 3];
+  for (std::size_t i = 0; i < 12 * kCodecs; ++i) {
+    const std::size_t codec = i % kCodecs;
+    const Dtype dtype = kTypes[i / kCodecs % 3];
     const std::size_t count = (1 << 20) + random() % 3000, chunk = any_chunk(random);
-    const std::size_t offset = i % 4 < 2 ? 0 : 4 * (random() % 16);
+    const std::size_t kind = i / kCodecs % 4;
+    const std::size_t offset = kind < 2 ? 0 : kind == 2 ? 4 * (random() % 16) : random() % 64;
     const Data x = numbers(dtype, count, ~0ULL, random);
     const Data held(count * sizeof(float));
     const Quantized one = check_quantize(codec, chunk, dtype, x, &held, offset);
@@ -164,15 +178,15 @@ void test_large() {
 void test_float_environment() {
 #if defined(__x86_64__)
   Random random(4);
-  for (int i = 0; i < 300; ++i) {
+  for (std::size_t i = 0; i < 150 * kCodecs; ++i) {
     const Dtype dtype = kTypes[i % 3];
     const Data x = numbers(dtype, 300, 20, random);
     const Quantized first =
-        quantize_at(SimdLevel::kPortable, kCodecs[i % 2], 128, dtype, x, nullptr, 0);
+        quantize_at(SimdLevel::kPortable, i % kCodecs, 128, dtype, x, nullptr, 0);
     const unsigned before = _mm_getcsr();
     _mm_setcsr(before | 0x8040 | (i % 2 == 0 ? 0x4000 : 0x6000));
     for (const SimdLevel level : levels()) {
-      const Quantized other = quantize_at(level, kCodecs[i % 2], 128, dtype, x, nullptr, 0);
+      const Quantized other = quantize_at(level, i % kCodecs, 128, dtype, x, nullptr, 0);
       CHECK(other.finite == first.finite && other.payload == first.payload &&
             other.left == first.left);
     }
@@ -181,13 +195,27 @@ void test_float_environment() {
 #endif
 }
 
+// The same codecs in the same order, whose records are of the same length.
+void test_levels_have_the_same_codecs() {
+  const QuantizeCodecs first = quantize_codecs(SimdLevel::kPortable);
+  for (const SimdLevel level : levels()) {
+    const QuantizeCodecs other = quantize_codecs(level);
+    CHECK(other.size() == first.size());
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      CHECK(other[i].name == std::string(first[i].name));
+      for (const std::size_t count : {1, 7, 64, 65, 1000, 65536})
+        CHECK(other[i].record_bytes(count) == first[i].record_bytes(count));
+    }
+  }
+}
+
 void test_other_types_have_none() {
   for (int i = 0; i < kDtypes; ++i) {
     const auto dtype = static_cast<Dtype>(i);
     const bool coded = std::find(std::begin(kTypes), std::end(kTypes), dtype) != std::end(kTypes);
     for (const SimdLevel level : levels())
-      for (const QuantizeCodec codec : kCodecs)
-        CHECK((find_quantizing(codec, dtype, level).quantize != nullptr) == coded);
+      for (const QuantizeCodec& codec : quantize_codecs(level))
+        CHECK((codec.find(dtype).quantize != nullptr) == coded);
   }
 }
 
@@ -196,6 +224,7 @@ void test_other_types_have_none() {
 
 int main() {
   using namespace pycollective;
+  test_levels_have_the_same_codecs();
   test_anything();
   test_hostile_payloads();
   test_large();

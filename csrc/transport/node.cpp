@@ -12,25 +12,30 @@
 namespace pycollective {
 namespace {
 
-// Data areas of one process add up to about this much, and kLeastData for each group beyond.
-constexpr std::size_t kDataBudget = std::size_t{6} << 20;
+// The groups on one host and those with ranks on others have a budget each: data areas of a process
+// add up to about that much, and kLeastData for each group beyond. The first three groups (nine
+// between hosts) get all they can use: a state of compression has one, and two between hosts. With
+// more, 300 groups would break their bound (tests/test_resources.py).
 constexpr std::size_t kLeastData = std::size_t{32} << 10;
+constexpr std::size_t kDataBudget = std::size_t{9} << 20;
+constexpr std::size_t kMostData = std::size_t{1536} << 10;
 // More than this for each peer makes no transfer faster (three slots of 128 KiB, and small
 // buffers).
 constexpr std::size_t kUsefulDataPerMember = std::size_t{448} << 10;
 
 // Between hosts: three slots of parts of a megabyte.
-constexpr std::size_t kFarDataBudget = std::size_t{16} << 20;
-constexpr std::size_t kUsefulFarData = std::size_t{4} << 20;
+constexpr std::size_t kFarDataBudget = std::size_t{48} << 20;
+constexpr std::size_t kMostFarData = std::size_t{4} << 20;
 
 std::size_t to_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 std::size_t data_bytes_for(int members, bool far, std::size_t committed) {
   const std::size_t budget = far ? kFarDataBudget : kDataBudget;
   const std::size_t left = committed < budget ? budget - committed : 0;
-  const std::size_t useful =
-      far ? kUsefulFarData : kUsefulDataPerMember * static_cast<std::size_t>(members);
-  return to_pages(std::clamp(left / 4, kLeastData, std::max(useful, kLeastData)));
+  const std::size_t most =
+      far ? kMostFarData
+          : std::min(kMostData, kUsefulDataPerMember * static_cast<std::size_t>(members));
+  return to_pages(std::clamp(left / 4, kLeastData, most));
 }
 
 }  // namespace
@@ -88,10 +93,11 @@ MailboxRange Node::allocate_mailbox(int members, bool far) {
   const std::lock_guard lock(mutex_);
   reclaim();
   MailboxRange range;
-  range.data_bytes = data_bytes_for(members, far, committed_);
+  range.far = far;
+  range.data_bytes = data_bytes_for(members, far, committed_[far]);
   range.bytes = mailbox_header_bytes(members) + range.data_bytes;
   range.offset = take(range.bytes);
-  committed_ += range.data_bytes;
+  committed_[far] += range.data_bytes;
   std::byte* memory = own_->segment().at(range.offset);
   std::memset(memory, 0, mailbox_header_bytes(members));
   new (memory) Mailbox();
@@ -102,7 +108,7 @@ MailboxRange Node::allocate_mailbox(int members, bool far) {
 
 std::size_t Node::mailbox_bytes(int members, bool far) const {
   const std::lock_guard lock(mutex_);
-  return mailbox_header_bytes(members) + data_bytes_for(members, far, committed_);
+  return mailbox_header_bytes(members) + data_bytes_for(members, far, committed_[far]);
 }
 
 std::size_t Node::allocate_buffer(std::size_t bytes) {
@@ -131,7 +137,7 @@ void Node::reclaim() {
       continue;
     }
     arena_.give_back(it->mailbox.offset, it->mailbox.bytes);
-    committed_ -= it->mailbox.data_bytes;
+    committed_[it->mailbox.far] -= it->mailbox.data_bytes;
     for (const std::size_t buffer : it->buffers) arena_.give_back(buffer, it->buffer_bytes);
     it = retired_.erase(it);
   }

@@ -4,6 +4,7 @@
 // segments nor hundreds of threads. Thread-safe.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -22,6 +23,7 @@ struct MailboxRange {
   std::size_t offset = 0;
   std::size_t bytes = 0;       // all of it
   std::size_t data_bytes = 0;  // of the data area
+  bool far = false;            // its group has ranks on other hosts
 };
 
 class Node {
@@ -74,7 +76,7 @@ class Node {
   ForkGuard guard_;
   mutable std::mutex mutex_;
   Arena arena_;
-  std::size_t committed_ = 0;
+  std::array<std::size_t, 2> committed_{};  // data areas: of groups on one host, between hosts
   std::map<Token, std::shared_ptr<Peer>> peers_;
   std::vector<Retired> retired_;
 };

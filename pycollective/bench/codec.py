@@ -11,35 +11,29 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pycollective import bootstrap, reference
 from pycollective.bench.problem import numpy_type
 from pycollective.bench.sizes import format_size
 from pycollective.communicator import Communicator
-from pycollective.compression import Int8State, OneBitState, State, TopKState
+from pycollective.compression import CODECS, State
+from pycollective.compression.arrays import Floats
 from pycollective.errors import ConfigurationError
 
 _ROW = 1024  # elements of one scale
-Floats = NDArray[np.float32]
 
 
 def _all(name: str, shape: tuple[int, ...]) -> bool:
     return True
 
 
-# What makes a codec's state of a plan and more, by its name.
-_STATES: dict[str, Callable[..., State]] = {
-    "one_bit": lambda plan, *of, **how: OneBitState(*of, compress=_all, **how),
-    "int8": lambda plan, *of, **how: Int8State(*of, compress=_all, **how),
-    "top_k": lambda plan, *of, **how: TopKState(*of, compress=_all, density=plan.density, **how),
-}
-CODECS = ("exact", *_STATES)
+NAMES = ("exact", *CODECS)
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class Plan:
     """What to compare. Raises `ConfigurationError` when made from what cannot be.
 
     Attributes:
-        codec: of `CODECS`.
+        codec: of `NAMES`.
         sizes: bytes of the gradient, rounded down to whole rows of 1,024.
         density: of top-k.
         rounds: turns of each way at each size.
@@ -65,8 +59,8 @@ class Plan:
         return cls(codec, tuple(sorted({max(row, s // row * row) for s in sizes})), density, rounds)
 
     def __post_init__(self) -> None:
-        if self.codec not in CODECS:
-            raise ConfigurationError(f"no codec {self.codec!r}; there are {', '.join(CODECS)}")
+        if self.codec not in NAMES:
+            raise ConfigurationError(f"no codec {self.codec!r}; there are {', '.join(NAMES)}")
         if self.rounds < 1:
             raise ConfigurationError("--rounds must be at least 1")
         if not 1e-4 <= self.density <= 1:
@@ -146,10 +140,11 @@ class _Call:
     sent: Callable[[], float | None]
 
 
+@contextmanager
 def calls_of(
     communicator: Communicator, plan: Plan, shape: tuple[int, int], between: str
-) -> dict[str, _Call]:
-    """The codec's ways, then dense fp32 and bf16; collective."""
+) -> Iterator[dict[str, _Call]]:
+    """The codec's ways, then dense fp32 and bf16; collective, also at the end."""
 
     def sent() -> float | None:
         return float(communicator.stats()["sent_bytes"]) if max(communicator.host_of) else None
@@ -160,20 +155,30 @@ def calls_of(
     dense = {"fp32": plain("float32", "raw"), "bf16": plain("bfloat16", "raw")}
     if plan.codec == "exact":
         exact = plain("float32", "exact"), plain("bfloat16", "exact")
-        return {"exact fp32": exact[0], "exact bf16": exact[1], **dense}
-    state = _STATES[plan.codec](plan, {"x": shape}, communicator, between=between)
+        yield {"exact fp32": exact[0], "exact bf16": exact[1], **dense}
+        return
+    make: Callable[..., State] = CODECS[plan.codec]
+    more = {"density": plan.density} if plan.codec == "top_k" else {}
+    state = make({"x": shape}, communicator, between=between, compress=_all, **more)
     codec = _Call(
         "float32",
         lambda x: state.all_reduce({"x": x}),
         lambda: float(state.stats()["payload_bytes"]),
     )
-    return {plan.codec: codec, **dense}
+    yield {plan.codec: codec, **dense}
+    state.close()  # not after an error: the caller's communicator then tells the others
 
 
 def measure(communicator: Communicator, plan: Plan, size: int, between: str) -> dict[str, Way]:
     """The codec, dense fp32 and dense bf16; every rank must call it."""
     shape = (size // 4 // _ROW, _ROW)
-    calls = calls_of(communicator, plan, shape, between)
+    with calls_of(communicator, plan, shape, between) as calls:
+        return _measure(communicator, plan, shape, calls)
+
+
+def _measure(
+    communicator: Communicator, plan: Plan, shape: tuple[int, int], calls: Mapping[str, _Call]
+) -> dict[str, Way]:
     taken: dict[str, list[float]] = {name: [] for name in calls}
     sent: dict[str, list[float | None]] = {name: [] for name in calls}
     errors = {}

@@ -70,7 +70,8 @@ def bench(
     codec: Annotated[
         str,
         typer.Option(
-            help="Compare exact, one_bit, int8 or top_k with dense calls, and say whether it pays."
+            help="Compare a codec (exact, one_bit, top_k, ...; any other word lists them all) with "
+            "dense calls, and say whether it pays."
         ),
     ] = "",
     density: Annotated[float, typer.Option(help="Of --codec top_k.")] = 0.01,

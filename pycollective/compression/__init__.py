@@ -1,15 +1,13 @@
 """Compression with error feedback between hosts: top-k, 1-bit, 8-bit (docs/compression.md)."""
 
+from pycollective.compression.int8 import Int8State
+from pycollective.compression.one_bit import OneBitState
 from pycollective.compression.state import State
-from pycollective.compression.states import (
-    Int8State,
-    OneBitState,
-    TopKState,
-    compressed_all_reduce,
-    compressed_reduce_scatter,
-)
+from pycollective.compression.states import compressed_all_reduce, compressed_reduce_scatter
+from pycollective.compression.top_k import TopKState
 
 __all__ = [
+    "CODECS",
     "Int8State",
     "OneBitState",
     "State",
@@ -17,3 +15,8 @@ __all__ = [
     "compressed_all_reduce",
     "compressed_reduce_scatter",
 ]
+
+# The state of each codec, by its name. Torch's face has one called the same, and its hook.
+CODECS: dict[str, type[State]] = {
+    state.codec: state for state in (OneBitState, Int8State, TopKState)
+}

@@ -11,12 +11,16 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from pycollective.compression.bucket import Agreement, read_headers
-from pycollective.compression.groups import Group
+from pycollective.compression.groups import Ends, Group
 from pycollective.compression.messages import header_bytes
 from pycollective.errors import CollectiveMismatch
 
 _T = TypeVar("_T")
 _SAID = 600  # bytes of what a rank says of itself where ranks differ
+# Messages that begin calls of different kinds are of different lengths, by which ranks find out:
+# none is a multiple of 8 bytes, as what `exchange_lengths` begins with is.
+_DIGEST = 9
+_CALL = header_bytes(0) + 2
 
 
 def digest_of(told: Any) -> int:
@@ -57,10 +61,12 @@ def agree(group: Group, what: str, given: Callable[[], Told[_T]]) -> Told[_T]:
         told = given()
     except Exception as error:  # raised below, when the others know
         refusal = error
-    row = np.array([told.digest if told else 0, refusal is not None], np.uint64)
-    rows = group.all_gather(row.view(np.uint8)).view(np.uint64)
-    refused = np.flatnonzero(rows[:, 1])
-    others = np.flatnonzero(rows[:, 0] != rows[0, 0])
+    row = np.zeros(_DIGEST, np.uint8)
+    row[:8] = np.array([told.digest if told else 0], np.uint64).view(np.uint8)
+    row[8] = refusal is not None
+    rows = group.all_gather(row)
+    refused = np.flatnonzero(rows[:, 8])
+    others = np.flatnonzero((rows[:, :8] != rows[0, :8]).any(axis=1))
     if told and not refused.size and not others.size:
         return told
     said = _said(group, told.text if told else f"{type(refusal).__name__}: {refusal}")
@@ -83,15 +89,22 @@ def _said(group: Group, text: str) -> list[str]:
     return [each.tobytes().rstrip(b"\0").decode(errors="replace") for each in group.all_gather(row)]
 
 
-def check_same_call(group: Group, agreement: Agreement) -> None:
-    """Compare what a call is about, where no message of it says so; collective.
+def check_same_call(ends: Ends, agreement: Agreement, in_all: bool) -> None:
+    """Compare what a call is about, where no message of it says so; collective over all ranks.
+
+    Args:
+        ends: the groups.
+        agreement: what the call is about.
+        in_all: whether the others may go straight to the group of all ranks, so that calls begin
+            there, where `Ends.gather` says they begin within hosts; the same on all.
 
     Raises:
         CollectiveMismatch: another rank's is about something else.
     """
     mine = agreement.header(True, [])
-    row = np.empty(header_bytes(0), np.uint8)
+    row = np.zeros(_CALL, np.uint8)
     mine.write(row)
-    rows = group.all_gather(row)
-    if (rows != row).any():  # who differs, and in what
-        read_headers(list(rows), mine, range(group.size))
+    whole = [(range(ends.all.size), ends.all.all_gather(row))] if in_all else ends.gather(row)
+    for senders, rows in whole:
+        if (rows != row).any():  # who differs, and in what
+            read_headers(list(rows), mine, senders)

@@ -12,7 +12,7 @@ from pycollective import _core
 from pycollective.compression.arrays import Floats, Item
 from pycollective.compression.groups import Bytes, Ends
 from pycollective.compression.messages import Header, header_bytes
-from pycollective.compression.placing import Places, Range, share_of
+from pycollective.compression.placing import Places, Range, shares_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Cuts:
 
     def _cut(self, item: Item) -> list[Range]:
         if item.owner is None:
-            return share_of(item.name, item.flat.count, self._chunk, self._places)
+            return shares_of(item.name, item.flat.count, self._chunk, self._places)
         return [
             (0, item.flat.count if share == item.owner[0] else 0)
             for share in range(self._places.shares)

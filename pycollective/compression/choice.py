@@ -1,7 +1,9 @@
 """How steps go: densely at the start, where that is wanted; then compressed, where that pays.
 
 Whether it pays is measured once, and agreed: steps go compressed and dense in turn. Each call of
-them waits for all ranks first, so that what is timed is not how late a rank comes. Then the ranks
+them waits for all ranks first, so that what is timed is not how late a rank comes. Of a dense call
+what it will cost for good is timed: in DDP's hooks the average alone, elsewhere with it that ranks
+compare what they call, and look whether the average is finite. Then the ranks
 tell each other their best times of either way; the slowest rank's count, and all go on by these. So
 no rank decides by its own clock, and two runs may decide differently: their weights then differ.
 
@@ -74,6 +76,11 @@ class Choice:
         return f"the first {self._dense_steps} steps are dense" if self.starting else self._why
 
     @property
+    def measures(self) -> bool:
+        """Whether calls of the step under way, or of the next, are timed."""
+        return self._trying and not self.starting
+
+    @property
     def settled(self) -> str | None:
         """The way of all steps from here on; None while there is more to come."""
         return None if self._trying or self.starting else self._way
@@ -90,7 +97,7 @@ class Choice:
     @contextmanager
     def timed(self) -> Iterator[None]:
         """One call of the step under way."""
-        if not self._trying or self.starting:
+        if not self.measures:
             yield
             return
         self._group.all_gather(np.zeros(1, np.uint8))

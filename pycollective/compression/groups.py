@@ -20,6 +20,7 @@ from pycollective.errors import CollectiveAborted, CollectiveError, CollectiveMi
 Bytes = NDArray[np.uint8]
 
 # How a rank that aborts says that it has read what does not fit.
+_LONGEST = 1 << 40  # bytes of a message
 _MISMATCH = f"{CollectiveMismatch.__name__}: "
 
 
@@ -126,9 +127,20 @@ def by_dtype(parts: Sequence[Any]) -> list[list[Any]]:
     return list(found.values())
 
 
+def _checked(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Lengths of messages, in bytes, before as much memory is asked for."""
+    if lengths.min() < 0 or lengths.max() > _LONGEST:
+        raise CollectiveMismatch(
+            "compressed exchange: a rank sends what is no length; all ranks must make the same "
+            "calls in the same order"
+        )
+    return lengths
+
+
 def gather_lengths(group: Group, row: Bytes) -> list[Bytes]:
     """Every rank's row where lengths differ: the lengths first, then all as long as the longest."""
-    lengths = group.all_gather(np.array([row.size], np.int64).view(np.uint8)).view(np.int64)[:, 0]
+    mine = np.array([row.size], np.int64)
+    lengths = _checked(group.all_gather(mine.view(np.uint8)).view(np.int64))[:, 0]
     padded = np.zeros(int(lengths.max()), np.uint8)
     padded[: row.size] = row
     return [found[:n] for found, n in zip(group.all_gather(padded), lengths, strict=True)]
@@ -141,7 +153,7 @@ def exchange_lengths(group: Group, rows: Sequence[Bytes]) -> tuple[list[Bytes], 
         What came from each rank; how long the longest row is that any rank sends.
     """
     mine = np.array([row.size for row in rows], np.int64)
-    lengths = group.all_gather(mine.view(np.uint8)).view(np.int64)
+    lengths = _checked(group.all_gather(mine.view(np.uint8)).view(np.int64))
     padded = np.zeros((group.size, int(lengths.max())), np.uint8)
     for row, place in zip(rows, padded, strict=True):
         place[: row.size] = row
@@ -159,12 +171,39 @@ class Ends:
         all: every rank.
         local: this host's.
         across: those that hold the same share on each host; None where this rank holds none.
+        spare: of this rank alone where it holds none: all ranks make as many groups.
     """
 
     places: Places
     all: Group
     local: Group
     across: Group | None
+    spare: Group | None = None
+
+    def gather(self, row: Bytes) -> Iterator[tuple[list[int], Bytes]]:
+        """Rows of this host's ranks, then of those that hold the same share: by rank, and theirs.
+
+        Once each has compared both, all ranks have the same. Every call of a state begins in these
+        two, in this order, so that ranks that call differently meet, and none waits elsewhere.
+        """
+        if self.local.size > 1:
+            yield self.places.local, self.local.all_gather(row)
+        if self.across is not None and self.across.size > 1:
+            assert self.places.share is not None
+            yield self.places.across(self.places.share), self.across.all_gather(row)
+
+    def meet(self, what: int) -> None:
+        """Begin a call that goes on in the group of all ranks; `what`: another number, other calls.
+
+        Where that is the only group they meet there.
+
+        Raises:
+            CollectiveError: another rank begins something else; all are told.
+        """
+        if self.places.ranks > self.places.hosts:
+            with self.telling():
+                for _ in self.gather(np.zeros(what, np.uint8)):
+                    pass
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -174,16 +213,22 @@ class Ends:
             CollectiveMismatch: also where another rank has read what does not fit.
         """
         try:
+            with self.hearing():
+                yield
+        except BaseException as error:
+            self.tell(error)
+            raise
+
+    @contextmanager
+    def hearing(self) -> Iterator[None]:
+        """What another rank has read, and told, that does not fit is a mismatch here, too."""
+        try:
             yield
         except CollectiveAborted as error:
-            self.tell(error)
             if _MISMATCH in str(error):
                 raise CollectiveMismatch(
                     str(error), error.rank, error.op, error.sequence
                 ) from error
-            raise
-        except BaseException as error:
-            self.tell(error)
             raise
 
     def tell(self, error: BaseException) -> None:
@@ -220,7 +265,7 @@ class Ends:
         spare = [[rank] for host in range(hosts) for rank in places.on(host)[places.shares :]]
         made = part([*map(sorted, across), *spare])
         if places.share is None:
-            return cls(places, whole, local, None)
+            return cls(places, whole, local, None, made)
         return cls(places, whole, local, in_order(made, across[places.share]))
 
     def abort(self, reason: str) -> None:
@@ -232,7 +277,8 @@ class Ends:
     def close(self) -> None:
         """Leave all groups, also where one of them cannot be left in order; collective."""
         with ExitStack() as closing:  # the last comes first
-            for group in {id(each): each for each in (self.all, self.local, self.across)}.values():
+            groups = self.all, self.local, self.across, self.spare
+            for group in {id(each): each for each in groups}.values():
                 if group is not None:
                     closing.callback(group.close)
 

@@ -174,20 +174,24 @@ class Plan:
 
 
 class Plans(Generic[T]):
-    """A plan for each bucket. A parameter is in one: DDP rebuilds its buckets, and the old go."""
+    """A plan for each bucket.
+
+    A parameter is in one, or in one compressed and in one dense, which `auto` tries in turn: DDP
+    rebuilds its buckets, and the old go.
+    """
 
     def __init__(self, make: Callable[[Bucket], T]) -> None:
         self._make = make
         self._plans: dict[Any, T] = {}
-        self._bucket_of: dict[str, Any] = {}
+        self._bucket_of: dict[tuple[str, bool], Any] = {}
 
     def of(self, bucket: Bucket) -> T:
         """Of this bucket."""
         plan = self._plans.get(bucket.key)
         if plan is None:
             for item in bucket.items:
-                self._plans.pop(self._bucket_of.get(item.name), None)
-                self._bucket_of[item.name] = bucket.key
+                self._plans.pop(self._bucket_of.get((item.name, item.dense)), None)
+                self._bucket_of[item.name, item.dense] = bucket.key
             plan = self._plans[bucket.key] = self._make(bucket)
         return plan
 

@@ -50,7 +50,7 @@ class Common:
 
 @dataclass(frozen=True)
 class Quantized:
-    """Those of 1-bit and 8-bit."""
+    """Those of quantized codecs."""
 
     chunk: int
 

@@ -119,7 +119,7 @@ def cut(count: int, chunk: int, owners: int, turn: int) -> list[Range]:
     return found
 
 
-def share_of(name: str, count: int, chunk: int, places: Places) -> list[Range]:
+def shares_of(name: str, count: int, chunk: int, places: Places) -> list[Range]:
     """The elements of a flat parameter that each share has."""
     return cut(count, chunk, places.shares, turn_of(name))
 

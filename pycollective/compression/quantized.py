@@ -1,4 +1,4 @@
-"""1-bit and 8-bit: two phases, each with its error feedback.
+"""Quantized codecs (1-bit, 8-bit): two phases, each with its error feedback.
 
 Of its share of a host's sum a rank compresses, for each host, the region that the host owns (worker
 residual), and sends it there: all-to-all. The owner adds the hosts' up in the contract's order,
@@ -30,7 +30,7 @@ class QuantizedExchange:
 
     Args:
         ends: the groups of this rank.
-        codec: "one_bit" or "int8".
+        codec: of `_core.quantize_codecs()`.
         chunk: elements of a scale.
     """
 

@@ -14,8 +14,8 @@ from pycollective.compression.arrays import Floats
 from pycollective.errors import ConfigurationError
 
 
-class Gone(set[str]):
-    """Parameters that went in the step under way: a second time would overwrite what is left."""
+class Reduced(set[str]):
+    """Parameters averaged in the step under way: a second time would overwrite what is left."""
 
     def note(self, names: Iterable[str]) -> None:
         """Add some.

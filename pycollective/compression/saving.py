@@ -17,7 +17,7 @@ import numpy as np
 from pycollective import _core
 from pycollective.compression.arrays import Floats
 from pycollective.compression.groups import Ends
-from pycollective.compression.placing import Range, regions_of, share_of
+from pycollective.compression.placing import Range, regions_of, shares_of
 from pycollective.compression.residuals import Residuals
 from pycollective.compression.sharding import shard_name
 from pycollective.errors import ConfigurationError
@@ -70,7 +70,7 @@ class Keeper:
             if kind == "worker":
                 yield from self._shards(name)
             return
-        for number, share in enumerate(share_of(name, self._sizes[name], self._chunk, places)):
+        for number, share in enumerate(shares_of(name, self._sizes[name], self._chunk, places)):
             regions = regions_of(name, share, self._chunk, places)
             for host, rank in enumerate(places.across(number)):
                 yield Part(rank, host, share if kind == "worker" else regions[host], name)

@@ -15,7 +15,7 @@ from pycollective.compression.arrays import OfNumpy
 from pycollective.compression.loading import Saved, check_saved
 from pycollective.compression.saving import mean_of
 from pycollective.compression.sharding import check_shards
-from pycollective.compression.stepping import SHARDS, WHOLE, Steps
+from pycollective.compression.stepping import SHARDS, TOGETHER, WHOLE, Steps
 from pycollective.compression.undelivered import Undelivered
 from pycollective.errors import ConfigurationError
 
@@ -226,7 +226,10 @@ class State(Steps):
             text = f"{found.text}: {what} after {self._steps} steps"
             return Told(digest_of([what, self._steps, found.digest]), text, found.value)
 
-        return agree(self._ends.all, f"{type(self).__name__}.{what}", told).value
+        if not self._dense_for_good:
+            self._ends.meet(TOGETHER)
+        with self._ends.hearing():
+            return agree(self._ends.all, f"{type(self).__name__}.{what}", told).value
 
     def _check_between_steps(self, what: str) -> None:
         if self._in_step():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from pycollective.compression.choice import Choice
 from pycollective.compression.counting import Counts
 from pycollective.compression.groups import Among, Ends
 from pycollective.compression.options import Common, Options, Shape
-from pycollective.compression.residuals import Gone, Residuals
+from pycollective.compression.residuals import Reduced, Residuals
 from pycollective.compression.saving import Keeper
 from pycollective.compression.sharding import check_shards, shards_of
 from pycollective.compression.undelivered import Undelivered
@@ -32,6 +33,9 @@ _log = logging.getLogger("pycollective")
 
 # What averages a parameter; what is held of it is another's.
 WHOLE, SHARDS = "all_reduce", "reduce_scatter"
+
+# What begins with `Ends.meet`.
+MEASURE, TOGETHER, MEASURE_HOOKS = 1, 2, 3
 
 # Fewer elements than this go as they are: a message costs more than they do.
 SMALL = 4096
@@ -52,6 +56,7 @@ class Steps:
     _kinds: dict[str, Residuals]  # this rank's part of each
     _chunk: int  # elements that parameters are cut by
     _warm_up = 0  # steps that tell nothing of the later ones
+    _by_hooks = False  # the step under way is a backward of DDP's
 
     def __init__(
         self,
@@ -130,7 +135,7 @@ class Steps:
             self._undelivered.scale(scale / self._scaled)
             self._scaled = scale
         self._open, self._finite, self._compressible = True, True, False
-        self._gone = Gone()
+        self._reduced = Reduced()
         self._choice.begin_step()
         self._undelivered.begin()
 
@@ -149,7 +154,7 @@ class Steps:
         settles = self._choice.steps_since_start > self._warm_up
         counts = self._finite and self._compressible and settles
         with self._ends.telling():
-            if self._choice.end_step(counts, self._gone):
+            if self._choice.end_step(counts, self._reduced):
                 self._deliver_later(self._keeper.mean())
         return self._finite
 
@@ -178,11 +183,13 @@ class Steps:
         self._go(gradients, WHOLE)
         flats = [whole] if whole else [item.flat for item in items]
         agreement, dense = self._agreement(items), self._choice.way == "dense"
+        self._meet_to_measure()
         with self._ends.telling():
             if dense:
-                check_same_call(self._ends.all, self._agreement(items, of_types=True))
-            with self._choice.timed():
-                outcome = self._average(flats) if dense else self._exchange(items, agreement)
+                outcome = self._average(items, flats)
+            else:
+                with self._choice.timed():
+                    outcome = self._exchange(items, agreement)
             finite = outcome.finite and self._complete(items)
         self._finite &= finite
         self._counts.call(items, outcome, self._ends.places)
@@ -200,10 +207,16 @@ class Steps:
             item.flat.fill(float("nan"))
         return finite
 
-    def _average(self, flats: Sequence[Flat]) -> Outcome:
-        """Dense."""
-        self._ends.all.average([flat.part(0, flat.count) for flat in flats])
-        if not (finite := all(flat.is_finite() for flat in flats)):
+    def _average(self, items: Sequence[Item], flats: Sequence[Flat]) -> Outcome:
+        """Dense; timed is what a call will cost if all are, and hooks only average then."""
+        timed = self._choice.timed
+        with nullcontext() if self._by_hooks else timed():
+            agreement = self._agreement(items, of_types=True)
+            check_same_call(self._ends, agreement, self._dense_for_good)
+            with timed() if self._by_hooks else nullcontext():
+                self._ends.all.average([flat.part(0, flat.count) for flat in flats])
+            finite = all(flat.is_finite() for flat in flats)
+        if not finite:
             for flat in flats:
                 flat.fill(float("nan"))
         return Outcome(finite, None)
@@ -221,7 +234,10 @@ class Steps:
             )
         self._go([name], SHARDS)
         items = shards_of(name, x, item.dense or self._choice.way == "dense", places)
+        self._meet_to_measure()
         with self._ends.telling(), self._choice.timed():
+            if self._dense_for_good:
+                check_same_call(self._ends, self._agreement(items), in_all=True)
             outcome = self._exchange_shards(items, self._agreement(items), out)
             if outcome.finite:
                 self._undelivered.deliver_part(name, out, places.rank * out.count)
@@ -235,12 +251,22 @@ class Steps:
         self._compressible |= not item.dense
         return finite
 
+    def _meet_to_measure(self) -> None:
+        """What is timed begins with a wait for all ranks."""
+        if self._choice.measures:
+            self._ends.meet(MEASURE_HOOKS if self._by_hooks else MEASURE)
+
+    @property
+    def _dense_for_good(self) -> bool:
+        """Whether hooks only average, in the group of all ranks, where all calls then begin."""
+        return self._choice.settled == "dense" and not self._undelivered
+
     def _go(self, names: Sequence[str] | Mapping[str, Any], way: str) -> None:
         """Note that parameters go, once in the step and always the same way."""
         for name in names:
             if (before := self._ways.get(name, way)) != way:
                 raise ConfigurationError(f"{type(self).__name__}: {name!r} went by {before} before")
-        self._gone.note(names)
+        self._reduced.note(names)
         self._ways.update(dict.fromkeys(names, way))
 
     def _item(self, name: str, flat: Readable) -> Item:
@@ -283,7 +309,8 @@ class Steps:
 
     def _deliver_later(self, mean: Mapping[str, NDArray[np.float32]]) -> None:
         """Hold no residuals: what they add to the average goes with the next."""
-        self._undelivered.add(mean)
+        # What is zero is not owed: of a parameter that no rank used it would never be delivered.
+        self._undelivered.add({name: error for name, error in mean.items() if error.any()})
         for each in self._kinds.values():
             each.clear()
 

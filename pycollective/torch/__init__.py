@@ -23,17 +23,11 @@ except ModuleNotFoundError as error:
 
 from pycollective.torch.adam import hold_second_moment
 from pycollective.torch.backend import register, stats
-from pycollective.torch.compression import (
-    Int8State,
-    OneBitState,
-    TopKState,
-    compressed_all_reduce,
-    compressed_reduce_scatter,
-    int8_hook,
-    one_bit_hook,
-    top_k_hook,
-)
+from pycollective.torch.compression import compressed_all_reduce, compressed_reduce_scatter
 from pycollective.torch.hooks import all_reduce_hook, in_order
+from pycollective.torch.int8 import Int8State, int8_hook
+from pycollective.torch.one_bit import OneBitState, one_bit_hook
+from pycollective.torch.top_k import TopKState, top_k_hook
 
 __all__ = [
     "Int8State",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ class OfProcessGroup:
         """See `Group`: by the contract over pycollective, as DDP does over other backends."""
         for same in by_dtype(parts):
             together = same[0] if len(same) == 1 else torch.cat(same)
-            if isinstance(self._backend(), _torch.Backend):
+            if self._ours:
                 _torch.average(self._group, together).wait()
             else:
                 together.div_(self.size)
@@ -59,7 +60,7 @@ class OfProcessGroup:
 
     def average_soon(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """The same of one tensor, under way."""
-        if isinstance(self._backend(), _torch.Backend):
+        if self._ours:
             return _torch.average(self._group, tensor)
         tensor.div_(self.size)
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
@@ -69,11 +70,15 @@ class OfProcessGroup:
     def _backend(self) -> Any:
         return self._group._get_backend(torch.device("cpu"))
 
+    @cached_property
+    def _ours(self) -> bool:
+        """Whether the group's backend for CPU tensors is pycollective; kept, as hooks ask."""
+        return isinstance(self._backend(), _torch.Backend)
+
     def abort(self, reason: str) -> None:
         """See `Group`; over pycollective. Other backends' peers wait until this process ends."""
-        backend = self._backend()
-        if isinstance(backend, _torch.Backend):
-            backend.communicator.abort(reason)
+        if self._ours:
+            self._backend().communicator.abort(reason)
 
     def close(self) -> None:
         """See `Group`."""

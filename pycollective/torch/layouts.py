@@ -11,11 +11,16 @@ import torch
 from pycollective.errors import ConfigurationError
 
 
+def _strides(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """Stride and length of each side of several elements; the stride of another means nothing."""
+    sides = zip(tensor.stride(), tensor.shape, strict=True)
+    return [(stride, size) for stride, size in sides if size != 1]
+
+
 def fills_its_memory(tensor: torch.Tensor) -> bool:
     """Whether its elements lie one after another, none twice, without gaps."""
     step = 1
-    sides = zip(tensor.stride(), tensor.shape, strict=True)
-    for stride, size in sorted(side for side in sides if side[1] != 1):
+    for stride, size in sorted(_strides(tensor)):
         if stride != step:
             return False
         step *= size
@@ -33,7 +38,7 @@ def flat_in_memory(tensor: torch.Tensor, parameter: torch.Tensor, what: str) -> 
     Raises:
         ConfigurationError: they do not lie so.
     """
-    if tensor.shape != parameter.shape or tensor.stride() != parameter.stride():
+    if tensor.shape != parameter.shape or _strides(tensor) != _strides(parameter):
         raise ConfigurationError(
             f"{what} is not contiguous, and its gradient not laid out in memory as it is"
         )

@@ -65,17 +65,30 @@ class OfTorch(State):
         # Exchanges of several buckets run in the buckets' order on every rank, while backward
         # goes on.
         self._exchanger = Exchanger(self._ends.abort)
-        self._by_hooks = False
         self._passes = False
+        self._looked_at: set[tuple[Any, ...]] = set()  # buckets that went so
 
     def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket of DDP's, in place; see the hooks."""
         self._check_not_closed()
+        number, buffer = bucket.index(), bucket.buffer()
+        if number == 0:
+            if self._exchanger.busy:  # with what a backward has issued that was given up
+                self._exchanger.call(lambda: None)
+            self._passes = self._dense_for_good
+        like = number, buffer.numel(), buffer.dtype, buffer.device
+        if self._passes and like in self._looked_at:  # at the price of a dense hook
+            return self._average_soon(bucket, buffer)
         with self._ends.telling():  # the other ranks have issued theirs, and wait
-            return self._issue(bucket)
+            future = self._issue(bucket, buffer)
+        if self._passes:
+            self._looked_at.add(like)
+        return future
 
-    def _issue(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        buffer, parameters = bucket.buffer(), bucket.parameters()
+    def _issue(
+        self, bucket: dist.GradBucket, buffer: torch.Tensor
+    ) -> torch.futures.Future[torch.Tensor]:
+        parameters = bucket.parameters()
         whole = OfTensor(buffer)
         for parameter in parameters:
             if id(parameter) not in self._names:
@@ -84,13 +97,9 @@ class OfTorch(State):
                     f"{tuple(parameter.shape)} that the state was not given; make it of the model "
                     "that DDP wraps, after parameters were moved or replaced"
                 )
-        first, last = bucket.index() == 0, bucket.is_last()
-        if first:
-            if self._exchanger.busy:  # with what a backward has issued that was given up
-                self._exchanger.call(lambda: None)
-            self._passes = self._choice.settled == "dense" and not self._undelivered
         if self._passes:
-            return self._average_soon(buffer, last)
+            return self._average_soon(bucket, buffer)
+        first, last = bucket.index() == 0, bucket.is_last()
         gradients: dict[str, OfTensor] = {}
         at = 0
         for parameter in parameters:
@@ -118,10 +127,12 @@ class OfTorch(State):
         self._exchanger.post(exchange)
         return future
 
-    def _average_soon(self, buffer: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
+    def _average_soon(
+        self, bucket: dist.GradBucket, buffer: torch.Tensor
+    ) -> torch.futures.Future[torch.Tensor]:
         """Dense for good, and nothing is owed: what DDP's own hooks do, at their price."""
         self._counts["dense_calls"] += 1
-        if last:
+        if bucket.is_last():
             self._choice.steps += 1
             self._counts["steps"] += 1
         return average_soon(self._ends.all, buffer)
@@ -276,3 +287,15 @@ class OfTorch(State):
             self._exchanger.call(super().close)
         finally:
             self._exchanger.end()
+
+
+def run_hook(
+    state: Any, kind: type[OfTorch], bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
+    """What every hook does, whose state is of that kind; see `one_bit_hook`."""
+    if not isinstance(state, kind):
+        raise ConfigurationError(
+            f"the hook's state is a {kind.__name__}, not a {type(state).__name__}: "
+            f"ddp.register_comm_hook({kind.__name__}(ddp), ...)"
+        )
+    return state._hook(bucket)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pycollective import reference
-from tests.kernels.quantized import one_bit_decoded, one_bit_record
+from tests.kernels.quantized import decode, encode
 
 CHUNK = 256
 FLOAT = np.float32
@@ -34,16 +34,18 @@ def dense(flat: Sequence[np.ndarray], host_of: Sequence[int]) -> np.ndarray:
     return (total / FLOAT(len(flat))).astype(flat[0].dtype)
 
 
-def signs(c: np.ndarray) -> np.ndarray:
-    """What is decoded of an array that goes as 1 bit an element."""
-    parts = [c[at : at + CHUNK] for at in range(0, len(c), CHUNK)]
-    return np.concatenate([one_bit_decoded(one_bit_record(part), len(part)) for part in parts])
+def quantized(codec: str, c: np.ndarray) -> np.ndarray:
+    """What is decoded of an array that goes by a quantized codec."""
+    encoded = encode(codec, CHUNK, c)
+    assert encoded is not None
+    return decode(codec, CHUNK, encoded[0], len(c))
 
 
-class OneBit:
-    """A parameter and its residuals."""
+class Quantized:
+    """A parameter and its residuals, by a quantized codec."""
 
-    def __init__(self, count: int, hosts: int) -> None:
+    def __init__(self, codec: str, count: int, hosts: int) -> None:
+        self.codec = codec
         self.worker = np.zeros((hosts, count), FLOAT)
         self.server = np.zeros(count, FLOAT)
 
@@ -52,10 +54,10 @@ class OneBit:
         came = []
         for host, x in enumerate(host_sums(flat, host_of)):
             c = x + self.worker[host]
-            came.append(signs(c))
+            came.append(quantized(self.codec, c))
             self.worker[host] = c - came[-1]
         c = reference.tree(came, np.add) / FLOAT(len(flat)) + self.server
-        out = signs(c)
+        out = quantized(self.codec, c)
         self.server = c - out
         return out.astype(flat[0].dtype)
 

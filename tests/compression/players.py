@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from pycollective import Communicator
-from pycollective.compression import Int8State, OneBitState, State, TopKState
+from pycollective.compression import CODECS, State, TopKState
 from pycollective.compression.groups import Ends, ends_of_communicator
+from pycollective.compression.states import QuantizedState
 from tests.inputs import dtype_of
 
 # The host of each rank: one rank a host, aligned hosts, uneven ones with ranks to spare.
@@ -22,8 +23,11 @@ TYPES = ["float32", "float16", "bfloat16"]
 SHAPES = {"w": (70, 100), "bias": (33,), "v": (5, 1031), "none": (0, 4)}
 
 KINDS: dict[str, tuple[type[State], dict[str, Any]]] = {
-    "one_bit": (OneBitState, {"chunk": 256}),
-    "int8": (Int8State, {}),
+    **{
+        name: (state, {"chunk": 256})
+        for name, state in CODECS.items()
+        if issubclass(state, QuantizedState)
+    },
     "top_k": (TopKState, {"density": 0.03, "exchange": "gather"}),
     "top_k by region": (TopKState, {"density": 0.03, "exchange": "region"}),
     "top_k of chunks": (

@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from pycollective import CollectiveMismatch, ConfigurationError
+from pycollective import CollectiveMismatch, Communicator, ConfigurationError
 from pycollective.compression import OneBitState
-from tests.compression.players import KINDS, digest, gradients, held_by, make
+from pycollective.compression.groups import ends_of_communicator
+from tests.compression.players import KINDS, TOPOLOGIES, digest, gradients, held_by, make
 
 HOSTS = (0, 0, 1, 1)
 SHAPES = {"w": (64, 120), "v": (40, 128), "small": (40,)}
@@ -222,3 +223,27 @@ def test_the_way_a_parameter_goes_is_the_loaded_states(pool, kind, how):
         assert "went by reduce_scatter before" in one
         assert "went by all_reduce before" in other
         assert bool(free) == (how == "load")
+
+
+def left_open(comm, host_of):
+    """Of the communicators that a state split off, how many are open once it is closed."""
+    made, split = [], Communicator.split
+
+    def noted(*args):
+        made.append(split(*args))
+        return made[-1]
+
+    Communicator.split = noted
+    try:
+        ends = ends_of_communicator(comm, host_of=host_of)
+    finally:
+        Communicator.split = split
+    state = OneBitState(SHAPES, ends)
+    state.all_reduce(gradients(1, comm.rank, 0, SHAPES))
+    state.close()
+    return sum(not each.closed for each in made)
+
+
+@pytest.mark.parametrize("host_of", [*TOPOLOGIES, (0, 0, 0, 0)])
+def test_closing_leaves_no_communicator(pool, host_of):
+    assert pool(4).call(left_open, host_of) == [0] * 4

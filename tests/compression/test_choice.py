@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pycollective.compression.arrays import OfNumpy
 from tests.compression.players import KINDS, SHAPES, digest, gradients, make, wide
 
 
@@ -91,3 +92,67 @@ def test_only_steps_of_the_same_parameters_are_compared(pool):
     for ways in pool(4).call(other_steps):
         # Every second step is of one parameter alone, and goes as the one that follows.
         assert ways[::2] == ["compressed", "dense"] * 3 + ["compressed"]
+
+
+class Seen:
+    """What one call of a state does, in order: looks at the clock, collectives of all ranks."""
+
+    def __init__(self, state, flat):
+        self.events = []
+        self._of = (state._choice, "clock"), (state._ends.all, "average"), (flat, "is_finite")
+        self._of += ((state._ends.all, "all_gather"),)
+
+    def __enter__(self):
+        self._were = [getattr(of, name) for of, name in self._of]
+        for (of, name), was in zip(self._of, self._were, strict=True):
+            setattr(of, name, lambda *args, name=name, was=was: self._note(name, was, args))
+        return self.events
+
+    def _note(self, name, was, args):
+        self.events.append(name)
+        return was(*args)
+
+    def __exit__(self, *_):
+        for (of, name), was in zip(self._of, self._were, strict=True):
+            setattr(of, name, was)
+
+
+def timed(comm):
+    """What a dense call does in a trial."""
+    state = make(comm, (0, 1, 2, 3), "int8", when="auto")
+    state.all_reduce(gradients(3, comm.rank, 0))
+    assert state.stats()["way"] == "dense"
+    with Seen(state, OfNumpy) as events:
+        state.all_reduce(gradients(3, comm.rank, 1))
+    return events
+
+
+def test_what_a_dense_call_does_for_good_is_timed(pool):
+    for events in pool(4).call(timed):
+        # The ranks wait for each other; compare; average; look whether each of four is finite.
+        assert events[:5] == ["all_gather", "clock", "all_gather", "average", "is_finite"]
+        assert events[5:9] == [*["is_finite"] * 3, "clock"]
+
+
+def plans_made(comm, kind, how):
+    """How many plans a whole trial of one bucket makes."""
+    state = make(comm, (0, 0, 1, 1), kind, when="auto")
+    plans, made = state._exchanged._plans, []
+    make_plan = plans._make
+    plans._make = lambda bucket: made.append(bucket) or make_plan(bucket)
+    out = np.empty(7000 // comm.size, np.float32)
+    for step in range(7):
+        mine = gradients(4, comm.rank, step)
+        if how == "whole":
+            state.all_reduce(mine)
+        else:
+            state.reduce_scatter(out, mine["w"], "w")
+    assert not state._choice._trying
+    return len(made)
+
+
+@pytest.mark.parametrize("how", ["whole", "shards"])
+@pytest.mark.parametrize("kind", ["int8", "top_k"])
+def test_a_trial_makes_each_plan_once(pool, kind, how):
+    # Dense averages of whole gradients have none; shards go by the exchange either way.
+    assert pool(4).call(plans_made, kind, how) == [1 if how == "whole" else 2] * 4

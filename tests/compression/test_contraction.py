@@ -108,7 +108,7 @@ def steps_of(comm, host_of, kind):
         for host, kept in enumerate(workers):
             held = before["worker"]["w"][host]
             kept.step(sums[host], held, after["worker"]["w"][host])
-            came.append(oracle.signs(sums[host] + held))
+            came.append(oracle.quantized("one_bit", sums[host] + held))
         mean = reference.tree(came, np.add) / np.float32(ranks)
         server.step(mean, before["server"]["w"].reshape(-1), after["server"]["w"].reshape(-1))
         before = {k: {n: x.copy() for n, x in of.items()} for k, of in after.items()}

@@ -271,3 +271,62 @@ def zeros(comm):
 def test_density_1_is_dense_but_for_the_sign_of_zeros(pool):
     for found in pool(4).call(zeros):
         assert found == [(True, True)] * 2
+
+
+# Calls of other kinds, which begin in other groups.
+
+OPTIONS = {
+    "compressed": {},
+    "dense": {"dense_steps": 9},
+    "being measured": {"when": "auto"},
+}
+
+
+def others_kind(comm, host_of, differ, way, what, calls, kind="one_bit", steps=0):
+    """How ranks end of which some call something else, after so many steps."""
+    ends = ends_of_communicator(comm, host_of=host_of)
+    state_of, options = KINDS[kind]
+    _alive.append(state_of(SHAPES, ends, **options, **OPTIONS[way]))
+    state, out = _alive[-1], np.empty(7000 // comm.size, np.float32)
+    for step in range(steps):
+        state.all_reduce(gradients(1, comm.rank, step))
+    mine = gradients(1, comm.rank, steps)
+    by_kind = {
+        "all_reduce": lambda: state.all_reduce(mine),
+        "reduce_scatter": lambda: state.reduce_scatter(out, mine["w"], "w"),
+        "flush": state.flush,
+    }
+    return ends_with(by_kind[calls if comm.rank in differ else what])
+
+
+@pytest.mark.parametrize("way", OPTIONS)
+@pytest.mark.parametrize(
+    ("host_of", "differ"),
+    [((0, 0, 1, 1), (3,)), ((0, 0, 1, 1), (0, 1)), ((0, 1, 0, 0), (1,)), ((0, 1, 0, 0), (2,))],
+)
+def test_other_calls_are_a_mismatch_on_every_rank(pool, host_of, differ, way):
+    pairs = [("all_reduce", "flush"), ("flush", "all_reduce")]
+    if host_of == (0, 0, 1, 1):  # shards want as many ranks on every host
+        pairs += [("reduce_scatter", "flush"), ("all_reduce", "reduce_scatter")]
+    for what, calls in pairs:
+        for name, _, taken in pool(4).call(others_kind, host_of, differ, way, what, calls):
+            assert name == CollectiveMismatch.__name__, (what, calls)
+            assert taken < SOON
+
+
+@pytest.mark.parametrize("way", ["compressed", "dense"])
+@pytest.mark.parametrize("steps", range(4))
+def test_what_begins_calls_is_not_taken_for_lengths(pool, steps, way):
+    """By region a call begins with lengths, in the same group as others' digests and headers."""
+    given = (0, 1, 2, 3), (0,), way
+    for what, calls in [("all_reduce", "flush"), ("flush", "all_reduce")]:
+        for name, _, taken in pool(4).call(
+            others_kind, *given, what, calls, "top_k by region", steps
+        ):
+            assert name == CollectiveMismatch.__name__, (what, calls)
+            assert taken < SOON
+    for name, _, taken in pool(4).call(
+        others_kind, *given, "all_reduce", "reduce_scatter", "top_k by region"
+    ):
+        assert name == CollectiveMismatch.__name__
+        assert taken < SOON

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pycollective.compression import OneBitState, TopKState
+from pycollective.compression import CODECS, TopKState
 from tests.compression import oracle
 from tests.compression.players import (
     SHAPES,
@@ -20,6 +20,7 @@ from tests.compression.players import (
     size_of,
 )
 from tests.inputs import same_bits
+from tests.kernels.quantized import CODECS as QUANTIZED
 
 STEPS = 3
 VALUES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -53,12 +54,13 @@ def flat_inputs(name, step, dtype, seed):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("host_of", TOPOLOGIES)
-def test_one_bit(pool, host_of, dtype):
-    seed = seed_of("one_bit", host_of, dtype)
-    outputs, held = run(pool, host_of, OneBitState, {}, dtype, seed)
+@pytest.mark.parametrize("codec", QUANTIZED)
+def test_quantized(pool, codec, host_of, dtype):
+    seed = seed_of(codec, host_of, dtype)
+    outputs, held = run(pool, host_of, CODECS[codec], {}, dtype, seed)
     check_dense(outputs, host_of, dtype, seed)
     for name in ("w", "v"):
-        want = oracle.OneBit(size_of(SHAPES)[name], max(host_of) + 1)
+        want = oracle.Quantized(codec, size_of(SHAPES)[name], max(host_of) + 1)
         for step, got in enumerate(outputs):
             average = want.step(flat_inputs(name, step, dtype, seed), host_of)
             assert same_bits(got[name].reshape(-1), average), (name, step)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pycollective.compression.arrays import Item
 from pycollective.compression.bucket import Bucket, Cuts
-from pycollective.compression.placing import Places, regions_of, share_of
+from pycollective.compression.placing import Places, regions_of, shares_of
 from pycollective.placement import number_hosts
 
 hosts_of = st.lists(st.integers(0, 4), min_size=1, max_size=12).map(number_hosts)
@@ -35,7 +35,7 @@ def exactly_once(ranges, count):
 @given(hosts_of, names, counts, chunks)
 def test_shares_have_each_element_once_and_regions_each_of_a_share(host_of, name, count, chunk):
     places = Places(0, host_of)
-    shares = share_of(name, count, chunk, places)
+    shares = shares_of(name, count, chunk, places)
     assert len(shares) == places.shares
     assert exactly_once(shares, count)
     owned = []
@@ -50,12 +50,12 @@ def test_shares_have_each_element_once_and_regions_each_of_a_share(host_of, name
 @given(hosts_of, names, counts, chunks)
 def test_cuts_are_at_chunk_starts_and_even(host_of, name, count, chunk):
     places = Places(0, host_of)
-    for start, stop in share_of(name, count, chunk, places):
+    for start, stop in shares_of(name, count, chunk, places):
         assert start == stop or start % chunk == 0
         assert stop % chunk == 0 or stop == count
         for lower, upper in regions_of(name, (start, stop), chunk, places):
             assert lower == upper or lower % chunk == 0
-    whole = [-(-(stop - start) // chunk) for start, stop in share_of(name, count, chunk, places)]
+    whole = [-(-(stop - start) // chunk) for start, stop in shares_of(name, count, chunk, places)]
     assert max(whole) - min(whole) <= 1
 
 
@@ -64,7 +64,7 @@ def test_all_ranks_cut_alike(host_of, name, count, chunk):
     every = {
         (tuple(shares), tuple(tuple(regions_of(name, s, chunk, places)) for s in shares))
         for places in (Places(rank, host_of) for rank in range(len(host_of)))
-        for shares in [share_of(name, count, chunk, places)]
+        for shares in [shares_of(name, count, chunk, places)]
     }
     assert len(every) == 1
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 
-from pycollective import _core, reference
+from pycollective import _core, compression, reference
 from tests.inputs import awkward, dtype_of, order_sensitive, subnormal
 
-CODECS = ["one_bit", "int8"]
 FLOAT = np.finfo(np.float32)
 
 
@@ -51,12 +52,20 @@ def int8_decoded(record, count):
     return record[4:].view(np.int8).astype(np.float32) * record[:4].view(np.float32)[0]
 
 
-RECORD = {"one_bit": one_bit_record, "int8": int8_record}
-DECODED = {"one_bit": one_bit_decoded, "int8": int8_decoded}
+# Of each codec: its record, what that decodes to, and bits an element behind a scale.
+DOCUMENT = {
+    "one_bit": (one_bit_record, one_bit_decoded, 1),
+    "int8": (int8_record, int8_decoded, 8),
+}
+CODECS = list(DOCUMENT)
+
+
+def usual_chunk(codec):
+    return inspect.signature(compression.CODECS[codec]).parameters["chunk"].default
 
 
 def record_bytes(codec, count):
-    return 4 + (count if codec == "int8" else -(-count // 8))
+    return 4 + -(-count * DOCUMENT[codec][2] // 8)
 
 
 def payload_bytes(codec, chunk, count):
@@ -71,8 +80,9 @@ def sum_of(x, held):
 
 def encode(codec, chunk, c):
     """The payload, and what is left; None if a number is not finite."""
+    record_of = DOCUMENT[codec][0]
     with np.errstate(all="ignore"):
-        records = [RECORD[codec](c[at : at + chunk]) for at in range(0, len(c), chunk)]
+        records = [record_of(c[at : at + chunk]) for at in range(0, len(c), chunk)]
         if any(record is None for record in records):
             return None
         payload = np.concatenate([np.zeros(0, np.uint8), *records])
@@ -81,12 +91,12 @@ def encode(codec, chunk, c):
 
 def decode(codec, chunk, payload, count):
     """Of one payload, in fp32."""
-    out = [np.zeros(0, np.float32)]
+    out, decoded = [np.zeros(0, np.float32)], DOCUMENT[codec][1]
     with np.errstate(all="ignore"):
         for at in range(0, count, chunk):
             here = min(chunk, count - at)
             size = record_bytes(codec, here)
-            out.append(DECODED[codec](payload[:size], here))
+            out.append(decoded(payload[:size], here))
             payload = payload[size:]
     return np.concatenate(out)
 

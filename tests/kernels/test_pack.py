@@ -279,3 +279,30 @@ def test_a_payload_of_another_length_is_refused(level):
 def test_other_types_are_refused():
     with pytest.raises(ConfigurationError, match="no packing of float64"):
         pack(np.zeros(128))
+
+
+def test_what_cannot_be_right_is_refused():
+    def refused(match, function, *arguments):
+        with pytest.raises(ConfigurationError, match=match):
+            function(*arguments)
+
+    x, out = np.ones(256, np.float16), np.zeros(512, np.uint8)
+    payload = out[: _core.pack_into(x, out)].copy()
+    refused("room for 512 bytes", _core.pack_into, x, out[:511])
+    refused("room for 512 bytes", _core.pack_into, x, out[:0])
+    refused("out must be of uint8", _core.pack_into, x, np.zeros(512, np.int8))
+    refused("x must be contiguous", _core.pack_into, np.ones(512, np.float16)[::2], out)
+    refused("out must be contiguous", _core.pack_into, x, np.zeros(1024, np.uint8)[::2])
+    refused("payload must be of uint8", _core.unpack_into, payload.view(np.int8), x)
+    refused("payload must be contig", _core.unpack_into, np.repeat(payload, 2)[::2], x)
+    refused("out must be contiguous", _core.unpack_into, payload, np.ones(512, np.float16)[::2])
+    refused("no packing of int16", _core.unpack_into, payload, np.zeros(256, np.int16))
+    refused("no SIMD level", _core.pack_into, x, out, "none")
+    refused("no SIMD level", _core.unpack_into, payload, x, "none")
+    room = np.zeros(1025, np.uint8)
+    refused("overlap", _core.pack_into, room[:512].view(np.float16), room[511:1023])
+    refused("overlap", _core.unpack_into, room[511:1023], room[:512].view(np.float16))
+    _core.pack_into(room[:512].view(np.float16), room[512:1024])
+    out.flags.writeable = x.flags.writeable = False
+    refused("read-only", _core.pack_into, x, out)
+    refused("read-only", _core.unpack_into, payload, x)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pycollective import ConfigurationError, _core, reference
+from pycollective import ConfigurationError, _core, compression, reference
+from pycollective.compression.states import QuantizedState
 from tests.inputs import dtype_of, order_sensitive, same_bits, subnormal
 from tests.kernels.quantized import (
     CODECS,
@@ -24,11 +25,12 @@ from tests.kernels.quantized import (
     quantize,
     rounded,
     sum_of,
+    usual_chunk,
 )
 
 LEVELS = _core.simd_levels()
 TYPES = ["float16", "bfloat16", "float32"]
-CHUNK = {"one_bit": 1024, "int8": 256}
+CHUNK = {codec: usual_chunk(codec) for codec in CODECS}
 
 
 @settings(deadline=None, max_examples=200)
@@ -136,7 +138,13 @@ def test_one_number_that_is_not_finite_anywhere(bad, codec, level):
 def test_a_sum_that_overflows_is_not_finite(codec, level):
     x = np.full(70, FLOAT.max)
     assert quantize(codec, 128, x, np.full(70, FLOAT.max * 0.1, np.float32), level) is None
-    assert (quantize(codec, 128, x, None, level) is None) == (codec == "one_bit")
+    expected = encode(codec, 128, x)
+    assert (quantize(codec, 128, x, None, level) is None) == (expected is None)
+
+
+def test_a_sum_of_magnitudes_that_overflows_is_one_bits():
+    assert encode("one_bit", 128, np.full(70, FLOAT.max)) is None
+    assert encode("int8", 128, np.full(70, FLOAT.max)) is not None
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -245,6 +253,12 @@ def test_a_host_that_flushes_subnormals_changes_nothing(codec, level):
     assert same_bits(out, decode(codec, 128, payload, 1000) / np.float32(3))
 
 
+def test_the_document_has_every_codec_and_python_a_state_of_each():
+    assert _core.quantize_codecs() == CODECS
+    states = {name for name, of in compression.CODECS.items() if issubclass(of, QuantizedState)}
+    assert states == set(CODECS)
+
+
 def test_bytes():
     assert _core.quantized_bytes("one_bit", 1024, 1 << 22) * 31 < 4 << 22
     for codec in CODECS:
@@ -301,6 +315,7 @@ REFUSED = {
     "left must be of float32": {"left": np.zeros(100)},
     "left must have 100": {"left": np.zeros(101, np.float32)},
     "read-only": {"left": read_only(np.zeros(100, np.float32))},
+    "payload.*read-only": {"payload": read_only(np.zeros(30, np.uint8))},
     "payload must be of uint8": {"payload": np.zeros(30, np.int8)},
     "room for 21 bytes": {"payload": np.zeros(20, np.uint8)},
     "left must not overlap held": {"left": SHARED[:100], "held": SHARED[99:199]},
@@ -319,6 +334,15 @@ def test_quantize_refuses(message):
         _core.quantize(**arguments(**REFUSED[message]))
 
 
+def test_an_unknown_codec_is_refused_with_the_names_there_are():
+    for name in ("two_bit", "one_bit ", "", "INT8"):
+        with pytest.raises(ConfigurationError) as caught:
+            _core.quantized_bytes(name, 64, 1)
+        *first, last = CODECS
+        there_are = f"no codec '{name}'; there are {', '.join(first)} and {last}"
+        assert str(caught.value).endswith(there_are)
+
+
 BYTES = np.zeros((3, 30), np.uint8)
 REFUSED_SUMS = {
     "no codec": {"codec": "int4"},
@@ -327,6 +351,7 @@ REFUSED_SUMS = {
     "messages must be contiguous": {"messages": BYTES[:, :29]},
     "a row for each rank": {"messages": BYTES[0]},
     "1 to 32768": {"messages": BYTES[:0]},
+    "row for each rank, 1 to 32768": {"messages": np.zeros((32769, 21), np.uint8), "at": 0},
     "30 bytes do not hold 21 from byte 10 on": {"at": 10},
     "from byte -1": {"at": -1},
     "from byte 31": {"at": 31, "out": np.zeros(0, np.float32)},
@@ -352,7 +377,20 @@ def test_dequantize_refuses(message):
         _core.dequantize(**{**given, **REFUSED_SUMS[message]})
 
 
+def test_neighbours_do_not_overlap():
+    """Arrays one behind the other, in any order."""
+    for first in range(3):
+        room = np.zeros(3 * 64, np.float32)
+        x, left, held = (room[(first + i) % 3 * 64 :][:64] for i in range(3))
+        x[:] = held[:] = np.arange(64)
+        assert _core.quantize("int8", 64, x, held, left, np.zeros(68, np.uint8))
+    room = np.zeros(68 + 256, np.uint8)
+    assert _core.quantize("int8", 64, x, None, room[:256].view(np.float32), room[256:])
+    _core.dequantize("int8", 64, room[256:][None], 0, room[:256].view(np.float32), 1.0)
+
+
 def test_no_bytes_of_what_is_no_array():
-    for codec, chunk, count in [("int8", 100, 1), ("zip", 64, 1), ("int8", 64, -1)]:
+    others = [("int8", 64, -1), ("int8", 64, 2**63 - 1), ("one_bit", 64, 2**57)]
+    for codec, chunk, count in [("int8", 100, 1), ("zip", 64, 1), *others]:
         with pytest.raises(ConfigurationError):
             _core.quantized_bytes(codec, chunk, count)

@@ -89,7 +89,7 @@ def test_what_one_alone_has_keeps_its_sign_whichever_it_is():
 
 @pytest.mark.parametrize("out_dtype", TYPES)
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("divisor", [1, 3, 8])
+@pytest.mark.parametrize("divisor", [1, 3, 8, 0.75])
 def test_scatter(dtype, out_dtype, divisor):
     for size, density in [(1, 1.0), (100, 0.5), (5000, 0.01), (5000, 1.0), (1_100_000, 0.001)]:
         at, values = sparse_vectors(1, size, density, dtype)[0]

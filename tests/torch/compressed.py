@@ -10,9 +10,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint
 
 import pycollective.torch as pct
+from pycollective.compression import CODECS
 from tests.torch.groups import standing_group, to_numpy
 
-HOOKS = {"one_bit": pct.one_bit_hook, "int8": pct.int8_hook, "top_k": pct.top_k_hook}
+HOOKS = {codec: getattr(pct, f"{codec}_hook") for codec in CODECS}
 
 _groups: dict[str, dist.ProcessGroup] = {}
 
@@ -29,11 +30,9 @@ def state_of(model, codec, topology, group, **options):
     """A state whose ranks play hosts."""
     os.environ["PYCOLLECTIVE_TOPOLOGY"] = topology
     try:
-        if codec == "one_bit":
-            return pct.OneBitState(model, group=group, chunk=256, **options)
-        if codec == "int8":
-            return pct.Int8State(model, group=group, **options)
-        return pct.TopKState(model, group=group, density=0.03, **options)
+        usual = {"density": 0.03} if codec == "top_k" else {"chunk": 256}
+        state = getattr(pct, CODECS[codec].__name__)
+        return state(model, group=group, **{**usual, **options})
     finally:
         del os.environ["PYCOLLECTIVE_TOPOLOGY"]
 

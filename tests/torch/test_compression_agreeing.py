@@ -203,7 +203,19 @@ def test_one_host_that_compresses_nothing_is_warned_of_once(ranks):
     assert ranks(warned, HOSTS, "hosts") == [[]] * 4
 
 
-@pytest.mark.parametrize("name", ["OneBitState", "Int8State", "TopKState"])
+@pytest.mark.parametrize("codec", compression.CODECS)
+def test_every_codec_has_a_state_and_a_hook_that_takes_no_other(codec):
+    name, hook = compression.CODECS[codec].__name__, f"{codec}_hook"
+    assert {name, hook} <= set(pct.__all__)
+    assert name in compression.__all__
+    state = getattr(pct, name)
+    assert issubclass(state, compression.CODECS[codec])
+    assert inspect.signature(getattr(pct, hook)).parameters["state"].annotation is state
+    with pytest.raises(ConfigurationError, match=f"state is a {name}, not a NoneType"):
+        getattr(pct, hook)(None, None)
+
+
+@pytest.mark.parametrize("name", [of.__name__ for of in compression.CODECS.values()])
 def test_torchs_states_have_the_options_of_numpys_by_name(name):
     ours = inspect.signature(getattr(pct, name)).parameters
     wants = inspect.signature(getattr(compression, name)).parameters
@@ -230,3 +242,29 @@ def test_users_see_what_they_may_call_and_nothing_else(ranks):
     for of_torch, of_numpy in ranks(public):
         assert of_numpy == PUBLIC
         assert of_torch == PUBLIC | {"density"}
+
+
+def flushed_in_backward(comm, topology):
+    """How ranks end of which one flushes while the others go backward."""
+    group = group_of(comm, "pycollective")
+    model = DistributedDataParallel(Given(), process_group=group)
+    state = state_of(model, "one_bit", topology, group)
+    model.register_comm_hook(state, HOOKS["one_bit"])
+    start = time.monotonic()
+    try:
+        for step in range(3):  # a rank may be in the last of them when the others disagree
+            model(given(comm.rank, step)).backward()
+        if comm.rank == 1:
+            state.flush()
+        else:
+            model(given(comm.rank, 0)).backward()
+    except CollectiveMismatch:
+        return time.monotonic() - start
+    return None
+
+
+@pytest.mark.parametrize("topology", [HOSTS, "4"])  # compressed; dense, on one host
+def test_a_flush_beside_backward_is_a_mismatch_on_every_rank(ranks, topology):
+    for taken in ranks(flushed_in_backward, topology):
+        assert taken is not None
+        assert taken < 20  # the groups' timeout is 30 s

@@ -92,3 +92,19 @@ def ended(comm):
 
 def test_the_thread_ends_though_a_group_cannot_be_left(ranks):
     assert ranks(ended) == [False] * 4
+
+
+def left(comm, backend, topology):
+    """How many process groups a state that was made, used and closed has left on this rank."""
+    group = group_of(comm, backend)
+    before = len(dist.distributed_c10d._world.pg_names)
+    state = state_of(Given(), "int8", topology, group)
+    state.all_reduce(given(comm.rank, 0))
+    state.close()
+    return len(dist.distributed_c10d._world.pg_names) - before
+
+
+@pytest.mark.parametrize("backend", ["pycollective", "gloo"])
+@pytest.mark.parametrize("topology", ["4x1", "2x2", "3,1", "1x4"])  # 3,1: two have no share
+def test_closing_leaves_no_group(ranks, topology, backend):
+    assert ranks(left, backend, topology) == [0] * 4

@@ -8,7 +8,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
-from tests.compression.test_choice import Clock
+from pycollective import ConfigurationError
+from pycollective.torch.tensors import OfTensor
+from tests.compression.test_choice import Clock, Seen
 from tests.harness import Ranks, results
 from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, state_of
 
@@ -99,3 +101,103 @@ def unknown(comm):
 def test_a_state_of_another_model_is_refused_on_one_host_too(ranks):
     with pytest.raises(Exception, match="the state was not given"):
         ranks(unknown)
+
+
+class Bucket:
+    """What a hook sees of a bucket of DDP's, and how often it looked for its parameters."""
+
+    def __init__(self, model, gradients):
+        self._model, self._names, self.looks = model, list(gradients), 0
+        self._buffer = torch.cat([each.reshape(-1) for each in gradients.values()])
+
+    def buffer(self):
+        return self._buffer
+
+    def parameters(self):
+        self.looks += 1
+        return [getattr(self._model, name) for name in self._names]
+
+    def index(self):
+        return 0
+
+    def is_last(self):
+        return True
+
+
+def passed_on(comm, codec):
+    """How often a state that is dense for good looked into a bucket, and whether another is known.
+
+    The averages, and what is counted.
+    """
+    group, model, other = group_of(comm, "pycollective"), Given(), Given()
+    state = state_of(model, codec, "1x4", group)
+    bucket = Bucket(model, given(comm.rank, 0))
+    for _ in range(4):
+        HOOKS[codec](state, bucket).wait()
+    buffer = torch.cat([each.reshape(-1) for each in given(comm.rank, 0).values()])
+    for _ in range(4):
+        pct.all_reduce_hook(group, Passed(buffer)).wait()
+    said = []
+    for strange in (
+        Bucket(other, {"w": given(comm.rank, 0)["w"]}),
+        Bucket(model, {name: each.double() for name, each in given(comm.rank, 0).items()}),
+    ):
+        with pytest.raises(ConfigurationError) as raised:
+            state._hook(strange)
+        said.append(str(raised.value))
+    counts = state.stats()["steps"], state.stats()["dense_calls"]
+    return bucket.looks, torch.equal(bucket.buffer(), buffer), counts, said
+
+
+class Passed(Bucket):
+    def __init__(self, buffer):
+        self._buffer = buffer
+
+
+@pytest.mark.parametrize("codec", HOOKS)
+def test_a_bucket_is_looked_into_once_where_all_is_dense_for_good(ranks, codec):
+    for looks, same, counts, (unknown, wide) in ranks(passed_on, codec):
+        assert looks == 1
+        assert same
+        assert counts == (4, 4)
+        assert "the state was not given" in unknown
+        assert "float64" in wide
+
+
+def unused(comm, codec):
+    """Whether hooks are dense ones in the end, where no rank ever used a parameter."""
+    group = group_of(comm, "pycollective")
+    model = Given()
+    state = state_of(model, codec, "4x1", group, when="auto")
+    state._choice.clock = Clock(state, {"compressed": 9.0, "dense": 1.0})
+    passes = []
+    for step in range(8):
+        mine = given(comm.rank, step)
+        mine["v"].zero_()
+        HOOKS[codec](state, Bucket(model, mine)).wait()
+        passes.append(state._passes)
+    return passes
+
+
+@pytest.mark.parametrize("codec", HOOKS)
+def test_a_parameter_that_none_uses_does_not_keep_the_hooks_from_passing(ranks, codec):
+    for passes in ranks(unused, codec):
+        assert passes == [False] * 7 + [True]  # six are measured, one brings what was held
+
+
+def timed(comm, codec):
+    """What a dense call of the hook does in a trial."""
+    group, model = group_of(comm, "pycollective"), Given()
+    state = state_of(model, codec, "4x1", group, when="auto")
+    HOOKS[codec](state, Bucket(model, given(comm.rank, 0))).wait()
+    assert state.stats()["way"] == "dense"
+    with Seen(state, OfTensor) as events:
+        HOOKS[codec](state, Bucket(model, given(comm.rank, 1))).wait()
+    return events
+
+
+def test_of_a_dense_hook_the_average_alone_is_timed(ranks):
+    for events in ranks(timed, "top_k"):
+        # The ranks compare; wait for each other; average; look whether it is finite.
+        assert events[:5] == ["all_gather", "all_gather", "clock", "average", "clock"]
+        assert events[5:] == ["is_finite"]

@@ -15,19 +15,17 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import pycollective.torch as pct
+from pycollective.compression import CODECS
 
 dist.init_process_group("pycollective")
 rank = dist.get_rank()
 said = []
-for name, make in {
-    "one_bit": lambda ddp: pct.OneBitState(ddp, chunk=256),
-    "int8": lambda ddp: pct.Int8State(ddp),
-    "top_k": lambda ddp: pct.TopKState(ddp, density=0.03),
-}.items():
+for name, of_numpy in CODECS.items():
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(60, 90), torch.nn.Tanh(), torch.nn.Linear(90, 70))
     ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.02)
-    state = make(ddp)
+    options = {"density": 0.03} if name == "top_k" else {"chunk": 256}
+    state = getattr(pct, of_numpy.__name__)(ddp, **options)
     ddp.register_comm_hook(state, getattr(pct, name + "_hook"))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.3, momentum=0.9)
     random = torch.Generator().manual_seed(100 + rank)

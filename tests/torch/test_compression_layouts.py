@@ -140,3 +140,40 @@ def empty(comm, codec):
 @pytest.mark.parametrize("codec", HOOKS)
 def test_a_parameter_without_elements_is_dense(ranks, codec):
     assert ranks(empty, codec) == [(["w"], ["none"])] * 2
+
+
+# Weights with a side of length 1, whose stride means nothing, and may be any: how one was laid out,
+# and how its gradient.
+ONE_CHANNEL = {
+    "of one image": (
+        lambda: torch.zeros(1, 30, 16, 16).to(memory_format=torch.channels_last),
+        lambda x: x.permute(0, 2, 3, 1).contiguous()[0].permute(2, 0, 1).unsqueeze(0),
+    ),
+    "of one column": (
+        lambda: torch.zeros(20, 30, 16, 1).to(memory_format=torch.channels_last),
+        lambda x: x.permute(0, 3, 2, 1).contiguous().permute(0, 3, 2, 1),
+    ),
+    "of one input": (
+        lambda: torch.zeros(20, 1, 16, 16).to(memory_format=torch.channels_last),
+        lambda x: x.clone().as_strided(x.shape, (256, 7, 16, 1)),
+    ),
+}
+
+
+def of_one_channel(comm, what, differs):
+    """What is delivered and held but the mean; rank 1's weight may be laid out otherwise."""
+    weight, laid_out = ONE_CHANNEL[what]
+    mine = weight() if comm.rank == 0 or not differs else laid_out(weight())
+    every = [normal(rank, 0, *mine.shape) for rank in range(2)]
+    pairs = [("weight", torch.nn.Parameter(mine))]
+    state = state_of(pairs, "int8", "2x1", group_of(comm, "pycollective"))
+    gradient = laid_out(every[comm.rank])
+    assert state.all_reduce({"weight": gradient})
+    held = state.flush()["weight"]
+    return float((gradient + held - (every[0] + every[1]) / 2).abs().max())
+
+
+@pytest.mark.parametrize("differs", [False, True])
+@pytest.mark.parametrize("what", ONE_CHANNEL)
+def test_strides_of_sides_of_one_element_mean_nothing(ranks, what, differs):
+    assert max(ranks(of_one_channel, what, differs)) < 1e-5

@@ -100,6 +100,22 @@ inline float folded(const Group& group) {
 #endif
 }
 
+struct Added {
+  template <class V>
+  static V of(V a, V b) {
+    return a + b;
+  }
+};
+
+// Of magnitudes: their bits ascend as they do, and what is not finite is above all that is.
+struct Larger {
+  template <class V>
+  static V of(V a, V b) {
+    using Bits = Vector<std::int32_t, sizeof(V) / sizeof(float)>;
+    return (V)((Bits)a > (Bits)b ? (Bits)a : (Bits)b);
+  }
+};
+
 // How each type gets into a vector of floats, and out of it with the NaN rule and one rounding.
 struct Fp32 {
   using Stored = float;
@@ -119,21 +135,10 @@ struct Bf16 {
 
 struct Fp16 {
   using Stored = std::uint16_t;
-#if defined(__AVX512F__)
-  static Floats load(const std::uint16_t* from) {
-    return _mm512_maskz_cvtph_ps(0xFFFF, load_vector<__m256i>(from));
-  }
+#if defined(__F16C__)
+  static Floats load(const std::uint16_t* from) { return Float16::widen(from); }
   static void store(std::uint16_t* to, Floats value) {
-    const Floats number = canonical<Words>(value, kNanFloat32);
-    store_vector(to, _mm512_maskz_cvtps_ph(0xFFFF, number, _MM_FROUND_TO_NEAREST_INT));
-  }
-#elif defined(__F16C__)
-  static Floats load(const std::uint16_t* from) {
-    return _mm256_cvtph_ps(load_vector<__m128i>(from));
-  }
-  static void store(std::uint16_t* to, Floats value) {
-    const Floats number = canonical<Words>(value, kNanFloat32);
-    store_vector(to, _mm256_cvtps_ph(number, _MM_FROUND_TO_NEAREST_INT));
+    Float16::narrow(to, canonical<Words>(value, kNanFloat32));
   }
 #else
   static Floats load(const std::uint16_t* from) {

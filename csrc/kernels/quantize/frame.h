@@ -2,7 +2,8 @@
 //
 // A codec is a class whose objects are what scan() has found of a chunk. It reads the chunk once;
 // error() of each of its groups says, once that is known, what is left. What neither has written of
-// the chunk's record is not the codec's. Leaf reads a record.
+// the chunk's record, which has record_bytes(), is not the codec's. Leaf reads a record. kName is
+// what the codec is called.
 
 // Errors of `count` elements from element `begin` of a chunk on. Those that come later are asked
 // for on the way: the ones here are in the cache, and the next would be waited for.
@@ -37,7 +38,7 @@ bool quantize_chunks(const Input<Element, kHeld>& in, float* left, std::size_t c
   Stream errors(left, count * sizeof(float));
   Codec found[kScanned / kLeastChunk];
   const std::size_t batch = chunk < kScanned ? kScanned / chunk * chunk : chunk;
-  const std::size_t record_size = record_bytes(Codec::kCodec, chunk);
+  const std::size_t record_size = Codec::record_bytes(chunk);
   for (std::size_t first = 0; first < count; first += batch) {
     const Input<Element, kHeld> here = in.from(first);
     const std::size_t size = count - first < batch ? count - first : batch;
@@ -206,7 +207,7 @@ void dequantize_chunks(const std::byte* record, std::size_t rows, std::size_t st
       }
       results.written(here * sizeof(T));
     }
-    record += record_bytes(Codec::kCodec, m);
+    record += Codec::record_bytes(m);
   }
 }
 
@@ -220,7 +221,7 @@ void dequantize(const std::byte* payloads, std::size_t rows, std::size_t stride,
 }
 
 template <class Codec>
-Quantizing find_element(Dtype dtype) {
+Quantizing find(Dtype dtype) {
   switch (dtype) {
     case Dtype::kFloat16:
       return {quantize<Codec, Fp16>, dequantize<Codec, Fp16>};
@@ -233,6 +234,7 @@ Quantizing find_element(Dtype dtype) {
   }
 }
 
-Quantizing find(QuantizeCodec codec, Dtype dtype) {
-  return codec == QuantizeCodec::kOneBit ? find_element<OneBit>(dtype) : find_element<Int8>(dtype);
+template <class Codec>
+constexpr QuantizeCodec row_of() {
+  return {Codec::kName, Codec::record_bytes, find<Codec>};
 }

@@ -27,17 +27,12 @@ inline void store_lowest_bytes(std::byte* to, const Group& group) {
 #endif
 }
 
-// Of magnitudes: their bits ascend as they do, and what is not finite is above all that is.
-struct Larger {
-  template <class V>
-  static V of(V a, V b) {
-    using Bits = Vector<std::int32_t, sizeof(V) / sizeof(float)>;
-    return (V)((Bits)a > (Bits)b ? (Bits)a : (Bits)b);
-  }
-};
-
 struct Int8 {
-  static constexpr QuantizeCodec kCodec = QuantizeCodec::kInt8;
+  static constexpr const char* kName = "int8";
+  static constexpr std::size_t record_bytes(std::size_t elements) {
+    return sizeof(float) + elements;
+  }
+
   float scale;
   float times;  // 1 / scale, as near as may be
 

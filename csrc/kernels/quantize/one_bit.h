@@ -1,12 +1,5 @@
 // One bit an element: its sign, and the chunk's mean magnitude.
 
-struct Added {
-  template <class V>
-  static V of(V a, V b) {
-    return a + b;
-  }
-};
-
 // Bit i: element i is below zero.
 inline std::uint32_t negative(const Group& c) {
 #if defined(__AVX512F__)
@@ -30,7 +23,11 @@ inline std::uint32_t negative(const Group& c) {
 }
 
 struct OneBit {
-  static constexpr QuantizeCodec kCodec = QuantizeCodec::kOneBit;
+  static constexpr const char* kName = "one_bit";
+  static constexpr std::size_t record_bytes(std::size_t elements) {
+    return sizeof(float) + (elements + 7) / 8;
+  }
+
   float scale;
 
   // Writes the record of one chunk of m elements. False if one is not finite, or their sum.

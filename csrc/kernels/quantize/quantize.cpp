@@ -4,14 +4,14 @@
 
 namespace pycollective {
 
-Quantizing find_quantizing(QuantizeCodec codec, Dtype dtype, SimdLevel level) {
+QuantizeCodecs quantize_codecs(SimdLevel level) {
 #if defined(__x86_64__)
-  if (level == SimdLevel::kAvx512) return avx512::find_quantizing(codec, dtype);
-  if (level == SimdLevel::kAvx2) return avx2::find_quantizing(codec, dtype);
+  if (level == SimdLevel::kAvx512) return avx512::quantize_codecs();
+  if (level == SimdLevel::kAvx2) return avx2::quantize_codecs();
 #else
   (void)level;
 #endif
-  return portable::find_quantizing(codec, dtype);
+  return portable::quantize_codecs();
 }
 
 }  // namespace pycollective

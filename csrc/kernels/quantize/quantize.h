@@ -1,6 +1,6 @@
-// 1-bit and 8-bit quantization with error feedback. CPU kernels, chosen at run time, which give the
-// same bits at each SIMD level; docs/wire.md says what a payload is, byte by byte, for every
-// processor.
+// Quantization with error feedback, by 1 bit, 8 bits and so on. CPU kernels, chosen at run time,
+// which give the same bits at each SIMD level; docs/wire.md says what a payload is, byte by byte,
+// for every processor.
 #pragma once
 
 #include <cstddef>
@@ -10,36 +10,11 @@
 
 namespace pycollective {
 
-enum class QuantizeCodec { kOneBit, kInt8 };
-struct QuantizeCodecTraits {
-  QuantizeCodec codec;
-  const char* name;
-  std::size_t bits;  // an element's, beside its chunk's scale
-};
-constexpr QuantizeCodecTraits kQuantizeCodecTable[] = {
-    {QuantizeCodec::kOneBit, "one_bit", 1},
-    {QuantizeCodec::kInt8, "int8", 8},
-};
-constexpr const QuantizeCodecTraits& traits_of(QuantizeCodec codec) {
-  return kQuantizeCodecTable[static_cast<int>(codec)];
-}
-
 // A chunk is a multiple of kLeastChunk elements, kMostChunk at most; the last of an array is as
 // short as it must be.
 constexpr std::size_t kLeastChunk = 64, kMostChunk = 65536;
 constexpr bool is_chunk(std::size_t chunk) {
   return chunk >= kLeastChunk && chunk <= kMostChunk && chunk % kLeastChunk == 0;
-}
-
-// Bytes of the record of one chunk of so many elements: scale, then data.
-constexpr std::size_t record_bytes(QuantizeCodec codec, std::size_t elements) {
-  return sizeof(float) + (traits_of(codec).bits * elements + 7) / 8;
-}
-
-// Bytes of the payload of `count` elements.
-constexpr std::size_t quantized_bytes(QuantizeCodec codec, std::size_t chunk, std::size_t count) {
-  const std::size_t rest = count % chunk;
-  return count / chunk * record_bytes(codec, chunk) + (rest == 0 ? 0 : record_bytes(codec, rest));
 }
 
 // Quantizes c = x + held. False if a number is not finite: `left` and `payload` then hold anything.
@@ -68,7 +43,30 @@ struct Quantizing {
   DequantizeFn dequantize = nullptr;
 };
 
-// Null for types other than fp16, bf16 and fp32.
-Quantizing find_quantizing(QuantizeCodec codec, Dtype dtype, SimdLevel level);
+// A codec as it is at a SIMD level.
+struct QuantizeCodec {
+  const char* name;
+  std::size_t (*record_bytes)(std::size_t elements);  // of one chunk
+  Quantizing (*find)(Dtype dtype);  // null for types other than fp16, bf16 and fp32
+};
+
+// All that there are (quantize/codecs.h), in the same order at each level.
+struct QuantizeCodecs {
+  const QuantizeCodec* first;
+  std::size_t count;
+
+  const QuantizeCodec* begin() const { return first; }
+  const QuantizeCodec* end() const { return first + count; }
+  std::size_t size() const { return count; }
+  const QuantizeCodec& operator[](std::size_t i) const { return first[i]; }
+};
+QuantizeCodecs quantize_codecs(SimdLevel level);
+
+// Bytes of the payload of `count` elements: the records of their chunks.
+inline std::size_t quantized_bytes(const QuantizeCodec& codec, std::size_t chunk,
+                                   std::size_t count) {
+  const std::size_t rest = count % chunk;
+  return count / chunk * codec.record_bytes(chunk) + (rest == 0 ? 0 : codec.record_bytes(rest));
+}
 
 }  // namespace pycollective

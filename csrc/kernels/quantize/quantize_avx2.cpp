@@ -18,13 +18,12 @@ constexpr int kVectorBytes = 32;
 #include "kernels/lanes.h"
 #include "kernels/quantize/elements.h"
 #include "kernels/quantize/stream.h"
-#include "kernels/quantize/one_bit.h"
-#include "kernels/quantize/int8.h"
 #include "kernels/quantize/frame.h"
+#include "kernels/quantize/codecs.h"
 // clang-format on
 }  // namespace
 
-Quantizing find_quantizing(QuantizeCodec codec, Dtype dtype) { return find(codec, dtype); }
+QuantizeCodecs quantize_codecs() { return {kCodecs, sizeof(kCodecs) / sizeof(kCodecs[0])}; }
 
 }  // namespace pycollective::avx2
 

@@ -5,12 +5,12 @@
 
 namespace pycollective {
 namespace portable {
-Quantizing find_quantizing(QuantizeCodec codec, Dtype dtype);
+QuantizeCodecs quantize_codecs();
 }
 namespace avx2 {
-Quantizing find_quantizing(QuantizeCodec codec, Dtype dtype);
+QuantizeCodecs quantize_codecs();
 }
 namespace avx512 {
-Quantizing find_quantizing(QuantizeCodec codec, Dtype dtype);
+QuantizeCodecs quantize_codecs();
 }
 }  // namespace pycollective
