@@ -1,0 +1,30 @@
+// Parameters of the test kernels. Pointers are a device's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pycollective::cuda::testing {
+
+struct Copy {
+  const std::uint32_t* from;
+  std::uint32_t* to;
+  std::size_t words;
+};
+
+struct Exchange {
+  std::uint32_t *data, *own;
+  const std::uint32_t *peer_data, *other;
+  const std::uint32_t* abort;  // may be null
+  std::uint32_t *got, *ended;
+  std::uint32_t value;
+  unsigned words;  // at most as many as threads
+  std::uint64_t nanoseconds;
+};
+
+struct Wait {
+  const std::uint32_t* word;
+  std::uint32_t value;
+};
+
+}  // namespace pycollective::cuda::testing
