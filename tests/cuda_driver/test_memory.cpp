@@ -25,7 +25,7 @@ PART(host_reads_device_memory) {
   const CUdeviceptr address = device_words(16);
   to_parent(1);
   const volatile std::uint32_t* const word = at(address);
-  to_parent<std::uint32_t>(*word);
+  to_parent(std::uint32_t{*word});
 }
 PART(host_writes_device_memory) {
   const Session session;
@@ -135,11 +135,11 @@ TEST(registered_memory) {
   OK(cu().cuMemHostRegister(host.data(), 4 * 4096, 0));
   EXPECT(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
          cu().cuMemHostRegister(host.data() + 8, 4, 0));
-  OK(cu().cuMemHostGetDevicePointer(&mapped, host.data() + 1, 0));
+  OK(cu().cuMemHostGetDevicePointer(&mapped, host.data() + 4, 0));
   CUdeviceptr to = device_words(64);
   OK(launch(session.function("test_copy"), kernels::Copy{at(mapped), at(to), 64}, 1, 64, stream));
   CHECK(read(to, 64, stream)[63] == 5);
-  EXPECT(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, cu().cuMemHostUnregister(host.data() + 1));
+  EXPECT(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, cu().cuMemHostUnregister(host.data() + 4));
   EXPECT(CUDA_ERROR_INVALID_VALUE, cu().cuMemFreeHost(host.data()));
   OK(cu().cuMemHostUnregister(host.data()));
   EXPECT(CUDA_ERROR_INVALID_VALUE, cu().cuMemHostGetDevicePointer(&mapped, host.data(), 0));
