@@ -27,7 +27,6 @@ thread_local void* resumer = nullptr;  // its stack pointer
 #if defined(__SANITIZE_ADDRESS__)
 thread_local const void* resumer_stack = nullptr;
 thread_local std::size_t resumer_stack_bytes = 0;
-thread_local void* fake_stack = nullptr;
 #endif
 #if defined(STANDIN_TSAN)
 thread_local void* resumer_thread_sanitizer = nullptr;
@@ -153,9 +152,13 @@ void Fiber::leave([[maybe_unused]] bool for_good) {
 #endif
 }
 
-void Fiber::abandon() {
+void Fiber::abandon([[maybe_unused]] void* token) {
   unpoison(stack_, kStack);
 #if defined(STANDIN_TSAN)
+  void* const self = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(thread_sanitizer_, __tsan_switch_to_fiber_no_sync);
+  orders_before(token);
+  __tsan_switch_to_fiber(self, __tsan_switch_to_fiber_no_sync);
   __tsan_destroy_fiber(thread_sanitizer_);  // its calls were never returned from
   thread_sanitizer_ = __tsan_create_fiber(0);
 #endif

@@ -20,8 +20,9 @@ class Fiber {
   void resume();
   // Of the running fiber: back to whoever resumed it. `for_good`: it is not resumed again.
   static void leave(bool for_good);
-  // It has left in the middle, and is never resumed: ready for another prepare().
-  void abandon();
+  // It has left in the middle, and is never resumed: ready for another prepare(). What it did
+  // comes before orders_after(token).
+  void abandon(void* token);
 
  private:
   static void enter();

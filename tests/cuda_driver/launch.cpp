@@ -158,11 +158,11 @@ Block* start(Launch& launch, unsigned index, unsigned blocks, unsigned size) {
 }
 
 void finish(Block* block) {
-  orders_after(&block->end);
   for (unsigned i = 0; i < block->size; ++i) {
-    if (block->threads[i]->state != State::kEnded) block->threads[i]->fiber.abandon();
+    if (block->threads[i]->state != State::kEnded) block->threads[i]->fiber.abandon(&block->end);
     pool.give(block->threads[i]);
   }
+  orders_after(&block->end);
   resident[block->launch->context.device].fetch_sub(block->size, std::memory_order_relaxed);
   delete block;
 }

@@ -194,10 +194,12 @@ inline int run_all(int count, char** arguments) {
 
 }  // namespace standin::testing
 
-// A fault shall end the process by its signal, also under the sanitizers.
-#define TEST_MAIN                                                                       \
-  extern "C" const char* __asan_default_options() { return "handle_segv=0:handle_sigbus=0"; } \
-  extern "C" const char* __tsan_default_options() {                                     \
-    return "handle_segv=0:handle_sigbus=0:handle_abort=0:exitcode=66";                  \
-  }                                                                                     \
+// A fault shall end the process by its signal, also under the sanitizers, which look for these.
+#define TEST_MAIN                                                                          \
+  extern "C" [[gnu::visibility("default")]] const char* __asan_default_options() {         \
+    return "handle_segv=0:handle_sigbus=0";                                                \
+  }                                                                                        \
+  extern "C" [[gnu::visibility("default")]] const char* __tsan_default_options() {         \
+    return "handle_segv=0:handle_sigbus=0";                                                \
+  }                                                                                        \
   int main(int count, char** arguments) { return standin::testing::run_all(count, arguments); }
