@@ -91,7 +91,8 @@ bool answer(CUpointer_attribute attribute, const Place& place, std::uint64_t add
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       return give(static_cast<unsigned>(host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE));
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-      return give(static_cast<CUdeviceptr>(place.kind == Kind::kPinned ? address - apart : address));
+      return give(
+          static_cast<CUdeviceptr>(place.kind == Kind::kPinned ? address - apart : address));
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
       return give(host ? static_cast<void*>(place.seen) : nullptr);
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:

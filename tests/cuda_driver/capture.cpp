@@ -104,8 +104,7 @@ CUresult capture_wait(const std::shared_ptr<Stream>& stream, const CapturedMomen
     if (Capture* const capture = blocking_capture(*stream->context))
       return spoil(*capture, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   if (own && own->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (!moment.capture)
-    return own ? spoil(*own, CUDA_ERROR_STREAM_CAPTURE_ISOLATION) : CUDA_SUCCESS;
+  if (!moment.capture) return own ? spoil(*own, CUDA_ERROR_STREAM_CAPTURE_ISOLATION) : CUDA_SUCCESS;
   *captured = true;
   if (moment.capture->ended)
     return own ? spoil(*own, CUDA_ERROR_CAPTURED_EVENT) : CUDA_ERROR_CAPTURED_EVENT;
@@ -191,7 +190,7 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
     const std::lock_guard lock(mutex);
     // As cuda.h has it: of the legacy stream it cannot be said beside a capture.
     if (stream->legacy && blocking_capture(*context)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    *status = !stream->capture            ? CU_STREAM_CAPTURE_STATUS_NONE
+    *status = !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
               : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                          : CU_STREAM_CAPTURE_STATUS_ACTIVE;
     return CUDA_SUCCESS;

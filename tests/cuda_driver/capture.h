@@ -22,7 +22,7 @@ struct Graph {
 
 struct Capture {
   CUstreamCaptureMode mode;
-  std::thread::id thread;       // that began it
+  std::thread::id thread;  // that began it
   const Stream* origin;
   bool invalid = false;
   bool ended = false;

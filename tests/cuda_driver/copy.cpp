@@ -23,8 +23,8 @@ CUresult check(const Place& place, std::uint64_t address, std::size_t bytes, Mea
   return CUDA_SUCCESS;
 }
 
-CUresult copy(CUdeviceptr to, Meant meant_to, CUdeviceptr from, Meant meant_from,
-              std::size_t bytes, CUstream handle) {
+CUresult copy(CUdeviceptr to, Meant meant_to, CUdeviceptr from, Meant meant_from, std::size_t bytes,
+              CUstream handle) {
   return call(Safety::kSafe, [&](const std::shared_ptr<Context>& context) {
     const std::shared_ptr<Stream> stream = find_stream(context, handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
@@ -37,8 +37,7 @@ CUresult copy(CUdeviceptr to, Meant meant_to, CUdeviceptr from, Meant meant_from
       if (const CUresult error = forbidden_while_capturing(stream)) return error;
     Ticket ticket;
     const CUresult error = submit(
-        stream,
-        [=](Context&, Random&) { std::memmove(target.seen, source.seen, bytes); }, &ticket);
+        stream, [=](Context&, Random&) { std::memmove(target.seen, source.seen, bytes); }, &ticket);
     if (error != CUDA_SUCCESS || !pageable) return error;
     ticket.wait();
     return context->error();

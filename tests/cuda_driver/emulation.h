@@ -7,20 +7,20 @@
 #include <type_traits>
 
 // A kernel, and its row in the table from which modules of the stand-in take their functions.
-#define KERNEL(name, Parameters)                                                             \
-  static void name##_emulated(const Parameters& p);                                          \
-  static ::pycollective::cuda::emulated::Kernel name##_row{                                  \
-      #name, sizeof(Parameters),                                                             \
-      [](const void* p) { name##_emulated(*static_cast<const Parameters*>(p)); }, nullptr};  \
-  [[maybe_unused]] static const bool name##_added =                                          \
-      ::pycollective::cuda::emulated::add(name##_row);                                       \
+#define KERNEL(name, Parameters)                                                            \
+  static void name##_emulated(const Parameters& p);                                         \
+  static ::pycollective::cuda::emulated::Kernel name##_row{                                 \
+      #name, sizeof(Parameters),                                                            \
+      [](const void* p) { name##_emulated(*static_cast<const Parameters*>(p)); }, nullptr}; \
+  [[maybe_unused]] static const bool name##_added =                                         \
+      ::pycollective::cuda::emulated::add(name##_row);                                      \
   static void name##_emulated([[maybe_unused]] const Parameters& p)
 
 // The block's own, and full of no numbers, as on a GPU. A statement of a kernel, or of a function
 // that kernels call; each place in the source is one variable of a block.
-#define SHARED(type, name)                                             \
-  static const char name##_site = 0;                                   \
-  auto& name = *static_cast<::std::remove_reference_t<type>*>(         \
+#define SHARED(type, name)                                     \
+  static const char name##_site = 0;                           \
+  auto& name = *static_cast<::std::remove_reference_t<type>*>( \
       ::pycollective::cuda::emulated::shared(&name##_site, sizeof(type), alignof(type)))
 
 namespace pycollective::cuda {

@@ -68,7 +68,8 @@ using namespace standin;
 
 CUresult cuEventCreate(CUevent* out, unsigned flags) {
   return call(Safety::kSafe, [&](const std::shared_ptr<Context>& context) {
-    constexpr unsigned kAll = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+    constexpr unsigned kAll =
+        CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
     if (!out || (flags & ~kAll) != 0) return CUDA_ERROR_INVALID_VALUE;
     if ((flags & CU_EVENT_INTERPROCESS) && !(flags & CU_EVENT_DISABLE_TIMING))
       return CUDA_ERROR_INVALID_VALUE;

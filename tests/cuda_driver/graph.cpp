@@ -71,8 +71,7 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
     if (const CUresult error = forbidden_while_capturing(stream)) return error;
     const std::lock_guard lock(executable->mutex);
     return submit(
-        stream,
-        [executable](Context& its, Random& random) { run(executable->graph, its, random); },
+        stream, [executable](Context& its, Random& random) { run(executable->graph, its, random); },
         &executable->last, {executable->last});
   });
 }

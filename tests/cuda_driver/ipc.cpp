@@ -168,10 +168,10 @@ CUresult cuIpcOpenEventHandle(CUevent* out, CUipcEventHandle handle) {
                                static_cast<off_t>(page));
     close(descriptor);
     if (mapping == MAP_FAILED) return CUDA_ERROR_MAP_FAILED;
-    auto event =
-        std::make_shared<Event>(context, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
+    auto event = std::make_shared<Event>(context, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
     event->mapping = mapping;
-    event->shared = reinterpret_cast<SharedMoment*>(static_cast<char*>(mapping) + name.offset - page);
+    event->shared =
+        reinterpret_cast<SharedMoment*>(static_cast<char*>(mapping) + name.offset - page);
     *out = add_event(std::move(event));
     return CUDA_SUCCESS;
   });

@@ -33,8 +33,8 @@ struct Thread {
   Block* block;
   unsigned index;
   State state;
-  bool spun;                // gave way since it waits for another
-  const void* looked[4];    // the words that it looked at last
+  bool spun;              // gave way since it waits for another
+  const void* looked[4];  // the words that it looked at last
   unsigned looks;
 };
 
@@ -208,8 +208,8 @@ void run_kernel(const Kernel& kernel, const void* parameters, unsigned blocks, u
   Block* running[kThreadsOfDevice];
   Thread* order[kThreadsOfDevice];
   unsigned count = 0, next = 0, still = 0;
-  const unsigned most = kMultiprocessors * std::min(kThreadsOfMultiprocessor / threads,
-                                                    kBlocksOfMultiprocessor);
+  const unsigned most =
+      kMultiprocessors * std::min(kThreadsOfMultiprocessor / threads, kBlocksOfMultiprocessor);
   while (next < blocks || count > 0) {
     while (next < blocks && count < most && reserve(context.device, threads))
       running[count++] = start(launch, next++, blocks, threads);
@@ -249,7 +249,8 @@ void* visible(const volatile void* address) {
   const standin::Place place = standin::find_place(number);
   const standin::Context& context = me->block->launch->context;
   if (place.kind != standin::Kind::kDevice && place.kind != standin::Kind::kMapped)
-    standin::fail(CUDA_ERROR_ILLEGAL_ADDRESS, "0x%llx is %s", static_cast<unsigned long long>(number),
+    standin::fail(CUDA_ERROR_ILLEGAL_ADDRESS, "0x%llx is %s",
+                  static_cast<unsigned long long>(number),
                   place.kind == standin::Kind::kForbidden ? "no allocation's, or a freed one's"
                                                           : "the host's, not a device's pointer");
   if (place.kind == standin::Kind::kDevice && place.context != &context &&
@@ -272,9 +273,9 @@ void* shared(const void* site, std::size_t bytes, std::size_t alignment) {
 }
 
 void looks_at(const void* word) {
-  const bool again = std::find(std::begin(me->looked), std::end(me->looked), word) !=
-                         std::end(me->looked) ||
-                     me->looks >= standin::kLooks;
+  const bool again =
+      std::find(std::begin(me->looked), std::end(me->looked), word) != std::end(me->looked) ||
+      me->looks >= standin::kLooks;
   if (again) {
     me->looks = 0;
     standin::give_way(true);

@@ -141,8 +141,8 @@ void discard(std::map<std::uint64_t, Range>::iterator at) {
 bool reserve_addresses() {
   Memory& all = memory();
   for (std::size_t half = std::size_t{256} << 30; half >= std::size_t{256} << 20; half /= 2) {
-    void* const base = mmap(nullptr, 2 * half, PROT_NONE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const base =
+        mmap(nullptr, 2 * half, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) continue;  // under a limit of addresses
     all.base = static_cast<char*>(base);
     all.half = half;
@@ -210,8 +210,8 @@ CUresult export_memory(CUdeviceptr address, Exported* exported) {
   if (found->second.nonce == 0) {
     timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    Random draw(static_cast<std::uint64_t>(now.tv_nsec) ^ (static_cast<std::uint64_t>(getpid()) << 32) ^
-                found->second.id);
+    Random draw(static_cast<std::uint64_t>(now.tv_nsec) ^
+                (static_cast<std::uint64_t>(getpid()) << 32) ^ found->second.id);
     found->second.nonce = draw.next() | 1;
     if (!write_nonce(offset, found->second.nonce)) return CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -259,8 +259,8 @@ CUresult close_import(Context& context, CUdeviceptr address) {
 
 CUresult host_allocate(Context& context, std::size_t bytes, void** address) {
   if (bytes == 0 || !address) return CUDA_ERROR_INVALID_VALUE;
-  void* const at = mmap(nullptr, in_pages(bytes), PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const at =
+      mmap(nullptr, in_pages(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   std::memset(at, kUnused, bytes);
   const Lock lock;

@@ -25,7 +25,7 @@ enum class Kind {
 // What an address is part of, and where kernels and copies find it.
 struct Place {
   Kind kind;
-  Context* context;    // that owns it; null for pageable
+  Context* context;     // that owns it; null for pageable
   std::uint64_t start;  // of the allocation, in the same numbers
   std::size_t bytes;    // of the allocation
   std::uint64_t id;     // of the allocation, never given twice

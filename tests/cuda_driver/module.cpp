@@ -120,10 +120,11 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction han
     if (!find_function(context, handle)) return CUDA_ERROR_INVALID_HANDLE;
     if (!blocks || threads <= 0 || threads > static_cast<int>(kThreadsOfBlock))
       return CUDA_ERROR_INVALID_VALUE;
-    *blocks = shared_bytes > 0 ? 0
-                               : static_cast<int>(std::min(
-                                     kThreadsOfMultiprocessor / static_cast<unsigned>(threads),
-                                     kBlocksOfMultiprocessor));
+    *blocks =
+        shared_bytes > 0
+            ? 0
+            : static_cast<int>(std::min(kThreadsOfMultiprocessor / static_cast<unsigned>(threads),
+                                        kBlocksOfMultiprocessor));
     return CUDA_SUCCESS;
   });
 }
@@ -143,9 +144,9 @@ CUresult cuLaunchKernel(CUfunction handle, unsigned grid, unsigned grid_y, unsig
     const Kernel* const kernel = function->kernel;
     std::vector<Line> copy((kernel->parameter_bytes + sizeof(Line) - 1) / sizeof(Line));
     std::memcpy(copy.data(), parameters[0], kernel->parameter_bytes);
-    return submit(stream, [kernel, grid, block, copy = std::move(copy)](Context& its,
-                                                                        Random& random) {
-      run_kernel(*kernel, copy.data(), grid, block, its, random);
-    });
+    return submit(stream,
+                  [kernel, grid, block, copy = std::move(copy)](Context& its, Random& random) {
+                    run_kernel(*kernel, copy.data(), grid, block, its, random);
+                  });
   });
 }

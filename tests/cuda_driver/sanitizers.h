@@ -1,5 +1,6 @@
 // What the sanitizers must be told: which fiber runs, what orders what, which memory is whose.
-// Empty without them. STANDIN_TSAN is set for files that are built without TSan beside ones with it.
+// Empty without them. STANDIN_TSAN is set for files that are built without TSan beside ones with
+// it.
 #pragma once
 
 #include <cstddef>

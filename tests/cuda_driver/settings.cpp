@@ -32,9 +32,8 @@ Settings read() {
   read.peers = number("PYCOLLECTIVE_STANDIN_PEERS", 1) != 0;
   read.version = static_cast<int>(number("PYCOLLECTIVE_STANDIN_VERSION", kVersion));
   read.exploring = number("PYCOLLECTIVE_STANDIN_SEED", -1) >= 0;
-  read.seed = read.exploring
-                  ? static_cast<std::uint64_t>(number("PYCOLLECTIVE_STANDIN_SEED", 0))
-                  : 0;
+  read.seed =
+      read.exploring ? static_cast<std::uint64_t>(number("PYCOLLECTIVE_STANDIN_SEED", 0)) : 0;
   return read;
 }
 

@@ -172,8 +172,8 @@ using namespace standin;
 CUresult cuStreamCreate(CUstream* out, unsigned flags) {
   return call(Safety::kSafe, [&](const std::shared_ptr<Context>& context) {
     if (!out || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
-    auto stream = std::make_shared<Stream>(context, false, flags == CU_STREAM_DEFAULT,
-                                           next_ordinal());
+    auto stream =
+        std::make_shared<Stream>(context, false, flags == CU_STREAM_DEFAULT, next_ordinal());
     {
       const std::lock_guard lock(context->order);
       forget_finished(*context);

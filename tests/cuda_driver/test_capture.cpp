@@ -144,7 +144,8 @@ TEST(a_capturing_stream_cannot_be_waited_for) {
   };
   each(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, [&] { return cu().cuStreamQuery(stream); });
   each(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, [&] { return cu().cuStreamSynchronize(stream); });
-  each(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, [&] { return cu().cuGraphLaunch(executable, stream); });
+  each(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+       [&] { return cu().cuGraphLaunch(executable, stream); });
   each(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
        [&] { return cu().cuMemcpyDtoHAsync(pageable.data(), address, 16, stream); });
   EXPECT(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,

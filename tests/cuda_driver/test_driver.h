@@ -24,13 +24,14 @@
 
 namespace standin::testing {
 
-#define EXPECT(code, ...)                                                                      \
-  do {                                                                                         \
-    const CUresult got_ = (__VA_ARGS__);                                                       \
-    if (got_ != (code)) {                                                                      \
-      std::fprintf(stderr, "%s:%d: %s: %d, not %s\n", __FILE__, __LINE__, #__VA_ARGS__, got_, #code); \
-      std::abort();                                                                            \
-    }                                                                                          \
+#define EXPECT(code, ...)                                                                     \
+  do {                                                                                        \
+    const CUresult got_ = (__VA_ARGS__);                                                      \
+    if (got_ != (code)) {                                                                     \
+      std::fprintf(stderr, "%s:%d: %s: %d, not %s\n", __FILE__, __LINE__, #__VA_ARGS__, got_, \
+                   #code);                                                                    \
+      std::abort();                                                                           \
+    }                                                                                         \
   } while (false)
 #define OK(...) EXPECT(CUDA_SUCCESS, __VA_ARGS__)
 
@@ -50,14 +51,14 @@ inline Driver load() {
       reinterpret_cast<decltype(&::cuGetProcAddress_v2)>(dlsym(library, "cuGetProcAddress_v2"));
   CHECK(find);
   Driver driver;
-#define FETCH(base, since, exported)                                                        \
-  {                                                                                         \
-    void* function = nullptr;                                                               \
-    CUdriverProcAddressQueryResult status;                                                  \
-    OK(find(#base, &function, since, CU_GET_PROC_ADDRESS_DEFAULT, &status));                 \
-    CHECK(function && status == CU_GET_PROC_ADDRESS_SUCCESS);                               \
-    CHECK(function == dlsym(library, #exported));                                           \
-    driver.base = reinterpret_cast<decltype(driver.base)>(function);                        \
+#define FETCH(base, since, exported)                                         \
+  {                                                                          \
+    void* function = nullptr;                                                \
+    CUdriverProcAddressQueryResult status;                                   \
+    OK(find(#base, &function, since, CU_GET_PROC_ADDRESS_DEFAULT, &status)); \
+    CHECK(function && status == CU_GET_PROC_ADDRESS_SUCCESS);                \
+    CHECK(function == dlsym(library, #exported));                            \
+    driver.base = reinterpret_cast<decltype(driver.base)>(function);         \
   }
   STANDIN_FUNCTIONS(FETCH)
 #undef FETCH
@@ -75,7 +76,8 @@ struct Process {
   int socket = -1;
   int errors = -1;  // its stderr
 
-  explicit Process(const std::string& name, const std::map<std::string, std::string>& environment = {}) {
+  explicit Process(const std::string& name,
+                   const std::map<std::string, std::string>& environment = {}) {
     int pair[2], text[2];
     CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0 && pipe(text) == 0);
     pid = fork();
@@ -143,8 +145,8 @@ inline std::vector<Named>& all_named() {
   static std::vector<Named> all;
   return all;
 }
-#define NAMED(name, is_test)                                                          \
-  static void name();                                                                 \
+#define NAMED(name, is_test)                                                              \
+  static void name();                                                                     \
   static const bool name##_added = (all_named().push_back({#name, name, is_test}), true); \
   static void name()
 #define TEST(name) NAMED(name, true)
@@ -159,7 +161,8 @@ inline bool faulted(int status) {
 inline std::string run_part(const std::string& name,
                             const std::map<std::string, std::string>& environment = {}) {
   const auto [text, status] = Process(name, environment).end();
-  if (!ended_well(status)) std::fprintf(stderr, "%s: status %d\n%s", name.c_str(), status, text.c_str());
+  if (!ended_well(status))
+    std::fprintf(stderr, "%s: status %d\n%s", name.c_str(), status, text.c_str());
   CHECK(ended_well(status));
   return text;
 }
@@ -195,11 +198,11 @@ inline int run_all(int count, char** arguments) {
 }  // namespace standin::testing
 
 // A fault shall end the process by its signal, also under the sanitizers, which look for these.
-#define TEST_MAIN                                                                          \
-  extern "C" [[gnu::visibility("default")]] const char* __asan_default_options() {         \
-    return "handle_segv=0:handle_sigbus=0";                                                \
-  }                                                                                        \
-  extern "C" [[gnu::visibility("default")]] const char* __tsan_default_options() {         \
-    return "handle_segv=0:handle_sigbus=0";                                                \
-  }                                                                                        \
+#define TEST_MAIN                                                                  \
+  extern "C" [[gnu::visibility("default")]] const char* __asan_default_options() { \
+    return "handle_segv=0:handle_sigbus=0";                                        \
+  }                                                                                \
+  extern "C" [[gnu::visibility("default")]] const char* __tsan_default_options() { \
+    return "handle_segv=0:handle_sigbus=0";                                        \
+  }                                                                                \
   int main(int count, char** arguments) { return standin::testing::run_all(count, arguments); }

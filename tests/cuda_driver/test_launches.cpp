@@ -53,8 +53,8 @@ TEST(blocks_share_memory_and_barriers) {
   OK(cu().cuMemcpyHtoDAsync(from, host.data(), 4000, stream));
   for (const unsigned blocks : {1u, 2u, 8u, 40u})  // 40: more than are there at once
     for (const unsigned threads : {1u, 8u, 64u}) {
-      OK(launch(session.function("test_sum"), kernels::Copy{at(from), at(to), 1000}, blocks, threads,
-                stream));
+      OK(launch(session.function("test_sum"), kernels::Copy{at(from), at(to), 1000}, blocks,
+                threads, stream));
       const std::vector<std::uint32_t> sums = read(to, blocks, stream);
       CHECK(std::accumulate(sums.begin(), sums.end(), 0u) == 500'500);
     }
@@ -111,8 +111,9 @@ Side side() {
 
 kernels::Exchange exchange(const Side& own, const Side& other, std::uint32_t value,
                            std::uint64_t nanoseconds, CUdeviceptr abort = 0) {
-  return {at(own.data),  at(own.own), at(other.data),  at(other.own), at(abort),
-          at(own.got), at(own.ended), value, 64, nanoseconds};
+  return {at(own.data), at(own.own), at(other.data), at(other.own),
+          at(abort),    at(own.got), at(own.ended),  value,
+          64,           nanoseconds};
 }
 
 constexpr std::uint64_t kMinute = 60'000'000'000;
@@ -200,11 +201,12 @@ TEST(a_launch_is_quick) {
     const auto begin = std::chrono::steady_clock::now();
     OK(launch(function, kernels::Copy{at(from), at(to), 16384}, 2, 64, stream));
     OK(cu().cuStreamSynchronize(stream));
-    best = std::min(best, std::chrono::duration<double, std::milli>(
-                              std::chrono::steady_clock::now() - begin)
-                              .count());
+    best = std::min(
+        best, std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+                  .count());
   }
-  if (std::getenv("STANDIN_SAY_TIME")) std::fprintf(stdout, "64 KiB, 2 x 64 threads: %.3f ms\n", best);
+  if (std::getenv("STANDIN_SAY_TIME"))
+    std::fprintf(stdout, "64 KiB, 2 x 64 threads: %.3f ms\n", best);
   CHECK(best < (kThreadSanitizer ? 200 : 10));
 }
 

@@ -133,8 +133,7 @@ TEST(registered_memory) {
   CUdeviceptr mapped = 0;
   EXPECT(CUDA_ERROR_INVALID_VALUE, cu().cuMemHostGetDevicePointer(&mapped, host.data(), 0));
   OK(cu().cuMemHostRegister(host.data(), 4 * 4096, 0));
-  EXPECT(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
-         cu().cuMemHostRegister(host.data() + 8, 4, 0));
+  EXPECT(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, cu().cuMemHostRegister(host.data() + 8, 4, 0));
   OK(cu().cuMemHostGetDevicePointer(&mapped, host.data() + 4, 0));
   CUdeviceptr to = device_words(64);
   OK(launch(session.function("test_copy"), kernels::Copy{at(mapped), at(to), 64}, 1, 64, stream));

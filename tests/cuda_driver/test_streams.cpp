@@ -142,7 +142,8 @@ TEST(an_event_of_another_context_can_be_waited_for) {
 TEST(events_tell_the_time) {
   const Session session;
   const CUstream stream = new_stream();
-  const CUevent begin = new_event(), end = new_event(), untimed = new_event(CU_EVENT_DISABLE_TIMING);
+  const CUevent begin = new_event(), end = new_event(),
+                untimed = new_event(CU_EVENT_DISABLE_TIMING);
   float milliseconds = -1;
   EXPECT(CUDA_ERROR_INVALID_HANDLE, cu().cuEventElapsedTime(&milliseconds, begin, end));
   const Gate gate(session);
