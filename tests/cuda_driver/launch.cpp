@@ -104,6 +104,18 @@ void give_way(bool spun) {
   Fiber::leave(false);
 }
 
+// An explorer's draw, where threads and ranks meet: one time of `rarity` the whole launch stands
+// still, so that others see it half done, and one time of `rarity` this thread alone does.
+void explore(unsigned rarity) {
+  if (!settings().exploring) return;
+  Random& random = me->block->launch->random;
+  if (random.below(rarity) == 0) {
+    const timespec pause{0, static_cast<long>(random.below(400'000))};
+    nanosleep(&pause, nullptr);
+  }
+  if (random.below(rarity) == 0) give_way(false);
+}
+
 // Ends the kernel that calls, in every thread of it.
 [[noreturn]] [[gnu::format(printf, 2, 3)]] void fail(CUresult code, const char* format, ...) {
   Launch& launch = *me->block->launch;
@@ -282,15 +294,13 @@ void looks_at(const void* word) {
     return;
   }
   me->looked[me->looks++ % 4] = word;
-  if (standin::settings().exploring && me->block->launch->random.below(8) == 0)
-    standin::give_way(false);
+  standin::explore(16);
 }
 
 void has_published() {
   me->looks = 0;
   std::fill(std::begin(me->looked), std::end(me->looked), nullptr);
-  if (standin::settings().exploring && me->block->launch->random.below(8) == 0)
-    standin::give_way(false);
+  standin::explore(4);
 }
 
 bool meet(bool flag, const char* what, int line) {

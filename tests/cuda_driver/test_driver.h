@@ -203,6 +203,6 @@ inline int run_all(int count, char** arguments) {
     return "handle_segv=0:handle_sigbus=0";                                        \
   }                                                                                \
   extern "C" [[gnu::visibility("default")]] const char* __tsan_default_options() { \
-    return "handle_segv=0:handle_sigbus=0";                                        \
+    return "handle_segv=0:handle_sigbus=0:atexit_sleep_ms=0";                      \
   }                                                                                \
   int main(int count, char** arguments) { return standin::testing::run_all(count, arguments); }

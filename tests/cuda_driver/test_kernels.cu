@@ -52,9 +52,13 @@ KERNEL(test_exchange, testing::Exchange) {
   const std::uint32_t* const abort = visible(p.abort);
   std::uint32_t* const got = visible(p.got);
   std::uint32_t* const ended = visible(p.ended);
+  using testing::Fault;
+  if (p.fault == Fault::kFlagBeforeData && thread() == 0) store_release(own, p.value);
   if (p.words > thread()) data[thread()] = p.value + thread();
   barrier();
-  if (thread() == 0) store_release(own, p.value);
+  if (p.fault == Fault::kRelaxedFlag && thread() == 0)
+    __atomic_store_n(own, p.value, __ATOMIC_RELAXED);
+  if (p.fault == Fault::kNone && thread() == 0) store_release(own, p.value);
   const std::uint64_t until = nanoseconds() + p.nanoseconds;
   bool late = false, aborted = false;
   if (thread() == 0)

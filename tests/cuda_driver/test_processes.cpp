@@ -178,10 +178,11 @@ PART(exchanges) {
   const CUdeviceptr other = opened(from_parent<CUipcMemHandle>());
   const CUfunction function = session.function("test_exchange");
   for (std::uint32_t value = 1; value <= 20; ++value) {
-    OK(launch(function,
-              kernels::Exchange{at(own + 256), at(own), at(other + 256), at(other), nullptr,
-                                at(got), at(ended), value, 64, 60'000'000'000},
-              1, 64, stream));
+    OK(launch(
+        function,
+        kernels::Exchange{at(own + 256), at(own), at(other + 256), at(other), nullptr, at(got),
+                          at(ended), value, 64, kernels::Fault::kNone, 60'000'000'000},
+        1, 64, stream));
     CHECK(read(got, 64, stream)[63] == value + 63 && read(ended, 1, stream)[0] == 0);
     to_parent(1);
     from_parent<int>();
