@@ -9,7 +9,7 @@ namespace standin {
 namespace {
 
 std::mutex mutex;  // of every capture, and of each stream's and event's part in one
-std::vector<std::shared_ptr<Capture>> ongoing;
+auto& ongoing = *new std::vector<std::shared_ptr<Capture>>();  // outlives the program's end
 std::atomic<std::size_t> any{0};  // how many are ongoing: most programs never capture
 
 CUresult spoil(Capture& capture, CUresult code) {

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "event.h"
+#include "faults.h"
 #include "handles.h"
 #include "memory.h"
 #include "settings.h"
@@ -89,6 +90,7 @@ CUresult cuInit(unsigned flags) {
     pthread_atfork(nullptr, nullptr, [] {
       if (state == kInitialised) state = kForked;
     });
+    name_faults();
     return reserve_addresses();
   }();
   if (!reserved) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -116,13 +116,17 @@ void explore(unsigned rarity) {
   if (random.below(rarity) == 0) give_way(false);
 }
 
+int describe(char* text, std::size_t bytes) {
+  return std::snprintf(text, bytes,
+                       "kernel `%s`, block %u, thread %u: ", me->block->launch->kernel.name,
+                       me->block->index, me->index);
+}
+
 // Ends the kernel that calls, in every thread of it.
 [[noreturn]] [[gnu::format(printf, 2, 3)]] void fail(CUresult code, const char* format, ...) {
   Launch& launch = *me->block->launch;
   launch.failed = code;
-  const int named = std::snprintf(launch.message, sizeof launch.message,
-                                  "kernel `%s`, block %u, thread %u: ", launch.kernel.name,
-                                  me->block->index, me->index);
+  const int named = describe(launch.message, sizeof launch.message);
   va_list arguments;
   va_start(arguments, format);
   std::vsnprintf(launch.message + named, sizeof launch.message - static_cast<std::size_t>(named),
@@ -239,6 +243,12 @@ void run_kernel(const Kernel& kernel, const void* parameters, unsigned blocks, u
   }
   while (count > 0) finish(running[--count]);
   if (launch.failed != CUDA_SUCCESS) context.fail(launch.failed, launch.message);
+}
+
+bool running_kernel(char* text, std::size_t bytes) {
+  if (!me) return false;
+  describe(text, bytes);
+  return true;
 }
 
 }  // namespace standin

@@ -16,4 +16,7 @@ const Kernel* find_kernel(const char* name);
 void run_kernel(const Kernel& kernel, const void* parameters, unsigned blocks, unsigned threads,
                 Context& context, Random& random);
 
+// Which kernel and thread this thread runs, in words; whether it runs any.
+bool running_kernel(char* text, std::size_t bytes);
+
 }  // namespace standin

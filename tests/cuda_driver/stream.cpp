@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "capture.h"
+#include "faults.h"
 #include "handles.h"
 
 namespace standin {
@@ -80,6 +81,7 @@ void Stream::close() {
 }
 
 void Stream::run() {
+  prepare_fault_stack();
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return closed_ || !queue_.empty(); });

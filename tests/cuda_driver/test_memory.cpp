@@ -198,6 +198,21 @@ TEST(a_write_past_the_end_is_found) {
 #endif
 }
 
+PART(writes_far_past_the_end) {
+  const Session session;
+  const CUstream stream = new_stream();
+  OK(launch(session.function("test_writes_past"),
+            kernels::Copy{nullptr, at(device_words(10)), 4096}, 1, 1, stream));
+  OK(cu().cuStreamSynchronize(stream));
+}
+TEST(a_fault_in_a_kernel_is_named) {
+  const auto [said, status] = Process("writes_far_past_the_end").end();
+  CHECK(faulted(status));
+#if !defined(__SANITIZE_ADDRESS__)
+  CHECK(said.find("kernel `test_writes_past`, block 0, thread 0: fault") != std::string::npos);
+#endif
+}
+
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which need more addresses
 PART(few_addresses) {
   const rlimit limit{std::uint64_t{3} << 30, std::uint64_t{3} << 30};

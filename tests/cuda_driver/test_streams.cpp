@@ -42,10 +42,13 @@ TEST(the_legacy_stream_waits_for_blocking_ones) {
   const Session session;
   const Gate gate(session);
   const CUstream blocking = new_stream(CU_STREAM_DEFAULT);
+  const CUevent event = new_event();
   gate.hold(blocking);
   work(nullptr);
+  OK(cu().cuEventRecord(event, nullptr));
   let_others_go_on();
-  CHECK(!idle(nullptr));
+  EXPECT(CUDA_ERROR_NOT_READY, cu().cuEventQuery(event));
+  CHECK(!idle(nullptr));  // to wait for it is to wait for all of them
   gate.open();
   wait_for(nullptr);
   CHECK(idle(blocking));
