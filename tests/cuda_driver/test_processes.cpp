@@ -169,6 +169,26 @@ TEST(events_order_streams_of_two_processes) {
   CHECK(ended_well(process.end().second));
 }
 
+// What the killed process would have recorded never comes: the host alone can know.
+TEST(an_event_of_a_killed_process_is_not_reached) {
+  const Session session;
+  const CUstream stream = new_stream();
+  const CUevent event = new_event(kShared);
+  CUipcEventHandle handle;
+  OK(cu().cuIpcGetEventHandle(&handle, event));
+  const Process process("records_behind_a_gate");
+  process.send(handle);
+  process.receive<int>();
+  process.send(0);
+  process.receive<int>();
+  OK(cu().cuStreamWaitEvent(stream, event, 0));
+  kill(process.pid, SIGKILL);
+  CHECK(WIFSIGNALED(process.end().second));
+  let_others_go_on();
+  EXPECT(CUDA_ERROR_NOT_READY, cu().cuEventQuery(event));
+  EXPECT(CUDA_ERROR_NOT_READY, cu().cuStreamQuery(stream));
+}
+
 PART(exchanges) {
   const Session session;
   const CUstream stream = new_stream();

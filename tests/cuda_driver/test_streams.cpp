@@ -13,7 +13,13 @@ bool idle(CUstream stream) {
   return result == CUDA_SUCCESS;
 }
 
-void wait_for(CUstream stream) { OK(cu().cuStreamSynchronize(stream)); }
+// Nothing here takes long; what hangs shall be seen to.
+void wait_for(CUstream stream) {
+  for (int i = 0; i < 20'000 && !idle(stream); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(idle(stream));
+  OK(cu().cuStreamSynchronize(stream));
+}
 
 // A memset on the stream.
 void work(CUstream stream) {
