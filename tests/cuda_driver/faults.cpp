@@ -12,6 +12,13 @@
 namespace standin {
 namespace {
 
+// ASan says more of a fault, and wants the signal for itself.
+constexpr bool kAddressSanitizer =
+#if defined(__SANITIZE_ADDRESS__)
+    true;
+#else
+    false;
+#endif
 constexpr std::size_t kStack = std::size_t{64} << 10;
 struct sigaction before[2];
 
@@ -30,17 +37,16 @@ void name_fault(int signal, siginfo_t* what, void*) {
 }  // namespace
 
 void name_faults() {
-#if !defined(__SANITIZE_ADDRESS__)  // which says more, and wants the signal for itself
+  if (kAddressSanitizer) return;
   struct sigaction action = {};
   action.sa_sigaction = name_fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigaction(SIGSEGV, &action, &before[0]);
   sigaction(SIGBUS, &action, &before[1]);
-#endif
 }
 
 void prepare_fault_stack() {
-#if !defined(__SANITIZE_ADDRESS__)
+  if (kAddressSanitizer) return;
   struct Stack {
     void* at = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ~Stack() {
@@ -52,7 +58,6 @@ void prepare_fault_stack() {
   thread_local const Stack stack;
   const stack_t own = {stack.at, 0, kStack};
   if (stack.at != MAP_FAILED) sigaltstack(&own, nullptr);
-#endif
 }
 
 }  // namespace standin
