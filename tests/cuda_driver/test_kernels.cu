@@ -78,6 +78,8 @@ KERNEL(test_exchange, testing::Exchange) {
 // Waits until the word, in host memory, is the value.
 KERNEL(test_wait, testing::Wait) {
   const std::uint32_t* const word = visible(p.word);
+  std::uint32_t* const blocks = visible(p.blocks);
+  if (blocks && thread() == 0) __atomic_fetch_add(blocks, 1u, __ATOMIC_ACQ_REL);
   while (load_acquire(word) != p.value) pause();
 }
 

@@ -29,6 +29,7 @@ struct Exchange {
 struct Wait {
   const std::uint32_t* word;
   std::uint32_t value;
+  std::uint32_t* blocks;  // counts those that wait; may be null
 };
 
 }  // namespace pycollective::cuda::testing

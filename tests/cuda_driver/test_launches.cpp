@@ -202,8 +202,9 @@ TEST(blocks_that_wait_must_fit_the_device) {
   const Gate gate(session);
   const CUstream full = new_stream(), other = new_stream();
   const CUdeviceptr from = device_words(64), to = device_words(64);
-  OK(launch(wait, kernels::Wait{at(gate.address), 1}, 8, 64, full));
-  let_others_go_on();
+  const Gate waiting(session);
+  OK(launch(wait, kernels::Wait{at(gate.address), 1, at(waiting.address)}, 8, 64, full));
+  while (__atomic_load_n(waiting.word, __ATOMIC_ACQUIRE) < 8) std::this_thread::yield();
   OK(launch(copy, kernels::Copy{at(from), at(to), 64}, 1, 64, other));
   let_others_go_on();
   EXPECT(CUDA_ERROR_NOT_READY, cu().cuStreamQuery(other));

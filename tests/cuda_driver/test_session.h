@@ -73,7 +73,7 @@ struct Gate {
     OK(cu().cuMemHostGetDevicePointer(&address, host, 0));
   }
   void hold(CUstream stream) const {
-    OK(launch(wait, kernels::Wait{at(address), 1}, 1, 1, stream));
+    OK(launch(wait, kernels::Wait{at(address), 1, nullptr}, 1, 1, stream));
   }
   void open() const { __atomic_store_n(word, 1, __ATOMIC_RELEASE); }
   CUfunction wait;

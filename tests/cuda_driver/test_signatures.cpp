@@ -27,4 +27,12 @@ constexpr bool same(const char* one, const char* other) {
 STANDIN_FUNCTIONS(NEWEST)
 #endif
 
-int main() { return 0; }
+#include <cstdio>
+
+int main() {
+#if defined(CUDA_VERSION)
+  std::printf("compared with <cuda.h> %d\n", CUDA_VERSION);
+#else
+  std::printf("no <cuda.h> here: nothing was compared\n");
+#endif
+}
