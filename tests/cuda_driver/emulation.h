@@ -54,6 +54,7 @@ unsigned threads();
 unsigned block();
 unsigned blocks();
 
+// Null stays null. One past an allocation's end is none of its addresses.
 template <class T>
 T* visible(T* pointer) {
   return static_cast<T*>(emulated::visible(pointer));
