@@ -142,25 +142,33 @@ struct Share {
   std::uint64_t index, stride;
 };
 
-// `whole` vectors from byte `begin` on, of N leaves, kTogether at once, so that enough bytes are on
-// their way.
+// Vectors i, i + stride, ..., kTogether of them, of N leaves: all loads, then all else.
 template <class Codec, class Op, bool kAverage, int N, int kTogether, class Leaf>
+DEVICE void reduce_together(const Leaf& leaf, const Target& target, std::uint64_t begin,
+                            std::uint64_t i, std::uint64_t stride) {
+  constexpr int kLanes = kVectorLanes<typename Codec::Stored>;
+  Loaded<Codec, kLanes> loaded[kTogether][N];
+  UNROLL
+  for (int k = 0; k < kTogether; ++k)
+    load_leaves<Codec, N, kLanes>(loaded[k], leaf, 0, N, begin + (i + k * stride) * kVectorBytes);
+  UNROLL
+  for (int k = 0; k < kTogether; ++k)
+    put<Codec, kAverage, kLanes>(target, begin + (i + k * stride) * kVectorBytes,
+                                 tree<Codec, Op, 0, N, N, kLanes>(loaded[k], N), N);
+}
+
+// `whole` vectors from byte `begin` on, of N leaves: of few, several vectors together, so that
+// enough bytes are on their way.
+template <class Codec, class Op, bool kAverage, int N, class Leaf>
 DEVICE void reduce_vectors_of(const Leaf& leaf, const Target& target, std::uint64_t begin,
                               std::uint64_t whole, Share share) {
-  constexpr int kLanes = kVectorLanes<typename Codec::Stored>;
-  for (std::uint64_t i = share.index; i < whole; i += kTogether * share.stride) {
-    Loaded<Codec, kLanes> loaded[kTogether][N] = {};
-    UNROLL
-    for (int k = 0; k < kTogether; ++k)
-      if (i + k * share.stride < whole)
-        load_leaves<Codec, N, kLanes>(loaded[k], leaf, 0, N,
-                                      begin + (i + k * share.stride) * kVectorBytes);
-    UNROLL
-    for (int k = 0; k < kTogether; ++k)
-      if (i + k * share.stride < whole)
-        put<Codec, kAverage, kLanes>(target, begin + (i + k * share.stride) * kVectorBytes,
-                                     tree<Codec, Op, 0, N, N, kLanes>(loaded[k], N), N);
-  }
+  constexpr int kTogether = kFan / N;
+  std::uint64_t i = share.index;
+  if constexpr (kTogether > 1)
+    for (; i + (kTogether - 1) * share.stride < whole; i += kTogether * share.stride)
+      reduce_together<Codec, Op, kAverage, N, kTogether>(leaf, target, begin, i, share.stride);
+  for (; i < whole; i += share.stride)
+    reduce_together<Codec, Op, kAverage, N, 1>(leaf, target, begin, i, share.stride);
 }
 
 template <class Codec, class Op, bool kAverage, class Leaf>
@@ -169,11 +177,11 @@ DEVICE void reduce_vectors(const Leaf& leaf, int n, const Target& target, std::u
   if constexpr (is_ordered<Codec, Op>) {
     switch (n) {
       case 2:
-        return reduce_vectors_of<Codec, Op, kAverage, 2, 4>(leaf, target, begin, whole, share);
+        return reduce_vectors_of<Codec, Op, kAverage, 2>(leaf, target, begin, whole, share);
       case 4:
-        return reduce_vectors_of<Codec, Op, kAverage, 4, 2>(leaf, target, begin, whole, share);
+        return reduce_vectors_of<Codec, Op, kAverage, 4>(leaf, target, begin, whole, share);
       case 8:
-        return reduce_vectors_of<Codec, Op, kAverage, 8, 1>(leaf, target, begin, whole, share);
+        return reduce_vectors_of<Codec, Op, kAverage, 8>(leaf, target, begin, whole, share);
       default:
         break;
     }
