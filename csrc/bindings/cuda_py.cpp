@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "cuda/driver.h"
+#include "cuda/embedded.h"
 #include "cuda/images.h"
+#include "cuda/nvrtc.h"
 
 namespace py = pybind11;
 
@@ -38,6 +40,17 @@ py::dict report(const std::vector<std::string>& nvrtc_folders) {
   }
 }
 
+py::dict compile(const std::vector<std::string>& nvrtc_folders, int major, int minor) {
+  constexpr int kAnyDriver = 1 << 30;
+  const cuda::Nvrtc compiler(nvrtc_folders, kAnyDriver);
+  py::dict images;
+  for (const cuda::EmbeddedModule& module : cuda::embedded().modules) {
+    const cuda::Bytes image = compiler.compile(module, compiler.architecture(major, minor));
+    images[module.name] = py::bytes(image.data(), image.size());
+  }
+  return images;
+}
+
 }  // namespace
 
 void bind_cuda(py::module_& module) {
@@ -45,6 +58,9 @@ void bind_cuda(py::module_& module) {
              "What there is of CUDA: `driver`, its `version`, `devices` (name, major, minor), "
              "`images` of the kernels; or `no driver`, `no images`: why, and the cure. Initialises "
              "CUDA in this process.");
+  module.def("cuda_compile", &compile, py::arg("nvrtc_folders"), py::arg("major"), py::arg("minor"),
+             "What NVRTC makes of each module of kernels, by name, for a GPU of this compute "
+             "capability. RuntimeError: there is no NVRTC, or it warns.");
 }
 
 }  // namespace pycollective

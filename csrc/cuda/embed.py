@@ -60,19 +60,24 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc") or next(filter(shutil.which, places), None)
 
 
+def wanted_architectures() -> list[str]:
+    """The GPUs that images are made for: "90" is compute capability 9.0."""
+    return os.environ.get("PYCOLLECTIVE_CUDA_ARCHS", ARCHITECTURES).split()
+
+
 def nvcc_flags(architectures: list[str]) -> list[str]:
     """How each kernel file is compiled: code for each architecture, PTX for the last."""
     generated = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
     last = architectures[-1]
     return [
         *(STANDARD, "-O3", f"-I{CSRC}", *IEEE_FLAGS, "-Werror", "all-warnings"),
-        *("-Xfatbin", "-compress-all", "--threads", "2"),
+        *("-Xfatbin", "-compress-all", "-Xptxas", "-v", "--threads", "2"),
         *(*generated, f"-gencode=arch=compute_{last},code=compute_{last}"),
     ]
 
 
 def compile_image(nvcc: str, module: Path, folder: Path, architectures: list[str]) -> Path:
-    """The module's fatbin, from the folder if nothing has changed.
+    """The module's fatbin, from the folder if nothing has changed; and what ptxas said, a .log.
 
     Raises:
         subprocess.CalledProcessError: nvcc does not compile it.
@@ -88,10 +93,11 @@ def compile_image(nvcc: str, module: Path, folder: Path, architectures: list[str
         folder.mkdir(parents=True, exist_ok=True)
         made = image.with_suffix(f".{os.getpid()}")
         command = [nvcc, "-fatbin", *flags, "-o", str(made), str(module)]
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        image.with_suffix(".log").write_text(done.stdout + done.stderr)
         made.rename(image)
-        for old in folder.glob(f"{module.stem}-*.fatbin"):
-            if old != image:
+        for old in folder.glob(f"{module.stem}-*"):
+            if old.stem != image.stem:
                 old.unlink()
     return image
 
@@ -101,9 +107,11 @@ def compile_images(folder: Path, strict: bool) -> dict[str, Path]:
     nvcc = find_nvcc()
     if nvcc is None:
         return {}
-    architectures = os.environ.get("PYCOLLECTIVE_CUDA_ARCHS", ARCHITECTURES).split()
     try:
-        return {m.stem: compile_image(nvcc, m, folder, architectures) for m in modules()}
+        return {
+            module.stem: compile_image(nvcc, module, folder, wanted_architectures())
+            for module in modules()
+        }
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         if strict:
@@ -138,7 +146,8 @@ def cplusplus(images: dict[str, Path]) -> str:
         image = f"{symbol}, {symbol}_end" if module.stem in images else "nullptr, nullptr"
         lines.append(f'    {{"{module.stem}", "cuda/{module.name}", {image}}},')
     flags = ", ".join(f'"{flag}"' for flag in [STANDARD, *IEEE_FLAGS])
-    architectures = os.environ.get("PYCOLLECTIVE_CUDA_ARCHS", ARCHITECTURES) if images else ""
+    names = ", ".join(f"sm_{each}" for each in wanted_architectures())
+    architectures = f"{names} and PTX" if images else ""
     lines += [
         *("};", f"const char* const kFlags[] = {{{flags}}};", "", "}  // namespace", ""),
         "const Embedded& embedded() {",

@@ -32,7 +32,7 @@ struct Embedded {
   Span<EmbeddedSource> sources;
   Span<EmbeddedModule> modules;
   Span<const char*> flags;
-  const char* architectures;  // of the images, as in "80 90 100"; "": there are none
+  const char* architectures;  // of the images, in words; "": there are none
 };
 
 const Embedded& embedded();

@@ -107,6 +107,10 @@ Nvrtc::Nvrtc(const std::vector<std::string>& folders, int driver_version) {
     find("nvrtcGetPTX", functions->ptx);
     const bool good = whole && functions->version(&major_, &minor_) == 0;
     if (good && major_ <= driver_version / 1000) {
+      // It looks for its other half by name alone, in vain where it lies in a wheel.
+      const std::string folder = file.substr(0, file.rfind('/') + 1);
+      if (!folder.empty())
+        dlopen((folder + "libnvrtc-builtins.so." + version()).c_str(), RTLD_NOW | RTLD_LOCAL);
       library_ = file;
       functions_ = functions;
       return;
