@@ -108,7 +108,7 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "cuda": {"csrc"},
     "bindings": {"csrc", "kernels", "transport", "engine", "mpi", "bench", "cuda"},
     "torch": {"engine", "bindings"},  # the bindings' errors and lock alone: test below
-    "tests": {"kernels", "engine", "cuda"},
+    "tests": {"csrc", "kernels", "engine", "cuda"},
 }
 
 

@@ -19,9 +19,10 @@
 #define DEVICE static __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
 
-// The most threads of a block, of any kernel: a kernel may then have 128 registers a thread.
-#define KERNEL(name, Parameters)                                                   \
-  extern "C" __global__ void __launch_bounds__(::pycollective::cuda::kMostThreads) \
+// A kernel. Blocks of up to kMostThreads leave it 128 registers a thread, and that one of them need
+// fit a multiprocessor is said because ptxas would else spill to fit three (sm_100).
+#define KERNEL(name, Parameters)                                                      \
+  extern "C" __global__ void __launch_bounds__(::pycollective::cuda::kMostThreads, 1) \
       name(const __grid_constant__ Parameters p)
 #define SHARED(type, name) __shared__ type name
 

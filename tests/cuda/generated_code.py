@@ -7,6 +7,7 @@ import re
 import runpy
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,11 +65,13 @@ def find_tool(name: str) -> str | None:
 
 def ptx_of(source: Path, *flags: str) -> str:
     """The PTX that nvcc makes of a file of kernels."""
-    command = [EMBED["find_nvcc"](), "-ptx", "-arch=compute_90", "-std=c++17"]
-    command += [*flags, f"-I{ROOT / 'csrc'}", "-o", "/dev/stdout", str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "kernels.ptx"
+        command = [EMBED["find_nvcc"](), "-ptx", "-arch=compute_90", EMBED["STANDARD"], *flags]
+        command += [f"-I{ROOT / 'csrc'}", "-o", str(made), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return made.read_text()
 
 
 def functions_of(image: Path) -> Iterator[tuple[str, str, str]]:
