@@ -37,10 +37,11 @@ FORBIDDEN_IN_SASS = {
     "a trap": r"\bBPT\b",
 }
 # and in what does not divide: a division is made of fused operations, and looks at NaNs so. (A
-# half-precision one with two zeros is how a register is set.)
+# half-precision one with two zeros is how a register is set, and an integer that is made of a float
+# belongs to a division of integers.)
 FORBIDDEN_IN_SASS_OF_SUMS = {
     "a fused operation": r"\b[FD]FMA\b|\bHFMA2(?!\S* \S+, -RZ, RZ,)",
-    "subnormals flushed": r"\.FTZ\b",
+    "subnormals flushed": r"\b(?!F2I\b)[A-Z]\w*\.(\w+\.)*FTZ\b",
 }
 
 

@@ -131,7 +131,7 @@ def test_flags_are_of_the_system_and_waits_leave_the_core(tmp_path):
         "ld.relaxed.sys.u32",
         "%globaltimer",
         "nanosleep.u32",
-        "bar.red.popc.u32",  # __syncthreads_or, by way of a count
+        "bar.red.or.pred",
         ".maxntid 512",
     ):
         assert expected in ptx, ptx
