@@ -26,7 +26,9 @@ Bytes read_image(const std::string& path) {
   if (!file)
     throw std::runtime_error("no CUDA kernels: cannot read " + path + ", in the folder that " +
                              kVariable + " names");
-  return Bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  Bytes bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  bytes.push_back('\0');  // PTX is a text
+  return bytes;
 }
 
 std::string compiled_for() {
