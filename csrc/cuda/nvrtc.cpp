@@ -85,7 +85,7 @@ Nvrtc::Nvrtc(const std::vector<std::string>& folders, int driver_version) {
   for (const std::string& file : candidates(folders)) {
     void* const opened = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (opened == nullptr) continue;
-    auto functions = new Functions;  // as long as the library, which is never closed
+    const auto functions = std::make_shared<Functions>();
     bool whole = true;
     const auto find = [&](const char* name, auto& function) {
       void* const found = dlsym(opened, name);
@@ -116,7 +116,6 @@ Nvrtc::Nvrtc(const std::vector<std::string>& folders, int driver_version) {
       return;
     }
     if (good) newer = file + " is NVRTC " + version() + ", newer than the driver; ";
-    delete functions;
     dlclose(opened);
   }
   throw std::runtime_error("no NVRTC to compile CUDA kernels with: " + newer +

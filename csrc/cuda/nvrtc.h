@@ -1,6 +1,7 @@
 // NVIDIA's compiler as a library, opened at run time: for installs that were built without nvcc.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -31,7 +32,7 @@ class Nvrtc {
   struct Functions;
   std::string library_;
   int major_ = 0, minor_ = 0;
-  const Functions* functions_ = nullptr;  // for ever: a library that was opened stays
+  std::shared_ptr<const Functions> functions_;  // of a library that stays open
 };
 
 // The digest of all that an image is made of, in hexadecimal digits.
