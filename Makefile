@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' 2>/dev/null)
+SOURCES := $(shell find csrc tests/cuda_driver -name '*.cpp' -o -name '*.h' -o -name '*.cu' 2>/dev/null)
 
 .PHONY: install build demo test test-mpi storm scale bench lint format sanitize clean
 
@@ -72,6 +72,7 @@ format: $(VENV)/.requirements
 	$(BIN)/clang-format -i $(SOURCES)
 
 sanitize: $(VENV)/.requirements
+	$(MAKE) -j 2 -C tests/cuda_driver sanitize
 	$(MAKE) -j 2 -C csrc/tests sanitize
 
 clean:

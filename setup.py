@@ -3,6 +3,7 @@
 Environment:
     PYCOLLECTIVE_WERROR=1   compiler warnings are errors (CI)
     PYCOLLECTIVE_TORCH=0    leave the torch backend out even if torch is here
+    PYCOLLECTIVE_NVCC       the CUDA compiler; 0: leave the kernels to NVRTC (csrc/cuda/embed.py)
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import glob
 import importlib.util
 import os
 import platform
+import runpy
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -44,6 +47,10 @@ SIMD_FLAGS = (
 )
 
 
+# What csrc/cuda/embed.py puts into the core.
+KERNEL_FILES = glob.glob("csrc/cuda/*.*") + glob.glob("csrc/cuda/nvrtc/*")
+
+
 def core_extension() -> Extension:
     """The native core: kernels, shared memory, engine. It links nothing but libc and libstdc++."""
     sources = sorted(
@@ -57,6 +64,7 @@ def core_extension() -> Extension:
             "engine",
             "engine/far",
             "mpi",
+            "cuda",
             "bench",
             "bindings",
         )
@@ -66,7 +74,7 @@ def core_extension() -> Extension:
         "pycollective._core",
         sources,
         include_dirs=["csrc", _pybind11_include(), numpy.get_include()],
-        depends=glob.glob("csrc/**/*.h", recursive=True),
+        depends=[*glob.glob("csrc/**/*.h", recursive=True), *KERNEL_FILES],
         extra_compile_args=CXX_FLAGS,
         libraries=["dl"],
         language="c++",
@@ -97,7 +105,7 @@ def _pybind11_include() -> str:
 
 
 class BuildExt(build_ext):
-    """Adds each kernel file's own instruction-set flags."""
+    """Adds each kernel file's own instruction-set flags, and the CUDA kernels."""
 
     def build_extension(self, ext: Any) -> None:
         """Compile one extension, with the flags of SIMD_FLAGS for the files named there."""
@@ -110,6 +118,10 @@ class BuildExt(build_ext):
             compile_one(obj, src, suffix, cc_args, [*extra, *flags], pp_opts)
 
         self.compiler._compile = with_simd
+        if ext.name == "pycollective._core":
+            strict = os.environ.get("PYCOLLECTIVE_WERROR") == "1"
+            embed = runpy.run_path("csrc/cuda/embed.py")["embed"]
+            ext.sources.append(str(embed(Path("build/cuda"), strict)))
         try:
             super().build_extension(ext)
         finally:

@@ -3,6 +3,7 @@
 
 #include "bindings/array_view.h"
 #include "bindings/communicator_py.h"
+#include "bindings/cuda_py.h"
 #include "bindings/errors_py.h"
 #include "bindings/kernels_py.h"
 #include "bindings/leaving_py.h"
@@ -32,4 +33,5 @@ PYBIND11_MODULE(_core, module) {
   bind_communicator(module);
   bind_leaving(module);
   bind_machine(module);
+  bind_cuda(module);
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import resource
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pycollective import _core, host_memory, installing
+from pycollective import _core, host_memory, installing, nvrtc
 from pycollective.environment import ENV_TOPOLOGY
 from pycollective.limits import MAX_RANKS_PER_HOST
 from pycollective.version import VERSION
@@ -69,6 +70,7 @@ def report() -> list[tuple[str, str, str]]:
         _between_hosts(),
         ("topology", os.environ.get(ENV_TOPOLOGY) or "hosts as they are found", ""),
         _program("mpiexec", "launches by mpiexec, and the MPI peers of the benchmark"),
+        ("CUDA", *_cuda()),
         _package("triton", "GPU kernels (not in this version)"),
         _program("nvidia-smi", "a GPU (not used by this version)"),
     ]
@@ -118,6 +120,37 @@ def _mpi() -> tuple[str, str, str]:
     if multiple != "1":
         return "MPI", f"{name}, not MPI_THREAD_MULTIPLE", "it cannot carry messages between hosts"
     return "MPI", f"{name}, MPI_THREAD_MULTIPLE", ""
+
+
+# Prints what `_core.cuda_report` finds.
+_CUDA_PROBE = """
+import json, sys
+from pycollective import _core
+print(json.dumps(_core.cuda_report(sys.argv[1:])))
+"""
+
+
+def _cuda() -> tuple[str, str]:
+    # In a process of its own, too: to look is to initialise CUDA, which no fork survives.
+    command = [sys.executable, "-c", _CUDA_PROBE, *nvrtc.folders()]
+    cost = "without it, not: collectives of GPU arrays (not in this version)"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return "the driver does not start within 60 s", cost
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        return f"the driver does not start: {last}", cost
+    report = json.loads(done.stdout)
+    if "no driver" in report:
+        return report["no driver"], cost
+    devices = [f"{name} ({major}.{minor})" for name, major, minor in report["devices"]]
+    counted = [f"{devices.count(each)} x {each}" for each in dict.fromkeys(devices)]
+    version = f"{report['version'] // 1000}.{report['version'] % 1000 // 10}"
+    found = f"{version} ({report['driver']}), {', '.join(counted)}; kernels: "
+    if "no images" in report:
+        return f"{found}none", report["no images"]
+    return found + report["images"], ""
 
 
 def _between_hosts() -> tuple[str, str, str]:

@@ -1,0 +1,66 @@
+#include "bindings/cuda_py.h"
+
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cuda/driver.h"
+#include "cuda/embedded.h"
+#include "cuda/images.h"
+#include "cuda/nvrtc.h"
+
+namespace py = pybind11;
+
+namespace pycollective {
+namespace {
+
+py::dict report(const std::vector<std::string>& nvrtc_folders) {
+  using namespace py::literals;
+  try {
+    const cuda::Driver& driver = cuda::driver();
+    py::list devices;
+    for (int ordinal = 0; ordinal < driver.devices; ++ordinal) {
+      const cuda::DeviceTraits device = cuda::device_traits(ordinal);
+      devices.append(py::make_tuple(device.name, device.major, device.minor));
+    }
+    py::dict found("driver"_a = driver.library, "version"_a = driver.version,
+                   "devices"_a = devices);
+    try {
+      found["images"] = cuda::describe_images(driver.version, nvrtc_folders);
+    } catch (const std::runtime_error& error) {
+      found["no images"] = error.what();
+    }
+    return found;
+  } catch (const std::runtime_error& error) {  // DriverUnavailable, DriverError
+    py::dict missing;
+    missing["no driver"] = error.what();
+    return missing;
+  }
+}
+
+py::dict compile(const std::vector<std::string>& nvrtc_folders, int major, int minor) {
+  constexpr int kAnyDriver = 1 << 30;
+  const cuda::Nvrtc compiler(nvrtc_folders, kAnyDriver);
+  py::dict images;
+  for (const cuda::EmbeddedModule& module : cuda::embedded().modules) {
+    const cuda::Bytes image = compiler.compile(module, compiler.architecture(major, minor));
+    images[module.name] = py::bytes(image.data(), image.size());
+  }
+  return images;
+}
+
+}  // namespace
+
+void bind_cuda(py::module_& module) {
+  module.def("cuda_report", &report, py::arg("nvrtc_folders"),
+             "What there is of CUDA: `driver`, its `version`, `devices` (name, major, minor), "
+             "`images` of the kernels; or `no driver`, `no images`: why, and the cure. Initialises "
+             "CUDA in this process.");
+  module.def("cuda_compile", &compile, py::arg("nvrtc_folders"), py::arg("major"), py::arg("minor"),
+             "What NVRTC makes of each module of kernels, by name, for a GPU of this compute "
+             "capability. RuntimeError: there is no NVRTC, or it warns.");
+}
+
+}  // namespace pycollective

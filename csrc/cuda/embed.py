@@ -1,0 +1,175 @@
+"""Puts the kernels into a C++ file: their sources, for NVRTC, and where nvcc is, their images.
+
+setup.py and the native tests' Makefile run it. What nvcc made is kept beside the C++ file, under a
+name that holds a digest of all that went into it, and is not made again.
+
+Environment:
+    PYCOLLECTIVE_NVCC            nvcc's path; 0: leave the images out
+    PYCOLLECTIVE_CUDA_ARCHS      the GPUs to compile for, as in "90"; PTX is added for the last
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+CSRC = Path(__file__).resolve().parents[1]
+ARCHITECTURES = "80 90 100"
+# The contract: each operation is one of IEEE's, and subnormals stay. NVRTC takes these as well.
+IEEE_FLAGS = ["-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false"]
+STANDARD = "-std=c++17"
+
+
+def modules() -> list[Path]:
+    """The kernels' files; each becomes a module of its file's name."""
+    return sorted((CSRC / "cuda").glob("*.cu"))
+
+
+def sources() -> dict[str, str]:
+    """All that kernels include, directly or not, by the names in their includes; and they."""
+    found: dict[str, str] = {}
+    left = [path.relative_to(CSRC).as_posix() for path in modules()]
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        found[name] = text = (CSRC / name).read_text()
+        for included in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):
+            if included != "emulation.h":  # the stand-in's
+                left.append(included)
+    for path in sorted((CSRC / "cuda" / "nvrtc").iterdir()):
+        found[path.name] = path.read_text()
+    return dict(sorted(found.items()))
+
+
+def find_nvcc() -> str | None:
+    """The compiler, or None where there is none or it is not wanted."""
+    named = os.environ.get("PYCOLLECTIVE_NVCC", "")
+    if named == "0":
+        return None
+    if named:
+        return named
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    places = [f"{home}/bin/nvcc" for home in [*filter(None, homes), "/usr/local/cuda"]]
+    return shutil.which("nvcc") or next(filter(shutil.which, places), None)
+
+
+def wanted_architectures() -> list[str]:
+    """The GPUs that images are made for: "90" is compute capability 9.0."""
+    return os.environ.get("PYCOLLECTIVE_CUDA_ARCHS", ARCHITECTURES).split()
+
+
+def nvcc_flags(architectures: list[str]) -> list[str]:
+    """How each kernel file is compiled: code for each architecture, PTX for the last."""
+    generated = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
+    last = architectures[-1]
+    return [
+        *(STANDARD, "-O3", f"-I{CSRC}", *IEEE_FLAGS, "-Werror", "all-warnings"),
+        *("-Xfatbin", "-compress-all", "-Xptxas", "-v", "--threads", "2"),
+        *(*generated, f"-gencode=arch=compute_{last},code=compute_{last}"),
+    ]
+
+
+def compile_image(nvcc: str, module: Path, folder: Path, architectures: list[str]) -> Path:
+    """The module's fatbin, from the folder if nothing has changed; and what ptxas said, a .log.
+
+    Raises:
+        subprocess.CalledProcessError: nvcc does not compile it.
+        OSError: there is no such nvcc.
+    """
+    version = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True)
+    flags = nvcc_flags(architectures)
+    digest = hashlib.sha256()
+    for part in [version.stdout, module.name, *flags, *sum(sources().items(), ())]:
+        digest.update(part.replace(str(CSRC), "").encode() + b"\0")
+    image = folder / f"{module.stem}-{digest.hexdigest()[:16]}.fatbin"
+    if not image.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        made = image.with_suffix(f".{os.getpid()}")
+        command = [nvcc, "-fatbin", *flags, "-o", str(made), str(module)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        image.with_suffix(".log").write_text(done.stdout + done.stderr)
+        made.rename(image)
+        for old in folder.glob(f"{module.stem}-*"):
+            if old.stem != image.stem:
+                old.unlink()
+    return image
+
+
+def compile_images(folder: Path, strict: bool) -> dict[str, Path]:
+    """Each module's fatbin by its name; none, and a word about it, where nvcc cannot."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        return {}
+    try:
+        return {
+            module.stem: compile_image(nvcc, module, folder, wanted_architectures())
+            for module in modules()
+        }
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        if strict:
+            raise SystemExit(f"{nvcc} does not compile the CUDA kernels:\n{said}") from error
+        print(
+            f"{nvcc} does not compile the CUDA kernels; NVRTC will, where they are used:\n{said}",
+            file=sys.stderr,
+        )
+        return {}
+
+
+def cplusplus(images: dict[str, Path]) -> str:
+    """The C++ file, cuda/embedded.h's other half."""
+    lines = ['#include "cuda/embedded.h"', ""]
+    for name, image in images.items():
+        symbol = f"pycollective_image_{name}"
+        lines += [
+            "__asm__(",
+            '    ".pushsection .rodata, \\"a\\"\\n.balign 64\\n"',
+            f'    ".global {symbol}, {symbol}_end\\n.hidden {symbol}, {symbol}_end\\n"',
+            f'    "{symbol}:\\n.incbin \\"{image.resolve()}\\"\\n{symbol}_end:\\n.byte 0\\n"',
+            '    ".popsection\\n");',
+            f'extern "C" const unsigned char {symbol}[], {symbol}_end[];',
+        ]
+    lines += ["", "namespace pycollective::cuda {", "namespace {", ""]
+    lines.append("const EmbeddedSource kSources[] = {")
+    for name, text in sources().items():
+        lines.append(f'{{"{name}", R"kernel({text})kernel"}},')
+    lines += ["};", "const EmbeddedModule kModules[] = {"]
+    for module in modules():
+        symbol = f"pycollective_image_{module.stem}"
+        image = f"{symbol}, {symbol}_end" if module.stem in images else "nullptr, nullptr"
+        lines.append(f'    {{"{module.stem}", "cuda/{module.name}", {image}}},')
+    flags = ", ".join(f'"{flag}"' for flag in [STANDARD, *IEEE_FLAGS])
+    names = ", ".join(f"sm_{each}" for each in wanted_architectures())
+    architectures = f"{names} and PTX" if images else ""
+    lines += [
+        *("};", f"const char* const kFlags[] = {{{flags}}};", "", "}  // namespace", ""),
+        "const Embedded& embedded() {",
+        f'  static constexpr Embedded kEmbedded{{kSources, kModules, kFlags, "{architectures}"}};',
+        *("  return kEmbedded;", "}", "", "}  // namespace pycollective::cuda", ""),
+    ]
+    return "\n".join(lines)
+
+
+def embed(folder: Path, strict: bool) -> Path:
+    """Write ``embedded.cpp`` into the folder, unless it is there already; where it is."""
+    text = cplusplus(compile_images(folder, strict))
+    path = folder / "embedded.cpp"
+    if not path.exists() or path.read_text() != text:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return path
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--strict", action="store_true", help="fail where nvcc does")
+    given = parser.parse_args()
+    print(embed(given.folder, given.strict))

@@ -1,0 +1,31 @@
+// Where a module's image comes from.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cuda/embedded.h"
+
+namespace pycollective::cuda {
+
+struct GpuTraits {
+  int major, minor;    // compute capability
+  int driver_version;  // 13000: CUDA 13.0
+};
+
+// Loads the module by `load`, from the first of these that works, and returns in words which:
+//   1. <module>.fatbin in the folder that PYCOLLECTIVE_CUDA_IMAGES names, and then nothing else;
+//   2. what nvcc made when this library was built, if it was there;
+//   3. what NVRTC makes now, or made earlier: the user's cache folder keeps it.
+// `load` throws DriverError where the driver does not take an image; then the next is tried,
+// because an old driver takes no images of a newer nvcc. Throws std::runtime_error that says what
+// to install.
+std::string load_image(const EmbeddedModule& module, const GpuTraits& gpu,
+                       const std::vector<std::string>& nvrtc_folders,
+                       const std::function<void(const void* image)>& load);
+
+// The same in words, without a GPU or a word to it: where images would come from. Throws alike.
+std::string describe_images(int driver_version, const std::vector<std::string>& nvrtc_folders);
+
+}  // namespace pycollective::cuda

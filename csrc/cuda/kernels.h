@@ -1,0 +1,49 @@
+// The kernels of one context: loaded once, before any is needed, because loading one later may wait
+// for the GPU to drain, beside a kernel that waits for a peer.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/driver.h"
+#include "cuda/reduce_parameters.h"
+#include "dtype.h"
+
+namespace pycollective::cuda {
+
+struct Kernel {
+  CUfunction function = nullptr;  // null: the contract has no such reduction
+  int threads = 0;                // of a block
+  int blocks = 0;                 // of that size, as many as fit the device at once
+};
+
+class Kernels {
+ public:
+  // Into the thread's current context, which is of this device. `nvrtc_folders`: where NVRTC may
+  // be, beside the usual places. Throws std::runtime_error where there are no images.
+  // At the end the same context must be current, or gone.
+  Kernels(const DeviceTraits& device, const std::vector<std::string>& nvrtc_folders);
+
+  // In words: where the images came from.
+  const std::string& origin() const { return origin_; }
+  const Kernel& reduce(Dtype dtype, ReduceOp op) const {
+    return reduce_[static_cast<int>(dtype)][static_cast<int>(op)];
+  }
+
+ private:
+  struct Unload {
+    void operator()(CUmodule module) const;
+  };
+
+  std::string origin_;
+  std::vector<std::unique_ptr<CUmod_st, Unload>> modules_;
+  Kernel reduce_[kDtypes][kReduceOps];
+};
+
+// Puts one ordered reduction on the stream; `p` may go when it returns. The context is current.
+// Throws std::invalid_argument for what the contract does not define, DriverError.
+void launch_reduce(const Kernels& kernels, Dtype dtype, ReduceOp op, const ReduceParameters& p,
+                   CUstream stream);
+
+}  // namespace pycollective::cuda

@@ -1,0 +1,79 @@
+// The reduce operations in kernels, of one number each.
+#pragma once
+
+#include "cuda/device.h"
+#include "numerics.h"
+
+namespace pycollective::cuda {
+
+// Integers narrower than `int` are computed in it, and cut: they wrap, as the contract says.
+struct Sum {
+  static constexpr bool kRounds = true;
+  template <class V>
+  DEVICE V apply(V a, V b) {
+    return static_cast<V>(a + b);
+  }
+};
+struct Product {
+  static constexpr bool kRounds = true;
+  template <class V>
+  DEVICE V apply(V a, V b) {
+    return static_cast<V>(a * b);
+  }
+};
+
+// Of floats.
+struct Minimum {
+  static constexpr bool kRounds = false;
+  DEVICE float apply(float a, float b) { return minimum<std::uint32_t>(a, b); }
+  DEVICE double apply(double a, double b) { return minimum<std::uint64_t>(a, b); }
+};
+struct Maximum {
+  static constexpr bool kRounds = false;
+  DEVICE float apply(float a, float b) { return maximum<std::uint32_t>(a, b); }
+  DEVICE double apply(double a, double b) { return maximum<std::uint64_t>(a, b); }
+};
+
+// Of integers.
+struct Least {
+  static constexpr bool kRounds = false;
+  template <class V>
+  DEVICE V apply(V a, V b) {
+    return a < b ? a : b;
+  }
+};
+struct Greatest {
+  static constexpr bool kRounds = false;
+  template <class V>
+  DEVICE V apply(V a, V b) {
+    return a > b ? a : b;
+  }
+};
+struct And {
+  static constexpr bool kRounds = false;
+  template <class V>
+  DEVICE V apply(V a, V b) {
+    return static_cast<V>(a & b);
+  }
+};
+struct Or {
+  static constexpr bool kRounds = false;
+  template <class V>
+  DEVICE V apply(V a, V b) {
+    return static_cast<V>(a | b);
+  }
+};
+struct Xor {
+  static constexpr bool kRounds = false;
+  template <class V>
+  DEVICE V apply(V a, V b) {
+    return static_cast<V>(a ^ b);
+  }
+};
+
+// Whether the order shows in the bits: floats alone round.
+template <class Codec, class Op>
+constexpr bool is_ordered = Op::kRounds && static_cast<typename Codec::Accumulator>(0.5F) !=
+                                               static_cast<typename Codec::Accumulator>(0);
+
+}  // namespace pycollective::cuda

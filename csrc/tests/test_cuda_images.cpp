@@ -1,0 +1,216 @@
+// Where a module's image comes from: the order, the cache, and what is said where there is none.
+// NVRTC is the fake one beside this program; there is no driver.
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "cuda/driver.h"
+#include "cuda/image_cache.h"
+#include "cuda/images.h"
+#include "tests/check.h"
+
+namespace pycollective::cuda {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr GpuTraits kHopper{9, 0, 13000};
+
+void set(const char* name, const std::string& value) { CHECK(setenv(name, value.c_str(), 1) == 0); }
+
+// A folder for this program's files, gone at the end; and the environment that each test begins in.
+struct Folder {
+  explicit Folder(const std::string& fake) {
+    std::string name = fs::temp_directory_path() / "cuda-images-XXXXXX";
+    CHECK(mkdtemp(name.data()) != nullptr);
+    path = name;
+    set("XDG_CACHE_HOME", path);
+    set("PYCOLLECTIVE_NVRTC", fake);
+    for (const char* const variable :
+         {"PYCOLLECTIVE_CUDA_IMAGES", "FAKE_NVRTC_MAJOR", "FAKE_NVRTC_LOG"})
+      unsetenv(variable);
+  }
+  ~Folder() { fs::remove_all(path); }
+  fs::path cached() const {
+    for (const auto& entry : fs::directory_iterator(path / "pycollective")) return entry.path();
+    return {};
+  }
+  fs::path path;
+};
+
+const EmbeddedModule& reduce_module() {
+  for (const EmbeddedModule& module : embedded().modules)
+    if (std::string(module.name) == "reduce") return module;
+  CHECK(false);
+}
+
+// {from where, image}
+struct Loaded {
+  std::string origin, image;
+};
+Loaded load(const GpuTraits& gpu = kHopper, const EmbeddedModule& module = reduce_module()) {
+  Loaded loaded;
+  // Those of the fake are texts that end with the last header's name and a blank.
+  loaded.origin = load_image(module, gpu, {}, [&](const void* image) {
+    const auto* const text = static_cast<const char*>(image);
+    const auto* const end = std::strstr(text, "numerics.h ");
+    loaded.image = end == nullptr ? std::string(text, 6) : std::string(text, end + 10);
+  });
+  return loaded;
+}
+
+std::string refusal(const GpuTraits& gpu = kHopper) {
+  try {
+    load(gpu);
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+int compilations(const std::string& fake) {
+  void* const library = dlopen(fake.c_str(), RTLD_NOW);
+  CHECK(library != nullptr);
+  return reinterpret_cast<int (*)()>(dlsym(library, "fake_nvrtc_compilations"))();
+}
+
+void test_what_is_compiled_is_kept(const std::string& fake) {
+  const Folder folder(fake);
+  const int before = compilations(fake);
+  const Loaded first = load();
+  CHECK(first.origin == "NVRTC 13.0 for sm_90");
+  CHECK(holds(first.image, "cubin cuda/reduce.cu, "));
+  for (const char* const part : {" -arch=sm_90 ", " -fmad=false ", " -ftz=false", " cstdint ",
+                                 " cuda/device.h ", " cuda/reduce.h ", " numerics.h"})
+    CHECK(holds(first.image, part));
+  const Loaded second = load();
+  CHECK(second.image == first.image);
+  CHECK(holds(second.origin, "NVRTC 13.0 for sm_90, from " + folder.path.string()));
+  CHECK(compilations(fake) == before + 1);
+  CHECK(load({8, 6, 13000}).origin == "NVRTC 13.0 for sm_80");  // another name
+  CHECK(compilations(fake) == before + 2);
+}
+
+// Whatever a byte of the file became, and wherever it was cut.
+void test_a_damaged_file_is_made_again(const std::string& fake) {
+  const Folder folder(fake);
+  const Loaded whole = load();
+  const fs::path file = folder.cached();
+  std::ifstream stream(file, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(stream), {}};
+  for (std::size_t at = 0; at < bytes.size(); at += at < 40 ? 1 : 97)
+    for (const bool cut : {false, true}) {
+      std::string damaged = cut ? bytes.substr(0, at) : bytes;
+      if (!cut) damaged[at] = static_cast<char>(damaged[at] ^ 1);
+      std::ofstream(file, std::ios::binary | std::ios::trunc) << damaged;
+      const int before = compilations(fake);
+      CHECK(load().image == whole.image);
+      CHECK(compilations(fake) == before + 1);
+    }
+  for (const auto& entry : fs::directory_iterator(folder.path / "pycollective"))
+    CHECK(entry.path() == file);  // nothing half made is left
+}
+
+void test_a_cache_that_cannot_be_written_is_done_without(const std::string& fake) {
+  const Folder folder(fake);
+  std::ofstream(folder.path / "pycollective") << "a file, not a folder";
+  CHECK(holds(load().image, "cubin"));
+  unsetenv("XDG_CACHE_HOME");
+  const std::string home = std::getenv("HOME") != nullptr ? std::getenv("HOME") : "";
+  unsetenv("HOME");
+  CHECK(cache_folder().empty());
+  CHECK(holds(load().image, "cubin"));
+  set("HOME", home);
+}
+
+void test_a_later_gpu_gets_ptx_and_an_earlier_one_nothing(const std::string& fake) {
+  const Folder folder(fake);
+  CHECK(load({10, 3, 13000}).origin == "NVRTC 13.0 for sm_100");
+  const Loaded later = load({12, 0, 13000});
+  CHECK(later.origin == "NVRTC 13.0 for compute_100");
+  CHECK(holds(later.image, "ptx "));
+  CHECK(holds(refusal({7, 0, 13000}), "compiles nothing for a GPU of compute capability 7.0"));
+}
+
+void test_who_has_no_compiler_is_told_what_to_install(const std::string& fake) {
+  const Folder folder(fake);
+  CHECK(holds(refusal({9, 0, 12040}),
+              "is NVRTC 13.0, newer than the driver; install NVRTC (pip "
+              "install nvidia-cuda-nvrtc-cu12)"));
+  set("PYCOLLECTIVE_NVRTC", "/no/such/libnvrtc.so");
+  CHECK(holds(refusal(),
+              "no NVRTC to compile CUDA kernels with: install NVRTC (pip install "
+              "'nvidia-cuda-nvrtc>=13,<14'), or build pycollective where nvcc is"));
+}
+
+void test_a_warning_is_an_error(const std::string& fake) {
+  const Folder folder(fake);
+  for (const char* const log : {"warning: a test's", "error"}) {
+    set("FAKE_NVRTC_LOG", log);
+    CHECK(holds(refusal(), "does not compile cuda/reduce.cu for sm_90"));
+    CHECK(holds(refusal(), log));
+  }
+  CHECK(!fs::exists(folder.path / "pycollective"));
+}
+
+void test_the_order(const std::string& fake) {
+  const Folder folder(fake);
+  // What nvcc made comes first;
+  static const unsigned char own[] = "by nvcc";
+  EmbeddedModule module = reduce_module();
+  module.image = own;
+  module.image_end = own + sizeof(own);
+  CHECK(load(kHopper, module).image == "by nvc");
+  // where the driver refuses it, NVRTC's;
+  std::string taken;
+  load_image(module, kHopper, {}, [&](const void* image) {
+    if (image == own) throw DriverError(CUDA_ERROR_NO_BINARY_FOR_GPU, "refused by a test");
+    taken.assign(static_cast<const char*>(image), 6);
+  });
+  CHECK(taken == "cubin ");
+  // and where there is none, both are told.
+  set("PYCOLLECTIVE_NVRTC", "/no/such/libnvrtc.so");
+  try {
+    load_image(module, kHopper, {}, [&](const void*) {
+      throw DriverError(CUDA_ERROR_NO_BINARY_FOR_GPU, "refused by a test");
+    });
+    CHECK(false);
+  } catch (const std::runtime_error& error) {
+    CHECK(holds(error.what(), "no NVRTC"));
+    CHECK(holds(error.what(), "the driver refused those of nvcc: refused by a test"));
+  }
+  // A named folder is before all of them, and nothing is instead of it.
+  set("PYCOLLECTIVE_CUDA_IMAGES", folder.path);
+  CHECK(holds(refusal(), "cannot read " + (folder.path / "reduce.fatbin").string()));
+  std::ofstream(folder.path / "reduce.fatbin") << "by hand";
+  CHECK(load(kHopper, module).image == "by han");
+  CHECK(describe_images(13000, {}) == folder.path);
+}
+
+}  // namespace
+}  // namespace pycollective::cuda
+
+int main(int, char** arguments) {
+  using namespace pycollective::cuda;
+  const std::string fake =
+      std::filesystem::absolute(arguments[0]).parent_path() / "libfake_nvrtc.so";
+  test_what_is_compiled_is_kept(fake);
+  test_a_damaged_file_is_made_again(fake);
+  test_a_cache_that_cannot_be_written_is_done_without(fake);
+  test_a_later_gpu_gets_ptx_and_an_earlier_one_nothing(fake);
+  test_who_has_no_compiler_is_told_what_to_install(fake);
+  test_a_warning_is_an_error(fake);
+  test_the_order(fake);
+  return 0;
+}

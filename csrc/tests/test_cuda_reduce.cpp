@@ -1,0 +1,208 @@
+// The ordered reduce on a GPU, or on the stand-in for one, gives the bits of the CPU's kernels, and
+// touches nothing else: each case is one piece of the device's memory, compared whole.
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "numerics.h"
+#include "tests/cuda_session.h"
+
+namespace pycollective::cuda {
+namespace {
+
+using Random = std::mt19937_64;
+using Data = std::vector<std::byte>;
+
+constexpr std::size_t kMostElements = 700;
+constexpr std::size_t kRoom = 64 + 8 * kMostElements;  // of a leaf or a result, and a gap
+
+// An element whose sums depend on the order: magnitudes that differ, and cancel. Now and then any
+// bits at all.
+void write_element(const DtypeTraits& dtype, std::byte* to, Random& random) {
+  const std::uint64_t bits = random();
+  if (dtype.numbers == Numbers::kTruth) {
+    *to = static_cast<std::byte>(bits & 1);
+  } else if (dtype.numbers == Numbers::kInteger || bits % 16 == 0) {
+    std::memcpy(to, &bits, dtype.size);
+  } else {
+    const double value = std::ldexp(static_cast<double>(bits >> 8 & 0xFFF) - 2048,
+                                    static_cast<int>(bits >> 20 & 31) - 20);
+    const auto single = static_cast<float>(value);
+    const std::uint32_t half = dtype.dtype == Dtype::kFloat16
+                                   ? float16_from_float<std::uint32_t>(single)
+                                   : round_to_bfloat16<std::uint32_t>(single) >> 16;
+    const void* const from = dtype.size == 8   ? static_cast<const void*>(&value)
+                             : dtype.size == 4 ? static_cast<const void*>(&single)
+                                               : static_cast<const void*>(&half);
+    std::memcpy(to, from, dtype.size);
+  }
+}
+
+enum class Aligned { kWhole, kAlike, kElements, kBytes };
+
+// Where in its room a leaf or a result begins.
+std::size_t offset_of(Aligned aligned, std::size_t alike, std::size_t element, Random& random) {
+  switch (aligned) {
+    case Aligned::kWhole:
+      return 0;
+    case Aligned::kAlike:
+      return alike / element * element;
+    case Aligned::kElements:
+      return random() % 16 / element * element;
+    case Aligned::kBytes:
+      break;
+  }
+  return random() % 16;
+}
+
+struct Case {
+  int n;
+  std::size_t count;
+  Aligned aligned;
+  bool in_place;
+  bool copied;
+};
+
+void check_case(const Session& session, DeviceMemory& memory, const DtypeTraits& dtype, ReduceOp op,
+                const Case& what, Random& random) {
+  const std::size_t rooms = static_cast<std::size_t>(what.n) + 2;
+  const std::size_t alike = random() % 16;
+  const std::size_t bytes = what.count * dtype.size;
+  Data before(rooms * kRoom, std::byte{0xA5});
+  std::vector<std::size_t> offsets;
+  for (std::size_t room = 0; room < rooms; ++room)
+    offsets.push_back(room * kRoom + 16 + offset_of(what.aligned, alike, dtype.size, random));
+
+  ReduceParameters p{};
+  std::vector<const void*> leaves;
+  for (int leaf = 0; leaf < what.n; ++leaf) {
+    const std::size_t offset = offsets[static_cast<std::size_t>(leaf)];
+    for (std::size_t i = 0; i < what.count; ++i)
+      write_element(dtype, before.data() + offset + i * dtype.size, random);
+    p.leaves[leaf] = memory.at(offset);
+    leaves.push_back(before.data() + offset);
+  }
+  const std::size_t out = what.in_place ? offsets[random() % static_cast<unsigned>(what.n)]
+                                        : offsets[static_cast<std::size_t>(what.n)];
+  p.out = memory.at(out);
+  p.copy = what.copied ? memory.at(offsets.back()) : nullptr;
+  p.count = what.count;
+  p.n = what.n;
+
+  Data result(bytes);
+  {
+    const FloatEnvironment ieee;
+    find_kernels(dtype.dtype, op, active_simd_level())
+        .reduce(leaves.data(), what.n, result.data(), nullptr, what.count);
+  }
+  Data after = before;
+  if (bytes > 0) {
+    std::memcpy(after.data() + out, result.data(), bytes);
+    if (what.copied) std::memcpy(after.data() + offsets.back(), result.data(), bytes);
+  }
+
+  memory.write(before);
+  launch_reduce(session.kernels(), dtype.dtype, op, p, session.stream());
+  if (memory.read(after.size()) != after) {
+    std::fprintf(stderr, "%s %s: n %d, count %zu, alignment %d, in place %d, copied %d\n",
+                 dtype.name, name_of(op), what.n, what.count, static_cast<int>(what.aligned),
+                 what.in_place, what.copied);
+    CHECK(false);
+  }
+}
+
+void test_bits_are_those_of_the_cpu(const Session& session, int& cases) {
+  Random random(1);
+  DeviceMemory memory(session, (kMostLeaves + 2) * kRoom);
+  for (const DtypeTraits& dtype : kDtypeTable)
+    for (const ReduceOpTraits& op : kReduceOpTable) {
+      if (!is_defined(dtype.dtype, op.op)) continue;
+      for (int n = 1; n <= kMostLeaves; n = n < 17 ? n + 1 : n == 17 ? 33 : n == 33 ? 58 : n + 6)
+        for (const Aligned aligned :
+             {Aligned::kWhole, Aligned::kAlike, Aligned::kElements, Aligned::kBytes}) {
+          const std::size_t most = n > 17 ? 100 : kMostElements;
+          const std::size_t count = cases % 7 == 0 ? random() % 9 : random() % (most + 1);
+          check_case(session, memory, dtype, op.op,
+                     {n, count, aligned, random() % 4 == 0, random() % 2 == 0}, random);
+          ++cases;
+        }
+    }
+}
+
+template <class Call>
+bool is_refused(const Call& call) {
+  try {
+    call();
+  } catch (const std::invalid_argument&) {
+    return true;
+  }
+  return false;
+}
+
+void test_what_the_contract_does_not_define_is_refused(const Session& session) {
+  ReduceParameters p{};
+  p.n = 1;
+  const auto launch = [&](Dtype dtype, ReduceOp op) {
+    launch_reduce(session.kernels(), dtype, op, p, session.stream());
+  };
+  CHECK(is_refused([&] { launch(Dtype::kInt32, ReduceOp::kAvg); }));
+  CHECK(is_refused([&] { launch(Dtype::kBool, ReduceOp::kSum); }));
+  CHECK(is_refused([&] { launch(Dtype::kFloat32, ReduceOp::kBand); }));
+  p.n = 0;
+  CHECK(is_refused([&] { launch(Dtype::kFloat32, ReduceOp::kSum); }));
+  p.n = kMostLeaves + 1;
+  CHECK(is_refused([&] { launch(Dtype::kFloat32, ReduceOp::kSum); }));
+}
+
+// A thread's own context is current again, or none is.
+void test_a_context_is_put_back() {
+  const auto current = [] {
+    CUcontext context = nullptr;
+    OK(driver().cuCtxGetCurrent(&context));
+    return context;
+  };
+  CHECK(current() == nullptr);
+  {
+    const Session session;
+    const CUcontext own = current();
+    CHECK(own != nullptr);
+    {
+      const Current again(own);
+      CHECK(current() == own);
+    }
+    CHECK(current() == own);
+  }
+  CHECK(current() == nullptr);
+}
+
+void test_an_error_has_its_names() {
+  try {
+    OK(driver().cuDeviceGet(nullptr, 0));
+  } catch (const DriverError& error) {
+    CHECK(error.result() == CUDA_ERROR_INVALID_VALUE);
+    CHECK(std::strstr(error.what(), "cuDeviceGet") != nullptr);
+    CHECK(std::strstr(error.what(), "CUDA_ERROR_INVALID_VALUE, ") != nullptr);
+    return;
+  }
+  CHECK(false);
+}
+
+}  // namespace
+}  // namespace pycollective::cuda
+
+int main() {
+  using namespace pycollective::cuda;
+  test_a_context_is_put_back();
+  test_an_error_has_its_names();
+  const Session session;
+  int cases = 0;
+  test_bits_are_those_of_the_cpu(session, cases);
+  test_what_the_contract_does_not_define_is_refused(session);
+  std::printf("%d reductions, kernels %s\n", cases, session.kernels().origin().c_str());
+  return 0;
+}

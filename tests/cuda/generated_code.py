@@ -1,0 +1,97 @@
+"""What the compilers made of the kernels, as text, and what may not stand in it."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from pycollective import _core, nvrtc
+
+ROOT = Path(__file__).resolve().parents[2]
+EMBED = runpy.run_path(str(ROOT / "csrc" / "cuda" / "embed.py"))
+ARCHITECTURES = ["80", "90", "100"]
+
+REDUCTIONS = [f"reduce_{dtype.name}_{op}" for dtype in _core.dtypes() for op in dtype.reduce_ops]
+
+# In PTX, anywhere: {what it would do: its pattern}.
+FORBIDDEN_IN_PTX = {
+    "a fused operation": r"\b(fma|mad)\.\S*f(16|32|64)",
+    "subnormals flushed": r"\.ftz\b",
+    "an approximation": r"\.approx\b",
+    "a load past the caches' coherence": r"\bld\.global\S*\.nc\b",
+    "a trap": r"\btrap\b|\bbrkpt\b",
+    "a fence": r"\bfence\b|\bmembar\b",
+    "a flag for less than the system": r"\b(ld|st)\S*\.(acquire|release|relaxed)\.(?!sys)",
+    "a volatile access": r"\b(ld|st)\S*\.volatile\b",
+}
+# In machine code, anywhere,
+FORBIDDEN_IN_SASS = {
+    "local memory": r"\b(LDL|STL)\b",
+    "a load past the caches' coherence": r"\bLDG\S*\.CONSTANT\b",
+    "a trap": r"\bBPT\b",
+}
+# and in what does not divide: a division is made of fused operations, and looks at NaNs so. (A
+# half-precision one with two zeros is how a register is set, and an integer that is made of a float
+# belongs to a division of integers.)
+FORBIDDEN_IN_SASS_OF_SUMS = {
+    "a fused operation": r"\b[FD]FMA\b|\bHFMA2(?!\S* \S+, -RZ, RZ,)",
+    "subnormals flushed": r"\b(?!F2I\b)[A-Z]\w*\.(\w+\.)*FTZ\b",
+}
+
+
+def violations(text: str, rules: dict[str, str]) -> list[str]:
+    """Each rule's first violation, with its line."""
+    found = []
+    for what, pattern in rules.items():
+        if hit := re.search(pattern, text):
+            line = text[text.rfind("\n", 0, hit.start()) + 1 :].partition("\n")[0]
+            found.append(f"{what}: {line.strip()}")
+    return found
+
+
+def find_tool(name: str) -> str | None:
+    """A program of the CUDA toolkit: on the path, beside nvcc, or of NVIDIA's wheels."""
+    nvcc = EMBED["find_nvcc"]()
+    beside = [Path(shutil.which(nvcc) or nvcc).resolve().parent] if nvcc else []
+    wheels = [Path(folder).parent / "bin" for folder in nvrtc.folders()]
+    places = [os.environ.get("PATH", ""), *map(str, [*beside, *wheels])]
+    return shutil.which(name, path=os.pathsep.join(places))
+
+
+def ptx_of(source: Path, *flags: str) -> str:
+    """The PTX that nvcc makes of a file of kernels."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "kernels.ptx"
+        command = [EMBED["find_nvcc"](), "-ptx", "-arch=compute_90", EMBED["STANDARD"], *flags]
+        command += [f"-I{ROOT / 'csrc'}", "-o", str(made), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return made.read_text()
+
+
+def functions_of(image: Path) -> Iterator[tuple[str, str, str]]:
+    """(architecture, function, its instructions) of an image's machine code."""
+    dump, disassembler = find_tool("cuobjdump"), find_tool("nvdisasm")
+    assert dump is not None
+    assert disassembler is not None
+    path = os.pathsep.join([str(Path(disassembler).parent), os.environ.get("PATH", "")])
+    done = subprocess.run(
+        [dump, "-sass", str(image)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "PATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    for code in re.split(r"^arch = sm_", done.stdout, flags=re.MULTILINE)[1:]:
+        architecture = code.split("\n")[0]
+        for function in code.split("Function : ")[1:]:
+            name, _, body = function.partition("\n")
+            # Without the instructions' bits, which are in comments.
+            yield architecture, name.strip(), re.sub(r"/\*.*?\*/", "", body)

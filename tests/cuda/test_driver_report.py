@@ -1,0 +1,87 @@
+"""What `pycollective doctor` says of CUDA: the driver, the GPUs and the kernels, or why not."""
+
+from __future__ import annotations
+
+import pytest
+
+from pycollective import nvrtc
+from pycollective.cli import doctor
+from tests.cuda import fake_driver
+
+NOT = "without it, not: collectives of GPU arrays (not in this version)"
+
+
+@pytest.fixture(autouse=True)
+def no_images_named(monkeypatch):
+    monkeypatch.delenv("PYCOLLECTIVE_CUDA_IMAGES", raising=False)
+
+
+def line(monkeypatch, driver):
+    monkeypatch.setenv("PYCOLLECTIVE_CUDA_DRIVER", driver)
+    [(found, cost)] = [rest for name, *rest in doctor.report() if name == "CUDA"]
+    return found, cost
+
+
+def test_no_driver_says_how_one_is_named(monkeypatch):
+    found, cost = line(monkeypatch, "/no/such/libcuda.so")
+    assert found.startswith("no CUDA driver: /no/such/libcuda.so: cannot open")
+    assert found.endswith("or name its library in PYCOLLECTIVE_CUDA_DRIVER")
+    assert cost == NOT
+
+
+@pytest.mark.parametrize("lacks", ["cuGetProcAddress_v2", "cuIpcGetMemHandle"])
+def test_a_driver_that_lacks_a_function_is_too_old(monkeypatch, tmp_path, lacks):
+    library = "libm.so.6" if "Proc" in lacks else fake_driver.build(tmp_path, lacks=lacks)
+    found, cost = line(monkeypatch, library)
+    assert found.startswith(f"the CUDA driver {library} is too old: it has no {lacks}; install")
+    assert cost == NOT
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"init": 100}, "finds no GPU; see nvidia-smi and CUDA_VISIBLE_DEVICES"),
+        ({"devices": 0}, "finds no GPU; see nvidia-smi and CUDA_VISIBLE_DEVICES"),
+        ({"init": 803}, "does not start: cuInit: CUDA_ERROR_OF_A_TEST, made up; see nvidia-smi"),
+    ],
+)
+def test_a_driver_without_a_gpu_says_so(monkeypatch, tmp_path, made, said):
+    library = fake_driver.build(tmp_path, **made)
+    found, cost = line(monkeypatch, library)
+    assert found.startswith(f"the CUDA driver {library} {said}")
+    assert cost == NOT
+
+
+def test_what_is_here_is_said(monkeypatch, tmp_path):
+    images = tmp_path / "images"
+    monkeypatch.setenv("PYCOLLECTIVE_CUDA_IMAGES", str(images))
+    library = fake_driver.build(tmp_path, version=12040)
+    found, cost = line(monkeypatch, library)
+    assert found == f"12.4 ({library}), 2 x Fake GPU (9.0); kernels: {images}"
+    assert cost == ""
+
+
+def test_kernels_are_nvccs_or_nvrtcs_or_missing_with_a_cure(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYCOLLECTIVE_NVRTC", "/no/such/libnvrtc.so")
+    found, cost = line(monkeypatch, fake_driver.build(tmp_path))
+    kernels = found.partition("; kernels: ")[2]
+    if kernels == "none":  # built without nvcc
+        assert cost.startswith("no NVRTC to compile CUDA kernels with: install NVRTC (pip install")
+    else:
+        assert kernels == "compiled by nvcc for sm_80, sm_90, sm_100 and PTX"
+        assert cost == ""
+
+
+def test_a_driver_that_kills_its_process_costs_a_line(monkeypatch, tmp_path):
+    library = fake_driver.build(tmp_path, init="*(volatile int*)8")
+    found, cost = line(monkeypatch, library)
+    assert found == "the driver does not start: status -11"
+    assert cost == NOT
+
+
+def test_nvrtc_is_looked_for_in_nvidias_wheels(monkeypatch, tmp_path):
+    for wheel in ("cu13/lib", "cuda_nvrtc/lib"):
+        (tmp_path / "nvidia" / wheel).mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = [folder for folder in nvrtc.folders() if folder.startswith(str(tmp_path))]
+    assert mine == [f"{tmp_path}/nvidia/cu13/lib", f"{tmp_path}/nvidia/cuda_nvrtc/lib"]

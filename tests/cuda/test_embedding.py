@@ -1,0 +1,76 @@
+"""csrc/cuda/embed.py, with an nvcc that only notes its calls: what is made, and what is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cuda.generated_code import EMBED
+
+NVCC = """#!/bin/sh
+if [ "$1" = --version ]; then echo "a test's nvcc $VERSION"; exit; fi
+echo "$@" >> "{calls}"
+{then}
+while [ "$1" != -o ]; do shift; done
+echo an image > "$2"
+"""
+
+
+@pytest.fixture
+def calls(tmp_path, monkeypatch):
+    """What nvcc was called with, a line each."""
+    make_nvcc(tmp_path, monkeypatch)
+    return lambda: (tmp_path / "calls").read_text().splitlines()
+
+
+def make_nvcc(folder, monkeypatch, then=":"):
+    nvcc = folder / "nvcc"
+    nvcc.write_text(NVCC.format(calls=folder / "calls", then=then))
+    nvcc.chmod(0o755)
+    (folder / "calls").touch()
+    monkeypatch.setenv("PYCOLLECTIVE_NVCC", str(nvcc))
+    monkeypatch.delenv("PYCOLLECTIVE_CUDA_ARCHS", raising=False)
+
+
+def test_an_image_is_made_once_for_what_it_is_made_of(calls, tmp_path, monkeypatch):
+    modules = len(EMBED["modules"]())
+    first = EMBED["embed"](tmp_path / "out", True).read_text()
+    made = (tmp_path / "out" / "embedded.cpp").stat().st_mtime_ns
+    assert EMBED["embed"](tmp_path / "out", True).read_text() == first
+    assert (tmp_path / "out" / "embedded.cpp").stat().st_mtime_ns == made
+    assert len(calls()) == modules
+    assert "sm_80, sm_90, sm_100 and PTX" in first
+    for flag in (*EMBED["IEEE_FLAGS"], "-Werror all-warnings", "arch=compute_100,code=compute_100"):
+        assert all(flag in call for call in calls())
+    monkeypatch.setenv("PYCOLLECTIVE_CUDA_ARCHS", "90")
+    other = EMBED["embed"](tmp_path / "out", True).read_text()
+    assert other != first
+    assert "sm_90 and PTX" in other
+    assert len(calls()) == 2 * modules
+    monkeypatch.setenv("VERSION", "2")
+    assert EMBED["embed"](tmp_path / "out", True).read_text() != other
+    assert len(calls()) == 3 * modules
+    assert len(list((tmp_path / "out").glob("*.fatbin"))) == modules  # no old ones
+
+
+def test_without_nvcc_there_are_sources_alone(calls, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYCOLLECTIVE_NVCC", "0")
+    text = EMBED["embed"](tmp_path / "out", True).read_text()
+    assert calls() == []
+    assert "incbin" not in text
+    assert '{"reduce", "cuda/reduce.cu", nullptr, nullptr},' in text
+    for name in ("cuda/device.h", "cuda/reduce.h", "numerics.h", "dtype.h", "cstdint"):
+        assert f'{{"{name}", R"kernel(' in text
+
+
+def test_an_nvcc_that_fails_leaves_the_kernels_to_nvrtc(tmp_path, monkeypatch, capsys):
+    make_nvcc(tmp_path, monkeypatch, "echo 'a warning of a test' >&2; exit 1")
+    text = EMBED["embed"](tmp_path / "out", False).read_text()
+    assert "incbin" not in text
+    said = capsys.readouterr().err
+    assert "does not compile the CUDA kernels; NVRTC will" in said
+    assert "a warning of a test" in said
+    with pytest.raises(SystemExit, match="a warning of a test"):
+        EMBED["embed"](tmp_path / "out", True)
+    monkeypatch.setenv("PYCOLLECTIVE_NVCC", "/no/such/nvcc")
+    with pytest.raises(SystemExit, match="/no/such/nvcc"):
+        EMBED["embed"](tmp_path / "out", True)

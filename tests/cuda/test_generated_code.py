@@ -1,0 +1,160 @@
+"""The kernels as the compilers leave them: no warning, no spill, no fused or flushing operation.
+
+No GPU is needed. Where nvcc, its tools or NVRTC are missing, that part is skipped, and says so.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+
+import pytest
+
+from pycollective import _core, nvrtc
+from tests.cuda.generated_code import (
+    ARCHITECTURES,
+    EMBED,
+    FORBIDDEN_IN_PTX,
+    FORBIDDEN_IN_SASS,
+    FORBIDDEN_IN_SASS_OF_SUMS,
+    REDUCTIONS,
+    ROOT,
+    find_tool,
+    functions_of,
+    ptx_of,
+    violations,
+)
+
+MOST_REGISTERS = 128  # of a thread: device.h's blocks have up to 512
+
+needs_nvcc = pytest.mark.skipif(EMBED["find_nvcc"]() is None, reason="there is no nvcc")
+slow = pytest.mark.timeout(900)  # compiles
+
+
+@pytest.fixture(scope="module")
+def images():
+    """The fatbins that the build has made, or, where anything has changed, new ones."""
+    folder = ROOT / "build" / "cuda"
+    return [
+        EMBED["compile_image"](EMBED["find_nvcc"](), module, folder, ARCHITECTURES)
+        for module in EMBED["modules"]()
+    ]
+
+
+@needs_nvcc
+@slow
+def test_nothing_spills_and_blocks_fit(images, record_property):
+    said = "".join(image.with_suffix(".log").read_text() for image in images)
+    assert "warning" not in said
+    used = collections.defaultdict(dict)
+    for function in re.split(r"^ptxas info\s*: Compiling entry function ", said, flags=re.M)[1:]:
+        name, architecture = re.match(r"'(\w+)' for 'sm_(\d+)'", function).groups()
+        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in function, name
+        used[architecture][name] = int(re.search(r"Used (\d+) registers", function)[1])
+    assert set(used) == set(ARCHITECTURES)
+    for architecture, registers in used.items():
+        assert set(REDUCTIONS) <= set(registers)
+        most = max(registers, key=registers.get)
+        record_property(f"registers sm_{architecture}", f"{registers[most]} ({most})")
+        assert registers[most] <= MOST_REGISTERS
+
+
+@needs_nvcc
+@slow
+@pytest.mark.parametrize("module", EMBED["modules"](), ids=lambda path: path.stem)
+def test_ptx_holds_nothing_that_changes_bits_or_ends_a_process(module):
+    ptx = ptx_of(module, *EMBED["IEEE_FLAGS"])
+    assert violations(ptx, FORBIDDEN_IN_PTX) == []
+    if module.stem == "reduce":
+        assert sorted(re.findall(r"\.entry (\w+)", ptx)) == sorted(REDUCTIONS)
+        assert "add.rn.f32" in ptx
+        assert "ld.global.v4.u32" in ptx
+
+
+@needs_nvcc
+@slow
+def test_machine_code_holds_nothing_that_changes_bits_or_ends_a_process(images):
+    for tool in ("cuobjdump", "nvdisasm"):
+        if find_tool(tool) is None:
+            pytest.skip(f"there is no {tool}: pip install nvidia-cuda-{tool}")
+    seen = collections.defaultdict(set)
+    for image in images:
+        for architecture, name, code in functions_of(image):
+            seen[architecture].add(name)
+            rules = {**FORBIDDEN_IN_SASS}
+            if not name.endswith("_avg"):
+                rules.update(FORBIDDEN_IN_SASS_OF_SUMS)
+            assert violations(code, rules) == [], (architecture, name)
+    assert set(seen) == set(ARCHITECTURES)
+    assert all(set(REDUCTIONS) <= names for names in seen.values())
+
+
+@slow
+def test_nvrtc_compiles_every_kernel():
+    try:
+        made = _core.cuda_compile(nvrtc.folders(), 9, 0)
+    except RuntimeError as error:
+        if "no NVRTC" not in str(error):
+            raise
+        pytest.skip(str(error))
+    assert set(made) == {module.stem for module in EMBED["modules"]()}
+    assert made["reduce"].startswith(b"\x7fELF")
+    for name in REDUCTIONS:
+        assert f".text.{name}\0".encode() in made["reduce"]
+
+
+# What each function of device.h becomes.
+DEVICE = """
+#include "cuda/device.h"
+using namespace pycollective::cuda;
+struct Words { std::uint32_t* words; std::uint64_t* time; };
+KERNEL(probe, Words) {
+  SHARED(std::uint32_t, shared);
+  if (thread() == 0) shared = load_acquire(visible(p.words));
+  barrier();
+  if (barrier_or(load_host(p.words + 1) != shared)) pause();
+  *p.time = nanoseconds();
+  store_release(p.words + 2, block() + blocks() + threads());
+}
+"""
+
+
+@needs_nvcc
+@slow
+def test_flags_are_of_the_system_and_waits_leave_the_core(tmp_path):
+    source = tmp_path / "device.cu"
+    source.write_text(DEVICE)
+    ptx = ptx_of(source)
+    for expected in (
+        "ld.acquire.sys.u32",
+        "st.release.sys.u32",
+        "ld.relaxed.sys.u32",
+        "%globaltimer",
+        "nanosleep.u32",
+        "bar.red.or.pred",
+        ".maxntid 512",
+    ):
+        assert expected in ptx, ptx
+    assert violations(ptx, FORBIDDEN_IN_PTX) == []
+
+
+@needs_nvcc
+@slow
+@pytest.mark.parametrize(
+    ("statement", "flags", "what"),
+    [
+        ("x[0] = x[1] * x[2] + x[3];", [], "a fused operation"),
+        ("x[0] = x[1] + x[2];", ["-ftz=true"], "subnormals flushed"),
+        ("x[0] = __fdividef(x[1], x[2]);", [], "an approximation"),
+        ("x[0] = __ldg(x + 1);", [], "a load past the caches' coherence"),
+        ("if (x[0] > 1) __trap();", [], "a trap"),
+        ("x[0] = 1; __threadfence_system(); x[1] = 2;", [], "a fence"),
+        ('asm("ld.acquire.gpu.f32 %0, [%1];" : "=f"(x[1]) : "l"(x));', [], "a flag for less than"),
+        ("*(volatile float*)x = 1;", [], "a volatile access"),
+    ],
+)
+def test_the_rules_see_what_they_forbid(tmp_path, statement, flags, what):
+    source = tmp_path / "bad.cu"
+    source.write_text(f'extern "C" __global__ void bad(float* x) {{ {statement} }}')
+    found = violations(ptx_of(source, *flags), FORBIDDEN_IN_PTX)
+    assert any(each.startswith(what) for each in found), found

@@ -1,0 +1,198 @@
+#include "capture.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "graph.h"
+
+namespace standin {
+namespace {
+
+std::mutex mutex;  // of every capture, and of each stream's and event's part in one
+auto& ongoing = *new std::vector<std::shared_ptr<Capture>>();  // outlives the program's end
+std::atomic<std::size_t> any{0};  // how many are ongoing: most programs never capture
+
+CUresult spoil(Capture& capture, CUresult code) {
+  capture.invalid = true;
+  return code;
+}
+
+// A blocking stream of the context that captures. The caller holds the mutex.
+Capture* blocking_capture(const Context& context) {
+  for (const std::shared_ptr<Capture>& capture : ongoing)
+    for (const std::shared_ptr<Stream>& stream : capture->streams)
+      if (stream->context.get() == &context && stream->blocking) return capture.get();
+  return nullptr;
+}
+
+// Every node leads to one of the origin's last.
+bool joined(const Capture& capture, const std::vector<std::size_t>& tails) {
+  const std::vector<Node>& nodes = capture.graph.nodes;
+  std::vector<char> reached(nodes.size(), 0);
+  for (const std::size_t tail : tails) reached[tail] = 1;
+  for (std::size_t i = nodes.size(); i-- > 0;)
+    if (reached[i])
+      for (const std::size_t before : nodes[i].after) reached[before] = 1;
+  return std::all_of(reached.begin(), reached.end(), [](char one) { return one != 0; });
+}
+
+}  // namespace
+
+CUresult forbidden_by_capture() {
+  if (any == 0) return CUDA_SUCCESS;
+  const std::lock_guard lock(mutex);
+  CUresult error = CUDA_SUCCESS;
+  for (const std::shared_ptr<Capture>& capture : ongoing) {
+    const bool own = capture->thread == std::this_thread::get_id();
+    if (capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL ||
+        (own && capture->mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+      error = spoil(*capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  }
+  return error;
+}
+
+CUresult forbidden_while_capturing(const std::shared_ptr<Stream>& stream) {
+  if (any == 0) return CUDA_SUCCESS;
+  const std::lock_guard lock(mutex);
+  if (stream->capture) return spoil(*stream->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  if (stream->legacy)
+    if (Capture* const capture = blocking_capture(*stream->context))
+      return spoil(*capture, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  return CUDA_SUCCESS;
+}
+
+CUresult capture_work(const std::shared_ptr<Stream>& stream, Work& work, bool* captured) {
+  if (any == 0) return CUDA_SUCCESS;
+  const std::lock_guard lock(mutex);
+  if (stream->legacy)
+    if (Capture* const capture = blocking_capture(*stream->context))
+      return spoil(*capture, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  if (!stream->capture) return CUDA_SUCCESS;
+  *captured = true;
+  if (stream->capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  std::vector<Node>& nodes = stream->capture->graph.nodes;
+  nodes.push_back({std::move(work), stream->tails});
+  stream->tails = {nodes.size() - 1};
+  return CUDA_SUCCESS;
+}
+
+CUresult capture_record(const std::shared_ptr<Stream>& stream, CapturedMoment& moment,
+                        bool interprocess, bool* captured) {
+  if (any == 0 && !moment.capture) return CUDA_SUCCESS;
+  const std::lock_guard lock(mutex);
+  if (!stream->capture) {
+    if (stream->legacy)
+      if (Capture* const capture = blocking_capture(*stream->context))
+        return spoil(*capture, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    moment = {};
+    return CUDA_SUCCESS;
+  }
+  *captured = true;
+  if (stream->capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  // Another process would wait for what happens at no one moment.
+  if (interprocess) return spoil(*stream->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  moment = {stream->capture, stream->tails};
+  return CUDA_SUCCESS;
+}
+
+CUresult capture_wait(const std::shared_ptr<Stream>& stream, const CapturedMoment& moment,
+                      bool* captured) {
+  if (any == 0 && !moment.capture) return CUDA_SUCCESS;
+  const std::lock_guard lock(mutex);
+  Capture* const own = stream->capture.get();
+  if (stream->legacy)
+    if (Capture* const capture = blocking_capture(*stream->context))
+      return spoil(*capture, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  if (own && own->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (!moment.capture) return own ? spoil(*own, CUDA_ERROR_STREAM_CAPTURE_ISOLATION) : CUDA_SUCCESS;
+  *captured = true;
+  if (moment.capture->ended)
+    return own ? spoil(*own, CUDA_ERROR_CAPTURED_EVENT) : CUDA_ERROR_CAPTURED_EVENT;
+  if (moment.capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (own && own != moment.capture.get()) {
+    spoil(*moment.capture, CUDA_ERROR_STREAM_CAPTURE_MERGE);
+    return spoil(*own, CUDA_ERROR_STREAM_CAPTURE_MERGE);
+  }
+  if (!own) {
+    stream->capture = moment.capture;
+    stream->tails.clear();
+    moment.capture->streams.push_back(stream);
+  }
+  for (const std::size_t tail : moment.tails)
+    if (std::find(stream->tails.begin(), stream->tails.end(), tail) == stream->tails.end())
+      stream->tails.push_back(tail);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace standin
+
+using namespace standin;
+
+CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
+  return call(Safety::kSafe, [&](const std::shared_ptr<Context>& context) {
+    const std::shared_ptr<Stream> stream = find_stream(context, handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->legacy) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    const std::lock_guard lock(mutex);
+    if (stream->capture) return CUDA_ERROR_INVALID_VALUE;
+    auto capture = std::make_shared<Capture>();
+    capture->mode = mode;
+    capture->thread = std::this_thread::get_id();
+    capture->origin = stream.get();
+    capture->graph.context = context;
+    capture->streams = {stream};
+    stream->capture = capture;
+    stream->tails.clear();
+    ongoing.push_back(std::move(capture));
+    any = ongoing.size();
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuStreamEndCapture(CUstream handle, CUgraph* out) {
+  return call(Safety::kSafe, [&](const std::shared_ptr<Context>& context) {
+    const std::shared_ptr<Stream> stream = find_stream(context, handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!out) return CUDA_ERROR_INVALID_VALUE;
+    *out = nullptr;
+    std::shared_ptr<Capture> capture;
+    {
+      const std::lock_guard lock(mutex);
+      capture = stream->capture;
+      if (!capture) return CUDA_ERROR_INVALID_VALUE;
+      if (capture->origin != stream.get())
+        return spoil(*capture, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+      if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
+          capture->thread != std::this_thread::get_id())
+        return spoil(*capture, CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+      const bool whole = joined(*capture, stream->tails);
+      capture->ended = true;
+      for (const std::shared_ptr<Stream>& one : capture->streams) {
+        one->capture.reset();
+        one->tails.clear();
+      }
+      capture->streams.clear();
+      ongoing.erase(std::find(ongoing.begin(), ongoing.end(), capture));
+      any = ongoing.size();
+      if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+      if (!whole) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+    }
+    *out = add_graph(std::move(capture->graph));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
+  return call(Safety::kSafe, [&](const std::shared_ptr<Context>& context) {
+    const std::shared_ptr<Stream> stream = find_stream(context, handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!status) return CUDA_ERROR_INVALID_VALUE;
+    const std::lock_guard lock(mutex);
+    // As cuda.h has it: of the legacy stream it cannot be said beside a capture.
+    if (stream->legacy && blocking_capture(*context)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    *status = !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
+              : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                         : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return CUDA_SUCCESS;
+  });
+}
