@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "engine/copy.h"
 #include "engine/one_shot.h"
 #include "engine/wire_trial.h"
 
@@ -82,13 +81,12 @@ Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequenc
       program_(*request.program),
       output_(static_cast<std::byte*>(output_of(request, group.world().rank))),
       shards_(shards_of(request, request.program->ranks)),
+      host_(group, request),
       element_(size_of(request.dtype)),
       node_(node_size(request.dtype, request.reduce_op)) {
   // Of the communicator, not of this rank: all must cut the buffer alike.
   const bool far = program_.members != program_.ranks;
   if (far) far_.emplace(group, request, sequence);
-  if (reduces(request.kind))
-    kernels_ = find_kernels(request.dtype, request.reduce_op, active_simd_level());
   tries_ = request.trial && WireTrial::is_try(request.call_of_trial);
   if (far && packs(request)) packed_items_ = find_packing(request.dtype, active_simd_level());
   packs_ = packed_items_.pack != nullptr;
@@ -130,10 +128,8 @@ std::string Scheduled::far_absentees() const {
 
 bool Scheduled::finished_by(Member member) const {
   // Also before this rank has begun: others may have come, and be through, since it looked.
-  const std::uint64_t base =
-      begun_ ? base_ : group_.own().progress.combined.load(std::memory_order_relaxed);
-  return rendezvous_.arrived(member) &&
-         group_.mailbox(member).progress.combined.load(std::memory_order_acquire) >= base + chunks_;
+  const std::uint64_t base = begun_ ? base_ : executor_.chunks_done();
+  return rendezvous_.arrived(member) && executor_.has_done(member, base + chunks_);
 }
 
 std::uint64_t Scheduled::mark(std::size_t chunk, std::uint64_t events) const {
@@ -141,7 +137,7 @@ std::uint64_t Scheduled::mark(std::size_t chunk, std::uint64_t events) const {
 }
 
 void Scheduled::begin() {
-  base_ = group_.own().progress.combined.load(std::memory_order_relaxed);
+  base_ = executor_.chunks_done();
   begun_ = true;
 }
 
@@ -162,7 +158,7 @@ State Scheduled::advance() {
   while (oldest_ < started_ && runs_[oldest_ % slots_].next == program_.instructions.size() &&
          (!far_ || far_->all_settled(oldest_ % slots_))) {
     ++oldest_;
-    group_.publish(group_.own().progress.combined, base_ + oldest_);
+    executor_.publish_done(base_ + oldest_);
   }
   const bool done = oldest_ == chunks_ && (!far_ || far_->all_have_called());
   if (tries_) note_time(done);
@@ -173,9 +169,7 @@ State Scheduled::advance() {
 bool Scheduled::slot_is_free(std::size_t chunk) const {
   if (chunk < slots_) return true;
   for (const Member reader : program_.readers)
-    if (group_.mailbox(reader).progress.combined.load(std::memory_order_acquire) <
-        base_ + chunk - slots_ + 1)
-      return false;
+    if (!executor_.has_done(reader, base_ + chunk - slots_ + 1)) return false;
   return true;
 }
 
@@ -187,8 +181,8 @@ bool Scheduled::go_on(Run& run) {
     const Instruction& each = program_.instructions[run.next];
     switch (each.kind) {
       case Instruction::Kind::kWait:
-        if (group_.mailbox(Member(each.a)).published[slot].mark.load(std::memory_order_acquire) <
-            mark(run.chunk, static_cast<std::uint64_t>(each.b)))
+        if (!executor_.has_published(Member(each.a), slot,
+                                     mark(run.chunk, static_cast<std::uint64_t>(each.b))))
           return run.next != from;
         break;
       case Instruction::Kind::kCopy:
@@ -200,7 +194,7 @@ bool Scheduled::go_on(Run& run) {
         break;
       case Instruction::Kind::kPublish:
         run.events += static_cast<std::uint64_t>(each.a);
-        group_.publish(group_.own().published[slot].mark, mark(run.chunk, run.events));
+        executor_.publish(slot, mark(run.chunk, run.events));
         break;
       case Instruction::Kind::kPost:
         post(run.chunk, each.a);
@@ -248,15 +242,14 @@ std::byte* Scheduled::at(const Ref& ref, std::size_t chunk) const {
   const auto nodes = static_cast<std::size_t>(program_.nodes);
   const std::size_t slot_bytes =
       part_ * (nodes * node_ + static_cast<std::size_t>(program_.items) * element_);
-  std::byte* slot = group_.data(ref.member) + 2 * small_buffer_bytes(group_.data_bytes()) +
-                    (chunk % slots_) * slot_bytes;
+  std::byte* slot = executor_.slots(ref.member) + (chunk % slots_) * slot_bytes;
   return slot + (ref.place == Place::kNode ? index * part_ * node_
                                            : part_ * (nodes * node_ + index * element_));
 }
 
-void Scheduled::copy(std::size_t chunk, const Ref& from, const Ref& to) const {
+void Scheduled::copy(std::size_t chunk, const Ref& from, const Ref& to) {
   const std::size_t size = from.place == Place::kNode ? node_ : element_;
-  copy_bytes(at(to, chunk), at(from, chunk), part_of(from.shard, chunk).length * size);
+  executor_.copy(at(to, chunk), at(from, chunk), part_of(from.shard, chunk).length * size);
 }
 
 void Scheduled::combine(std::size_t chunk, const Instruction& instruction) {
@@ -268,30 +261,21 @@ void Scheduled::combine(std::size_t chunk, const Instruction& instruction) {
                            ? nullptr
                            : at(program_.refs[static_cast<std::size_t>(instruction.c)], chunk);
   Term few_terms[kMaxMembers];
-  const void* few_leaves[kMaxMembers];
   Term* terms = few_terms;
-  const void** leaves = few_leaves;
   if (step.terms > kMaxMembers) {
-    const auto needed = static_cast<std::size_t>(step.terms);
-    many_terms_.resize(std::max(many_terms_.size(), needed));
-    many_leaves_.resize(std::max(many_leaves_.size(), needed));
+    many_terms_.resize(std::max(many_terms_.size(), static_cast<std::size_t>(step.terms)));
     terms = many_terms_.data();
-    leaves = many_leaves_.data();
   }
   bool only_leaves = step.finish && step.terms == program_.ranks;
   for (int t = 0; t < step.terms; ++t) {
     const std::int32_t index = program_.terms[static_cast<std::size_t>(step.first_term + t)];
     const Ref& ref = program_.refs[static_cast<std::size_t>(index)];
     terms[t] = {at(ref, chunk), ref.place == Place::kNode};
-    leaves[t] = terms[t].data;
     only_leaves = only_leaves && !terms[t].is_node;
   }
-  const FloatEnvironment ieee;
-  if (only_leaves)  // in registers, and the only way for a single rank
-    return kernels_.reduce(leaves, step.terms, at(out, chunk), copy_to, count);
   const Combination what = {program_.recipes.data() + step.first_recipe, step.recipe_length,
                             step.terms, program_.ranks, step.finish};
-  kernels_.combine(what, terms, at(out, chunk), copy_to, count);
+  executor_.combine({what, terms, only_leaves, at(out, chunk), copy_to, count});
 }
 
 }  // namespace pycollective

@@ -1,7 +1,6 @@
 // Scheduled's messages to and from other hosts.
 #include <cstring>
 
-#include "engine/copy.h"
 #include "engine/scheduled.h"
 #include "engine/wire_trial.h"
 
@@ -30,20 +29,20 @@ const Ref& Scheduled::piece(const Message& message, std::int32_t number) const {
   return program_.refs[static_cast<std::size_t>(program_.message_pieces[index])];
 }
 
-void Scheduled::gather(const Message& message, std::size_t chunk, std::byte* to) const {
+void Scheduled::gather(const Message& message, std::size_t chunk, std::byte* to) {
   for (std::int32_t p = 0; p < message.pieces; ++p) {
     const Ref& from = piece(message, p);
     const std::size_t bytes = bytes_of(from, chunk);
-    copy_bytes(to, at(from, chunk), bytes);
+    executor_.copy(to, at(from, chunk), bytes);
     to += bytes;
   }
 }
 
-void Scheduled::scatter(const Message& message, std::size_t chunk, const std::byte* from) const {
+void Scheduled::scatter(const Message& message, std::size_t chunk, const std::byte* from) {
   for (std::int32_t p = 0; p < message.pieces; ++p) {
     const Ref& to = piece(message, p);
     const std::size_t bytes = bytes_of(to, chunk);
-    copy_bytes(at(to, chunk), from, bytes);
+    executor_.copy(at(to, chunk), from, bytes);
     from += bytes;
   }
 }
