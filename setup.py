@@ -87,9 +87,12 @@ def torch_extension() -> Extension | None:
         return None
     from torch.utils import cpp_extension
 
+    sources = sorted(glob.glob("csrc/torch/*.cpp"))
+    if not sources:
+        raise SystemExit("csrc/torch is missing: an incomplete source distribution")
     return cpp_extension.CppExtension(
         "pycollective._torch",
-        [*sorted(glob.glob("csrc/torch/*.cpp")), "csrc/bindings/errors_py.cpp"],
+        [*sources, "csrc/bindings/errors_py.cpp"],
         include_dirs=[os.path.abspath("csrc")],
         depends=glob.glob("csrc/**/*.h", recursive=True),
         # torch's headers warn under -Wextra, and need the standard that torch itself builds with.

@@ -83,7 +83,8 @@ Driver open_driver() {
 }  // namespace
 
 const Driver& driver() {
-  static const Driver opened = open_driver();  // again by the next call, if it throws
+  // Again by the next call, if it throws. Never taken down: what is unloaded at exit calls it.
+  static const Driver& opened = *new Driver(open_driver());
   return opened;
 }
 

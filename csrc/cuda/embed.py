@@ -62,7 +62,17 @@ def find_nvcc() -> str | None:
 
 def wanted_architectures() -> list[str]:
     """The GPUs that images are made for: "90" is compute capability 9.0."""
-    return os.environ.get("PYCOLLECTIVE_CUDA_ARCHS", ARCHITECTURES).split()
+    return (os.environ.get("PYCOLLECTIVE_CUDA_ARCHS") or ARCHITECTURES).split()
+
+
+def known_architectures(nvcc: str) -> list[str]:
+    """Those wanted; of the usual ones only what this nvcc knows: 12.8 was the first with 100."""
+    wanted = wanted_architectures()
+    if os.environ.get("PYCOLLECTIVE_CUDA_ARCHS"):
+        return wanted
+    listed = subprocess.run([nvcc, "--list-gpu-arch"], check=True, capture_output=True, text=True)
+    known = [each for each in wanted if f"compute_{each}" in listed.stdout.split()]
+    return known or wanted
 
 
 def nvcc_flags(architectures: list[str]) -> list[str]:
@@ -98,7 +108,7 @@ def compile_image(nvcc: str, module: Path, folder: Path, architectures: list[str
         made.rename(image)
         for old in folder.glob(f"{module.stem}-*"):
             if old.stem != image.stem:
-                old.unlink()
+                old.unlink(missing_ok=True)
     return image
 
 
@@ -108,9 +118,9 @@ def compile_images(folder: Path, strict: bool) -> dict[str, Path]:
     if nvcc is None:
         return {}
     try:
+        architectures = known_architectures(nvcc)
         return {
-            module.stem: compile_image(nvcc, module, folder, wanted_architectures())
-            for module in modules()
+            module.stem: compile_image(nvcc, module, folder, architectures) for module in modules()
         }
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", None) or str(error)

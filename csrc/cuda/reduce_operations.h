@@ -18,7 +18,11 @@ struct Product {
   static constexpr bool kRounds = true;
   template <class V>
   DEVICE V apply(V a, V b) {
-    return static_cast<V>(a * b);
+    // Of 16 bits two would be multiplied as int, and overflow.
+    if constexpr (sizeof(V) == 2)
+      return static_cast<V>(1U * a * b);
+    else
+      return static_cast<V>(a * b);
   }
 };
 

@@ -69,14 +69,14 @@ struct Case {
 };
 
 void check_case(const Session& session, DeviceMemory& memory, const DtypeTraits& dtype, ReduceOp op,
-                const Case& what, Random& random) {
+                const Case& what, Random& random, std::size_t room_bytes = kRoom) {
   const std::size_t rooms = static_cast<std::size_t>(what.n) + 2;
   const std::size_t alike = random() % 16;
   const std::size_t bytes = what.count * dtype.size;
-  Data before(rooms * kRoom, std::byte{0xA5});
+  Data before(rooms * room_bytes, std::byte{0xA5});
   std::vector<std::size_t> offsets;
   for (std::size_t room = 0; room < rooms; ++room)
-    offsets.push_back(room * kRoom + 16 + offset_of(what.aligned, alike, dtype.size, random));
+    offsets.push_back(room * room_bytes + 16 + offset_of(what.aligned, alike, dtype.size, random));
 
   ReduceParameters p{};
   std::vector<const void*> leaves;
@@ -122,7 +122,7 @@ void test_bits_are_those_of_the_cpu(const Session& session, int& cases) {
   for (const DtypeTraits& dtype : kDtypeTable)
     for (const ReduceOpTraits& op : kReduceOpTable) {
       if (!is_defined(dtype.dtype, op.op)) continue;
-      for (int n = 1; n <= kMostLeaves; n = n < 17 ? n + 1 : n == 17 ? 33 : n == 33 ? 58 : n + 6)
+      for (int n = 1; n <= kMostLeaves; n = n < 17 ? n + 1 : n < 59 ? n + 7 : n + 5)
         for (const Aligned aligned :
              {Aligned::kWhole, Aligned::kAlike, Aligned::kElements, Aligned::kBytes}) {
           const std::size_t most = n > 17 ? 100 : kMostElements;
@@ -132,6 +132,23 @@ void test_bits_are_those_of_the_cpu(const Session& session, int& cases) {
           ++cases;
         }
     }
+}
+
+// So many vectors that each thread takes several together, and comes back for more: of 2 and 4
+// leaves, which have loops of their own, of 8, and of numbers that take the general one.
+void test_many_vectors(const Session& session, int& cases) {
+  Random random(2);
+  constexpr std::size_t kLarge = 40000;  // elements
+  constexpr std::size_t kLargeRoom = 64 + 8 * kLarge;
+  DeviceMemory memory(session, (9 + 2) * kLargeRoom);
+  for (const Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat32, Dtype::kFloat64, Dtype::kUInt8})
+    for (const int n : {2, 3, 4, 5, 8, 9})
+      for (const std::size_t count : {kLarge, kLarge - 1 - random() % 3000}) {
+        check_case(session, memory, traits_of(dtype), ReduceOp::kSum,
+                   {n, count, Aligned::kAlike, random() % 2 == 0, random() % 2 == 0}, random,
+                   kLargeRoom);
+        ++cases;
+      }
 }
 
 template <class Call>
@@ -202,6 +219,7 @@ int main() {
   const Session session;
   int cases = 0;
   test_bits_are_those_of_the_cpu(session, cases);
+  test_many_vectors(session, cases);
   test_what_the_contract_does_not_define_is_refused(session);
   std::printf("%d reductions, kernels %s\n", cases, session.kernels().origin().c_str());
   return 0;

@@ -288,7 +288,9 @@ class Steps:
         """What a call is about; where elements travel as they are, their types are part of it."""
         names = [item.name for item in items]
         types = [str(item.flat.part(0, 0).dtype) for item in items] if of_types else []
-        return Agreement(digest_of([self._digest, self._steps, names, types]), self._scaled)
+        owed = sorted(self._undelivered)
+        told = [self._digest, self._steps, names, types, owed]
+        return Agreement(digest_of(told), self._scaled)
 
     # What codecs do.
 
