@@ -70,7 +70,7 @@ def known_architectures(nvcc: str) -> list[str]:
     wanted = wanted_architectures()
     if os.environ.get("PYCOLLECTIVE_CUDA_ARCHS"):
         return wanted
-    listed = subprocess.run([nvcc, "--list-gpu-arch"], check=True, capture_output=True, text=True)
+    listed = subprocess.run([nvcc, "--list-gpu-arch"], check=False, capture_output=True, text=True)
     known = [each for each in wanted if f"compute_{each}" in listed.stdout.split()]
     return known or wanted
 

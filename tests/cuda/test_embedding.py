@@ -8,6 +8,7 @@ from tests.cuda.generated_code import EMBED
 
 NVCC = """#!/bin/sh
 if [ "$1" = --version ]; then echo "a test's nvcc $VERSION"; exit; fi
+if [ "$1" = --list-gpu-arch ]; then echo $KNOWN | tr ' ' '\\n'; exit; fi
 echo "$@" >> "{calls}"
 {then}
 while [ "$1" != -o ]; do shift; done
@@ -28,6 +29,7 @@ def make_nvcc(folder, monkeypatch, then=":"):
     nvcc.chmod(0o755)
     (folder / "calls").touch()
     monkeypatch.setenv("PYCOLLECTIVE_NVCC", str(nvcc))
+    monkeypatch.setenv("KNOWN", "compute_75 compute_80 compute_90 compute_100")
     monkeypatch.delenv("PYCOLLECTIVE_CUDA_ARCHS", raising=False)
 
 
@@ -74,3 +76,15 @@ def test_an_nvcc_that_fails_leaves_the_kernels_to_nvrtc(tmp_path, monkeypatch, c
     monkeypatch.setenv("PYCOLLECTIVE_NVCC", "/no/such/nvcc")
     with pytest.raises(SystemExit, match="/no/such/nvcc"):
         EMBED["embed"](tmp_path / "out", True)
+
+
+def test_an_older_nvcc_makes_what_it_knows(calls, tmp_path, monkeypatch):
+    """12.8 was the first that knows 100; what was asked for by name is asked of it all the same."""
+    monkeypatch.setenv("KNOWN", "compute_80 compute_90")
+    EMBED["embed"](tmp_path / "made", True)
+    assert "sm_80" in calls()[-1]
+    assert "sm_90" in calls()[-1]
+    assert "100" not in calls()[-1]
+    monkeypatch.setenv("PYCOLLECTIVE_CUDA_ARCHS", "100")
+    EMBED["embed"](tmp_path / "made", True)
+    assert "sm_100" in calls()[-1]
