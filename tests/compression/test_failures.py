@@ -332,3 +332,22 @@ def test_what_begins_calls_is_not_taken_for_lengths(pool, steps, way):
     ):
         assert name == CollectiveMismatch.__name__
         assert taken < SOON
+
+
+def owed_by_others(comm):
+    """How a dense call ends that delivers error which one rank alone has forgotten."""
+    ends = ends_of_communicator(comm, host_of=(0, 1, 2, 3))
+    state_of, options = KINDS["one_bit"]
+    _alive.append(state_of(SHAPES, ends, **options, **OPTIONS["dense"]))
+    state = _alive[-1]
+    state._undelivered.add({"w": np.ones(7000, np.float32)})  # as `auto` does
+    if comm.rank == 1:
+        state.reset()
+    comm.barrier()
+    return ends_with(lambda: state.all_reduce(gradients(1, comm.rank, 0)))
+
+
+def test_a_reset_on_one_rank_is_a_mismatch_and_no_other_average(pool):
+    for name, _, taken in pool(4).call(owed_by_others):
+        assert name == CollectiveMismatch.__name__
+        assert taken < SOON
