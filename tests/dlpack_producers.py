@@ -143,3 +143,9 @@ class Behind:
 
     def __dlpack__(self, **how: Any) -> Any:
         return self.array.__dlpack__(**how)
+
+
+def pointer_of(capsule, name):
+    """What a capsule of this name points to."""
+    get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+    return get(("PyCapsule_GetPointer", ctypes.pythonapi))(capsule, name)

@@ -31,6 +31,7 @@ LAYERS: dict[str, set[str]] = {
     "store": {"errors", "limits"},
     "host_memory": {"errors"},
     "elements": {"_core", "schedule"},
+    "device_array": {"_core", "errors"},
     "tuning": {"elements", "errors", "schedule"},
     "tuned": {"environment", "schedule", "tuning"},
     "programs": {"_core", "elements", "schedule"},
@@ -94,6 +95,7 @@ LAZY: dict[str, set[str]] = {
     "transport/c10d": {"torch"},
     "transport/mpi": {"mpi4py"},
     "cli": {"matplotlib", "typer"},
+    "device_array": {"ml_dtypes"},
     "bench": {"matplotlib", "ml_dtypes"},
 }
 

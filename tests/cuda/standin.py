@@ -1,0 +1,102 @@
+"""The stand-in for the driver, for tests of Python code: built once, and what names it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import gc
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "build" / "cuda_driver"
+LIBRARY = OUT / "plain" / "libcuda_standin.so"
+
+
+@functools.cache
+def library() -> str:
+    """Its path; made where anything that it is made of has changed. Skips without a compiler."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler.split()[0]) is None:
+        pytest.skip("there is no C++ compiler")
+    OUT.mkdir(parents=True, exist_ok=True)
+    with open(OUT / ".lock", "w") as lock:  # the workers of pytest-xdist share the folder
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = ["make", "-C", str(ROOT / "tests" / "cuda_driver"), f"CXX={compiler}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return str(LIBRARY)
+
+
+def images() -> str:
+    """A folder with what it takes for the image of each module: it has the kernels itself."""
+    folder = OUT / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in (ROOT / "csrc" / "cuda").glob("*.cu"):
+        mine = folder / f".{source.stem}.{os.getpid()}"
+        mine.write_bytes(b"\x50\xed\x55\xba\0\0\0\0")
+        mine.replace(folder / f"{source.stem}.fatbin")
+    return str(folder)
+
+
+def environment(**more: object) -> dict[str, str]:
+    """For a child process, so that its GPUs are the stand-in's; `devices=4`: PYCOLLECTIVE_STANDIN_
+    DEVICES, and so on."""
+    named = {f"PYCOLLECTIVE_STANDIN_{name.upper()}": str(of) for name, of in more.items()}
+    return {"PYCOLLECTIVE_CUDA_DRIVER": library(), "PYCOLLECTIVE_CUDA_IMAGES": images(), **named}
+
+
+def called(_, function, *arguments):
+    """What a rank of the harness calls, for a `function` without a communicator."""
+    result = function(*arguments)
+    gc.collect()
+    return result
+
+
+class Driver:
+    """The stand-in itself, as another user of the GPU would call it, in a process that has it."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL(os.environ["PYCOLLECTIVE_CUDA_DRIVER"])
+
+    def __call__(self, name, *arguments):
+        return getattr(self.library, name)(*arguments)
+
+    def current(self):
+        context = ctypes.c_void_p()
+        assert self("cuCtxGetCurrent", ctypes.byref(context)) == 0
+        return context.value
+
+    @contextlib.contextmanager
+    def context(self, device=0):
+        context = ctypes.c_void_p()
+        assert self("cuDevicePrimaryCtxRetain", ctypes.byref(context), device) == 0
+        assert self("cuCtxPushCurrent_v2", context) == 0
+        yield
+        assert self("cuCtxPopCurrent_v2", ctypes.byref(context)) == 0
+
+    def readable(self, address):
+        to = ctypes.create_string_buffer(1)
+        with self.context():
+            return self("cuMemcpyDtoHAsync_v2", to, ctypes.c_uint64(address), 1, None) == 0
+
+    def occupy(self, array, times=1000):
+        """Fill the array so often, last with `times`, that its stream is busy for long."""
+        for word in range(1, times + 1):
+            with self.context(array.device):
+                assert (
+                    self(
+                        "cuMemsetD32Async",
+                        ctypes.c_uint64(array.address),
+                        word,
+                        ctypes.c_size_t(array.nbytes // 4),
+                        ctypes.c_void_p(array.stream.handle),
+                    )
+                    == 0
+                )
