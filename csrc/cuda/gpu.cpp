@@ -31,6 +31,10 @@ int device_of(const void* data) {
   if (data == nullptr) return 0;
   int ordinal = -1;
   unsigned type = 0;
+  // Whoever made the array has a context here, most likely; a new one costs memory of its GPU.
+  CUcontext context = nullptr;
+  check(cuda.cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+  const Current current(context != nullptr ? context : Gpu::at(0).context());
   CUpointer_attribute attributes[] = {CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
                                       CU_POINTER_ATTRIBUTE_MEMORY_TYPE};
   void* answers[] = {&ordinal, &type};

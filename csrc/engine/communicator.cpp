@@ -193,7 +193,8 @@ bool Communicator::act_on_first(Queue& queue, Pending& item, Driver driver, cons
 
 bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point until,
                          const InterruptHook& interrupted) {
-  const bool rung = operation.must_poll() && group_->messenger()->rings();
+  const Messenger* const messenger = group_->messenger();
+  const bool rung = operation.must_poll() && messenger != nullptr && messenger->rings();
   const bool cheap = group_->may_spin() && !rung;  // what brings the message needs a core, too
   const int most_spins = cheap                            ? kSpinsWithCores
                          : operation.must_poll() && !rung ? kPollsCrowded
