@@ -63,6 +63,7 @@ def core_extension() -> Extension:
             "transport",
             "engine",
             "engine/far",
+            "engine/device",
             "mpi",
             "cuda",
             "bench",

@@ -78,21 +78,46 @@ DEVICE void store_element(void* to, Lanes<T, 1> value) {
 #endif
 }
 
+// Half a vector: of elements that take a whole one as accumulators. Multiples of 8.
+template <class T, int N>
+DEVICE Lanes<T, N> load_half(const void* from) {
+#if defined(__CUDACC__)
+  return bits_as<Lanes<T, N>>(*static_cast<const uint2*>(from));
+#else
+  Lanes<T, N> value;
+  __builtin_memcpy(&value, __builtin_assume_aligned(from, kVectorBytes / 2), kVectorBytes / 2);
+  return value;
+#endif
+}
+
+template <class T, int N>
+DEVICE void store_half(void* to, Lanes<T, N> value) {
+#if defined(__CUDACC__)
+  *static_cast<uint2*>(to) = bits_as<uint2>(value);
+#else
+  __builtin_memcpy(__builtin_assume_aligned(to, kVectorBytes / 2), &value, kVectorBytes / 2);
+#endif
+}
+
 // Either of them, by the number of lanes.
 template <class T, int N>
 DEVICE Lanes<T, N> load(const void* from) {
   if constexpr (N == 1)
     return load_element<T>(from);
-  else
+  else if constexpr (N * sizeof(T) == kVectorBytes)
     return load_vector<T>(from);
+  else
+    return load_half<T, N>(from);
 }
 
 template <class T, int N>
 DEVICE void store(void* to, Lanes<T, N> value) {
   if constexpr (N == 1)
     store_element<T>(to, value);
-  else
+  else if constexpr (N * sizeof(T) == kVectorBytes)
     store_vector<T>(to, value);
+  else
+    store_half<T, N>(to, value);
 }
 
 // A number that is computed in its own type, and stored as it is.

@@ -11,6 +11,8 @@ namespace pycollective::cuda {
 namespace {
 
 constexpr int kReduceThreads = 256;
+constexpr int kProgramThreads = 512;
+constexpr int kShareThatWaits = 4;  // of a device: one of so many parts
 constexpr std::uint64_t kVectorBytes = 16;
 
 bool is_named(const EmbeddedModule& module, const char* name) {
@@ -29,7 +31,8 @@ std::uint64_t shares(const ReduceParameters& p, std::size_t element) {
   return alike ? p.count * element / kVectorBytes + 1 : p.count;
 }
 
-Kernel fetch(CUmodule module, const std::string& name, int most_threads, int multiprocessors) {
+Kernel fetch(CUmodule module, const std::string& name, int wanted_threads, int most_threads,
+             int multiprocessors) {
   Kernel kernel;
   check(driver().cuModuleGetFunction(&kernel.function, module, name.c_str()),
         ("cuModuleGetFunction of " + name).c_str());
@@ -37,7 +40,7 @@ Kernel fetch(CUmodule module, const std::string& name, int most_threads, int mul
   check(
       driver().cuFuncGetAttribute(&most, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, kernel.function),
       "cuFuncGetAttribute");
-  kernel.threads = std::min({kReduceThreads, most_threads, most});
+  kernel.threads = std::min({wanted_threads, most_threads, most});
   int blocks = 0;
   check(driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel.function,
                                                              kernel.threads, 0),
@@ -45,6 +48,15 @@ Kernel fetch(CUmodule module, const std::string& name, int most_threads, int mul
   kernel.blocks = blocks * multiprocessors;
   if (kernel.blocks < 1) throw std::runtime_error("no block of " + name + " fits the GPU");
   return kernel;
+}
+
+// `parameters` are read before it returns.
+void launch(const Kernel& kernel, const void* parameters, unsigned blocks, CUstream stream) {
+  void* all[] = {const_cast<void*>(parameters)};
+  check(
+      driver().cuLaunchKernel(kernel.function, blocks, 1, 1, static_cast<unsigned>(kernel.threads),
+                              1, 1, 0, stream, all, nullptr),
+      "cuLaunchKernel");
 }
 
 }  // namespace
@@ -64,14 +76,30 @@ Kernels::Kernels(const DeviceTraits& device, const std::vector<std::string>& nvr
                                  "cuModuleLoadDataEx");
                          });
     modules_.emplace_back(module);
-    if (!is_named(source, "reduce")) continue;
-    for (const DtypeTraits& dtype : kDtypeTable)
-      for (const ReduceOpTraits& op : kReduceOpTable)
-        if (is_defined(dtype.dtype, op.op))
-          reduce_[static_cast<int>(dtype.dtype)][static_cast<int>(op.op)] =
-              fetch(module, std::string("reduce_") + dtype.name + "_" + op.name, most_threads,
-                    device.multiprocessors);
+    const auto fetch_each = [&](Kernel(&kernels)[kDtypes][kReduceOps], int threads) {
+      for (const DtypeTraits& dtype : kDtypeTable)
+        for (const ReduceOpTraits& op : kReduceOpTable)
+          if (is_defined(dtype.dtype, op.op))
+            kernels[static_cast<int>(dtype.dtype)][static_cast<int>(op.op)] =
+                fetch(module, std::string(source.name) + "_" + dtype.name + "_" + op.name, threads,
+                      most_threads, device.multiprocessors);
+    };
+    if (is_named(source, "reduce")) {
+      fetch_each(reduce_, kReduceThreads);
+    } else if (is_named(source, "program")) {
+      fetch_each(program_, kProgramThreads);
+      moving_program_ =
+          fetch(module, "program_move", kProgramThreads, most_threads, device.multiprocessors);
+    }
   }
+}
+
+int Kernels::blocks_that_wait() const {
+  int fewest = moving_program_.blocks;
+  for (const auto& kernels : program_)
+    for (const Kernel& kernel : kernels)
+      if (kernel.function != nullptr) fewest = std::min(fewest, kernel.blocks);
+  return std::max(fewest / kShareThatWaits, 1);
 }
 
 void Kernels::Unload::operator()(CUmodule module) const {
@@ -92,10 +120,16 @@ void launch_reduce(const Kernels& kernels, Dtype dtype, ReduceOp op, const Reduc
   const std::uint64_t needed = (shares(p, size_of(dtype)) + threads - 1) / threads;
   const auto blocks =
       static_cast<unsigned>(std::min(needed, static_cast<std::uint64_t>(kernel.blocks)));
-  void* parameters[] = {const_cast<ReduceParameters*>(&p)};  // read before it returns
-  check(driver().cuLaunchKernel(kernel.function, blocks, 1, 1, static_cast<unsigned>(threads), 1, 1,
-                                0, stream, parameters, nullptr),
-        "cuLaunchKernel");
+  launch(kernel, &p, blocks, stream);
+}
+
+void launch_program(const Kernel& kernel, const ProgramParameters& p, unsigned blocks,
+                    CUstream stream) {
+  // A thread for each member.
+  if (kernel.threads < static_cast<int>(p.members))
+    throw std::runtime_error("blocks of " + std::to_string(kernel.threads) +
+                             " threads cannot wait for " + std::to_string(p.members) + " ranks");
+  launch(kernel, &p, blocks, stream);
 }
 
 }  // namespace pycollective::cuda

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/driver.h"
+#include "cuda/program_parameters.h"
 #include "cuda/reduce_parameters.h"
 #include "dtype.h"
 
@@ -30,6 +31,15 @@ class Kernels {
   const Kernel& reduce(Dtype dtype, ReduceOp op) const {
     return reduce_[static_cast<int>(dtype)][static_cast<int>(op)];
   }
+  // Interprets programs that combine so; null alike.
+  const Kernel& program(Dtype dtype, ReduceOp op) const {
+    return program_[static_cast<int>(dtype)][static_cast<int>(op)];
+  }
+  // Interprets programs that combine nothing.
+  const Kernel& moving_program() const { return moving_program_; }
+  // Blocks of any of these that a rank may have wait at once: as many as fit a quarter of the
+  // device, and at least 1.
+  int blocks_that_wait() const;
 
  private:
   struct Unload {
@@ -39,11 +49,18 @@ class Kernels {
   std::string origin_;
   std::vector<std::unique_ptr<CUmod_st, Unload>> modules_;
   Kernel reduce_[kDtypes][kReduceOps];
+  Kernel program_[kDtypes][kReduceOps];
+  Kernel moving_program_;
 };
 
 // Puts one ordered reduction on the stream; `p` may go when it returns. The context is current.
 // Throws std::invalid_argument for what the contract does not define, DriverError.
 void launch_reduce(const Kernels& kernels, Dtype dtype, ReduceOp op, const ReduceParameters& p,
                    CUstream stream);
+
+// Puts one interpreter of a program on the stream; the same. All of its blocks must fit the device
+// beside whatever else waits there.
+void launch_program(const Kernel& kernel, const ProgramParameters& p, unsigned blocks,
+                    CUstream stream);
 
 }  // namespace pycollective::cuda

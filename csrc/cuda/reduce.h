@@ -16,6 +16,7 @@
 #include "cuda/elements.h"
 #include "cuda/reduce_operations.h"
 #include "cuda/reduce_parameters.h"
+#include "cuda/share.h"
 
 namespace pycollective::cuda {
 
@@ -136,11 +137,6 @@ DEVICE void put(const Target& target, std::uint64_t at, const Values<Codec, L>& 
   store<typename Codec::Stored, L>(target.out + at, result);
   if (target.copy != nullptr) store<typename Codec::Stored, L>(target.copy + at, result);
 }
-
-// Which of all threads this is; each takes every `stride`-th of what there is to do.
-struct Share {
-  std::uint64_t index, stride;
-};
 
 // Vectors i, i + stride, ..., kTogether of them, of N leaves: all loads, then all else.
 template <class Codec, class Op, bool kAverage, int N, int kTogether, class Leaf>

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/one_shot.h"
+#include "engine/program_buffers.h"
 #include "engine/wire_trial.h"
 
 namespace pycollective {
@@ -24,22 +25,6 @@ constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
 // A message is cut into at least this many chunks, so that moving and combining overlap.
 constexpr std::size_t kFewestChunks = 4;
 constexpr int kEventBits = 20;
-
-// A broadcast's root has its output already: where its input is.
-void* output_of(const Request& request, int rank) {
-  const bool is_there = traits_of(request.kind).output.who == Who::kAllButRoot;
-  return is_there && rank == request.root ? const_cast<void*>(request.input) : request.output;
-}
-
-Shards shards_of(const Request& request, int ranks) {
-  const Program& program = *request.program;
-  switch (program.pieces) {
-    case Pieces::kCut:
-      return Shards::cut(request.count, program.shards, request.dtype);
-    default:  // pairs are of equal size, one shard's
-      return Shards(request, ranks);
-  }
-}
 
 }  // namespace
 
@@ -80,7 +65,7 @@ Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequenc
       rendezvous_(group, request, sequence),
       program_(*request.program),
       output_(static_cast<std::byte*>(output_of(request, group.world().rank))),
-      shards_(shards_of(request, request.program->ranks)),
+      shards_(shards_of(request, *request.program)),
       host_(group, request),
       element_(size_of(request.dtype)),
       node_(node_size(request.dtype, request.reduce_op)) {
@@ -220,12 +205,8 @@ Range Scheduled::part_of(std::int32_t shard, std::size_t chunk) const {
 
 // Where a shard begins in the caller's input or output, in elements.
 std::size_t Scheduled::begin_in(Place place, std::int32_t shard) const {
-  const OperationTraits& traits = traits_of(request_.kind);
-  const bool input = place == Place::kInput;
-  if ((input ? traits.input : traits.output).holds == Holds::kShard) return 0;
-  if (traits.pieces == Pieces::kPairs)
-    return shards_.begin(input ? shard % program_.ranks : shard / program_.ranks);
-  return shards_.begin(shard);
+  const int begin = begin_of(program_, place, shard);
+  return begin == kBeginsAtZero ? 0 : shards_.begin(begin);
 }
 
 std::byte* Scheduled::at(const Ref& ref, std::size_t chunk) const {

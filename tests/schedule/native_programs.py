@@ -24,8 +24,21 @@ from pycollective.schedule import ALGORITHMS, OPERATIONS, Topology, algorithms_f
 from pycollective.schedule.assemble import Program, assemble
 from pycollective.schedule.layout import Layout
 
-FILE = Path(__file__).resolve().parents[2] / "csrc" / "tests" / "programs.txt"
-TOPOLOGIES = ("1x1", "1x3", "1x4", "2x1", "3x1", "4x1", "2x2", "2,3", "1,3,1,2")
+FOLDER = Path(__file__).resolve().parents[2] / "csrc" / "tests"
+# By file: the topologies, and of each the algorithms; none: all.
+FILES: dict[str, dict[str, tuple[str, ...]]] = {
+    "programs.txt": dict.fromkeys(
+        ("1x1", "1x3", "1x4", "2x1", "3x1", "4x1", "2x2", "2,3", "1,3,1,2"), ()
+    ),
+    # For GPUs on one host, beside those.
+    "device_programs.txt": {
+        "1x2": (),
+        "1x5": (),
+        "1x6": ("direct",),
+        "1x7": ("direct",),
+        "1x8": (),
+    },
+}
 
 
 def words_of(program: Program) -> str:
@@ -76,13 +89,15 @@ def _ranks(topology: str) -> int:
     return sum(map(int, topology.split(",")))
 
 
-def lines() -> Iterator[str]:
-    """All of them: every algorithm, operation and topology."""
-    for topology in TOPOLOGIES:
+def lines(file: str) -> Iterator[str]:
+    """All of a file: every algorithm, operation and topology."""
+    for topology, algorithms in FILES[file].items():
         where = Topology.parse(topology, _ranks(topology))
         for operation in OPERATIONS:
             for algorithm in ALGORITHMS:
                 if algorithm not in algorithms_for(operation):
+                    continue
+                if algorithms and algorithm not in algorithms:
                     continue
                 root = where.ranks - 1 if OPERATIONS[operation].rooted else 0
                 schedule = make_schedule(operation, algorithm, where, root)
@@ -112,9 +127,10 @@ def write_all_reduces(topology: str, folder: Path, algorithms: Sequence[str]) ->
 
 
 def main() -> None:
-    """Write the file, or those of a large topology into a folder."""
+    """Write the files, or those of a large topology into a folder."""
     if len(sys.argv) == 1:
-        FILE.write_text("".join(f"{line}\n" for line in lines()))
+        for file in FILES:
+            (FOLDER / file).write_text("".join(f"{line}\n" for line in lines(file)))
     else:
         algorithms = sys.argv[3:] or algorithms_for("all_reduce")
         write_all_reduces(sys.argv[1], Path(sys.argv[2]), algorithms)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from tests.schedule.native_programs import FILE, lines
+import pytest
+
+from tests.schedule.native_programs import FILES, FOLDER, lines
 
 
-def test_the_native_tests_have_the_programs_of_today():
-    assert FILE.read_text().splitlines() == list(lines()), (
+@pytest.mark.parametrize("file", FILES)
+def test_the_native_tests_have_the_programs_of_today(file):
+    assert (FOLDER / file).read_text().splitlines() == list(lines(file)), (
         "run python -m tests.schedule.native_programs"
     )

@@ -1,0 +1,164 @@
+// Programs that kernels carry out in peer memory give the bits of the CPU's kernels, and touch
+// nothing else: each rank's memory in a call is compared whole.
+#include <cstdio>
+#include <utility>
+
+#include "engine/device/one_shot_program.h"
+#include "tests/device_calls.h"
+#include "tests/program_text.h"
+
+namespace pycollective::testing {
+namespace {
+
+constexpr std::size_t kMemory = std::size_t{4} << 20;  // of a rank
+
+// All programs that there are for this many ranks of one host.
+std::vector<Programs> programs_of(int ranks) {
+  std::vector<Programs> found;
+  for (const char* file : {"programs.txt", "device_programs.txt"})
+    for (std::vector<RealProgram>& schedule : read_programs(file)) {
+      const Program& first = schedule.front().program;
+      if (first.ranks != ranks || first.members != ranks) continue;
+      Programs programs;
+      for (RealProgram& each : schedule)
+        programs.push_back(std::make_shared<const Program>(std::move(each.program)));
+      found.push_back(programs);
+    }
+  for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduce}) {
+    Programs programs;
+    for (int r = 0; r < ranks; ++r)
+      programs.push_back(make_one_shot(kind, kind == OpKind::kReduce ? ranks - 1 : 0, r, ranks));
+    found.push_back(programs);
+  }
+  return found;
+}
+
+// Calls one after the other, each with memory of its own, and only then looked at.
+class Batch {
+ public:
+  Batch(DeviceRanks& ranks, Random& random) : ranks_(ranks), random_(random) {}
+  ~Batch() { CHECK(calls_.empty()); }
+  void add(const Call& call) {
+    Placed placed(call, at_, random_);
+    CHECK(placed.bytes() <= kMemory);
+    if (at_ + placed.bytes() > kMemory) {
+      run();
+      placed = Placed(call, 0, random_);
+    }
+    at_ += placed.bytes();
+    calls_.push_back(std::move(placed));
+  }
+  void run() {
+    for (const Placed& each : calls_) each.write(ranks_);
+    for (const Placed& each : calls_) each.launch(ranks_);
+    ranks_.synchronize();
+    ranks_.check_no_endings();
+    for (const Placed& each : calls_) each.check(ranks_);
+    count_ += calls_.size();
+    calls_.clear();
+    at_ = 0;
+  }
+  std::size_t count() const { return count_; }
+
+ private:
+  DeviceRanks& ranks_;
+  Random& random_;
+  std::vector<Placed> calls_;
+  std::size_t at_ = 0, count_ = 0;
+};
+
+std::size_t some_count(Random& random, std::size_t most) {
+  switch (random() % 8) {
+    case 0:
+      return 0;
+    case 1:
+      return 1 + random() % 9;
+    case 2:
+      return 64 * (random() % (most / 64));
+    default:
+      return random() % most;
+  }
+}
+
+// A call of a program: what else there is to it is drawn.
+Call draw(const Programs& programs, Dtype dtype, ReduceOp op, std::size_t most, Random& random) {
+  Call call;
+  call.programs = programs;
+  call.dtype = dtype;
+  call.op = op;
+  const std::size_t element = call.element();
+  const auto n = static_cast<std::size_t>(call.ranks());
+  call.count = some_count(random, most);
+  if (in_shards(call.kind())) call.count /= n;
+  if (takes_counts(call.kind()) && random() % 2 == 0)
+    for (std::size_t r = 0; r < n; ++r) call.counts.push_back(some_count(random, most) / n);
+  call.in_place = random() % 3 == 0;
+  // Aligned, as elements are, or not even so.
+  const auto offset = [&] {
+    const std::size_t any = random() % 16;
+    return random() % 2 == 0 ? 0 : random() % 4 == 0 ? any : any / element * element;
+  };
+  call.input_offset = offset();
+  call.output_offset = random() % 2 == 0 ? call.input_offset : offset();
+  return call;
+}
+
+using Pair = std::pair<Dtype, ReduceOp>;
+
+std::vector<Pair> all_reductions() {
+  std::vector<Pair> pairs;
+  for (const DtypeTraits& dtype : kDtypeTable)
+    for (const ReduceOpTraits& op : kReduceOpTable)
+      if (is_defined(dtype.dtype, op.op)) pairs.emplace_back(dtype.dtype, op.op);
+  return pairs;
+}
+
+bool is_short_list(const Program& program) {
+  return program.algorithm == "one_shot" || program.algorithm == "direct";
+}
+
+// Every program, by every dtype and operation (one-shot and direct) or by some.
+std::size_t every_program(Devices& devices, int n, bool on_one, std::size_t slot_bytes,
+                          unsigned seed) {
+  Random random(seed);
+  DeviceRanks ranks(devices, n, {on_one ? 1U : 2U, slot_bytes}, kMemory, on_one);
+  Batch batch(ranks, random);
+  const std::vector<Pair> reductions = all_reductions();
+  for (const Programs& programs : programs_of(n)) {
+    const Program& program = *programs[0];
+    std::vector<Pair> pairs;
+    if (reduces(program.kind) && is_short_list(program)) {
+      pairs = reductions;
+    } else if (reduces(program.kind)) {
+      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProd})
+        for (const Dtype dtype :
+             {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat32, Dtype::kFloat64})
+          pairs.emplace_back(dtype, op);
+      pairs.insert(pairs.end(), {{Dtype::kBFloat16, ReduceOp::kMax},
+                                 {Dtype::kInt32, ReduceOp::kSum},
+                                 {Dtype::kUInt8, ReduceOp::kBxor}});
+    } else {
+      for (const DtypeTraits& dtype : kDtypeTable) pairs.emplace_back(dtype.dtype, ReduceOp::kSum);
+    }
+    for (const auto& [dtype, op] : pairs)
+      if (ranks.at(0).peers->has_room(program, dtype, op))
+        batch.add(draw(programs, dtype, op, 3000, random));
+  }
+  batch.run();
+  return batch.count();
+}
+
+}  // namespace
+}  // namespace pycollective::testing
+
+int main() {
+  using namespace pycollective::testing;
+  Devices devices;
+  std::size_t calls = 0;
+  for (int n = 1; n <= 8; ++n) {
+    calls += every_program(devices, n, false, 8192, 1);
+    calls += every_program(devices, n, true, 65536, 2);
+  }
+  std::printf("%zu calls on %d devices\n", calls, devices.size());
+  return 0;
+}
