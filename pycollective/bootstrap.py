@@ -66,6 +66,7 @@ def init(
     transport: str | None = None,
     tuning: str | os.PathLike[str] | None = None,
     wire: str | None = None,
+    device: str | int | None = None,
 ) -> Communicator:
     """Join the job's ranks; every rank must call it, as often as the others.
 
@@ -93,6 +94,10 @@ def init(
         wire: how what goes to other hosts travels: ``"raw"``, ``"exact"`` (packed, the same bits)
             or ``"auto"``, whichever took less time in the first calls of a kind. Also the
             environment variable PYCOLLECTIVE_WIRE; the same on all ranks.
+        device: a GPU, ``"cuda"`` (one for each rank of a host, in turn), ``"cuda:1"`` or a number,
+            on all ranks or none: calls on arrays there are carried out by its kernels where all
+            ranks can map each other's memory (`Communicator.way` says whether, and why not).
+            Arrays on GPUs may be given without it, and go by way of the host.
 
     Raises:
         ConfigurationError: the launch or the arguments cannot be right, or memory is short.
@@ -102,10 +107,10 @@ def init(
     if not explicit and _by_mpi(transport):
         talk = Talk(timeout if 0 < timeout < math.inf else DEFAULT_TIMEOUT)
         with talk.sharing_problems():
-            wish = _Wish.of(timeout, topology, transport, tuning, wire)
+            wish = _Wish.of(timeout, topology, transport, tuning, wire, device)
             wish.check_transport("a launch by mpiexec", mpi=True)
             return wish.granted(_start_mpiexec(talk, wish))
-    wish = _Wish.of(timeout, topology, transport, tuning, wire)
+    wish = _Wish.of(timeout, topology, transport, tuning, wire, device)
     if explicit:
         wish.check_transport("a call with rank, size and store", mpi=False)
         return wish.granted(_init_explicit(rank, size, store, wish))
@@ -160,6 +165,7 @@ class _Wish:
     transport: str
     tuning: str
     wire: str
+    device: str | int | None = None
 
     @classmethod
     def of(
@@ -169,6 +175,7 @@ class _Wish:
         transport: str | None,
         tuning: str | os.PathLike[str] | None,
         wire: str | None,
+        device: str | int | None = None,
     ) -> _Wish:
         """From the arguments of `init`, and the environment."""
         if not 0 < timeout < math.inf:
@@ -178,11 +185,18 @@ class _Wish:
         if wire not in WIRES:
             there_are = ", ".join(map(repr, WIRES))
             raise ConfigurationError(f"wire {wire!r} is not here; there are {there_are}")
-        return cls(timeout, topology, transport or "", tuning_path(tuning), wire)
+        return cls(timeout, topology, transport or "", tuning_path(tuning), wire, device)
 
     def granted(self, communicator: Communicator) -> Communicator:
         """The communicator, with what it has to know of this."""
         communicator.wire = self.wire
+        if self.device is not None:
+            try:
+                communicator.use_device(self.device)
+            except BaseException:
+                communicator.abort("no communicator for its GPU could be made")
+                communicator.close()
+                raise
         return communicator
 
     def check_transport(self, launch: str, mpi: bool) -> None:

@@ -16,8 +16,10 @@ from types import TracebackType
 import numpy as np
 
 from pycollective import _core, host_memory
+from pycollective import device as device_ways
 from pycollective.errors import CollectiveError, ConfigurationError
 from pycollective.placement import number_hosts
+from pycollective.programs import Programs
 from pycollective.world import World
 
 _log = logging.getLogger("pycollective")
@@ -80,11 +82,48 @@ class Communicator(_core.Communicator):
         self._tokens = list(tokens)
         self._world = world
         self._splits = 0
+        self._way: device_ways.Way | None = None
 
     @property
     def host_of(self) -> tuple[int, ...]:
         """The host of each rank, numbered from 0 in the order of their first ranks."""
         return self._world.host_of
+
+    @property
+    def device(self) -> int | None:
+        """The GPU that it was made for, as CUDA counts; None for none."""
+        return self._way.device if self._way else None
+
+    @property
+    def way(self) -> tuple[str, str]:
+        """How calls on arrays on GPUs go, and why: ``"peer"``, by kernels over peer memory, for
+        arrays of `device`; else ``"host"``, by way of the host. All other arrays go by the host.
+        """
+        if self._way is None:
+            return device_ways.HOST, "it was made without a device"
+        return self._way.name, self._way.reason
+
+    @property
+    def programs(self) -> Programs:
+        """Of the algorithms, for this rank."""
+        return self._world.programs
+
+    def use_device(self, device: str | int) -> None:
+        """Carry out calls on arrays of this GPU there, where all ranks can; collective.
+
+        Done by ``init(device=...)``; `split` hands it on. Not beside other calls.
+
+        Args:
+            device: as `init` takes it.
+
+        Raises:
+            ConfigurationError: there is no such GPU, the communicator has one already, or
+                PYCOLLECTIVE_CUDA_WAY asks for what cannot be.
+        """
+        if self._way is not None:
+            raise ConfigurationError(f"this communicator is for GPU {self._way.device} already")
+        number = device_ways.number_of(device, self._world.near.index(self.rank))
+        self._way = device_ways.join(self, number, len(set(self.host_of)))
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make a communicator of the ranks that give the same `color`; collective over this one.
@@ -142,6 +181,8 @@ class Communicator(_core.Communicator):
             world,
         )
         made.wire = self.wire
+        if self._way is not None:
+            made.use_device(self._way.device)
         return made
 
     def _part_of_world(self, members: list[int], colors: np.ndarray) -> World:

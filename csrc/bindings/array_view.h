@@ -42,7 +42,7 @@ class ArrayView {
   // Of a GPU, or -1: the host's memory. And the stream there: what was named, or else what the
   // array says, or else the legacy default stream.
   int device() const { return device_; }
-  void* stream() const { return stream_.handle; }
+  const NamedStream& stream() const { return stream_; }
   Dtype dtype() const { return dtype_; }
   std::size_t count() const { return count_; }
   bool contiguous() const { return contiguous_; }

@@ -124,13 +124,14 @@ bool Call::locate() {
     return false;
   }
   if (array.device() < 0) return true;
-  if (output_ != nullptr && output_->stream() != array.stream()) {
+  if (output_ != nullptr && output_->stream().handle != array.stream().handle) {
     raise_configuration_error(
         "%s: input and output name different streams; say which one to follow: stream=...",
         name_of(request_.kind));
     return false;
   }
-  request_.location = {array.device(), array.stream()};
+  // Of a stream that nobody names, nobody knows what to order after it.
+  request_.location = {array.device(), array.stream().handle, !array.stream().given};
   return true;
 }
 

@@ -4,6 +4,7 @@
 #include "bindings/array_view.h"
 #include "bindings/communicator_py.h"
 #include "bindings/cuda_py.h"
+#include "bindings/device_group_py.h"
 #include "bindings/device_memory_py.h"
 #include "bindings/errors_py.h"
 #include "bindings/kernels_py.h"
@@ -36,4 +37,5 @@ PYBIND11_MODULE(_core, module) {
   bind_machine(module);
   bind_cuda(module);
   bind_device_memory(module);
+  bind_device_group(module);
 }

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <variant>
 
+#include "engine/device/on_device.h"
 #include "engine/far/pair.h"
 #include "engine/one_shot.h"
 #include "engine/point_to_point.h"
@@ -17,6 +18,7 @@ class AnyOperation {
  public:
   // Chooses the path: depends on what all ranks agree on, never on the rank.
   Operation& make(Group& group, const Request& request, std::uint64_t sequence) {
+    if (request.device) return made_.emplace<OnDevice>(group, request, sequence);
     if (request.staging) return made_.emplace<Staged>(group, request, sequence);
     if (is_pair(request.kind)) return make_pair(group, request, sequence);
     if (request.program) return made_.emplace<Scheduled>(group, request, sequence);
@@ -35,7 +37,9 @@ class AnyOperation {
     return made_.emplace<Receive>(group, request, sequence);
   }
 
-  std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive, FarPair, Staged> made_;
+  std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive, FarPair, Staged,
+               OnDevice>
+      made_;
 };
 
 }  // namespace pycollective

@@ -29,8 +29,9 @@ enum class FailureKind : std::uint8_t {
   kConfiguration,  // bad arguments: raised before anything moves, the communicator stays usable
 };
 
-struct Program;   // engine/program.h
-class WireTrial;  // engine/wire_trial.h
+struct Program;     // engine/program.h
+class WireTrial;    // engine/wire_trial.h
+class DeviceGroup;  // engine/device/device_group.h
 namespace cuda {
 class Staging;  // cuda/staging.h
 }
@@ -57,6 +58,7 @@ class PYCOLLECTIVE_PUBLIC CollectiveFailure : public std::runtime_error {
 struct Location {
   int device = -1;         // a GPU's number, as CUDA counts; -1: the host's memory
   void* stream = nullptr;  // the driver's handle: what was put there before comes first
+  bool ends = true;  // done means done there too: else the result comes in that stream's order
   bool on_host() const { return device < 0; }
 };
 
@@ -92,8 +94,9 @@ struct Request {
   std::shared_ptr<WireTrial> trial;
   int call_of_trial = 0;
   bool measures = false;  // made by the communicator for a trial
-  // Of a call on a device. Set by the communicator.
+  // Of a call on a device, one of them: by way of the host, or by kernels. Set by the communicator.
   std::shared_ptr<cuda::Staging> staging;
+  std::shared_ptr<DeviceGroup> device;
   // The algorithm's program for this kind, root and rank; none for the direct paths, which choose
   // themselves.
   std::shared_ptr<const Program> program;

@@ -7,7 +7,8 @@ namespace pycollective {
 namespace {
 
 // A signature: kind, dtype, reduce op and wire in a byte each, the root in the upper half. In the
-// byte of the wire kPacked says what it comes to, which ranks with the same history agree on.
+// byte of the wire kPacked says what it comes to, which ranks with the same history agree on, and
+// kOnDevice that kernels carry it out.
 constexpr int kKindAt = 0;
 constexpr int kDtypeAt = 8;
 constexpr int kReduceOpAt = 16;
@@ -15,6 +16,7 @@ constexpr int kWireAt = 24;
 constexpr int kRootAt = 32;
 constexpr std::uint64_t kPacked = 0x80;
 constexpr std::uint64_t kMeasures = 0x40;
+constexpr std::uint64_t kOnDevice = 0x20;
 
 std::uint64_t signature_of(const Request& request) {
   // The reduce op of an operation that only moves bytes means nothing, so it must not differ.
@@ -22,7 +24,7 @@ std::uint64_t signature_of(const Request& request) {
   return static_cast<std::uint64_t>(request.kind) << kKindAt |
          static_cast<std::uint64_t>(request.dtype) << kDtypeAt | op << kReduceOpAt |
          (static_cast<std::uint64_t>(request.wire) | (packs(request) ? kPacked : 0) |
-          (request.measures ? kMeasures : 0))
+          (request.measures ? kMeasures : 0) | (request.device ? kOnDevice : 0))
              << kWireAt |
          static_cast<std::uint64_t>(request.root) << kRootAt;
 }
@@ -81,7 +83,8 @@ std::string describe(const Called& called) {
   const std::string name(called.algorithm, strnlen(called.algorithm, sizeof(called.algorithm)));
   if (!name.empty()) text += ", algorithm " + name;
   if (how & kMeasures) return text + ")" + measures;
-  const auto wire = static_cast<Wire>(how & ~kPacked);
+  if (how & kOnDevice) text += ", on GPUs that map each other";
+  const auto wire = static_cast<Wire>(how & ~(kPacked | kOnDevice));
   if (wire == Wire::kAuto && (how & kPacked)) text += ", wire auto (packed)";
   if (wire == Wire::kRaw) text += ", wire raw";
   if (wire == Wire::kExact) text += ", wire exact";

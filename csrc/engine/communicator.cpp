@@ -99,7 +99,7 @@ void Communicator::run(const Request& given, const InterruptHook& interrupted) {
   validate(given, rank(), size());
   std::optional<Request> room_for_request;
   const Request& request = with_program(given, room_for_request);
-  if (request.program) Scheduled::require_room(*group_, request);
+  if (request.program && !request.device) Scheduled::require_room(*group_, request);
   const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
   Queue& queue = queue_of(request);
   std::shared_ptr<Pending> pending;
@@ -144,7 +144,7 @@ std::shared_ptr<Work> Communicator::submit(const Request& given,
   validate(given, rank(), size());
   std::optional<Request> room_for_request;
   const Request& request = with_program(given, room_for_request);
-  if (request.program) Scheduled::require_room(*group_, request);
+  if (request.program && !request.device) Scheduled::require_room(*group_, request);
   const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
   Queue& queue = queue_of(request);
   std::shared_ptr<Pending> pending;
@@ -248,6 +248,10 @@ State Communicator::poll(bool look) {
   State result = State::kDone;
   Queue* queue = nullptr;
   awaits_device_ = false;
+  if (device_) {
+    watch_device(look);
+    if (device_->under_way()) result = State::kBlocked;
+  }
   for (auto next = queues_.begin();;) {  // the collectives' queue is always there
     std::shared_ptr<Pending> item;
     {
@@ -276,10 +280,6 @@ State Communicator::poll(bool look) {
   }
 }
 
-bool Communicator::must_poll() const {
-  return awaits_device_ || (group_->messenger() != nullptr && !group_->messenger()->rings());
-}
-
 bool Communicator::help(Pending& awaited, Clock::time_point until,
                         const InterruptHook& interrupted) {
   if (forked()) throw_forked(awaited.request().kind, rank());
@@ -304,7 +304,8 @@ void Communicator::stop_driving(Queue& queue, Driver driver) {
     queue.driven_item = nullptr;
     more = !queue.items.empty();
   }
-  if (more && driver == Driver::kCaller) progress_->carry_on(shared_from_this());
+  const bool watch = device_ && device_->wants_watch();
+  if (watch || (more && driver == Driver::kCaller)) progress_->carry_on(shared_from_this());
 }
 
 void Communicator::finish_first(Queue& queue, Driver driver, const Failure* failure) {
@@ -347,6 +348,7 @@ void Communicator::fail(const Failure& failure) {
     }
     for (const std::shared_ptr<Pending>& item : ended) count_telling(*item);
   }
+  if (device_) device_->abort();
   if (tell) group_->messenger()->tell({failure.kind, rank(), failure.message}, first);
   end(ended, &failure);
 }
@@ -360,6 +362,7 @@ void Communicator::abort(const std::string& reason) {
 std::shared_ptr<const Failure> Communicator::failure() const {
   if (forked()) return nullptr;
   if (group_->messenger() != nullptr) group_->messenger()->poll();
+  if (device_) const_cast<Communicator*>(this)->watch_device(false);
   const std::lock_guard lock(mutex_);
   learn_failure();
   return failure_;

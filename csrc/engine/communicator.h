@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "engine/api.h"
+#include "engine/device/device_group.h"
 #include "engine/group.h"
 #include "engine/operation.h"
 #include "engine/pending.h"
@@ -50,6 +51,11 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   // In place of a program: the direct paths, whatever would be chosen.
   static const std::shared_ptr<const Program>& direct_paths();
 
+  // From then on calls on arrays of its GPU are carried out there. Once, before any such call, on
+  // all ranks or none.
+  void set_device(std::shared_ptr<DeviceGroup> device) { device_ = std::move(device); }
+  const std::shared_ptr<DeviceGroup>& device() const { return device_; }
+
   Group& group() const { return *group_; }
   bool forked() const { return group_->node().forked(); }
   bool closed() const;
@@ -68,8 +74,8 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   // For the progress thread: drives each queue that nobody else drives by one step. kDone: there
   // was none. `look`: also ask the kernel whether what blocks us will ever end.
   State poll(bool look);
-  // Of the last poll: whether something is blocked that no doorbell will ring for.
-  bool must_poll() const;
+  // After the last poll: how long the thread may sleep where no doorbell rings.
+  std::chrono::nanoseconds longest_sleep() const;
 
   // For a thread that waits: drives the queue of `awaited` from here until it is done (true) or
   // `until` is reached, or until another thread drives that queue (false).
@@ -87,6 +93,13 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   // The request itself, or a copy of it with the program that it is to have, and the wire.
   const Request& with_program(const Request& request, std::optional<Request>& room);
   void settle_wire(Request& request);
+  // For calls that kernels carry out: a copy of the request with its program.
+  const Request& for_device(const Request& request, std::optional<Request>& room);
+  // What ended badly on the device fails the communicator, and what failed that ends waits on the
+  // device. `look`: also ask whether the peers live. Not under the lock.
+  void watch_device(bool look);
+  // Waits for what is under way on the device, at most the communicator's timeout.
+  void finish_device();
   Queue& queue_of(const Request& request);  // of a pair: made when first asked for
   void check_usable(const Request& request, const Queue& queue) const;  // under the lock
   bool heard_of_failure() const;                                        // from another host
@@ -114,6 +127,7 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
 
   std::unique_ptr<Group> group_;
   std::shared_ptr<Progress> progress_;
+  std::shared_ptr<DeviceGroup> device_;
   ProgramChoices choices_;
   WireTrials wire_trials_;
   std::atomic<Wire> wire_{Wire::kAuto};

@@ -44,12 +44,13 @@ void Communicator::close(const InterruptHook& interrupted) {
       // Told to whoever waits for that operation, and kept in failure().
     }
   }
+  if (device_) finish_device();
   // Whoever is told of an end may need what the caller ends next.
   while (telling()) std::this_thread::sleep_for(kTellPoll);
   {
     // A second closer returns once the first has left.
     const std::lock_guard leaving(leaving_mutex_);
-    group_->leave();
+    group_->leave(device_);
   }
   if (stopped)
     throw CollectiveFailure({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
@@ -71,7 +72,8 @@ bool Communicator::busy() const {
 
 bool Communicator::needs_driving() const {
   const std::lock_guard lock(mutex_);
-  return std::any_of(queues_.begin(), queues_.end(),
+  return (device_ && !closed_ && device_->still_watched()) ||
+         std::any_of(queues_.begin(), queues_.end(),
                      [](const auto& each) { return each.second.waits(); });
 }
 

@@ -15,6 +15,8 @@ const std::shared_ptr<const Program>& Communicator::direct_paths() {
 }
 
 const Request& Communicator::with_program(const Request& request, std::optional<Request>& room) {
+  if (!request.location.on_host() && device_ && DeviceGroup::serves(request.kind))
+    return for_device(request, room);
   const bool far = group_->messenger() != nullptr;
   if (far) group_->messenger()->poll();  // a failure elsewhere is then known
   std::shared_ptr<const Program> program = request.program;
@@ -30,6 +32,21 @@ const Request& Communicator::with_program(const Request& request, std::optional<
   // A group with little memory, one of hundreds, has always room for the direct paths.
   if (!far && made.program && !Scheduled::has_room(*group_, made)) made.program = nullptr;
   if (!made.location.on_host()) made.staging = stage(made, rank(), size());
+  return made;
+}
+
+const Request& Communicator::for_device(const Request& request, std::optional<Request>& room) {
+  watch_device(false);  // what ended badly there is then known
+  Request& made = room.emplace(request);
+  if (made.program == direct_paths()) made.program = nullptr;
+  if (!(made.timeout > 0)) made.timeout = timeout_.load();
+  try {
+    device_->prepare(made);
+  } catch (const std::exception& error) {
+    throw CollectiveFailure({FailureKind::kConfiguration, rank(), request.kind, 0,
+                             std::string(name_of(request.kind)) + ": " + error.what()});
+  }
+  made.device = device_;
   return made;
 }
 

@@ -138,7 +138,7 @@ std::shared_ptr<const void> Group::keep(const Request& request) const {
       request.keep, members_);
 }
 
-void Group::leave() {
+void Group::leave(std::shared_ptr<const void> memory) {
   if (left_.exchange(true)) return;
   // Where the link has not let go of a slot, this mailbox may serve nobody else.
   const bool let_go = !messenger_ || messenger_->close();
@@ -152,7 +152,8 @@ void Group::leave() {
   const std::lock_guard lock(channels_mutex_);
   // Nobody asks for members any more: who drives has stopped, and the others look whether it is
   // closed. A group that is kept after its end may not keep the memory of peers that are gone.
-  node_->retire(me_, range_, channel_buffers_, channel_buffer_bytes_, std::move(members_));
+  node_->retire(me_, range_, channel_buffers_, channel_buffer_bytes_, std::move(members_),
+                std::move(memory));
   members_.clear();
 }
 

@@ -115,8 +115,8 @@ class Group {
   std::string describe(Member member) const;  // "rank 3 (pid 1234)"
 
   // After this the group touches no peer's memory; the own mailbox is given back when all others
-  // have left too. Idempotent.
-  void leave();
+  // have left too, and with it `memory`, which they use as well. Idempotent.
+  void leave(std::shared_ptr<const void> memory = nullptr);
 
   // Whether the members have a core each: whoever waits may spin a while.
   bool may_spin() const { return may_spin_; }

@@ -22,8 +22,6 @@ namespace {
 constexpr std::chrono::microseconds kYieldFor{100};
 // With nothing pending there is nothing to look for; the bound is only so that none is unbounded.
 constexpr std::chrono::seconds kIdleWait{60};
-// Of links that ring no bell, and of GPUs.
-constexpr std::chrono::microseconds kPollEvery{200};
 
 }  // namespace
 
@@ -133,9 +131,9 @@ void Progress::run(const std::shared_ptr<State>& state) {
     if (progressed) {
       sleep_from = {};
     } else if (sleepy) {
-      const bool poll = std::any_of(active.begin(), active.end(),
-                                    [](const auto& each) { return each->must_poll(); });
-      futex_wait(doorbell, rung, poll ? std::chrono::nanoseconds(kPollEvery) : kLookEvery);
+      std::chrono::nanoseconds longest = kLookEvery;
+      for (const auto& each : active) longest = std::min(longest, each->longest_sleep());
+      futex_wait(doorbell, rung, longest);
     } else {
       if (sleep_from == Clock::time_point{}) sleep_from = now + kYieldFor;
       sched_yield();

@@ -90,8 +90,9 @@ MailboxRange Node::allocate_mailbox(int members, bool far) {
   if (members < 1 || members > kMaxMembers)
     throw std::invalid_argument("a group on one host has 1 to " + std::to_string(kMaxMembers) +
                                 " ranks");
+  Memories memories;  // declared before the lock, so that they go after it
   const std::lock_guard lock(mutex_);
-  reclaim();
+  memories = reclaim();
   MailboxRange range;
   range.far = far;
   range.data_bytes = data_bytes_for(members, far, committed_[far]);
@@ -117,12 +118,15 @@ std::size_t Node::allocate_buffer(std::size_t bytes) {
 }
 
 void Node::retire(Member me, const MailboxRange& mailbox, std::vector<std::size_t> buffers,
-                  std::size_t buffer_bytes, std::vector<std::shared_ptr<Peer>> members) {
+                  std::size_t buffer_bytes, std::vector<std::shared_ptr<Peer>> members,
+                  std::shared_ptr<const void> memory) {
   const std::lock_guard lock(mutex_);
-  retired_.push_back({me, mailbox, std::move(buffers), buffer_bytes, std::move(members)});
+  retired_.push_back(
+      {me, mailbox, std::move(buffers), buffer_bytes, std::move(members), std::move(memory)});
 }
 
-void Node::reclaim() {
+Node::Memories Node::reclaim() {
+  Memories memories;
   const auto nobody_reads = [&](const Retired& group) {
     const auto& mailbox = *reinterpret_cast<Mailbox*>(own_->segment().at(group.mailbox.offset));
     const Mask left = mailbox.left.load(std::memory_order_acquire);
@@ -139,9 +143,11 @@ void Node::reclaim() {
     arena_.give_back(it->mailbox.offset, it->mailbox.bytes);
     committed_[it->mailbox.far] -= it->mailbox.data_bytes;
     for (const std::size_t buffer : it->buffers) arena_.give_back(buffer, it->buffer_bytes);
+    if (it->memory) memories.push_back(std::move(it->memory));
     it = retired_.erase(it);
   }
   forget_gone_peers();
+  return memories;
 }
 
 void Node::forget_gone_peers() {

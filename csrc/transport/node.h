@@ -56,9 +56,11 @@ class Node {
   // Gives a group's memory back once no peer can touch it any more: all others have left or
   // died. Checked when a mailbox is allocated; and with it which peers are gone and in no group:
   // these are let go of. (Others stay, in a group or not: joining counts on it that of two ranks
-  // both have attached each other, or neither.)
+  // both have attached each other, or neither.) `memory` of another kind, which the peers use as
+  // long, is let go of then.
   void retire(Member me, const MailboxRange& mailbox, std::vector<std::size_t> buffers,
-              std::size_t buffer_bytes, std::vector<std::shared_ptr<Peer>> members);
+              std::size_t buffer_bytes, std::vector<std::shared_ptr<Peer>> members,
+              std::shared_ptr<const void> memory = nullptr);
 
  private:
   struct Retired {
@@ -67,9 +69,11 @@ class Node {
     std::vector<std::size_t> buffers;
     std::size_t buffer_bytes;
     std::vector<std::shared_ptr<Peer>> members;
+    std::shared_ptr<const void> memory;
   };
+  using Memories = std::vector<std::shared_ptr<const void>>;
   std::size_t take(std::size_t bytes);
-  void reclaim();
+  Memories reclaim();  // to be let go of out of the lock: it may take long
   void forget_gone_peers();
 
   std::shared_ptr<Peer> own_;

@@ -100,3 +100,10 @@ class Driver:
                     )
                     == 0
                 )
+
+    def free_bytes(self, device):
+        """Of the GPU's memory."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        with self.context(device):
+            assert self("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total)) == 0
+        return free.value

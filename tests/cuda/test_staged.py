@@ -20,10 +20,14 @@ from pycollective import (
     _core,
     reference,
 )
-from pycollective.device_array import DeviceArray
 from pycollective.schedule import algorithms_for
 from tests.cuda import standin
-from tests.cuda.arrays import DEVICES, on_gpu
+from tests.cuda.arrays import (
+    DEVICES,
+    check_every_other_operation,
+    every_other_operation,
+    on_gpu,
+)
 from tests.harness import PerRank, Ranks, results
 from tests.inputs import DTYPES, PAIRS, awkward, order_sensitive, same_bits
 
@@ -71,84 +75,12 @@ def test_any_algorithm_and_any_way_to_call(gpu_pool, algorithm, how, stream):
         assert same_bits(got, want)
 
 
-def others(comm, x):
-    """Every other operation; rank 1's arrays are in the host's memory."""
-    device = comm.rank % DEVICES
-    stream = _core.DeviceStream(device)
-
-    def put(array):
-        return array.copy() if comm.rank == 1 else DeviceArray.from_numpy(array, device, stream)
-
-    def get(array):
-        return array.to_numpy() if isinstance(array, DeviceArray) else array
-
-    n, rank = comm.size, comm.rank
-    counts = [3 + 2 * r for r in range(n)]
-    begin, mine = sum(counts[:rank]), counts[rank]
-    shard, whole = x[begin : begin + mine], x[: sum(counts)]
-    got = {}
-
-    out = put(np.zeros_like(shard))
-    comm.reduce_scatter(out, put(whole), op="max", counts=counts)
-    got["reduce_scatter"] = get(out)
-    every = put(whole)
-    own = every[begin : begin + mine]
-    comm.reduce_scatter(own, every, op="max", counts=counts)
-    got["reduce_scatter in place"] = get(own)
-    out = put(np.zeros_like(whole))
-    comm.all_gather(out, put(shard), counts=counts)
-    got["all_gather"] = get(out)
-    array = put(x)
-    comm.broadcast(array, root=n - 1)
-    got["broadcast"] = get(array)
-    array = put(x)
-    comm.reduce(array, root=0, op="min")
-    got["reduce"] = get(array)
-    out = put(np.zeros_like(whole)) if rank == n - 1 else None
-    comm.gather(out, put(shard), root=n - 1, counts=counts)
-    got["gather"] = None if out is None else get(out)
-    out = put(np.zeros_like(shard))
-    comm.scatter(out, put(whole) if rank == 0 else None, root=0, counts=counts)
-    got["scatter"] = get(out)
-    even = x[: n * 7]
-    out = put(np.zeros_like(even))
-    comm.all_to_all(out, put(even))
-    got["all_to_all"] = get(out)
-    if n > 1:
-        array = put(np.zeros_like(x))
-        sending = comm.send(put(x), (rank + 1) % n, async_op=True)
-        comm.recv(array, (rank - 1) % n)
-        sending.wait(timeout=30)
-        got["recv"] = get(array)
-    return got
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_other_operation_also_with_ranks_on_the_host(gpu_pool, ranks, dtype):
     inputs = order_sensitive(dtype, ranks, 1000 + ranks, seed=ranks)
-    counts = [3 + 2 * r for r in range(ranks)]
-    begins = [sum(counts[:r]) for r in range(ranks)]
-    total = sum(counts)
-    parts = [slice(b, b + c) for b, c in zip(begins, counts, strict=True)]
-    shards = [x[part] for x, part in zip(inputs, parts, strict=True)]
-    most = reference.reduce([x[:total] for x in inputs], "max")
-    for rank, got in enumerate(gpu_pool(ranks).call(others, PerRank(inputs))):
-        want = {
-            "reduce_scatter": most[parts[rank]],
-            "reduce_scatter in place": most[parts[rank]],
-            "all_gather": np.concatenate(shards),
-            "broadcast": inputs[-1],
-            "reduce": reference.reduce(inputs, "min") if rank == 0 else inputs[rank],
-            "gather": np.concatenate(shards) if rank == ranks - 1 else None,
-            "scatter": inputs[0][parts[rank]],
-            "all_to_all": np.concatenate([x[7 * rank : 7 * rank + 7] for x in inputs]),
-        }
-        if ranks > 1:
-            want["recv"] = inputs[(rank - 1) % ranks]
-        assert want.keys() == got.keys()
-        for name, expected in want.items():
-            assert expected is got[name] is None or same_bits(got[name], expected), name
+    results = gpu_pool(ranks).call(every_other_operation, PerRank(inputs), DEVICES, [1])
+    check_every_other_operation(inputs, results)
 
 
 def follow(comm, how):

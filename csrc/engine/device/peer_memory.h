@@ -63,7 +63,9 @@ class PeerMemory {
   // One thread at a time. Throws std::invalid_argument for what cannot be, NotUploaded,
   // cuda::DriverError.
   void launch(const Request& request, cuda::CUstream stream, std::uint64_t nanoseconds);
-  // Makes the program known to the device, so that its launches may be captured.
+  // Whether the device knows the program; then its launches may be captured.
+  bool knows(const Program& program) const { return find(program) != nullptr; }
+  // Makes the program known to the device.
   void upload(const std::shared_ptr<const Program>& program);
 
   // Makes waits on the device end, now and later, within a millisecond or two. From any thread.

@@ -1,0 +1,96 @@
+#include "bindings/device_group_py.h"
+
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bindings/communicator_object.h"
+#include "bindings/gil.h"
+#include "bindings/program_py.h"
+#include "engine/device/device_group.h"
+
+namespace py = pybind11;
+
+namespace pycollective {
+namespace {
+
+struct MailboxHandle {
+  std::shared_ptr<DeviceMailbox> mailbox;
+};
+struct GroupHandle {
+  std::shared_ptr<DeviceGroup> group;
+};
+
+MailboxHandle make_mailbox(int device, const std::vector<std::string>& nvrtc_folders) {
+  const GilReleased unlocked;
+  return {std::make_shared<DeviceMailbox>(device, nvrtc_folders)};
+}
+
+py::bytes card_of(const MailboxHandle& handle) {
+  const DeviceCard& card = handle.mailbox->card();
+  return {reinterpret_cast<const char*>(&card), sizeof(card)};
+}
+
+// What a rank says of its GPU, for the ranks that decide: (uuid, address in its process).
+py::bytes gpu_of(const std::string& card) {
+  if (card.size() != sizeof(DeviceCard)) throw std::invalid_argument("no such card");
+  return {card.data() + offsetof(DeviceCard, gpu), sizeof(DeviceCard::gpu)};
+}
+
+std::shared_ptr<Communicator> communicator_of(const py::object& object) {
+  if (CommunicatorObject::core_of(object.ptr()) == nullptr) throw py::error_already_set();
+  return *CommunicatorObject::of(object.ptr()).core;
+}
+
+GroupHandle map_devices(const py::object& communicator, const MailboxHandle& own,
+                        const std::vector<std::string>& cards) {
+  std::vector<DeviceCard> read(cards.size());
+  for (std::size_t i = 0; i < cards.size(); ++i) {
+    if (cards[i].size() != sizeof(DeviceCard)) throw std::invalid_argument("no such card");
+    std::memcpy(&read[i], cards[i].data(), sizeof(DeviceCard));
+  }
+  const std::shared_ptr<Communicator> core = communicator_of(communicator);
+  const GilReleased unlocked;
+  return {std::make_shared<DeviceGroup>(own.mailbox, core->group().me(), read)};
+}
+
+void use_devices(const py::object& communicator, const GroupHandle& handle, py::object programs) {
+  // Whoever lets go of it last may not hold the interpreter.
+  const std::shared_ptr<py::object> shared(new py::object(std::move(programs)), [](py::object* it) {
+    const GilHeld gil;
+    delete it;
+  });
+  handle.group->set_source([shared](OpKind kind, int root) {
+    const GilHeld gil;
+    try {
+      return (*shared)(name_of(kind), "direct", root).cast<ProgramHandle&>().program;
+    } catch (py::error_already_set& error) {
+      throw std::invalid_argument(error.what());
+    }
+  });
+  communicator_of(communicator)->set_device(handle.group);
+}
+
+}  // namespace
+
+void bind_device_group(py::module_& module) {
+  py::class_<MailboxHandle>(module, "DeviceMailbox", py::is_final(),
+                            "A rank's mailbox in the memory of its GPU, before its group has met.")
+      .def(py::init(&make_mailbox), py::arg("device"), py::arg("nvrtc_folders"),
+           "Load the kernels and make a mailbox. RuntimeError: what there is not.")
+      .def_property_readonly("card", &card_of, "What peers need to map it.");
+  py::class_<GroupHandle>(module, "DeviceGroup", py::is_final(),
+                          "The mailboxes of all ranks of a communicator, mapped.");
+  module.def("gpu_of", &gpu_of, py::arg("card"), "The GPU's uuid.");
+  module.def("map_devices", &map_devices, py::arg("communicator"), py::arg("mailbox"),
+             py::arg("cards"), "Map the mailboxes of all ranks. RuntimeError: one cannot be.");
+  module.def("use_devices", &use_devices, py::arg("communicator"), py::arg("group"),
+             py::arg("programs"),
+             "From now on calls on arrays of this GPU are carried out by kernels. On all ranks or "
+             "none; `programs` as pycollective.programs.Programs.");
+}
+
+}  // namespace pycollective

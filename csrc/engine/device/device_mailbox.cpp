@@ -1,0 +1,79 @@
+#include "engine/device/device_mailbox.h"
+
+#include <sys/random.h>
+
+#include <map>
+#include <mutex>
+#include <stdexcept>
+
+#include "engine/device/peer_memory.h"
+
+namespace pycollective {
+namespace {
+
+using cuda::check;
+using cuda::driver;
+
+// For each block, twice. With 33 blocks, a quarter of an H200's, some 17 MB in all.
+constexpr std::uint64_t kSlotBytes = std::uint64_t{256} << 10;
+
+const std::array<std::uint8_t, 16>& this_process() {
+  static const auto token = [] {
+    std::array<std::uint8_t, 16> random{};
+    if (getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
+      throw std::runtime_error("no random numbers to be had");
+    return random;
+  }();
+  return token;
+}
+
+// One for each GPU, kept until the process ends: to unload one waits for the GPU to come to rest.
+std::shared_ptr<const cuda::Kernels> kernels_of(cuda::Gpu& gpu,
+                                                const std::vector<std::string>& nvrtc_folders) {
+  static std::mutex& mutex = *new std::mutex;
+  static auto& loaded = *new std::map<int, std::shared_ptr<const cuda::Kernels>>;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<const cuda::Kernels>& kernels = loaded[gpu.traits().ordinal];
+  if (!kernels) {
+    const cuda::Current current(gpu.context());
+    kernels = std::make_shared<const cuda::Kernels>(gpu.traits(), nvrtc_folders);
+  }
+  return kernels;
+}
+
+}  // namespace
+
+DeviceMailbox::DeviceMailbox(int device, const std::vector<std::string>& nvrtc_folders)
+    : gpu_(cuda::Gpu::at(device)), kernels_(kernels_of(gpu_, nvrtc_folders)) {
+  const cuda::Current current(gpu_.context());
+  const cuda::MailboxShape shape{static_cast<std::uint32_t>(kernels_->blocks_that_wait()),
+                                 kSlotBytes};
+  check(driver().cuMemAlloc(&memory_, PeerMemory::mailbox_bytes(shape)), "cuMemAlloc");
+  try {
+    PeerMemory::clear(memory_, shape);
+    card_.process = this_process();
+    cuda::CUuuid uuid{};
+    cuda::CUdevice handle = 0;
+    check(driver().cuDeviceGet(&handle, device), "cuDeviceGet");
+    check(driver().cuDeviceGetUuid(&uuid, handle), "cuDeviceGetUuid");
+    std::copy(std::begin(uuid.bytes), std::end(uuid.bytes), card_.gpu.begin());
+    check(driver().cuIpcGetMemHandle(&card_.handle, memory_), "cuIpcGetMemHandle");
+  } catch (...) {
+    static_cast<void>(driver().cuMemFree(memory_));
+    throw;
+  }
+  card_.address = memory_;
+  card_.shape = shape;
+  card_.device = device;
+}
+
+DeviceMailbox::~DeviceMailbox() {
+  try {
+    const cuda::Current current(gpu_.context());
+    static_cast<void>(driver().cuMemFree(memory_));
+  } catch (const cuda::DriverError&) {
+    // The context is gone, and the memory with it.
+  }
+}
+
+}  // namespace pycollective

@@ -1,0 +1,34 @@
+// A call that kernels carry out (device_group.h): the ranks meet, then each launches. Where its
+// stream has a name the call is done then, and its result comes in that stream's order.
+#pragma once
+
+#include <chrono>
+
+#include "engine/device/device_group.h"
+#include "engine/operation.h"
+#include "engine/rendezvous.h"
+
+namespace pycollective {
+
+class OnDevice final : public Operation {
+ public:
+  OnDevice(Group& group, const Request& request, std::uint64_t sequence)
+      : Operation(group, request, sequence), rendezvous_(group, request, sequence) {}
+
+  void start() override { rendezvous_.arrive(); }
+  State advance() override;
+  bool is_short() const override { return true; }
+  bool must_poll() const override { return awaits_device(); }
+  bool awaits_device() const override { return launched_; }
+  // On the host: what the device needs of it is looked after by whoever watches.
+  bool finished_by(Member member) const override { return rendezvous_.arrived(member); }
+  void compare_calls() const override { rendezvous_.compare_arrived(); }
+  bool called_by(Member member) const override { return rendezvous_.arrived(member); }
+
+ private:
+  Rendezvous rendezvous_;
+  bool launched_ = false;
+  std::chrono::steady_clock::time_point next_look_{};
+};
+
+}  // namespace pycollective

@@ -1,0 +1,203 @@
+"""Collectives that kernels carry out over peer memory: ranks are processes, each with a GPU of its
+own, which map each other's mailboxes. On the stand-in, which runs the same kernels."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from pycollective import ConfigurationError, _core, reference
+from pycollective.schedule import algorithms_for
+from tests.cuda import standin
+from tests.cuda.arrays import (
+    check_every_other_operation,
+    every_other_operation,
+    for_device,
+    on_its_gpu,
+)
+from tests.harness import PerRank, RankPool
+from tests.inputs import DTYPES, PAIRS, awkward, order_sensitive, same_bits
+
+RANKS = [1, 2, 3, 8]
+COUNTS = [0, 1, 5, 1021, 30_011]
+
+
+@pytest.fixture(scope="module")
+def peers():
+    pools = {}
+
+    def get(size):
+        if size not in pools:
+            pools[size] = RankPool(size, env=standin.environment(devices=8))
+            assert pools[size].call(for_device) == [(rank, "peer") for rank in range(size)]
+        return pools[size]
+
+    yield get
+    for each in pools.values():
+        each.close()
+
+
+def all_reduce(comm, x, op, how="in place", algorithm="auto", offset=0):
+    array = on_its_gpu(comm, x, offset)
+    if how == "out":
+        out = on_its_gpu(comm, np.zeros_like(x), stream=array.stream)
+        comm.all_reduce(array, op=op, out=out, algorithm=algorithm)
+        assert same_bits(array.to_numpy(), x)
+        return out.to_numpy()
+    if how == "async":
+        comm.all_reduce(array, op=op, async_op=True, algorithm=algorithm).wait(timeout=30)
+    else:
+        comm.all_reduce(array, op=op, algorithm=algorithm)
+    return array.to_numpy()
+
+
+def all_reduce_each(comm, inputs, op):
+    return [all_reduce(comm, x, op, offset=place % 3) for place, x in enumerate(inputs)]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(("dtype", "op"), PAIRS)
+def test_all_reduce(peers, ranks, dtype, op):
+    inputs = [awkward(dtype, ranks, count, seed=count) for count in COUNTS]
+    mine = [[of_count[r] for of_count in inputs] for r in range(ranks)]
+    for got in peers(ranks).call(all_reduce_each, PerRank(mine), op):
+        for result, leaves in zip(got, inputs, strict=True):
+            assert same_bits(result, reference.reduce(leaves, op)), result.size
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+@pytest.mark.parametrize("how", ["in place", "out", "async"])
+@pytest.mark.parametrize("algorithm", ["auto", *algorithms_for("all_reduce")])
+def test_any_algorithm_and_any_way_to_call(peers, ranks, algorithm, how):
+    inputs = order_sensitive("bfloat16", ranks, 70_001, seed=len(algorithm + how))
+    want = reference.reduce(inputs, "sum")
+    for got in peers(ranks).call(all_reduce, PerRank(inputs), "sum", how, algorithm):
+        assert same_bits(got, want)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_other_operation(peers, ranks, dtype):
+    inputs = order_sensitive(dtype, ranks, 1000 + ranks, seed=ranks)
+    results = peers(ranks).call(every_other_operation, PerRank(inputs), ranks)
+    check_every_other_operation(inputs, results)
+
+
+def larger_than_all_slots(comm, x):
+    array = on_its_gpu(comm, x)
+    comm.all_reduce(array)
+    return array.to_numpy()
+
+
+def test_more_than_all_slots_hold(peers):
+    inputs = order_sensitive("float32", 2, 3_000_001, seed=1)
+    want = reference.reduce(inputs, "sum")
+    for got in peers(2).call(larger_than_all_slots, PerRank(inputs)):
+        assert same_bits(got, want)
+
+
+def in_flight(comm, x):
+    """Many at once on several streams, no two alike; arrays on the host among them."""
+    driver = standin.Driver()
+    arrays, works, hosts = [], [], []
+    for place in range(8):
+        array = on_its_gpu(comm, np.roll(x, place))
+        if place % 3 == comm.rank % 3:  # its stream comes to the call late
+            idle = on_its_gpu(comm, np.zeros(1 << 16, np.uint8), stream=array.stream)
+            driver.occupy(idle, 40)
+        arrays.append(array)
+        works.append(comm.all_reduce(array, async_op=place % 2 == 0))
+        hosts.append(np.roll(x, -place))
+        comm.all_reduce(hosts[-1])
+    for work in works:
+        if work is not None:
+            work.wait(timeout=30)
+    return [np.roll(a.to_numpy(), -i) for i, a in enumerate(arrays)] + [
+        np.roll(x, i) for i, x in enumerate(hosts)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_several_streams_at_once(peers, ranks):
+    inputs = order_sensitive("float16", ranks, 5000, seed=6)
+    want = reference.reduce(inputs, "sum")
+    for got in peers(ranks).call(in_flight, PerRank(inputs)):
+        assert all(same_bits(each, want) for each in got)
+
+
+def by_parts(comm, x):
+    """Of several communicators, also at once."""
+    half = comm.split(comm.rank % 2, -comm.rank)
+    assert half.way[0] == "peer"
+    assert half.device == comm.device
+    mine, whole = on_its_gpu(comm, x), on_its_gpu(comm, x)
+    works = [half.all_reduce(mine, async_op=True), comm.all_reduce(whole, async_op=True)]
+    for work in works:
+        work.wait(timeout=30)
+    got = mine.to_numpy(), whole.to_numpy()
+    half.close()
+    return got
+
+
+def test_several_communicators(peers):
+    inputs = order_sensitive("float32", 4, 20_000, seed=2)
+    for _ in range(3):
+        for rank, (part, whole) in enumerate(peers(4).call(by_parts, PerRank(inputs))):
+            members = [r for r in range(4) if r % 2 == rank % 2][::-1]
+            assert same_bits(part, reference.reduce([inputs[r] for r in members], "sum"))
+            assert same_bits(whole, reference.reduce(inputs, "sum"))
+
+
+def replayed(comm, inputs):
+    """A graph of two calls, on what is in their arrays each time."""
+    driver = standin.Driver()
+    stream = _core.DeviceStream(comm.device)
+    small = on_its_gpu(comm, inputs[0][:100], stream=stream)
+    large = on_its_gpu(comm, inputs[0], stream=stream)
+    handle = ctypes.c_void_p(stream.handle)
+    graph, made = ctypes.c_void_p(), ctypes.c_void_p()
+    with pytest.raises(ConfigurationError, match="make the call once before capturing"):
+        with driver.context(comm.device):
+            assert driver("cuStreamBeginCapture_v2", handle, 0) == 0
+            try:
+                comm.all_reduce(large, op="max", algorithm="tree", stream=stream)
+            finally:
+                driver("cuStreamEndCapture", handle, ctypes.byref(graph))
+    for array in (small, large):
+        comm.all_reduce(array)
+    with driver.context(comm.device):
+        assert driver("cuStreamBeginCapture_v2", handle, 0) == 0
+        for array in (small, large):
+            comm.all_reduce(array, stream=stream)
+        assert driver("cuStreamEndCapture", handle, ctypes.byref(graph)) == 0
+        flags = ctypes.c_ulonglong(0)
+        assert driver("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, flags) == 0
+    got = []
+    for turn, x in enumerate(inputs):
+        small.write(x[:100])
+        large.write(x)
+        with driver.context(comm.device):
+            assert driver("cuGraphLaunch", made, handle) == 0
+        if turn % 2 == 0:  # beside other calls
+            other = on_its_gpu(comm, x, stream=stream)
+            comm.all_reduce(other)
+            got.append(other.to_numpy())
+        else:
+            got.append(large.to_numpy())
+        got.append(small.to_numpy())
+        got.append(large.to_numpy())
+    return got
+
+
+def test_a_captured_graph_replays(peers):
+    turns = [order_sensitive("bfloat16", 3, 50_000, seed=s) for s in range(5)]
+    want = [reference.reduce(inputs, "sum") for inputs in turns]
+    mine = [[inputs[r] for inputs in turns] for r in range(3)]
+    for got in peers(3).call(replayed, PerRank(mine)):
+        for turn, expected in enumerate(want):
+            whole, small, large = got[3 * turn : 3 * turn + 3]
+            assert same_bits(whole, expected)
+            assert same_bits(large, expected)
+            assert same_bits(small, reference.reduce([x[:100] for x in turns[turn]], "sum"))

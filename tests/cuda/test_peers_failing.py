@@ -1,0 +1,266 @@
+"""What goes wrong while kernels wait for each other's: waits end, nobody's context is lost, and each
+rank is told why, in time. Also which way ranks agree on, and that leaving leaves nothing behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from pycollective import (
+    CollectiveAborted,
+    CollectiveError,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    ConfigurationError,
+    PeerFailure,
+    _core,
+)
+from pycollective.device import why_not
+from pycollective.device_array import DeviceArray
+from tests.cuda import standin
+from tests.cuda.arrays import for_device, on_its_gpu
+from tests.harness import PerRank, Ranks, results
+
+
+def started(size, **more):
+    """Ranks whose calls kernels carry out."""
+    ranks = Ranks(size, env=standin.environment(devices=8, **more))
+    ranks.__enter__()
+    assert results(ranks.call(for_device)) == [(rank, "peer") for rank in range(size)]
+    return ranks
+
+
+def failure_of(comm, seconds=10.0):
+    """What fails the communicator, and after how long; nothing is asked of it meanwhile."""
+    begin = time.monotonic()
+    while comm.failure is None:
+        assert time.monotonic() < begin + seconds, "nothing failed"
+        time.sleep(0.01)
+    return type(comm.failure), str(comm.failure), time.monotonic() - begin
+
+
+def context_lives(comm):
+    """The GPU works on: what a trap would have ended."""
+    array = DeviceArray.from_numpy(np.arange(5), comm.device, _core.DeviceStream(comm.device))
+    return array.to_numpy().tolist() == [0, 1, 2, 3, 4]
+
+
+def kept_busy(comm, x, times):
+    """An array whose stream comes to the next call late."""
+    array = on_its_gpu(comm, x)
+    idle = on_its_gpu(comm, np.zeros(1 << 22, np.uint8), stream=array.stream)
+    standin.Driver().occupy(idle, times)
+    return array
+
+
+def late(comm):
+    """Rank 1's GPU comes to the call after the other's wait has ended."""
+    array = kept_busy(comm, np.ones(1000, np.float32), 8000 if comm.rank == 1 else 0)
+    comm.timeout = 0.3
+    comm.all_reduce(array)
+    told = failure_of(comm)
+    with pytest.raises(CollectiveError):
+        comm.all_reduce(array)
+    array.stream.synchronize(30)
+    return told, context_lives(comm)
+
+
+def test_a_wait_on_the_device_ends_with_its_time():
+    with started(2) as ranks:
+        (first, first_lives), (second, second_lives) = results(ranks.call(late))
+    assert first[0] is second[0] is CollectiveTimeout
+    assert "GPU 0 waited for rank 1" in first[1]
+    assert "reported by rank 0" in second[1]
+    assert first_lives and second_lives
+
+
+def killed_while_waited_for(comm):
+    array = kept_busy(comm, np.ones(1000, np.float32), 8000 if comm.rank == 1 else 0)
+    comm.all_reduce(array)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert not array.stream.query()
+    told = failure_of(comm)
+    array.stream.synchronize(30)
+    return told, context_lives(comm)
+
+
+def test_a_rank_killed_while_kernels_wait_for_it():
+    with started(3) as ranks:
+        outcomes = ranks.call(killed_while_waited_for)
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    for each in (outcomes[0], outcomes[2]):
+        assert each.error is None, each.error
+        (kind, text, seconds), lives = each.result
+        assert kind is PeerFailure
+        assert "rank 1 (pid" in text
+        assert seconds < 1
+        assert lives
+
+
+def aborted(comm):
+    array = kept_busy(comm, np.ones(1000, np.float32), 8000 if comm.rank == 1 else 0)
+    comm.all_reduce(array)
+    if comm.rank == 1:
+        comm.abort("enough")
+    told = failure_of(comm)
+    array.stream.synchronize(30)
+    return told, context_lives(comm)
+
+
+def test_an_abort_ends_waits_on_the_device():
+    with started(2) as ranks:
+        for (kind, text, seconds), lives in results(ranks.call(aborted)):
+            assert kind is CollectiveAborted
+            assert "enough" in text
+            assert seconds < 1
+            assert lives
+
+
+def differ(comm, how):
+    array = on_its_gpu(comm, np.arange(4, dtype=np.float32))
+    before = array.to_numpy()
+    call = {
+        "op": lambda: comm.all_reduce(array, "sum" if comm.rank == 0 else "max"),
+        "count": lambda: comm.all_reduce(array[: 4 - comm.rank]),
+        "algorithm": lambda: comm.all_reduce(array, algorithm="ring" if comm.rank else "tree"),
+        "place": lambda: comm.all_reduce(array if comm.rank else before.copy()),
+    }[how]
+    with pytest.raises(CollectiveMismatch) as info:
+        call()
+    return array.to_numpy().tolist(), str(info.value)
+
+
+@pytest.mark.parametrize("how", ["op", "count", "algorithm", "place"])
+def test_calls_that_differ_move_nothing(how):
+    with started(2) as ranks:
+        for values, text in results(ranks.call(differ, how)):
+            assert values == [0, 1, 2, 3]
+            assert "on GPUs that map each other" in text
+
+
+def replayed_alone(comm):
+    """Rank 1 does not replay; later, nobody's replays do anything."""
+    driver = standin.Driver()
+    comm.timeout = 0.3
+    array = on_its_gpu(comm, np.ones(300, np.float32))
+    stream = ctypes.c_void_p(array.stream.handle)
+    comm.all_reduce(array)
+    graph, made = ctypes.c_void_p(), ctypes.c_void_p()
+    with driver.context(comm.device):
+        assert driver("cuStreamBeginCapture_v2", stream, 0) == 0
+        comm.all_reduce(array)
+        assert driver("cuStreamEndCapture", stream, ctypes.byref(graph)) == 0
+        flags = ctypes.c_ulonglong(0)
+        assert driver("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, flags) == 0
+        if comm.rank == 0:
+            assert driver("cuGraphLaunch", made, stream) == 0
+    told = failure_of(comm)
+    array.stream.synchronize(30)
+    array.write(np.full(300, 7, np.float32))
+    with driver.context(comm.device):
+        assert driver("cuGraphLaunch", made, stream) == 0
+    return told, (array.to_numpy() == 7).all()
+
+
+def test_a_replay_that_nobody_joins_ends_and_later_ones_do_nothing():
+    with started(2) as ranks:
+        for (kind, _, seconds), untouched in results(ranks.call(replayed_alone)):
+            assert kind is CollectiveTimeout
+            assert seconds < 1.5
+            assert untouched
+
+
+def left_early(comm, x):
+    """Who has launched leaves at once; the other comes to the call later, and is right."""
+    array = kept_busy(comm, x, 300 if comm.rank == 1 else 0)
+    comm.all_reduce(array)
+    if comm.rank == 0:
+        comm.close()
+    return array.to_numpy().tolist()
+
+
+def test_leaving_harms_nobody():
+    with started(2) as ranks:
+        x = np.arange(2000, dtype=np.float32)
+        assert results(ranks.call(left_early, x)) == [(2 * x).tolist()] * 2
+
+
+def again_and_again(comm, times):
+    """Groups made and left; what a mailbox held before is nothing to the next."""
+    free = []
+    for turn in range(times):
+        half = comm.split(0)
+        array = on_its_gpu(comm, np.full(5000 + turn, comm.rank + turn, np.int64))
+        half.all_reduce(array)
+        assert (array.to_numpy() == 1 + 2 * turn).all()
+        half.close()
+        comm.barrier()
+        free.append(standin.Driver().free_bytes(comm.device))
+    return free
+
+
+def test_groups_come_and_go():
+    with started(2) as ranks:
+        for free in results(ranks.call(again_and_again, 30)):
+            assert min(free[15:]) >= min(free[:15]), "device memory is not given back"
+
+
+def way_of(comm, device):
+    try:
+        comm.use_device(device)
+    except CollectiveError as error:
+        return type(error).__name__, str(error)
+    except ConfigurationError as error:
+        return "ConfigurationError", str(error)
+    array = on_its_gpu(comm, np.ones(10))
+    comm.all_reduce(array)
+    return comm.way[0], comm.way[1], array.to_numpy().tolist()
+
+
+@pytest.mark.parametrize(
+    ("more", "device", "way", "reason"),
+    [
+        ({"devices": 8}, "cuda", "peer", "each GPU maps"),
+        ({"devices": 8}, PerRank([3, "cuda:5"]), "peer", "each GPU maps"),
+        ({"devices": 1}, "cuda", "host", "ranks 0 and 1 share a GPU"),
+        ({"devices": 8, "peers": 0}, "cuda", "host", "rank 0: "),
+    ],
+)
+def test_ranks_agree_on_a_way_and_know_why(more, device, way, reason):
+    with Ranks(2, env=standin.environment(**more)) as ranks:
+        for found, why, values in results(ranks.call(way_of, device)):
+            assert found == way, why
+            assert reason in why
+            assert values == [2.0] * 10
+
+
+def test_the_environment_says_which():
+    env = {**standin.environment(devices=1), "PYCOLLECTIVE_CUDA_WAY": "peer"}
+    with Ranks(2, env=env) as ranks:  # two processes that share a GPU
+        assert [each[0] for each in results(ranks.call(way_of, "cuda"))] == ["peer"] * 2
+    env = {**standin.environment(devices=8), "PYCOLLECTIVE_CUDA_WAY": "host"}
+    with Ranks(2, env=env) as ranks:
+        assert [each[0] for each in results(ranks.call(way_of, "cuda"))] == ["host"] * 2
+    env = {**standin.environment(devices=8, peers=0), "PYCOLLECTIVE_CUDA_WAY": "peer"}
+    with Ranks(2, env=env) as ranks:
+        for kind, text in results(ranks.call(way_of, "cuda")):
+            assert kind == "ConfigurationError"
+            assert "PYCOLLECTIVE_CUDA_WAY=peer cannot be: rank 0: " in text
+
+
+@pytest.mark.parametrize("device", ["cuda:9", "gpu", "cuda:x", 9, "cuda:"])
+def test_a_gpu_that_there_is_not(device):
+    with Ranks(1, env=standin.environment(devices=2)) as ranks:
+        [(kind, text)] = results(ranks.call(way_of, device))
+        assert kind == "ConfigurationError"
+        assert repr(device) in text or str(device) in text
+
+
+def test_the_first_problem_is_the_reason():
+    assert why_not([b"", b""], ["", "no GPU"], forced=True) == "rank 1: no GPU"
