@@ -1,4 +1,4 @@
-"""`bench` and `verify` with --device cuda, on the stand-in: the oracle's bits, and the CPU's digest."""
+"""`bench` and `verify` on GPUs (the stand-in): the oracle's bits, and the digest of the CPU."""
 
 from __future__ import annotations
 
