@@ -10,7 +10,23 @@ from pycollective.errors import CollectiveError
 class _SupportsDLPack(Protocol):
     def __dlpack__(self, *args: Any, **options: Any) -> Any: ...
 
-_Array: TypeAlias = np.ndarray[Any, Any] | _SupportsDLPack
+class _SupportsCudaArray(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+class _SupportsCudaStream(Protocol):
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+class _TorchStream(Protocol):
+    @property
+    def cuda_stream(self) -> int: ...
+
+class _CupyStream(Protocol):
+    @property
+    def ptr(self) -> int: ...
+
+_Array: TypeAlias = np.ndarray[Any, Any] | _SupportsDLPack | _SupportsCudaArray
+_Stream: TypeAlias = int | _SupportsCudaStream | _TorchStream | _CupyStream
 _Capsule: TypeAlias = object
 
 @final
@@ -117,6 +133,7 @@ class Communicator:
         async_op: Literal[False] = False,
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def all_reduce(
@@ -128,6 +145,7 @@ class Communicator:
         async_op: Literal[True],
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> Work: ...
     @overload
     def reduce(
@@ -139,6 +157,7 @@ class Communicator:
         async_op: Literal[False] = False,
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def reduce(
@@ -151,6 +170,7 @@ class Communicator:
         async_op: Literal[True],
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> Work: ...
     @overload
     def reduce_scatter(
@@ -162,6 +182,7 @@ class Communicator:
         async_op: Literal[False] = False,
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def reduce_scatter(
@@ -174,6 +195,7 @@ class Communicator:
         async_op: Literal[True],
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> Work: ...
     @overload
     def all_gather(
@@ -184,6 +206,7 @@ class Communicator:
         async_op: Literal[False] = False,
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def all_gather(
@@ -195,6 +218,7 @@ class Communicator:
         async_op: Literal[True],
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> Work: ...
     @overload
     def broadcast(
@@ -204,6 +228,7 @@ class Communicator:
         async_op: Literal[False] = False,
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def broadcast(
@@ -214,6 +239,7 @@ class Communicator:
         async_op: Literal[True],
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> Work: ...
     @overload
     def all_to_all(
@@ -223,6 +249,7 @@ class Communicator:
         async_op: Literal[False] = False,
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def all_to_all(
@@ -233,6 +260,7 @@ class Communicator:
         async_op: Literal[True],
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> Work: ...
     @overload
     def gather(
@@ -244,6 +272,7 @@ class Communicator:
         async_op: Literal[False] = False,
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def gather(
@@ -256,6 +285,7 @@ class Communicator:
         async_op: Literal[True],
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> Work: ...
     @overload
     def scatter(
@@ -267,6 +297,7 @@ class Communicator:
         async_op: Literal[False] = False,
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def scatter(
@@ -279,15 +310,32 @@ class Communicator:
         async_op: Literal[True],
         algorithm: str = "auto",
         wire: str | None = None,
+        stream: _Stream | None = None,
     ) -> Work: ...
     @overload
-    def send(self, x: _Array, dst: int, async_op: Literal[False] = False) -> None: ...
+    def send(
+        self,
+        x: _Array,
+        dst: int,
+        async_op: Literal[False] = False,
+        stream: _Stream | None = None,
+    ) -> None: ...
     @overload
-    def send(self, x: _Array, dst: int, *, async_op: Literal[True]) -> Work: ...
+    def send(
+        self, x: _Array, dst: int, *, async_op: Literal[True], stream: _Stream | None = None
+    ) -> Work: ...
     @overload
-    def recv(self, x: _Array, src: int, async_op: Literal[False] = False) -> None: ...
+    def recv(
+        self,
+        x: _Array,
+        src: int,
+        async_op: Literal[False] = False,
+        stream: _Stream | None = None,
+    ) -> None: ...
     @overload
-    def recv(self, x: _Array, src: int, *, async_op: Literal[True]) -> Work: ...
+    def recv(
+        self, x: _Array, src: int, *, async_op: Literal[True], stream: _Stream | None = None
+    ) -> Work: ...
     @overload
     def barrier(self, async_op: Literal[False] = False) -> None: ...
     @overload

@@ -36,9 +36,13 @@ def _is_integer(value: object, least: int, end: int) -> bool:
 class Communicator(_core.Communicator):
     """A group of ranks that call collectives together, each in the same order.
 
-    Arrays are NumPy's (ml_dtypes' bfloat16 too) or any with DLPack on the CPU, such as torch
-    tensors; contiguous ones are used where they lie, others are staged and copied back. Read-only
-    ones, such as JAX's, may be read and are refused as outputs. The caller owns them, and leaves
+    Arrays are NumPy's (ml_dtypes' bfloat16 too) or any with DLPack, such as torch tensors;
+    contiguous ones are used where they lie, others are staged and copied back. Read-only
+    ones, such as JAX's, may be read and are refused as outputs. Arrays on CUDA GPUs (with DLPack
+    or ``__cuda_array_interface__``; contiguous) take part too: a call comes after what was put on
+    `stream` before, which is the one that is given (a handle, or a stream of torch, CuPy or
+    cuda.core), or else the one that the array names, or else the legacy default stream
+    (docs/gpu.md). The caller owns them, and leaves
     them alone until the call returns or its `Work` is done. With ``async_op=True`` a collective
     returns a `Work` at once.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-CPU, CUDA, CUDA_HOST = 1, 2, 3
+CPU, CUDA, CUDA_HOST, ROCM = 1, 2, 3, 10
 READ_ONLY, IS_COPIED = 1, 2
 
 

@@ -234,14 +234,15 @@ def run_ranks(function: Callable[..., Any], size: int, *args: Any, **options: An
 class RankPool:
     """`Ranks` that stay for many calls; started anew when a call has cost their communicator."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, **options: Any) -> None:
         self._size = size
+        self._options = options
         self._ranks: Ranks | None = None
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Every rank's result; raises what any rank raised."""
         if self._ranks is None:
-            self._ranks = Ranks(self._size).__enter__()
+            self._ranks = Ranks(self._size, **self._options).__enter__()
         try:
             return results(self._ranks.call(function, *args))
         except BaseException:

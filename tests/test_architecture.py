@@ -113,7 +113,7 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "csrc": set(),
     "kernels": {"csrc"},
     "transport": set(),
-    "engine": {"csrc", "kernels", "transport"},
+    "engine": {"csrc", "kernels", "transport", "cuda"},
     "bench": set(),
     "mpi": {"engine"},
     "cuda": {"csrc"},

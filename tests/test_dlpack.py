@@ -15,6 +15,7 @@ from tests.dlpack_producers import (
     CUDA_HOST,
     IS_COPIED,
     READ_ONLY,
+    ROCM,
     Behind,
     LikeArrow,
     LikeJax,
@@ -148,9 +149,12 @@ def test_each_capsule_is_given_back_once_and_not_before_the_end(alone, version):
 
 
 @pytest.mark.parametrize("version", [(1, 0), None])
-def test_devices(alone, version):
+def test_devices(alone, version, monkeypatch):
     alone.all_reduce(Producer(numbers(), version=version, device=CUDA_HOST))
-    with pytest.raises(pc.ConfigurationError, match="the array lies on a device"):
+    with pytest.raises(pc.ConfigurationError, match="lies on a device of DLPack's type 10"):
+        alone.all_reduce(Producer(numbers(), version=version, device=ROCM))
+    monkeypatch.setenv("PYCOLLECTIVE_CUDA_DRIVER", "/nowhere/libcuda.so.1")
+    with pytest.raises(pc.ConfigurationError, match=r"^all_reduce: no CUDA driver"):
         alone.all_reduce(Producer(numbers(), version=version, device=CUDA))
 
 

@@ -57,7 +57,7 @@ bool init_array_view() {
         numpy_types[static_cast<std::size_t>(number)] = row.dtype;
     Py_DECREF(descr);
   }
-  return dlpack::init_import();
+  return dlpack::init_import() && init_cuda_array();
 }
 
 ArrayView::~ArrayView() {
@@ -75,7 +75,34 @@ ArrayView::~ArrayView() {
 
 bool ArrayView::open(PyObject* object, const char* name) {
   if (PyArray_Check(object)) return open_numpy(object, name);
-  return open_dlpack(object, name);
+  if (!open_dlpack(object, name, false)) return false;
+  if (device_ < 0) return true;
+  raise_configuration_error("%s lies on a GPU; this takes arrays in the host's memory", name);
+  return false;
+}
+
+bool ArrayView::open_anywhere(PyObject* object, const char* name, const NamedStream& stream) {
+  if (PyArray_Check(object)) return open_numpy(object, name);
+  // Whoever hands over an array of a GPU is told the stream, and makes it wait; so it is asked
+  // where the array is before.
+  stream_ = stream;
+  bool on_device = false;
+  if (stream.given || knows_cuda(Py_TYPE(object))) {
+    dlpack::Device device{};
+    const int said = ask_for_device(object, device);
+    if (said < 0) return false;
+    if (said == 0 && knows_cuda(Py_TYPE(object))) return open_interface(object, name);
+    on_device = device.type == dlpack::kCuda || device.type == dlpack::kCudaManaged;
+    if (on_device && !stream.given && !ask_for_stream(object, stream_)) return false;
+  }
+  return open_dlpack(object, name, on_device) && check_device(name);
+}
+
+bool ArrayView::check_device(const char* name) const {
+  if (device_ < 0 || contiguous_) return true;
+  raise_configuration_error("%s lies on GPU %d and is not contiguous; give a contiguous copy of it",
+                            name, device_);
+  return false;
 }
 
 bool ArrayView::open_numpy(PyObject* object, const char* name) {
@@ -105,16 +132,27 @@ bool ArrayView::open_numpy(PyObject* object, const char* name) {
   return true;
 }
 
-bool ArrayView::open_dlpack(PyObject* object, const char* name) {
+bool ArrayView::open_dlpack(PyObject* object, const char* name, bool on_device) {
   // Unconsumed, the capsule calls the producer's deleter when it goes: it is the keepalive.
-  owner_ = dlpack::ask_for_capsule(object, name);
+  owner_ = dlpack::ask_for_capsule(
+      object, name, on_device ? std::optional(dlpack_stream(stream_)) : std::nullopt);
   if (owner_ == nullptr) return false;
   const dlpack::Tensor* tensor = dlpack::open_capsule(owner_, name, writing_);
   if (tensor == nullptr) return false;
-  if (tensor->device.type != dlpack::kCpu && tensor->device.type != dlpack::kCudaHost) {
-    raise_configuration_error("%s lies on a device; this version moves arrays in CPU memory only",
-                              name);
-    return false;
+  switch (tensor->device.type) {
+    case dlpack::kCpu:
+    case dlpack::kCudaHost:
+      break;
+    case dlpack::kCuda:
+    case dlpack::kCudaManaged:
+      device_ = tensor->device.id;
+      break;
+    default:
+      raise_configuration_error(
+          "%s lies on a device of DLPack's type %d; arrays in the host's memory and on CUDA's GPUs "
+          "are moved",
+          name, static_cast<int>(tensor->device.type));
+      return false;
   }
   const std::optional<Dtype> dtype = dtype_of(tensor->dtype);
   if (!dtype || tensor->ndim > kMaxDimensions) {
@@ -127,19 +165,44 @@ bool ArrayView::open_dlpack(PyObject* object, const char* name) {
   }
   dtype_ = *dtype;
   data_ = static_cast<std::byte*>(tensor->data) + tensor->byte_offset;
-  dimensions_ = tensor->ndim;
-  const auto size = static_cast<Py_ssize_t>(size_of(dtype_));
-  Py_ssize_t expected = size;
+  set_shape(tensor->ndim, tensor->shape, tensor->strides, static_cast<Py_ssize_t>(size_of(dtype_)));
+  return true;
+}
+
+bool ArrayView::open_interface(PyObject* object, const char* name) {
+  CudaArray array;
+  if (!read_cuda_interface(object, name, array) || !ask_for_stream(object, stream_)) return false;
+  const DtypeTraits* found = nullptr;
+  for (const DtypeTraits& row : kDtypeTable)
+    if (row.numpy_kind == array.kind && row.size == array.element) found = &row;
+  if (found == nullptr) {
+    raise_configuration_error("%s has elements of kind '%c' and %zu bytes; supported are %s", name,
+                              array.kind, array.element, supported().c_str());
+    return false;
+  }
+  dtype_ = found->dtype;
+  data_ = array.data;
+  device_ = array.device;
+  writing_ = array.read_only ? dlpack::Writing::kReadOnly : dlpack::Writing::kAllowed;
+  set_shape(array.dimensions, array.shape, array.has_strides ? array.strides : nullptr, 1);
+  owner_ = Py_NewRef(object);
+  return check_device(name);
+}
+
+// `strides` in units of so many bytes, or null.
+void ArrayView::set_shape(int dimensions, const std::int64_t* shape, const std::int64_t* strides,
+                          Py_ssize_t unit) {
+  dimensions_ = dimensions;
+  Py_ssize_t expected = static_cast<Py_ssize_t>(size_of(dtype_));
   count_ = 1;
   for (int i = dimensions_ - 1; i >= 0; --i) {
-    shape_[i] = tensor->shape[i];
-    strides_[i] = tensor->strides ? tensor->strides[i] * size : expected;
+    shape_[i] = shape[i];
+    strides_[i] = strides != nullptr ? strides[i] * unit : expected;
     if (shape_[i] != 1 && strides_[i] != expected) contiguous_ = false;
     expected *= shape_[i];
     count_ *= static_cast<std::size_t>(shape_[i]);
   }
   if (count_ == 0) contiguous_ = true;
-  return true;
 }
 
 bool ArrayView::check_writable(PyObject* object, const char* kind) const {

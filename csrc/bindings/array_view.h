@@ -1,5 +1,5 @@
 // An array of the caller's, whatever library made it: NumPy (ml_dtypes' bfloat16 too), or anything
-// with DLPack on the CPU (torch, ...). Never a copy.
+// with DLPack (torch, CuPy, ...) or the CUDA array interface. Never a copy.
 #pragma once
 
 #include <Python.h>
@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "bindings/cuda_array.h"
 #include "bindings/dlpack_import.h"
 #include "types.h"
 
@@ -22,8 +23,11 @@ class ArrayView {
   ArrayView& operator=(const ArrayView&) = delete;
 
   // Looks at `object`. False with a Python error set (ConfigurationError, or what its __dlpack__
-  // raised) where it is no array that can be moved. `name` is for messages.
+  // raised) where it is no array in the host's memory that can be moved. `name` is for messages.
   bool open(PyObject* object, const char* name);
+  // The same, or an array on a GPU, on which the caller works on the stream that is named. Those
+  // must be contiguous.
+  bool open_anywhere(PyObject* object, const char* name, const NamedStream& stream);
 
   // Puts a C-contiguous copy in the place of an array that is not contiguous, so that data() serves
   // as input or output; copy_back() then copies an output back. False with a Python error set.
@@ -35,6 +39,10 @@ class ArrayView {
   bool check_writable(PyObject* object, const char* kind) const;
 
   void* data() const { return data_; }
+  // Of a GPU, or -1: the host's memory. And the stream there: what was named, or else what the
+  // array says, or else the legacy default stream.
+  int device() const { return device_; }
+  void* stream() const { return stream_.handle; }
   Dtype dtype() const { return dtype_; }
   std::size_t count() const { return count_; }
   bool contiguous() const { return contiguous_; }
@@ -49,10 +57,16 @@ class ArrayView {
 
  private:
   bool open_numpy(PyObject* object, const char* name);
-  bool open_dlpack(PyObject* object, const char* name);
+  bool open_dlpack(PyObject* object, const char* name, bool on_device);
+  bool open_interface(PyObject* object, const char* name);
+  void set_shape(int dimensions, const std::int64_t* shape, const std::int64_t* strides,
+                 Py_ssize_t unit);
+  bool check_device(const char* name) const;
   PyObject* as_words() const;  // a NumPy view of the bits, strides kept
 
   void* data_ = nullptr;
+  int device_ = -1;
+  NamedStream stream_;
   std::size_t count_ = 0;
   Dtype dtype_ = Dtype::kUInt8;
   bool contiguous_ = true;

@@ -1,5 +1,6 @@
 #include "bindings/call.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -81,12 +82,16 @@ bool Call::read_counts(PyObject* counts) {
 
 bool Call::open_arrays(const CallArguments& arguments) {
   const char* kind = name_of(request_.kind);
+  NamedStream stream;
+  if (!read_stream(arguments.stream, stream)) return false;
   if (given(arguments.input)) {
-    if (!first_.open(arguments.input, "the array") || !first_.stage()) return false;
+    if (!first_.open_anywhere(arguments.input, "the array", stream) || !first_.stage())
+      return false;
     input_ = &first_;
   }
   if (given(arguments.output) && arguments.output != arguments.input) {
-    if (!second_.open(arguments.output, "the output array") || !second_.stage()) return false;
+    if (!second_.open_anywhere(arguments.output, "the output array", stream) || !second_.stage())
+      return false;
     output_ = &second_;
   } else if (given(arguments.output)) {
     output_ = &first_;
@@ -104,6 +109,28 @@ bool Call::open_arrays(const CallArguments& arguments) {
   request_.dtype = input_ != nullptr ? input_->dtype() : output_->dtype();
   request_.input = input_ != nullptr ? input_->data() : nullptr;
   request_.output = output_ != nullptr ? output_->data() : nullptr;
+  return locate();
+}
+
+// Where both arrays lie, and the stream.
+bool Call::locate() {
+  const ArrayView& array = input_ != nullptr ? *input_ : *output_;
+  if (output_ != nullptr && output_->device() != array.device()) {
+    raise_configuration_error(
+        "%s: of input and output one lies on GPU %d and the other %s; they "
+        "must lie together",
+        name_of(request_.kind), std::max(array.device(), output_->device()),
+        std::min(array.device(), output_->device()) < 0 ? "in the host's memory" : "on another");
+    return false;
+  }
+  if (array.device() < 0) return true;
+  if (output_ != nullptr && output_->stream() != array.stream()) {
+    raise_configuration_error(
+        "%s: input and output name different streams; say which one to follow: stream=...",
+        name_of(request_.kind));
+    return false;
+  }
+  request_.location = {array.device(), array.stream()};
   return true;
 }
 

@@ -17,6 +17,7 @@ struct CallArguments {
   PyObject* counts = nullptr;
   PyObject* algorithm = nullptr;
   PyObject* wire = nullptr;
+  PyObject* stream = nullptr;
   long root = 0;
 };
 
@@ -35,6 +36,7 @@ class Call {
 
  private:
   bool open_arrays(const CallArguments& arguments);
+  bool locate();
   bool read_op(PyObject* op);
   bool read_counts(PyObject* counts);
   bool check_sizes(int rank, int size);

@@ -30,6 +30,7 @@ enum class Role {
   kAsync,
   kAlgorithm,
   kWire,
+  kStream,
 };
 
 struct Parameter {
@@ -37,7 +38,7 @@ struct Parameter {
   Role role;
 };
 
-constexpr std::size_t kMostParameters = 7;
+constexpr std::size_t kMostParameters = 8;
 
 struct Method {
   OpKind kind;
@@ -52,6 +53,7 @@ constexpr Parameter kCountsParameter = {"counts", Role::kCounts};
 constexpr Parameter kAsyncParameter = {"async_op", Role::kAsync};
 constexpr Parameter kAlgorithmParameter = {"algorithm", Role::kAlgorithm};
 constexpr Parameter kWireParameter = {"wire", Role::kWire};
+constexpr Parameter kStreamParameter = {"stream", Role::kStream};
 
 constexpr Method kMethods[kCollectiveMethods] = {
     {OpKind::kAllReduce,
@@ -61,8 +63,10 @@ constexpr Method kMethods[kCollectiveMethods] = {
       {"out", Role::kOutput},
       kAsyncParameter,
       kAlgorithmParameter,
-      kWireParameter},
-     "all_reduce(x, op='sum', out=None, async_op=False, algorithm='auto', wire=None)\n--\n\n"
+      kWireParameter,
+      kStreamParameter},
+     "all_reduce(x, op='sum', out=None, async_op=False, algorithm='auto', wire=None, "
+     "stream=None)\n--\n\n"
      "Reduce x over all ranks in the contract's order; the result goes to x, or to out."},
     {OpKind::kReduce,
      1,
@@ -72,8 +76,10 @@ constexpr Method kMethods[kCollectiveMethods] = {
       {"out", Role::kOutput},
       kAsyncParameter,
       kAlgorithmParameter,
-      kWireParameter},
-     "reduce(x, root=0, op='sum', out=None, async_op=False, algorithm='auto', wire=None)\n--\n\n"
+      kWireParameter,
+      kStreamParameter},
+     "reduce(x, root=0, op='sum', out=None, async_op=False, algorithm='auto', wire=None, "
+     "stream=None)\n--\n\n"
      "Reduce x over all ranks; on the root the result goes to x, or to out. Elsewhere x is only "
      "read."},
     {OpKind::kReduceScatter,
@@ -84,9 +90,10 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kCountsParameter,
       kAsyncParameter,
       kAlgorithmParameter,
-      kWireParameter},
+      kWireParameter,
+      kStreamParameter},
      "reduce_scatter(out, x, op='sum', counts=None, async_op=False, algorithm='auto', "
-     "wire=None)\n--\n\n"
+     "wire=None, stream=None)\n--\n\n"
      "Reduce x, which holds one shard a rank, over all ranks; out receives the own shard. Shards "
      "are equal, or of counts[rank] elements. out may be the own shard of x."},
     {OpKind::kAllGather,
@@ -96,8 +103,10 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kCountsParameter,
       kAsyncParameter,
       kAlgorithmParameter,
-      kWireParameter},
-     "all_gather(out, x, counts=None, async_op=False, algorithm='auto', wire=None)\n--\n\n"
+      kWireParameter,
+      kStreamParameter},
+     "all_gather(out, x, counts=None, async_op=False, algorithm='auto', wire=None, "
+     "stream=None)\n--\n\n"
      "out receives every rank's x, in rank order, byte for byte. Shards are equal, or of "
      "counts[rank] elements. x may be the own shard of out."},
     {OpKind::kBroadcast,
@@ -106,8 +115,9 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kRootParameter,
       kAsyncParameter,
       kAlgorithmParameter,
-      kWireParameter},
-     "broadcast(x, root=0, async_op=False, algorithm='auto', wire=None)\n--\n\n"
+      kWireParameter,
+      kStreamParameter},
+     "broadcast(x, root=0, async_op=False, algorithm='auto', wire=None, stream=None)\n--\n\n"
      "x receives the root's x, byte for byte."},
     {OpKind::kAllToAll,
      2,
@@ -115,8 +125,9 @@ constexpr Method kMethods[kCollectiveMethods] = {
       {"x", Role::kInput},
       kAsyncParameter,
       kAlgorithmParameter,
-      kWireParameter},
-     "all_to_all(out, x, async_op=False, algorithm='auto', wire=None)\n--\n\n"
+      kWireParameter,
+      kStreamParameter},
+     "all_to_all(out, x, async_op=False, algorithm='auto', wire=None, stream=None)\n--\n\n"
      "Shard r of x goes to rank r; shard r of out comes from rank r. Shards are equal. out may be "
      "x."},
     {OpKind::kGather,
@@ -127,8 +138,10 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kCountsParameter,
       kAsyncParameter,
       kAlgorithmParameter,
-      kWireParameter},
-     "gather(out, x, root=0, counts=None, async_op=False, algorithm='auto', wire=None)\n--\n\n"
+      kWireParameter,
+      kStreamParameter},
+     "gather(out, x, root=0, counts=None, async_op=False, algorithm='auto', wire=None, "
+     "stream=None)\n--\n\n"
      "The root's out receives every rank's x, in rank order. Elsewhere out is None or ignored."},
     {OpKind::kScatter,
      2,
@@ -138,19 +151,21 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kCountsParameter,
       kAsyncParameter,
       kAlgorithmParameter,
-      kWireParameter},
-     "scatter(out, x, root=0, counts=None, async_op=False, algorithm='auto', wire=None)\n--\n\n"
+      kWireParameter,
+      kStreamParameter},
+     "scatter(out, x, root=0, counts=None, async_op=False, algorithm='auto', wire=None, "
+     "stream=None)\n--\n\n"
      "out receives the own shard of the root's x. Elsewhere x is None or ignored."},
     {OpKind::kSend,
      2,
-     {{"x", Role::kInput}, {"dst", Role::kRoot}, kAsyncParameter},
-     "send(x, dst, async_op=False)\n--\n\n"
+     {{"x", Role::kInput}, {"dst", Role::kRoot}, kAsyncParameter, kStreamParameter},
+     "send(x, dst, async_op=False, stream=None)\n--\n\n"
      "Send x to rank dst, which must call recv with as many elements of the same dtype. Done when "
      "dst has it all. Messages from one rank to another arrive in the order of the calls."},
     {OpKind::kRecv,
      2,
-     {{"x", Role::kOutput}, {"src", Role::kRoot}, kAsyncParameter},
-     "recv(x, src, async_op=False)\n--\n\nReceive into x what rank src sends."},
+     {{"x", Role::kOutput}, {"src", Role::kRoot}, kAsyncParameter, kStreamParameter},
+     "recv(x, src, async_op=False, stream=None)\n--\n\nReceive into x what rank src sends."},
     {OpKind::kBarrier,
      0,
      {kAsyncParameter},
@@ -292,6 +307,9 @@ bool interpret(const MethodArguments<kMostParameters>& given, int rank, CallArgu
       case Role::kWire:
         call.wire = given[i];
         break;
+      case Role::kStream:
+        call.stream = given[i];
+        break;
       case Role::kRoot:
       case Role::kNone:
         break;
@@ -307,7 +325,7 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t positional, P
   static constexpr const char* kNames[kMostParameters] = {
       method.parameters[0].name, method.parameters[1].name, method.parameters[2].name,
       method.parameters[3].name, method.parameters[4].name, method.parameters[5].name,
-      method.parameters[6].name};
+      method.parameters[6].name, method.parameters[7].name};
   Communicator* core = CommunicatorObject::core_of(self);
   MethodArguments<kMostParameters> given(name_of(method.kind), kNames, method.required);
   CallArguments call;

@@ -1,4 +1,4 @@
-// The part of the DLPack ABI that an import on the CPU needs: version 1.x, and 0.x, whose capsules
+// The part of the DLPack ABI that an import needs: version 1.x, and 0.x, whose capsules
 // hold a tensor without a version. The field order and values are the standard's.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace pycollective::dlpack {
 
-enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3 };
+enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13 };
 
 struct Device {
   std::int32_t type;

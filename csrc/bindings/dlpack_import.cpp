@@ -9,9 +9,11 @@ constexpr std::uint32_t kMajor = 1;
 
 // They live as long as the module that the interpreter keeps.
 struct Names {
-  PyObject* method;    // "__dlpack__"
-  PyObject* keywords;  // ("max_version",)
-  PyObject* version;   // (1, 0)
+  PyObject* method;        // "__dlpack__"
+  PyObject* keywords;      // ("max_version",)
+  PyObject* with_stream;   // ("max_version", "stream")
+  PyObject* stream_alone;  // ("stream",)
+  PyObject* version;       // (1, 0)
 };
 Names names;
 
@@ -51,19 +53,29 @@ bool gives_items(PyTypeObject* type) {
 bool init_import() {
   names.method = PyUnicode_InternFromString("__dlpack__");
   names.keywords = Py_BuildValue("(N)", PyUnicode_InternFromString("max_version"));
+  names.with_stream = Py_BuildValue("(NN)", PyUnicode_InternFromString("max_version"),
+                                    PyUnicode_InternFromString("stream"));
+  names.stream_alone = Py_BuildValue("(N)", PyUnicode_InternFromString("stream"));
   names.version = Py_BuildValue("(ii)", static_cast<int>(kMajor), 0);
-  return names.method != nullptr && names.keywords != nullptr && names.version != nullptr;
+  return names.method != nullptr && names.keywords != nullptr && names.with_stream != nullptr &&
+         names.stream_alone != nullptr && names.version != nullptr;
 }
 
-PyObject* ask_for_capsule(PyObject* object, const char* name) {
-  PyObject* const arguments[] = {object, names.version};
-  PyObject* capsule = PyObject_VectorcallMethod(names.method, arguments, 1, names.keywords);
+PyObject* ask_for_capsule(PyObject* object, const char* name, std::optional<long long> stream) {
+  PyObject* number = nullptr;
+  if (stream && (number = PyLong_FromLongLong(*stream)) == nullptr) return nullptr;
+  PyObject* const arguments[] = {object, names.version, number};
+  PyObject* capsule = PyObject_VectorcallMethod(names.method, arguments, 1,
+                                                stream ? names.with_stream : names.keywords);
   if (capsule == nullptr && PyErr_ExceptionMatches(PyExc_TypeError)) {
     // A producer from before versions does not know the keyword. If that was not the reason, it
     // says its own once more.
     PyErr_Clear();
-    capsule = PyObject_VectorcallMethod(names.method, arguments, 1, nullptr);
+    PyObject* const unversioned[] = {object, number};
+    capsule = PyObject_VectorcallMethod(names.method, unversioned, 1,
+                                        stream ? names.stream_alone : nullptr);
   }
+  Py_XDECREF(number);
   if (capsule != nullptr || !PyErr_ExceptionMatches(PyExc_AttributeError)) return capsule;
   if (!has_method(object))
     raise_configuration_error("%s is a %.200s; NumPy arrays and arrays with DLPack are supported",

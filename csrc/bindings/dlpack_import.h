@@ -3,6 +3,8 @@
 
 #include <Python.h>
 
+#include <optional>
+
 #include "bindings/dlpack_abi.h"
 
 namespace pycollective::dlpack {
@@ -16,8 +18,9 @@ enum class Writing {
 
 // The capsule that `object` hands over, a new reference: of version 1.x where the producer knows
 // it, else without a version. Null with a Python error set: ConfigurationError where there is no
-// DLPack, or what the producer raised. `name` is for messages.
-PyObject* ask_for_capsule(PyObject* object, const char* name);
+// DLPack, or what the producer raised. `name` is for messages. `stream`: of an array on a GPU,
+// where the producer must know which stream will use it: DLPack's number of that.
+PyObject* ask_for_capsule(PyObject* object, const char* name, std::optional<long long> stream);
 
 // What the capsule holds, borrowed from it. Null with a Python error set.
 const Tensor* open_capsule(PyObject* capsule, const char* name, Writing& writing);

@@ -94,10 +94,13 @@ void check(CUresult result, const char* function) {
 
 Current::Current(CUcontext context) {
   check(driver().cuCtxPushCurrent(context), "cuCtxPushCurrent");
+  // It fails for a mode that there is not, and for nothing else.
+  static_cast<void>(driver().cuThreadExchangeStreamCaptureMode(&captures_));
 }
 
 Current::~Current() {
   // It can only fail where the context is gone with its process's last use of it.
+  static_cast<void>(driver().cuThreadExchangeStreamCaptureMode(&captures_));
   CUcontext popped = nullptr;
   static_cast<void>(driver().cuCtxPopCurrent(&popped));
 }

@@ -48,14 +48,18 @@ const Driver& driver();
 // Throws DriverError unless `result`, of `function`, is CUDA_SUCCESS.
 void check(CUresult result, const char* function);
 
-// While one lives, `context` is this thread's current one; the destructor puts the thread's own
-// back, or none.
+// While one lives, `context` is this thread's current one, and no capture of whatever thread
+// forbids it calls that touch none of what is captured; the destructor puts the thread's own back,
+// or none.
 class Current {
  public:
   explicit Current(CUcontext context);
   ~Current();
   Current(const Current&) = delete;
   Current& operator=(const Current&) = delete;
+
+ private:
+  CUstreamCaptureMode captures_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
 struct DeviceTraits {

@@ -48,6 +48,7 @@
   X(cuStreamSynchronize, 2000, (CUstream))                                                      \
   X(cuStreamWaitEvent, 3020, (CUstream, CUevent, unsigned))                                     \
   X(cuStreamIsCapturing, 10000, (CUstream, CUstreamCaptureStatus*))                             \
+  X(cuThreadExchangeStreamCaptureMode, 10010, (CUstreamCaptureMode*))                           \
   X(cuModuleLoadDataEx, 2010, (CUmodule*, const void*, unsigned, CUjit_option*, void**))        \
   X(cuModuleUnload, 2000, (CUmodule))                                                           \
   X(cuModuleGetFunction, 2000, (CUfunction*, CUmodule, const char*))                            \

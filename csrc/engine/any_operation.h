@@ -8,6 +8,7 @@
 #include "engine/one_shot.h"
 #include "engine/point_to_point.h"
 #include "engine/scheduled.h"
+#include "engine/staged.h"
 #include "engine/two_shot.h"
 
 namespace pycollective {
@@ -16,6 +17,7 @@ class AnyOperation {
  public:
   // Chooses the path: depends on what all ranks agree on, never on the rank.
   Operation& make(Group& group, const Request& request, std::uint64_t sequence) {
+    if (request.staging) return made_.emplace<Staged>(group, request, sequence);
     if (is_pair(request.kind)) return make_pair(group, request, sequence);
     if (request.program) return made_.emplace<Scheduled>(group, request, sequence);
     if (group.messenger() != nullptr)  // what follows would reduce over this host alone
@@ -33,7 +35,7 @@ class AnyOperation {
     return made_.emplace<Receive>(group, request, sequence);
   }
 
-  std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive, FarPair> made_;
+  std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive, FarPair, Staged> made_;
 };
 
 }  // namespace pycollective

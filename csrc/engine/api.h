@@ -31,6 +31,9 @@ enum class FailureKind : std::uint8_t {
 
 struct Program;   // engine/program.h
 class WireTrial;  // engine/wire_trial.h
+namespace cuda {
+class Staging;  // cuda/staging.h
+}
 
 struct Failure {
   FailureKind kind = FailureKind::kNone;
@@ -48,6 +51,13 @@ class PYCOLLECTIVE_PUBLIC CollectiveFailure : public std::runtime_error {
 
  private:
   Failure failure_;
+};
+
+// Where the buffers of a call lie.
+struct Location {
+  int device = -1;         // a GPU's number, as CUDA counts; -1: the host's memory
+  void* stream = nullptr;  // the driver's handle: what was put there before comes first
+  bool on_host() const { return device < 0; }
 };
 
 // Asked every 50 ms or more often while a call is blocked; true makes the call abort the group and
@@ -73,6 +83,7 @@ struct Request {
   std::size_t count = 0;
   std::vector<std::size_t> counts;
   double timeout = 0;  // seconds; 0: the communicator's
+  Location location;   // of both; each rank's own affair
   // Keeps both alive for a message that a failed operation leaves under way to another host; may be
   // empty where there is none.
   std::shared_ptr<const void> keep;
@@ -81,6 +92,8 @@ struct Request {
   std::shared_ptr<WireTrial> trial;
   int call_of_trial = 0;
   bool measures = false;  // made by the communicator for a trial
+  // Of a call on a device. Set by the communicator.
+  std::shared_ptr<cuda::Staging> staging;
   // The algorithm's program for this kind, root and rank; none for the direct paths, which choose
   // themselves.
   std::shared_ptr<const Program> program;

@@ -193,7 +193,8 @@ bool Communicator::act_on_first(Queue& queue, Pending& item, Driver driver, cons
 
 bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point until,
                          const InterruptHook& interrupted) {
-  const bool rung = operation.must_poll() && group_->messenger()->rings();
+  const Messenger* const messenger = group_->messenger();
+  const bool rung = operation.must_poll() && messenger != nullptr && messenger->rings();
   const bool cheap = group_->may_spin() && !rung;  // what brings the message needs a core, too
   const int most_spins = cheap                            ? kSpinsWithCores
                          : operation.must_poll() && !rung ? kPollsCrowded
@@ -232,8 +233,8 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
       continue;
     }
     Watch::throw_if_failed(operation);
-    const Clock::duration longest =
-        operation.must_poll() && !rung ? Clock::duration(kPollEvery) : Clock::duration(kLookEvery);
+    const bool unrung = operation.awaits_device() || (operation.must_poll() && !rung);
+    const auto longest = unrung ? Clock::duration(kPollEvery) : Clock::duration(kLookEvery);
     group_->sleep(doorbell, std::min<Clock::duration>(longest, until - now));
     watch.look(operation);
     if (interrupted && interrupted())
@@ -246,6 +247,7 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
 State Communicator::poll(bool look) {
   State result = State::kDone;
   Queue* queue = nullptr;
+  awaits_device_ = false;
   for (auto next = queues_.begin();;) {  // the collectives' queue is always there
     std::shared_ptr<Pending> item;
     {
@@ -264,6 +266,7 @@ State Communicator::poll(bool look) {
       if (state == State::kDone) return true;
       Watch::throw_if_failed(operation);
       if (state == State::kBlocked && look) item->watch().look(operation);
+      awaits_device_ |= operation.awaits_device();
       return false;
     });
     if (state != State::kBlocked)
@@ -271,6 +274,10 @@ State Communicator::poll(bool look) {
     else if (result == State::kDone)
       result = State::kBlocked;
   }
+}
+
+bool Communicator::must_poll() const {
+  return awaits_device_ || (group_->messenger() != nullptr && !group_->messenger()->rings());
 }
 
 bool Communicator::help(Pending& awaited, Clock::time_point until,

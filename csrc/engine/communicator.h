@@ -67,6 +67,8 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   // For the progress thread: drives each queue that nobody else drives by one step. kDone: there
   // was none. `look`: also ask the kernel whether what blocks us will ever end.
   State poll(bool look);
+  // Of the last poll: whether something is blocked that no doorbell will ring for.
+  bool must_poll() const;
 
   // For a thread that waits: drives the queue of `awaited` from here until it is done (true) or
   // `until` is reached, or until another thread drives that queue (false).
@@ -124,6 +126,7 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   mutable std::shared_ptr<const Failure> failure_;
   int telling_ = 0;  // operations that are over and whose on_done has yet to return
   bool closed_ = false;
+  bool awaits_device_ = false;  // some operation, at the last poll(); the progress thread's
 };
 
 }  // namespace pycollective

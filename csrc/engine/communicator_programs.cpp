@@ -4,6 +4,7 @@
 #include "engine/communicator.h"
 #include "engine/program.h"
 #include "engine/scheduled.h"
+#include "engine/staged.h"
 #include "engine/wire_trial.h"
 
 namespace pycollective {
@@ -22,12 +23,13 @@ const Request& Communicator::with_program(const Request& request, Request& room)
   } else if (!program && choices_.has_source() && !is_pair(request.kind)) {
     program = choices_.find(request);
   }
-  if (!far && program == request.program) return request;
+  if (!far && program == request.program && request.location.on_host()) return request;
   room = request;
   room.program = std::move(program);
   if (far) settle_wire(room);
   // A group with little memory, one of hundreds, has always room for the direct paths.
   if (!far && room.program && !Scheduled::has_room(*group_, room)) room.program = nullptr;
+  if (!room.location.on_host()) room.staging = stage(room, rank(), size());
   return room;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/buffers.h"
 #include "engine/copy.h"
 #include "engine/shards.h"
 #include "kernels/kernels.h"
@@ -20,23 +21,7 @@ struct Contribution {
 
 Contribution contribution(const Request& request, int rank, int ranks) {
   const Buffer& input = traits_of(request.kind).input;
-  const auto shard = [&](int r) {
-    return request.counts.empty() ? request.count : request.counts[static_cast<std::size_t>(r)];
-  };
-  std::size_t elements = 0;
-  switch (input.holds) {
-    case Holds::kNothing:
-      break;
-    case Holds::kVector:
-      elements = request.count;
-      break;
-    case Holds::kShard:
-      elements = shard(rank);
-      break;
-    case Holds::kAllShards:
-      for (int r = 0; r < ranks; ++r) elements += shard(r);
-      break;
-  }
+  const std::size_t elements = elements_held(input.holds, request, rank, ranks);
   return {has(input, rank, request.root), elements * size_of(request.dtype)};
 }
 

@@ -33,6 +33,10 @@ class Operation {
   virtual std::string far_absentees() const { return {}; }
   // Whether it awaits something that rings no doorbell, and must look again soon.
   virtual bool must_poll() const { return false; }
+  // Whether it awaits a GPU, which rings no doorbell whatever links do.
+  virtual bool awaits_device() const { return false; }
+  // Whether the peers have no part in what is left, and what befalls them cannot undo it.
+  virtual bool is_over() const { return false; }
   // Whether a member has called this operation.
   virtual bool called_by(Member member) const = 0;
 

@@ -46,6 +46,7 @@ void Pending::finish(const Failure* failure) {
   operation_ = nullptr;
   room_.end();
   request_.keep.reset();
+  request_.staging.reset();
   {
     const std::lock_guard lock(mutex_);
     if (failure != nullptr) failure_ = std::make_unique<Failure>(*failure);

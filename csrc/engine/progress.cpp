@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "engine/communicator.h"
-#include "engine/far/messenger.h"
 #include "transport/futex.h"
 
 namespace pycollective {
@@ -23,7 +22,7 @@ namespace {
 constexpr std::chrono::microseconds kYieldFor{100};
 // With nothing pending there is nothing to look for; the bound is only so that none is unbounded.
 constexpr std::chrono::seconds kIdleWait{60};
-// Of links that ring no bell.
+// Of links that ring no bell, and of GPUs.
 constexpr std::chrono::microseconds kPollEvery{200};
 
 }  // namespace
@@ -134,10 +133,9 @@ void Progress::run(const std::shared_ptr<State>& state) {
     if (progressed) {
       sleep_from = {};
     } else if (sleepy) {
-      const bool far = std::any_of(active.begin(), active.end(), [](const auto& each) {
-        return each->group().messenger() != nullptr && !each->group().messenger()->rings();
-      });
-      futex_wait(doorbell, rung, far ? std::chrono::nanoseconds(kPollEvery) : kLookEvery);
+      const bool poll = std::any_of(active.begin(), active.end(),
+                                    [](const auto& each) { return each->must_poll(); });
+      futex_wait(doorbell, rung, poll ? std::chrono::nanoseconds(kPollEvery) : kLookEvery);
     } else {
       if (sleep_from == Clock::time_point{}) sleep_from = now + kYieldFor;
       sched_yield();

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "engine/buffers.h"
 #include "transport/layout.h"
 
 namespace pycollective {
@@ -56,44 +57,19 @@ class Checker {
     }
   }
 
-  std::size_t shard() const {
-    return request_.counts.empty() ? request_.count
-                                   : request_.counts[static_cast<std::size_t>(rank_)];
-  }
   std::size_t shard_begin() const {
     if (request_.counts.empty()) return request_.count * static_cast<std::size_t>(rank_);
     return std::accumulate(request_.counts.begin(), request_.counts.begin() + rank_,
                            std::size_t{0});
   }
-  std::size_t total() const {
-    if (request_.counts.empty()) return request_.count * static_cast<std::size_t>(size_);
-    return std::accumulate(request_.counts.begin(), request_.counts.end(), std::size_t{0});
-  }
-
-  // Of a buffer, on this rank.
-  std::size_t elements(const Buffer& buffer) const {
-    if (!has(buffer, rank_, request_.root)) return 0;
-    switch (buffer.holds) {
-      case Holds::kNothing:
-        break;
-      case Holds::kVector:
-        return request_.count;
-      case Holds::kShard:
-        return shard();
-      case Holds::kAllShards:
-        return total();
-    }
-    return 0;
-  }
-
   // What this rank reads and writes, and how the two may lie: equal, or the output exactly the own
   // shard of the input, or the other way round.
   void check_buffers() const {
     const std::size_t size = size_of(request_.dtype);
     const auto* in = static_cast<const std::byte*>(request_.input);
     const auto* out = static_cast<const std::byte*>(request_.output);
-    const std::size_t read = elements(traits_.input);
-    const std::size_t written = elements(traits_.output);
+    const std::size_t read = elements_of(traits_.input, request_, rank_, size_);
+    const std::size_t written = elements_of(traits_.output, request_, rank_, size_);
     // Where the output may begin inside of, or around, the input.
     const std::byte* in_place = in;
     if (in != nullptr && traits_.pieces == Pieces::kRanks)

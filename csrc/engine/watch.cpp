@@ -19,6 +19,11 @@ Failure failure_of(const Operation& operation, FailureKind kind, std::string mes
 
 // "rank(s) 1, 3 have not called it", or who has called but not finished.
 std::string absentees(const Operation& operation) {
+  if (operation.awaits_device())
+    return operation.is_over()
+               ? "all ranks have finished their part, and this one's GPU has not taken the result"
+               : "this rank's own GPU has not come to it; what was put on the call's stream before "
+                 "is not done";
   std::string absent;
   std::string unfinished;
   for (const Member each : operation.group().members()) {
@@ -55,13 +60,13 @@ std::string name_of(const Operation& operation) {
 
 void Watch::throw_if_failed(const Operation& operation) {
   const Group& group = operation.group();
-  if (group.messenger() != nullptr)
+  if (group.messenger() != nullptr && !operation.is_over())
     if (const auto notice = group.messenger()->notice())
       throw CollectiveFailure(
           failure_of(operation, notice->kind,
                      reported_text(notice->report, notice->reporter, group.world().rank)));
   const FailureRecord record = group.failure();
-  if (record.kind == FailureKind::kNone) return;
+  if (record.kind == FailureKind::kNone || operation.is_over()) return;
   const std::string report = group.report_of(record.reporter);
   throw CollectiveFailure(
       failure_of(operation, record.kind,

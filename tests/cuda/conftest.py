@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cuda import standin
-from tests.harness import Ranks, results
+from tests.harness import RankPool, Ranks, results
 
 
 @pytest.fixture(scope="module")
@@ -18,3 +18,18 @@ def gpu():
             return result
 
         yield call
+
+
+@pytest.fixture(scope="module")
+def gpu_pool():
+    """`gpu_pool(n)`: ranks with the stand-in, two GPUs for all of them."""
+    pools = {}
+
+    def get(size):
+        if size not in pools:
+            pools[size] = RankPool(size, env=standin.environment())
+        return pools[size]
+
+    yield get
+    for each in pools.values():
+        each.close()

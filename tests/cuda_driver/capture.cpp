@@ -12,6 +12,9 @@ std::mutex mutex;  // of every capture, and of each stream's and event's part in
 auto& ongoing = *new std::vector<std::shared_ptr<Capture>>();  // outlives the program's end
 std::atomic<std::size_t> any{0};  // how many are ongoing: most programs never capture
 
+// What this thread lets captures forbid it.
+thread_local CUstreamCaptureMode own_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
 CUresult spoil(Capture& capture, CUresult code) {
   capture.invalid = true;
   return code;
@@ -39,13 +42,14 @@ bool joined(const Capture& capture, const std::vector<std::size_t>& tails) {
 }  // namespace
 
 CUresult forbidden_by_capture() {
-  if (any == 0) return CUDA_SUCCESS;
+  if (any == 0 || own_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
   const std::lock_guard lock(mutex);
   CUresult error = CUDA_SUCCESS;
   for (const std::shared_ptr<Capture>& capture : ongoing) {
     const bool own = capture->thread == std::this_thread::get_id();
-    if (capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL ||
-        (own && capture->mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+    if (own ? capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED
+            : capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
+                  own_mode == CU_STREAM_CAPTURE_MODE_GLOBAL)
       error = spoil(*capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   }
   return error;
@@ -195,4 +199,11 @@ CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
                                          : CU_STREAM_CAPTURE_STATUS_ACTIVE;
     return CUDA_SUCCESS;
   });
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+    return CUDA_ERROR_INVALID_VALUE;
+  std::swap(*mode, own_mode);
+  return CUDA_SUCCESS;
 }

@@ -61,6 +61,7 @@ CUresult cuStreamSynchronize(CUstream);
 CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned);
 
 CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus*);
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*);
 CUresult cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
 CUresult cuStreamEndCapture(CUstream, CUgraph*);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec*, CUgraph, unsigned long long);
@@ -79,65 +80,66 @@ CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsi
 #pragma GCC visibility pop
 
 // X(base name, version in which this signature came, exported name)
-#define STANDIN_FUNCTIONS(X)                                         \
-  X(cuGetProcAddress, 12000, cuGetProcAddress_v2)                    \
-  X(cuInit, 2000, cuInit)                                            \
-  X(cuDriverGetVersion, 2020, cuDriverGetVersion)                    \
-  X(cuGetErrorName, 6000, cuGetErrorName)                            \
-  X(cuGetErrorString, 6000, cuGetErrorString)                        \
-  X(cuDeviceGetCount, 2000, cuDeviceGetCount)                        \
-  X(cuDeviceGet, 2000, cuDeviceGet)                                  \
-  X(cuDeviceGetName, 2000, cuDeviceGetName)                          \
-  X(cuDeviceGetUuid, 11040, cuDeviceGetUuid_v2)                      \
-  X(cuDeviceGetAttribute, 2000, cuDeviceGetAttribute)                \
-  X(cuDeviceCanAccessPeer, 4000, cuDeviceCanAccessPeer)              \
-  X(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain)        \
-  X(cuDevicePrimaryCtxRelease, 11000, cuDevicePrimaryCtxRelease_v2)  \
-  X(cuCtxGetCurrent, 4000, cuCtxGetCurrent)                          \
-  X(cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2)                     \
-  X(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2)                       \
-  X(cuCtxEnablePeerAccess, 4000, cuCtxEnablePeerAccess)              \
-  X(cuPointerGetAttributes, 7000, cuPointerGetAttributes)            \
-  X(cuMemAlloc, 3020, cuMemAlloc_v2)                                 \
-  X(cuMemFree, 3020, cuMemFree_v2)                                   \
-  X(cuMemGetInfo, 3020, cuMemGetInfo_v2)                             \
-  X(cuMemcpyAsync, 4000, cuMemcpyAsync)                              \
-  X(cuMemcpyHtoDAsync, 3020, cuMemcpyHtoDAsync_v2)                   \
-  X(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync_v2)                   \
-  X(cuMemsetD32Async, 3020, cuMemsetD32Async)                        \
-  X(cuMemHostAlloc, 2020, cuMemHostAlloc)                            \
-  X(cuMemFreeHost, 2000, cuMemFreeHost)                              \
-  X(cuMemHostRegister, 6050, cuMemHostRegister_v2)                   \
-  X(cuMemHostUnregister, 4000, cuMemHostUnregister)                  \
-  X(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2)   \
-  X(cuIpcGetMemHandle, 4010, cuIpcGetMemHandle)                      \
-  X(cuIpcOpenMemHandle, 11000, cuIpcOpenMemHandle_v2)                \
-  X(cuIpcCloseMemHandle, 4010, cuIpcCloseMemHandle)                  \
-  X(cuIpcGetEventHandle, 4010, cuIpcGetEventHandle)                  \
-  X(cuIpcOpenEventHandle, 4010, cuIpcOpenEventHandle)                \
-  X(cuEventCreate, 2000, cuEventCreate)                              \
-  X(cuEventDestroy, 4000, cuEventDestroy_v2)                         \
-  X(cuEventRecord, 2000, cuEventRecord)                              \
-  X(cuEventQuery, 2000, cuEventQuery)                                \
-  X(cuEventSynchronize, 2000, cuEventSynchronize)                    \
-  X(cuEventElapsedTime, 2000, cuEventElapsedTime_v2)                 \
-  X(cuStreamCreate, 2000, cuStreamCreate)                            \
-  X(cuStreamDestroy, 4000, cuStreamDestroy_v2)                       \
-  X(cuStreamQuery, 2000, cuStreamQuery)                              \
-  X(cuStreamSynchronize, 2000, cuStreamSynchronize)                  \
-  X(cuStreamWaitEvent, 3020, cuStreamWaitEvent)                      \
-  X(cuStreamIsCapturing, 10000, cuStreamIsCapturing)                 \
-  X(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2)            \
-  X(cuStreamEndCapture, 10000, cuStreamEndCapture)                   \
-  X(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiateWithFlags) \
-  X(cuGraphInstantiate, 12000, cuGraphInstantiateWithFlags)          \
-  X(cuGraphLaunch, 10000, cuGraphLaunch)                             \
-  X(cuGraphExecDestroy, 10000, cuGraphExecDestroy)                   \
-  X(cuGraphDestroy, 10000, cuGraphDestroy)                           \
-  X(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx)                    \
-  X(cuModuleUnload, 2000, cuModuleUnload)                            \
-  X(cuModuleGetFunction, 2000, cuModuleGetFunction)                  \
-  X(cuFuncGetAttribute, 2020, cuFuncGetAttribute)                    \
-  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,               \
-    cuOccupancyMaxActiveBlocksPerMultiprocessor)                     \
+#define STANDIN_FUNCTIONS(X)                                                     \
+  X(cuGetProcAddress, 12000, cuGetProcAddress_v2)                                \
+  X(cuInit, 2000, cuInit)                                                        \
+  X(cuDriverGetVersion, 2020, cuDriverGetVersion)                                \
+  X(cuGetErrorName, 6000, cuGetErrorName)                                        \
+  X(cuGetErrorString, 6000, cuGetErrorString)                                    \
+  X(cuDeviceGetCount, 2000, cuDeviceGetCount)                                    \
+  X(cuDeviceGet, 2000, cuDeviceGet)                                              \
+  X(cuDeviceGetName, 2000, cuDeviceGetName)                                      \
+  X(cuDeviceGetUuid, 11040, cuDeviceGetUuid_v2)                                  \
+  X(cuDeviceGetAttribute, 2000, cuDeviceGetAttribute)                            \
+  X(cuDeviceCanAccessPeer, 4000, cuDeviceCanAccessPeer)                          \
+  X(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain)                    \
+  X(cuDevicePrimaryCtxRelease, 11000, cuDevicePrimaryCtxRelease_v2)              \
+  X(cuCtxGetCurrent, 4000, cuCtxGetCurrent)                                      \
+  X(cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2)                                 \
+  X(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2)                                   \
+  X(cuCtxEnablePeerAccess, 4000, cuCtxEnablePeerAccess)                          \
+  X(cuPointerGetAttributes, 7000, cuPointerGetAttributes)                        \
+  X(cuMemAlloc, 3020, cuMemAlloc_v2)                                             \
+  X(cuMemFree, 3020, cuMemFree_v2)                                               \
+  X(cuMemGetInfo, 3020, cuMemGetInfo_v2)                                         \
+  X(cuMemcpyAsync, 4000, cuMemcpyAsync)                                          \
+  X(cuMemcpyHtoDAsync, 3020, cuMemcpyHtoDAsync_v2)                               \
+  X(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync_v2)                               \
+  X(cuMemsetD32Async, 3020, cuMemsetD32Async)                                    \
+  X(cuMemHostAlloc, 2020, cuMemHostAlloc)                                        \
+  X(cuMemFreeHost, 2000, cuMemFreeHost)                                          \
+  X(cuMemHostRegister, 6050, cuMemHostRegister_v2)                               \
+  X(cuMemHostUnregister, 4000, cuMemHostUnregister)                              \
+  X(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2)               \
+  X(cuIpcGetMemHandle, 4010, cuIpcGetMemHandle)                                  \
+  X(cuIpcOpenMemHandle, 11000, cuIpcOpenMemHandle_v2)                            \
+  X(cuIpcCloseMemHandle, 4010, cuIpcCloseMemHandle)                              \
+  X(cuIpcGetEventHandle, 4010, cuIpcGetEventHandle)                              \
+  X(cuIpcOpenEventHandle, 4010, cuIpcOpenEventHandle)                            \
+  X(cuEventCreate, 2000, cuEventCreate)                                          \
+  X(cuEventDestroy, 4000, cuEventDestroy_v2)                                     \
+  X(cuEventRecord, 2000, cuEventRecord)                                          \
+  X(cuEventQuery, 2000, cuEventQuery)                                            \
+  X(cuEventSynchronize, 2000, cuEventSynchronize)                                \
+  X(cuEventElapsedTime, 2000, cuEventElapsedTime_v2)                             \
+  X(cuStreamCreate, 2000, cuStreamCreate)                                        \
+  X(cuStreamDestroy, 4000, cuStreamDestroy_v2)                                   \
+  X(cuStreamQuery, 2000, cuStreamQuery)                                          \
+  X(cuStreamSynchronize, 2000, cuStreamSynchronize)                              \
+  X(cuStreamWaitEvent, 3020, cuStreamWaitEvent)                                  \
+  X(cuStreamIsCapturing, 10000, cuStreamIsCapturing)                             \
+  X(cuThreadExchangeStreamCaptureMode, 10010, cuThreadExchangeStreamCaptureMode) \
+  X(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2)                        \
+  X(cuStreamEndCapture, 10000, cuStreamEndCapture)                               \
+  X(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiateWithFlags)             \
+  X(cuGraphInstantiate, 12000, cuGraphInstantiateWithFlags)                      \
+  X(cuGraphLaunch, 10000, cuGraphLaunch)                                         \
+  X(cuGraphExecDestroy, 10000, cuGraphExecDestroy)                               \
+  X(cuGraphDestroy, 10000, cuGraphDestroy)                                       \
+  X(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx)                                \
+  X(cuModuleUnload, 2000, cuModuleUnload)                                        \
+  X(cuModuleGetFunction, 2000, cuModuleGetFunction)                              \
+  X(cuFuncGetAttribute, 2020, cuFuncGetAttribute)                                \
+  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,                           \
+    cuOccupancyMaxActiveBlocksPerMultiprocessor)                                 \
   X(cuLaunchKernel, 4000, cuLaunchKernel)

@@ -1,0 +1,158 @@
+"""What arrays on GPUs and streams may be, and what is refused by name. On the stand-in."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from pycollective import (
+    ConfigurationError,
+    _core,
+    reference,
+)
+from pycollective.device_array import DeviceArray
+from tests.cuda import standin
+from tests.cuda.arrays import on_gpu
+from tests.harness import PerRank
+from tests.inputs import order_sensitive, same_bits
+
+
+class InterfaceAlone:
+    """What Numba's arrays are: the CUDA array interface, and no DLPack."""
+
+    def __init__(self, array, **changes):
+        self.kept, self.changes = array, changes
+
+    @property
+    def __cuda_array_interface__(self):
+        return {**self.kept.__cuda_array_interface__, **self.changes}
+
+
+def by_interface(comm, x):
+    array = on_gpu(comm, x)
+    comm.all_reduce(InterfaceAlone(array))
+    refused = []
+    for changes in (
+        {"data": (array.address, True)},
+        {"data": "nothing"},
+        {"typestr": ">f4"},
+        {"typestr": "<f16"},
+        {"typestr": "<c8"},
+        {"shape": 3},
+        {"shape": (2, 2), "strides": (4, 8)},
+        {"strides": (4, 4)},
+        {"mask": array},
+        {"data": (1 << 40, False)},
+        {"stream": "mine"},
+    ):
+        try:
+            comm.all_reduce(InterfaceAlone(array, **changes))
+        except ConfigurationError as error:
+            refused.append(str(error))
+    return array.to_numpy(), refused
+
+
+def test_an_array_may_have_the_interface_alone(gpu_pool):
+    inputs = order_sensitive("float32", 2, 4, seed=1)
+    want = reference.reduce(inputs, "sum")
+    for got, refused in gpu_pool(2).call(by_interface, PerRank(inputs)):
+        assert same_bits(got, want)
+        reasons = [
+            "read-only",
+            "'data' is not",
+            "'typestr' is not",
+            "'typestr' is not",
+            "kind 'c'",
+            "'shape' is not",
+            "not contiguous",
+            "'strides' is not",
+            "'mask' is not",
+            "",
+            "no stream's handle",
+        ]
+        assert len(refused) == len(reasons), refused
+        for text, reason in zip(refused, reasons, strict=True):
+            assert reason in text, text
+
+
+class Named:
+    """A stream as torch, CuPy and cuda.core have them."""
+
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+
+class Protocol:
+    def __init__(self, handle):
+        self.handle = handle
+
+    def __cuda_stream__(self):
+        return 0, self.handle
+
+
+def streams(comm):
+    array = DeviceArray.from_numpy(np.ones(3, np.float32), 0)
+    stream = _core.DeviceStream(0)
+    handle = stream.handle
+    for each in (
+        handle,
+        Named(ptr=handle),
+        Named(cuda_stream=handle),
+        Protocol(handle),
+        0,
+        1,
+        None,
+    ):
+        comm.all_reduce(array, stream=each)
+    refused = []
+    for each in (-1, "mine", Named(ptr="x"), 1 << 70):
+        try:
+            comm.all_reduce(array, stream=each)
+        except ConfigurationError as error:
+            refused.append(str(error))
+    host = np.ones(2, np.float32)
+    comm.all_reduce(host, stream=handle)  # of no meaning to it
+    return array.to_numpy().tolist(), host.tolist(), len(refused)
+
+
+def test_a_stream_may_be_named_in_any_way(gpu_pool):
+    assert gpu_pool(1).call(streams) == [([1, 1, 1], [1, 1], 4)]
+
+
+def refusals(comm):
+    """Nothing moves, and the communicator works on."""
+    array = on_gpu(comm, np.arange(6, dtype=np.float32))
+    driver = standin.Driver()
+    texts = []
+
+    def refused(call):
+        with pytest.raises(ConfigurationError) as info:
+            call()
+        texts.append(str(info.value))
+
+    refused(lambda: comm.all_reduce(array, out=np.zeros(6, np.float32)))
+    other = DeviceArray.from_numpy(np.zeros(6, np.float32), 1 - array.device)
+    refused(lambda: comm.all_reduce(array, out=other))
+    apart = on_gpu(comm, np.zeros(6, np.float32))
+    refused(lambda: comm.all_reduce(array, out=apart))
+    with driver.context(array.device):
+        stream = ctypes.c_void_p(array.stream.handle)
+        assert driver("cuStreamBeginCapture_v2", stream, 0) == 0
+        refused(lambda: comm.all_reduce(array))
+        graph = ctypes.c_void_p()
+        assert driver("cuStreamEndCapture", stream, ctypes.byref(graph)) == 0  # not spoilt
+    comm.all_reduce(array)
+    return array.to_numpy().tolist(), texts
+
+
+def test_what_cannot_be_is_refused_by_name(gpu_pool):
+    for got, texts in gpu_pool(2).call(refusals):
+        assert got == [0, 2, 4, 6, 8, 10]
+        for text, reason in zip(
+            texts,
+            ["in the host's memory", "on another", "different streams", "being captured"],
+            strict=True,
+        ):
+            assert reason in text

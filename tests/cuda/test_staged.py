@@ -1,0 +1,268 @@
+"""Collectives on arrays in GPUs' memory by way of the host: the oracle's bits, from any stream.
+
+On the stand-in, where the host cannot touch a device's memory, and ranks are processes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from pycollective import (
+    CollectiveError,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    PeerFailure,
+    _core,
+    reference,
+)
+from pycollective.device_array import DeviceArray
+from pycollective.schedule import algorithms_for
+from tests.cuda import standin
+from tests.cuda.arrays import DEVICES, on_gpu
+from tests.harness import PerRank, Ranks, results
+from tests.inputs import DTYPES, PAIRS, awkward, order_sensitive, same_bits
+
+RANKS = [1, 2, 3, 8]
+COUNTS = [0, 1, 5, 1021, 30_011]
+
+
+def all_reduce(comm, x, op, how="in place", algorithm="auto", stream="own", offset=0):
+    array = on_gpu(comm, x, stream, offset)
+    before = array.to_numpy()
+    if how == "out":
+        out = on_gpu(comm, np.zeros_like(x), stream)
+        comm.all_reduce(array, op=op, out=out, algorithm=algorithm, stream=array.stream)
+        assert same_bits(array.to_numpy(), before)
+        return out.to_numpy()
+    if how == "async":
+        comm.all_reduce(array, op=op, async_op=True, algorithm=algorithm).wait(timeout=30)
+    else:
+        comm.all_reduce(array, op=op, algorithm=algorithm)
+    return array.to_numpy()
+
+
+def all_reduce_each(comm, inputs, op):
+    return [all_reduce(comm, x, op, offset=place % 3) for place, x in enumerate(inputs)]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(("dtype", "op"), PAIRS)
+def test_all_reduce(gpu_pool, ranks, dtype, op):
+    inputs = [awkward(dtype, ranks, count, seed=count) for count in COUNTS]
+    mine = [[of_count[r] for of_count in inputs] for r in range(ranks)]
+    for got in gpu_pool(ranks).call(all_reduce_each, PerRank(mine), op):
+        for result, leaves in zip(got, inputs, strict=True):
+            assert same_bits(result, reference.reduce(leaves, op)), result.size
+
+
+@pytest.mark.parametrize("stream", ["own", "legacy"])
+@pytest.mark.parametrize("how", ["in place", "out", "async"])
+@pytest.mark.parametrize("algorithm", ["auto", *algorithms_for("all_reduce")])
+def test_any_algorithm_and_any_way_to_call(gpu_pool, algorithm, how, stream):
+    inputs = order_sensitive("bfloat16", 3, 70_001, seed=len(algorithm + how))
+    want = reference.reduce(inputs, "sum")
+    pool = gpu_pool(3)
+    for got in pool.call(all_reduce, PerRank(inputs), "sum", how, algorithm, stream):
+        assert same_bits(got, want)
+
+
+def others(comm, x):
+    """Every other operation; rank 1's arrays are in the host's memory."""
+    device = comm.rank % DEVICES
+    stream = _core.DeviceStream(device)
+
+    def put(array):
+        return array.copy() if comm.rank == 1 else DeviceArray.from_numpy(array, device, stream)
+
+    def get(array):
+        return array.to_numpy() if isinstance(array, DeviceArray) else array
+
+    n, rank = comm.size, comm.rank
+    counts = [3 + 2 * r for r in range(n)]
+    begin, mine = sum(counts[:rank]), counts[rank]
+    shard, whole = x[begin : begin + mine], x[: sum(counts)]
+    got = {}
+
+    out = put(np.zeros_like(shard))
+    comm.reduce_scatter(out, put(whole), op="max", counts=counts)
+    got["reduce_scatter"] = get(out)
+    every = put(whole)
+    own = every[begin : begin + mine]
+    comm.reduce_scatter(own, every, op="max", counts=counts)
+    got["reduce_scatter in place"] = get(own)
+    out = put(np.zeros_like(whole))
+    comm.all_gather(out, put(shard), counts=counts)
+    got["all_gather"] = get(out)
+    array = put(x)
+    comm.broadcast(array, root=n - 1)
+    got["broadcast"] = get(array)
+    array = put(x)
+    comm.reduce(array, root=0, op="min")
+    got["reduce"] = get(array)
+    out = put(np.zeros_like(whole)) if rank == n - 1 else None
+    comm.gather(out, put(shard), root=n - 1, counts=counts)
+    got["gather"] = None if out is None else get(out)
+    out = put(np.zeros_like(shard))
+    comm.scatter(out, put(whole) if rank == 0 else None, root=0, counts=counts)
+    got["scatter"] = get(out)
+    even = x[: n * 7]
+    out = put(np.zeros_like(even))
+    comm.all_to_all(out, put(even))
+    got["all_to_all"] = get(out)
+    if n > 1:
+        array = put(np.zeros_like(x))
+        sending = comm.send(put(x), (rank + 1) % n, async_op=True)
+        comm.recv(array, (rank - 1) % n)
+        sending.wait(timeout=30)
+        got["recv"] = get(array)
+    return got
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_other_operation_also_with_ranks_on_the_host(gpu_pool, ranks, dtype):
+    inputs = order_sensitive(dtype, ranks, 1000 + ranks, seed=ranks)
+    counts = [3 + 2 * r for r in range(ranks)]
+    begins = [sum(counts[:r]) for r in range(ranks)]
+    total = sum(counts)
+    parts = [slice(b, b + c) for b, c in zip(begins, counts, strict=True)]
+    shards = [x[part] for x, part in zip(inputs, parts, strict=True)]
+    most = reference.reduce([x[:total] for x in inputs], "max")
+    for rank, got in enumerate(gpu_pool(ranks).call(others, PerRank(inputs))):
+        want = {
+            "reduce_scatter": most[parts[rank]],
+            "reduce_scatter in place": most[parts[rank]],
+            "all_gather": np.concatenate(shards),
+            "broadcast": inputs[-1],
+            "reduce": reference.reduce(inputs, "min") if rank == 0 else inputs[rank],
+            "gather": np.concatenate(shards) if rank == ranks - 1 else None,
+            "scatter": inputs[0][parts[rank]],
+            "all_to_all": np.concatenate([x[7 * rank : 7 * rank + 7] for x in inputs]),
+        }
+        if ranks > 1:
+            want["recv"] = inputs[(rank - 1) % ranks]
+        assert want.keys() == got.keys()
+        for name, expected in want.items():
+            assert expected is got[name] is None or same_bits(got[name], expected), name
+
+
+def follow(comm, how):
+    """Twice: a result of what was queued on the stream before the call, still running."""
+    driver = standin.Driver()
+    array = on_gpu(comm, np.zeros(1 << 18, np.uint8))
+    results = []
+    for times in (300, 200):
+        driver.occupy(array, times)
+        assert not array.stream.query()
+        named = array.stream.handle if how == "handle" else None
+        work = comm.all_reduce(array, "max", async_op=how == "async", stream=named)
+        if work is not None:
+            work.wait(timeout=30)
+        assert array.stream.query()
+        results.append(array.to_numpy()[-4:].view(np.uint32).tolist())
+    return results
+
+
+@pytest.mark.parametrize("how", ["sync", "async", "handle"])
+def test_a_call_comes_after_what_is_on_its_stream(gpu_pool, how):
+    # Of 300 and 200 the bytes are 44, 1 and 200, 0.
+    assert gpu_pool(2).call(follow, how) == [[[300], [200]]] * 2
+
+
+def in_flight(comm, x):
+    """Many at once, on streams that end in another order than they were called in."""
+    driver = standin.Driver()
+    pairs = []
+    for place in range(6):
+        array = on_gpu(comm, np.roll(x, place))
+        idle = on_gpu(comm, np.zeros(1 << 16, np.uint8))
+        idle.stream = array.stream
+        driver.occupy(idle, 60 if place % 2 == 0 else 1)
+        pairs.append((array, comm.all_reduce(array, async_op=True)))
+    got = []
+    for place, (array, work) in reversed(list(enumerate(pairs))):
+        work.wait(timeout=30)
+        got.append(np.roll(array.to_numpy(), -place))
+    return got
+
+
+def test_several_in_flight(gpu_pool):
+    inputs = order_sensitive("float16", 2, 5000, seed=6)
+    want = reference.reduce(inputs, "sum")
+    for got in gpu_pool(2).call(in_flight, PerRank(inputs)):
+        assert all(same_bits(each, want) for each in got)
+
+
+def capturing_elsewhere(comm, x):
+    """A capture of another stream, in the mode that forbids most, and calls beside it."""
+    driver = standin.Driver()
+    array, other = on_gpu(comm, x), _core.DeviceStream(comm.rank % DEVICES)
+    with driver.context(array.device):
+        stream = ctypes.c_void_p(other.handle)
+        assert driver("cuStreamBeginCapture_v2", stream, 0) == 0
+        comm.all_reduce(array)
+        comm.all_reduce(array, async_op=True).wait(timeout=30)
+        graph = ctypes.c_void_p()
+        assert driver("cuStreamEndCapture", stream, ctypes.byref(graph)) == 0
+    return array.to_numpy()
+
+
+def test_calls_go_on_beside_a_capture(gpu_pool):
+    inputs = [np.ones(5000, np.int64) * (r + 1) for r in range(2)]
+    for got in gpu_pool(2).call(capturing_elsewhere, PerRank(inputs)):
+        assert (got == 6).all()
+
+
+def too_late(comm, seconds):
+    """Rank 1's GPU is busy for longer than calls may take."""
+    driver = standin.Driver()
+    array = on_gpu(comm, np.zeros(1 << 22, np.uint8))
+    if comm.rank == 1:
+        driver.occupy(array, 20_000)
+    comm.timeout = seconds
+    try:
+        comm.all_reduce(array, "max")
+    except CollectiveError as error:
+        return type(error), str(error)
+
+
+def test_who_waits_for_its_own_gpu_says_so():
+    with Ranks(2, env=standin.environment()) as ranks:
+        [(kind, text), (own_kind, own)] = results(ranks.call(too_late, PerRank([30, 0.2])))
+    assert own_kind is kind is CollectiveTimeout
+    assert "own GPU has not come to it" in own
+    assert "reported by rank 1" in text
+
+
+def killed(comm):
+    array = on_gpu(comm, np.zeros(1 << 16, np.uint8))
+    comm.all_reduce(array)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerFailure):
+        comm.all_reduce(array)
+    return array.to_numpy().any()
+
+
+def test_a_killed_rank_is_missed():
+    with Ranks(2, env=standin.environment()) as ranks:
+        first, second = ranks.call(killed)
+    assert (first.error, bool(first.result)) == (None, False)
+    assert second.exit_code == -signal.SIGKILL
+
+
+def differ(comm):
+    array = on_gpu(comm, np.arange(4, dtype=np.float32))
+    with pytest.raises(CollectiveMismatch):
+        comm.all_reduce(array, "sum" if comm.rank == 0 else "max")
+    return array.to_numpy().tolist()
+
+
+def test_calls_that_differ_move_nothing():
+    with Ranks(2, env=standin.environment()) as ranks:
+        assert results(ranks.call(differ)) == [[0, 1, 2, 3]] * 2
