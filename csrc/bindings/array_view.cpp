@@ -87,11 +87,11 @@ bool ArrayView::open_anywhere(PyObject* object, const char* name, const NamedStr
   // where the array is before.
   stream_ = stream;
   bool on_device = false;
-  if (stream.given || knows_cuda(Py_TYPE(object))) {
+  if (stream.given || knows_cuda(object)) {
     dlpack::Device device{};
     const int said = ask_for_device(object, device);
     if (said < 0) return false;
-    if (said == 0 && knows_cuda(Py_TYPE(object))) return open_interface(object, name);
+    if (said == 0 && knows_cuda(object)) return open_interface(object, name);
     on_device = device.type == dlpack::kCuda || device.type == dlpack::kCudaManaged;
     if (on_device && !stream.given && !ask_for_stream(object, stream_)) return false;
   }

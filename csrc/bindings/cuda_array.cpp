@@ -13,6 +13,7 @@ namespace {
 struct Names {
   PyObject* interface;      // "__cuda_array_interface__"
   PyObject* dlpack_device;  // "__dlpack_device__"
+  PyObject* is_cuda;        // "is_cuda", torch's
 };
 Names names;
 
@@ -113,7 +114,8 @@ bool find_device(const char* name, CudaArray& array) {
 bool init_cuda_array() {
   names.interface = PyUnicode_InternFromString("__cuda_array_interface__");
   names.dlpack_device = PyUnicode_InternFromString("__dlpack_device__");
-  return names.interface != nullptr && names.dlpack_device != nullptr;
+  names.is_cuda = PyUnicode_InternFromString("is_cuda");
+  return names.interface != nullptr && names.dlpack_device != nullptr && names.is_cuda != nullptr;
 }
 
 bool read_stream(PyObject* object, NamedStream& stream) {
@@ -135,7 +137,14 @@ bool read_stream(PyObject* object, NamedStream& stream) {
   return false;
 }
 
-bool knows_cuda(PyTypeObject* type) { return _PyType_Lookup(type, names.interface) != nullptr; }
+bool knows_cuda(PyObject* object) {
+  PyTypeObject* const type = Py_TYPE(object);
+  if (_PyType_Lookup(type, names.interface) == nullptr) return false;
+  if (_PyType_Lookup(type, names.is_cuda) == nullptr) return true;
+  const Owned is_cuda(PyObject_GetAttr(object, names.is_cuda));
+  if (!is_cuda) PyErr_Clear();
+  return is_cuda.get() != Py_False;
+}
 
 int ask_for_device(PyObject* object, dlpack::Device& device) {
   const Owned answer(PyObject_CallMethodNoArgs(object, names.dlpack_device));

@@ -18,8 +18,9 @@ struct NamedStream {
 // (torch) or `ptr` (CuPy). False with a ConfigurationError set.
 bool read_stream(PyObject* object, NamedStream& stream);
 
-// Whether arrays of this type may say more of themselves by the CUDA array interface. Cheap.
-bool knows_cuda(PyTypeObject* type);
+// Whether the array may say more of itself by the CUDA array interface. Cheap: a torch tensor on
+// the CPU says no.
+bool knows_cuda(PyObject* object);
 // Where the array lies by `__dlpack_device__`, if it says so: 1 or 0, or -1 with an error set.
 int ask_for_device(PyObject* object, dlpack::Device& device);
 // What the array says of its stream. False with a Python error set; `stream` is left as it is where

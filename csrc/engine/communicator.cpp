@@ -97,7 +97,7 @@ void Communicator::learn_failure() const {
 void Communicator::run(const Request& given, const InterruptHook& interrupted) {
   if (forked()) throw_forked(given.kind, rank());
   validate(given, rank(), size());
-  Request room_for_request;
+  std::optional<Request> room_for_request;
   const Request& request = with_program(given, room_for_request);
   if (request.program) Scheduled::require_room(*group_, request);
   const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
@@ -142,7 +142,7 @@ std::shared_ptr<Work> Communicator::submit(const Request& given,
                                            std::function<void(const Failure*)> on_done) {
   if (forked()) throw_forked(given.kind, rank());
   validate(given, rank(), size());
-  Request room_for_request;
+  std::optional<Request> room_for_request;
   const Request& request = with_program(given, room_for_request);
   if (request.program) Scheduled::require_room(*group_, request);
   const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "engine/api.h"
@@ -84,7 +85,7 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   };
 
   // The request itself, or a copy of it with the program that it is to have, and the wire.
-  const Request& with_program(const Request& request, Request& room);
+  const Request& with_program(const Request& request, std::optional<Request>& room);
   void settle_wire(Request& request);
   Queue& queue_of(const Request& request);  // of a pair: made when first asked for
   void check_usable(const Request& request, const Queue& queue) const;  // under the lock

@@ -14,7 +14,7 @@ const std::shared_ptr<const Program>& Communicator::direct_paths() {
   return none;
 }
 
-const Request& Communicator::with_program(const Request& request, Request& room) {
+const Request& Communicator::with_program(const Request& request, std::optional<Request>& room) {
   const bool far = group_->messenger() != nullptr;
   if (far) group_->messenger()->poll();  // a failure elsewhere is then known
   std::shared_ptr<const Program> program = request.program;
@@ -24,13 +24,13 @@ const Request& Communicator::with_program(const Request& request, Request& room)
     program = choices_.find(request);
   }
   if (!far && program == request.program && request.location.on_host()) return request;
-  room = request;
-  room.program = std::move(program);
-  if (far) settle_wire(room);
+  Request& made = room.emplace(request);
+  made.program = std::move(program);
+  if (far) settle_wire(made);
   // A group with little memory, one of hundreds, has always room for the direct paths.
-  if (!far && room.program && !Scheduled::has_room(*group_, room)) room.program = nullptr;
-  if (!room.location.on_host()) room.staging = stage(room, rank(), size());
-  return room;
+  if (!far && made.program && !Scheduled::has_room(*group_, made)) made.program = nullptr;
+  if (!made.location.on_host()) made.staging = stage(made, rank(), size());
+  return made;
 }
 
 void Communicator::settle_wire(Request& request) {
