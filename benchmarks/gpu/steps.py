@@ -16,6 +16,8 @@ BUILT = ROOT / "build" / "gpu"
 PYTHON = sys.executable
 KI, MI = 1 << 10, 1 << 20
 
+_MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
 Reader = Callable[[str], dict[str, Any]]
 
 
@@ -149,15 +151,17 @@ def checks(small: bool = False) -> list[Step]:
                 reads=last_json,
             )
         )
-    steps.append(
-        Step(
-            "CuPy + mpi4py under mpiexec",
-            ("mpiexec", "-n", "2", PYTHON, *arrays, "cupy"),
-            *(60, ("driver", "cupy", "mpi4py", "mpiexec")),
-            {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
-            last_json,
-        )
-    )
+    for name, needs in (("own", ()), ("cupy", ("cupy",))):
+        for hosts in ("", "2x1"):  # over shared memory; over MPI
+            steps.append(
+                Step(
+                    f"arrays of {name} under mpiexec" + (", as two hosts" if hosts else ""),
+                    ("mpiexec", "-n", "2", PYTHON, *arrays, name),
+                    *(60, ("driver", *needs, "mpi4py", "mpiexec")),
+                    {**_MPI_AS_ROOT, "PYCOLLECTIVE_TOPOLOGY": hosts},
+                    last_json,
+                )
+            )
     for tool in ("memcheck", "synccheck"):
         command = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9", reduce)
         needs = ("driver", "a real GPU", "compute-sanitizer")
