@@ -26,13 +26,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.steps import BUILT, PYTHON, ROOT, Step, builds, checks
+from benchmarks.gpu.steps import BUILT, PYTHON, ROOT, Step, builds, checks, last_json
 
 SCHEMA = "pycollective-gpu/1"
 RESULTS = ROOT / "benchmarks" / "results"
 TOOLKIT = "/usr/local/cuda/bin"  # where its programs are, if not on the path
 STANDIN = "stand-in for a GPU"  # as the stand-in names its GPUs
-_TAIL = 25  # lines of a failed step that are kept
+_TAIL = 25  # lines of a failed step that are kept,
+_SHOWN = 8  # and of these are printed
+_WIDTH = 240  # of a line
+_REPORT = """
+import json
+from pycollective import _core
+print(json.dumps({**_core.cuda_report([]), "core": _core.__file__}))
+"""
 
 
 @dataclass(frozen=True)
@@ -86,19 +93,28 @@ def run_step(step: Step, missing: dict[str, str], limit: float) -> Outcome:
             status: int | None = process.wait(limit)
         except subprocess.TimeoutExpired:
             status = None
-        finally:  # and all that it has started
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        finally:
+            end_session(process.pid)
             process.wait()
         written.seek(0)
         said = written.read().decode(errors="replace")
     took = round(time.monotonic() - started, 2)
-    tail = said.splitlines()[-_TAIL:]
+    tail = [line[:_WIDTH] for line in said.splitlines()[-_TAIL:]]
     if status is None:
         return Outcome(step.name, "too slow", f"not done in {limit:.0f} s", took, {}, tail)
     if status != 0:
         return Outcome(step.name, "failed", f"status {status}", took, step.reads(said), tail)
     return Outcome(step.name, "ok", "", took, step.reads(said))
+
+
+def end_session(leader: int) -> None:
+    """Kill a step and all that it has started, whatever process groups they have made."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            # After the name, which may hold spaces: state, parent, process group, session.
+            session = (entry / "stat").read_text().rpartition(")")[2].split()[3]
+            if int(session) == leader:
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def without(*programs: str) -> dict[str, str]:
@@ -111,10 +127,12 @@ def without(*programs: str) -> dict[str, str]:
 
 def probe() -> tuple[dict[str, str], dict[str, Any]]:
     """What steps may need and is not here: {what: why}; and what the machine is."""
-    code = "import json; from pycollective import _core; print(json.dumps(_core.cuda_report([])))"
-    outcome = run_step(Step("", (PYTHON, "-c", code), 30, (), reads=_report), {}, 30)
+    outcome = run_step(Step("", (PYTHON, "-c", _REPORT), 30, (), reads=last_json), {}, 30)
     report = outcome.measured
     missing = {}
+    # Where this tree's is not built, Python may find another tree's.
+    if not report.get("core", "").startswith(f"{ROOT}{os.sep}"):
+        missing["extension"] = "this tree's extension is not built"
     if "devices" not in report:
         missing["driver"] = report.get("no driver") or " ".join(outcome.said[-1:]) or "no report"
     gpus = [device[0] for device in report.get("devices", [])]
@@ -139,11 +157,6 @@ def probe() -> tuple[dict[str, str], dict[str, Any]]:
     return missing, machine
 
 
-def _report(said: str) -> dict[str, Any]:
-    lines = [line for line in said.splitlines() if line.startswith("{")]
-    return json.loads(lines[-1]) if lines else {}
-
-
 def table(outcomes: list[Outcome]) -> list[str]:
     """A line a step; below it what it has measured, or why there is nothing."""
     lines = []
@@ -152,7 +165,7 @@ def table(outcomes: list[Outcome]) -> list[str]:
         if each.reason:
             lines.append(f"{'':20}{each.reason}")
         lines += [f"{'':20}{name}: {value}" for name, value in each.measured.items()]
-        lines += [f"{'':20}| {line}" for line in each.said]
+        lines += [f"{'':20}| {line}" for line in each.said[-_SHOWN:]]
     counts = {o: sum(each.outcome == o for each in outcomes) for o in _OUTCOMES}
     return [*lines, ", ".join(f"{count} {outcome}" for outcome, count in counts.items())]
 
@@ -184,6 +197,8 @@ def main() -> None:
         steps = steps[1:]  # the extension alone takes long, and others may be using it
     outcomes = run_all(steps, without("nvcc"), end)
     missing, machine = probe()
+    if not given.no_build and outcomes[0].outcome != "ok":
+        missing["extension"] = "this tree's extension was not built"
     if machine["stand-in"] and given.out.resolve() == RESULTS:
         sys.exit(
             "the driver is the stand-in, whose results are none of a GPU's: give another --out"

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ PYTHON = sys.executable
 KI, MI = 1 << 10, 1 << 20
 
 _MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+DRIVER = ("driver",)  # all that a native program needs
+CORE = ("extension", "driver")
 
 Reader = Callable[[str], dict[str, Any]]
 
@@ -37,15 +41,18 @@ class Step:
     name: str
     command: tuple[str, ...]
     limit: float
-    needs: tuple[str, ...] = ("driver",)
+    needs: tuple[str, ...] = CORE
     environment: dict[str, str] = field(default_factory=dict)
     reads: Reader = lambda said: {}
 
 
 def last_json(said: str) -> dict[str, Any]:
-    """The last line that is an object of JSON."""
-    lines = [line for line in said.splitlines() if line.startswith("{")]
-    return dict(json.loads(lines[-1])) if lines else {}
+    """The last line that is an object of JSON; empty where there is none."""
+    for line in reversed(said.splitlines()):
+        with suppress(ValueError):
+            if isinstance(found := json.loads(line), dict):
+                return found
+    return {}
 
 
 def bench_rows(said: str) -> dict[str, Any]:
@@ -78,13 +85,13 @@ def builds() -> list[Step]:
         Step(
             "build the extension",
             _python("setup.py", "build_ext", "--inplace"),
-            *(200, ()),
+            *(300, ()),
             {"PYCOLLECTIVE_TORCH": "0"},
         ),
         Step(
             "build the native tests",
             ("make", "-j16", "-C", "csrc/tests", "../../build/native/cuda/embedded.cpp", *targets),
-            *(150, ()),
+            *(240, ()),
         ),
         Step("compile the kernels", _python("-m", "benchmarks.gpu.images"), 100, ("nvcc",)),
         Step(
@@ -112,14 +119,17 @@ def checks(small: bool = False) -> list[Step]:
     leaf = ("1", "3") if small else ("256", "20")
     narrow = ("-d", "float32", "--operation", "all_reduce") if small else ()
     steps = [
-        Step("driver report", _pycollective("doctor"), 30, ()),
+        Step("driver report", _pycollective("doctor"), 30, ("extension",)),
         Step("signatures are <cuda.h>'s", (str(NATIVE / "test_cuda_signatures"),), 20, ("nvcc",)),
-        Step("bits of every reduction", (reduce,), 60),
-        *(Step(f"native {p.stem}", (str(NATIVE / p.stem),), 60) for p in _more_native_tests()),
+        Step("bits of every reduction", (reduce,), 60, DRIVER),
+        *(
+            Step(f"native {p.stem}", (str(NATIVE / p.stem),), 60, DRIVER)
+            for p in _more_native_tests()
+        ),
         Step(
             "ordered reduce, 8 leaves, bf16",
             (str(BUILT / "reduce_bandwidth"), *leaf),
-            *(40, ("driver",)),
+            *(40, DRIVER),
             reads=last_json,
         ),
     ]
@@ -136,7 +146,7 @@ def checks(small: bool = False) -> list[Step]:
             Step(
                 f"bench, {ranks} process{'es' if ranks > 1 else ''}",
                 _pycollective(*command, *peers),
-                *(60, ("driver",)),
+                *(60, CORE),
                 reads=bench_rows,
             )
         )
@@ -147,7 +157,7 @@ def checks(small: bool = False) -> list[Step]:
             Step(
                 f"arrays of {name}, 2 processes",
                 _pycollective(*command),
-                *(60, ("driver", *needs)),
+                *(60, (*CORE, *needs)),
                 reads=last_json,
             )
         )
@@ -157,13 +167,13 @@ def checks(small: bool = False) -> list[Step]:
                 Step(
                     f"arrays of {name} under mpiexec" + (", as two hosts" if hosts else ""),
                     ("mpiexec", "-n", "2", PYTHON, *arrays, name),
-                    *(60, ("driver", *needs, "mpi4py", "mpiexec")),
+                    *(60, (*CORE, *needs, "mpi4py", "mpiexec")),
                     {**_MPI_AS_ROOT, "PYCOLLECTIVE_TOPOLOGY": hosts},
                     last_json,
                 )
             )
     for tool in ("memcheck", "synccheck"):
         command = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9", reduce)
-        needs = ("driver", "a real GPU", "compute-sanitizer")
+        needs = (*DRIVER, "a real GPU", "compute-sanitizer")
         steps.append(Step(f"{tool} of every reduction", command, 90, needs))
     return steps

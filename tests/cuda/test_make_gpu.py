@@ -27,7 +27,7 @@ def test_no_step_stops_another():
         shell("sleep 60", limit=1.0),
         shell("true", needs=("cupy", "driver")),
         Step("not there", ("/no/such/program",), 30, ()),
-        shell("""echo first; echo '{"a": 1}'"""),
+        shell("""echo '{"a": 1}'; echo '{no JSON'; echo 7"""),
     ]
     missing = {"cupy": "there is no cupy", "nvcc": "there is no nvcc"}
     outcomes = run.run_all(some, missing, time.monotonic() + 60)
@@ -43,7 +43,12 @@ def test_no_step_stops_another():
 
 def test_what_a_step_has_started_ends_with_it(tmp_path):
     pid = tmp_path / "pid"
-    outcome = run.run_step(shell(f"sleep 300 & echo $! > {pid}; wait"), {}, 1.0)
+    # In a process group of its own, as the ranks of bench are.
+    program = (
+        f'import os, time; os.setpgrp(); open("{pid}", "w").write(str(os.getpid())); '
+        "time.sleep(300)"
+    )
+    outcome = run.run_step(shell(f"{sys.executable} -c '{program}' & wait"), {}, 3.0)
     assert outcome.outcome == "too slow"
     await_(lambda: not _runs(int(pid.read_text())))
 
