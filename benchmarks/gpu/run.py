@@ -83,7 +83,7 @@ def run_step(step: Step, missing: dict[str, str], limit: float) -> Outcome:
         try:
             process = subprocess.Popen(
                 step.command,
-                **{"cwd": ROOT, "env": {**environment(), **step.environment}},
+                **{"cwd": step.folder, "env": {**environment(), **step.environment}},
                 **{"stdin": subprocess.DEVNULL, "stdout": written, "stderr": subprocess.STDOUT},
                 start_new_session=True,
             )

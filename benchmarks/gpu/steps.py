@@ -36,6 +36,7 @@ class Step:
         needs: of `run.probe`'s names.
         environment: set besides.
         reads: what it has measured, out of what it printed.
+        folder: that it runs in.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Step:
     needs: tuple[str, ...] = CORE
     environment: dict[str, str] = field(default_factory=dict)
     reads: Reader = lambda said: {}
+    folder: Path = ROOT
 
 
 def last_json(said: str) -> dict[str, Any]:
@@ -63,6 +65,12 @@ def bench_rows(said: str) -> dict[str, Any]:
         f"{library} {size}": (note or "")[2:] or {"us": us, "busbw": busbw, "wrong": wrong}
         for size, us, _, busbw, wrong, _, library, note in re.findall(row, said, re.MULTILINE)
     }
+
+
+def _native(name: str, limit: float) -> Step:
+    """One of the native tests, beside the files that it reads."""
+    command = (str(NATIVE / name),)
+    return Step(f"native {name}", command, limit, DRIVER, folder=ROOT / "csrc" / "tests")
 
 
 def _python(*arguments: str) -> tuple[str, ...]:
@@ -121,11 +129,8 @@ def checks(small: bool = False) -> list[Step]:
     steps = [
         Step("driver report", _pycollective("doctor"), 30, ("extension",)),
         Step("signatures are <cuda.h>'s", (str(NATIVE / "test_cuda_signatures"),), 20, ("nvcc",)),
-        Step("bits of every reduction", (reduce,), 60, DRIVER),
-        *(
-            Step(f"native {p.stem}", (str(NATIVE / p.stem),), 60, DRIVER)
-            for p in _more_native_tests()
-        ),
+        _native("test_cuda_reduce", 60),  # the bits of every reduction
+        *(_native(path.stem, 60) for path in _more_native_tests()),
         Step(
             "ordered reduce, 8 leaves, bf16",
             (str(BUILT / "reduce_bandwidth"), *leaf),
