@@ -9,7 +9,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-SOURCES := $(shell find csrc tests/cuda_driver -name '*.cpp' -o -name '*.h' -o -name '*.cu' 2>/dev/null)
+SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' 2>/dev/null)
 
 .PHONY: install build demo test test-mpi storm scale bench gpu lint format sanitize clean
 
