@@ -3,14 +3,15 @@
 # make test      every test but the whole table under mpiexec, which is make test-mpi, and the
 #                thousands of processes that end, which are make storm; 1,024 ranks: make scale
 # make bench     the committed benchmarks (out of benchmarks/)
+# make gpu       all that one GPU can show, with this python3 as it is: no network, no .venv
 # make lint      ruff, mypy, clang-format; make sanitize: native tests under TSan and ASan
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-SOURCES := $(shell find csrc tests/cuda_driver -name '*.cpp' -o -name '*.h' -o -name '*.cu' 2>/dev/null)
+SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' 2>/dev/null)
 
-.PHONY: install build demo test test-mpi storm scale bench lint format sanitize clean
+.PHONY: install build demo test test-mpi storm scale bench gpu lint format sanitize clean
 
 install: $(VENV)/.built
 
@@ -60,6 +61,11 @@ storm: install
 
 bench: install
 	$(BIN)/python -m benchmarks.all --out benchmarks/results
+
+# One bare machine with an H200: builds in place with PYTHON, under 8 minutes (benchmarks/gpu).
+GPU_OUT ?= benchmarks/results
+gpu:
+	$(PYTHON) -m benchmarks.gpu.run --out $(GPU_OUT)
 
 lint: $(VENV)/.requirements
 	$(BIN)/ruff check .

@@ -125,6 +125,16 @@ class DeviceArray:
         count = max(0, stop - start)
         return DeviceArray((count,), self.dtype, self.device, self.memory, offset, self.stream)
 
+    def __setitem__(self, where: slice, values: DeviceArray | NDArray[Any]) -> None:
+        self[where].write(values.to_numpy() if isinstance(values, DeviceArray) else values)
+
+    def view(self, dtype: str) -> DeviceArray:
+        """The same bytes of a 1-D array as elements of another type."""
+        if dtype not in _TRAITS or len(self.shape) != 1 or self.nbytes % _TRAITS[dtype].size:
+            raise ConfigurationError(f"{self.nbytes} bytes are no 1-D array of {dtype}")
+        count = self.nbytes // _TRAITS[dtype].size
+        return DeviceArray((count,), dtype, self.device, self.memory, self.offset, self.stream)
+
     def reshape(self, *shape: int) -> DeviceArray:
         """A view of the same elements."""
         if math.prod(shape) != self.size:

@@ -65,12 +65,21 @@ LAYERS: dict[str, set[str]] = {
         "placement",
     },
     "bench": {
-        *("_core", "bootstrap", "communicator", "compression", "elements", "environment"),
-        *("errors", "installing", "joining", "limits", "reference", "schedule", "torch"),
+        *("_core", "bootstrap", "communicator", "compression", "device_array", "elements"),
+        *(
+            "environment",
+            "errors",
+            "installing",
+            "joining",
+            "limits",
+            "reference",
+            "schedule",
+            "torch",
+        ),
         *("tuning", "version"),
     },
     "conformance": {
-        *("_core", "bench", "bootstrap", "communicator"),
+        *("_core", "bench", "bootstrap", "communicator", "device_array"),
         *("errors", "reference", "schedule", "version"),
     },
     "cli": {

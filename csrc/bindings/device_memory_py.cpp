@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -17,6 +16,7 @@
 #include "bindings/errors_py.h"
 #include "bindings/gil.h"
 #include "cuda/driver.h"
+#include "cuda/gpu.h"
 #include "transport/fork_guard.h"
 #include "types.h"
 
@@ -27,7 +27,6 @@ namespace {
 
 using cuda::check;
 using cuda::CUcontext;
-using cuda::CUdevice;
 using cuda::CUdeviceptr;
 using cuda::CUresult;
 using cuda::Current;
@@ -57,25 +56,6 @@ auto driven(const Act& act) {
       throw;
     }
   });
-}
-
-// A device's primary context, retained by the first that asks and kept: one is long in the making.
-CUcontext primary_context(int device) {
-  static std::mutex mutex;
-  static std::vector<CUcontext>& contexts = *new std::vector<CUcontext>;
-  const int devices = driver().devices;
-  if (device < 0 || device >= devices)
-    throw std::invalid_argument("there is no GPU " + std::to_string(device) + "; there are " +
-                                std::to_string(devices) + ", counted from 0");
-  const std::lock_guard lock(mutex);
-  contexts.resize(static_cast<std::size_t>(devices));
-  CUcontext& context = contexts[static_cast<std::size_t>(device)];
-  if (context == nullptr) {
-    CUdevice handle = 0;
-    check(driver().cuDeviceGet(&handle, device), "cuDeviceGet");
-    check(driver().cuDevicePrimaryCtxRetain(&context, handle), "cuDevicePrimaryCtxRetain");
-  }
-  return context;
 }
 
 bool is_done(CUstream stream) {
@@ -131,7 +111,7 @@ void at_the_end(const ForkGuard& guard, CUcontext context, const Release& releas
 class Allocation {
  public:
   Allocation(int device, std::size_t size)
-      : device_(device), size_(size), context_(primary_context(device)) {
+      : device_(device), size_(size), context_(cuda::Gpu::at(device).context()) {
     const Current current(context_);
     check(driver().cuMemAlloc(&address_, size == 0 ? 1 : size), "cuMemAlloc");
   }
@@ -191,7 +171,8 @@ class Allocation {
 
 class DeviceStream {
  public:
-  DeviceStream(int device, bool non_blocking) : device_(device), context_(primary_context(device)) {
+  DeviceStream(int device, bool non_blocking)
+      : device_(device), context_(cuda::Gpu::at(device).context()) {
     const Current current(context_);
     check(driver().cuStreamCreate(&stream_,
                                   non_blocking ? unsigned{cuda::CU_STREAM_NON_BLOCKING} : 0),

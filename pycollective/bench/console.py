@@ -18,7 +18,7 @@ def run(settings: Settings) -> Record:
         record = next(records)
         _print(table.header(record), progress)
         for record in records:
-            _print(table.rows(record, record.limits[-1].size), progress)
+            _print(table.rows(record, record.rows[-1].size), progress)
         _print(table.footer(record), progress)
     return record
 

@@ -43,6 +43,7 @@ PEERS = {
         Library("native", "own", "native", "pycollective, called in a loop in C++"),
         Library("torch", "pycollective", "python", "pycollective behind torch.distributed"),
         Library("gloo", "gloo", "python", "Gloo, through torch.distributed"),
+        Library("nccl", "nccl", "python", "NCCL, through torch.distributed"),
         Library("mpich", "mpich", "python", "MPICH, through mpi4py"),
         Library("openmpi", "openmpi", "python", "Open MPI, through mpi4py"),
         Library(
@@ -54,17 +55,26 @@ PEERS = {
     )
 }
 
+DEVICES = ("cpu", "cuda")
+_ON_GPUS = ("nccl",)  # of the peers
 
-def find_peers(names: str) -> list[Library]:
-    """The libraries of a comma-separated list.
+
+def find_peers(names: str, device: str = "cpu") -> list[Library]:
+    """The libraries of a comma-separated list, to be measured on `device`.
 
     Raises:
-        ConfigurationError: an unknown name, or one given twice.
+        ConfigurationError: an unknown name, one given twice, or one that is not for this device.
     """
     chosen: list[Library] = []
     for name in filter(None, (part.strip() for part in names.split(","))):
         if name not in PEERS:
             raise ConfigurationError(f"unknown peer {name!r}; there are {', '.join(PEERS)}")
+        if (name in _ON_GPUS) != (device == "cuda"):
+            there = [each for each in PEERS if (each in _ON_GPUS) == (device == "cuda")]
+            raise ConfigurationError(
+                f"peer {name!r} is not measured with --device {device}; there are "
+                f"{', '.join(there)}"
+            )
         if PEERS[name] in chosen:
             raise ConfigurationError(f"peer {name!r} is given twice")
         chosen.append(PEERS[name])
@@ -77,22 +87,24 @@ def launch(
     mpi_environments: Mapping[str, str],
     topology: str = "",
     wire: str = "auto",
+    device: str = "cpu",
 ) -> Launch:
     """How to start `ranks` ranks of `group`.
 
     `mpi_environments` holds the folder of a virtual environment with mpi4py and that MPI's mpiexec,
     by the name of the MPI (mpich, openmpi); without one it is looked for as .venv-NAME in the
-    current folder. This library's own ranks play the hosts of `topology`, and send by `wire`.
+    current folder. This library's own ranks play the hosts of `topology`, and send by `wire`. On
+    ``cuda`` the ranks take the host's GPUs in turn.
 
     Raises:
         ConfigurationError: what the group needs is not installed.
     """
-    if group in ("own", "pycollective", "gloo"):
-        return _launch_directly(group, ranks, topology, wire)
+    if group in ("own", "pycollective", "gloo", "nccl"):
+        return _launch_directly(group, ranks, topology, wire, device)
     return _launch_mpi(group, ranks, mpi_environments)
 
 
-def _launch_directly(group: str, ranks: int, topology: str, wire: str) -> Launch:
+def _launch_directly(group: str, ranks: int, topology: str, wire: str, device: str) -> Launch:
     if group != "own" and importlib.util.find_spec("torch") is None:
         raise ConfigurationError(f"peer {group!r} needs torch: {installing.TORCH}")
     environment = _environment([_PACKAGE_PARENT, _RANKS_PARENT])
@@ -100,12 +112,12 @@ def _launch_directly(group: str, ranks: int, topology: str, wire: str) -> Launch
     if group == "gloo":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
         settings = "GLOO_SOCKET_IFNAME=lo"
-    else:
+    elif group != "nccl":
         environment[ENV_TOPOLOGY], environment[ENV_WIRE] = topology, wire
         if topology:
             settings = f"topology {topology}, wire {wire}"
     commands = [
-        [sys.executable, "-m", "ranks", group, "{address}", str(rank), str(ranks)]
+        [sys.executable, "-m", "ranks", group, "{address}", str(rank), str(ranks), device]
         for rank in range(ranks)
     ]
     return Launch(commands, environment, settings)

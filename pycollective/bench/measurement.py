@@ -60,6 +60,7 @@ def measure(settings: Settings, progress: Progress = lambda line: None) -> Itera
             settings.mpi_environments,
             settings.topology,
             settings.wire,
+            settings.device,
         )
         for library in chosen
     }
@@ -103,6 +104,8 @@ class _Run:
     ) -> None:
         self._settings = settings
         self._libraries = chosen
+        # What a host's memory allows says nothing about a GPU's.
+        self._limits = [STREAM] if settings.device == "cpu" else []
         self._groups = groups
         self._progress = progress
         self._between = [limits.measure_core_to_core() for _ in range(5)]
@@ -158,12 +161,12 @@ class _Run:
         settings = self._settings
         notes, wrong = self._prepare_all(size)
         able = [library for library in self._libraries if library.name not in notes]
-        turns = {library.name: self._plan(library, size) for library in [*able, STREAM]}
+        turns = {library.name: self._plan(library, size) for library in [*able, *self._limits]}
         samples: dict[str, list[list[float]]] = {name: [] for name in turns}
         sent = {name: np.zeros(2) for name in turns}
         between: list[limits.CoreToCore] = []
         for number in range(settings.rounds):
-            for library in [*able, STREAM]:
+            for library in [*able, *self._limits]:
                 self._progress(
                     f"{size} bytes: round {number + 1} of {settings.rounds}, {library.name}"
                 )
@@ -175,11 +178,8 @@ class _Run:
         for name, (blocks, calls) in turns.items():
             sent[name] /= settings.rounds * blocks * calls
         self._append(size, timings, notes, wrong, sent)
-        self._append_limit(
-            size,
-            timings,
-            limits.typical(between),
-        )
+        if self._limits:
+            self._append_limit(size, timings, limits.typical(between))
         self._between += between
         self._describe_cores()
 
@@ -192,7 +192,7 @@ class _Run:
         """Prepare and verify every library: why some cannot, and how many elements are wrong."""
         notes: dict[str, str] = {}
         wrong: dict[str, int] = {}
-        for library in [*self._libraries, STREAM]:
+        for library in [*self._libraries, *self._limits]:
             group = self._groups[library.group]
             replies = group.ask({"command": "prepare", "variant": library.variant}, _ANSWER_SECONDS)
             refusal = next((r["unsupported"] for r in replies if "unsupported" in r), None)

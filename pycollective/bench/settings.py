@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pycollective import reference
-from pycollective.bench.libraries import Library
+from pycollective.bench.libraries import DEVICES, Library
 from pycollective.bench.operations import Operation, find_operation
 from pycollective.bench.problem import DTYPES, REDUCE_OPS, numpy_type
 from pycollective.communicator import WIRES
@@ -30,6 +30,7 @@ class Settings:
             the one that there is.
         wire: how what this library's ranks send to other hosts travels, as `pycollective.init` has
             it.
+        device: where the arrays lie: cpu, or cuda, each host's GPUs in turn.
         peers: what it is compared with.
         iterations: timed calls a round; 0 lets `round_seconds` decide.
         warmup: untimed calls before a size.
@@ -49,6 +50,7 @@ class Settings:
     algorithm: str = "auto"
     topology: str = ""
     wire: str = "auto"
+    device: str = "cpu"
     peers: tuple[Library, ...] = ()
     iterations: int = 0
     warmup: int = 5
@@ -75,6 +77,10 @@ class Settings:
             raise ConfigurationError(f"root {self.root} is not one of {self.ranks} ranks")
         if self.wire not in WIRES:
             raise ConfigurationError(f"unknown wire {self.wire!r}; there are {', '.join(WIRES)}")
+        if self.device not in DEVICES:
+            raise ConfigurationError(
+                f"unknown device {self.device!r}; there are {', '.join(DEVICES)}"
+            )
         if self.topology:
             Topology.parse(self.topology, self.ranks)
         if self.iterations < 0 or self.warmup < 0 or self.checks < 0:

@@ -28,16 +28,22 @@ def header(record: Record) -> Iterator[str]:
             f"# core to core: {machine['regime']}, {machine['latency'] * 1e9:.0f} ns one way, "
             f"{machine['copy_rate'] / 1e9:.1f} GB/s copied by each of two"
         )
+    gpus = record.libraries["pycollective"]["versions"].get("gpus")
+    if gpus:
+        yield f"# arrays in GPU memory: rank r on the GPU r modulo their number, of {gpus}"
     for name, library in record.libraries.items():
         version = library["versions"].get("library", "")
         yield f"# {name}: {library['what']} ({version}; {library['settings']})"
     yield "# time: the slowest rank's, median over rounds; in place, inputs restored between blocks"
+    if gpus:
+        yield "#   by the host's clock, around calls and the end of their stream"
     yield (
         "# #wrong: elements over all ranks whose bits differ from the contract's one order and one "
         "rounding;"
     )
     yield "#   a peer promises neither, so there it counts how it differs, not mistakes"
-    yield "# ratio: time over pycollective's; limit: slower of streaming in place and copying"
+    limit = "" if gpus else "; limit: slower of streaming in place and copying"
+    yield f"# ratio: time over pycollective's{limit}"
     if hosts > 1:
         yield "# sent: bytes a call that all ranks together sent to other hosts; raw: unpacked"
         yield "#   these inputs are made to show the order of additions, and pack badly"

@@ -46,8 +46,13 @@ def bench(
     algorithm: Annotated[str, typer.Option(help="For pycollective's own ranks.")] = "auto",
     peers: Annotated[
         str,
-        typer.Option(help="Measure beside: gloo,mpich,openmpi,openmpi-nocma,torch,native."),
+        typer.Option(
+            help="Measure beside: gloo,mpich,openmpi,openmpi-nocma,torch,native; on GPUs: nccl."
+        ),
     ] = "",
+    device: Annotated[
+        str, typer.Option(help="Where arrays lie: cpu, or cuda (each host's GPUs in turn).")
+    ] = "cpu",
     mpich_env: Annotated[
         str, typer.Option(help="Environment with mpich and mpi4py (default .venv-mpich).")
     ] = "",
@@ -121,6 +126,8 @@ def bench(
         sizes = ladder(parse_size(begin), parse_size(end), step, 0 if step else step_factor)
         if tune_file is not None and wire:
             raise ConfigurationError("--wire is not for --tune, which heeds PYCOLLECTIVE_WIRE")
+        if device != "cpu" and (tune_file is not None or codec):
+            raise ConfigurationError("--tune and --codec measure host memory, not --device")
         if tune_file is not None:
             from pycollective.cli.tune import tune
 
@@ -150,7 +157,8 @@ def bench(
             algorithm=algorithm,
             topology=topology or os.environ.get(ENV_TOPOLOGY, ""),
             wire=wire or os.environ.get(ENV_WIRE) or "auto",
-            peers=tuple(find_peers(peers)),
+            device=device,
+            peers=tuple(find_peers(peers, device)),
             iterations=iterations,
             warmup=warmup,
             checks=checks,

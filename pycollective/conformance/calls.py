@@ -14,6 +14,7 @@ from pycollective import reference
 from pycollective.communicator import Communicator
 from pycollective.conformance.cases import Case
 from pycollective.conformance.inputs import leaves
+from pycollective.conformance.places import Place
 
 Array = NDArray[Any]
 _GARBAGE = 0xA5
@@ -56,6 +57,8 @@ class Check:
     """An array as it is after a call, and as it must be.
 
     Attributes:
+        got: read from where it lies.
+        want: by the oracle.
         result: it is what was asked for, and belongs into the digest; otherwise an input, which
             must be as it was.
     """
@@ -73,6 +76,7 @@ class Call:
     algorithm: str
     case: Case
     data: Data
+    place: Place
 
     def make(self, operation: str) -> Iterator[Check]:
         """Call it; then what there is to check."""
@@ -113,14 +117,23 @@ class Call:
         start = self.case.start
         return self.data.reduced(self.case.reduce_op)[start : start + self.case.count]
 
-    def blank(self, count: int) -> Array:
+    def copy(self, array: Array) -> Any:
+        """An array like it, where this call's lie."""
+        return self.place.copy(array)
+
+    def blank(self, count: int) -> Any:
         """An output, filled with what no result is likely to be."""
         array = np.empty(count, self.vector(0).dtype)
         array.view(np.uint8).fill(_GARBAGE)
-        return array
+        return self.copy(array)
 
-    def run(self, operation: str, *arrays: Array | None, **options: object) -> None:
+    def check(self, got: Any, want: Array, result: bool = True) -> Check:
+        """Of an array after the call; see `Check`."""
+        return Check(self.place.read(got), want, result)
+
+    def run(self, operation: str, *arrays: Any, **options: object) -> None:
         """Call the communicator, and wait."""
+        options.update(self.place.options)
         if self.case.uneven:
             options["counts"] = self.case.shards
         method = getattr(self.communicator, operation)
@@ -132,85 +145,85 @@ class Call:
 
 def _all_reduce(call: Call) -> Iterator[Check]:
     mine = call.vector(call.rank)
-    x = mine.copy()
+    x = call.copy(mine)
     out = None if call.case.in_place else call.blank(len(x))
     call.run("all_reduce", x, op=call.case.reduce_op, out=out)
-    yield Check(x if out is None else out, call.reduction())
+    yield call.check(x if out is None else out, call.reduction())
     if out is not None:
-        yield Check(x, mine, result=False)
+        yield call.check(x, mine, result=False)
 
 
 def _reduce(call: Call) -> Iterator[Check]:
     mine = call.vector(call.rank)
-    x = mine.copy()
+    x = call.copy(mine)
     out = call.blank(len(x)) if call.is_root and not call.case.in_place else None
     call.run("reduce", x, op=call.case.reduce_op, root=call.case.root, out=out)
     if call.is_root:
-        yield Check(x if out is None else out, call.reduction())
+        yield call.check(x if out is None else out, call.reduction())
     if out is not None or not call.is_root:
-        yield Check(x, mine, result=False)
+        yield call.check(x, mine, result=False)
 
 
 def _reduce_scatter(call: Call) -> Iterator[Check]:
     mine = call.vector(call.rank)
-    x = mine.copy()
+    x = call.copy(mine)
     out = x[call.own] if call.case.in_place else call.blank(len(x[call.own]))
     call.run("reduce_scatter", out, x, op=call.case.reduce_op)
-    yield Check(out, call.reduction()[call.own])
+    yield call.check(out, call.reduction()[call.own])
     if not call.case.in_place:
-        yield Check(x, mine, result=False)
+        yield call.check(x, mine, result=False)
 
 
 def _all_gather(call: Call) -> Iterator[Check]:
     mine = call.vector(call.rank)[call.own]
     out = call.blank(call.case.count)
-    x = out[call.own] if call.case.in_place else mine.copy()
+    x = out[call.own] if call.case.in_place else call.copy(mine)
     x[:] = mine
     call.run("all_gather", out, x)
-    yield Check(out, call.shards())
+    yield call.check(out, call.shards())
     if not call.case.in_place:
-        yield Check(x, mine, result=False)
+        yield call.check(x, mine, result=False)
 
 
 def _gather(call: Call) -> Iterator[Check]:
     mine = call.vector(call.rank)[call.own]
     out = call.blank(call.case.count) if call.is_root else None
-    x = out[call.own] if out is not None and call.case.in_place else mine.copy()
+    x = out[call.own] if out is not None and call.case.in_place else call.copy(mine)
     x[:] = mine
     call.run("gather", out, x, root=call.case.root)
     if out is not None:
-        yield Check(out, call.shards())
+        yield call.check(out, call.shards())
     if out is None or not call.case.in_place:
-        yield Check(x, mine, result=False)
+        yield call.check(x, mine, result=False)
 
 
 def _scatter(call: Call) -> Iterator[Check]:
     theirs = call.vector(call.case.root)
-    x = theirs.copy() if call.is_root else None
+    x = call.copy(theirs) if call.is_root else None
     in_place = x is not None and call.case.in_place
     out = x[call.own] if x is not None and in_place else call.blank(len(theirs[call.own]))
     call.run("scatter", out, x, root=call.case.root)
-    yield Check(out, theirs[call.own])
+    yield call.check(out, theirs[call.own])
     if x is not None:  # in place, too: its own shard stays what it was
-        yield Check(x, theirs, result=False)
+        yield call.check(x, theirs, result=False)
 
 
 def _broadcast(call: Call) -> Iterator[Check]:
     theirs = call.vector(call.case.root)
-    x = theirs.copy() if call.is_root else call.blank(call.case.count)
+    x = call.copy(theirs) if call.is_root else call.blank(call.case.count)
     call.run("broadcast", x, root=call.case.root)
-    yield Check(x, theirs)
+    yield call.check(x, theirs)
 
 
 def _all_to_all(call: Call) -> Iterator[Check]:
     mine = call.vector(call.rank)
-    x = mine.copy()
+    x = call.copy(mine)
     out = x if call.case.in_place else call.blank(len(x))
     call.run("all_to_all", out, x)
     ranks = range(call.communicator.size)
-    yield Check(out, np.concatenate([call.vector(rank)[call.own] for rank in ranks]))
+    yield call.check(out, np.concatenate([call.vector(rank)[call.own] for rank in ranks]))
     if not call.case.in_place:
-        yield Check(x, mine, result=False)
+        yield call.check(x, mine, result=False)
 
 
 _CALLS: dict[str, Callable[[Call], Iterator[Check]]] = {

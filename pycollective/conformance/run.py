@@ -11,6 +11,7 @@ from pycollective.communicator import Communicator
 from pycollective.conformance import table
 from pycollective.conformance.calls import Call, Data
 from pycollective.conformance.cases import Case, cases
+from pycollective.conformance.places import place_of
 from pycollective.conformance.reports import Report, exchange
 from pycollective.conformance.selection import STAND_IN, Selection, can_do
 from pycollective.conformance.tally import Tally, describe
@@ -21,13 +22,16 @@ class Lost(RuntimeError):
     """A rank was lost, or an operation failed; the message says in which combination."""
 
 
-def verify(selection: Selection, timeout: float, show: Callable[[str], None]) -> bool:
+def verify(
+    selection: Selection, timeout: float, show: Callable[[str], None], device: str = "cpu"
+) -> bool:
     """Join the launch, and run a selection of the table; every rank must call it.
 
     Args:
         selection: the same on all ranks.
         timeout: seconds that joining, and later each operation, may take.
         show: called on rank 0, with each line as soon as it is known.
+        device: where arrays lie, of `places.PLACES`.
 
     Returns:
         Whether all was right, on this rank and on all others; the same on all ranks, unless the
@@ -35,21 +39,27 @@ def verify(selection: Selection, timeout: float, show: Callable[[str], None]) ->
 
     Raises:
         Lost: a rank was, or an operation failed.
-        ConfigurationError: the launch cannot be joined.
+        ConfigurationError: the launch cannot be joined, or there is no GPU.
     """
     try:
         with bootstrap.init(timeout=timeout) as communicator:
             silent = communicator.rank != 0
-            return _Run(communicator, selection, (lambda line: None) if silent else show).all()
+            quiet = (lambda line: None) if silent else show
+            return _Run(communicator, selection, quiet, device).all()
     except CollectiveError as error:  # while joining or leaving
         raise Lost(str(error)) from error
 
 
 class _Run:
     def __init__(
-        self, communicator: Communicator, selection: Selection, show: Callable[[str], None]
+        self,
+        communicator: Communicator,
+        selection: Selection,
+        show: Callable[[str], None],
+        device: str,
     ) -> None:
         self._communicator = communicator
+        self._place = place_of(device, communicator)
         self._selection = selection
         self._show = show
         self._lines: list[table.Line] = []
@@ -57,7 +67,7 @@ class _Run:
     def all(self) -> bool:
         size = self._communicator.size
         begin = time.monotonic()
-        for text in table.header(self._selection, size):
+        for text in table.header(self._selection, size, self._place.name):
             self._show(text)
         for dtype in self._selection.dtypes:
             made = {
@@ -84,7 +94,8 @@ class _Run:
         try:
             for case in calls:
                 at = describe(operation, case)
-                for check in Call(self._communicator, algorithm, case, data).make(operation):
+                call = Call(self._communicator, algorithm, case, data, self._place)
+                for check in call.make(operation):
                     tally.add(check, at)
             at = "telling the others"
             reports = exchange(self._communicator, len(self._lines), tally)

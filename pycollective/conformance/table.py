@@ -44,14 +44,22 @@ class Line:
         return all(report is not None and not report.wrong for report in self.reports)
 
 
-def header(selection: Selection, ranks: int) -> Iterator[str]:
-    """What is checked, where, and what the columns mean."""
+def header(selection: Selection, ranks: int, place: str = "") -> Iterator[str]:
+    """What is checked, where, and what the columns mean.
+
+    Args:
+        selection: what was asked for.
+        ranks: how many.
+        place: where rank 0's arrays lie; empty for its own memory.
+    """
     yield (
         f"# pycollective {VERSION} verify: {_number(ranks, 'rank')}, {_core.simd_level()}, "
         f"{selection.name or 'the whole table'}"
     )
     if ranks == 1:
         yield "#   one rank exchanges nothing: pycollective verify -n 4 starts four"
+    if place:
+        yield f"#   arrays in GPU memory, each host's GPUs in turn: rank 0 on {place}"
     if selection.missing:
         yield f"#   left out: {selection.missing}"
     numbers = " ".join(f"{count:,}" for count in counts(ranks, selection.quick))

@@ -112,7 +112,11 @@ def test_the_type_names_of_nccl_tests_are_known(name, dtype):
     [
         (["all_reduce", "-d", "fp4"], "unknown dtype 'fp4'"),
         (["all_reduce", "-b", "12Q"], "'12Q' is not a size"),
-        (["all_reduce", "--peers", "nccl"], "unknown peer 'nccl'"),
+        (["all_reduce", "--peers", "cray"], "unknown peer 'cray'"),
+        (["all_reduce", "--peers", "nccl"], "peer 'nccl' is not measured with --device cpu; there"),
+        (["all_reduce", "--device", "cuda", "--peers", "gloo"], "--device cuda; there are nccl"),
+        (["all_reduce", "--device", "tpu"], "unknown device 'tpu'; there are cpu, cuda"),
+        (["all_reduce", "--device", "cuda", "--tune", "t.json"], "measure host memory"),
         (["all_reduce", "--peers", "mpich", "--mpich-env", "/none"], "pip install mpich mpi4py"),
         (["all_reduce", "-b", "6", "-e", "6"], "6 bytes are not whole elements"),
         (["gather"], "unknown operation 'gather'"),

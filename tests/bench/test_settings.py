@@ -36,8 +36,8 @@ def test_reduce_ops_do_not_matter_where_nothing_is_reduced():
 def test_peers():
     assert [peer.name for peer in find_peers("gloo, mpich")] == ["gloo", "mpich"]
     assert find_peers("") == []
-    with pytest.raises(ConfigurationError, match=r"unknown peer 'nccl'.*gloo, mpich, openmpi"):
-        find_peers("nccl")
+    with pytest.raises(ConfigurationError, match=r"unknown peer 'cray'.*gloo, nccl, mpich"):
+        find_peers("cray")
     with pytest.raises(ConfigurationError, match="given twice"):
         find_peers("gloo,gloo")
 

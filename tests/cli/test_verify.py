@@ -148,6 +148,7 @@ def test_a_lost_rank_is_status_3():
             "all_to_all: cannot be done by ring; there are direct, auto",
         ),
         ({"timeout": 0.0}, "--timeout 0 is not some seconds above 0"),
+        ({"device": "tpu"}, "unknown device 'tpu'; there are cpu, cuda"),
         ({"ranks": 65}, "65 ranks are not 1 to 64"),
         ({"ranks": 0}, "0 ranks are not 1 to 64"),
     ],

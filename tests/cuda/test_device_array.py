@@ -188,7 +188,7 @@ def refused(what):
 @pytest.mark.parametrize(
     ("what", "error", "said"),
     [
-        ("device", ConfigurationError, "there is no GPU 2; there are 2, counted from 0"),
+        ("device", ConfigurationError, "there is no GPU 2; this process has 2"),
         ("below 0", ConfigurationError, "there is no GPU -1"),
         ("memory", RuntimeError, "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY, "),
         ("dtype", ConfigurationError, "unknown dtype 'float8'; there are float16,"),

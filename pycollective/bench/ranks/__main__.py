@@ -1,6 +1,7 @@
 """One rank: obeys the driver until the channel closes.
 
-Usage: python -m ranks LIBRARY ADDRESS [RANK RANKS], the last two where no MPI gives them.
+Usage: python -m ranks LIBRARY ADDRESS [RANK RANKS [cuda]], the ranks where no MPI gives them; cuda:
+on GPUs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from .buffers import Buffers, DeviceBuffers, HostBuffers
 from .case import Bytes, Case, Library, Prepared, Unsupported
 from .channel import Channel, ChannelClosed, connect
 from .start_line import StartLine
@@ -25,13 +27,16 @@ from .start_line import StartLine
 class RankProcess:
     """Carries out the driver's commands: one method each, named as the command."""
 
-    def __init__(self, library: Library, rank: int, ranks: int) -> None:
+    def __init__(
+        self, library: Library, rank: int, ranks: int, buffers: Buffers | None = None
+    ) -> None:
         self._library, self._rank, self._ranks = library, rank, ranks
+        self._buffers = buffers or HostBuffers()
         self._start_line: StartLine | None = None
         self._case: Case | None = None
-        self._buffer: Bytes = np.empty(0, np.uint8)
-        self._initial: Bytes = self._buffer
-        self._expected: Bytes = self._buffer
+        self._buffer: Any = None
+        self._initial: Bytes = np.empty(0, np.uint8)
+        self._expected: Bytes = self._initial
         self._prepared: dict[str, Prepared] = {}
 
     def start_line(self, path: str) -> dict[str, Any]:
@@ -47,7 +52,7 @@ class RankProcess:
         rows = np.memmap(path, np.uint8, "r", shape=(self._ranks + 1, size))
         self._initial = rows[self._rank]
         self._expected = rows[self._ranks][self._case.result(self._rank, self._ranks)]
-        self._buffer = _aligned(size)
+        self._buffer = self._buffers.new(size)
         return {}
 
     def prepare(self, variant: str) -> dict[str, Any]:
@@ -70,10 +75,10 @@ class RankProcess:
             prepared.time(1)
         else:
             prepared.call()
+            prepared.finish()
         bits = np.dtype(f"u{self._case.item_size}")
-        return {
-            "wrong": int(np.count_nonzero(prepared.result.view(bits) != self._expected.view(bits)))
-        }
+        result = self._buffers.read(prepared.result).view(bits)
+        return {"wrong": int(np.count_nonzero(result != self._expected.view(bits)))}
 
     def run(self, variant: str, blocks: int, calls: int) -> dict[str, Any]:
         """Time `blocks` blocks of `calls` calls; each starts together, on restored inputs.
@@ -93,47 +98,44 @@ class RankProcess:
             start = clock()
             for _ in range(calls):
                 call()
+            prepared.finish()
             seconds.append((clock() - start) / calls)
         if prepared.sent is None:
             return {"seconds": seconds}
         return {"seconds": seconds, "sent": list(map(operator.sub, prepared.sent(), before))}
 
     def _restore(self) -> None:
-        np.copyto(self._buffer, self._initial)
+        self._buffers.fill(self._buffer, self._initial)
 
     def _wait(self) -> None:
         assert self._start_line is not None, "start_line comes first"
         self._start_line.wait()
 
 
-def _aligned(size: int) -> Bytes:
-    """A zeroed buffer that starts a page: alignment is one thing less that could differ."""
-    page = 4096
-    raw = np.zeros(size + page, np.uint8)
-    start = -raw.ctypes.data % page
-    return raw[start : start + size]
-
-
 def _open_library(
-    name: str, rank: int, ranks: int, request: Callable[[dict[str, Any]], dict[str, Any]]
+    name: str,
+    rank: int,
+    ranks: int,
+    request: Callable[[dict[str, Any]], dict[str, Any]],
+    gpu: DeviceBuffers | None,
 ) -> Library:
     """The library of that name, its group formed."""
     if name == "own":
         from .library_own import OwnLibrary
 
-        return OwnLibrary(rank, ranks, request)
+        return OwnLibrary(rank, ranks, request, gpu)
     from .library_torch import TorchLibrary
 
-    return TorchLibrary(name, rank, ranks, request)
+    return TorchLibrary(name, rank, ranks, request, gpu)
 
 
-def _serve(channel: Channel, library: Library) -> None:
+def _serve(channel: Channel, library: Library, gpu: DeviceBuffers | None) -> None:
     """Obey until the driver says close.
 
     Raises:
         ChannelClosed: the driver has gone.
     """
-    process = RankProcess(library, library.rank, library.ranks)
+    process = RankProcess(library, library.rank, library.ranks, gpu)
     channel.send({"versions": library.versions})
     # A collection in the middle of a block would be timed; nothing here makes cycles.
     gc.disable()
@@ -180,7 +182,8 @@ def main() -> None:
     # gone, or that wait for this one.
     try:
         channel.send({"rank": rank})
-        _serve(channel, library or _open_library(name, rank, ranks, request))
+        gpu = DeviceBuffers(rank) if sys.argv[5:] == ["cuda"] else None
+        _serve(channel, library or _open_library(name, rank, ranks, request, gpu), gpu)
     except ChannelClosed:
         os._exit(1)
     except Exception as error:

@@ -50,23 +50,30 @@ class Case:
         return slice(0, self.size)
 
 
+def _done() -> None:
+    """Nothing is left to be waited for."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A call that is ready to be timed.
 
     Attributes:
-        call: performs the operation once, in place, and blocks until it is done.
+        call: performs the operation once, in place, and blocks until it is done, or on a GPU until
+            it is handed over.
         result: where its result then lies, in the rank's buffer.
         time: performs it `n` times without Python in the loop, and returns seconds; None where
             `call` is to be timed in a Python loop.
+        finish: blocks until all calls are done, where `call` does not.
         sent: bytes that this rank has sent to other hosts so far, and what they would have been
             unpacked; None where nobody counts.
     """
 
     call: Callable[[], Any]
-    result: Bytes
+    result: Any
     time: Callable[[int], float] | None = None
     sent: Callable[[], tuple[int, int]] | None = None
+    finish: Callable[[], Any] = _done
 
 
 class Library(Protocol):
@@ -76,8 +83,8 @@ class Library(Protocol):
     ranks: int
     versions: dict[str, str]
 
-    def prepare(self, case: Case, variant: str, buffer: Bytes) -> Prepared:
-        """Make the call for `case` on `buffer` (`case.size` bytes).
+    def prepare(self, case: Case, variant: str, buffer: Any) -> Prepared:
+        """Make the call for `case` on `buffer`, `case.size` bytes that `Buffers` has made.
 
         Raises:
             Unsupported: the library has no such operation or type.

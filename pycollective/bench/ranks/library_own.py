@@ -14,7 +14,10 @@ from pycollective.bench.problem import numpy_type
 from pycollective.environment import ENV_WIRE
 from pycollective.version import VERSION
 
+from .buffers import DeviceBuffers
 from .case import Bytes, Case, Prepared, Unsupported
+
+_WAIT = 60.0  # seconds, for what calls have left on the stream
 
 
 class ExchangeStore:
@@ -40,9 +43,14 @@ class OwnLibrary:
     """
 
     def __init__(
-        self, rank: int, ranks: int, request: Callable[[dict[str, Any]], dict[str, Any]]
+        self,
+        rank: int,
+        ranks: int,
+        request: Callable[[dict[str, Any]], dict[str, Any]],
+        gpu: DeviceBuffers | None = None,
     ) -> None:
         self.rank, self.ranks = rank, ranks
+        self._gpu = gpu
         played = bootstrap.played_hosts(ranks)
         store = ExchangeStore(request)
         self._comm = joining.connect(store, rank, ranks, timeout=120.0, played=played)
@@ -52,8 +60,11 @@ class OwnLibrary:
             "numpy": np.__version__,
             "simd": _core.simd_level(),
         }
+        if gpu:
+            devices = _core.cuda_report([])["devices"]
+            self.versions["gpus"] = f"{len(devices)} x {devices[gpu.device][0]}"
 
-    def prepare(self, case: Case, variant: str, buffer: Bytes) -> Prepared:
+    def prepare(self, case: Case, variant: str, buffer: Any) -> Prepared:
         """See `Library.prepare`; raises `ConfigurationError` for what this library refuses."""
         if variant == "stream":
             return Prepared(
@@ -61,26 +72,30 @@ class OwnLibrary:
                 buffer,
                 partial(_core.stream_in_place, buffer),
             )
+        if self._gpu and variant == "native":
+            raise Unsupported("the native loop runs on host memory only")
         own = case.shard(self.rank, self.ranks)
         call = self._python_call(case, buffer, own)
         # What it refuses ends the benchmark: another rank may have called it, and wait.
         call()
-        return Prepared(
-            call,
-            buffer[own] if case.operation == "reduce_scatter" else buffer,
-            self._native_loop(case, buffer, own) if variant == "native" else None,
-            self._sent,
-        )
+        result = buffer[own] if case.operation == "reduce_scatter" else buffer
+        if self._gpu:
+            finish = partial(self._gpu.stream.synchronize, _WAIT)
+            return Prepared(call, result, None, self._sent, finish)
+        loop = self._native_loop(case, buffer, own) if variant == "native" else None
+        return Prepared(call, result, loop, self._sent)
 
     def _sent(self) -> tuple[int, int]:
         stats = self._comm.stats()
         return stats["sent_bytes"], stats["sent_raw_bytes"]
 
-    def _python_call(self, case: Case, buffer: Bytes, own: slice) -> Callable[[], Any]:
-        dtype = numpy_type(case.dtype)
+    def _python_call(self, case: Case, buffer: Any, own: slice) -> Callable[[], Any]:
+        dtype: Any = case.dtype if self._gpu else numpy_type(case.dtype)
         whole = buffer.view(dtype)
         comm = self._comm
-        chosen = {} if case.algorithm == "auto" else {"algorithm": case.algorithm}
+        chosen: dict[str, Any] = {} if case.algorithm == "auto" else {"algorithm": case.algorithm}
+        if self._gpu:
+            chosen["stream"] = self._gpu.stream
         if case.operation == "all_reduce":
             return partial(comm.all_reduce, whole, case.reduce_op, **chosen)
         if case.operation == "broadcast":

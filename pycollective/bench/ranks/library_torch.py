@@ -1,4 +1,4 @@
-"""torch.distributed: Gloo, or this library's own backend behind the same interface."""
+"""torch.distributed: Gloo, NCCL, or this library's own backend behind the same interface."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .case import Bytes, Case, Prepared, Unsupported
+from .buffers import DeviceBuffers
+from .case import Case, Prepared, Unsupported
 
 _OPERATIONS = {
     "sum": dist.ReduceOp.SUM,
@@ -34,12 +35,20 @@ class TorchLibrary:
         rank: int,
         ranks: int,
         request: Callable[[dict[str, Any]], dict[str, Any]],
+        gpu: DeviceBuffers | None = None,
     ) -> None:
         if backend == "pycollective":
             import pycollective.torch  # noqa: F401  registers the backend
         torch.set_num_threads(1)  # as torchrun does: no intra-op threads beside the ranks
         self.rank, self.ranks = rank, ranks
         self._backend = backend
+        self._gpu = gpu
+        self.versions = {"library": f"torch {torch.__version__} {backend}"}
+        self._refusal = _why_not_nccl(ranks) if backend == "nccl" else ""
+        if self._refusal:
+            return
+        if gpu:
+            torch.cuda.set_device(gpu.device)
         timeout = timedelta(seconds=120)
         host = "127.0.0.1"
         if rank == 0:
@@ -51,13 +60,15 @@ class TorchLibrary:
             port = request({"get": "port"})["value"]
             store = dist.TCPStore(host, port, None, is_master=False, timeout=timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
-        self.versions = {"library": f"torch {torch.__version__} {backend}"}
         if "GLOO_SOCKET_IFNAME" in os.environ:
             self.versions["interface"] = os.environ["GLOO_SOCKET_IFNAME"]
 
-    def prepare(self, case: Case, variant: str, buffer: Bytes) -> Prepared:
+    def prepare(self, case: Case, variant: str, buffer: Any) -> Prepared:
         """See `Library.prepare`."""
-        tensor = torch.from_numpy(buffer).view(getattr(torch, case.dtype))
+        if self._refusal:
+            raise Unsupported(self._refusal)
+        whole = torch.from_dlpack(buffer) if self._gpu else torch.from_numpy(buffer)
+        tensor = whole.view(getattr(torch, case.dtype))
         own = case.shard(self.rank, self.ranks)
         shard = tensor[own.start // case.item_size : own.stop // case.item_size]
         call: Callable[[], Any]
@@ -80,6 +91,8 @@ class TorchLibrary:
             first_line = str(error).splitlines()[0]
             raise Unsupported(f"{self._backend}: {first_line}") from error
         sent = self._sent if self._backend == "pycollective" else None
+        if self._gpu:
+            return Prepared(call, result, None, sent, torch.cuda.current_stream().synchronize)
         return Prepared(call, result, None, sent)
 
     def _sent(self) -> tuple[int, int]:
@@ -90,4 +103,18 @@ class TorchLibrary:
 
     def close(self) -> None:
         """Destroy the process group."""
-        dist.destroy_process_group()
+        if not self._refusal:
+            dist.destroy_process_group()
+
+
+def _why_not_nccl(ranks: int) -> str:
+    """Why `ranks` ranks on this host cannot have it; empty where they can."""
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no GPU"
+    if not dist.is_nccl_available():
+        return f"torch {torch.__version__} has no NCCL"
+    if ranks > torch.cuda.device_count():
+        return f"NCCL refuses ranks that share a GPU, and {ranks} ranks have " + (
+            f"{torch.cuda.device_count()}"
+        )
+    return ""

@@ -1,0 +1,1 @@
+"""What one GPU shows of this library: `make gpu`."""

@@ -1,0 +1,218 @@
+"""All that one GPU can show, in one command: `make gpu`.
+
+Usage: python3 -m benchmarks.gpu.run [--out DIR] [--seconds 480] [--no-build] [--small]
+
+Nothing is installed and nothing fetched. Each step (steps.py) is a process of its own with a time
+limit; one that fails, or cannot run here, stops no other, and is listed with its reason. Writes
+DIR/gpu.json and prints a table. On the stand-in for the driver (docs/gpu.md) the results are none
+of a GPU's: then DIR must be another than benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.steps import BUILT, PYTHON, ROOT, Step, builds, checks, last_json
+
+SCHEMA = "pycollective-gpu/1"
+RESULTS = ROOT / "benchmarks" / "results"
+TOOLKIT = "/usr/local/cuda/bin"  # where its programs are, if not on the path
+STANDIN = "stand-in for a GPU"  # as the stand-in names its GPUs
+_TAIL = 25  # lines of a failed step that are kept,
+_SHOWN = 8  # and of these are printed
+_WIDTH = 240  # of a line
+_REPORT = """
+import json
+from pycollective import _core
+print(json.dumps({**_core.cuda_report([]), "core": _core.__file__}))
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a step: `ok`, `failed`, `too slow` or `not run`, and why."""
+
+    name: str
+    outcome: str
+    reason: str = ""
+    seconds: float = 0.0
+    measured: dict[str, Any] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+
+
+def environment() -> dict[str, str]:
+    """Of every step: this tree, one architecture, and the images that were compiled for it."""
+    images = BUILT / "images"
+    mine = {
+        "PATH": os.pathsep.join([os.environ.get("PATH", ""), TOOLKIT]),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYCOLLECTIVE_CUDA_ARCHS": "90",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+        "CUDA_MODULE_LOADING": "EAGER",
+    }
+    if images.is_dir() and "PYCOLLECTIVE_CUDA_IMAGES" not in os.environ:
+        mine["PYCOLLECTIVE_CUDA_IMAGES"] = str(images)
+    return {**os.environ, **mine}
+
+
+def run_step(step: Step, missing: dict[str, str], limit: float) -> Outcome:
+    """Run it for `limit` seconds at most; `missing` says why what is not here is not."""
+    lacks = [missing[need] for need in step.needs if need in missing]
+    if lacks:
+        return Outcome(step.name, "not run", "; ".join(lacks))
+    if limit < 1:
+        return Outcome(step.name, "not run", "the time for everything is over")
+    started = time.monotonic()
+    with tempfile.TemporaryFile() as written:  # a pipe would stay open with whoever outlives it
+        try:
+            process = subprocess.Popen(
+                step.command,
+                **{"cwd": step.folder, "env": {**environment(), **step.environment}},
+                **{"stdin": subprocess.DEVNULL, "stdout": written, "stderr": subprocess.STDOUT},
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Outcome(step.name, "failed", str(error))
+        try:
+            status: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            end_session(process.pid)
+            process.wait()
+        written.seek(0)
+        said = written.read().decode(errors="replace")
+    took = round(time.monotonic() - started, 2)
+    tail = [line[:_WIDTH] for line in said.splitlines()[-_TAIL:]]
+    if status is None:
+        return Outcome(step.name, "too slow", f"not done in {limit:.0f} s", took, {}, tail)
+    if status != 0:
+        return Outcome(step.name, "failed", f"status {status}", took, step.reads(said), tail)
+    return Outcome(step.name, "ok", "", took, step.reads(said))
+
+
+def end_session(leader: int) -> None:
+    """Kill a step and all that it has started, whatever process groups they have made."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            # After the name, which may hold spaces: state, parent, process group, session.
+            session = (entry / "stat").read_text().rpartition(")")[2].split()[3]
+            if int(session) == leader:
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def without(*programs: str) -> dict[str, str]:
+    """Of these programs those that are not here, and that in words."""
+    path = environment()["PATH"]
+    return {
+        each: f"there is no {each}" for each in programs if shutil.which(each, path=path) is None
+    }
+
+
+def probe() -> tuple[dict[str, str], dict[str, Any]]:
+    """What steps may need and is not here: {what: why}; and what the machine is."""
+    outcome = run_step(Step("", (PYTHON, "-c", _REPORT), 30, (), reads=last_json), {}, 30)
+    report = outcome.measured
+    missing = {}
+    # Where this tree's is not built, Python may find another tree's.
+    if not report.get("core", "").startswith(f"{ROOT}{os.sep}"):
+        missing["extension"] = "this tree's extension is not built"
+    if "devices" not in report:
+        missing["driver"] = report.get("no driver") or " ".join(outcome.said[-1:]) or "no report"
+    gpus = [device[0] for device in report.get("devices", [])]
+    if STANDIN in gpus:
+        missing["a real GPU"] = "the driver is the stand-in"
+    missing.update(without("nvcc", "mpiexec", "compute-sanitizer"))
+    for module in ("cupy", "mpi4py"):
+        if importlib.util.find_spec(module) is None:
+            missing[module] = f"there is no {module}"
+    code = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    if run_step(Step("", (PYTHON, "-c", code), 60, ()), {}, 60).outcome != "ok":
+        missing["torch CUDA"] = "torch is not there, or finds no GPU"
+    machine = {
+        "gpus": gpus,
+        "driver": report.get("driver", ""),
+        "cuda": report.get("version"),
+        "kernels": report.get("images", report.get("no images")),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "stand-in": STANDIN in gpus,
+    }
+    return missing, machine
+
+
+def table(outcomes: list[Outcome]) -> list[str]:
+    """A line a step; below it what it has measured, or why there is nothing."""
+    lines = []
+    for each in outcomes:
+        lines.append(f"{each.outcome:8} {each.seconds:7.1f} s  {each.name}")
+        if each.reason:
+            lines.append(f"{'':20}{each.reason}")
+        lines += [f"{'':20}{name}: {value}" for name, value in each.measured.items()]
+        lines += [f"{'':20}| {line}" for line in each.said[-_SHOWN:]]
+    counts = {o: sum(each.outcome == o for each in outcomes) for o in _OUTCOMES}
+    return [*lines, ", ".join(f"{count} {outcome}" for outcome, count in counts.items())]
+
+
+_OUTCOMES = ("ok", "failed", "too slow", "not run")
+
+
+def run_all(steps: list[Step], missing: dict[str, str], end: float) -> list[Outcome]:
+    """Each in turn, whatever became of those before, until `end` on the monotonic clock."""
+    outcomes = []
+    for step in steps:
+        print(f"... {step.name}", flush=True)
+        outcomes.append(run_step(step, missing, min(step.limit, end - time.monotonic())))
+    return outcomes
+
+
+def main() -> None:
+    """Build, run, write. Status 1 where a step failed or was too slow, or there is no GPU."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where gpu.json goes")
+    parser.add_argument("--seconds", type=float, default=480.0, help="for everything")
+    parser.add_argument("--no-build", action="store_true", help="what is built is used as it is")
+    parser.add_argument("--small", action="store_true", help="only show that all works")
+    given = parser.parse_args()
+    end = time.monotonic() + given.seconds
+    BUILT.mkdir(parents=True, exist_ok=True)
+    steps = builds()
+    if given.no_build:
+        steps = steps[1:]  # the extension alone takes long, and others may be using it
+    outcomes = run_all(steps, without("nvcc"), end)
+    missing, machine = probe()
+    if not given.no_build and outcomes[0].outcome != "ok":
+        missing["extension"] = "this tree's extension was not built"
+    if machine["stand-in"] and given.out.resolve() == RESULTS:
+        sys.exit(
+            "the driver is the stand-in, whose results are none of a GPU's: give another --out"
+        )
+    outcomes += run_all(checks(given.small), missing, end)
+    print("\n".join(table(outcomes)))
+    if "driver" not in missing:
+        given.out.mkdir(parents=True, exist_ok=True)
+        record = {"schema": SCHEMA, "machine": machine, "steps": [asdict(o) for o in outcomes]}
+        (given.out / "gpu.json").write_text(json.dumps(record, indent=1) + "\n")
+        print(f"see {given.out / 'gpu.json'}")
+    bad = [each for each in outcomes if each.outcome in ("failed", "too slow")]
+    sys.exit(1 if bad or "driver" in missing else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""`bench` and `verify` on GPUs (the stand-in): the oracle's bits, and the digest of the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from pycollective.bench.record import read_json
+from pycollective.conformance.places import place_of
+from pycollective.device_array import DeviceArray
+from tests.cli.test_verify_table import digest_of
+from tests.cuda import standin
+from tests.test_launches import clean_environment
+
+
+def run(*arguments, status=0, **environment):
+    done = subprocess.run(
+        [sys.executable, "-m", "pycollective", *map(str, arguments)],
+        env=clean_environment(**environment),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def on_gpus(*arguments, status=0, **options):
+    return run(*arguments, "--device", "cuda", status=status, **standin.environment(**options))
+
+
+def placed(rank):
+    """Where the arrays of `verify` lie on a rank of two hosts, and what a call is given besides."""
+    communicator = types.SimpleNamespace(host_of=(0, 0, 1, 0, 0), rank=rank)
+    place = place_of("cuda", communicator)
+    array = place.copy(np.arange(5, dtype=np.int8))
+    assert isinstance(array, DeviceArray)
+    assert array.stream is place.options["stream"]
+    assert place.read(array).tolist() == [0, 1, 2, 3, 4]
+    return array.device
+
+
+def test_the_arrays_of_verify_lie_on_the_hosts_gpus_in_turn(gpu):
+    assert [gpu(placed, rank) for rank in range(5)] == [0, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("table", [(2,), (3, "--quick")])
+def test_the_digest_is_the_cpus(table):
+    table = ("verify", "-n", *table)
+    gpu = on_gpus(*table)
+    assert "arrays in GPU memory, each host's GPUs in turn: rank 0 on GPU 0" in gpu.stdout
+    assert digest_of(gpu.stdout) == digest_of(run(*table).stdout)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_ranks_take_the_gpus_in_turn(devices, tmp_path):
+    done = on_gpus(
+        *("bench", "all_reduce", "--ranks", 3, "-b", "8", "-e", "2M", "-f", 512),
+        *("-d", "bfloat16", "--rounds", 2, "-n", 2, "-J", tmp_path / "r.json"),
+        devices=devices,
+    )
+    record = read_json(tmp_path / "r.json")
+    assert [(row.size, row.wrong) for row in record.rows] == [(8, 0), (4096, 0), (2 << 20, 0)]
+    assert all(row.timing.median > 0 for row in record.rows)
+    assert (record.limits, record.settings["device"]) == ([], "cuda")
+    assert re.search(rf"^# arrays in GPU memory: .*, of {devices} x \w", done.stdout, re.M)
+    assert "# Out of bounds values : 0 OK" in done.stdout
+
+
+@pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather", "broadcast"])
+def test_the_other_collectives_are_verified(operation, tmp_path):
+    on_gpus(
+        *("bench", operation, "--ranks", 3, "-b", "24", "-e", "96K", "-f", 4096, "-r", 1),
+        *("--rounds", 1, "-n", 2, "-J", tmp_path / "r.json"),
+    )
+    assert [row.wrong for row in read_json(tmp_path / "r.json").rows] == [0, 0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the peer is torch's NCCL")
+def test_nccl_says_why_it_is_not_measured():
+    done = on_gpus("bench", "all_reduce", "-b", 64, "-e", 64, "--rounds", 1, "--peers", "nccl")
+    assert re.search(r"n/a +nccl: (torch .* finds no GPU|NCCL refuses ranks that)", done.stdout)
+
+
+@pytest.mark.parametrize("command", [("bench", "all_reduce"), ("verify", "-n", 2, "--quick")])
+def test_without_a_gpu_it_says_so_in_a_line(command):
+    missing = {"PYCOLLECTIVE_CUDA_DRIVER": "/no/such/libcuda.so"}
+    done = run(*command, "--device", "cuda", status=2, **missing)
+    assert re.search(r"^pycollective \w+: no CUDA driver: /no/such/libcuda.so", done.stderr, re.M)
+    assert "Traceback" not in done.stderr
