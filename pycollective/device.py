@@ -27,7 +27,7 @@ _CARD = 128
 
 
 class Way(NamedTuple):
-    """How calls on arrays of `device` go: by kernels over "peer" memory, or by way of the "host"."""
+    """How calls on arrays of `device` go: by kernels over "peer" memory, or by the "host"."""
 
     device: int
     name: str
@@ -40,9 +40,8 @@ def number_of(device: str | int, local_rank: int) -> int:
     Raises:
         ConfigurationError: there is no such GPU, or no CUDA.
     """
-    kind, _, number = (
-        ("cuda", "", str(device)) if isinstance(device, int) else device.partition(":")
-    )
+    name = f"cuda:{device}" if isinstance(device, int) else device
+    kind, _, number = name.partition(":")
     if kind != "cuda" or not (number.isdigit() or device == "cuda"):
         raise ConfigurationError(
             f"device {device!r} is not here; give 'cuda', 'cuda:0' and so on, or a GPU's number"

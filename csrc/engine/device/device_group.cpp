@@ -170,6 +170,17 @@ bool DeviceGroup::look() {
   return true;
 }
 
+void DeviceGroup::abort() {
+  if (aborted_.exchange(true)) return;
+  peers_->abort();
+  try {
+    const std::lock_guard lock(mutex_);
+    peers_->poison();
+  } catch (const cuda::DriverError&) {
+    // The context is gone: nothing will be launched.
+  }
+}
+
 std::optional<Failure> DeviceGroup::failure(const Group& group) const {
   const int rank = group.world().rank;
   const std::string gpu = "rank " + std::to_string(rank) + "'s GPU " + std::to_string(device());

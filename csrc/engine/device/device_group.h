@@ -67,8 +67,8 @@ class DeviceGroup {
   std::optional<Failure> failure(const Group& group) const;
   // Whether who is dead may be waited for there: asks the kernel, so not at every turn.
   std::optional<Failure> lost_peer(const Group& group) const;
-  // Makes all waits on the device end, now and later.
-  void abort() { peers_->abort(); }
+  // Makes all waits on the device end, now and later, and what is launched later do nothing.
+  void abort();
   // Whether a wait has ended so: results are none.
   bool aborted() const { return peers_->ending().has_value(); }
 
@@ -89,6 +89,7 @@ class DeviceGroup {
   std::atomic<bool> launched_{false};
   std::atomic<bool> captured_{false};
   std::atomic<bool> watched_{false};
+  std::atomic<bool> aborted_{false};
   std::string error_;  // of the driver, under the lock
 };
 

@@ -113,6 +113,15 @@ std::uint32_t* PeerMemory::word(std::size_t line) const {
 
 void PeerMemory::abort() { __atomic_store_n(word(kAbortLine), 1, __ATOMIC_RELEASE); }
 
+void PeerMemory::poison() {
+  const Current current(context_);
+  check(driver().cuMemsetD32Async(
+            mailboxes_[me_.at()] + cuda::kPoisonAt,
+            cuda::poison_of(cuda::Ending::kAborted, static_cast<std::uint32_t>(me_.index())), 1,
+            uploads_),
+        "cuMemsetD32Async");
+}
+
 std::optional<PeerMemory::Ended> PeerMemory::ending() const {
   const std::uint32_t said = __atomic_load_n(word(kReportLine), __ATOMIC_ACQUIRE);
   if (said == 0) return std::nullopt;

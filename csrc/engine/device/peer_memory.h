@@ -70,6 +70,8 @@ class PeerMemory {
 
   // Makes waits on the device end, now and later, within a millisecond or two. From any thread.
   void abort();
+  // Has what begins on the device from now on do nothing. Waits for nothing.
+  void poison();
   // Why, for whom and in which block a wait of this rank has ended badly; what is launched later
   // does nothing. From any thread.
   struct Ended {
