@@ -69,6 +69,15 @@ DEVICE char* place_of(const ProgramParameters& p, std::uint32_t ref, std::uint64
   return slot + p.part * (std::uint64_t{p.nodes} * p.node + number * p.element);
 }
 
+// What a ref in shared memory is: of global memory, which lets the compiler tell stores to it from
+// shared memory.
+DEVICE char* global(char* place) {
+#if defined(__CUDA_ARCH__)
+  __builtin_assume(__isGlobal(place));
+#endif
+  return place;
+}
+
 DEVICE std::uint64_t length_of(const ProgramParameters& p, std::uint32_t shard,
                                std::uint64_t chunk) {
   const std::uint64_t whole = p.begins[shard + 1] - p.begins[shard];
@@ -77,20 +86,26 @@ DEVICE std::uint64_t length_of(const ProgramParameters& p, std::uint32_t shard,
   return whole - skip < p.part ? whole - skip : p.part;
 }
 
-// Until the word has come so far: 0, or why not.
-DEVICE std::uint32_t wait_for(const ProgramParameters& p, const std::uint32_t* word,
-                              std::uint32_t wanted, std::uint32_t member) {
-  if (has_come(load_acquire(word), wanted)) return 0;
+// Until the member's word, of these flags, has come so far: false, and why not is noted, if the
+// wait has ended badly.
+DEVICE bool has_come_in_time(const ProgramParameters& p, Staged& staged, const std::uint32_t* flags,
+                             std::uint32_t wanted, std::uint32_t member) {
+  const std::uint32_t* const word = flags + member;
+  if (has_come(load_acquire(word), wanted)) return true;
   const std::uint64_t begin = nanoseconds();
   std::uint64_t looked = begin;
   for (;;) {
     pause();
-    if (has_come(load_acquire(word), wanted)) return 0;
+    if (has_come(load_acquire(word), wanted)) return true;
     const std::uint64_t now = nanoseconds();
-    if (now - begin > p.nanoseconds) return poison_of(Ending::kTimeout, member);
-    if (now - looked < kAbortEvery) continue;
-    looked = now;
-    if (load_host(visible(p.abort)) != 0) return poison_of(Ending::kAborted, member);
+    Ending ending = now - begin > p.nanoseconds ? Ending::kTimeout : Ending::kNone;
+    if (now - looked >= kAbortEvery) {
+      looked = now;
+      if (load_relaxed(visible(p.abort)) != 0) ending = Ending::kAborted;
+    }
+    if (ending == Ending::kNone) continue;
+    staged.endings[thread()] = poison_of(ending, member);
+    return false;
   }
 }
 
@@ -114,21 +129,50 @@ DEVICE void compute(const ProgramParameters& p, const Staged& staged, std::uint3
   const Share share{thread(), threads()};
   const std::uint64_t count = length_of(p, head >> 16, chunk);
   if (static_cast<InstructionCode>(head & 7) == InstructionCode::kCopy) {
-    copy(staged.places[words[2]], staged.places[words[1]],
+    copy(global(staged.places[words[2]]), global(staged.places[words[1]]),
          count * ((head & kFlag0) != 0 ? p.node : p.element), share);
     return;
   }
   char* const* const terms = staged.places + words[2];
   const std::uint32_t* const recipe = words + 3;
   const std::uint32_t copy_to = words[1] >> 16;
-  const Target target{staged.places[words[1] & 0xFFFF],
-                      copy_to == kNoRef ? nullptr : staged.places[copy_to]};
-  const auto leaf = [terms](int i) { return static_cast<const char*>(terms[i]); };
+  const Target target{global(staged.places[words[1] & 0xFFFF]),
+                      copy_to == kNoRef ? nullptr : global(staged.places[copy_to])};
+  const auto leaf = [terms](int i) { return static_cast<const char*>(global(terms[i])); };
   const auto operand = [terms, recipe](int i) {
-    return Operand{terms[i], (recipe[i] & 1) != 0, recipe[i] >> 1};
+    return Operand{global(terms[i]), (recipe[i] & 1) != 0, recipe[i] >> 1};
   };
   Combine::run(leaf, operand, static_cast<int>(head >> 8 & 0xFF), (head & kFlag1) != 0,
                Combined{target, count, static_cast<int>(p.members), (head & kFlag0) != 0}, share);
+}
+
+// False if a wait has ended badly, for all threads.
+template <class Combine>
+DEVICE bool run_chunk(const ProgramParameters& p, Staged& staged, const std::uint32_t* flags,
+                      std::uint32_t* told, bool has_reader, std::uint64_t chunk,
+                      std::uint32_t epoch) {
+  for (std::uint32_t at = p.ref_count;;) {
+    const std::uint32_t head = staged.words[at];
+    const std::uint32_t number = head >> 8 & 0xFF;
+    const auto kind = static_cast<InstructionCode>(head & 7);
+    if (kind == InstructionCode::kEnd) return true;
+    if ((head & kMeets) != 0) barrier();
+    if (kind == InstructionCode::kWait) {
+      bool ends = false;
+      if (thread() < number) {
+        const std::uint32_t awaited = staged.words[at + 1 + thread()];
+        ends = !has_come_in_time(p, staged, flags, mark_of(epoch, awaited >> 8), awaited & 0xFF);
+      }
+      if (barrier_or(ends)) return false;
+      at += 1 + number;
+    } else if (kind == InstructionCode::kPublish) {
+      if (has_reader) store_release(told, mark_of(epoch, head >> 16));
+      ++at;
+    } else {
+      compute<Combine>(p, staged, at, chunk);
+      at += kind == InstructionCode::kCopy || (head & kFlag1) != 0 ? 3 : 3 + number;
+    }
+  }
 }
 
 // One block's part of a launch.
@@ -140,53 +184,35 @@ DEVICE void run_program(const ProgramParameters& p) {
   const std::uint32_t* const words = visible(p.words);
   const bool has_member = thread() < p.members;
   const bool has_peer = has_member && thread() != p.me;
+  const bool has_reader = has_peer && (p.readers >> thread() & 1) != 0;
   // Where this thread's member looks for this rank.
   std::uint32_t* const told =
       has_member ? word_at(visible(p.mailboxes[thread()]), flags_at(block())) + p.me : nullptr;
-  bool ends = load_acquire(word_at(mailbox, kPoisonAt)) != 0;
-  std::uint32_t epoch = chunk_of(load_acquire(flags + p.me));
   if (has_member) staged.endings[thread()] = 0;
-  bool staging = true;
+  // On their way together; the last one keeps back what comes behind it.
+  bool ends = load_relaxed(word_at(mailbox, kPoisonAt)) != 0;
+  std::uint32_t epoch = chunk_of(load_relaxed(flags + p.me));
+  const std::uint32_t first_word = thread() < p.word_count ? words[thread()] : 0;
+  const std::uint32_t seen = has_peer ? load_acquire(flags + thread()) : 0;
 
+  bool is_first = true;
   for (std::uint64_t chunk = block(); chunk < p.chunks; chunk += blocks(), ++epoch) {
-    for (std::uint32_t i = thread(); i < (staging ? p.word_count : p.ref_count); i += threads()) {
-      const std::uint32_t word = staging ? words[i] : staged.words[i];
-      if (staging) staged.words[i] = word;
+    for (std::uint32_t i = thread(); i < (is_first ? p.word_count : p.ref_count); i += threads()) {
+      const std::uint32_t word = !is_first       ? staged.words[i]
+                                 : i == thread() ? first_word
+                                                 : words[i];
+      if (is_first) staged.words[i] = word;
       if (i < p.ref_count) staged.places[i] = place_of(p, word, chunk, epoch);
     }
     // Of a launch's first two chunks, who read the slot ran another program.
-    const bool is_reader = has_peer && (chunk < 2 * blocks() || (p.readers >> thread() & 1) != 0);
-    if (is_reader && !ends) {
-      staged.endings[thread()] = wait_for(p, flags + thread(), mark_of(epoch - 1, 0), thread());
-      ends = staged.endings[thread()] != 0;
-    }
+    const std::uint32_t free = mark_of(epoch - 1, 0);
+    if ((chunk < 2 * blocks() ? has_peer : has_reader) && !ends &&
+        !(is_first && has_come(seen, free)))
+      ends = !has_come_in_time(p, staged, flags, free, thread());
     if (barrier_or(ends)) return poison_mailbox(p, staged);
-    staging = false;
-    for (std::uint32_t at = p.ref_count;;) {
-      const std::uint32_t head = staged.words[at];
-      const std::uint32_t number = head >> 8 & 0xFF;
-      const auto kind = static_cast<InstructionCode>(head & 7);
-      if (kind == InstructionCode::kEnd) break;
-      if ((head & kMeets) != 0) barrier();
-      if (kind == InstructionCode::kWait) {
-        if (thread() < number) {
-          const std::uint32_t awaited = staged.words[at + 1 + thread()];
-          const std::uint32_t member = awaited & 0xFF;
-          staged.endings[thread()] =
-              wait_for(p, flags + member, mark_of(epoch, awaited >> 8), member);
-          ends = staged.endings[thread()] != 0;
-        }
-        if (barrier_or(ends)) return poison_mailbox(p, staged);
-        at += 1 + number;
-      } else if (kind == InstructionCode::kPublish) {
-        if (has_peer && (p.readers >> thread() & 1) != 0)
-          store_release(told, mark_of(epoch, head >> 16));
-        ++at;
-      } else {
-        compute<Combine>(p, staged, at, chunk);
-        at += kind == InstructionCode::kCopy ? 3 : (head & kFlag1) != 0 ? 3 : 3 + number;
-      }
-    }
+    is_first = false;
+    if (!run_chunk<Combine>(p, staged, flags, told, has_reader, chunk, epoch))
+      return poison_mailbox(p, staged);
     barrier();
     if (has_member) store_release(told, mark_of(epoch + 1, 0));
   }

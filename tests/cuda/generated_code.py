@@ -17,7 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 EMBED = runpy.run_path(str(ROOT / "csrc" / "cuda" / "embed.py"))
 ARCHITECTURES = ["80", "90", "100"]
 
-REDUCTIONS = [f"reduce_{dtype.name}_{op}" for dtype in _core.dtypes() for op in dtype.reduce_ops]
+_CASES = [f"{dtype.name}_{op}" for dtype in _core.dtypes() for op in dtype.reduce_ops]
+# By module.
+KERNELS = {
+    "reduce": [f"reduce_{case}" for case in _CASES],
+    "program": [*(f"program_{case}" for case in _CASES), "program_move"],
+}
 
 # In PTX, anywhere: {what it would do: its pattern}.
 FORBIDDEN_IN_PTX = {
