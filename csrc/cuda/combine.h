@@ -96,11 +96,12 @@ DEVICE void put_combined(const Combined& what, std::uint64_t i, const Values<Cod
   if (what.target.copy != nullptr) store_node<A, L>(what.target.copy + i * sizeof(A), value);
 }
 
-// `end` elements, in vectors, of two operands: all loads of two steps, then all else.
+// `end` elements, in vectors, of two operands: all loads of two steps, then all else. (Of wide
+// nodes one step has as many.)
 template <class Codec, class Op, bool kAverage, bool kNodeA, bool kNodeB>
 DEVICE void combine_two(const char* a, const char* b, const Combined& what, std::uint64_t end,
                         Share share) {
-  constexpr int kTogether = 2;
+  constexpr int kTogether = kWideNodes<Codec> ? 1 : 2;
   constexpr int L = kVectorLanes<typename Codec::Stored>;
   const std::uint64_t stride = share.stride * L;
   std::uint64_t i = share.index * L;

@@ -54,14 +54,15 @@ DEVICE std::uint32_t* word_at(void* mailbox, std::uint64_t offset) {
 }
 
 // Where a ref lies in a chunk; null where it is of a buffer that this rank has nothing of.
-DEVICE char* place_of(const ProgramParameters& p, std::uint32_t ref, std::uint64_t chunk,
+DEVICE char* place_of(const ProgramParameters& p, std::uint32_t ref, std::uint32_t chunk,
                       std::uint32_t epoch) {
   const auto place = static_cast<PlaceCode>(ref & 3);
   const std::uint64_t number = ref >> 8;
   if (place == PlaceCode::kInput || place == PlaceCode::kOutput) {
     void* const base = place == PlaceCode::kInput ? const_cast<void*>(p.input) : p.output;
     if (base == nullptr) return nullptr;
-    return static_cast<char*>(visible(base)) + (p.begins[number] + chunk * p.part) * p.element;
+    return static_cast<char*>(visible(base)) +
+           (p.begins[number] + std::uint64_t{chunk} * p.part) * p.element;
   }
   char* const slot = static_cast<char*>(visible(p.mailboxes[ref >> 2 & 63])) +
                      slots_at(p.shape, block()) + (epoch & 1) * p.shape.slot_bytes;
@@ -79,18 +80,24 @@ DEVICE char* global(char* place) {
 }
 
 DEVICE std::uint64_t length_of(const ProgramParameters& p, std::uint32_t shard,
-                               std::uint64_t chunk) {
+                               std::uint32_t chunk) {
   const std::uint64_t whole = p.begins[shard + 1] - p.begins[shard];
-  const std::uint64_t skip = chunk * p.part;
+  const std::uint64_t skip = std::uint64_t{chunk} * p.part;
   if (skip >= whole) return 0;
   return whole - skip < p.part ? whole - skip : p.part;
 }
 
-// Until the member's word, of these flags, has come so far: false, and why not is noted, if the
-// wait has ended badly.
-DEVICE bool has_come_in_time(const ProgramParameters& p, Staged& staged, const std::uint32_t* flags,
-                             std::uint32_t wanted, std::uint32_t member) {
-  const std::uint32_t* const word = flags + member;
+// The word of this block in a member's mailbox that another writes.
+DEVICE std::uint32_t* flag_of(const ProgramParameters& p, std::uint32_t member,
+                              std::uint32_t writer) {
+  return word_at(visible(p.mailboxes[member]), flags_at(block())) + writer;
+}
+
+// Until the member's word has come so far: false, and why not is noted, if the wait has ended
+// badly.
+DEVICE bool has_come_in_time(const ProgramParameters& p, Staged& staged, std::uint32_t wanted,
+                             std::uint32_t member) {
+  const std::uint32_t* const word = flag_of(p, p.me, member);
   if (has_come(load_acquire(word), wanted)) return true;
   const std::uint64_t begin = nanoseconds();
   std::uint64_t looked = begin;
@@ -123,7 +130,7 @@ DEVICE void poison_mailbox(const ProgramParameters& p, const Staged& staged) {
 // One instruction that moves or combines; `at` is its first word's number.
 template <class Combine>
 DEVICE void compute(const ProgramParameters& p, const Staged& staged, std::uint32_t at,
-                    std::uint64_t chunk) {
+                    std::uint32_t chunk) {
   const std::uint32_t* const words = staged.words + at;
   const std::uint32_t head = words[0];
   const Share share{thread(), threads()};
@@ -146,10 +153,15 @@ DEVICE void compute(const ProgramParameters& p, const Staged& staged, std::uint3
                Combined{target, count, static_cast<int>(p.members), (head & kFlag0) != 0}, share);
 }
 
+// Marks are this rank's to tell: to the readers, or to all members, itself among them.
+DEVICE void tell(const ProgramParameters& p, std::uint64_t members, std::uint32_t mark) {
+  if (thread() < p.members && (members >> thread() & 1) != 0)
+    store_release(flag_of(p, thread(), p.me), mark);
+}
+
 // False if a wait has ended badly, for all threads.
 template <class Combine>
-DEVICE bool run_chunk(const ProgramParameters& p, Staged& staged, const std::uint32_t* flags,
-                      std::uint32_t* told, bool has_reader, std::uint64_t chunk,
+DEVICE bool run_chunk(const ProgramParameters& p, Staged& staged, std::uint32_t chunk,
                       std::uint32_t epoch) {
   for (std::uint32_t at = p.ref_count;;) {
     const std::uint32_t head = staged.words[at];
@@ -161,12 +173,12 @@ DEVICE bool run_chunk(const ProgramParameters& p, Staged& staged, const std::uin
       bool ends = false;
       if (thread() < number) {
         const std::uint32_t awaited = staged.words[at + 1 + thread()];
-        ends = !has_come_in_time(p, staged, flags, mark_of(epoch, awaited >> 8), awaited & 0xFF);
+        ends = !has_come_in_time(p, staged, mark_of(epoch, awaited >> 8), awaited & 0xFF);
       }
       if (barrier_or(ends)) return false;
       at += 1 + number;
     } else if (kind == InstructionCode::kPublish) {
-      if (has_reader) store_release(told, mark_of(epoch, head >> 16));
+      tell(p, p.readers, mark_of(epoch, head >> 16));
       ++at;
     } else {
       compute<Combine>(p, staged, at, chunk);
@@ -175,46 +187,46 @@ DEVICE bool run_chunk(const ProgramParameters& p, Staged& staged, const std::uin
   }
 }
 
-// One block's part of a launch.
+// Stages the program, and the first chunk's places. What it reads is on its way together; the last
+// load keeps back what comes behind it. False where there is poison, or where the slot was not free
+// in time; `epoch` is the block's.
+DEVICE bool begin(const ProgramParameters& p, Staged& staged, std::uint32_t& epoch) {
+  const std::uint32_t* const words = visible(p.words);
+  const bool has_peer = thread() < p.members && thread() != p.me;
+  if (thread() < p.members) staged.endings[thread()] = 0;
+  const bool is_poisoned = load_relaxed(word_at(visible(p.mailboxes[p.me]), kPoisonAt)) != 0;
+  epoch = chunk_of(load_relaxed(flag_of(p, p.me, p.me)));
+  const std::uint32_t first_word = thread() < p.word_count ? words[thread()] : 0;
+  const std::uint32_t seen = has_peer ? load_acquire(flag_of(p, p.me, thread())) : 0;
+  for (std::uint32_t i = thread(); i < p.word_count; i += threads()) {
+    const std::uint32_t word = i == thread() ? first_word : words[i];
+    staged.words[i] = word;
+    if (i < p.ref_count) staged.places[i] = place_of(p, word, block(), epoch);
+  }
+  if (is_poisoned) return false;
+  const std::uint32_t free = mark_of(epoch - 1, 0);
+  return !has_peer || has_come(seen, free) || has_come_in_time(p, staged, free, thread());
+}
+
+// One block's part of a launch: there is a chunk for each.
 template <class Combine>
 DEVICE void run_program(const ProgramParameters& p) {
   SHARED(Staged, staged);
-  void* const mailbox = visible(p.mailboxes[p.me]);
-  std::uint32_t* const flags = word_at(mailbox, flags_at(block()));
-  const std::uint32_t* const words = visible(p.words);
-  const bool has_member = thread() < p.members;
-  const bool has_peer = has_member && thread() != p.me;
-  const bool has_reader = has_peer && (p.readers >> thread() & 1) != 0;
-  // Where this thread's member looks for this rank.
-  std::uint32_t* const told =
-      has_member ? word_at(visible(p.mailboxes[thread()]), flags_at(block())) + p.me : nullptr;
-  if (has_member) staged.endings[thread()] = 0;
-  // On their way together; the last one keeps back what comes behind it.
-  bool ends = load_relaxed(word_at(mailbox, kPoisonAt)) != 0;
-  std::uint32_t epoch = chunk_of(load_relaxed(flags + p.me));
-  const std::uint32_t first_word = thread() < p.word_count ? words[thread()] : 0;
-  const std::uint32_t seen = has_peer ? load_acquire(flags + thread()) : 0;
-
-  bool is_first = true;
-  for (std::uint64_t chunk = block(); chunk < p.chunks; chunk += blocks(), ++epoch) {
-    for (std::uint32_t i = thread(); i < (is_first ? p.word_count : p.ref_count); i += threads()) {
-      const std::uint32_t word = !is_first       ? staged.words[i]
-                                 : i == thread() ? first_word
-                                                 : words[i];
-      if (is_first) staged.words[i] = word;
-      if (i < p.ref_count) staged.places[i] = place_of(p, word, chunk, epoch);
-    }
-    // Of a launch's first two chunks, who read the slot ran another program.
-    const std::uint32_t free = mark_of(epoch - 1, 0);
-    if ((chunk < 2 * blocks() ? has_peer : has_reader) && !ends &&
-        !(is_first && has_come(seen, free)))
-      ends = !has_come_in_time(p, staged, flags, free, thread());
-    if (barrier_or(ends)) return poison_mailbox(p, staged);
-    is_first = false;
-    if (!run_chunk<Combine>(p, staged, flags, told, has_reader, chunk, epoch))
-      return poison_mailbox(p, staged);
+  std::uint32_t epoch = 0;
+  bool is_ready = begin(p, staged, epoch);
+  for (std::uint32_t chunk = block();;) {
+    if (barrier_or(!is_ready)) return poison_mailbox(p, staged);
+    if (!run_chunk<Combine>(p, staged, chunk, epoch)) return poison_mailbox(p, staged);
     barrier();
-    if (has_member) store_release(told, mark_of(epoch + 1, 0));
+    tell(p, ~std::uint64_t{0}, mark_of(++epoch, 0));
+    chunk += blocks();
+    if (chunk >= p.chunks) return;
+    for (std::uint32_t i = thread(); i < p.ref_count; i += threads())
+      staged.places[i] = place_of(p, staged.words[i], chunk, epoch);
+    // Of a launch's first two chunks, who read the slot ran another program.
+    const std::uint64_t readers = chunk < 2 * blocks() ? ~std::uint64_t{0} : p.readers;
+    is_ready = thread() >= p.members || thread() == p.me || (readers >> thread() & 1) == 0 ||
+               has_come_in_time(p, staged, mark_of(epoch - 1, 0), thread());
   }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import runpy
@@ -69,6 +70,7 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join(places))
 
 
+@functools.lru_cache
 def ptx_of(source: Path, *flags: str) -> str:
     """The PTX that nvcc makes of a file of kernels."""
     with tempfile.TemporaryDirectory() as folder:

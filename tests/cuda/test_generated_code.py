@@ -106,7 +106,7 @@ def test_nvrtc_compiles_every_kernel():
 
 @needs_nvcc
 @slow
-def test_marks_are_acquired_and_released_and_nothing_else_is(images):
+def test_marks_are_acquired_and_released_and_nothing_else_is():
     """Of each program's kernel: every flag that the protocol reads or writes, as it is compiled."""
     ptx = ptx_of(EMBED["CSRC"] / "cuda" / "program.cu", *EMBED["IEEE_FLAGS"])
     kernels = re.split(r"\.entry (\w+)", ptx)[1:]

@@ -199,7 +199,7 @@ void PeerMemory::launch(const Request& request, cuda::CUstream stream, std::uint
   const Cut cut = PeerMemory::cut(shards.longest(), element,
                                   places_of(program, request.dtype, request.reduce_op), shape_);
   if (cut.chunks == 0) return;
-  require(over(cut.chunks, cut.blocks) < cuda::kMostChunks,
+  require(over(cut.chunks, cut.blocks) < cuda::kMostChunks && cut.chunks < (1U << 31),
           std::string(name_of(request.kind)) + ": so many elements, in slots so small");
 
   const Current current(context_);
@@ -230,7 +230,7 @@ void PeerMemory::launch(const Request& request, cuda::CUstream stream, std::uint
   p.begins[begins] = shards.begin(begins - 1) + shards.length(begins - 1);
   p.begins[cuda::kNoBegin] = 0;
   p.part = cut.part;
-  p.chunks = cut.chunks;
+  p.chunks = static_cast<std::uint32_t>(cut.chunks);
   p.nanoseconds = nanoseconds;
   p.readers = known->lowered.readers;
   p.shape = shape_;
