@@ -264,7 +264,7 @@ void abort_ends_waits(Devices& devices, const Programs& programs) {
   DeviceRanks ranks(devices, n, {2, 4096}, kMemory);
   Placed call(call_of(programs, 3000), 0, random);
   call.write(ranks);
-  for (const int r : {0, 1, 2}) call.launch(ranks.at(r), r, 1000 * kSecond);
+  for (const int r : {0, 1, 2}) call.launch(ranks.at(r), r, 60 * kSecond);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   const auto begin = std::chrono::steady_clock::now();
   for (const int r : {0, 1, 2}) ranks.at(r).peers->abort();

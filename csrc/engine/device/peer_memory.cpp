@@ -185,6 +185,9 @@ void PeerMemory::launch(const Request& request, cuda::CUstream stream, std::uint
               request.program->serves(request),
           std::string(name_of(request.kind)) + ": the program is another call's");
   const Program& program = *request.program;
+  require(
+      request.counts.empty() || request.counts.size() == static_cast<std::size_t>(program.ranks),
+      std::string(name_of(request.kind)) + ": counts of other ranks");
   require(has_room(program, request.dtype, request.reduce_op),
           std::string(name_of(request.kind)) + ": algorithm '" + program.algorithm + "' needs " +
               std::to_string(places_of(program, request.dtype, request.reduce_op) * kPartUnit) +
