@@ -334,6 +334,8 @@ def test_native_code_includes_only_layers_below(path: Path) -> None:
         assert included == folder or included in NATIVE_LAYERS[folder], name
         if (folder, included) == ("torch", "bindings"):
             assert name in ("bindings/errors_py.h", "bindings/gil.h")
+        if (folder, included) == ("engine", "cuda"):
+            assert native_place(path).startswith("engine/device/")
 
 
 @pytest.mark.parametrize("path", native_files(), ids=native_place)

@@ -96,14 +96,15 @@ DEVICE void put_combined(const Combined& what, std::uint64_t i, const Values<Cod
   if (what.target.copy != nullptr) store_node<A, L>(what.target.copy + i * sizeof(A), value);
 }
 
-// Elements first + share.index * L, ... below `end`, of two operands: all loads of kTogether steps,
-// then all else.
-template <class Codec, class Op, bool kAverage, bool kNodeA, bool kNodeB, int L>
-DEVICE void combine_two(const char* a, const char* b, const Combined& what, std::uint64_t first,
-                        std::uint64_t end, Share share) {
-  constexpr int kTogether = L > 1 ? 2 : 1;
+// `end` elements, in vectors, of two operands: all loads of two steps, then all else. (Of wide
+// nodes one step has as many.)
+template <class Codec, class Op, bool kAverage, bool kNodeA, bool kNodeB>
+DEVICE void combine_two(const char* a, const char* b, const Combined& what, std::uint64_t end,
+                        Share share) {
+  constexpr int kTogether = kWideNodes<Codec> ? 1 : 2;
+  constexpr int L = kVectorLanes<typename Codec::Stored>;
   const std::uint64_t stride = share.stride * L;
-  std::uint64_t i = first + share.index * L;
+  std::uint64_t i = share.index * L;
   for (; i + (kTogether - 1) * stride < end; i += kTogether * stride) {
     Values<Codec, L> left[kTogether], right[kTogether];
     UNROLL
@@ -156,17 +157,15 @@ DEVICE void combine_ordered(const Operands& operand, int count, const Combined& 
   for (int i = 0; i < count; ++i) places |= address_of(operand(i).data);
   const std::uint64_t whole =
       places % kVectorBytes == 0 ? what.count / kLanes * kLanes : std::uint64_t{0};
-  if (count != 2) {
-    combine_more<Codec, Op, kAverage, kVectorLanes<A>>(operand, count, what, 0, whole, share);
+  if (whole < what.count)
     combine_more<Codec, Op, kAverage, 1>(operand, count, what, whole, what.count, share);
-    return;
-  }
+  if (count != 2)
+    return combine_more<Codec, Op, kAverage, kVectorLanes<A>>(operand, count, what, 0, whole,
+                                                              share);
   const Operand a = operand(0), b = operand(1);
   const auto two = [&](auto a_is_node, auto b_is_node) {
-    constexpr bool kNodeA = decltype(a_is_node)::value, kNodeB = decltype(b_is_node)::value;
-    combine_two<Codec, Op, kAverage, kNodeA, kNodeB, kLanes>(a.data, b.data, what, 0, whole, share);
-    combine_two<Codec, Op, kAverage, kNodeA, kNodeB, 1>(a.data, b.data, what, whole, what.count,
-                                                        share);
+    combine_two<Codec, Op, kAverage, decltype(a_is_node)::value, decltype(b_is_node)::value>(
+        a.data, b.data, what, whole, share);
   };
   if constexpr (kWideNodes<Codec>) {
     if (a.is_node && b.is_node) return two(Truth<true>{}, Truth<true>{});

@@ -7,47 +7,58 @@
 
 namespace pycollective::cuda {
 
-// `count` of T, of which both sides are aligned to `kWidth` bytes.
-template <class T, int L>
-DEVICE void copy_aligned(char* to, const char* from, std::uint64_t count, Share share) {
-  constexpr std::uint64_t kWidth = sizeof(T) * L;
-  constexpr int kTogether = L > 1 ? 8 : 4;  // loads on their way
-  std::uint64_t i = share.index;
-  for (; i + (kTogether - 1) * share.stride < count; i += kTogether * share.stride) {
-    Lanes<T, L> loaded[kTogether];
-    UNROLL
-    for (int k = 0; k < kTogether; ++k)
-      loaded[k] = load<T, L>(from + (i + k * share.stride) * kWidth);
-    UNROLL
-    for (int k = 0; k < kTogether; ++k)
-      store<T, L>(to + (i + k * share.stride) * kWidth, loaded[k]);
-  }
-  for (; i < count; i += share.stride) store<T, L>(to + i * kWidth, load<T, L>(from + i * kWidth));
+// A T where it is aligned.
+template <class T>
+DEVICE void copy_one(char* to, const char* from) {
+#if defined(__CUDACC__)
+  *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(from);
+#else
+  __builtin_memcpy(to, from, sizeof(T));
+#endif
 }
 
-// Whole T's from the first boundary on; the bytes before it and behind the last by themselves.
-template <class T, int L>
-DEVICE void copy_by(char* to, const char* from, std::uint64_t bytes, Share share) {
-  constexpr std::uint64_t kWidth = sizeof(T) * L;
-  std::uint64_t before = (kWidth - address_of(to) % kWidth) % kWidth;
-  if (before > bytes) before = bytes;
-  const std::uint64_t whole = (bytes - before) / kWidth;
-  copy_aligned<T, L>(to + before, from + before, whole, share);
-  const std::uint64_t in_whole = whole * kWidth;
-  for (std::uint64_t i = share.index; i < bytes - in_whole; i += share.stride) {
-    const std::uint64_t at = i < before ? i : i + in_whole;
-    to[at] = from[at];
+// `count` vectors.
+DEVICE void copy_vectors(char* to, const char* from, std::uint64_t count, Share share) {
+  using T = std::uint32_t;
+  constexpr int kTogether = 8;  // loads on their way
+  std::uint64_t i = share.index;
+  for (; i + (kTogether - 1) * share.stride < count; i += kTogether * share.stride) {
+    Lanes<T, kVectorLanes<T>> loaded[kTogether];
+    UNROLL
+    for (int k = 0; k < kTogether; ++k)
+      loaded[k] = load_vector<T>(from + (i + k * share.stride) * kVectorBytes);
+    UNROLL
+    for (int k = 0; k < kTogether; ++k)
+      store_vector<T>(to + (i + k * share.stride) * kVectorBytes, loaded[k]);
+  }
+  for (; i < count; i += share.stride)
+    store_vector<T>(to + i * kVectorBytes, load_vector<T>(from + i * kVectorBytes));
+}
+
+// All but the vectors, which lie behind `before` bytes; T divides all of these numbers.
+template <class T>
+DEVICE void copy_rest(char* to, const char* from, std::uint64_t bytes, std::uint64_t before,
+                      std::uint64_t in_vectors, Share share) {
+  for (std::uint64_t i = share.index; i < (bytes - in_vectors) / sizeof(T); i += share.stride) {
+    const std::uint64_t at = i * sizeof(T) + (i * sizeof(T) < before ? 0 : in_vectors);
+    copy_one<T>(to + at, from + at);
   }
 }
 
 // `from` may be `to`; otherwise they do not overlap.
 DEVICE void copy(char* to, const char* from, std::uint64_t bytes, Share share) {
   if (to == from) return;
-  const std::uint64_t apart = address_of(to) ^ address_of(from);
-  if (apart % kVectorBytes == 0) return copy_by<std::uint32_t, 4>(to, from, bytes, share);
-  if (apart % 4 == 0) return copy_by<std::uint32_t, 1>(to, from, bytes, share);
-  if (apart % 2 == 0) return copy_by<std::uint16_t, 1>(to, from, bytes, share);
-  copy_by<std::uint8_t, 1>(to, from, bytes, share);
+  std::uint64_t before = bytes, in_vectors = 0;
+  if ((address_of(to) ^ address_of(from)) % kVectorBytes == 0) {
+    before = (kVectorBytes - address_of(to) % kVectorBytes) % kVectorBytes;
+    if (before > bytes) before = bytes;
+    in_vectors = (bytes - before) / kVectorBytes * kVectorBytes;
+    copy_vectors(to + before, from + before, in_vectors / kVectorBytes, share);
+  }
+  const std::uint64_t aligned = address_of(to) | address_of(from) | bytes;
+  if (aligned % 4 == 0) return copy_rest<std::uint32_t>(to, from, bytes, before, in_vectors, share);
+  if (aligned % 2 == 0) return copy_rest<std::uint16_t>(to, from, bytes, before, in_vectors, share);
+  copy_rest<std::uint8_t>(to, from, bytes, before, in_vectors, share);
 }
 
 }  // namespace pycollective::cuda

@@ -52,8 +52,8 @@ DEVICE void store_release(std::uint32_t* word, std::uint32_t value) {
   asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
-// A word in the host's memory that orders nothing, such as the abort word.
-DEVICE std::uint32_t load_host(const std::uint32_t* word) {
+// A word that orders nothing, such as the host's abort word.
+DEVICE std::uint32_t load_relaxed(const std::uint32_t* word) {
   std::uint32_t value;
   asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
   return value;

@@ -49,7 +49,7 @@ struct ProgramParameters {
   std::uint32_t* report;                  // likewise: where poison is told
   std::uint64_t begins[kMostShards + 2];  // of shards, in elements; the end; and 0
   std::uint64_t part;                     // elements of each shard in a chunk
-  std::uint64_t chunks;                   // of the longest shard
+  std::uint32_t chunks;                   // of the longest shard, at least one a block
   std::uint64_t nanoseconds;              // that a wait may last
   std::uint64_t readers;                  // mask of the members that wait for events
   MailboxShape shape;

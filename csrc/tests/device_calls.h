@@ -200,6 +200,11 @@ class Placed {
   void launch(DeviceRanks& ranks) const {
     for (int r = 0; r < ranks.size(); ++r) launch(ranks.at(r), r);
   }
+  // A rank's memory is as it was before the call.
+  void check_untouched(DeviceRanks& ranks, int r) const {
+    const Data& before = before_[static_cast<std::size_t>(r)];
+    CHECK(ranks.at(r).read(at_, before.size()) == before);
+  }
   void check(DeviceRanks& ranks) const {
     for (int r = 0; r < ranks.size(); ++r) {
       const Data& wanted = after_[static_cast<std::size_t>(r)];

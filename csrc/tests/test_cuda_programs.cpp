@@ -1,6 +1,9 @@
 // Programs that kernels carry out in peer memory give the bits of the CPU's kernels, and touch
 // nothing else: each rank's memory in a call is compared whole.
 #include <cstdio>
+#include <map>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "engine/device/one_shot_program.h"
@@ -148,12 +151,78 @@ std::size_t every_program(Devices& devices, int n, bool on_one, std::size_t slot
   return batch.count();
 }
 
+// Whatever is to be cut: parts are of whole units, lie in their slots, and cover everything.
+void parts_fit_their_slots() {
+  Random random(3);
+  for (int i = 0; i < 100'000; ++i) {
+    const std::size_t element = std::size_t{1} << random() % 4;
+    const std::size_t places = element * (random() % 40) + 4 * (random() % 40);
+    const cuda::MailboxShape shape{1 + static_cast<std::uint32_t>(random() % 40),
+                                   256 * (1 + random() % 4096)};
+    if (64 * places > shape.slot_bytes) continue;
+    const std::uint64_t longest = (random() & random()) >> random() % 60;
+    const PeerMemory::Cut cut = PeerMemory::cut(longest, element, places, shape);
+    CHECK(cut.part >= 64 && cut.part % 64 == 0 && cut.part * places <= shape.slot_bytes);
+    CHECK(cut.blocks <= shape.blocks && cut.blocks <= cut.chunks);
+    CHECK((longest == 0) == (cut.chunks == 0));
+    if (longest == 0) continue;
+    CHECK(cut.chunks * cut.part >= longest && (cut.chunks - 1) * cut.part < longest);
+    // As many blocks as there are, before one has a second chunk.
+    CHECK(cut.blocks == shape.blocks || cut.chunks == cut.blocks);
+  }
+}
+
+template <class Body>
+void refuses(const Body& body, const char* what) {
+  try {
+    body();
+  } catch (const std::invalid_argument& error) {
+    if (std::string(error.what()).find(what) != std::string::npos) return;
+    std::fprintf(stderr, "%s\n", error.what());
+  }
+  CHECK(false);
+}
+
+void what_cannot_be_is_refused_by_name(Devices& devices) {
+  Random random(4);
+  DeviceRanks ranks(devices, 3, {1, 512}, kMemory);
+  std::map<std::string, Programs> programs;
+  for (const Programs& each : programs_of(3))
+    if (each[0]->kind == OpKind::kAllReduce) programs[each[0]->algorithm] = each;
+  Call call;
+  call.programs = programs.at("direct");
+  call.count = 100;
+  const auto launch = [&](int rank, int launched_by) {
+    const Placed placed(call, 0, random);
+    Rank& by = ranks.at(launched_by);
+    by.peers->launch(placed.request(by, rank), by.stream, 1);
+  };
+  refuses([&] { launch(0, 0); }, "'direct' needs 768 bytes of each slot, and they have 512");
+  call.programs = programs.at("one_shot");
+  refuses([&] { launch(1, 0); }, "'one_shot' is another rank's");
+  Placed placed(call, 0, random);
+  Request request = placed.request(ranks.at(0), 0);
+  const auto launch_request = [&] { ranks.at(0).peers->launch(request, ranks.at(0).stream, 1); };
+  request.reduce_op = ReduceOp::kBand;
+  refuses(launch_request, "band has no meaning for float32");
+  request.reduce_op = ReduceOp::kSum;
+  request.kind = OpKind::kBroadcast;
+  refuses(launch_request, "the program is another call's");
+  for (const std::vector<RealProgram>& schedule : read_programs("programs.txt"))
+    if (schedule[0].program.members != schedule[0].program.ranks)
+      refuses([&] { lower_for_device(schedule[0].program, schedule[0].me); },
+              "messages between hosts");
+  ranks.check_no_endings();
+}
+
 }  // namespace
 }  // namespace pycollective::testing
 
 int main() {
   using namespace pycollective::testing;
+  parts_fit_their_slots();
   Devices devices;
+  what_cannot_be_is_refused_by_name(devices);
   std::size_t calls = 0;
   for (int n = 1; n <= 8; ++n) {
     calls += every_program(devices, n, false, 8192, 1);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import runpy
@@ -17,7 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 EMBED = runpy.run_path(str(ROOT / "csrc" / "cuda" / "embed.py"))
 ARCHITECTURES = ["80", "90", "100"]
 
-REDUCTIONS = [f"reduce_{dtype.name}_{op}" for dtype in _core.dtypes() for op in dtype.reduce_ops]
+_CASES = [f"{dtype.name}_{op}" for dtype in _core.dtypes() for op in dtype.reduce_ops]
+# By module.
+KERNELS = {
+    "reduce": [f"reduce_{case}" for case in _CASES],
+    "program": [*(f"program_{case}" for case in _CASES), "program_move"],
+}
 
 # In PTX, anywhere: {what it would do: its pattern}.
 FORBIDDEN_IN_PTX = {
@@ -64,6 +70,7 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join(places))
 
 
+@functools.lru_cache
 def ptx_of(source: Path, *flags: str) -> str:
     """The PTX that nvcc makes of a file of kernels."""
     with tempfile.TemporaryDirectory() as folder:

@@ -17,7 +17,7 @@ from tests.cuda.generated_code import (
     FORBIDDEN_IN_PTX,
     FORBIDDEN_IN_SASS,
     FORBIDDEN_IN_SASS_OF_SUMS,
-    REDUCTIONS,
+    KERNELS,
     ROOT,
     find_tool,
     functions_of,
@@ -26,6 +26,7 @@ from tests.cuda.generated_code import (
 )
 
 MOST_REGISTERS = 128  # of a thread: device.h's blocks have up to 512
+ALL_KERNELS = {name for names in KERNELS.values() for name in names}
 
 needs_nvcc = pytest.mark.skipif(EMBED["find_nvcc"]() is None, reason="there is no nvcc")
 slow = pytest.mark.timeout(900)  # compiles
@@ -53,7 +54,7 @@ def test_nothing_spills_and_blocks_fit(images, record_property):
         used[architecture][name] = int(re.search(r"Used (\d+) registers", function)[1])
     assert set(used) == set(ARCHITECTURES)
     for architecture, registers in used.items():
-        assert set(REDUCTIONS) <= set(registers)
+        assert set(registers) == ALL_KERNELS
         most = max(registers, key=registers.get)
         record_property(f"registers sm_{architecture}", f"{registers[most]} ({most})")
         assert registers[most] <= MOST_REGISTERS
@@ -65,10 +66,9 @@ def test_nothing_spills_and_blocks_fit(images, record_property):
 def test_ptx_holds_nothing_that_changes_bits_or_ends_a_process(module):
     ptx = ptx_of(module, *EMBED["IEEE_FLAGS"])
     assert violations(ptx, FORBIDDEN_IN_PTX) == []
-    if module.stem == "reduce":
-        assert sorted(re.findall(r"\.entry (\w+)", ptx)) == sorted(REDUCTIONS)
-        assert "add.rn.f32" in ptx
-        assert "ld.global.v4.u32" in ptx
+    assert sorted(re.findall(r"\.entry (\w+)", ptx)) == sorted(KERNELS[module.stem])
+    assert "add.rn.f32" in ptx
+    assert re.search(r"ld(\.global)?\.v4\.u32", ptx)
 
 
 @needs_nvcc
@@ -86,7 +86,7 @@ def test_machine_code_holds_nothing_that_changes_bits_or_ends_a_process(images):
                 rules.update(FORBIDDEN_IN_SASS_OF_SUMS)
             assert violations(code, rules) == [], (architecture, name)
     assert set(seen) == set(ARCHITECTURES)
-    assert all(set(REDUCTIONS) <= names for names in seen.values())
+    assert all(names == ALL_KERNELS for names in seen.values())
 
 
 @slow
@@ -98,9 +98,27 @@ def test_nvrtc_compiles_every_kernel():
             raise
         pytest.skip(str(error))
     assert set(made) == {module.stem for module in EMBED["modules"]()}
-    assert made["reduce"].startswith(b"\x7fELF")
-    for name in REDUCTIONS:
-        assert f".text.{name}\0".encode() in made["reduce"]
+    for module, names in KERNELS.items():
+        assert made[module].startswith(b"\x7fELF")
+        for name in names:
+            assert f".text.{name}\0".encode() in made[module]
+
+
+@needs_nvcc
+@slow
+def test_marks_are_acquired_and_released_and_nothing_else_is():
+    """Of each program's kernel: every flag that the protocol reads or writes, as it is compiled."""
+    ptx = ptx_of(EMBED["CSRC"] / "cuda" / "program.cu", *EMBED["IEEE_FLAGS"])
+    kernels = re.split(r"\.entry (\w+)", ptx)[1:]
+    for name, code in zip(kernels[::2], kernels[1::2], strict=True):
+        flags = collections.Counter(re.findall(r"\b((?:ld|st)\.\w+\.sys)\.u32", code))
+        # The poison and the counter when it starts, the abort word: of no order.
+        assert flags["ld.relaxed.sys"] >= 3, name
+        # A mark that the slot is free and of a wait: seen at once, and in their loops.
+        assert flags["ld.acquire.sys"] >= 3, name
+        # Events, a chunk's end, the poison and its report.
+        assert flags["st.release.sys"] >= 4, name
+        assert set(flags) == {"ld.relaxed.sys", "ld.acquire.sys", "st.release.sys"}, name
 
 
 # What each function of device.h becomes.
@@ -112,7 +130,7 @@ KERNEL(probe, Words) {
   SHARED(std::uint32_t, shared);
   if (thread() == 0) shared = load_acquire(visible(p.words));
   barrier();
-  if (barrier_or(load_host(p.words + 1) != shared)) pause();
+  if (barrier_or(load_relaxed(p.words + 1) != shared)) pause();
   *p.time = nanoseconds();
   store_release(p.words + 2, block() + blocks() + threads());
 }

@@ -70,7 +70,7 @@ inline void store_release(std::uint32_t* word, std::uint32_t value) {
   emulated::has_published();
 }
 
-inline std::uint32_t load_host(const std::uint32_t* word) {
+inline std::uint32_t load_relaxed(const std::uint32_t* word) {
   emulated::looks_at(word);
   return __atomic_load_n(word, __ATOMIC_RELAXED);
 }

@@ -64,7 +64,7 @@ KERNEL(test_exchange, testing::Exchange) {
   if (thread() == 0)
     while (load_acquire(other) != p.value) {
       if ((late = nanoseconds() > until)) break;
-      if (abort && (aborted = load_host(abort) != 0)) break;
+      if (abort && (aborted = load_relaxed(abort) != 0)) break;
       pause();
     }
   if (barrier_or(late || aborted)) {

@@ -194,6 +194,9 @@ void PeerMemory::launch(const Request& request, cuda::CUstream stream, std::uint
               request.program->serves(request),
           std::string(name_of(request.kind)) + ": the program is another call's");
   const Program& program = *request.program;
+  require(
+      request.counts.empty() || request.counts.size() == static_cast<std::size_t>(program.ranks),
+      std::string(name_of(request.kind)) + ": counts of other ranks");
   require(has_room(program, request.dtype, request.reduce_op),
           std::string(name_of(request.kind)) + ": algorithm '" + program.algorithm + "' needs " +
               std::to_string(places_of(program, request.dtype, request.reduce_op) * kPartUnit) +
@@ -208,7 +211,7 @@ void PeerMemory::launch(const Request& request, cuda::CUstream stream, std::uint
   const Cut cut = PeerMemory::cut(shards.longest(), element,
                                   places_of(program, request.dtype, request.reduce_op), shape_);
   if (cut.chunks == 0) return;
-  require(over(cut.chunks, cut.blocks) < cuda::kMostChunks,
+  require(over(cut.chunks, cut.blocks) < cuda::kMostChunks && cut.chunks < (1U << 31),
           std::string(name_of(request.kind)) + ": so many elements, in slots so small");
 
   const Current current(context_);
@@ -239,7 +242,7 @@ void PeerMemory::launch(const Request& request, cuda::CUstream stream, std::uint
   p.begins[begins] = shards.begin(begins - 1) + shards.length(begins - 1);
   p.begins[cuda::kNoBegin] = 0;
   p.part = cut.part;
-  p.chunks = cut.chunks;
+  p.chunks = static_cast<std::uint32_t>(cut.chunks);
   p.nanoseconds = nanoseconds;
   p.readers = known->lowered.readers;
   p.shape = shape_;

@@ -6,11 +6,10 @@
 // peer. Marks are pushed, so that who waits looks at its own GPU's memory. A launch of m bytes on n
 // ranks reads and writes, of each rank:
 //
-//                  reads                            writes                           waits
-//   one-shot       own m; (n-1) m of peers          m into its slots; m of result    1 a chunk
-//   direct         own m; 2 (n-1)/n m of peers      m and m/n into its slots; m      2 a chunk
-//   others         as their schedules say; a hand-over is a write into the own slot and a read of
-//   it
+//              reads                             writes                             waits
+//   one-shot   own m twice, (n-1) m of peers     m into its slots, m of result      1 a chunk
+//   direct     own m, 2 (n-1)/n m of peers       m into its slots, m of result      2 a chunk
+//   others     as their schedules say: a hand-over is a write into the own slot and a read of it
 //
 // and, a chunk and block, n marks for having done with it, and one for each reader and event.
 //
@@ -40,6 +39,8 @@ class PeerMemory {
  public:
   using Shape = cuda::MailboxShape;
 
+  // Enough for parts of 64 KiB of eight ranks' shards, beyond which nothing is gained.
+  static constexpr std::uint64_t kUsualSlot = std::uint64_t{512} << 10;
   static std::size_t mailbox_bytes(const Shape& shape) { return cuda::mailbox_bytes(shape); }
   // Makes a mailbox ready, and waits for it; all its blocks begin with chunk `first_chunk`. The
   // mailbox's context is current.
@@ -60,8 +61,8 @@ class PeerMemory {
 
   // Puts the request, whose program is of this group, on a stream; buffers are the device's. Each
   // wait on the device lasts at most so long. Nothing is launched where there are no elements.
-  // One thread at a time. Throws std::invalid_argument for what cannot be, NotUploaded,
-  // cuda::DriverError.
+  // One thread at a time. Throws std::invalid_argument for what cannot be and for what has no room,
+  // NotUploaded, cuda::DriverError.
   void launch(const Request& request, cuda::CUstream stream, std::uint64_t nanoseconds);
   // Whether the device knows the program; then its launches may be captured.
   bool knows(const Program& program) const { return find(program) != nullptr; }
