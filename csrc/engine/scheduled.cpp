@@ -81,7 +81,7 @@ Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequenc
       program_(*request.program),
       output_(static_cast<std::byte*>(output_of(request, group.world().rank))),
       shards_(shards_of(request, request.program->ranks)),
-      host_(group, request),
+      executor_(group, request),
       element_(size_of(request.dtype)),
       node_(node_size(request.dtype, request.reduce_op)) {
   // Of the communicator, not of this rank: all must cut the buffer alike.
@@ -247,7 +247,7 @@ std::byte* Scheduled::at(const Ref& ref, std::size_t chunk) const {
                                            : part_ * (nodes * node_ + index * element_));
 }
 
-void Scheduled::copy(std::size_t chunk, const Ref& from, const Ref& to) {
+void Scheduled::copy(std::size_t chunk, const Ref& from, const Ref& to) const {
   const std::size_t size = from.place == Place::kNode ? node_ : element_;
   executor_.copy(at(to, chunk), at(from, chunk), part_of(from.shard, chunk).length * size);
 }
@@ -275,7 +275,7 @@ void Scheduled::combine(std::size_t chunk, const Instruction& instruction) {
   }
   const Combination what = {program_.recipes.data() + step.first_recipe, step.recipe_length,
                             step.terms, program_.ranks, step.finish};
-  executor_.combine({what, terms, only_leaves, at(out, chunk), copy_to, count});
+  executor_.combine(what, terms, only_leaves, at(out, chunk), copy_to, count);
 }
 
 }  // namespace pycollective

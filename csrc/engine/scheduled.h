@@ -1,5 +1,5 @@
 // Any algorithm: interprets a program (program.h), pipelined by slots. What its steps are on the
-// memory at hand is the executor's (executor.h).
+// memory at hand is the executor's (host_executor.h).
 //
 // The buffer's shards are cut into chunks of `part` elements. The program runs once for each chunk,
 // in slot (chunk mod kSlots), and up to kSlots chunks are under way at once: where one has to wait,
@@ -67,7 +67,7 @@ class Scheduled final : public Operation {
   void begin();
   bool slot_is_free(std::size_t chunk) const;
   bool go_on(Run& run);
-  void copy(std::size_t chunk, const Ref& from, const Ref& to);
+  void copy(std::size_t chunk, const Ref& from, const Ref& to) const;
   void combine(std::size_t chunk, const Instruction& instruction);
   std::byte* at(const Ref& ref, std::size_t chunk) const;
   std::uint64_t mark(std::size_t chunk, std::uint64_t events) const;
@@ -77,8 +77,8 @@ class Scheduled final : public Operation {
   std::size_t bytes_of(const Ref& ref, std::size_t chunk) const;
   std::size_t bytes_of(const Message& message, std::size_t chunk) const;
   const Ref& piece(const Message& message, std::int32_t number) const;
-  void gather(const Message& message, std::size_t chunk, std::byte* to);
-  void scatter(const Message& message, std::size_t chunk, const std::byte* from);
+  void gather(const Message& message, std::size_t chunk, std::byte* to) const;
+  void scatter(const Message& message, std::size_t chunk, const std::byte* from) const;
   // Packed: each piece behind the length that it takes. (docs/wire.md)
   std::size_t capacity_of(const Message& message, std::size_t chunk) const;
   std::size_t pack(const Message& message, std::size_t chunk, std::byte* to) const;
@@ -96,8 +96,7 @@ class Scheduled final : public Operation {
   const Program& program_;
   std::byte* output_;
   Shards shards_;
-  HostExecutor host_;
-  Executor& executor_ = host_;
+  HostExecutor executor_;
   std::size_t element_;  // bytes
   std::size_t node_;     // bytes of a node's element
   std::size_t part_ = 0;

@@ -29,7 +29,7 @@ const Ref& Scheduled::piece(const Message& message, std::int32_t number) const {
   return program_.refs[static_cast<std::size_t>(program_.message_pieces[index])];
 }
 
-void Scheduled::gather(const Message& message, std::size_t chunk, std::byte* to) {
+void Scheduled::gather(const Message& message, std::size_t chunk, std::byte* to) const {
   for (std::int32_t p = 0; p < message.pieces; ++p) {
     const Ref& from = piece(message, p);
     const std::size_t bytes = bytes_of(from, chunk);
@@ -38,7 +38,7 @@ void Scheduled::gather(const Message& message, std::size_t chunk, std::byte* to)
   }
 }
 
-void Scheduled::scatter(const Message& message, std::size_t chunk, const std::byte* from) {
+void Scheduled::scatter(const Message& message, std::size_t chunk, const std::byte* from) const {
   for (std::int32_t p = 0; p < message.pieces; ++p) {
     const Ref& to = piece(message, p);
     const std::size_t bytes = bytes_of(to, chunk);
