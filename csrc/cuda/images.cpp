@@ -35,6 +35,27 @@ std::string compiled_for() {
   return "compiled by nvcc for " + std::string(embedded().architectures);
 }
 
+std::string why_none_is_kept() {
+  const std::string why = cache_refusal();
+  return why.empty() ? "" : "; not kept, as " + why;
+}
+
+// Whether the driver refused the image for what it is: of another GPU, of a newer compiler, or PTX
+// that this driver cannot or may not compile. All else says nothing of the image.
+bool refuses_image(const DriverError& error) {
+  switch (error.result()) {
+    case CUDA_ERROR_INVALID_IMAGE:
+    case CUDA_ERROR_NO_BINARY_FOR_GPU:
+    case CUDA_ERROR_INVALID_PTX:
+    case CUDA_ERROR_JIT_COMPILER_NOT_FOUND:
+    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
+    case CUDA_ERROR_JIT_COMPILATION_DISABLED:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 std::string load_image(const EmbeddedModule& module, const GpuTraits& gpu,
@@ -51,6 +72,7 @@ std::string load_image(const EmbeddedModule& module, const GpuTraits& gpu,
       load(module.image);
       return compiled_for();
     } catch (const DriverError& error) {
+      if (!refuses_image(error)) throw;
       refused = "; the driver refused those of nvcc: " + std::string(error.what());
     }
   }
@@ -67,7 +89,10 @@ std::string load_image(const EmbeddedModule& module, const GpuTraits& gpu,
     const Bytes made = compiler.compile(module, architecture);
     load(made.data());
     store_cached(name, made);
-    return origin;
+    return origin + why_none_is_kept();
+  } catch (const DriverError& error) {
+    if (!refuses_image(error)) throw;
+    throw DriverError(error.result(), error.what() + refused);
   } catch (const std::runtime_error& error) {
     throw std::runtime_error(error.what() + refused);
   }
@@ -77,7 +102,8 @@ std::string describe_images(int driver_version, const std::vector<std::string>& 
   if (const auto folder = named_folder()) return *folder;
   if (*embedded().architectures != '\0') return compiled_for();
   const Nvrtc compiler(nvrtc_folders, driver_version);
-  return "NVRTC " + compiler.version() + " when first needed (" + compiler.library() + ")";
+  return "NVRTC " + compiler.version() + " when first needed (" + compiler.library() + ")" +
+         why_none_is_kept();
 }
 
 }  // namespace pycollective::cuda

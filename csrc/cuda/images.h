@@ -18,9 +18,9 @@ struct GpuTraits {
 //   1. <module>.fatbin in the folder that PYCOLLECTIVE_CUDA_IMAGES names, and then nothing else;
 //   2. what nvcc made when this library was built, if it was there;
 //   3. what NVRTC makes now, or made earlier: the user's cache folder keeps it.
-// `load` throws DriverError where the driver does not take an image; then the next is tried,
-// because an old driver takes no images of a newer nvcc. Throws std::runtime_error that says what
-// to install.
+// `load` throws DriverError. Where it says that the image does not suit (an old driver takes none
+// of a newer nvcc), the next is tried; any other is thrown on as it is. Throws std::runtime_error
+// that says what to install.
 std::string load_image(const EmbeddedModule& module, const GpuTraits& gpu,
                        const std::vector<std::string>& nvrtc_folders,
                        const std::function<void(const void* image)>& load);

@@ -81,15 +81,19 @@ struct Program {
 }  // namespace
 
 Nvrtc::Nvrtc(const std::vector<std::string>& folders, int driver_version) {
-  std::string newer;
+  const bool named = !environment(kVariable).empty();
+  std::string refused;  // why it was none of those that there are
   for (const std::string& file : candidates(folders)) {
     void* const opened = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (opened == nullptr) continue;
+    if (opened == nullptr) {
+      if (named) refused += std::string(kVariable) + ": " + dlerror() + "; ";
+      continue;
+    }
     const auto functions = std::make_shared<Functions>();
-    bool whole = true;
+    std::string missing;
     const auto find = [&](const char* name, auto& function) {
       void* const found = dlsym(opened, name);
-      whole = whole && found != nullptr;
+      if (found == nullptr && missing.empty()) missing = name;
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
     };
     find("nvrtcVersion", functions->version);
@@ -105,8 +109,8 @@ Nvrtc::Nvrtc(const std::vector<std::string>& folders, int driver_version) {
     find("nvrtcGetCUBIN", functions->cubin);
     find("nvrtcGetPTXSize", functions->ptx_size);
     find("nvrtcGetPTX", functions->ptx);
-    const bool good = whole && functions->version(&major_, &minor_) == 0;
-    if (good && major_ <= driver_version / 1000) {
+    if (missing.empty() && functions->version(&major_, &minor_) != 0) missing = "version";
+    if (missing.empty() && major_ <= driver_version / 1000) {
       // It looks for its other half by name alone, in vain where it lies in a wheel.
       const std::string folder = file.substr(0, file.rfind('/') + 1);
       if (!folder.empty())
@@ -115,10 +119,12 @@ Nvrtc::Nvrtc(const std::vector<std::string>& folders, int driver_version) {
       functions_ = functions;
       return;
     }
-    if (good) newer = file + " is NVRTC " + version() + ", newer than the driver; ";
+    refused +=
+        file + (missing.empty() ? " is NVRTC " + version() + ", newer than the driver; "
+                                : " is no NVRTC of 12 or later: it has no " + missing + "; ");
     dlclose(opened);
   }
-  throw std::runtime_error("no NVRTC to compile CUDA kernels with: " + newer +
+  throw std::runtime_error("no NVRTC to compile CUDA kernels with: " + refused +
                            cure(driver_version));
 }
 

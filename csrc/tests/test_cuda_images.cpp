@@ -2,13 +2,18 @@
 // NVRTC is the fake one beside this program; there is no driver.
 
 #include <dlfcn.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <iterator>
 #include <string>
 
 #include "cuda/driver.h"
@@ -134,6 +139,120 @@ void test_a_cache_that_cannot_be_written_is_done_without(const std::string& fake
   set("HOME", home);
 }
 
+void test_folder_and_files_are_the_users_alone(const std::string& fake) {
+  const Folder folder(fake);
+  set("XDG_CACHE_HOME", folder.path / "made" / "too");
+  const mode_t mask = umask(0);
+  load();
+  umask(mask);
+  const fs::path made = cache_folder();
+  CHECK(fs::status(made).permissions() == fs::perms::owner_all);
+  for (const auto& entry : fs::directory_iterator(made))
+    CHECK(entry.status().permissions() == (fs::perms::owner_read | fs::perms::owner_write));
+}
+
+// Whether a load compiles, beside what it gives.
+bool compiles(const std::string& fake, const std::string& image) {
+  const int before = compilations(fake);
+  CHECK(load().image == image);
+  return compilations(fake) != before;
+}
+
+void test_a_file_that_others_could_have_written_is_not_used(const std::string& fake) {
+  const Folder folder(fake);
+  const std::string image = load().image;
+  const fs::path file = folder.cached();
+  const fs::path elsewhere = folder.path / "elsewhere";
+  const std::function<void()> spoil[] = {
+      [&] { CHECK(chmod(file.c_str(), 0620) == 0); },
+      [&] { CHECK(chmod(file.c_str(), 0602) == 0); },
+      [&] {
+        fs::rename(file, elsewhere);
+        fs::create_symlink(elsewhere, file);
+      },
+      [&] {  // a pipe that nobody writes
+        fs::remove(file);
+        CHECK(mkfifo(file.c_str(), 0600) == 0);
+      },
+      [&] { CHECK(chown(file.c_str(), 65534, -1) == 0); },
+  };
+  for (const auto& each : spoil) {
+    if (&each == std::end(spoil) - 1 && geteuid() != 0) continue;  // root alone gives files away
+    CHECK(!compiles(fake, image));
+    each();
+    CHECK(compiles(fake, image));
+    CHECK(!compiles(fake, image));  // a good one is there instead
+  }
+}
+
+void test_a_folder_that_others_can_write_is_not_used(const std::string& fake) {
+  const Folder folder(fake);
+  const std::string image = load().image;
+  const fs::path cache = cache_folder();
+  const fs::path elsewhere = folder.path / "elsewhere";
+  struct Spoil {
+    std::function<void()> begin, end;
+    const char* said;
+  };
+  const Spoil spoil[] = {
+      {[&] { CHECK(chmod(cache.c_str(), 0770) == 0); },
+       [&] { CHECK(chmod(cache.c_str(), 0700) == 0); }, " can be written by others; chmod 700 it"},
+      {[&] { CHECK(chmod(cache.c_str(), 01777) == 0); },
+       [&] { CHECK(chmod(cache.c_str(), 0755) == 0); }, " can be written by others; chmod 700 it"},
+      {[&] {
+         fs::rename(cache, elsewhere);
+         fs::create_symlink(elsewhere, cache);
+       },
+       [&] {
+         fs::remove(cache);
+         fs::rename(elsewhere, cache);
+       },
+       " is not a folder"},
+      {[&] { CHECK(chown(cache.c_str(), 65534, -1) == 0); },
+       [&] { CHECK(chown(cache.c_str(), 0, -1) == 0); }, " is user 65534's, not 0's"},
+  };
+  for (const Spoil& each : spoil) {
+    if (&each == std::end(spoil) - 1 && geteuid() != 0) continue;
+    CHECK(!compiles(fake, image));
+    each.begin();
+    const int before = compilations(fake);
+    const std::string said = "; not kept, as " + cache.string() + each.said;
+    CHECK(load().origin == "NVRTC 13.0 for sm_90" + said);
+    CHECK(load({8, 6, 13000}).origin == "NVRTC 13.0 for sm_80" + said);
+    CHECK(compilations(fake) == before + 2);
+    CHECK(holds(describe_images(13000, {}), said));
+    each.end();
+    CHECK(std::distance(fs::directory_iterator(cache), {}) == 1);  // nothing was added
+  }
+}
+
+// A new file is written under a name that nobody could have put a link under.
+void test_no_link_is_written_through(const std::string& fake) {
+  const Folder folder(fake);
+  load();
+  const fs::path file = folder.cached(), victim = folder.path / "victim";
+  std::ofstream(victim) << "a victim";
+  fs::remove(file);
+  for (int i = 0; i < 1000; ++i)
+    fs::create_symlink(victim,
+                       file.string() + "." + std::to_string(getpid()) + "." + std::to_string(i));
+  load();
+  CHECK(fs::file_size(victim) == std::strlen("a victim"));
+}
+
+void test_a_disk_that_is_full_costs_the_file_alone(const std::string& fake) {
+  const Folder folder(fake);
+  rlimit unlimited;
+  CHECK(getrlimit(RLIMIT_FSIZE, &unlimited) == 0);
+  const rlimit small = {100, unlimited.rlim_max};
+  CHECK(signal(SIGXFSZ, SIG_IGN) != SIG_ERR);
+  CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
+  const Loaded loaded = load();
+  CHECK(setrlimit(RLIMIT_FSIZE, &unlimited) == 0);
+  CHECK(holds(loaded.image, "cubin"));
+  CHECK(folder.cached().empty());
+}
+
 void test_a_later_gpu_gets_ptx_and_an_earlier_one_nothing(const std::string& fake) {
   const Folder folder(fake);
   CHECK(load({10, 3, 13000}).origin == "NVRTC 13.0 for sm_100");
@@ -150,8 +269,11 @@ void test_who_has_no_compiler_is_told_what_to_install(const std::string& fake) {
               "install nvidia-cuda-nvrtc-cu12)"));
   set("PYCOLLECTIVE_NVRTC", "/no/such/libnvrtc.so");
   CHECK(holds(refusal(),
-              "no NVRTC to compile CUDA kernels with: install NVRTC (pip install "
-              "'nvidia-cuda-nvrtc>=13,<14'), or build pycollective where nvcc is"));
+              "no NVRTC to compile CUDA kernels with: PYCOLLECTIVE_NVRTC: /no/such/libnvrtc.so: "
+              "cannot open shared object file: No such file or directory; install NVRTC (pip "
+              "install 'nvidia-cuda-nvrtc>=13,<14'), or build pycollective where nvcc is"));
+  set("PYCOLLECTIVE_NVRTC", "libm.so.6");
+  CHECK(holds(refusal(), "libm.so.6 is no NVRTC of 12 or later: it has no nvrtcVersion; install"));
 }
 
 void test_a_warning_is_an_error(const std::string& fake) {
@@ -198,6 +320,46 @@ void test_the_order(const std::string& fake) {
   CHECK(describe_images(13000, {}) == folder.path);
 }
 
+// What the driver says of other things than the image is raised as it is, and no other is tried.
+void test_a_failure_that_is_not_the_images_is_raised(const std::string& fake) {
+  const Folder folder(fake);
+  static const unsigned char own[] = "by nvcc";
+  EmbeddedModule by_nvcc = reduce_module();
+  by_nvcc.image = own;
+  by_nvcc.image_end = own + sizeof(own);
+  for (const bool has_one : {true, false})
+    for (const CUresult result : {CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_CONTEXT,
+                                  CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED}) {
+      int tried = 0;
+      try {
+        load_image(has_one ? by_nvcc : reduce_module(), kHopper, {}, [&](const void*) {
+          ++tried;
+          throw DriverError(result, "a test's");
+        });
+        CHECK(false);
+      } catch (const DriverError& error) {
+        CHECK(error.result() == result);
+        CHECK(error.what() == std::string("a test's"));
+      }
+      CHECK(tried == 1);
+    }
+  for (const CUresult result :
+       {CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_INVALID_PTX,
+        CUDA_ERROR_JIT_COMPILER_NOT_FOUND, CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+        CUDA_ERROR_JIT_COMPILATION_DISABLED}) {
+    int tried = 0;
+    try {
+      load_image(by_nvcc, kHopper, {}, [&](const void*) {
+        throw DriverError(result, "refusal " + std::to_string(++tried));
+      });
+      CHECK(false);
+    } catch (const DriverError& error) {
+      CHECK(error.result() == result);
+      CHECK(holds(error.what(), "refusal 2; the driver refused those of nvcc: refusal 1"));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace pycollective::cuda
 
@@ -208,9 +370,15 @@ int main(int, char** arguments) {
   test_what_is_compiled_is_kept(fake);
   test_a_damaged_file_is_made_again(fake);
   test_a_cache_that_cannot_be_written_is_done_without(fake);
+  test_folder_and_files_are_the_users_alone(fake);
+  test_a_file_that_others_could_have_written_is_not_used(fake);
+  test_a_folder_that_others_can_write_is_not_used(fake);
+  test_no_link_is_written_through(fake);
+  test_a_disk_that_is_full_costs_the_file_alone(fake);
   test_a_later_gpu_gets_ptx_and_an_earlier_one_nothing(fake);
   test_who_has_no_compiler_is_told_what_to_install(fake);
   test_a_warning_is_an_error(fake);
   test_the_order(fake);
+  test_a_failure_that_is_not_the_images_is_raised(fake);
   return 0;
 }

@@ -66,7 +66,10 @@ def test_kernels_are_nvccs_or_nvrtcs_or_missing_with_a_cure(monkeypatch, tmp_pat
     found, cost = line(monkeypatch, fake_driver.build(tmp_path))
     kernels = found.partition("; kernels: ")[2]
     if kernels == "none":  # built without nvcc
-        assert cost.startswith("no NVRTC to compile CUDA kernels with: install NVRTC (pip install")
+        assert cost.startswith(
+            "no NVRTC to compile CUDA kernels with: PYCOLLECTIVE_NVRTC: /no/such/libnvrtc.so: "
+            "cannot open shared object file: No such file or directory; install NVRTC (pip install"
+        )
     else:
         assert kernels == "compiled by nvcc for sm_80, sm_90, sm_100 and PTX"
         assert cost == ""
