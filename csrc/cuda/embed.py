@@ -18,12 +18,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 CSRC = Path(__file__).resolve().parents[1]
 ARCHITECTURES = "80 90 100"
 # The contract: each operation is one of IEEE's, and subnormals stay. NVRTC takes these as well.
 IEEE_FLAGS = ["-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false"]
 STANDARD = "-std=c++17"
+LONGEST_LINE = 300
 
 
 def modules() -> list[Path]:
@@ -112,29 +114,52 @@ def compile_image(nvcc: str, module: Path, folder: Path, architectures: list[str
     return image
 
 
-def compile_images(folder: Path, strict: bool) -> dict[str, Path]:
-    """Each module's fatbin by its name; none, and a word about it, where nvcc cannot."""
+class Compiled(NamedTuple):
+    """What nvcc made of the modules, and for which GPUs; or why it made nothing, in a line."""
+
+    images: dict[str, Path]
+    architectures: list[str]
+    failure: str = ""
+
+
+def compile_images(folder: Path, strict: bool) -> Compiled:
+    """Each module's fatbin; none, and a word about it, where nvcc cannot."""
     nvcc = find_nvcc()
     if nvcc is None:
-        return {}
+        return Compiled({}, [])
     try:
         architectures = known_architectures(nvcc)
-        return {
+        images = {
             module.stem: compile_image(nvcc, module, folder, architectures) for module in modules()
         }
+        return Compiled(images, architectures)
     except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
+        said = (getattr(error, "stderr", None) or "").strip() or str(error)
         if strict:
             raise SystemExit(f"{nvcc} does not compile the CUDA kernels:\n{said}") from error
         print(
             f"{nvcc} does not compile the CUDA kernels; NVRTC will, where they are used:\n{said}",
             file=sys.stderr,
         )
-        return {}
+        return Compiled({}, [], f"{nvcc}: {telling_line(said)}")
 
 
-def cplusplus(images: dict[str, Path]) -> str:
+def telling_line(said: str) -> str:
+    """The first line that tells of an error, or else the first."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search("error|fatal", line, re.IGNORECASE)]
+    return (telling or lines)[0][:LONGEST_LINE]
+
+
+def quoted(line: str) -> str:
+    """A C++ literal of the line; what is not plain ASCII becomes a dot."""
+    plain = re.sub(r"[^ -~]", ".", line)
+    return '"' + re.sub(r'([\\"?])', r"\\\1", plain) + '"'
+
+
+def cplusplus(compiled: Compiled) -> str:
     """The C++ file, cuda/embedded.h's other half."""
+    images = compiled.images
     lines = ['#include "cuda/embedded.h"', ""]
     for name, image in images.items():
         symbol = f"pycollective_image_{name}"
@@ -156,12 +181,13 @@ def cplusplus(images: dict[str, Path]) -> str:
         image = f"{symbol}, {symbol}_end" if module.stem in images else "nullptr, nullptr"
         lines.append(f'    {{"{module.stem}", "cuda/{module.name}", {image}}},')
     flags = ", ".join(f'"{flag}"' for flag in [STANDARD, *IEEE_FLAGS])
-    names = ", ".join(f"sm_{each}" for each in wanted_architectures())
-    architectures = f"{names} and PTX" if images else ""
+    names = ", ".join(f"sm_{each}" for each in compiled.architectures)
+    texts = f'"{names} and PTX"' if images else '""', quoted(compiled.failure)
     lines += [
         *("};", f"const char* const kFlags[] = {{{flags}}};", "", "}  // namespace", ""),
         "const Embedded& embedded() {",
-        f'  static constexpr Embedded kEmbedded{{kSources, kModules, kFlags, "{architectures}"}};',
+        "  static constexpr Embedded kEmbedded{kSources, kModules, kFlags,",
+        f"                                      {', '.join(texts)}}};",
         *("  return kEmbedded;", "}", "", "}  // namespace pycollective::cuda", ""),
     ]
     return "\n".join(lines)

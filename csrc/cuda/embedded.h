@@ -33,6 +33,7 @@ struct Embedded {
   Span<EmbeddedModule> modules;
   Span<const char*> flags;
   const char* architectures;  // of the images, in words; "": there are none
+  const char* nvcc_failure;   // why nvcc made none, in a line; "": it did, or was not to
 };
 
 const Embedded& embedded();

@@ -35,6 +35,11 @@ std::string compiled_for() {
   return "compiled by nvcc for " + std::string(embedded().architectures);
 }
 
+std::string why_nvcc_made_none() {
+  const std::string why = embedded().nvcc_failure;
+  return why.empty() ? "" : "; nvcc failed when pycollective was built: " + why;
+}
+
 std::string why_none_is_kept() {
   const std::string why = cache_refusal();
   return why.empty() ? "" : "; not kept, as " + why;
@@ -66,7 +71,7 @@ std::string load_image(const EmbeddedModule& module, const GpuTraits& gpu,
     load(read_image(path).data());
     return path;
   }
-  std::string refused;
+  std::string refused = why_nvcc_made_none();
   if (module.image != nullptr) {
     try {
       load(module.image);
@@ -101,9 +106,13 @@ std::string load_image(const EmbeddedModule& module, const GpuTraits& gpu,
 std::string describe_images(int driver_version, const std::vector<std::string>& nvrtc_folders) {
   if (const auto folder = named_folder()) return *folder;
   if (*embedded().architectures != '\0') return compiled_for();
-  const Nvrtc compiler(nvrtc_folders, driver_version);
-  return "NVRTC " + compiler.version() + " when first needed (" + compiler.library() + ")" +
-         why_none_is_kept();
+  try {
+    const Nvrtc compiler(nvrtc_folders, driver_version);
+    return "NVRTC " + compiler.version() + " when first needed (" + compiler.library() + ")" +
+           why_none_is_kept() + why_nvcc_made_none();
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(error.what() + why_nvcc_made_none());
+  }
 }
 
 }  // namespace pycollective::cuda
