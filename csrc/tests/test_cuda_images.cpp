@@ -15,6 +15,7 @@
 #include <functional>
 #include <iterator>
 #include <string>
+#include <utility>
 
 #include "cuda/driver.h"
 #include "cuda/image_cache.h"
@@ -324,24 +325,26 @@ void test_the_order(const std::string& fake) {
 void test_a_failure_that_is_not_the_images_is_raised(const std::string& fake) {
   const Folder folder(fake);
   static const unsigned char own[] = "by nvcc";
-  EmbeddedModule by_nvcc = reduce_module();
+  const EmbeddedModule& sources = reduce_module();
+  EmbeddedModule by_nvcc = sources;
   by_nvcc.image = own;
   by_nvcc.image_end = own + sizeof(own);
-  for (const bool has_one : {true, false})
+  // Of the first image, of the only one, and of the second.
+  for (const auto& [module, fails_at] :
+       {std::pair(&by_nvcc, 1), std::pair(&sources, 1), std::pair(&by_nvcc, 2)})
     for (const CUresult result : {CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_CONTEXT,
                                   CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED}) {
       int tried = 0;
       try {
-        load_image(has_one ? by_nvcc : reduce_module(), kHopper, {}, [&](const void*) {
-          ++tried;
-          throw DriverError(result, "a test's");
+        load_image(*module, kHopper, {}, [&, at = fails_at](const void*) {
+          throw DriverError(++tried < at ? CUDA_ERROR_NO_BINARY_FOR_GPU : result, "a test's");
         });
         CHECK(false);
       } catch (const DriverError& error) {
         CHECK(error.result() == result);
         CHECK(error.what() == std::string("a test's"));
       }
-      CHECK(tried == 1);
+      CHECK(tried == fails_at);
     }
   for (const CUresult result :
        {CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_INVALID_PTX,
