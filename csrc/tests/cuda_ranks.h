@@ -2,8 +2,9 @@
 // and a piece of memory each, and PeerMemory over them.
 #pragma once
 
-#include <cstdlib>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "engine/device/peer_memory.h"
@@ -53,6 +54,8 @@ class Devices {
   std::vector<Device> devices_;
 };
 
+constexpr double kLongest = 150;  // seconds
+
 struct Rank {
   Devices::Device* device = nullptr;
   CUstream stream = nullptr;
@@ -60,9 +63,17 @@ struct Rank {
   CUdeviceptr memory = 0;  // the caller's
   std::unique_ptr<PeerMemory> peers;
 
-  void synchronize() const {
+  // All that is on the stream ends in so many seconds.
+  void synchronize(double seconds = kLongest) const {
     const Current current(device->context);
-    OK(driver().cuStreamSynchronize(stream));
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    for (;;) {
+      const cuda::CUresult now = driver().cuStreamQuery(stream);
+      if (now == cuda::CUDA_SUCCESS) return;
+      if (now != cuda::CUDA_ERROR_NOT_READY) OK(now);
+      CHECK(std::chrono::steady_clock::now() < end);
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
   }
   void write(std::size_t at, const Data& bytes) const {
     if (bytes.empty()) return;
@@ -121,8 +132,8 @@ class DeviceRanks {
 
   int size() const { return static_cast<int>(ranks_.size()); }
   Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
-  void synchronize() const {
-    for (const Rank& rank : ranks_) rank.synchronize();
+  void synchronize(double seconds = kLongest) const {
+    for (const Rank& rank : ranks_) rank.synchronize(seconds);
   }
   void check_no_endings() const {
     for (const Rank& rank : ranks_) CHECK(!rank.peers->ending());

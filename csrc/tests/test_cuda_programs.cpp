@@ -1,5 +1,6 @@
 // Programs that kernels carry out in peer memory give the bits of the CPU's kernels, and touch
 // nothing else: each rank's memory in a call is compared whole.
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <stdexcept>
@@ -208,6 +209,13 @@ void what_cannot_be_is_refused_by_name(Devices& devices) {
   request.reduce_op = ReduceOp::kSum;
   request.kind = OpKind::kBroadcast;
   refuses(launch_request, "the program is another call's");
+  Program deep = *make_one_shot(OpKind::kAllReduce, 0, 0, 8);  // takes all, then combines
+  deep.nodes = 1;
+  deep.refs[static_cast<std::size_t>(deep.instructions.back().b)].place = Place::kNode;
+  deep.combines[0].finish = false;
+  std::stable_partition(deep.recipes.begin(), deep.recipes.end(),
+                        [](std::uint8_t step) { return step == kRecipeTake; });
+  refuses([&] { lower_for_device(deep, Member(0)); }, "keeps more than 6 operands");
   for (const std::vector<RealProgram>& schedule : read_programs("programs.txt"))
     if (schedule[0].program.members != schedule[0].program.ranks)
       refuses([&] { lower_for_device(schedule[0].program, schedule[0].me); },

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::size_t kMemory = std::size_t{1} << 20;  // of a rank
 constexpr std::uint64_t kSecond = 1'000'000'000;       // nanoseconds
+constexpr double kSoon = 10;                           // seconds, on a machine that is busy
 
 Programs one_shot(int ranks) {
   Programs programs;
@@ -202,11 +203,6 @@ void several_groups(Devices& devices) {
   }
 }
 
-std::chrono::milliseconds since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
-                                                               begin);
-}
-
 // All launch but one: the others say whom they have awaited, and do nothing any more.
 void a_rank_that_never_launches(Devices& devices) {
   Random random(9);
@@ -214,10 +210,8 @@ void a_rank_that_never_launches(Devices& devices) {
   DeviceRanks ranks(devices, n, {2, 4096}, kMemory);
   Placed call(call_of(one_shot(n), 3000), 0, random);
   call.write(ranks);
-  const auto begin = std::chrono::steady_clock::now();
   for (const int r : {0, 1, 3}) call.launch(ranks.at(r), r, kSecond / 4);
-  ranks.synchronize();
-  CHECK(since(begin).count() < 10'000);
+  ranks.synchronize(kSoon);
   for (const int r : {0, 1, 3}) {
     const auto ending = ranks.at(r).peers->ending();
     CHECK(ending && ending->why == cuda::Ending::kTimeout && ending->member == Member(2));
@@ -228,10 +222,8 @@ void a_rank_that_never_launches(Devices& devices) {
   for (int repeat = 0; repeat < 3; ++repeat) {
     call.draw(random);
     call.write(ranks);
-    const auto again = std::chrono::steady_clock::now();
     for (const int r : {0, 1, 3}) call.launch(ranks.at(r), r, 100 * kSecond);
-    ranks.synchronize();
-    CHECK(since(again).count() < 10'000);
+    ranks.synchronize(kSoon);
     for (const int r : {0, 1, 3}) call.check_untouched(ranks, r);
   }
 }
@@ -266,10 +258,8 @@ void abort_ends_waits(Devices& devices, const Programs& programs) {
   call.write(ranks);
   for (const int r : {0, 1, 2}) call.launch(ranks.at(r), r, 60 * kSecond);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  const auto begin = std::chrono::steady_clock::now();
   for (const int r : {0, 1, 2}) ranks.at(r).peers->abort();
-  ranks.synchronize();
-  CHECK(since(begin).count() < 10'000);
+  ranks.synchronize(kSoon);
   for (const int r : {0, 1, 2}) {
     const auto ending = ranks.at(r).peers->ending();
     CHECK(ending && ending->why == cuda::Ending::kAborted && ending->member != Member(r));
