@@ -16,14 +16,12 @@ from time import monotonic
 from typing import Any
 
 from pycollective import mpi_launch
-from pycollective.communicator import WIRES, Communicator
+from pycollective.communicator import Communicator
 from pycollective.environment import (
     ENV_RANK,
     ENV_SECRET,
     ENV_SIZE,
     ENV_STORE,
-    ENV_TOPOLOGY,
-    ENV_WIRE,
     environment_number,
 )
 from pycollective.errors import ConfigurationError
@@ -40,20 +38,13 @@ from pycollective.limits import MAX_RANKS
 from pycollective.meeting import Meeting, is_full, this_process
 from pycollective.mpi_talk import Talk
 from pycollective.store import StoreClient, StoreServer
-from pycollective.tuned import tuning_path
+from pycollective.wish import Wish
 from pycollective.world import World
 
 # How long a store stays after a failure so that others can read why, seconds. MPI's ranks tell each
 # other in another way.
 _LINGER = 5.0
 _MPI_LINGER = 0.5
-
-# How messages go between hosts. Ranks of one host always meet in shared memory.
-TRANSPORTS = {
-    "shm": "shared memory alone: all ranks on one host",
-    "mpi": "between hosts over MPI, through mpi4py: ranks that mpiexec started",
-    "c10d": "between hosts over torch.distributed's Gloo: all other ranks",
-}
 
 
 def init(
@@ -107,10 +98,10 @@ def init(
     if not explicit and _by_mpi(transport):
         talk = Talk(timeout if 0 < timeout < math.inf else DEFAULT_TIMEOUT)
         with talk.sharing_problems():
-            wish = _Wish.of(timeout, topology, transport, tuning, wire, device)
+            wish = Wish.of(timeout, topology, transport, tuning, wire, device)
             wish.check_transport("a launch by mpiexec", mpi=True)
             return wish.granted(_start_mpiexec(talk, wish))
-    wish = _Wish.of(timeout, topology, transport, tuning, wire, device)
+    wish = Wish.of(timeout, topology, transport, tuning, wire, device)
     if explicit:
         wish.check_transport("a call with rank, size and store", mpi=False)
         return wish.granted(_init_explicit(rank, size, store, wish))
@@ -139,89 +130,8 @@ def join(
 ) -> Communicator:
     """As `init` with rank, size and store, for ranks whose hosts may be given; see `connect`."""
     prefix = _next_prefix(store, rank) if size > 1 else ""
-    wish = _Wish.of(timeout, None, None, None, None)
+    wish = Wish.of(timeout, None, None, None, None)
     return wish.granted(connect(store, rank, size, timeout, prefix, played, tuning=wish.tuning))
-
-
-def played_hosts(size: int) -> tuple[int, ...]:
-    """The host of each of `size` ranks as PYCOLLECTIVE_TOPOLOGY says; empty without it."""
-    return _hosts(os.environ.get(ENV_TOPOLOGY, ""), size)
-
-
-def _hosts(topology: str, size: int) -> tuple[int, ...]:
-    if not topology:
-        return ()
-    from pycollective.schedule import Topology
-
-    return Topology.parse(topology, size).host_of
-
-
-@dataclass(frozen=True)
-class _Wish:
-    """What the caller of `init` may choose under any launch."""
-
-    timeout: float
-    topology: str
-    transport: str
-    tuning: str
-    wire: str
-    device: str | int | None = None
-
-    @classmethod
-    def of(
-        cls,
-        timeout: float,
-        topology: str | None,
-        transport: str | None,
-        tuning: str | os.PathLike[str] | None,
-        wire: str | None,
-        device: str | int | None = None,
-    ) -> _Wish:
-        """From the arguments of `init`, and the environment."""
-        if not 0 < timeout < math.inf:
-            raise ConfigurationError(f"timeout {timeout} is not a finite number of seconds above 0")
-        topology = topology or os.environ.get(ENV_TOPOLOGY, "")
-        wire = wire or os.environ.get(ENV_WIRE) or "auto"
-        if wire not in WIRES:
-            there_are = ", ".join(map(repr, WIRES))
-            raise ConfigurationError(f"wire {wire!r} is not here; there are {there_are}")
-        return cls(timeout, topology, transport or "", tuning_path(tuning), wire, device)
-
-    def granted(self, communicator: Communicator) -> Communicator:
-        """The communicator, with what it has to know of this."""
-        communicator.wire = self.wire
-        if self.device is not None:
-            try:
-                communicator.use_device(self.device)
-            except BaseException:
-                communicator.abort("no communicator for its GPU could be made")
-                communicator.close()
-                raise
-        return communicator
-
-    def check_transport(self, launch: str, mpi: bool) -> None:
-        """Refuse what there is not, or not in this launch; `mpi`: it is mpiexec's."""
-        if not self.transport:
-            return
-        if self.transport not in TRANSPORTS:
-            there_are = "; ".join(f"{name!r} ({what})" for name, what in TRANSPORTS.items())
-            raise ConfigurationError(
-                f"transport {self.transport!r} is not here; there are {there_are}"
-            )
-        if self.transport == "mpi" and not mpi:
-            raise ConfigurationError(
-                f"transport 'mpi' joins ranks that mpiexec started, and this is {launch}: start "
-                "with `mpiexec -n N python ...`, or leave transport out"
-            )
-        if self.transport == "c10d" and mpi:
-            raise ConfigurationError(
-                "transport 'c10d' meets in a store, and mpiexec has none: start the ranks with "
-                "torchrun or `pycollective run`, give rank, size and store, or leave transport out"
-            )
-
-    def hosts(self, size: int) -> tuple[int, ...]:
-        """The host of each of `size` ranks; empty where they are to be found out."""
-        return _hosts(self.topology, size)
 
 
 def _next_prefix(store: Any, rank: int) -> str:
@@ -232,7 +142,7 @@ def _next_prefix(store: Any, rank: int) -> str:
     return f"init{store.add(f'pycollective/inits/{rank}/{this_process()}', 1)}"
 
 
-def _init_explicit(rank: int | None, size: int | None, store: Any, wish: _Wish) -> Communicator:
+def _init_explicit(rank: int | None, size: int | None, store: Any, wish: Wish) -> Communicator:
     if rank is None or size is None or (store is None and size != 1):
         raise ConfigurationError("init needs rank, size and store together, or none of them")
     played = wish.hosts(size)
@@ -247,7 +157,7 @@ def _init_explicit(rank: int | None, size: int | None, store: Any, wish: _Wish) 
 
 
 def _connect(
-    store: Any, rank: int, size: int, prefix: str, played: Sequence[int], wish: _Wish
+    store: Any, rank: int, size: int, prefix: str, played: Sequence[int], wish: Wish
 ) -> Communicator:
     timeout, transport, tuning = wish.timeout, wish.transport, wish.tuning
     return connect(store, rank, size, timeout, prefix, played, transport, tuning)
@@ -260,7 +170,7 @@ def _meet_at(
     rank: int,
     size: int,
     played: Sequence[int],
-    wish: _Wish,
+    wish: Wish,
 ) -> Communicator:
     """Join through a store that rank 0 serves for this one `init`."""
     with _store_at(address, secret, server, size, wish.timeout) as client:
@@ -290,10 +200,10 @@ def _store_at(
 class _Launch:
     name: str
     detected: Callable[[], bool]
-    start: Callable[[_Wish], Communicator]
+    start: Callable[[Wish], Communicator]
 
 
-def _start_run(wish: _Wish) -> Communicator:
+def _start_run(wish: Wish) -> Communicator:
     rank, size = environment_number(ENV_RANK), environment_number(ENV_SIZE)
     played = wish.hosts(size)
     address, secret = os.environ[ENV_STORE], os.environ.get(ENV_SECRET, "")
@@ -303,7 +213,7 @@ def _start_run(wish: _Wish) -> Communicator:
         return _connect(client, rank, size, _next_prefix(client, rank), played, wish)
 
 
-def _start_torchrun(wish: _Wish) -> Communicator:
+def _start_torchrun(wish: Wish) -> Communicator:
     from torch.distributed import PrefixStore, rendezvous
 
     limit = timedelta(seconds=wish.timeout)
@@ -319,7 +229,7 @@ def _start_torchrun(wish: _Wish) -> Communicator:
     return communicator
 
 
-def _start_mpiexec(talk: Talk, wish: _Wish) -> Communicator:
+def _start_mpiexec(talk: Talk, wish: Wish) -> Communicator:
     launch = mpi_launch.agree(talk, wish.topology, wish.transport, wish.tuning)
     several = any(launch.host_of)
     if several and wish.transport == "shm":

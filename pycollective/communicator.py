@@ -19,7 +19,6 @@ from pycollective import _core, host_memory
 from pycollective import device as device_ways
 from pycollective.errors import CollectiveError, ConfigurationError
 from pycollective.placement import number_hosts
-from pycollective.programs import Programs
 from pycollective.world import World
 
 _log = logging.getLogger("pycollective")
@@ -103,11 +102,6 @@ class Communicator(_core.Communicator):
             return device_ways.HOST, "it was made without a device"
         return self._way.name, self._way.reason
 
-    @property
-    def programs(self) -> Programs:
-        """Of the algorithms, for this rank."""
-        return self._world.programs
-
     def use_device(self, device: str | int) -> None:
         """Carry out calls on arrays of this GPU there, where all ranks can; collective.
 
@@ -123,7 +117,8 @@ class Communicator(_core.Communicator):
         if self._way is not None:
             raise ConfigurationError(f"this communicator is for GPU {self._way.device} already")
         number = device_ways.number_of(device, self._world.near.index(self.rank))
-        self._way = device_ways.join(self, number, len(set(self.host_of)))
+        hosts, programs = len(set(self.host_of)), self._world.programs
+        self._way = device_ways.join(self, number, hosts, programs)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make a communicator of the ranks that give the same `color`; collective over this one.

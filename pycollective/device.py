@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from pycollective import _core, nvrtc
 from pycollective.environment import ENV_CUDA_WAY
 from pycollective.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from pycollective.communicator import Communicator
 
 PEER, HOST = "peer", "host"
 _TEXT = 384  # bytes of a reason that travel
@@ -62,13 +59,14 @@ def wished_way() -> str:
     return wish
 
 
-def join(communicator: Communicator, device: int, hosts: int) -> Way:
+def join(communicator: _core.Communicator, device: int, hosts: int, programs: object) -> Way:
     """Agree on a way for calls on arrays of GPU `device`; every rank gives its own.
 
     Args:
         communicator: of all ranks, which has made no call on a GPU's array yet.
         device: this rank's GPU, as CUDA counts.
         hosts: on which its ranks are.
+        programs: pycollective.programs.Programs of this rank.
 
     Raises:
         ConfigurationError: PYCOLLECTIVE_CUDA_WAY asks for "peer", and that cannot be.
@@ -96,7 +94,7 @@ def join(communicator: Communicator, device: int, hosts: int) -> Way:
         reason = _first(_exchange(communicator, b"", problem)[1])
         if not reason:
             assert group is not None
-            _core.use_devices(communicator, group, communicator.programs)
+            _core.use_devices(communicator, group, programs)
             return Way(device, PEER, "each GPU maps all others' mailboxes")
     if wish == PEER:
         raise ConfigurationError(f"{ENV_CUDA_WAY}=peer cannot be: {reason}")
@@ -124,7 +122,7 @@ def _first(problems: Sequence[str]) -> str:
 
 
 def _exchange(
-    communicator: Communicator, card: bytes, problem: str
+    communicator: _core.Communicator, card: bytes, problem: str
 ) -> tuple[list[bytes], list[str]]:
     """Every rank's card and problem."""
     mine = np.zeros(_TEXT + _CARD, np.uint8)

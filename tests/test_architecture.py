@@ -37,7 +37,10 @@ LAYERS: dict[str, set[str]] = {
     "programs": {"_core", "elements", "schedule"},
     "transport": {"_core", "_torch", "errors"},
     "world": {"programs", "schedule", "transport"},
-    "communicator": {"_core", "errors", "host_memory", "placement", "world"},
+    "device": {"_core", "environment", "errors", "nvrtc"},
+    "communicator": {
+        *("_core", "device", "errors", "host_memory", "placement", "world"),
+    },
     "compression": {"_core", "communicator", "errors", "placement"},
     "attach": {"_core", "errors"},
     "host": set(),
@@ -53,19 +56,20 @@ LAYERS: dict[str, set[str]] = {
         *("_core", "attach", "communicator", "errors", "host", "host_memory"),
         *("leaving", "limits", "meeting", "placement", "transport", "tuned", "world"),
     },
+    "wish": {"communicator", "environment", "errors", "schedule", "tuned"},
     "bootstrap": {
         *("communicator", "environment", "errors", "joining", "leaving", "limits"),
-        *("meeting", "mpi_launch", "mpi_talk", "schedule", "store", "tuned", "world"),
+        *("meeting", "mpi_launch", "mpi_talk", "store", "wish", "world"),
     },
     "launcher": {"environment", "errors", "leaving", "limits", "store"},
     "__init__": {"bootstrap", "communicator", "errors", "version"},
     "__main__": {"cli"},
     "torch": {
-        *("_torch", "bootstrap", "compression", "errors", "host", "installing", "leaving"),
+        *("_torch", "bootstrap", "wish", "compression", "errors", "host", "installing", "leaving"),
         "placement",
     },
     "bench": {
-        *("_core", "bootstrap", "communicator", "compression", "device_array", "elements"),
+        *("_core", "bootstrap", "wish", "communicator", "compression", "device_array", "elements"),
         *(
             "environment",
             "errors",

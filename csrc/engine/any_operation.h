@@ -9,7 +9,7 @@
 #include "engine/one_shot.h"
 #include "engine/point_to_point.h"
 #include "engine/scheduled.h"
-#include "engine/staged.h"
+#include "engine/device/staged.h"
 #include "engine/two_shot.h"
 
 namespace pycollective {

@@ -4,7 +4,7 @@
 #include "engine/communicator.h"
 #include "engine/program.h"
 #include "engine/scheduled.h"
-#include "engine/staged.h"
+#include "engine/device/staged.h"
 #include "engine/wire_trial.h"
 
 namespace pycollective {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pycollective import _torch, bootstrap, leaving
+from pycollective import _torch, bootstrap, leaving, wish
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
 
@@ -33,7 +33,7 @@ def _create(options: Any, _: object) -> _torch.Backend:
     ranks = options.global_ranks_in_group
     # The first group is the world, and the others' ranks are numbered in it.
     world = dist.get_world_size() if dist.is_initialized() else options.group_size
-    played = bootstrap.played_hosts(world)
+    played = wish.played_hosts(world)
     if played and ranks:
         played = number_hosts([played[rank] for rank in ranks])
     return create(options.store, options.group_rank, options.group_size, options.timeout, played)

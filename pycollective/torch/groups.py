@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pycollective import _torch, bootstrap
+from pycollective import _torch, wish
 from pycollective.compression.ends import Among, Ends
 from pycollective.compression.groups import Bytes, Group, by_dtype
 from pycollective.compression.placing import Places
@@ -108,7 +108,7 @@ def among_group(group: dist.ProcessGroup | None) -> Among:
     assert of is not None
     return Among(
         OfProcessGroup(of),
-        lambda: bootstrap.played_hosts(dist.get_world_size()),
+        lambda: wish.played_hosts(dist.get_world_size()),
         lambda between: _ends(of, between),
     )
 
@@ -164,7 +164,7 @@ def _check_alike(group: dist.ProcessGroup, whole_world: bool) -> None:
 
 def _hosts(whole: Group, ranks: Sequence[int]) -> tuple[int, ...]:
     """The host of each rank, or as PYCOLLECTIVE_TOPOLOGY says."""
-    played = bootstrap.played_hosts(dist.get_world_size())
+    played = wish.played_hosts(dist.get_world_size())
     if played:
         return number_hosts([played[rank] for rank in ranks])
     name = np.zeros(256, np.uint8)

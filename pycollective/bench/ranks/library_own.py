@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import _core, bootstrap, joining
+from pycollective import _core, joining, wish
 from pycollective.bench.problem import numpy_type
 from pycollective.environment import ENV_WIRE
 from pycollective.version import VERSION
@@ -51,7 +51,7 @@ class OwnLibrary:
     ) -> None:
         self.rank, self.ranks = rank, ranks
         self._gpu = gpu
-        played = bootstrap.played_hosts(ranks)
+        played = wish.played_hosts(ranks)
         store = ExchangeStore(request)
         self._comm = joining.connect(store, rank, ranks, timeout=120.0, played=played)
         self._comm.wire = os.environ[ENV_WIRE]

@@ -1,4 +1,4 @@
-#include "engine/staged.h"
+#include "engine/device/staged.h"
 
 #include "cuda/staging.h"
 #include "engine/any_operation.h"
