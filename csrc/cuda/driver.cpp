@@ -120,4 +120,14 @@ DeviceTraits device_traits(int ordinal) {
           attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)};
 }
 
+bool can_access(int ordinal, int peer) {
+  CUdevice device = 0;
+  CUdevice other = 0;
+  int can = 0;
+  check(driver().cuDeviceGet(&device, ordinal), "cuDeviceGet");
+  check(driver().cuDeviceGet(&other, peer), "cuDeviceGet");
+  check(driver().cuDeviceCanAccessPeer(&can, device, other), "cuDeviceCanAccessPeer");
+  return can != 0;
+}
+
 }  // namespace pycollective::cuda

@@ -71,4 +71,7 @@ struct DeviceTraits {
 
 DeviceTraits device_traits(int ordinal);
 
+// Whether kernels on the one GPU can reach the other's memory.
+bool can_access(int ordinal, int peer);
+
 }  // namespace pycollective::cuda

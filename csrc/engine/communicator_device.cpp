@@ -45,7 +45,12 @@ void Communicator::finish_device() {
   const Clock::time_point until =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
                          std::chrono::duration<double>(std::min(timeout_.load(), 1e9)));
-  while (!device_->look()) {
+  // The peers have called all that this rank has launched: what they read of its mailbox must be
+  // there until their GPUs have come to the end of it, too.
+  while (!device_->look() || !device_->peers_have_done(*group_)) {
+    const bool failed = group_->failure().kind != FailureKind::kNone || device_->failure(*group_) ||
+                        device_->lost_peer(*group_);
+    if (failed) device_->abort();
     if (Clock::now() >= until) return device_->abort();
     std::this_thread::sleep_for(kFinishPoll);
   }

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from pycollective import _core, host_memory, installing, nvrtc
-from pycollective.environment import ENV_TOPOLOGY
+from pycollective.environment import ENV_CUDA_WAY, ENV_TOPOLOGY
 from pycollective.limits import MAX_RANKS_PER_HOST
 from pycollective.version import VERSION
 
@@ -133,7 +133,7 @@ print(json.dumps(_core.cuda_report(sys.argv[1:])))
 def _cuda() -> tuple[str, str]:
     # In a process of its own, too: to look is to initialise CUDA, which no fork survives.
     command = [sys.executable, "-c", _CUDA_PROBE, *nvrtc.folders()]
-    cost = "without it, not: collectives of GPU arrays (not in this version)"
+    cost = "without it, not: arrays on GPUs"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
@@ -147,10 +147,23 @@ def _cuda() -> tuple[str, str]:
     devices = [f"{name} ({major}.{minor})" for name, major, minor in report["devices"]]
     counted = [f"{devices.count(each)} x {each}" for each in dict.fromkeys(devices)]
     version = f"{report['version'] // 1000}.{report['version'] % 1000 // 10}"
-    found = f"{version} ({report['driver']}), {', '.join(counted)}; kernels: "
+    found = f"{version} ({report['driver']}), {', '.join(counted)}"
     if "no images" in report:
-        return f"{found}none", report["no images"]
-    return found + report["images"], ""
+        return f"{found}; calls by way of the host, for kernels: none", report["no images"]
+    return f"{found}; {_way(len(devices), report['apart'])}; kernels: {report['images']}", ""
+
+
+def _way(devices: int, apart: list[list[int]]) -> str:
+    """How calls on arrays on GPUs go on this host, and why."""
+    wish = os.environ.get(ENV_CUDA_WAY) or "auto"
+    if wish != "auto":
+        return f"calls by the way of {ENV_CUDA_WAY}={wish}"
+    if devices == 1:
+        return "calls by way of the host, as ranks would share the GPU"
+    if apart:
+        pairs = ", ".join(f"{one} and {other}" for one, other in apart)
+        return f"calls by way of the host, where ranks use GPUs that are apart: {pairs}"
+    return "calls by kernels over peer memory, under init(device=...) with a GPU for each rank"
 
 
 def _between_hosts() -> tuple[str, str, str]:

@@ -49,8 +49,9 @@ class Host:
 class Gpu:
     """Arrays of one GPU, on a stream of their own."""
 
-    def __init__(self, device: int) -> None:
-        self.name = f"GPU {device}"
+    def __init__(self, device: int, way: tuple[str, str]) -> None:
+        name, reason = way
+        self.name = f"GPU {device}, by way {name!r} ({reason})"
         self._device = device
         self._stream = _core.DeviceStream(device)
         self.options = {"stream": self._stream}
@@ -65,12 +66,14 @@ class Gpu:
 
 
 def place_of(name: str, communicator: Communicator) -> Place:
-    """The place of that name, on this rank: ranks of a host take its GPUs in turn.
+    """The place of that name, on this rank: ranks of a host take its GPUs in turn, and where they
+    can the communicator's calls are carried out there. Collective.
 
     Raises:
         ConfigurationError: there is no GPU.
     """
     if name == "cpu":
         return Host()
-    host_of, rank = communicator.host_of, communicator.rank
-    return Gpu(host_of[:rank].count(host_of[rank]) % _core.device_count())
+    communicator.use_device(name)
+    assert communicator.device is not None  # it has just been given
+    return Gpu(communicator.device, communicator.way)

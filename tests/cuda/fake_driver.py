@@ -16,6 +16,7 @@ static int count(int* to) { *to = DEVICES; return 0; }
 static int get(int* to, int ordinal) { *to = ordinal; return 0; }
 static int name(char* to, int size, int device) { strcpy(to, "Fake GPU"); return 0; }
 static int attribute(int* to, int which, int device) { *to = which == 75 ? 9 : 0; return 0; }
+static int reaches(int* to, int device, int peer) { *to = REACHES; return 0; }
 static int error_name(int error, const char** to) { *to = "CUDA_ERROR_OF_A_TEST"; return 0; }
 static int error_text(int error, const char** to) { *to = "made up"; return 0; }
 static int other(void) { return 999; }
@@ -23,23 +24,26 @@ int cuGetProcAddress_v2(const char* asked, void** to, int at, unsigned long flag
   static const struct { const char* name; void* function; } all[] = {
       {"cuInit", init}, {"cuDriverGetVersion", version}, {"cuDeviceGetCount", count},
       {"cuDeviceGet", get}, {"cuDeviceGetName", name}, {"cuDeviceGetAttribute", attribute},
-      {"cuGetErrorName", error_name}, {"cuGetErrorString", error_text}};
+      {"cuDeviceCanAccessPeer", reaches}, {"cuGetErrorName", error_name},
+      {"cuGetErrorString", error_text}};
   *found = strcmp(asked, LACKS) == 0;
   *to = *found ? 0 : (void*)other;
-  for (int i = 0; i < 8; ++i)
+  for (int i = 0; i < 9; ++i)
     if (strcmp(asked, all[i].name) == 0) *to = all[i].function;
   return 0;
 }
 """
 
 
-def build(folder: Path, init=0, devices=2, version=13000, lacks="") -> str:
-    """The library's path: what `cuInit` gives, how many devices, which function is not there."""
+def build(folder: Path, init=0, devices=2, version=13000, lacks="", reaches=1) -> str:
+    """The library's path: what `cuInit` gives, how many devices, which function is not there,
+    whether GPUs can map each other."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler")
     library = folder / "libfake_cuda.so"
     numbers = {"INIT": init, "DEVICES": devices, "VERSION": version, "LACKS": f'"{lacks}"'}
+    numbers["REACHES"] = reaches
     subprocess.run(
         [
             *(compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)),

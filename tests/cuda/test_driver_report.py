@@ -8,7 +8,7 @@ from pycollective import nvrtc
 from pycollective.cli import doctor
 from tests.cuda import fake_driver
 
-NOT = "without it, not: collectives of GPU arrays (not in this version)"
+NOT = "without it, not: arrays on GPUs"
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +57,28 @@ def test_what_is_here_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("PYCOLLECTIVE_CUDA_IMAGES", str(images))
     library = fake_driver.build(tmp_path, version=12040)
     found, cost = line(monkeypatch, library)
-    assert found == f"12.4 ({library}), 2 x Fake GPU (9.0); kernels: {images}"
+    way = "calls by kernels over peer memory, under init(device=...) with a GPU for each rank"
+    assert found == f"12.4 ({library}), 2 x Fake GPU (9.0); {way}; kernels: {images}"
     assert cost == ""
+
+
+@pytest.mark.parametrize(
+    ("made", "wish", "way"),
+    [
+        ({"devices": 1}, "", "calls by way of the host, as ranks would share the GPU"),
+        (
+            {"reaches": 0},
+            "",
+            "calls by way of the host, where ranks use GPUs that are apart: 0 and 1",
+        ),
+        ({}, "host", "calls by the way of PYCOLLECTIVE_CUDA_WAY=host"),
+    ],
+)
+def test_how_calls_go_is_said_and_why(monkeypatch, tmp_path, made, wish, way):
+    monkeypatch.setenv("PYCOLLECTIVE_CUDA_IMAGES", str(tmp_path))
+    monkeypatch.setenv("PYCOLLECTIVE_CUDA_WAY", wish)
+    found, _ = line(monkeypatch, fake_driver.build(tmp_path, **made))
+    assert f"; {way}; kernels: " in found
 
 
 def test_kernels_are_nvccs_or_nvrtcs_or_missing_with_a_cure(monkeypatch, tmp_path):

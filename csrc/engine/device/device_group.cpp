@@ -170,6 +170,19 @@ bool DeviceGroup::look() {
   return true;
 }
 
+bool DeviceGroup::peers_have_done(const Group& group) {
+  if (aborted() || aborted_) return true;
+  try {
+    const std::lock_guard lock(mutex_);
+    const std::vector<bool> done = peers_->have_done();
+    for (const Member each : group.members())
+      if (!done[each.at()] && group.alive(each)) return false;
+    return true;
+  } catch (const cuda::DriverError&) {
+    return true;  // the context is gone
+  }
+}
+
 void DeviceGroup::abort() {
   if (aborted_.exchange(true)) return;
   peers_->abort();

@@ -63,6 +63,9 @@ class DeviceGroup {
   }
   // Asks the device what is done. Returns whether all launches are, well or badly: see failure().
   bool look();
+  // Whether all peers that live have done with what look() says is done here: this rank's mailbox
+  // may go. True where a wait has ended badly, for results are none then.
+  bool peers_have_done(const Group& group);
   // What has gone wrong on the device: it has failed, or a wait of its own accord has ended badly.
   std::optional<Failure> failure(const Group& group) const;
   // Whether who is dead may be waited for there: asks the kernel, so not at every turn.

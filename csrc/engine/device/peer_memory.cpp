@@ -81,6 +81,11 @@ PeerMemory::PeerMemory(const cuda::Kernels& kernels, cuda::CUcontext context, Me
     std::memset(words_, 0, 2 * kLineWords * sizeof(std::uint32_t));
     check(driver().cuMemHostGetDevicePointer(&words_on_device_, words_, 0),
           "cuMemHostGetDevicePointer");
+    void* marks = nullptr;
+    check(driver().cuMemHostAlloc(&marks, shape.blocks * cuda::kMailboxLine,
+                                  cuda::CU_MEMHOSTALLOC_PORTABLE),
+          "cuMemHostAlloc");
+    marks_ = static_cast<std::uint32_t*>(marks);
     check(driver().cuStreamCreate(&uploads_, cuda::CU_STREAM_NON_BLOCKING), "cuStreamCreate");
     add_arena();
   } catch (...) {
@@ -104,6 +109,7 @@ void PeerMemory::let_go() {
     static_cast<void>(driver().cuMemFreeHost(arena.host));
   }
   if (uploads_ != nullptr) static_cast<void>(driver().cuStreamDestroy(uploads_));
+  if (marks_ != nullptr) static_cast<void>(driver().cuMemFreeHost(marks_));
   if (words_ != nullptr) static_cast<void>(driver().cuMemFreeHost(words_));
 }
 
@@ -120,6 +126,22 @@ void PeerMemory::poison() {
             cuda::poison_of(cuda::Ending::kAborted, static_cast<std::uint32_t>(me_.index())), 1,
             uploads_),
         "cuMemsetD32Async");
+}
+
+std::vector<bool> PeerMemory::have_done() {
+  const Current current(context_);
+  check(driver().cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>(marks_),
+                               mailboxes_[me_.at()] + cuda::flags_at(0),
+                               shape_.blocks * cuda::kMailboxLine, uploads_),
+        "cuMemcpyAsync");
+  check(driver().cuStreamSynchronize(uploads_), "cuStreamSynchronize");
+  std::vector<bool> done(mailboxes_.size(), true);
+  for (std::uint32_t block = 0; block < shape_.blocks; ++block) {
+    const std::uint32_t* const line = marks_ + block * (cuda::kMailboxLine / sizeof(*marks_));
+    for (std::size_t member = 0; member < done.size(); ++member)
+      if (!cuda::has_come(line[member], line[me_.at()])) done[member] = false;
+  }
+  return done;
 }
 
 std::optional<PeerMemory::Ended> PeerMemory::ending() const {

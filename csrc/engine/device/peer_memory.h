@@ -73,6 +73,9 @@ class PeerMemory {
   void abort();
   // Has what begins on the device from now on do nothing. Waits for nothing.
   void poison();
+  // Whether a member has done with all that this rank's launches, which have ended, handed over: it
+  // reads and writes nothing of this rank's mailbox any more. Waits for a copy from the device.
+  std::vector<bool> have_done();
   // Why, for whom and in which block a wait of this rank has ended badly; what is launched later
   // does nothing. From any thread.
   struct Ended {
@@ -116,6 +119,7 @@ class PeerMemory {
   const Shape shape_;
   void* words_ = nullptr;  // pinned: the abort word, the report
   cuda::CUdeviceptr words_on_device_ = 0;
+  std::uint32_t* marks_ = nullptr;  // pinned: room for a copy of the own mailbox's
   cuda::CUstream uploads_ = nullptr;
   std::vector<Arena> arenas_;
   std::map<const Program*, Uploaded> programs_;

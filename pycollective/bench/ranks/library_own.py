@@ -55,6 +55,8 @@ class OwnLibrary:
         store = ExchangeStore(request)
         self._comm = joining.connect(store, rank, ranks, timeout=120.0, played=played)
         self._comm.wire = os.environ[ENV_WIRE]
+        if gpu:
+            self._comm.use_device(gpu.device)
         self.versions = {
             "library": f"pycollective {VERSION}",
             "numpy": np.__version__,
@@ -63,6 +65,7 @@ class OwnLibrary:
         if gpu:
             devices = _core.cuda_report([])["devices"]
             self.versions["gpus"] = f"{len(devices)} x {devices[gpu.device][0]}"
+            self.versions["way"] = ": ".join(self._comm.way)
 
     def prepare(self, case: Case, variant: str, buffer: Any) -> Prepared:
         """See `Library.prepare`; raises `ConfigurationError` for what this library refuses."""
