@@ -245,8 +245,14 @@ void poison_then_replays(Devices& devices) {
   call.draw(random);
   call.write(ranks);
   for (int replay = 0; replay < 3; ++replay) graph.launch();
-  ranks.synchronize();
+  ranks.synchronize(kSoon);
   call.check_untouched(ranks, 0);
+  // The peer, which goes on, waits for it in vain.
+  CHECK(!ranks.at(1).peers->ending());
+  call.launch(ranks.at(1), 1, kSecond / 10);
+  ranks.synchronize(kSoon);
+  const auto ending = ranks.at(1).peers->ending();
+  CHECK(ending && ending->why == cuda::Ending::kTimeout && ending->member == Member(0));
 }
 
 // The abort word ends waits soon, whatever their deadline is.
