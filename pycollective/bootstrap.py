@@ -160,7 +160,7 @@ def _connect(
     store: Any, rank: int, size: int, prefix: str, played: Sequence[int], wish: Wish
 ) -> Communicator:
     timeout, transport, tuning = wish.timeout, wish.transport, wish.tuning
-    return connect(store, rank, size, timeout, prefix, played, transport, tuning)
+    return connect(store, rank, size, timeout, prefix, played, transport, tuning, wish.more)
 
 
 def _meet_at(
@@ -230,7 +230,7 @@ def _start_torchrun(wish: Wish) -> Communicator:
 
 
 def _start_mpiexec(talk: Talk, wish: Wish) -> Communicator:
-    launch = mpi_launch.agree(talk, wish.topology, wish.transport, wish.tuning)
+    launch = mpi_launch.agree(talk, wish.topology, wish.transport, wish.tuning, wish.more)
     several = any(launch.host_of)
     if several and wish.transport == "shm":
         _end_server(launch, 0.0)

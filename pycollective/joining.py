@@ -51,6 +51,7 @@ def connect(
     played: Sequence[int] = (),
     transport: str = "",
     tuning: str = "",
+    more: str = "",
 ) -> Communicator:
     """Join `size` ranks through a store.
 
@@ -64,6 +65,7 @@ def connect(
             they are not to be found out.
         transport: between hosts, ``"c10d"``; ``"shm"`` refuses several hosts.
         tuning: file of a tuning table; empty for none.
+        more: what else must be the same on all ranks, in words.
 
     Raises: see `pycollective.init`.
     """
@@ -72,7 +74,9 @@ def connect(
         world = World.on_one_host(0, 1, load(tuning))
         communicator = Communicator(*join_alone(), timeout, world)
     else:
-        where = Placement(store, rank, size, timeout, prefix, tuple(played), transport, tuning)
+        where = Placement(
+            store, rank, size, timeout, prefix, tuple(played), transport, tuning, more
+        )
         communicator = _connect(where, transport)
     end_with_the_process()
     return communicator
@@ -117,6 +121,7 @@ class Placement:
         played: tuple[int, ...],
         transport: str,
         tuning: str,
+        more: str,
     ) -> None:
         self.store, self.rank, self.size = store, rank, size
         self.timeout, self.prefix, self._played = timeout, prefix, played
@@ -124,12 +129,12 @@ class Placement:
         self.deadline = meeting.deadline
         try:
             with meeting.sharing_problems():
-                self._meet(meeting, transport, tuning)
+                self._meet(meeting, transport, tuning, more)
         except BaseException as error:
             self._tell_those_ahead(meeting, error)
             raise
 
-    def _meet(self, meeting: Meeting, transport: str, tuning: str) -> None:
+    def _meet(self, meeting: Meeting, transport: str, tuning: str, more: str) -> None:
         meeting.claim()
         self.table = load(tuning)
         wishes = f"topology {_described(self._played)}", f"transport {transport or 'any'}"
@@ -137,7 +142,7 @@ class Placement:
             size=self.size,
             host=socket.gethostname(),
             identity=host_identity(),
-            wish=", ".join((*wishes, describe(self.table))),
+            wish=", ".join(filter(None, (*wishes, describe(self.table), more))),
         )
         self._settle(meeting.exchange(mine, self._decide))
 

@@ -109,7 +109,9 @@ def detected() -> bool:
     return any(name in os.environ for name in _RANK_VARIABLES)
 
 
-def agree(talk: Talk, topology: str = "", transport: str = "", tuning: str = "") -> Launch:
+def agree(
+    talk: Talk, topology: str = "", transport: str = "", tuning: str = "", more: str = ""
+) -> Launch:
     """Agree with all ranks of ``MPI.COMM_WORLD`` on who shares a host and where they meet.
 
     Every rank must call it, in a block of ``talk.sharing_problems()``.
@@ -119,6 +121,7 @@ def agree(talk: Talk, topology: str = "", transport: str = "", tuning: str = "")
         topology: as in `Topology.parse`, for hosts that are played; empty for those there are.
         transport: that the caller of `init` asked for; empty for any.
         tuning: file of a tuning table; empty for none.
+        more: what else must be the same on all ranks, in words.
 
     Raises:
         ConfigurationError: the topology does not fit, or what must be the same differs between
@@ -128,7 +131,7 @@ def agree(talk: Talk, topology: str = "", transport: str = "", tuning: str = "")
     address = f"unix:@pycollective-{os.getpid()}-{os.urandom(6).hex()}"
     secret = os.urandom(16).hex()
     table = load(tuning)
-    wish = f"topology {topology!r}, transport {transport or 'any'}, {describe(table)}"
+    wish = f"topology {topology!r}, transport {transport or 'any'}, {describe(table)}, {more}"
     # It stands before anyone hears of it; most are not needed.
     server = StoreServer(address, secret, start=False)
     try:

@@ -63,6 +63,11 @@ class Wish:
             raise ConfigurationError(f"wire {wire!r} is not here; there are {there_are}")
         return cls(timeout, topology, transport or "", tuning_path(tuning), wire, device)
 
+    @property
+    def more(self) -> str:
+        """What else all ranks must have been given alike, in words."""
+        return "a device" if self.device is not None else "no device"
+
     def granted(self, communicator: Communicator) -> Communicator:
         """The communicator, with what it has to know of this."""
         communicator.wire = self.wire
