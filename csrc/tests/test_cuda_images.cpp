@@ -326,9 +326,10 @@ void test_a_failure_that_is_not_the_images_is_raised(const std::string& fake) {
   const Folder folder(fake);
   static const unsigned char own[] = "by nvcc";
   const EmbeddedModule& sources = reduce_module();
-  EmbeddedModule by_nvcc = sources;
-  by_nvcc.image = own;
-  by_nvcc.image_end = own + sizeof(own);
+  EmbeddedModule changed = sources;
+  changed.image = own;
+  changed.image_end = own + sizeof(own);
+  const EmbeddedModule& by_nvcc = changed;
   // Of the first image, of the only one, and of the second.
   for (const auto& [module, fails_at] :
        {std::pair(&by_nvcc, 1), std::pair(&sources, 1), std::pair(&by_nvcc, 2)})
