@@ -47,6 +47,24 @@ SIMD_FLAGS = (
 )
 
 
+# What a small call runs through, linked side by side: scattered among all else it takes a seventh
+# longer (232 ns in order of names against 204; in eight other orders 208 to 244).
+HOT_SOURCES = [
+    *("bindings/collective_methods.cpp", "bindings/call.cpp", "bindings/array_view.cpp"),
+    *("engine/communicator.cpp", "engine/communicator_programs.cpp", "engine/validate.cpp"),
+    *("engine/rendezvous.cpp", "engine/called.cpp", "engine/one_shot.cpp", "engine/group.cpp"),
+    *("kernels/dispatch.cpp", "kernels/kernels_avx512.cpp", "kernels/kernels_avx2.cpp"),
+]
+
+
+def _hot_first(objects: list[str]) -> list[str]:
+    def place(path: str) -> int:
+        source = Path(path).with_suffix(".cpp").as_posix()
+        return next((i for i, hot in enumerate(HOT_SOURCES) if source.endswith(hot)), 99)
+
+    return sorted(objects, key=place)
+
+
 # What csrc/cuda/embed.py puts into the core.
 KERNEL_FILES = glob.glob("csrc/cuda/*.*") + glob.glob("csrc/cuda/nvrtc/*")
 
@@ -121,6 +139,10 @@ class BuildExt(build_ext):
             flags = SIMD_FLAGS.get(os.path.basename(src), [])
             compile_one(obj, src, suffix, cc_args, [*extra, *flags], pp_opts)
 
+        link = self.compiler.link_shared_object
+        self.compiler.link_shared_object = lambda objects, *more, **named: link(
+            _hot_first(objects), *more, **named
+        )
         self.compiler._compile = with_simd
         if ext.name == "pycollective._core":
             strict = os.environ.get("PYCOLLECTIVE_WERROR") == "1"
@@ -130,6 +152,7 @@ class BuildExt(build_ext):
             super().build_extension(ext)
         finally:
             self.compiler._compile = compile_one
+            self.compiler.link_shared_object = link
 
 
 extensions = [ext for ext in (core_extension(), torch_extension()) if ext is not None]
