@@ -50,7 +50,14 @@ def test_the_arrays_of_verify_lie_on_the_hosts_gpus_in_turn(gpu):
     assert [gpu(placed, rank) for rank in range(5)] == [0, 1, 0, 0, 1]
 
 
-@pytest.mark.parametrize("table", [(2,), (3, "--quick")])
+# Of numbers that round and such that do not, every operation and algorithm; and large counts.
+TABLES = [
+    (3, "--quick", "-d", "bfloat16,int32"),
+    (2, "-d", "float32", "--operation", "all_reduce"),
+]
+
+
+@pytest.mark.parametrize("table", TABLES)
 def test_the_digest_is_the_cpus(table):
     table = ("verify", "-n", *table)
     gpu = on_gpus(*table)
