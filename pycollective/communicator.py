@@ -42,10 +42,13 @@ class Communicator(_core.Communicator):
     ones, such as JAX's, may be read and are refused as outputs. Arrays on CUDA GPUs (with DLPack
     or ``__cuda_array_interface__``; contiguous) take part too: a call comes after what was put on
     `stream` before, which is the one that is given (a handle, or a stream of torch, CuPy or
-    cuda.core), or else the one that the array names, or else the legacy default stream
-    (docs/gpu.md). The caller owns them, and leaves
-    them alone until the call returns or its `Work` is done. With ``async_op=True`` a collective
-    returns a `Work` at once.
+    cuda.core), or else the one that the array names, or else the legacy default stream.
+    Where `way` is ``"peer"`` and the stream has a name, the result comes in that stream's order,
+    after the call has returned or its `Work` is done; what then ends badly, the next call, `close`
+    or `failure` tells (docs/gpu.md).
+
+    The caller owns all of these, and leaves them alone until the call returns or its `Work` is
+    done. With ``async_op=True`` a collective returns a `Work` at once.
 
     Thread-safe: calls of several threads run in the order in which they were made.
 
@@ -95,8 +98,8 @@ class Communicator(_core.Communicator):
 
     @property
     def way(self) -> tuple[str, str]:
-        """How calls on arrays on GPUs go, and why: ``"peer"``, by kernels over peer memory, for
-        arrays of `device`; else ``"host"``, by way of the host. All other arrays go by the host.
+        """How calls on arrays on GPUs go, and why: ``"peer"``, by kernels over peer memory, where
+        all ranks give arrays of their `device`, and no others; or ``"host"``, by way of the host.
         """
         if self._way is None:
             return device_ways.HOST, "it was made without a device"
@@ -116,9 +119,9 @@ class Communicator(_core.Communicator):
         """
         if self._way is not None:
             raise ConfigurationError(f"this communicator is for GPU {self._way.device} already")
-        number = device_ways.number_of(device, self._world.near.index(self.rank))
+        local_rank = self._world.near.index(self.rank)
         hosts, programs = len(set(self.host_of)), self._world.programs
-        self._way = device_ways.join(self, number, hosts, programs)
+        self._way = device_ways.join(self, device, local_rank, hosts, programs)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make a communicator of the ranks that give the same `color`; collective over this one.
@@ -177,7 +180,12 @@ class Communicator(_core.Communicator):
         )
         made.wire = self.wire
         if self._way is not None:
-            made.use_device(self._way.device)
+            try:
+                made.use_device(self._way.device)
+            except BaseException as error:
+                made.abort(f"no communicator for GPUs could be made: {error}")
+                made.close()
+                raise
         return made
 
     def _part_of_world(self, members: list[int], colors: np.ndarray) -> World:

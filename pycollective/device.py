@@ -2,7 +2,7 @@
 
 Each rank makes a mailbox in its GPU's memory, and all tell each other where it is, or why there is
 none; each maps all others', and all tell each other whether they could. Then all calls go that way,
-or, as before, by way of the host. Two all-gathers of some hundred bytes, over the communicator's
+or, as before, by way of the host. Two all-gathers of a kilobyte, over the communicator's
 own shared memory, which nobody else can reach.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from pycollective.environment import ENV_CUDA_WAY
 from pycollective.errors import ConfigurationError
 
 PEER, HOST = "peer", "host"
+_WISHES = ("auto", PEER, HOST)
 _TEXT = 384  # bytes of a reason that travel
 _CARD = 128
 
@@ -54,61 +56,114 @@ def number_of(device: str | int, local_rank: int) -> int:
 def wished_way() -> str:
     """What PYCOLLECTIVE_CUDA_WAY says: "peer" or "host" alone, or "auto"."""
     wish = os.environ.get(ENV_CUDA_WAY) or "auto"
-    if wish not in ("auto", PEER, HOST):
+    if wish not in _WISHES:
         raise ConfigurationError(f"{ENV_CUDA_WAY}={wish}: it is 'auto', 'peer' or 'host'")
     return wish
 
 
-def join(communicator: _core.Communicator, device: int, hosts: int, programs: object) -> Way:
+def join(
+    communicator: _core.Communicator,
+    device: str | int,
+    local_rank: int,
+    hosts: int,
+    programs: object,
+) -> Way:
     """Agree on a way for calls on arrays of GPU `device`; every rank gives its own.
 
     Args:
         communicator: of all ranks, which has made no call on a GPU's array yet.
-        device: this rank's GPU, as CUDA counts.
-        hosts: on which its ranks are.
+        device: this rank's GPU, as `init` takes it.
+        local_rank: this rank among those of its host.
+        hosts: on which the communicator's ranks are.
         programs: pycollective.programs.Programs of this rank.
 
     Raises:
-        ConfigurationError: PYCOLLECTIVE_CUDA_WAY asks for "peer", and that cannot be.
+        ConfigurationError: on every rank: what some rank was given cannot be, or
+            PYCOLLECTIVE_CUDA_WAY asks for "peer", and that cannot be.
     """
-    wish = wished_way()
-    mailbox, problem = None, ""
-    if wish == HOST:
-        problem = f"{ENV_CUDA_WAY}=host"
-    elif hosts > 1:
-        problem = f"the ranks are on {hosts} hosts"
-    else:
+    said = _Said()
+    mailbox = None
+    number = 0
+    try:
+        number = number_of(device, local_rank)
+        said.wish = wished_way()
+    except ConfigurationError as error:
+        said.error = str(error)
+    if not said.error and said.wish != HOST and hosts == 1:
         try:
-            mailbox = _core.DeviceMailbox(device, nvrtc.folders())
-        except (RuntimeError, ConfigurationError) as error:
-            problem = str(error)
-    cards, problems = _exchange(communicator, mailbox.card if mailbox else b"", problem)
-    reason = why_not(cards, problems, forced=wish == PEER)
+            mailbox = _core.DeviceMailbox(number, nvrtc.folders())
+            said.card = mailbox.card
+        except ConfigurationError as error:
+            said.problem = str(error)
+    every = said.exchanged(communicator)
+    if wrong := _first([each.error for each in every]):
+        raise ConfigurationError(wrong)
+    forced = every[0].wish == PEER
+    reason = f"the ranks are on {hosts} hosts" if hosts > 1 else why_not(every)
     if not reason:
         assert mailbox is not None  # else there was a reason
-        group, problem = None, ""
+        group = None
+        mapped = _Said()
         try:
-            group = _core.map_devices(communicator, mailbox, cards)
-        except (RuntimeError, ConfigurationError) as error:
-            problem = str(error)
-        reason = _first(_exchange(communicator, b"", problem)[1])
+            group = _core.map_devices(communicator, mailbox, [each.card for each in every])
+        except ConfigurationError as error:
+            mapped.problem = str(error)
+        reason = _first([each.problem for each in mapped.exchanged(communicator)])
         if not reason:
             assert group is not None
             _core.use_devices(communicator, group, programs)
-            return Way(device, PEER, "each GPU maps all others' mailboxes")
-    if wish == PEER:
+            return Way(number, PEER, "each GPU maps all others' mailboxes")
+    if forced:
         raise ConfigurationError(f"{ENV_CUDA_WAY}=peer cannot be: {reason}")
-    return Way(device, HOST, reason)
+    return Way(number, HOST, reason)
 
 
-def why_not(cards: Sequence[bytes], problems: Sequence[str], *, forced: bool) -> str:
+@dataclass
+class _Said:
+    """What a rank tells the others."""
+
+    wish: str = "auto"
+    error: str = ""  # that ends it for all
+    problem: str = ""  # for which kernels cannot
+    card: bytes = b""
+
+    def exchanged(self, communicator: _core.Communicator) -> list[_Said]:
+        """What every rank has said."""
+        mine = np.zeros(1 + 2 * _TEXT + _CARD, np.uint8)
+        mine[0] = _WISHES.index(self.wish)
+        for begin, content in (
+            (1, self.error.encode()[:_TEXT]),
+            (1 + _TEXT, self.problem.encode()[:_TEXT]),
+            (1 + 2 * _TEXT, self.card),
+        ):
+            mine[begin : begin + len(content)] = np.frombuffer(content, np.uint8)
+        every = np.empty((communicator.size, mine.size), np.uint8)
+        communicator.all_gather(every, mine)
+        return [_Said._of(row.tobytes()) for row in every]
+
+    @staticmethod
+    def _of(row: bytes) -> _Said:
+        error, problem = (
+            row[begin : begin + _TEXT].rstrip(b"\0").decode(errors="ignore")
+            for begin in (1, 1 + _TEXT)
+        )
+        return _Said(_WISHES[row[0]], error, problem, row[1 + 2 * _TEXT :])
+
+
+def why_not(every: Sequence[_Said]) -> str:
     """Why kernels cannot wait for each other's; empty where they can. The same on all ranks."""
-    if reason := _first(problems):
+    wish = every[0].wish
+    for rank, each in enumerate(every):
+        if each.wish != wish:
+            return f"{ENV_CUDA_WAY} is {wish!r} on rank 0 and {each.wish!r} on rank {rank}"
+    if wish == HOST:
+        return f"{ENV_CUDA_WAY}=host"
+    if reason := _first([each.problem for each in every]):
         return reason
     first: dict[bytes, int] = {}
-    for rank, card in enumerate(cards):
-        other = first.setdefault(_core.gpu_of(card), rank)
-        if other != rank and not forced:
+    for rank, each in enumerate(every):
+        other = first.setdefault(_core.gpu_of(each.card), rank)
+        if other != rank and wish != PEER:
             return (
                 f"ranks {other} and {rank} share a GPU, where a kernel that waits may keep the one "
                 "that it waits for from running"
@@ -119,17 +174,3 @@ def why_not(cards: Sequence[bytes], problems: Sequence[str], *, forced: bool) ->
 def _first(problems: Sequence[str]) -> str:
     """The first rank's that has one."""
     return next((f"rank {rank}: {text}" for rank, text in enumerate(problems) if text), "")
-
-
-def _exchange(
-    communicator: _core.Communicator, card: bytes, problem: str
-) -> tuple[list[bytes], list[str]]:
-    """Every rank's card and problem."""
-    mine = np.zeros(_TEXT + _CARD, np.uint8)
-    text = problem.encode()[:_TEXT]
-    mine[: len(text)] = np.frombuffer(text, np.uint8)
-    mine[_TEXT : _TEXT + len(card)] = np.frombuffer(card, np.uint8)
-    every = np.empty((communicator.size, mine.size), np.uint8)
-    communicator.all_gather(every, mine)
-    cards = [row[_TEXT:].tobytes() for row in every]
-    return cards, [row[:_TEXT].tobytes().rstrip(b"\0").decode(errors="ignore") for row in every]

@@ -69,8 +69,8 @@ class Wish:
         if self.device is not None:
             try:
                 communicator.use_device(self.device)
-            except BaseException:
-                communicator.abort("no communicator for its GPU could be made")
+            except BaseException as error:
+                communicator.abort(f"no communicator for GPUs could be made: {error}")
                 communicator.close()
                 raise
         return communicator

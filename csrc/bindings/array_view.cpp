@@ -171,7 +171,8 @@ bool ArrayView::open_dlpack(PyObject* object, const char* name, bool on_device) 
 
 bool ArrayView::open_interface(PyObject* object, const char* name) {
   CudaArray array;
-  if (!read_cuda_interface(object, name, array) || !ask_for_stream(object, stream_)) return false;
+  if (!read_cuda_interface(object, name, array)) return false;
+  if (!stream_.given && !ask_for_stream(object, stream_)) return false;
   const DtypeTraits* found = nullptr;
   for (const DtypeTraits& row : kDtypeTable)
     if (row.numpy_kind == array.kind && row.size == array.element) found = &row;

@@ -114,8 +114,14 @@ bool Call::open_arrays(const CallArguments& arguments) {
 
 // Where both arrays lie, and the stream.
 bool Call::locate() {
-  const ArrayView& array = input_ != nullptr ? *input_ : *output_;
-  if (output_ != nullptr && output_->device() != array.device()) {
+  const bool nowhere = input_ != nullptr && input_->device() == Location::kAnyDevice;
+  const ArrayView& array =
+      input_ != nullptr && (!nowhere || output_ == nullptr) ? *input_ : *output_;
+  if (!nowhere && output_ != nullptr && output_->device() == Location::kAnyDevice) {
+    request_.location = {array.device(), array.stream().handle, !array.stream().given};
+    return true;
+  }
+  if (!nowhere && output_ != nullptr && output_->device() != array.device()) {
     raise_configuration_error(
         "%s: of input and output one lies on GPU %d and the other %s; they "
         "must lie together",
@@ -123,8 +129,8 @@ bool Call::locate() {
         std::min(array.device(), output_->device()) < 0 ? "in the host's memory" : "on another");
     return false;
   }
-  if (array.device() < 0) return true;
-  if (output_ != nullptr && output_->stream().handle != array.stream().handle) {
+  if (array.device() == Location::kHost) return true;
+  if (!nowhere && output_ != nullptr && output_->stream().handle != array.stream().handle) {
     raise_configuration_error(
         "%s: input and output name different streams; say which one to follow: stream=...",
         name_of(request_.kind));

@@ -47,13 +47,13 @@ PyObject* close(PyObject* self, PyObject*) {
     const GilReleased unlocked;
     core->close(python_interrupts());
   } catch (const std::exception&) {
-    core->choices().set_source({});
+    core->forget_sources();
     raise_current_exception();
     return nullptr;
   }
   // Here, on a thread that has the interpreter: the last to let go of the core may be the progress
   // thread, when there is none any more.
-  core->choices().set_source({});
+  core->forget_sources();
   (*Object::of(self).abandoned)->sweep();
   (*Object::of(self).kept)->sweep();
   Py_RETURN_NONE;
@@ -127,6 +127,11 @@ PyObject* get_closed(PyObject* self, void*) {
 }
 PyObject* get_pending(PyObject* self, void*) {
   return property(self, [](Communicator& core) { return PyBool_FromLong(core.busy()); });
+}
+PyObject* get_kernel_calls(PyObject* self, void*) {
+  return property(self, [](Communicator& core) {
+    return PyLong_FromUnsignedLongLong(core.device() ? core.device()->launches() : 0);
+  });
 }
 PyObject* get_failure(PyObject* self, void*) {
   return property(self, [](Communicator& core) -> PyObject* {
@@ -206,7 +211,7 @@ void finalise(PyObject* self) {
   if (object->core != nullptr) {
     // Operations may be pending: the thread that ends the last of them also ends the core, and
     // may not need the interpreter for it.
-    (*object->core)->choices().set_source({});
+    (*object->core)->forget_sources();
     // The last share of a communicator may join the progress thread.
     const GilReleased unlocked;
     delete object->core;
@@ -243,6 +248,9 @@ PyGetSetDef properties[] = {
      nullptr},
     {"closed", get_closed, nullptr, "Whether close() was called.", nullptr},
     {"pending", get_pending, nullptr, "Whether operations are under way, in any thread.", nullptr},
+    {"kernel_calls", get_kernel_calls, nullptr,
+     "Calls so far that kernels on this rank's GPU carry out, those of captures included.",
+     nullptr},
     {"failure", get_failure, nullptr, "The error that failed this communicator, or None.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };

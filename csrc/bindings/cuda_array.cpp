@@ -5,6 +5,7 @@
 
 #include "bindings/errors_py.h"
 #include "cuda/gpu.h"
+#include "engine/api.h"
 
 namespace pycollective {
 namespace {
@@ -100,6 +101,10 @@ bool read_numbers(PyObject* tuple, int& length, std::int64_t* numbers) {
 }
 
 bool find_device(const char* name, CudaArray& array) {
+  if (array.data == nullptr) {
+    array.device = Location::kAnyDevice;
+    return true;
+  }
   try {
     array.device = cuda::device_of(array.data);
     return true;

@@ -30,8 +30,8 @@ py::dict report(const std::vector<std::string>& nvrtc_folders) {
       for (int other = 0; other < one; ++other)
         if (!cuda::can_access(one, other) || !cuda::can_access(other, one))
           apart.append(py::make_tuple(other, one));
-    py::dict found("driver"_a = driver.library, "version"_a = driver.version,
-                   "devices"_a = devices, "apart"_a = apart);
+    py::dict found("driver"_a = driver.library, "version"_a = driver.version, "devices"_a = devices,
+                   "apart"_a = apart);
     try {
       found["images"] = cuda::describe_images(driver.version, nvrtc_folders);
     } catch (const std::runtime_error& error) {
@@ -61,7 +61,8 @@ py::dict compile(const std::vector<std::string>& nvrtc_folders, int major, int m
 void bind_cuda(py::module_& module) {
   module.def("cuda_report", &report, py::arg("nvrtc_folders"),
              "What there is of CUDA: `driver`, its `version`, `devices` (name, major, minor), "
-             "`apart` (pairs of GPUs that cannot map each other), `images` of the kernels; or `no driver`, `no images`: why, and the cure. Initialises "
+             "`apart` (pairs of GPUs that cannot map each other), `images` of the kernels; or `no "
+             "driver`, `no images`: why, and the cure. Initialises "
              "CUDA in this process.");
   module.def("cuda_compile", &compile, py::arg("nvrtc_folders"), py::arg("major"), py::arg("minor"),
              "What NVRTC makes of each module of kernels, by name, for a GPU of this compute "

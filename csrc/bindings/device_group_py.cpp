@@ -9,6 +9,7 @@
 
 #include "bindings/communicator_object.h"
 #include "bindings/gil.h"
+#include "bindings/leaving_py.h"
 #include "bindings/program_py.h"
 #include "engine/device/device_group.h"
 
@@ -17,24 +18,38 @@ namespace py = pybind11;
 namespace pycollective {
 namespace {
 
-struct MailboxHandle {
-  std::shared_ptr<DeviceMailbox> mailbox;
+// To let go of either may wait for the GPU.
+template <class T>
+struct Handle {
+  explicit Handle(std::shared_ptr<T> shared) : it(std::move(shared)) {}
+  ~Handle() {
+    const GilReleased unlocked;
+    it.reset();
+  }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  std::shared_ptr<T> it;
 };
-struct GroupHandle {
-  std::shared_ptr<DeviceGroup> group;
-};
+using MailboxHandle = Handle<DeviceMailbox>;
+using GroupHandle = Handle<DeviceGroup>;
 
-MailboxHandle make_mailbox(int device, const std::vector<std::string>& nvrtc_folders) {
-  const GilReleased unlocked;
-  return {std::make_shared<DeviceMailbox>(device, nvrtc_folders)};
+std::unique_ptr<MailboxHandle> make_mailbox(int device,
+                                            const std::vector<std::string>& nvrtc_folders) {
+  return translated([&] {
+    std::shared_ptr<DeviceMailbox> made;
+    {
+      const GilReleased unlocked;
+      made = std::make_shared<DeviceMailbox>(device, nvrtc_folders);
+    }
+    return std::make_unique<MailboxHandle>(std::move(made));
+  });
 }
 
 py::bytes card_of(const MailboxHandle& handle) {
-  const DeviceCard& card = handle.mailbox->card();
+  const DeviceCard& card = handle.it->card();
   return {reinterpret_cast<const char*>(&card), sizeof(card)};
 }
 
-// What a rank says of its GPU, for the ranks that decide: (uuid, address in its process).
 py::bytes gpu_of(const std::string& card) {
   if (card.size() != sizeof(DeviceCard)) throw std::invalid_argument("no such card");
   return {card.data() + offsetof(DeviceCard, gpu), sizeof(DeviceCard::gpu)};
@@ -45,16 +60,22 @@ std::shared_ptr<Communicator> communicator_of(const py::object& object) {
   return *CommunicatorObject::of(object.ptr()).core;
 }
 
-GroupHandle map_devices(const py::object& communicator, const MailboxHandle& own,
-                        const std::vector<std::string>& cards) {
+std::unique_ptr<GroupHandle> map_devices(const py::object& communicator, const MailboxHandle& own,
+                                         const std::vector<std::string>& cards) {
   std::vector<DeviceCard> read(cards.size());
   for (std::size_t i = 0; i < cards.size(); ++i) {
     if (cards[i].size() != sizeof(DeviceCard)) throw std::invalid_argument("no such card");
     std::memcpy(&read[i], cards[i].data(), sizeof(DeviceCard));
   }
   const std::shared_ptr<Communicator> core = communicator_of(communicator);
-  const GilReleased unlocked;
-  return {std::make_shared<DeviceGroup>(own.mailbox, core->group().me(), read)};
+  return translated([&] {
+    std::shared_ptr<DeviceGroup> made;
+    {
+      const GilReleased unlocked;
+      made = std::make_shared<DeviceGroup>(own.it, core->group().me(), read);
+    }
+    return std::make_unique<GroupHandle>(std::move(made));
+  });
 }
 
 void use_devices(const py::object& communicator, const GroupHandle& handle, py::object programs) {
@@ -63,7 +84,7 @@ void use_devices(const py::object& communicator, const GroupHandle& handle, py::
     const GilHeld gil;
     delete it;
   });
-  handle.group->set_source([shared](OpKind kind, int root) {
+  handle.it->set_source([shared](OpKind kind, int root) {
     const GilHeld gil;
     try {
       return (*shared)(name_of(kind), "direct", root).cast<ProgramHandle&>().program;
@@ -71,7 +92,7 @@ void use_devices(const py::object& communicator, const GroupHandle& handle, py::
       throw std::invalid_argument(error.what());
     }
   });
-  communicator_of(communicator)->set_device(handle.group);
+  communicator_of(communicator)->set_device(handle.it);
 }
 
 }  // namespace
@@ -80,13 +101,14 @@ void bind_device_group(py::module_& module) {
   py::class_<MailboxHandle>(module, "DeviceMailbox", py::is_final(),
                             "A rank's mailbox in the memory of its GPU, before its group has met.")
       .def(py::init(&make_mailbox), py::arg("device"), py::arg("nvrtc_folders"),
-           "Load the kernels and make a mailbox. RuntimeError: what there is not.")
+           "Load the kernels and make a mailbox. ConfigurationError: what there is not.")
       .def_property_readonly("card", &card_of, "What peers need to map it.");
   py::class_<GroupHandle>(module, "DeviceGroup", py::is_final(),
                           "The mailboxes of all ranks of a communicator, mapped.");
   module.def("gpu_of", &gpu_of, py::arg("card"), "The GPU's uuid.");
   module.def("map_devices", &map_devices, py::arg("communicator"), py::arg("mailbox"),
-             py::arg("cards"), "Map the mailboxes of all ranks. RuntimeError: one cannot be.");
+             py::arg("cards"),
+             "Map the mailboxes of all ranks. ConfigurationError: one cannot be.");
   module.def("use_devices", &use_devices, py::arg("communicator"), py::arg("group"),
              py::arg("programs"),
              "From now on calls on arrays of this GPU are carried out by kernels. On all ranks or "

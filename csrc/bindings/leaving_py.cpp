@@ -62,13 +62,15 @@ bool leave_all(bool after_exception) {
       };
       try {
         each->close(hook);
-      } catch (const CollectiveFailure&) {
-        // Interrupted: it is closed all the same, and Python's error is set.
+      } catch (const CollectiveFailure& error) {
+        // Interrupted, it is closed all the same, and Python's error is set. Otherwise work on a
+        // GPU had ended badly, of which nobody else is told.
+        if (!interrupted) std::fprintf(stderr, "pycollective: at exit: %s\n", error.what());
       }
     }
     stop_lingering();
   }
-  for (const auto& each : open) each->choices().set_source({});
+  for (const auto& each : open) each->forget_sources();
   {
     const GilReleased unlocked;  // the last share of a communicator joins the progress thread
     open.clear();

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "bindings/errors_py.h"
+#include "bindings/gil.h"
 #include "bindings/leaving_py.h"
 
 namespace py = pybind11;
@@ -76,7 +77,10 @@ void bind_node(py::module_& module) {
       .def(
           "allocate",
           [](NodeHandle& self, int size, bool far) {
-            const MailboxRange range = translated([&] { return self.allocate(size, far); });
+            const MailboxRange range = translated([&] {
+              const GilReleased unlocked;  // what is reclaimed meanwhile may wait for a GPU
+              return self.allocate(size, far);
+            });
             return py::make_tuple(range.offset, range.data_bytes);
           },
           py::arg("size"), py::arg("far") = false,

@@ -28,7 +28,6 @@ std::size_t rounded(std::size_t bytes) {
 
 int device_of(const void* data) {
   const Driver& cuda = driver();
-  if (data == nullptr) return 0;
   int ordinal = -1;
   unsigned type = 0;
   // Whoever made the array has a context here, most likely; a new one costs memory of its GPU.

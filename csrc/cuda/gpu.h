@@ -22,7 +22,7 @@ struct Lane {
   CUevent event = nullptr;
 };
 
-// The GPU on which this memory is; 0 for null, an empty array's. Throws std::invalid_argument where
+// The GPU on which this memory is. Throws std::invalid_argument where
 // it is no device's, DriverUnavailable, DriverError.
 int device_of(const void* data);
 

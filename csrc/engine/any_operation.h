@@ -5,11 +5,11 @@
 #include <variant>
 
 #include "engine/device/on_device.h"
+#include "engine/device/staged.h"
 #include "engine/far/pair.h"
 #include "engine/one_shot.h"
 #include "engine/point_to_point.h"
 #include "engine/scheduled.h"
-#include "engine/device/staged.h"
 #include "engine/two_shot.h"
 
 namespace pycollective {

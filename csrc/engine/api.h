@@ -56,10 +56,12 @@ class PYCOLLECTIVE_PUBLIC CollectiveFailure : public std::runtime_error {
 
 // Where the buffers of a call lie.
 struct Location {
-  int device = -1;         // a GPU's number, as CUDA counts; -1: the host's memory
+  static constexpr int kHost = -1;
+  static constexpr int kAnyDevice = -2;  // of empty buffers, which lie nowhere
+  int device = kHost;                    // or a GPU's number, as CUDA counts
   void* stream = nullptr;  // the driver's handle: what was put there before comes first
   bool ends = true;  // done means done there too: else the result comes in that stream's order
-  bool on_host() const { return device < 0; }
+  bool on_host() const { return device == kHost; }
 };
 
 // Asked every 50 ms or more often while a call is blocked; true makes the call abort the group and

@@ -56,7 +56,13 @@ Communicator::Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progres
       timeout_(timeout),
       collectives_(queues_[0]) {}
 
-Communicator::~Communicator() = default;
+Communicator::~Communicator() {
+  if (!device_) return;
+  if (forked())
+    static_cast<void>(new std::shared_ptr<DeviceGroup>(std::move(device_)));  // the parent's
+  else
+    group_->leave(std::move(device_));  // peers may read of it still
+}
 
 Communicator::Queue& Communicator::queue_of(const Request& request) {
   if (!is_pair(request.kind)) return collectives_;
@@ -98,7 +104,7 @@ void Communicator::run(const Request& given, const InterruptHook& interrupted) {
   if (forked()) throw_forked(given.kind, rank());
   validate(given, rank(), size());
   std::optional<Request> room_for_request;
-  const Request& request = with_program(given, room_for_request);
+  const Request& request = with_program(given, room_for_request, false);
   if (request.program && !request.device) Scheduled::require_room(*group_, request);
   const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
   Queue& queue = queue_of(request);
@@ -143,7 +149,7 @@ std::shared_ptr<Work> Communicator::submit(const Request& given,
   if (forked()) throw_forked(given.kind, rank());
   validate(given, rank(), size());
   std::optional<Request> room_for_request;
-  const Request& request = with_program(given, room_for_request);
+  const Request& request = with_program(given, room_for_request, true);
   if (request.program && !request.device) Scheduled::require_room(*group_, request);
   const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
   Queue& queue = queue_of(request);

@@ -55,6 +55,11 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   // all ranks or none.
   void set_device(std::shared_ptr<DeviceGroup> device) { device_ = std::move(device); }
   const std::shared_ptr<DeviceGroup>& device() const { return device_; }
+  // Lets go of where programs come from, which may need the interpreter.
+  void forget_sources() {
+    choices_.set_source({});
+    if (device_) device_->set_source({});
+  }
 
   Group& group() const { return *group_; }
   bool forked() const { return group_->node().forked(); }
@@ -91,21 +96,27 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   };
 
   // The request itself, or a copy of it with the program that it is to have, and the wire.
-  const Request& with_program(const Request& request, std::optional<Request>& room);
+  const Request& with_program(const Request& request, std::optional<Request>& room,
+                              bool asynchronous);
   void settle_wire(Request& request);
   // For calls that kernels carry out: a copy of the request with its program.
-  const Request& for_device(const Request& request, std::optional<Request>& room);
+  const Request& for_device(const Request& request, std::optional<Request>& room,
+                            bool asynchronous);
   // What ended badly on the device fails the communicator, and what failed that ends waits on the
-  // device. `look`: also ask whether the peers live. Not under the lock.
+  // device. `look`: also ask whether the peers live. Not under the lock; does nothing while the
+  // group is being left, or once it is.
   void watch_device(bool look);
-  // Waits for what is under way on the device, at most the communicator's timeout.
-  void finish_device();
+  // Waits until nothing that was launched is under way on any rank's device, at most the
+  // communicator's timeout: then that is its failure.
+  void finish_device(const InterruptHook& stop);
+  bool device_is_done();
   Queue& queue_of(const Request& request);  // of a pair: made when first asked for
   void check_usable(const Request& request, const Queue& queue) const;  // under the lock
   bool heard_of_failure() const;                                        // from another host
   void learn_failure() const;  // under the lock: from another rank's report, unless closed
   // Closes if nothing is under way. Otherwise what was issued last, or null for a synchronous call.
   bool close_if_idle(std::shared_ptr<Pending>& last);
+  bool failed() const;
   // Drives until done (true) or `until`; sleeps where there is nothing to do.
   bool drive(Operation& operation, Watch& watch, Clock::time_point until,
              const InterruptHook& interrupted);

@@ -21,7 +21,7 @@ bool Communicator::close_if_idle(std::shared_ptr<Pending>& last) {
     if (!queue.items.empty()) last = queue.items.back();
     busy = busy || queue.driven || !queue.items.empty();
   }
-  if (busy) return false;
+  if (busy || (device_ && !failure_ && device_->launched())) return false;
   learn_failure();
   closed_ = true;
   return true;
@@ -31,12 +31,15 @@ void Communicator::close(const InterruptHook& interrupted) {
   if (forked()) return;
   bool stopped = false;
   const InterruptHook stop = [&] { return stopped = stopped || (interrupted && interrupted()); };
+  const bool worked = !failed();
+  if (device_) finish_device(stop);
   for (std::shared_ptr<Pending> last; !close_if_idle(last); last = nullptr) {
     try {
       if (last) {
         last->wait(0, stopped ? InterruptHook() : stop);
         continue;
       }
+      if (device_) finish_device(stop);
       // A synchronous call of another thread, bounded by its own timeout.
       if (!stopped && stop()) abort("interrupted");
       std::this_thread::sleep_for(kClosePoll);
@@ -44,7 +47,6 @@ void Communicator::close(const InterruptHook& interrupted) {
       // Told to whoever waits for that operation, and kept in failure().
     }
   }
-  if (device_) finish_device();
   // Whoever is told of an end may need what the caller ends next.
   while (telling()) std::this_thread::sleep_for(kTellPoll);
   {
@@ -55,6 +57,13 @@ void Communicator::close(const InterruptHook& interrupted) {
   if (stopped)
     throw CollectiveFailure({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
                              "rank " + std::to_string(rank()) + " was interrupted in close()"});
+  // Of work on the device that has ended badly meanwhile nobody else is told.
+  if (device_ && worked && failed()) throw CollectiveFailure(*failure_);
+}
+
+bool Communicator::failed() const {
+  const std::lock_guard lock(mutex_);
+  return failure_ != nullptr;
 }
 
 bool Communicator::closed() const {

@@ -15,6 +15,7 @@ constexpr std::chrono::milliseconds kWatchEvery{5};
 // Of links that ring no bell, and of copies to and from GPUs.
 constexpr std::chrono::microseconds kPollEvery{200};
 constexpr std::chrono::microseconds kFinishPoll{50};
+constexpr double kLongestUnwinding = 1;  // seconds
 
 }  // namespace
 
@@ -26,6 +27,8 @@ std::chrono::nanoseconds Communicator::longest_sleep() const {
 }
 
 void Communicator::watch_device(bool look) {
+  const std::unique_lock leaving(leaving_mutex_, std::try_to_lock);
+  if (!leaving) return;
   bool failed = false;
   {
     const std::lock_guard lock(mutex_);
@@ -34,26 +37,52 @@ void Communicator::watch_device(bool look) {
     failed = failure_ != nullptr;
   }
   if (failed) device_->abort();
+  std::optional<Failure> failure;
+  // First what needs nobody else: a launch may take its time, and holds up the rest.
+  if (!failed && look && device_->under_way()) failure = device_->lost_peer(*group_);
   device_->look();
-  if (failed) return;
-  std::optional<Failure> failure = device_->failure(*group_);
-  if (!failure && look && device_->under_way()) failure = device_->lost_peer(*group_);
+  if (!failed && !failure) failure = device_->failure(*group_);
   if (failure) fail(*failure);
 }
 
-void Communicator::finish_device() {
-  const Clock::time_point until =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                         std::chrono::duration<double>(std::min(timeout_.load(), 1e9)));
+bool Communicator::device_is_done() {
+  if (!device_->look()) return false;
+  const std::lock_guard leaving(leaving_mutex_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return true;
+  }
   // The peers have called all that this rank has launched: what they read of its mailbox must be
   // there until their GPUs have come to the end of it, too.
-  while (!device_->look() || !device_->peers_have_done(*group_)) {
-    const bool failed = group_->failure().kind != FailureKind::kNone || device_->failure(*group_) ||
-                        device_->lost_peer(*group_);
-    if (failed) device_->abort();
-    if (Clock::now() >= until) return device_->abort();
+  return device_->peers_have_done(*group_);
+}
+
+void Communicator::finish_device(const InterruptHook& stop) {
+  const auto has_failed = [this] {
+    const std::lock_guard lock(mutex_);
+    return closed_ || failure_ != nullptr;
+  };
+  const double seconds = std::min(timeout_.load(), 1e9);
+  const auto after = [](double time) {
+    return Clock::now() +
+           std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(time));
+  };
+  for (const auto until = after(seconds); !device_is_done();) {
+    watch_device(true);
+    if (has_failed()) break;
+    if (stop && stop()) {
+      abort("interrupted");
+    } else if (Clock::now() >= until) {
+      fail({FailureKind::kTimeout, rank(), OpKind::kBarrier, 0,
+            "rank " + std::to_string(rank()) + " closed its communicator, and after " +
+                seconds_text(seconds) +
+                " work was still under way on GPUs: look at what is on their streams before"});
+    }
     std::this_thread::sleep_for(kFinishPoll);
   }
+  // Its waits end within milliseconds; what it still writes belongs to the caller.
+  for (const auto until = after(kLongestUnwinding); !device_->look() && Clock::now() < until;)
+    std::this_thread::sleep_for(kFinishPoll);
 }
 
 }  // namespace pycollective

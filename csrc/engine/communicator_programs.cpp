@@ -2,9 +2,9 @@
 #include <utility>
 
 #include "engine/communicator.h"
+#include "engine/device/staged.h"
 #include "engine/program.h"
 #include "engine/scheduled.h"
-#include "engine/device/staged.h"
 #include "engine/wire_trial.h"
 
 namespace pycollective {
@@ -14,9 +14,11 @@ const std::shared_ptr<const Program>& Communicator::direct_paths() {
   return none;
 }
 
-const Request& Communicator::with_program(const Request& request, std::optional<Request>& room) {
+const Request& Communicator::with_program(const Request& request, std::optional<Request>& room,
+                                          bool asynchronous) {
+  const bool nowhere = request.location.device == Location::kAnyDevice;
   if (!request.location.on_host() && device_ && DeviceGroup::serves(request.kind))
-    return for_device(request, room);
+    return for_device(request, room, asynchronous);
   const bool far = group_->messenger() != nullptr;
   if (far) group_->messenger()->poll();  // a failure elsewhere is then known
   std::shared_ptr<const Program> program = request.program;
@@ -25,23 +27,27 @@ const Request& Communicator::with_program(const Request& request, std::optional<
   } else if (!program && choices_.has_source() && !is_pair(request.kind)) {
     program = choices_.find(request);
   }
-  if (!far && program == request.program && request.location.on_host()) return request;
+  if (!far && program == request.program && (request.location.on_host() || nowhere)) return request;
   Request& made = room.emplace(request);
   made.program = std::move(program);
   if (far) settle_wire(made);
   // A group with little memory, one of hundreds, has always room for the direct paths.
   if (!far && made.program && !Scheduled::has_room(*group_, made)) made.program = nullptr;
-  if (!made.location.on_host()) made.staging = stage(made, rank(), size());
+  if (!made.location.on_host() && !nowhere) made.staging = stage(made, rank(), size());
   return made;
 }
 
-const Request& Communicator::for_device(const Request& request, std::optional<Request>& room) {
+const Request& Communicator::for_device(const Request& request, std::optional<Request>& room,
+                                        bool asynchronous) {
   watch_device(false);  // what ended badly there is then known
   Request& made = room.emplace(request);
   if (made.program == direct_paths()) made.program = nullptr;
   if (!(made.timeout > 0)) made.timeout = timeout_.load();
   try {
-    device_->prepare(made);
+    if (device_->prepare(made) && asynchronous)
+      throw std::invalid_argument(
+          "while its stream is captured a call cannot be asynchronous: it might be launched after "
+          "the capture; leave async_op out, nothing is waited for");
   } catch (const std::exception& error) {
     throw CollectiveFailure({FailureKind::kConfiguration, rank(), request.kind, 0,
                              std::string(name_of(request.kind)) + ": " + error.what()});

@@ -33,6 +33,8 @@ class Operation {
   virtual std::string far_absentees() const { return {}; }
   // Whether it awaits something that rings no doorbell, and must look again soon.
   virtual bool must_poll() const { return false; }
+  // What of this rank's own it awaits, in words; empty where it awaits others.
+  virtual std::string held_up() const { return {}; }
   // Whether it awaits a GPU, which rings no doorbell whatever links do.
   virtual bool awaits_device() const { return false; }
   // Whether the peers have no part in what is left, and what befalls them cannot undo it.

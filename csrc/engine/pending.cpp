@@ -47,6 +47,7 @@ void Pending::finish(const Failure* failure) {
   room_.end();
   request_.keep.reset();
   request_.staging.reset();
+  request_.device.reset();
   {
     const std::lock_guard lock(mutex_);
     if (failure != nullptr) failure_ = std::make_unique<Failure>(*failure);

@@ -19,11 +19,7 @@ Failure failure_of(const Operation& operation, FailureKind kind, std::string mes
 
 // "rank(s) 1, 3 have not called it", or who has called but not finished.
 std::string absentees(const Operation& operation) {
-  if (operation.awaits_device())
-    return operation.is_over()
-               ? "all ranks have finished their part, and this one's GPU has not taken the result"
-               : "this rank's own GPU has not come to it; what was put on the call's stream before "
-                 "is not done";
+  if (std::string own = operation.held_up(); !own.empty()) return own;
   std::string absent;
   std::string unfinished;
   for (const Member each : operation.group().members()) {

@@ -154,6 +154,27 @@ std::size_t every_program(Devices& devices, int n, bool on_one, std::size_t slot
   return batch.count();
 }
 
+// Threads meet before an instruction that reads what the last one wrote, or writes what it read;
+// and not where they need not.
+void threads_meet_where_places_are_shared() {
+  const auto meets = [](Place from, Place to) {
+    Program program = *make_one_shot(OpKind::kAllReduce, 0, 0, 1);
+    program.refs = {{Place::kInput, Member(0), 0, 0},
+                    {Place::kItem, Member(0), 0, 0},
+                    {from, Member(0), 0, 0},
+                    {to, Member(0), 0, 1}};
+    program.items = 2;
+    program.instructions = {{Instruction::Kind::kCopy, 0, 1, 0},
+                            {Instruction::Kind::kCopy, 2, 3, 0}};
+    const DeviceProgram lowered = lower_for_device(program, Member(0));
+    constexpr std::uint32_t kWordsOfACopy = 3;
+    return (lowered.words[lowered.ref_count + kWordsOfACopy] & cuda::kMeets) != 0;
+  };
+  CHECK(meets(Place::kItem, Place::kItem));     // the first one's result
+  CHECK(meets(Place::kInput, Place::kOutput));  // where its input may lie
+  CHECK(!meets(Place::kInput, Place::kItem));
+}
+
 // Whatever is to be cut: parts are of whole units, lie in their slots, and cover everything.
 void parts_fit_their_slots() {
   Random random(3);
@@ -231,6 +252,7 @@ void what_cannot_be_is_refused_by_name(Devices& devices) {
 int main() {
   using namespace pycollective::testing;
   parts_fit_their_slots();
+  threads_meet_where_places_are_shared();
   Devices devices;
   what_cannot_be_is_refused_by_name(devices);
   std::size_t calls = 0;

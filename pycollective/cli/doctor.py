@@ -149,7 +149,7 @@ def _cuda() -> tuple[str, str]:
     version = f"{report['version'] // 1000}.{report['version'] % 1000 // 10}"
     found = f"{version} ({report['driver']}), {', '.join(counted)}"
     if "no images" in report:
-        return f"{found}; calls by way of the host, for kernels: none", report["no images"]
+        return f"{found}; calls by way of the host; kernels: none", report["no images"]
     return f"{found}; {_way(len(devices), report['apart'])}; kernels: {report['images']}", ""
 
 

@@ -6,14 +6,10 @@ import importlib.util
 import re
 import subprocess
 import sys
-import types
 
-import numpy as np
 import pytest
 
 from pycollective.bench.record import read_json
-from pycollective.conformance.places import place_of
-from pycollective.device_array import DeviceArray
 from tests.cli.test_verify_table import digest_of
 from tests.cuda import standin
 from tests.test_launches import clean_environment
@@ -33,21 +29,6 @@ def run(*arguments, status=0, **environment):
 
 def on_gpus(*arguments, status=0, **options):
     return run(*arguments, "--device", "cuda", status=status, **standin.environment(**options))
-
-
-def placed(rank):
-    """Where the arrays of `verify` lie on a rank of two hosts, and what a call is given besides."""
-    communicator = types.SimpleNamespace(host_of=(0, 0, 1, 0, 0), rank=rank)
-    place = place_of("cuda", communicator)
-    array = place.copy(np.arange(5, dtype=np.int8))
-    assert isinstance(array, DeviceArray)
-    assert array.stream is place.options["stream"]
-    assert place.read(array).tolist() == [0, 1, 2, 3, 4]
-    return array.device
-
-
-def test_the_arrays_of_verify_lie_on_the_hosts_gpus_in_turn(gpu):
-    assert [gpu(placed, rank) for rank in range(5)] == [0, 1, 0, 0, 1]
 
 
 # Of numbers that round and such that do not, every operation and algorithm; and large counts.

@@ -77,12 +77,20 @@ def test_any_algorithm_and_any_way_to_call(peers, ranks, algorithm, how):
         assert same_bits(got, want)
 
 
+def kernel_calls(comm):
+    return comm.kernel_calls
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_other_operation(peers, ranks, dtype):
     inputs = order_sensitive(dtype, ranks, 1000 + ranks, seed=ranks)
-    results = peers(ranks).call(every_other_operation, PerRank(inputs), ranks)
+    pool = peers(ranks)
+    before = pool.call(kernel_calls)
+    results = pool.call(every_other_operation, PerRank(inputs), ranks)
     check_every_other_operation(inputs, results)
+    made = {after - begin for begin, after in zip(before, pool.call(kernel_calls), strict=True)}
+    assert made == {len(results[0]) - ("recv" in results[0])}
 
 
 def larger_than_all_slots(comm, x):

@@ -117,7 +117,12 @@ std::shared_ptr<const Program> DeviceGroup::choose(const Request& request) {
   return direct_.emplace(key, std::move(made)).first->second;
 }
 
-void DeviceGroup::prepare(Request& request) {
+bool DeviceGroup::prepare(Request& request) {
+  constexpr std::uintptr_t kPerThread = 2;
+  if (reinterpret_cast<std::uintptr_t>(request.location.stream) == kPerThread)
+    throw std::invalid_argument(
+        "the per-thread default stream is another one on each thread: give a stream of its own");
+  if (request.location.device == Location::kAnyDevice) request.location.device = device();
   if (request.location.device != device())
     throw std::invalid_argument("the arrays lie on GPU " + std::to_string(request.location.device) +
                                 ", and this communicator is on GPU " + std::to_string(device()));
@@ -128,13 +133,15 @@ void DeviceGroup::prepare(Request& request) {
                                 "mailboxes; use algorithm='auto'");
   const std::lock_guard lock(mutex_);
   const Current current(own_->gpu().context());
-  if (!captures(static_cast<cuda::CUstream>(request.location.stream)))
+  const bool captured = captures(static_cast<cuda::CUstream>(request.location.stream));
+  if (!captured)
     peers_->upload(request.program);
   else if (!peers_->knows(*request.program))
     throw std::invalid_argument(
         "algorithm '" + request.program->algorithm +
         "' is new to the GPU, which it cannot become while a graph is captured: make the call once "
         "before capturing");
+  return captured;
 }
 
 void DeviceGroup::launch(const Request& request) {
@@ -145,19 +152,21 @@ void DeviceGroup::launch(const Request& request) {
   const bool captured = captures(stream);
   // A mailbox serves one launch at a time, whatever the streams. A graph is ordered by whoever
   // replays it.
-  if (launched_ && !captured && stream != stream_)
+  if (launched_ && !captured)
     check(driver().cuStreamWaitEvent(stream, last_, 0), "cuStreamWaitEvent");
   if (captured) captured_ = true;
   peers_->launch(request, stream, nanoseconds);
+  ++launches_;
   if (captured) return;
   check(driver().cuEventRecord(last_, stream), "cuEventRecord");
-  stream_ = stream;
   launched_ = true;
 }
 
 bool DeviceGroup::look() {
   if (!launched_) return true;
-  const std::lock_guard lock(mutex_);
+  // A launch may wait for room on its stream: then this is not the last.
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return false;
   const Current current(own_->gpu().context());
   const cuda::CUresult result = driver().cuEventQuery(last_);
   if (result == cuda::CUDA_ERROR_NOT_READY) return false;
@@ -165,6 +174,7 @@ bool DeviceGroup::look() {
   try {
     check(result, "cuEventQuery");
   } catch (const cuda::DriverError& error) {
+    const std::lock_guard error_lock(error_mutex_);
     error_ = error.what();
   }
   return true;
@@ -198,7 +208,7 @@ std::optional<Failure> DeviceGroup::failure(const Group& group) const {
   const int rank = group.world().rank;
   const std::string gpu = "rank " + std::to_string(rank) + "'s GPU " + std::to_string(device());
   {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(error_mutex_);
     if (!error_.empty())
       return Failure{FailureKind::kAborted, rank, OpKind::kBarrier, 0,
                      gpu + " has failed: " + error_};
@@ -216,16 +226,17 @@ std::optional<Failure> DeviceGroup::failure(const Group& group) const {
 std::optional<Failure> DeviceGroup::lost_peer(const Group& group) const {
   for (const Member each : group.members()) {
     if (each == group.me()) continue;
-    // Who has left has launched all that it was to launch; only a graph may be replayed still.
-    const bool left = group.has_left(each);
-    if (left ? !captured_ : group.alive(each)) continue;
+    // Who has left has launched all that it was to launch, and its mailbox stays.
+    if (group.has_left(each) || group.alive(each)) continue;
     const int rank = group.world().rank;
-    return Failure{
-        FailureKind::kPeerFailure, rank, OpKind::kBarrier, 0,
-        group.describe(each) + (left ? " closed its communicator" : " died: its process ended") +
-            " while work was under way on GPUs, seen by rank " + std::to_string(rank) +
-            ". The communicator does no more work; the output of rank " +
-            std::to_string(group.rank_of(each)) + " tells why, and the job must be started again"};
+    return Failure{FailureKind::kPeerFailure, rank, OpKind::kBarrier, 0,
+                   group.describe(each) +
+                       " died: its process ended while work was under way on GPUs, seen by rank " +
+                       std::to_string(rank) +
+                       ". The communicator does no more work; the output of "
+                       "rank " +
+                       std::to_string(group.rank_of(each)) +
+                       " tells why, and the job must be started again"};
   }
   return std::nullopt;
 }

@@ -44,8 +44,9 @@ class DeviceGroup {
   // Whether these calls are carried out on the device, on all ranks or none.
   static bool serves(OpKind kind) { return !is_pair(kind) && kind != OpKind::kBarrier; }
   // Chooses the request's program, if it has none, and makes sure that launch() can only fail with
-  // the driver. Before the ranks meet; throws std::invalid_argument, cuda::DriverError.
-  void prepare(Request& request);
+  // the driver. Returns whether its stream is being captured: then it has to be launched before the
+  // capture ends. Before the ranks meet; throws std::invalid_argument, cuda::DriverError.
+  bool prepare(Request& request);
   // In the order of the calls. Each wait on the device lasts at most the request's timeout.
   void launch(const Request& request);
 
@@ -72,8 +73,12 @@ class DeviceGroup {
   std::optional<Failure> lost_peer(const Group& group) const;
   // Makes all waits on the device end, now and later, and what is launched later do nothing.
   void abort();
-  // Whether a wait has ended so: results are none.
-  bool aborted() const { return peers_->ending().has_value(); }
+  // Whether results are none: waits have ended so, or will.
+  bool aborted() const { return aborted_ || peers_->ending().has_value(); }
+  // Calls that were launched so far, those captured included.
+  std::uint64_t launches() const { return launches_; }
+  // Whether a launch is not done, as of the last look().
+  bool launched() const { return launched_; }
 
  private:
   std::shared_ptr<const Program> choose(const Request& request);
@@ -84,16 +89,17 @@ class DeviceGroup {
   std::vector<cuda::CUdeviceptr> opened_;  // of other processes
   std::unique_ptr<PeerMemory> peers_;
   cuda::CUevent last_ = nullptr;  // after the last launch
-  cuda::CUstream stream_ = nullptr;
   mutable std::mutex mutex_;
   DirectPrograms source_;
   std::map<std::pair<OpKind, int>, std::shared_ptr<const Program>> direct_;
   std::map<std::pair<OpKind, int>, std::shared_ptr<const Program>> one_shot_;
   std::atomic<bool> launched_{false};
   std::atomic<bool> captured_{false};
+  std::atomic<std::uint64_t> launches_{0};
   std::atomic<bool> watched_{false};
   std::atomic<bool> aborted_{false};
-  std::string error_;  // of the driver, under the lock
+  mutable std::mutex error_mutex_;
+  std::string error_;  // of the driver
 };
 
 }  // namespace pycollective

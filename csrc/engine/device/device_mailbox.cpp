@@ -14,8 +14,8 @@ namespace {
 using cuda::check;
 using cuda::driver;
 
-// For each block, twice. With 33 blocks, a quarter of an H200's, some 17 MB in all.
-constexpr std::uint64_t kSlotBytes = std::uint64_t{256} << 10;
+// What the driver allocates at a time: of less, peers would map what else lies in the block.
+constexpr std::size_t kBlock = std::size_t{2} << 20;
 
 const std::array<std::uint8_t, 16>& this_process() {
   static const auto token = [] {
@@ -47,8 +47,9 @@ DeviceMailbox::DeviceMailbox(int device, const std::vector<std::string>& nvrtc_f
     : gpu_(cuda::Gpu::at(device)), kernels_(kernels_of(gpu_, nvrtc_folders)) {
   const cuda::Current current(gpu_.context());
   const cuda::MailboxShape shape{static_cast<std::uint32_t>(kernels_->blocks_that_wait()),
-                                 kSlotBytes};
-  check(driver().cuMemAlloc(&memory_, PeerMemory::mailbox_bytes(shape)), "cuMemAlloc");
+                                 PeerMemory::kUsualSlot};
+  const std::size_t bytes = (PeerMemory::mailbox_bytes(shape) + kBlock - 1) / kBlock * kBlock;
+  check(driver().cuMemAlloc(&memory_, bytes), "cuMemAlloc");
   try {
     PeerMemory::clear(memory_, shape);
     card_.process = this_process();

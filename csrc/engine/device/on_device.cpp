@@ -1,23 +1,35 @@
 #include "engine/device/on_device.h"
 
+#include <thread>
+
 namespace pycollective {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenLooks{10};
+constexpr std::chrono::milliseconds kLongestUnwinding{100};
+constexpr std::chrono::microseconds kUnwindingPoll{50};
 
 }  // namespace
+
+OnDevice::~OnDevice() {
+  if (!launched_ || !request_.location.ends || !request_.device->aborted()) return;
+  // Its waits end within milliseconds; until then it may write what the caller is about to free.
+  const auto until = std::chrono::steady_clock::now() + kLongestUnwinding;
+  while (!request_.device->look() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(kUnwindingPoll);
+}
 
 State OnDevice::advance() {
   DeviceGroup& device = *request_.device;
   if (!launched_) {
-    if (!rendezvous_.complete()) return State::kBlocked;
+    // What has failed the communicator, whoever drives this looks for.
+    if (!rendezvous_.complete() || device.aborted()) return State::kBlocked;
     device.launch(request_);
     launched_ = true;
   }
   if (!request_.location.ends) return State::kDone;
   const bool done = device.look();
   auto failure = device.failure(group_);
-  // Its own failure, or another's, has a cause that whoever drives this looks for.
   if (done && !failure) return device.aborted() ? State::kBlocked : State::kDone;
   const auto now = std::chrono::steady_clock::now();
   if (!failure && now >= next_look_) {

@@ -15,11 +15,16 @@ class OnDevice final : public Operation {
   OnDevice(Group& group, const Request& request, std::uint64_t sequence)
       : Operation(group, request, sequence), rendezvous_(group, request, sequence) {}
 
+  ~OnDevice() override;
+
   void start() override { rendezvous_.arrive(); }
   State advance() override;
   bool is_short() const override { return true; }
   bool must_poll() const override { return awaits_device(); }
   bool awaits_device() const override { return launched_; }
+  std::string held_up() const override {
+    return launched_ ? "all ranks have called it, and its GPUs have not come to its end" : "";
+  }
   // On the host: what the device needs of it is looked after by whoever watches.
   bool finished_by(Member member) const override { return rendezvous_.arrived(member); }
   void compare_calls() const override { rendezvous_.compare_arrived(); }

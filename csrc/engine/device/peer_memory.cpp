@@ -152,14 +152,15 @@ std::optional<PeerMemory::Ended> PeerMemory::ending() const {
 }
 
 void PeerMemory::add_arena() {
-  Arena arena;
-  check(driver().cuMemAlloc(&arena.device, kArenaWords * sizeof(std::uint32_t)), "cuMemAlloc");
   void* host = nullptr;
-  const cuda::CUresult pinned =
-      driver().cuMemHostAlloc(&host, kArenaWords * sizeof(std::uint32_t), 0);
+  check(driver().cuMemHostAlloc(&host, kArenaWords * sizeof(std::uint32_t), 0), "cuMemHostAlloc");
+  Arena arena;
   arena.host = static_cast<std::uint32_t*>(host);
+  const cuda::CUresult made =
+      driver().cuMemAlloc(&arena.device, kArenaWords * sizeof(std::uint32_t));
+  if (made != cuda::CUDA_SUCCESS) static_cast<void>(driver().cuMemFreeHost(host));
+  check(made, "cuMemAlloc");
   arenas_.push_back(arena);
-  check(pinned, "cuMemHostAlloc");
 }
 
 const PeerMemory::Uploaded* PeerMemory::find(const Program& program) const {

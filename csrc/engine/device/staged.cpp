@@ -77,6 +77,19 @@ std::string Staged::far_absentees() const {
   return inner_ != nullptr ? inner_->far_absentees() : std::string();
 }
 
+std::string Staged::held_up() const {
+  switch (step_) {
+    case Step::kToHost:
+      return "this rank's own GPU has not come to it; what was put on the call's stream before is "
+             "not done";
+    case Step::kMoving:
+      break;
+    case Step::kToDevice:
+      return "all ranks have finished their part, and this one's GPU has not taken the result";
+  }
+  return {};
+}
+
 bool Staged::must_poll() const { return awaits_device() || inner_->must_poll(); }
 
 bool Staged::called_by(Member member) const {

@@ -32,6 +32,7 @@ class Staged final : public Operation {
   std::string far_absentees() const override;
   bool must_poll() const override;
   bool called_by(Member member) const override;
+  std::string held_up() const override;
   bool awaits_device() const override { return step_ != Step::kMoving; }
   bool is_over() const override { return step_ == Step::kToDevice; }
 
