@@ -252,7 +252,7 @@ void a_wait_that_is_too_long_says_for_whom(int n, bool ends) {
           // Where the call waits on the host, too, that wait may end first: it does not know for
           // whom the kernel waits.
           CHECK(contains(failure->message, awaited) ||
-                (ends && contains(failure->message, "own GPU has not come to it")));
+                (ends && contains(failure->message, "timed out on rank")));
         }
       },
       1);
