@@ -1,7 +1,8 @@
 # make install   .venv with everything, the package built and installed in place
 # make demo      train a small network under DDP with Gloo and with pycollective (out/demo)
 # make test      every test but the whole table under mpiexec, which is make test-mpi, and the
-#                thousands of processes that end, which are make storm; 1,024 ranks: make scale
+#                thousands of processes that end, and make gpu's steps on the stand-in, which are
+#                make storm; 1,024 ranks: make scale
 # make bench     the committed benchmarks (out of benchmarks/)
 # make gpu       all that one GPU can show, with this python3 as it is: no network, no .venv
 # make lint      ruff, mypy, clang-format; make sanitize: native tests under TSan and ASan
@@ -55,9 +56,10 @@ scale: install
 	for algorithm in $(SCALED) direct; do \
 	  build/native/plain/test_far_scale out/scale/$$algorithm.programs || exit 1; done
 
-# Processes that end in every way, 200 times each; the README's examples, 50 times each: long.
+# Processes that end in every way, 200 times each; the README's examples, 50 times each; what
+# make gpu runs, on the stand-in for the driver: long.
 storm: install
-	$(BIN)/python -m pytest -m storm tests/torch/test_process_end.py
+	$(BIN)/python -m pytest -m storm tests/torch/test_process_end.py tests/cuda/test_make_gpu.py
 
 bench: install
 	$(BIN)/python -m benchmarks.all --out benchmarks/results

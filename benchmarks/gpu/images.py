@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import runpy
 import shutil
+from pathlib import Path
 
 from benchmarks.gpu.steps import BUILT, ROOT
 
 
-def main() -> None:
-    """Those that the extension's build has made are taken as they are."""
+def put(built: Path, folder: Path) -> None:
+    """Copy the images into the folder; `built` keeps what nvcc makes.
+
+    Raises:
+        SystemExit: nvcc does not compile the kernels, or there is none.
+    """
     embed = runpy.run_path(str(ROOT / "csrc" / "cuda" / "embed.py"))
-    folder = BUILT / "images"
+    images: dict[str, Path] = embed["compile_images"](built, strict=True).images
+    if not images:
+        raise SystemExit("there is no nvcc: no images of the kernels")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, image in embed["compile_images"](ROOT / "build" / "cuda", strict=True).items():
+    for name, image in images.items():
         shutil.copy(image, folder / f"{name}.fatbin")
 
 
 if __name__ == "__main__":
-    main()
+    put(ROOT / "build" / "cuda", BUILT / "images")  # those of the extension's build, if it made any

@@ -8,10 +8,9 @@
 #include "engine/program_buffers.h"
 #include "kernels/kernels.h"
 #include "tests/cuda_ranks.h"
+#include "tests/device_programs.h"
 
 namespace pycollective::testing {
-
-using Programs = std::vector<std::shared_ptr<const Program>>;  // by rank
 
 struct Call {
   Programs programs;

@@ -4,10 +4,9 @@
 #include <cstdio>
 #include <thread>
 
-#include "engine/device/one_shot_program.h"
 #include "tests/cuda_graph.h"
 #include "tests/device_calls.h"
-#include "tests/program_text.h"
+#include "tests/device_programs.h"
 
 namespace pycollective::testing {
 namespace {
@@ -15,29 +14,6 @@ namespace {
 constexpr std::size_t kMemory = std::size_t{1} << 20;  // of a rank
 constexpr std::uint64_t kSecond = 1'000'000'000;       // nanoseconds
 constexpr double kSoon = 10;                           // seconds, on a machine that is busy
-
-Programs one_shot(int ranks) {
-  Programs programs;
-  for (int r = 0; r < ranks; ++r)
-    programs.push_back(make_one_shot(OpKind::kAllReduce, 0, r, ranks));
-  return programs;
-}
-
-Programs programs_of(const char* algorithm, OpKind kind, int ranks) {
-  for (const char* file : {"programs.txt", "device_programs.txt"})
-    for (std::vector<RealProgram>& schedule : read_programs(file)) {
-      const Program& first = schedule.front().program;
-      if (first.ranks != ranks || first.members != ranks || first.kind != kind ||
-          first.algorithm != algorithm)
-        continue;
-      Programs programs;
-      for (RealProgram& each : schedule)
-        programs.push_back(std::make_shared<const Program>(std::move(each.program)));
-      return programs;
-    }
-  CHECK(false);
-  return {};
-}
 
 Call call_of(const Programs& programs, std::size_t count, Dtype dtype = Dtype::kFloat32) {
   Call call;

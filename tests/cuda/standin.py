@@ -86,8 +86,12 @@ class Driver:
         with self.context():
             return self("cuMemcpyDtoHAsync_v2", to, ctypes.c_uint64(address), 1, None) == 0
 
-    def occupy(self, array, times=1000):
-        """Fill the array so often, last with `times`, that its stream is busy for long."""
+    def occupy(self, array, times=1000, stream=None):
+        """Fill the array so often, last with `times`, that its stream is busy for long.
+
+        `stream`: another's handle.
+        """
+        handle = array.stream.handle if stream is None else stream
         for word in range(1, times + 1):
             with self.context(array.device):
                 assert (
@@ -96,7 +100,7 @@ class Driver:
                         ctypes.c_uint64(array.address),
                         word,
                         ctypes.c_size_t(array.nbytes // 4),
-                        ctypes.c_void_p(array.stream.handle),
+                        ctypes.c_void_p(handle),
                     )
                     == 0
                 )

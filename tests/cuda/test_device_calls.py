@@ -18,6 +18,8 @@ from tests.cuda.arrays import on_gpu
 from tests.harness import PerRank
 from tests.inputs import order_sensitive, same_bits
 
+NOT_READY = 600  # CUDA_ERROR_NOT_READY
+
 
 class InterfaceAlone:
     """What Numba's arrays are: the CUDA array interface, and no DLPack."""
@@ -69,7 +71,7 @@ def test_an_array_may_have_the_interface_alone(gpu_pool):
             "not contiguous",
             "'strides' is not",
             "'mask' is not",
-            "",
+            "its memory is no GPU's",
             "no stream's handle",
         ]
         assert len(refused) == len(reasons), refused
@@ -92,33 +94,64 @@ class Protocol:
         return 0, self.handle
 
 
-def streams(comm):
+# How a stream is named, by what it is called here: of its handle.
+NAMES = {
+    "a number": lambda handle: handle,
+    "ptr": lambda handle: Named(ptr=handle),
+    "cuda_stream": lambda handle: Named(cuda_stream=handle),
+    "the protocol": Protocol,
+    "the array": None,  # of a call that names none: the array itself says it
+    "the legacy stream's handle": 0,
+    "the legacy stream's number": 1,
+}
+
+
+def follow(comm, how):
+    """Results of what was queued on the named stream before the call, and whether it is done."""
+    driver = standin.Driver()
+    array = on_gpu(comm, np.zeros(1 << 18, np.uint8))
+    out = on_gpu(comm, np.zeros(1 << 18, np.uint8))
+    name = NAMES[how]
+    busy = _core.DeviceStream(array.device)
+    handle = 0 if isinstance(name, int) else busy.handle
+    if how == "the array":
+        array.stream = out.stream = busy  # else a stream of its own, which has nothing to do
+    driver.occupy(array, 300, handle)
+    with driver.context(array.device):
+        assert driver("cuStreamQuery", ctypes.c_void_p(handle)) == NOT_READY
+    given = name(handle) if callable(name) else name
+    comm.all_reduce(array, "max", out=out, stream=given)
+    with driver.context(array.device):
+        done = driver("cuStreamQuery", ctypes.c_void_p(handle)) == 0
+    out.stream = None
+    return done, out.to_numpy()[-4:].view(np.uint32).tolist()
+
+
+@pytest.mark.parametrize("how", NAMES)
+def test_a_call_follows_the_stream_that_is_named(gpu_pool, how):
+    # Of 300 the bytes are 44 and 1.
+    assert gpu_pool(2).call(follow, how) == [(True, [300])] * 2
+
+
+def no_streams(comm):
     array = DeviceArray.from_numpy(np.ones(3, np.float32), 0)
-    stream = _core.DeviceStream(0)
-    handle = stream.handle
-    for each in (
-        handle,
-        Named(ptr=handle),
-        Named(cuda_stream=handle),
-        Protocol(handle),
-        0,
-        1,
-        None,
-    ):
-        comm.all_reduce(array, stream=each)
     refused = []
     for each in (-1, "mine", Named(ptr="x"), 1 << 70):
-        try:
+        with pytest.raises(ConfigurationError) as info:
             comm.all_reduce(array, stream=each)
-        except ConfigurationError as error:
-            refused.append(str(error))
+        refused.append(str(info.value))
     host = np.ones(2, np.float32)
-    comm.all_reduce(host, stream=handle)  # of no meaning to it
-    return array.to_numpy().tolist(), host.tolist(), len(refused)
+    comm.all_reduce(host, stream=_core.DeviceStream(0).handle)  # of no meaning to it
+    return refused, host.tolist()
 
 
-def test_a_stream_may_be_named_in_any_way(gpu_pool):
-    assert gpu_pool(1).call(streams) == [([1, 1, 1], [1, 1], 4)]
+def test_what_is_no_stream_is_refused_and_the_hosts_arrays_have_none(gpu_pool):
+    [(refused, host)] = gpu_pool(1).call(no_streams)
+    wanted = ["no stream's handle", "stream is a str", "stream is a Named", "no stream's handle"]
+    assert len(refused) == len(wanted)
+    for text, reason in zip(refused, wanted, strict=True):
+        assert reason in text, text
+    assert host == [1, 1]
 
 
 def refusals(comm):

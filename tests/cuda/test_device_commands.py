@@ -31,7 +31,14 @@ def on_gpus(*arguments, status=0, **options):
     return run(*arguments, "--device", "cuda", status=status, **standin.environment(**options))
 
 
-@pytest.mark.parametrize("table", [(2,), (3, "--quick")])
+# Of numbers that round and such that do not, every operation and algorithm; and large counts.
+TABLES = [
+    (3, "--quick", "-d", "bfloat16,int32"),
+    (2, "-d", "float32", "--operation", "all_reduce"),
+]
+
+
+@pytest.mark.parametrize("table", TABLES)
 def test_the_digest_is_the_cpus(table):
     table = ("verify", "-n", *table)
     gpu = on_gpus(*table)

@@ -11,8 +11,10 @@ import time
 import pytest
 
 from benchmarks.gpu import run, steps
+from benchmarks.gpu.images import put
 from benchmarks.gpu.steps import PYTHON, ROOT, Step, bench_rows, last_json
 from tests.cuda import standin
+from tests.cuda.test_embedding import make_nvcc
 from tests.harness import await_
 from tests.test_launches import clean_environment
 
@@ -101,7 +103,20 @@ def start(*arguments, **environment):
     )
 
 
-@pytest.mark.timeout(600)  # compiles
+def test_images_are_put_where_the_native_tests_take_them(tmp_path, monkeypatch):
+    make_nvcc(tmp_path, monkeypatch)
+    put(tmp_path / "built", tmp_path / "images")
+    modules = {path.stem for path in (ROOT / "csrc" / "cuda").glob("*.cu")}
+    assert {each.name for each in (tmp_path / "images").iterdir()} == {
+        f"{name}.fatbin" for name in modules
+    }
+    monkeypatch.setenv("PYCOLLECTIVE_NVCC", "0")
+    with pytest.raises(SystemExit, match="there is no nvcc"):
+        put(tmp_path / "built", tmp_path / "images")
+
+
+@pytest.mark.storm  # compiles the native tests, and runs what `make gpu` does
+@pytest.mark.timeout(600)
 def test_all_that_can_run_on_the_stand_in_does(tmp_path):
     done = start("--out", tmp_path, **standin.environment())
     record = json.loads((tmp_path / "gpu.json").read_text())

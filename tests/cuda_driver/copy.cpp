@@ -23,6 +23,24 @@ CUresult check(const Place& place, std::uint64_t address, std::size_t bytes, Mea
   return CUDA_SUCCESS;
 }
 
+// Aligned words come whole, as on a GPU, so that a copy or a fill may meet what kernels write and
+// read as words, and a release is one to who copies it. (Only TSan sees a difference.)
+void move(char* to, const char* from, std::size_t bytes) {
+#if defined(__SANITIZE_THREAD__)
+  const bool overlap = to < from + bytes && from < to + bytes;
+  const auto address = reinterpret_cast<std::uintptr_t>(from);
+  if (address % 4 == 0 && bytes % 4 == 0 && !overlap) {
+    for (std::size_t i = 0; i < bytes; i += 4) {
+      const std::uint32_t word =
+          __atomic_load_n(reinterpret_cast<const std::uint32_t*>(from + i), __ATOMIC_ACQUIRE);
+      std::memcpy(to + i, &word, 4);
+    }
+    return;
+  }
+#endif
+  std::memmove(to, from, bytes);
+}
+
 CUresult copy(CUdeviceptr to, Meant meant_to, CUdeviceptr from, Meant meant_from, std::size_t bytes,
               CUstream handle) {
   return call(Safety::kSafe, [&](const std::shared_ptr<Context>& context) {
@@ -36,8 +54,8 @@ CUresult copy(CUdeviceptr to, Meant meant_to, CUdeviceptr from, Meant meant_from
     if (pageable)  // the call waits for it, which a capture cannot
       if (const CUresult error = forbidden_while_capturing(stream)) return error;
     Ticket ticket;
-    const CUresult error = submit(
-        stream, [=](Context&, Random&) { std::memmove(target.seen, source.seen, bytes); }, &ticket);
+    const CUresult error =
+        submit(stream, [=](Context&, Random&) { move(target.seen, source.seen, bytes); }, &ticket);
     if (error != CUDA_SUCCESS || !pageable) return error;
     ticket.wait();
     return context->error();
@@ -73,7 +91,8 @@ CUresult cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t count, CUs
     if (const CUresult error = check(place, address, 4 * count, Meant::kDevice, *context))
       return error;
     return submit(stream, [=](Context&, Random&) {
-      for (std::size_t i = 0; i < count; ++i) std::memcpy(place.seen + 4 * i, &value, 4);
+      auto* const words = reinterpret_cast<std::uint32_t*>(place.seen);
+      for (std::size_t i = 0; i < count; ++i) __atomic_store_n(words + i, value, __ATOMIC_RELAXED);
     });
   });
 }

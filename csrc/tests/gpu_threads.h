@@ -1,0 +1,188 @@
+// Communicators whose ranks are threads, each with a GPU: so peers map each other by plain
+// pointers.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "engine/device/device_group.h"
+#include "kernels/kernels.h"
+#include "tests/check.h"
+#include "tests/cuda_session.h"
+#include "tests/device_programs.h"
+#include "tests/number_inputs.h"
+#include "tests/thread_ranks.h"
+
+namespace pycollective::testing {
+
+using cuda::CUdeviceptr;
+using cuda::Current;
+using cuda::CUstream;
+using cuda::driver;
+
+constexpr double kLongest = 100;  // seconds
+
+// Floats in a GPU's memory, and a stream of their own.
+class Array {
+ public:
+  Array(int device, std::size_t count) : gpu_(cuda::Gpu::at(device)), bytes_(4 * count) {
+    const Current current(gpu_.context());
+    OK(driver().cuStreamCreate(&stream_, cuda::CU_STREAM_NON_BLOCKING));
+    OK(driver().cuStreamCreate(&beside_, cuda::CU_STREAM_NON_BLOCKING));
+    OK(driver().cuMemAlloc(&memory_, bytes_));
+    OK(driver().cuMemsetD32Async(memory_, 0xA5A5A5A5, count, beside_));
+    OK(driver().cuStreamSynchronize(beside_));
+  }
+  ~Array() {
+    CHECK(idle_in(kLongest));
+    const Current current(gpu_.context());
+    OK(driver().cuStreamDestroy(stream_));
+    OK(driver().cuStreamDestroy(beside_));
+    OK(driver().cuMemFree(memory_));
+  }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+
+  int device() const { return gpu_.traits().ordinal; }
+  CUstream stream() const { return stream_; }
+  void* data() const { return reinterpret_cast<void*>(memory_); }
+  std::size_t count() const { return bytes_ / 4; }
+
+  // Both in the stream's order.
+  void write(const Data& data) const {
+    const Current current(gpu_.context());
+    CHECK(data.size() == bytes_);
+    OK(driver().cuMemcpyAsync(memory_, reinterpret_cast<CUdeviceptr>(data.data()), bytes_,
+                              stream_));
+    OK(driver().cuStreamSynchronize(stream_));
+  }
+  Data read() const { return read(stream_); }
+  // What is there at this moment, whatever the stream has still to do.
+  Data look() const { return read(beside_); }
+  bool idle() const {
+    const Current current(gpu_.context());
+    const cuda::CUresult now = driver().cuStreamQuery(stream_);
+    if (now != cuda::CUDA_ERROR_NOT_READY) OK(now);
+    return now == cuda::CUDA_SUCCESS;
+  }
+  bool idle_in(double seconds) const {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    while (!idle()) {
+      if (std::chrono::steady_clock::now() >= end) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    return true;
+  }
+
+ private:
+  Data read(CUstream stream) const {
+    const Current current(gpu_.context());
+    Data data(bytes_);
+    OK(driver().cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(data.data()), memory_, bytes_, stream));
+    OK(driver().cuStreamSynchronize(stream));
+    return data;
+  }
+
+  cuda::Gpu& gpu_;
+  const std::size_t bytes_;
+  CUstream stream_ = nullptr, beside_ = nullptr;
+  CUdeviceptr memory_ = 0;
+};
+
+// Keeps the array's stream busy until it is let go: by a kernel that waits for a peer that never
+// comes.
+class Busy {
+ public:
+  explicit Busy(const Array& array)
+      : array_(array),
+        own_(array.device(), {}),
+        absent_(array.device(), {}),
+        dummy_(array.device(), 1),
+        peers_(*own_.kernels(), own_.gpu().context(), Member(0),
+               {own_.address(), absent_.address()}, own_.card().shape) {
+    Request request;
+    request.kind = OpKind::kAllReduce;
+    request.dtype = Dtype::kFloat32;
+    request.count = 1;
+    request.input = request.output = dummy_.data();
+    request.program = one_shot(2)[0];
+    peers_.launch(request, array.stream(), static_cast<std::uint64_t>(kLongest * 1e9));
+    CHECK(!array.idle());
+  }
+  ~Busy() {
+    let_go();
+    CHECK(array_.idle_in(kLongest));
+  }
+  void let_go() { peers_.abort(); }
+
+ private:
+  const Array& array_;
+  DeviceMailbox own_, absent_;
+  Array dummy_;
+  PeerMemory peers_;
+};
+
+// Ranks on a GPU each, as far as there are as many.
+class GpuThreads : public ThreadRanks {
+ public:
+  enum class Way { kKernels, kHost };
+
+  explicit GpuThreads(int ranks, Way way = Way::kKernels)
+      : ThreadRanks(ranks), group_(make_group()) {
+    if (way == Way::kHost) return;
+    std::vector<std::shared_ptr<DeviceMailbox>> own;
+    std::vector<DeviceCard> cards;
+    for (int r = 0; r < ranks; ++r) {
+      own.push_back(std::make_shared<DeviceMailbox>(device(r), std::vector<std::string>()));
+      cards.push_back(own.back()->card());
+    }
+    for (int r = 0; r < ranks; ++r) {
+      const auto rank = static_cast<std::size_t>(r);
+      auto device = std::make_shared<DeviceGroup>(own[rank], Member(r), cards);
+      device->set_source(
+          [rank, ranks](OpKind kind, int) { return programs_of("direct", kind, ranks)[rank]; });
+      group_[rank]->set_device(std::move(device));
+    }
+  }
+  static int device(int rank) { return rank % driver().devices; }
+  Communicator& at(int rank) { return *group_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  std::vector<std::shared_ptr<Communicator>> group_;
+};
+
+inline Request all_reduce(const Array& from, const Array& to, bool ends) {
+  CHECK(from.device() == to.device() && from.count() == to.count());
+  Request request;
+  request.kind = OpKind::kAllReduce;
+  request.dtype = Dtype::kFloat32;
+  request.count = from.count();
+  request.input = from.data();
+  request.output = to.data();
+  request.location = {to.device(), to.stream(), ends};
+  return request;
+}
+
+// Of all ranks in one turn, and their sum by the CPU's kernels.
+struct Turn {
+  Turn(int ranks, std::size_t count, unsigned seed) : sum(4 * count) {
+    Random random(seed);
+    std::vector<const void*> leaves;
+    for (int r = 0; r < ranks; ++r) {
+      inputs.emplace_back(4 * count);
+      for (std::size_t i = 0; i < count; ++i)
+        write_element(traits_of(Dtype::kFloat32), inputs.back().data() + 4 * i, random);
+    }
+    for (const Data& input : inputs) leaves.push_back(input.data());
+    const FloatEnvironment ieee;
+    find_kernels(Dtype::kFloat32, ReduceOp::kSum, active_simd_level())
+        .reduce(leaves.data(), ranks, sum.data(), nullptr, count);
+  }
+  const Data& of(int rank) const { return inputs[static_cast<std::size_t>(rank)]; }
+
+  std::vector<Data> inputs;
+  Data sum;
+};
+
+}  // namespace pycollective::testing
