@@ -12,16 +12,17 @@ namespace pycollective::testing {
 constexpr std::uint64_t kLongestWait = 10'000'000'000;  // nanoseconds
 
 inline Programs direct(int ranks) {
-  for (std::vector<RealProgram>& schedule : read_programs("programs.txt")) {
-    const Program& first = schedule.front().program;
-    if (first.ranks != ranks || first.members != ranks || first.kind != OpKind::kAllReduce ||
-        first.algorithm != "direct")
-      continue;
-    Programs programs;
-    for (RealProgram& each : schedule)
-      programs.push_back(std::make_shared<const Program>(std::move(each.program)));
-    return programs;
-  }
+  for (const char* file : {"programs.txt", "device_programs.txt"})
+    for (std::vector<RealProgram>& schedule : read_programs(file)) {
+      const Program& first = schedule.front().program;
+      if (first.ranks != ranks || first.members != ranks || first.kind != OpKind::kAllReduce ||
+          first.algorithm != "direct")
+        continue;
+      Programs programs;
+      for (RealProgram& each : schedule)
+        programs.push_back(std::make_shared<const Program>(std::move(each.program)));
+      return programs;
+    }
   CHECK(false);
   return {};
 }

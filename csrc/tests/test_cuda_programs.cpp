@@ -2,6 +2,7 @@
 // nothing else: each rank's memory in a call is compared whole.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -247,14 +248,17 @@ void what_cannot_be_is_refused_by_name(Devices& devices) {
 }  // namespace
 }  // namespace pycollective::testing
 
-int main() {
+// With an argument: of so many ranks at most, which is for tools that make all slow.
+int main(int count, char** arguments) {
   using namespace pycollective::testing;
+  const int most = count > 1 ? std::atoi(arguments[1]) : 8;
+  CHECK(most >= 1 && most <= 8);
   parts_fit_their_slots();
   threads_meet_where_places_are_shared();
   Devices devices;
   what_cannot_be_is_refused_by_name(devices);
   std::size_t calls = 0;
-  for (int n = 1; n <= 8; ++n) {
+  for (int n = 1; n <= most; ++n) {
     calls += every_program(devices, n, false, 8192, 1);
     calls += every_program(devices, n, true, 65536, 2);
   }
