@@ -16,7 +16,7 @@ def main() -> None:
     embed = runpy.run_path(str(ROOT / "csrc" / "cuda" / "embed.py"))
     folder = BUILT / "images"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, image in embed["compile_images"](ROOT / "build" / "cuda", strict=True).items():
+    for name, image in embed["compile_images"](ROOT / "build" / "cuda", strict=True).images.items():
         shutil.copy(image, folder / f"{name}.fatbin")
 
 
