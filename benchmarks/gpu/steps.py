@@ -94,10 +94,9 @@ def builds() -> list[Step]:
     native = [
         *("test_cuda_reduce", "test_cuda_signatures"),
         *(path.stem for path in _more_native_tests()),
-        "peer_kernels",
+        *("peer_kernels", "reduce_bandwidth"),
     ]
     targets = [f"../../build/native/plain/{name}" for name in native]
-    sources = sorted(str(path) for path in (ROOT / "csrc" / "cuda").glob("*.cpp"))
     return [
         Step(
             "build the extension",
@@ -106,20 +105,14 @@ def builds() -> list[Step]:
             {"PYCOLLECTIVE_TORCH": "0"},
         ),
         Step(
-            "build the native tests",
-            ("make", "-j16", "-C", "csrc/tests", "../../build/native/cuda/embedded.cpp", *targets),
+            "build the native programs",
+            (
+                *("make", "-k", "-j16", "-C", "csrc/tests"),
+                *("../../build/native/cuda/embedded.cpp", *targets),
+            ),
             *(240, ()),
         ),
         Step("compile the kernels", _python("-m", "benchmarks.gpu.images"), 100, ("nvcc",)),
-        Step(
-            "build the bandwidth benchmark",
-            (
-                *("g++", "-std=c++17", "-O2", "-pthread", "-Icsrc", "-o"),
-                *(str(BUILT / "reduce_bandwidth"), "benchmarks/gpu/reduce_bandwidth.cpp"),
-                *(*sources, "build/native/cuda/embedded.cpp", "-ldl"),
-            ),
-            *(60, ()),
-        ),
     ]
 
 
@@ -142,7 +135,7 @@ def checks(small: bool = False) -> list[Step]:
         *(_native(path.stem, 60) for path in _more_native_tests()),
         Step(
             "ordered reduce, 8 leaves, bf16",
-            (str(BUILT / "reduce_bandwidth"), *leaf),
+            (str(NATIVE / "reduce_bandwidth"), *leaf),
             *(40, DRIVER),
             reads=last_json,
         ),
