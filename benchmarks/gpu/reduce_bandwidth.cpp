@@ -6,15 +6,12 @@
 // reads and writes as many as that; and the reduce. Times are the driver's events', or the host's
 // where it has none that measure. Prints a line of JSON: bytes a second that each reads and writes.
 
-#include <dlfcn.h>
-
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
 #include "tests/cuda_session.h"
+#include "timer.h"
 
 namespace pycollective::cuda {
 namespace {
@@ -22,47 +19,6 @@ namespace {
 constexpr int kLeaves = 8;
 constexpr int kWarmup = 3;
 constexpr unsigned kOnes = 0x3F803F80;  // two bf16 ones
-
-// Times what is put on the stream between its two calls. The table of the core has no clock.
-class Timer {
- public:
-  explicit Timer(const Session& session) : session_(session) {
-    void* const library = dlopen(driver().library.c_str(), RTLD_NOW | RTLD_NOLOAD);
-    if (library != nullptr)
-      elapsed_ = reinterpret_cast<Elapsed>(dlsym(library, "cuEventElapsedTime"));
-    for (CUevent& event : events_) OK(driver().cuEventCreate(&event, 0));
-  }
-  ~Timer() {
-    for (const CUevent event : events_) OK(driver().cuEventDestroy(event));
-  }
-  const char* clock() const { return elapsed_ != nullptr ? "events" : "host"; }
-
-  template <class Act>
-  double seconds(const Act& act) {
-    session_.synchronize();
-    const auto start = std::chrono::steady_clock::now();
-    OK(driver().cuEventRecord(events_[0], session_.stream()));
-    act();
-    OK(driver().cuEventRecord(events_[1], session_.stream()));
-    session_.synchronize();
-    const auto end = std::chrono::steady_clock::now();
-    if (elapsed_ == nullptr) return std::chrono::duration<double>(end - start).count();
-    float milliseconds = 0;
-    OK(elapsed_(&milliseconds, events_[0], events_[1]));
-    return milliseconds / 1e3;
-  }
-
- private:
-  using Elapsed = CUresult (*)(float*, CUevent, CUevent);
-  const Session& session_;
-  Elapsed elapsed_ = nullptr;
-  CUevent events_[2] = {};
-};
-
-double median(std::vector<double> samples) {
-  std::sort(samples.begin(), samples.end());
-  return samples[samples.size() / 2];
-}
 
 void measure(std::size_t leaf_bytes, int measurements) {
   const Session session;
@@ -77,12 +33,13 @@ void measure(std::size_t leaf_bytes, int measurements) {
 
   const std::size_t moved = (kLeaves + 1) * leaf_bytes;
   const std::size_t copied = moved / 2 / 256 * 256;
-  Timer timer(session);
+  Timer timer;
   std::vector<double> copies, reductions;
   for (int i = -kWarmup; i < measurements; ++i) {
-    const double copy = timer.seconds(
-        [&] { OK(driver().cuMemcpyAsync(begin + copied, begin, copied, session.stream())); });
-    const double reduction = timer.seconds([&] {
+    const double copy = timer.seconds(session.stream(), [&] {
+      OK(driver().cuMemcpyAsync(begin + copied, begin, copied, session.stream()));
+    });
+    const double reduction = timer.seconds(session.stream(), [&] {
       launch_reduce(session.kernels(), Dtype::kBFloat16, ReduceOp::kSum, p, session.stream());
     });
     if (i < 0) continue;

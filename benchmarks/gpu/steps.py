@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -18,6 +19,13 @@ PYTHON = sys.executable
 KI, MI = 1 << 10, 1 << 20
 
 _MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+# All ranks on one GPU, as users have it only for tests.
+_ONE_GPU = {
+    "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0],
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    "CUDA_MODULE_LOADING": "EAGER",
+}
 
 DRIVER = ("driver",)  # all that a native program needs
 CORE = ("extension", "driver")
@@ -86,9 +94,9 @@ def builds() -> list[Step]:
     native = [
         *("test_cuda_reduce", "test_cuda_signatures"),
         *(path.stem for path in _more_native_tests()),
+        *("peer_kernels", "reduce_bandwidth"),
     ]
     targets = [f"../../build/native/plain/{name}" for name in native]
-    sources = sorted(str(path) for path in (ROOT / "csrc" / "cuda").glob("*.cpp"))
     return [
         Step(
             "build the extension",
@@ -97,20 +105,14 @@ def builds() -> list[Step]:
             {"PYCOLLECTIVE_TORCH": "0"},
         ),
         Step(
-            "build the native tests",
-            ("make", "-j16", "-C", "csrc/tests", "../../build/native/cuda/embedded.cpp", *targets),
+            "build the native programs",
+            (
+                *("make", "-k", "-j16", "-C", "csrc/tests"),
+                *("../../build/native/cuda/embedded.cpp", *targets),
+            ),
             *(240, ()),
         ),
         Step("compile the kernels", _python("-m", "benchmarks.gpu.images"), 100, ("nvcc",)),
-        Step(
-            "build the bandwidth benchmark",
-            (
-                *("g++", "-std=c++17", "-O2", "-pthread", "-Icsrc", "-o"),
-                *(str(BUILT / "reduce_bandwidth"), "benchmarks/gpu/reduce_bandwidth.cpp"),
-                *(*sources, "build/native/cuda/embedded.cpp", "-ldl"),
-            ),
-            *(60, ()),
-        ),
     ]
 
 
@@ -133,11 +135,12 @@ def checks(small: bool = False) -> list[Step]:
         *(_native(path.stem, 60) for path in _more_native_tests()),
         Step(
             "ordered reduce, 8 leaves, bf16",
-            (str(BUILT / "reduce_bandwidth"), *leaf),
+            (str(NATIVE / "reduce_bandwidth"), *leaf),
             *(40, DRIVER),
             reads=last_json,
         ),
     ]
+    steps += _peers(small)
     for ranks in (2,) if small else (2, 4, 8):
         quick = ("--quick",) if small or ranks > 4 else ()
         command = ("-m", "benchmarks.gpu.same_digest", str(ranks), *quick, *narrow)
@@ -182,4 +185,45 @@ def checks(small: bool = False) -> list[Step]:
         command = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9", reduce)
         needs = (*DRIVER, "a real GPU", "compute-sanitizer")
         steps.append(Step(f"{tool} of every reduction", command, 90, needs))
+    programs = str(NATIVE / "test_cuda_programs")
+    for ranks in ("1", "2"):  # one waits for nobody, whatever the tool does to launches
+        command = ("compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9")
+        steps.append(
+            Step(
+                f"racecheck of programs, ranks: {ranks}",
+                (*command, programs, ranks),
+                *(60, (*DRIVER, "a real GPU", "compute-sanitizer")),
+                folder=ROOT / "csrc" / "tests",
+            )
+        )
     return steps
+
+
+def _peers(small: bool) -> list[Step]:
+    """Kernels that wait for each other's on one GPU: of one process, and of two."""
+    sizes = ("3", "1", "5003", "256") if small else ()
+    operations = "all_reduce" if small else "all_reduce,reduce_scatter,all_gather,broadcast"
+    verified = ("--quick", "--timeout", "60", "--operation", operations, "-d")
+    dtypes = "float32" if small else "float32,bfloat16"
+    two = {**_ONE_GPU, "PYCOLLECTIVE_CUDA_WAY": "peer"}
+    return [
+        Step(
+            "peer kernels, ranks of one process",
+            (str(NATIVE / "peer_kernels"), *sizes),
+            *(60, DRIVER, _ONE_GPU, last_json),
+            folder=ROOT / "csrc" / "tests",
+        ),
+        Step(
+            "verify by peer kernels, 2 processes on one GPU",
+            _python("-m", "benchmarks.gpu.same_digest", "2", *verified, dtypes),
+            *(120, CORE, two, last_json),
+        ),
+        *(
+            Step(
+                f"peer kernels of 2 processes: {case}",
+                _python("-m", "benchmarks.gpu.peer_processes", case),
+                *(60, CORE, two, last_json),
+            )
+            for case in ("replay", "killed", "timeout")
+        ),
+    ]

@@ -125,17 +125,24 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path):
     assert {"failed", "too slow"}.isdisjoint(became.values()), done.stdout
     assert done.returncode == 0
     for name in (
-        *("build the native tests", "native test_cuda_reduce", "ordered reduce, 8 leaves, bf16"),
+        *("build the native programs", "native test_cuda_reduce", "ordered reduce, 8 leaves, bf16"),
         *("verify, 2 processes", "bench, 2 processes", "arrays of own, 2 processes"),
+        "verify by peer kernels, 2 processes on one GPU",
     ):
         assert became[name] == "ok"
     measured = {step["name"]: step["measured"] for step in record["steps"]}
     assert measured["ordered reduce, 8 leaves, bf16"]["share_of_copy"] > 0
     assert measured["arrays of own, 2 processes"] == {"own": "0 wrong with DeviceArray"}
     assert {row["wrong"] for row in measured["bench, 2 processes"].values()} == {"0"}
-    assert became["memcheck of every reduction"] == "not run"
+    for case in ("replay", "killed", "timeout"):
+        assert measured[f"peer kernels of 2 processes: {case}"]["right"] is True
+    peers = measured["peer kernels, ranks of one process"]
+    assert set(peers["one_shot_us"]) == {"2", "4", "8"}
+    assert peers["direct, 8 ranks of 256 KiB, 1 blocks"]["share_of_copy"] > 0
     reasons = {step["name"]: step["reason"] for step in record["steps"]}
-    assert "the driver is the stand-in" in reasons["memcheck of every reduction"]
+    for name in ("memcheck of every reduction", "racecheck of programs, ranks: 2"):
+        assert became[name] == "not run"
+        assert "the driver is the stand-in" in reasons[name]
 
 
 @pytest.mark.timeout(600)

@@ -1,0 +1,104 @@
+// All-reduces that peer_kernels.cpp measures: their programs, bytes, launches and sums.
+#pragma once
+
+#include <algorithm>
+
+#include "engine/device/one_shot_program.h"
+#include "tests/device_calls.h"
+#include "tests/program_text.h"
+
+namespace pycollective::testing {
+
+constexpr std::uint64_t kLongestWait = 10'000'000'000;  // nanoseconds
+
+inline Programs direct(int ranks) {
+  for (const char* file : {"programs.txt", "device_programs.txt"})
+    for (std::vector<RealProgram>& schedule : read_programs(file)) {
+      const Program& first = schedule.front().program;
+      if (first.ranks != ranks || first.members != ranks || first.kind != OpKind::kAllReduce ||
+          first.algorithm != "direct")
+        continue;
+      Programs programs;
+      for (RealProgram& each : schedule)
+        programs.push_back(std::make_shared<const Program>(std::move(each.program)));
+      return programs;
+    }
+  CHECK(false);
+  return {};
+}
+
+inline Call call_of(Programs programs, Dtype dtype, std::size_t count) {
+  Call call;
+  call.programs = std::move(programs);
+  call.dtype = dtype;
+  call.count = count;
+  return call;
+}
+
+inline Programs one_shot(int ranks) {
+  Programs programs;
+  for (int r = 0; r < ranks; ++r)
+    programs.push_back(make_one_shot(OpKind::kAllReduce, 0, r, ranks));
+  return programs;
+}
+
+// What a call by "direct" reads and writes on all ranks, each having so many bytes.
+inline double moved(int ranks, std::size_t bytes) {
+  const double n = ranks;
+  return n * static_cast<double>(bytes) * (3 + 2 * (n - 1) / n);
+}
+
+// Calls that add up ones, a bfloat16 each, of so many bytes of a rank; results lie behind them.
+inline std::vector<Request> ones(DeviceRanks& ranks, const Programs& programs, std::size_t bytes) {
+  constexpr unsigned kOnes = 0x3F803F80;  // two
+  std::vector<Request> requests;
+  for (int r = 0; r < ranks.size(); ++r) {
+    const Rank& rank = ranks.at(r);
+    Request request;
+    request.kind = OpKind::kAllReduce;
+    request.dtype = Dtype::kBFloat16;
+    request.reduce_op = ReduceOp::kSum;
+    request.root = programs[0]->root;
+    request.count = bytes / 2;
+    request.program = programs[static_cast<std::size_t>(r)];
+    request.input = reinterpret_cast<void*>(rank.memory);
+    request.output = reinterpret_cast<void*>(rank.memory + bytes);
+    requests.push_back(request);
+    OK(driver().cuMemsetD32Async(rank.memory, kOnes, bytes / 4, rank.stream));
+    OK(driver().cuMemsetD32Async(rank.memory + bytes, ~0U, bytes / 4, rank.stream));
+  }
+  ranks.synchronize();
+  return requests;
+}
+
+// All begin at one place of the first rank's stream, and it goes on once all have ended.
+inline void launch_all(DeviceRanks& ranks, const std::vector<Request>& requests) {
+  const CUstream first = ranks.at(0).stream;
+  cuda::CUevent event = nullptr;
+  OK(driver().cuEventCreate(&event, cuda::CU_EVENT_DISABLE_TIMING));
+  OK(driver().cuEventRecord(event, first));
+  for (int r = 1; r < ranks.size(); ++r)
+    OK(driver().cuStreamWaitEvent(ranks.at(r).stream, event, 0));
+  for (int r = 0; r < ranks.size(); ++r)
+    ranks.at(r).peers->launch(requests[static_cast<std::size_t>(r)], ranks.at(r).stream,
+                              kLongestWait);
+  for (int r = 1; r < ranks.size(); ++r) {
+    OK(driver().cuEventRecord(event, ranks.at(r).stream));
+    OK(driver().cuStreamWaitEvent(first, event, 0));
+  }
+  OK(driver().cuEventDestroy(event));
+}
+
+// Ones of 2, 4 or 8 ranks, which bfloat16 has exactly.
+inline void check_sums(DeviceRanks& ranks, std::size_t bytes) {
+  unsigned exponent = 127;
+  for (int n = ranks.size(); n > 1; n /= 2) ++exponent;
+  const auto sum = static_cast<std::uint16_t>(exponent << 7);
+  for (int r = 0; r < ranks.size(); ++r) {
+    const Data got = ranks.at(r).read(bytes, bytes);
+    const auto* const sums = reinterpret_cast<const std::uint16_t*>(got.data());
+    CHECK(std::all_of(sums, sums + bytes / 2, [&](std::uint16_t each) { return each == sum; }));
+  }
+}
+
+}  // namespace pycollective::testing
