@@ -4,8 +4,8 @@
 // The interpreter decides what happens when. It computes with addresses, of the caller's buffers
 // and of slots, and leaves all that lies there to its executor: copies, combinations, and the words
 // by which ranks of a host tell each other how far they are. These functions are all that another
-// kind of memory has to offer to the same interpreter (GPUs have a second one: cuda/program.h); they
-// are inline, and not virtual, because a small ring's steps are so short that calls show.
+// kind of memory has to offer to the same interpreter (GPUs have a second one: cuda/program.h).
+// They are inline, and not virtual, because a small ring's steps are so short that calls show.
 #pragma once
 
 #include <algorithm>

@@ -47,8 +47,11 @@ Node::Node() : own_(std::make_shared<Peer>(Segment::create(), 0)), arena_(kPage,
 Node::~Node() {
   if (!forked()) static_cast<void>(reclaim());
   // What peers may still read of another kind of memory ends with the process, not before.
+  static std::mutex& mutex = *new std::mutex;
+  static auto& kept = *new Memories;
+  const std::lock_guard lock(mutex);
   for (Retired& each : retired_)
-    if (each.memory) static_cast<void>(new std::shared_ptr<const void>(std::move(each.memory)));
+    if (each.memory) kept.push_back(std::move(each.memory));
   // The last group is gone, and with it this process has left them all.
   if (!forked()) own_->segment().header().gone.store(1, std::memory_order_release);
 }
