@@ -121,7 +121,7 @@ class Placement:
         played: tuple[int, ...],
         transport: str,
         tuning: str,
-        more: str,
+        more: str = "",
     ) -> None:
         self.store, self.rank, self.size = store, rank, size
         self.timeout, self.prefix, self._played = timeout, prefix, played

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ from pycollective import reference
 from pycollective.communicator import Communicator
 from pycollective.conformance.cases import Case
 from pycollective.conformance.inputs import leaves
-from pycollective.conformance.places import Place
+from pycollective.conformance.places import Host, Place
 
 Array = NDArray[Any]
 _GARBAGE = 0xA5
@@ -76,7 +76,7 @@ class Call:
     algorithm: str
     case: Case
     data: Data
-    place: Place
+    place: Place = field(default_factory=Host)
 
     def make(self, operation: str) -> Iterator[Check]:
         """Call it; then what there is to check."""
