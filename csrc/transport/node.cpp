@@ -27,6 +27,14 @@ constexpr std::size_t kUsefulDataPerMember = std::size_t{448} << 10;
 constexpr std::size_t kFarDataBudget = std::size_t{48} << 20;
 constexpr std::size_t kMostFarData = std::size_t{4} << 20;
 
+// What peers may still read of another kind of memory ends with the process, not before.
+void keep_for_good(std::shared_ptr<const void> memory) {
+  static std::mutex& mutex = *new std::mutex;
+  static auto& kept = *new std::vector<std::shared_ptr<const void>>;
+  const std::lock_guard lock(mutex);
+  kept.push_back(std::move(memory));
+}
+
 std::size_t to_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 std::size_t data_bytes_for(int members, bool far, std::size_t committed) {
@@ -46,12 +54,8 @@ Node::Node() : own_(std::make_shared<Peer>(Segment::create(), 0)), arena_(kPage,
 
 Node::~Node() {
   if (!forked()) static_cast<void>(reclaim());
-  // What peers may still read of another kind of memory ends with the process, not before.
-  static std::mutex& mutex = *new std::mutex;
-  static auto& kept = *new Memories;
-  const std::lock_guard lock(mutex);
   for (Retired& each : retired_)
-    if (each.memory) kept.push_back(std::move(each.memory));
+    if (each.memory) keep_for_good(std::move(each.memory));
   // The last group is gone, and with it this process has left them all.
   if (!forked()) own_->segment().header().gone.store(1, std::memory_order_release);
 }

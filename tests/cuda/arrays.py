@@ -6,7 +6,8 @@ import numpy as np
 
 from pycollective import _core, reference
 from pycollective.device_array import DeviceArray
-from tests.inputs import same_bits
+from tests.harness import PerRank
+from tests.inputs import awkward, same_bits
 
 DEVICES = 2  # the stand-in's
 
@@ -28,6 +29,31 @@ def on_its_gpu(comm, x, offset=0, stream=None):
     """A copy of `x` on the communicator's GPU, on a stream of its own unless one is given."""
     stream = stream or _core.DeviceStream(comm.device)
     return DeviceArray.from_numpy(x, comm.device, stream, offset=offset)
+
+
+def all_reduced(comm, x, put, op, how="in place", algorithm="auto"):
+    """What an all-reduce of `put(x)` gives; `how`: in place, out (of place) or async."""
+    array = put(x)
+    before = array.to_numpy()
+    if how == "out":
+        out = put(np.zeros_like(x))
+        comm.all_reduce(array, op=op, out=out, algorithm=algorithm, stream=array.stream)
+        assert same_bits(array.to_numpy(), before)
+        return out.to_numpy()
+    if how == "async":
+        comm.all_reduce(array, op=op, async_op=True, algorithm=algorithm).wait(timeout=30)
+    else:
+        comm.all_reduce(array, op=op, algorithm=algorithm)
+    return array.to_numpy()
+
+
+def check_all_reduce(pool, ranks, dtype, op, all_reduce_each):
+    """The oracle's bits, of none to many elements; `all_reduce_each(comm, inputs, op)`."""
+    inputs = [awkward(dtype, ranks, count, seed=count) for count in (0, 1, 5, 1021, 30_011)]
+    mine = [[of_count[r] for of_count in inputs] for r in range(ranks)]
+    for got in pool.call(all_reduce_each, PerRank(mine), op):
+        for result, leaves in zip(got, inputs, strict=True):
+            assert same_bits(result, reference.reduce(leaves, op)), result.size
 
 
 def every_other_operation(comm, x, devices, on_host=()):

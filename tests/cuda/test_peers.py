@@ -12,16 +12,17 @@ from pycollective import ConfigurationError, _core, reference
 from pycollective.schedule import algorithms_for
 from tests.cuda import standin
 from tests.cuda.arrays import (
+    all_reduced,
+    check_all_reduce,
     check_every_other_operation,
     every_other_operation,
     for_device,
     on_its_gpu,
 )
 from tests.harness import PerRank, RankPool
-from tests.inputs import DTYPES, PAIRS, awkward, order_sensitive, same_bits
+from tests.inputs import DTYPES, PAIRS, order_sensitive, same_bits
 
 RANKS = [1, 2, 3, 8]
-COUNTS = [0, 1, 5, 1021, 30_011]
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +41,7 @@ def peers():
 
 
 def all_reduce(comm, x, op, how="in place", algorithm="auto", offset=0):
-    array = on_its_gpu(comm, x, offset)
-    if how == "out":
-        out = on_its_gpu(comm, np.zeros_like(x), stream=array.stream)
-        comm.all_reduce(array, op=op, out=out, algorithm=algorithm)
-        assert same_bits(array.to_numpy(), x)
-        return out.to_numpy()
-    if how == "async":
-        comm.all_reduce(array, op=op, async_op=True, algorithm=algorithm).wait(timeout=30)
-    else:
-        comm.all_reduce(array, op=op, algorithm=algorithm)
-    return array.to_numpy()
+    return all_reduced(comm, x, lambda a: on_its_gpu(comm, a, offset), op, how, algorithm)
 
 
 def all_reduce_each(comm, inputs, op):
@@ -60,11 +51,7 @@ def all_reduce_each(comm, inputs, op):
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize(("dtype", "op"), PAIRS)
 def test_all_reduce(peers, ranks, dtype, op):
-    inputs = [awkward(dtype, ranks, count, seed=count) for count in COUNTS]
-    mine = [[of_count[r] for of_count in inputs] for r in range(ranks)]
-    for got in peers(ranks).call(all_reduce_each, PerRank(mine), op):
-        for result, leaves in zip(got, inputs, strict=True):
-            assert same_bits(result, reference.reduce(leaves, op)), result.size
+    check_all_reduce(peers(ranks), ranks, dtype, op, all_reduce_each)
 
 
 @pytest.mark.parametrize("ranks", [2, 5])

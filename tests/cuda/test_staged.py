@@ -24,30 +24,20 @@ from pycollective.schedule import algorithms_for
 from tests.cuda import standin
 from tests.cuda.arrays import (
     DEVICES,
+    all_reduced,
+    check_all_reduce,
     check_every_other_operation,
     every_other_operation,
     on_gpu,
 )
 from tests.harness import PerRank, Ranks, results
-from tests.inputs import DTYPES, PAIRS, awkward, order_sensitive, same_bits
+from tests.inputs import DTYPES, PAIRS, order_sensitive, same_bits
 
 RANKS = [1, 2, 3, 8]
-COUNTS = [0, 1, 5, 1021, 30_011]
 
 
 def all_reduce(comm, x, op, how="in place", algorithm="auto", stream="own", offset=0):
-    array = on_gpu(comm, x, stream, offset)
-    before = array.to_numpy()
-    if how == "out":
-        out = on_gpu(comm, np.zeros_like(x), stream)
-        comm.all_reduce(array, op=op, out=out, algorithm=algorithm, stream=array.stream)
-        assert same_bits(array.to_numpy(), before)
-        return out.to_numpy()
-    if how == "async":
-        comm.all_reduce(array, op=op, async_op=True, algorithm=algorithm).wait(timeout=30)
-    else:
-        comm.all_reduce(array, op=op, algorithm=algorithm)
-    return array.to_numpy()
+    return all_reduced(comm, x, lambda a: on_gpu(comm, a, stream, offset), op, how, algorithm)
 
 
 def all_reduce_each(comm, inputs, op):
@@ -57,11 +47,7 @@ def all_reduce_each(comm, inputs, op):
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize(("dtype", "op"), PAIRS)
 def test_all_reduce(gpu_pool, ranks, dtype, op):
-    inputs = [awkward(dtype, ranks, count, seed=count) for count in COUNTS]
-    mine = [[of_count[r] for of_count in inputs] for r in range(ranks)]
-    for got in gpu_pool(ranks).call(all_reduce_each, PerRank(mine), op):
-        for result, leaves in zip(got, inputs, strict=True):
-            assert same_bits(result, reference.reduce(leaves, op)), result.size
+    check_all_reduce(gpu_pool(ranks), ranks, dtype, op, all_reduce_each)
 
 
 @pytest.mark.parametrize("stream", ["own", "legacy"])
