@@ -39,8 +39,8 @@ class PeerMemory {
  public:
   using Shape = cuda::MailboxShape;
 
-  // Enough for parts of 64 KiB of eight ranks' shards. Each block has two: with 33 blocks, a
-  // quarter of an H200's, a mailbox has some 35 MB.
+  // Enough for parts of 64 KiB of eight ranks' shards. Each block has two: with 33 blocks, by
+  // computation a quarter of an H200's, a mailbox has some 35 MB.
   static constexpr std::uint64_t kUsualSlot = std::uint64_t{512} << 10;
   static std::size_t mailbox_bytes(const Shape& shape) { return cuda::mailbox_bytes(shape); }
   // Makes a mailbox ready, and waits for it; all its blocks begin with chunk `first_chunk`. The
