@@ -3,6 +3,8 @@
 # make test      every test but the whole table under mpiexec, which is make test-mpi, and the
 #                thousands of processes that end, and make gpu's steps on the stand-in, which are
 #                make storm; 1,024 ranks: make scale
+# make test-torch-suite  PyTorch's own tests of torch.distributed: docs/torch_suite.md
+# make examples  all programs of examples/, with the packages that some of them need
 # make bench     the committed benchmarks (out of benchmarks/)
 # make gpu       all that one GPU can show, with this python3 as it is: no network, no .venv
 # make lint      ruff, mypy, clang-format; make sanitize: native tests under TSan and ASan
@@ -10,9 +12,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.cu' 2>/dev/null)
+SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' 2>/dev/null)
 
-.PHONY: install build demo test test-mpi storm scale bench gpu lint format sanitize clean
+.PHONY: install build demo test test-mpi test-torch-suite examples storm scale bench gpu lint format sanitize clean
 
 install: $(VENV)/.built
 
@@ -35,14 +37,22 @@ demo: install
 USUAL := not whole_table and not storm
 test: install
 	-$(BIN)/python -m benchmarks.mpi_environments
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m '$(USUAL) and not alone' tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	  -m '$(USUAL) and not alone' tests
 	$(BIN)/python -m pytest -m '$(USUAL) and alone' tests
 
 # The whole conformance table under MPICH and Open MPI: some minutes.
 test-mpi: install
 	$(BIN)/python -m benchmarks.mpi_environments
 	$(BIN)/python -m pytest -m '' tests/test_mpi_table.py tests/test_mpiexec.py tests/test_hosts.py \
-	  tests/test_mpi_joining.py
+	  tests/join/test_mpi_joining.py
+
+test-torch-suite: install
+	$(BIN)/python -m tests.torch.pytorch_suite.report docs/torch_suite.md
+
+# In an environment of their own, .venv-examples, with Accelerate, Lightning and transformers.
+examples: install
+	$(BIN)/python examples/run_all.py
 
 # Many ranks as threads, on hosts that a fake network joins: every all-reduce algorithm. It takes
 # some 7 GiB. Direct has fewer ranks: each keeps two parcels of 8 KiB for every other.

@@ -4,6 +4,7 @@ Environment:
     PYCOLLECTIVE_WERROR=1   compiler warnings are errors (CI)
     PYCOLLECTIVE_TORCH=0    leave the torch backend out even if torch is here
     PYCOLLECTIVE_NVCC       the CUDA compiler; 0: leave the kernels to NVRTC (csrc/cuda/embed.py)
+    PYCOLLECTIVE_BUILD_JOBS how many files are compiled at once; without it, as many as cores
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ import importlib.util
 import os
 import platform
 import runpy
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy
-from pybind11.setup_helpers import ParallelCompile
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
@@ -68,6 +68,9 @@ def _hot_first(objects: list[str]) -> list[str]:
 # What csrc/cuda/embed.py puts into the core.
 KERNEL_FILES = glob.glob("csrc/cuda/*.*") + glob.glob("csrc/cuda/nvrtc/*")
 
+# Parts of one another, which stand for nothing by themselves, are .inl.
+HEADERS = [path for end in ("h", "inl") for path in glob.glob(f"csrc/**/*.{end}", recursive=True)]
+
 
 def core_extension() -> Extension:
     """The native core: kernels, shared memory, engine. It links nothing but libc and libstdc++."""
@@ -78,7 +81,7 @@ def core_extension() -> Extension:
             "kernels/pack",
             "kernels/quantize",
             "kernels/sparse",
-            "transport",
+            "shared_memory",
             "engine",
             "engine/far",
             "engine/device",
@@ -93,7 +96,7 @@ def core_extension() -> Extension:
         "pycollective._core",
         sources,
         include_dirs=["csrc", _pybind11_include(), numpy.get_include()],
-        depends=[*glob.glob("csrc/**/*.h", recursive=True), *KERNEL_FILES],
+        depends=[*HEADERS, *KERNEL_FILES],
         extra_compile_args=CXX_FLAGS,
         libraries=["dl"],
         language="c++",
@@ -113,7 +116,7 @@ def torch_extension() -> Extension | None:
         "pycollective._torch",
         [*sources, "csrc/bindings/errors_py.cpp"],
         include_dirs=[os.path.abspath("csrc")],
-        depends=glob.glob("csrc/**/*.h", recursive=True),
+        depends=HEADERS,
         # torch's headers warn under -Wextra, and need the standard that torch itself builds with.
         extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", *IEEE_FLAGS, "-Wall"]
         + (["-Werror"] if "-Werror" in CXX_FLAGS else []),
@@ -121,13 +124,56 @@ def torch_extension() -> Extension | None:
 
 
 def _pybind11_include() -> str:
-    import pybind11
+    """Its headers: the package's own, or those that torch brings with it."""
+    if importlib.util.find_spec("pybind11") is not None:
+        import pybind11
 
-    return pybind11.get_include()
+        return pybind11.get_include()
+    torch = importlib.util.find_spec("torch")
+    for folder in (torch.submodule_search_locations or []) if torch is not None else []:
+        if Path(folder, "include", "pybind11", "pybind11.h").exists():
+            return str(Path(folder, "include"))
+    raise SystemExit("there is no pybind11, and no torch that has its headers")
+
+
+def _compile_in_parallel(compiler: Any) -> None:
+    """Have it compile PYCOLLECTIVE_BUILD_JOBS files at once; as many as there are cores."""
+    jobs = int(os.environ.get("PYCOLLECTIVE_BUILD_JOBS") or 0) or os.cpu_count()
+
+    def compile_all(
+        sources: Any,
+        output_dir: Any = None,
+        macros: Any = None,
+        include_dirs: Any = None,
+        debug: Any = False,
+        extra_preargs: Any = None,
+        extra_postargs: Any = None,
+        depends: Any = None,
+    ) -> Any:
+        macros, objects, extra, options, build = compiler._setup_compile(
+            output_dir, macros, include_dirs, sources, depends, extra_postargs
+        )
+        arguments = compiler._get_cc_args(options, debug, extra_preargs)
+        with ThreadPoolExecutor(jobs) as pool:
+            made = [
+                pool.submit(compiler._compile, each, *build[each], arguments, extra, options)
+                for each in objects
+                if each in build
+            ]
+        for each in made:
+            each.result()
+        return objects
+
+    compiler.compile = compile_all
 
 
 class BuildExt(build_ext):
     """Adds each kernel file's own instruction-set flags, and the CUDA kernels."""
+
+    def build_extensions(self) -> None:
+        """Compile several files at once."""
+        _compile_in_parallel(self.compiler)
+        super().build_extensions()
 
     def build_extension(self, ext: Any) -> None:
         """Compile one extension, with the flags of SIMD_FLAGS for the files named there."""
@@ -156,6 +202,4 @@ class BuildExt(build_ext):
 
 
 extensions = [ext for ext in (core_extension(), torch_extension()) if ext is not None]
-if sys.argv[1:2] != ["sdist"]:
-    ParallelCompile("PYCOLLECTIVE_BUILD_JOBS", default=0).install()
 setup(ext_modules=extensions, cmdclass={"build_ext": BuildExt})

@@ -11,21 +11,13 @@ Usage: python -m benchmarks.auto_choice [--out DIR] [--rounds N]
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
-from pathlib import Path
 from statistics import median
-from typing import Any
 
-from pycollective.bench.machine import describe_machine, describe_versions
+from benchmarks.driver import Benchmark, Record, Run
 from pycollective.bench.sizes import format_size, ladder
 from pycollective.bench.tune import Plan, tune, turns
 
-ROOT = Path(__file__).resolve().parent.parent
 KI, MI = 1 << 10, 1 << 20
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather")
 SIZES = tuple(ladder(KI, 16 * MI, 0, 4))
@@ -36,14 +28,14 @@ PLACES = ((2, ""), (4, ""), (4, "2x2"))
 BOUNDS = {"table": 1.10, "model": 1.5}
 
 
-def on_a_rank(out: str, rounds: int) -> None:
-    """What each rank runs; rank 0 writes the rows."""
+def on_a_rank(run: Run) -> list[Record] | None:
+    """What each rank runs."""
     import pycollective as pc
 
-    path = f"{out}.table"
+    path, rounds = run.options["table"], run.rounds
     plan = Plan(OPERATIONS, SIZES, DTYPE, rounds)
     tune(plan, path, "", lambda line: print(line, flush=True))
-    rows: list[dict[str, Any]] = []
+    rows: list[Record] = []
     by_table = pc.init(timeout=120, tuning=path)
     by_model = pc.init(timeout=120, tuning="")
     ways = {"table": by_table}
@@ -66,47 +58,23 @@ def on_a_rank(out: str, rounds: int) -> None:
                         f"{seconds[best] * 1e6:10.1f} us: {ratio:.3f}",
                         flush=True,
                     )
-    if by_table.rank == 0:
-        Path(out).write_text(json.dumps(rows))
+    rank = by_table.rank
     by_table.barrier()
     by_table.close()
     by_model.close()
+    return rows if rank == 0 else None
 
 
-def run(ranks: int, topology: str, rounds: int) -> list[dict[str, Any]]:
-    """Run the ranks; what rank 0 wrote."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = f"{folder}/rows.json"
-        command = [sys.executable, "-m", "pycollective", "run", "-n", str(ranks)]
-        command += ["-m", "benchmarks.auto_choice", "--on-a-rank", out, "--rounds", str(rounds)]
-        environment = {**os.environ, "PYCOLLECTIVE_TOPOLOGY": topology}
-        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=3600)
-        rows: list[dict[str, Any]] = json.loads(Path(out).read_text())
-    return rows
-
-
-def main() -> None:
-    """Measure, print the worst ratios against the bounds, write the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--on-a-rank", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.on_a_rank:
-        on_a_rank(arguments.on_a_rank, arguments.rounds)
-        return
-    record: dict[str, Any] = {
-        "machine": describe_machine(),
-        "versions": describe_versions(),
-        "rounds": arguments.rounds,
-        "places": {},
-    }
+def measure(run: Run) -> Record:
+    """In each place; prints the worst ratios against the bounds."""
+    places = {}
     for ranks, topology in PLACES:
         place = f"{ranks} ranks, {topology or 'one host'}"
         print(f"\n== {place}", flush=True)
-        record["places"][place] = run(ranks, topology, arguments.rounds)
+        with tempfile.TemporaryDirectory() as folder:
+            places[place] = run.ranks_here(ranks, topology, table=f"{folder}/table.json")
     print()
-    for place, rows in record["places"].items():
+    for place, rows in places.items():
         for way, bound in BOUNDS.items():
             ratios = [row for row in rows if row["auto by"] == way]
             if not ratios:
@@ -118,9 +86,9 @@ def main() -> None:
                 f"{format_size(worst['size'])}), {within} of {len(ratios)} within {bound}: "
                 f"{'met' if within == len(ratios) else 'MISSED'} (at most {bound})"
             )
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "auto_choice.json").write_text(json.dumps(record, indent=1) + "\n")
+    return {"rounds": run.rounds, "places": places}
 
 
 if __name__ == "__main__":
-    main()
+    hidden = {"table": ""}
+    Benchmark("auto_choice", __doc__, measure, on_a_rank, rounds=21, hidden=hidden).main()

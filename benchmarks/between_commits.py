@@ -2,7 +2,8 @@
 
 Two built source trees take turns with themselves: the other one, the other one again, and this one,
 each in processes of its own. What the other one differs from itself is what the machine's noise
-makes of equal code; a ratio within that says nothing.
+makes of equal code; a ratio within that says nothing. Each block of calls begins with the same
+inputs, and one call of each kind is compared with the oracle, bit for bit.
 
     git worktree add ../old COMMIT && (cd ../old && python setup.py build_ext --inplace)
     python -m benchmarks.between_commits ../old --ranks 4 --dtype bfloat16
@@ -27,26 +28,41 @@ import json, statistics, sys, time
 import ml_dtypes  # gives NumPy the name bfloat16
 import numpy as np
 import pycollective as pc
+from pycollective import reference
+from pycollective.bench.problem import leaves
 
 dtype = np.dtype(sys.argv[1])
 comm = pc.init(timeout=60)
+me, n = comm.rank, comm.size
 seen = {}
 for size in json.loads(sys.argv[2]):
     count = size // dtype.itemsize
     count -= count % comm.size
-    x, other = np.zeros(count, dtype), np.zeros(count, dtype)
-    part = np.zeros(count // comm.size, dtype)
+    every = leaves(sys.argv[1], "sum", n, count, 0)
+    shard = [each[: count // n] for each in every]
+    x, other = every[me].copy(), np.empty(count, dtype)
+    part = shard[me].copy()
+    # Of each: the call, where its result is, and the oracle's.
     calls = {
-        "all_reduce": lambda: comm.all_reduce(x),
-        "reduce_scatter": lambda: comm.reduce_scatter(part, x),
-        "all_gather": lambda: comm.all_gather(x, part),
-        "broadcast": lambda: comm.broadcast(x),
-        "all_to_all": lambda: comm.all_to_all(other, x),
+        "all_reduce": (lambda: comm.all_reduce(x), x, reference.all_reduce(every)[me]),
+        "reduce_scatter": (
+            lambda: comm.reduce_scatter(part, x), part, reference.reduce_scatter(every)[me]
+        ),
+        "all_gather": (lambda: comm.all_gather(x, part), x, reference.all_gather(shard)[me]),
+        "broadcast": (lambda: comm.broadcast(x), x, every[0]),
+        "all_to_all": (lambda: comm.all_to_all(other, x), other, reference.all_to_all(every)[me]),
     }
+    # In place sums grow; what has become an infinity costs the same.
     calls_in_a_row = max(2, min(2000, (8 << 20) // size))
-    for name, call in calls.items():
+    for name, (call, result, wanted) in calls.items():
+        def restore():
+            x[:], part[:], other.view("u1")[:] = every[me], shard[me], 0xA5
+        restore()
+        call()
+        assert result.tobytes() == wanted.tobytes(), f"{name} of {size} bytes is wrong"
         times = []
         for _ in range(int(sys.argv[3])):
+            restore()
             comm.barrier()
             start = time.perf_counter()
             for _ in range(calls_in_a_row):

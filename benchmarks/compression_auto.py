@@ -9,27 +9,23 @@ sockets below), two ranks that share memory, and the same compressed between ran
 For each codec four ways take turns in the same processes: `all_reduce_hook`, dense; the same again,
 as the control; and the codec's hook with ``when="always"`` and with "auto". A time is that of the
 slowest rank for a step's exchange, a figure the median of the rounds. At most 5 % more than the
-better of dense and always is asked of auto.
+better of dense and always is asked of auto. After each turn what came out is compared: of dense
+calls with the oracle, of all between the ranks, bit for bit.
 
 Usage: python -m benchmarks.compression_auto [--out DIR] [--rounds N] [--places 10gbit,memory,ranks]
 """
 
-import argparse
-import json
-import os
-import subprocess
-import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks import large_gradients
 from benchmarks.compression_two_hosts import buckets_of
+from benchmarks.driver import Benchmark, Record, Run
 from benchmarks.turns import Call, seconds_of, take_turns
-from benchmarks.two_hosts_network import two_hosts, why_not
+from benchmarks.two_hosts_network import why_not
 
-ROOT = Path(__file__).resolve().parent.parent
 PLACES = {
     "10gbit": "two hosts, 10 Gbit/s",
     "memory": "one host, shared memory",
@@ -77,12 +73,13 @@ def step_of(hook: Callable[..., Any], state: Any, buckets: list[Bucket]) -> Call
     return step
 
 
-def on_a_rank(out: str, rounds: int, between: str) -> None:
-    """What each rank runs; rank 0 writes."""
+def on_a_rank(run: Run) -> Record | None:
+    """What each rank runs."""
     import torch
     import torch.distributed as dist
 
     import pycollective as pc
+    from pycollective import reference
     from pycollective import torch as pct
 
     torch.set_num_threads(1)
@@ -100,7 +97,7 @@ def on_a_rank(out: str, rounds: int, between: str) -> None:
     ]
 
     def state(codec: str, when: str) -> tuple[Any, Any]:
-        common = {"between": between, "when": when}
+        common = {"between": run.options["between"], "when": when}
         if codec == "one_bit":
             return pct.one_bit_hook, pct.OneBitState(parameters.items(), **common)
         if codec == "int8":
@@ -118,65 +115,41 @@ def on_a_rank(out: str, rounds: int, between: str) -> None:
         return float(tensor.item())
 
     timed = seconds_of(1, dist.barrier, slowest)
+    mean = zlib.crc32(reference.reduce(list(large_gradients.load()), "avg"))
+    dense = step_of(pct.all_reduce_hook, None, buckets)
+    again = step_of(pct.all_reduce_hook, None, buckets)
 
     def turn(call: Call) -> tuple[float, ...]:
         restore()
-        return timed(call)
+        measured = timed(call)
+        found = zlib.crc32(torch.cat([bucket.whole for bucket in buckets]).numpy())
+        if slowest(found) != -slowest(-found) or (call in (dense, again) and found != mean):
+            raise AssertionError("the ranks have other bits than they should")
+        return measured
 
     codecs = {}
     for codec in CODECS:
         (hook, always), (_, auto) = state(codec, "always"), state(codec, "auto")
         calls = {
-            DENSE: step_of(pct.all_reduce_hook, None, buckets),
-            AGAIN: step_of(pct.all_reduce_hook, None, buckets),
+            DENSE: dense,
+            AGAIN: again,
             "always": step_of(hook, always, buckets),
             "auto": step_of(hook, auto, buckets),
         }
         for _ in range(SETTLED):
             restore()
             calls["auto"]()
-        measured = take_turns(calls, rounds, turn)
+        measured = take_turns(calls, run.rounds, turn)
         codecs[codec] = {
             "seconds": {name: seconds for name, (seconds,) in measured.items()},
             "auto": {key: auto.stats()[key] for key in ("way", "why")},
         }
         for each in (auto, always):
             each.close()
-    record = {
-        "versions": {"torch": torch.__version__, "pycollective": pc.__version__},
-        "codecs": codecs,
-    }
-    if dist.get_rank() == 0:
-        Path(out).write_text(json.dumps(record))
+    rank = dist.get_rank()
     dist.destroy_process_group()
-
-
-def measure(place: str, rounds: int, folder: Path) -> dict[str, Any]:
-    """Run two ranks there; what rank 0 wrote."""
-    out = folder / f"auto-{os.getpid()}.json"
-    between = "ranks" if place == "ranks" else "hosts"
-    options = ("--on-a-rank", str(out), "--rounds", str(rounds), "--between", between)
-    program = ("-m", "benchmarks.compression_auto", *options)
-    if place == "10gbit":
-        with two_hosts(place) as hosts:
-            jobs = [
-                subprocess.Popen(
-                    host.torchrun(Path(sys.executable), 1, node, *program),
-                    env=host.environment(),
-                    cwd=ROOT,
-                )
-                for node, host in enumerate(hosts)
-            ]
-            codes = [job.wait(timeout=3000) for job in jobs]
-    else:
-        command = (sys.executable, "-m", "pycollective", "run", "-n", "2", *program)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        codes = [subprocess.run(command, cwd=ROOT, env=environment, timeout=3000).returncode]
-    if any(codes):
-        raise SystemExit(f"the ranks ended with {codes}")
-    result: dict[str, Any] = json.loads(out.read_text())
-    out.unlink()
-    return result
+    versions = {"torch": torch.__version__, "pycollective": pc.__version__}
+    return {"versions": versions, "codecs": codecs} if rank == 0 else None
 
 
 def report(place: str, record: dict[str, Any]) -> None:
@@ -195,33 +168,27 @@ def report(place: str, record: dict[str, Any]) -> None:
         )
 
 
-def main() -> None:
-    """Measure, print the tables, write the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--places", default=",".join(PLACES))
-    parser.add_argument("--on-a-rank", help=argparse.SUPPRESS)
-    parser.add_argument("--between", default="hosts", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.on_a_rank:
-        on_a_rank(arguments.on_a_rank, arguments.rounds, arguments.between)
-        return
-    from pycollective.bench.machine import describe_machine
-
+def measure(run: Run) -> Record:
+    """In each place that can be had here."""
     large_gradients.ensure()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    record: dict[str, Any] = {"machine": describe_machine(), "places": {}}
-    for place in arguments.places.split(","):
+    places = {}
+    for place in run.options["places"].split(","):
         problem = why_not() if place == "10gbit" else ""
         if problem:
             print(f"{PLACES[place]}: cannot be made here: {problem}")
             continue
-        found = measure(place, arguments.rounds, arguments.out)
-        record["places"][PLACES[place]] = found
+        if place == "10gbit":
+            found = run.ranks_on_two_hosts(1, place)
+        else:
+            found = run.ranks_here(2, between="ranks" if place == "ranks" else "hosts")
+        places[PLACES[place]] = found
         report(place, found)
-    (arguments.out / "compression_auto.json").write_text(json.dumps(record, indent=1) + "\n")
+    return {"places": places}
 
 
 if __name__ == "__main__":
-    main()
+    Benchmark(
+        *("compression_auto", __doc__, measure, on_a_rank, 11),
+        options={"places": ",".join(PLACES)},
+        hidden={"between": "hosts"},
+    ).main()

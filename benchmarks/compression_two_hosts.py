@@ -18,21 +18,16 @@ which error feedback makes smaller.
 Usage: python -m benchmarks.compression_two_hosts [--out DIR] [--rounds N] [--batches 1,4,8]
 """
 
-import argparse
 import contextlib
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import large_gradients
+from benchmarks.driver import Benchmark, Record, Run, require_two_hosts
 from benchmarks.turns import Call, seconds_of, take_turns
-from benchmarks.two_hosts_network import two_hosts, why_not
 
-ROOT = Path(__file__).resolve().parent.parent
 MI = 1 << 20
 FIRST_BUCKET, BUCKET = MI, 25 * MI  # bytes of fp32, as DDP's
 BASE, ALONE = "gloo fp32", "alone"
@@ -282,45 +277,23 @@ def whole_steps(rank: Rank, rounds: int, batches: list[int]) -> list[dict[str, A
     return found
 
 
-def on_a_rank(out: str, rounds: int, batches: list[int]) -> None:
-    """What each rank runs; rank 0 writes."""
+def on_a_rank(run: Run) -> Record | None:
+    """What each rank runs."""
     import torch
     import torch.distributed as dist
 
     import pycollective as pc
 
     rank = Rank()
+    batches = [int(each) for each in run.options["batches"].split(",") if each]
     record = {
         "versions": {"torch": torch.__version__, "pycollective": pc.__version__},
-        "sync": sync_alone(rank, rounds),
-        "steps": whole_steps(rank, max(1, rounds // 2), batches),
+        "sync": sync_alone(rank, run.rounds),
+        "steps": whole_steps(rank, max(1, run.rounds // 2), batches),
     }
-    if rank.rank == 0:
-        Path(out).write_text(json.dumps(record))
     rank.comm.close()
     dist.destroy_process_group()
-
-
-def measure(rounds: int, batches: str, rate: str, folder: Path) -> dict[str, Any]:
-    """Run the ranks on two hosts; what rank 0 wrote."""
-    out = folder / f"compression-{os.getpid()}.json"
-    program = ("-m", "benchmarks.compression_two_hosts", "--on-a-rank", str(out))
-    options = ("--rounds", str(rounds), "--batches", batches)
-    with two_hosts(rate) as hosts:
-        jobs = [
-            subprocess.Popen(
-                host.torchrun(Path(sys.executable), 1, node, *program, *options),
-                env=host.environment(),
-                cwd=ROOT,
-            )
-            for node, host in enumerate(hosts)
-        ]
-        codes = [job.wait(timeout=3000) for job in jobs]
-    if any(codes):
-        raise SystemExit(f"the ranks ended with {codes}")
-    result: dict[str, Any] = json.loads(out.read_text())
-    out.unlink()
-    return result
+    return record if rank.rank == 0 else None
 
 
 def report(record: dict[str, Any]) -> None:
@@ -343,31 +316,16 @@ def report(record: dict[str, Any]) -> None:
             print(f"  {name:22} {seconds:7.3f} s  {each['seconds'][BASE] / seconds:6.2f}x")
 
 
-def main() -> None:
-    """Measure, print the tables, write the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--batches", default=BATCHES)
-    parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--on-a-rank", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.on_a_rank:
-        batches = [int(each) for each in arguments.batches.split(",") if each]
-        on_a_rank(arguments.on_a_rank, arguments.rounds, batches)
-        return
-    problem = why_not()
-    if problem:
-        raise SystemExit(f"two hosts cannot be made here: {problem}")
-    from pycollective.bench.machine import describe_machine
-
+def measure(run: Run) -> Record:
+    """On two hosts."""
+    require_two_hosts()
     large_gradients.ensure()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    record = {"machine": describe_machine(), "link": f"{arguments.rate} each way"}
-    record |= measure(arguments.rounds, arguments.batches, arguments.rate, arguments.out)
+    rate = run.options["rate"]
+    record = {"link": f"{rate} each way", **run.ranks_on_two_hosts(1, rate)}
     report(record)
-    (arguments.out / "compression_two_hosts.json").write_text(json.dumps(record, indent=1) + "\n")
+    return record
 
 
 if __name__ == "__main__":
-    main()
+    options = {"batches": BATCHES, "rate": "1gbit"}
+    Benchmark("compression_two_hosts", __doc__, measure, on_a_rank, 7, options).main()

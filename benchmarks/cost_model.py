@@ -11,31 +11,22 @@ Usage: python -m benchmarks.cost_model [--out DIR] [--rounds N]
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
 
-from benchmarks.two_hosts_network import two_hosts, why_not
-from pycollective.bench.machine import describe_machine, describe_versions
-from pycollective.bench.tune import OPERATIONS, Plan, measure
+from benchmarks.driver import Benchmark, Record, Run, require_two_hosts
+from pycollective.bench.tune import OPERATIONS, Plan
+from pycollective.bench.tune import measure as measure_all
 from pycollective.elements import ELEMENTS
 from pycollective.schedule import Topology
 from pycollective.schedule.cost import BETWEEN_HOSTS, Link, Links, price
 from pycollective.schedule.select import Measurement, Table, choose
-from pycollective.tuning import read_table, table_as_json, write_table
+from pycollective.tuning.table import table_as_json, table_from_json
 
-ROOT = Path(__file__).resolve().parent.parent
 KI, MI = 1 << 10, 1 << 20
 SIZES = (KI, 16 * KI, 256 * KI, MI, 4 * MI)
 DTYPES = ("float32", "bfloat16")
@@ -44,8 +35,8 @@ BOUND = 1.5
 _NUMBERS = 7
 
 
-def on_a_rank(out: str, rounds: int) -> None:
-    """What each rank runs; rank 0 writes a table of what was measured."""
+def on_a_rank(run: Run) -> Any:
+    """What each rank runs; rank 0 has a table of what was measured."""
     import pycollective as pc
 
     made = []
@@ -53,38 +44,8 @@ def on_a_rank(out: str, rounds: int) -> None:
         for dtype in DTYPES:
             for operation in OPERATIONS:
                 for size in Plan((operation,), SIZES, dtype).sizes_of(operation, comm.size):
-                    made.append(measure(comm, operation, size, dtype, rounds))
-        if comm.rank == 0:
-            write_table(out, Table({}, tuple(made)))
-
-
-def over_shared_memory(program: tuple[str, ...]) -> None:
-    """Run it in four ranks of this host."""
-    command = [sys.executable, "-m", "pycollective", "run", "-n", str(RANKS), *program]
-    environment = {k: v for k, v in os.environ.items() if k != "PYCOLLECTIVE_TOPOLOGY"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=900)
-
-
-def over_the_link(program: tuple[str, ...]) -> None:
-    """Run it in two ranks of each of two hosts."""
-    with two_hosts() as hosts:
-        jobs = [
-            subprocess.Popen(
-                host.torchrun(Path(sys.executable), RANKS // 2, node, *program),
-                env=host.environment(),
-                cwd=ROOT,
-            )
-            for node, host in enumerate(hosts)
-        ]
-        codes = [job.wait(timeout=1800) for job in jobs]
-    if any(codes):
-        raise SystemExit(f"the ranks ended with {codes}")
-
-
-PLACES: dict[str, Callable[[tuple[str, ...]], None]] = {
-    "shared memory, 4 ranks": over_shared_memory,
-    "1 Gbit/s, 2 hosts of 2 ranks": over_the_link,
-}
+                    made.append(measure_all(comm, operation, size, dtype, run.rounds))
+        return table_as_json(Table({}, tuple(made))) if comm.rank == 0 else None
 
 
 def links_of(numbers: list[float]) -> Links:
@@ -170,29 +131,15 @@ def report(place: str, entries: tuple[Measurement, ...]) -> dict[str, Any]:
     return numbers
 
 
-def main() -> None:
-    """Measure, fit, print, write the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--on-a-rank", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.on_a_rank:
-        on_a_rank(arguments.on_a_rank, arguments.rounds)
-        return
-    problem = why_not()
-    if problem:
-        raise SystemExit(f"two hosts cannot be made here: {problem}")
-    record: dict[str, Any] = {"machine": describe_machine(), "versions": describe_versions()}
-    with tempfile.TemporaryDirectory() as folder:
-        for place, run in PLACES.items():
-            out = f"{folder}/table.json"
-            options = ("--on-a-rank", out, "--rounds", str(arguments.rounds))
-            run(("-m", "benchmarks.cost_model", *options))
-            record[place] = report(place, read_table(out).entries)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "cost_model.json").write_text(json.dumps(record, indent=1) + "\n")
+def measure(run: Run) -> Record:
+    """Over shared memory, and over the link."""
+    require_two_hosts()
+    tables = {
+        "shared memory, 4 ranks": run.ranks_here(RANKS),
+        "1 Gbit/s, 2 hosts of 2 ranks": run.ranks_on_two_hosts(RANKS // 2),
+    }
+    return {place: report(place, table_from_json(made).entries) for place, made in tables.items()}
 
 
 if __name__ == "__main__":
-    main()
+    Benchmark("cost_model", __doc__, measure, on_a_rank).main()

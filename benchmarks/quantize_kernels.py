@@ -14,21 +14,18 @@ Usage: python -m benchmarks.quantize_kernels [--out DIR] [--rounds N]
 
 from __future__ import annotations
 
-import argparse
 import inspect
-import json
 import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.driver import Benchmark, Record, Run
 from pycollective import _core
-from pycollective.bench.machine import describe_machine, describe_versions
 from pycollective.compression import CODECS
 
 COUNT = 1 << 24
@@ -64,6 +61,9 @@ def calls_of(level: str, behind: int, given: dict[str, Array]) -> dict[str, Call
             _core.dequantize(codec, chunk, rows, 0, out, 1.0, level)
 
         quantize()
+        for what, made in (("payload", payloads[0]), ("left", left)):  # alike at each level
+            if not np.array_equal(made, given.setdefault(f"{codec} {what}", made.copy())):
+                raise AssertionError(f"{codec}: {level} makes another {what}")
         payloads[1:] = payloads[0]
         calls[f"{codec}/quantize"] = quantize
         calls[f"{codec}/dequantize"] = lambda f=dequantize, rows=payloads[:1]: f(rows)
@@ -73,7 +73,7 @@ def calls_of(level: str, behind: int, given: dict[str, Array]) -> dict[str, Call
     return {f"{name}, {level}{where}": call for name, call in calls.items()}
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def ratios(rounds: int) -> Record:
     """Milliseconds of `e += g`, its control's ratio, and the ratios of all kernels."""
     random = np.random.default_rng(0)
     given = {name: random.standard_normal(COUNT, np.float32) for name in ("x", "held", "g")}
@@ -96,35 +96,24 @@ def measure(rounds: int) -> dict[str, Any]:
             times[name].append(time.thread_time() - start)
     both = zip(times["e += g"], times["e += g, again"], strict=True)
     base = [(first + second) / 2 for first, second in both]
-    ratios = {
+    of_base = {
         name: statistics.median(t / b for t, b in zip(taken, base, strict=True))
         for name, taken in times.items()
     }
-    return {"e += g, ms": 1e3 * statistics.median(base), "ratios": ratios}
+    return {"e += g, ms": 1e3 * statistics.median(base), "ratios": of_base}
 
 
-def main() -> None:
-    """Measure, print, write the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--rounds", type=int, default=31)
-    arguments = parser.parse_args()
-    record = {
-        "machine": describe_machine(),
-        "versions": describe_versions(),
-        "load average": os.getloadavg(),
-        "elements": COUNT,
-        **measure(arguments.rounds),
-    }
+def measure(run: Run) -> Record:
+    """All kernels, beside an addition."""
+    record = {"load average": os.getloadavg(), "elements": COUNT, **ratios(run.rounds)}
     print(f"e += g: {record['e += g, ms']:.2f} ms")
     for name, ratio in record["ratios"].items():
         kind, _, level = name.partition("/")[2].partition(", ")
         most = MOST.get(kind) if level in TARGETED else None
         verdict = "" if most is None else f"  {'met' if ratio <= most else 'MISSED'}: {most:g}"
         print(f"{ratio:8.3f}  {name}{verdict}")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "quantize_kernels.json").write_text(json.dumps(record, indent=1) + "\n")
+    return record
 
 
 if __name__ == "__main__":
-    main()
+    Benchmark("quantize_kernels", __doc__, measure, rounds=31).main()

@@ -11,18 +11,15 @@ Usage: python -m benchmarks.sparse_kernels [--out DIR] [--rounds N]
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.driver import Benchmark, Record, Run
 from benchmarks.turns import take_turns
 from pycollective import _core
-from pycollective.bench.machine import describe_machine, describe_versions
 
 COUNT = 1 << 24
 K = COUNT // 100
@@ -40,14 +37,10 @@ def seconds(call: Callable[[], object]) -> tuple[float]:
     return (time.thread_time() - start,)
 
 
-def main() -> None:
-    """Measure, print, write the file."""
+def measure(run: Run) -> Record:
+    """All kernels, beside an addition and torch."""
     import torch
 
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--rounds", type=int, default=9)
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
     random = np.random.default_rng(0)
     x = random.standard_normal(COUNT, np.float32)
@@ -95,7 +88,7 @@ def main() -> None:
             f"{name}/{level}": lambda call=call, level=level: call(level)
             for name, call in ours.items()
         }
-    taken = {name: each[0] for name, each in take_turns(calls, arguments.rounds, seconds).items()}
+    taken = {name: each[0] for name, each in take_turns(calls, run.rounds, seconds).items()}
     rows = {
         name: {"ms": 1e3 * each, "to_add_in_place": each / taken["e += g"]}
         for name, each in taken.items()
@@ -119,16 +112,8 @@ def main() -> None:
         print()
     bits = 8 * len(exact) / K
     print(f"{bits:.2f} bits an index")
-    record = {
-        "machine": describe_machine(),
-        "versions": describe_versions(),
-        "rounds": arguments.rounds,
-        "bits an index": bits,
-        "times": rows,
-    }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "sparse_kernels.json").write_text(json.dumps(record, indent=1) + "\n")
+    return {"rounds": run.rounds, "bits an index": bits, "times": rows}
 
 
 if __name__ == "__main__":
-    main()
+    Benchmark("sparse_kernels", __doc__, measure).main()

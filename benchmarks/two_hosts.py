@@ -11,32 +11,29 @@ Two hosts of two ranks each, as network namespaces joined by a link of 1 Gbit/s
 Tensors are random, of a normal distribution, or gradients (`gradients.py`: those of one step and
 different batches, as many as make the size), and the same in each call.
 
-A time is that of the slowest rank, a figure the median of the rounds. The interface counts what
-leaves each host, with all headers; the schedule says what should.
+A time is that of the slowest rank, a figure the median of the rounds. After each turn the result is
+compared with the oracle, bit for bit. The interface counts what leaves each host, with all headers;
+the schedule says what should.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.checked import Sum
+from benchmarks.driver import Benchmark, Record, Run, require_two_hosts
 from benchmarks.gradients import KEPT, load
 from benchmarks.turns import Call, Turn, seconds_of, take_turns
-from benchmarks.two_hosts_network import ADDRESSES, two_hosts, why_not
+from benchmarks.two_hosts_network import ADDRESSES
 
-ROOT = Path(__file__).resolve().parent.parent
 KI, MI = 1 << 10, 1 << 20
 TOPOLOGY = "2x2"
 SIZES = (KI, 64 * KI, MI, 4 * MI, 16 * MI)
@@ -71,16 +68,16 @@ def bytes_across(algorithm: str, dtype: str, size: int) -> float:
     return size * sum(load.leaves + load.results + load.nodes * wide for load in loads)
 
 
-def _tensor(data: str, rank: int, count: int) -> Any:
-    """A rank's elements, in fp32."""
+def _elements(data: str, rank: int, count: int) -> Any:
+    """A rank's, in fp32."""
     import torch
 
     if data == GAUSSIAN:
-        return torch.randn(count, generator=torch.Generator().manual_seed(rank))
+        return torch.randn(count, generator=torch.Generator().manual_seed(rank)).numpy()
     of = load()[KEPT.index(STEP)]
     # Rank r's, then those of the next: no two ranks have the same in one place.
     whole = np.concatenate([of[(rank + each) % len(of)] for each in range(len(of))])
-    return torch.from_numpy(np.resize(whole, count))
+    return np.resize(whole, count)
 
 
 class Wire:
@@ -111,14 +108,13 @@ class Wire:
         sending.join()
 
 
-def on_a_rank(out: str, rounds: int) -> None:
-    """What each rank runs; rank 0 writes the rows."""
+def on_a_rank(run: Run) -> Record | None:
+    """What each rank runs."""
     import torch
     import torch.distributed as dist
 
     import pycollective as pc
-    from pycollective import reference
-    from pycollective.bench.problem import leaves
+    from pycollective.bench.problem import numpy_type
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -134,12 +130,21 @@ def on_a_rank(out: str, rounds: int) -> None:
 
     rows = []
     for dtype, size, data in CASES:
-        torch_type = getattr(torch, dtype)
-        x = _tensor(data, rank, size // torch_type.itemsize).to(torch_type)
-        y = x.clone()
+        element = numpy_type(dtype)
+        every = [
+            _elements(data, each, size // element.itemsize).astype(element)
+            for each in range(comm.size)
+        ]
+        # The bucket filter lets half a MiB pass at once: enough calls to empty it first.
+        repeats = max(1, min(50, 4 * MI // size))
+        buffers = Sum(every, rank, repeats, apart=True)
+        x, y = (
+            torch.from_numpy(each.view(f"i{element.itemsize}")).view(getattr(torch, dtype))
+            for each in (buffers.x, buffers.out)
+        )
         expected = bytes_across("hierarchical", dtype, size)
         one = comm.split(0)  # which has tried nothing yet, so that auto decides by these data
-        calls: dict[str, Callable[[], object]] = {}
+        calls: dict[str, Call] = {}
         for name in ("auto", *WIRES, "auto" + AGAIN, "raw" + AGAIN):
             way = name.removesuffix(AGAIN)
             calls[name] = lambda on=one, x=x, y=y, way=way: on.all_reduce(x, out=y, wire=way)
@@ -149,8 +154,6 @@ def on_a_rank(out: str, rounds: int) -> None:
             )
         calls["gloo"] = lambda x=x, y=y: dist.all_reduce(y.copy_(x))
         calls["link"] = lambda expected=expected: wire.both_ways(int(expected))
-        # The bucket filter lets half a MiB pass at once: enough calls to empty it first.
-        repeats = max(1, min(50, 4 * MI // size))
         timed = seconds_of(repeats, dist.barrier, slowest)
 
         def turn(call: Call, timed: Turn = timed, repeats: int = repeats) -> tuple[float, ...]:
@@ -160,50 +163,27 @@ def on_a_rank(out: str, rounds: int) -> None:
 
         for _ in range(TRIES):
             calls["auto"]()
-        measured = take_turns(calls, rounds, turn)
+        measured = take_turns(calls, run.rounds, buffers.turn(turn))
         one.close()
-        inputs = leaves(dtype, "sum", comm.size, min(len(x), 300_000), size)
-        mine = inputs[comm.rank].copy()
-        comm.all_reduce(mine)
-        wrong = torch.tensor([(mine.view("u1") != reference.reduce(inputs).view("u1")).sum()])
-        dist.all_reduce(wrong)
+        wrong = {name: int(slowest(each)) for name, each in buffers.wrong(calls).items()}
+        wrong.pop("link")  # which adds nothing up
+        of_gloo = wrong.pop("gloo")
         rows.append(
             {
                 "dtype": dtype,
                 "size": size,
                 "data": data,
-                "wrong": int(wrong),
+                "wrong": sum(wrong.values()),
+                "gloo's wrong": of_gloo,
                 "seconds": {name: each[0] for name, each in measured.items()},
                 "bytes_sent": {name: each[1] for name, each in measured.items()},
                 "bytes_of_schedule": expected,
             }
         )
-    if rank == 0:
-        versions = {"torch": torch.__version__, "pycollective": pc.__version__}
-        Path(out).write_text(json.dumps({"versions": versions, "rows": rows}))
     comm.close()
     dist.destroy_process_group()
-
-
-def measure(rounds: int, folder: Path) -> dict[str, Any]:
-    """Run the ranks on two hosts; what rank 0 wrote."""
-    out = folder / f"two-hosts-{os.getpid()}.json"
-    program = ("-m", "benchmarks.two_hosts", "--on-a-rank", str(out), "--rounds", str(rounds))
-    with two_hosts() as hosts:
-        jobs = [
-            subprocess.Popen(
-                host.torchrun(Path(sys.executable), 2, node, *program),
-                env=host.environment(),
-                cwd=ROOT,
-            )
-            for node, host in enumerate(hosts)
-        ]
-        codes = [job.wait(timeout=900) for job in jobs]
-    if any(codes):
-        raise SystemExit(f"the ranks ended with {codes}")
-    result: dict[str, Any] = json.loads(out.read_text())
-    out.unlink()
-    return result
+    versions = {"torch": torch.__version__, "pycollective": pc.__version__}
+    return {"versions": versions, "rows": rows} if rank == 0 else None
 
 
 def _case(row: dict[str, Any]) -> tuple[str, int, str]:
@@ -256,28 +236,14 @@ def report(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def main() -> None:
-    """Measure, print a table, write the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--on-a-rank", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.on_a_rank:
-        on_a_rank(arguments.on_a_rank, arguments.rounds)
-        return
-    problem = why_not()
-    if problem:
-        raise SystemExit(f"two hosts cannot be made here: {problem}")
-    from pycollective.bench.machine import describe_machine
-
+def measure(run: Run) -> Record:
+    """On two hosts."""
+    require_two_hosts()
     load()  # makes the gradients, where they are not there yet
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    record = {"machine": describe_machine(), "link": "1 Gbit/s each way", "topology": TOPOLOGY}
-    record |= measure(arguments.rounds, arguments.out)
+    record = {"link": "1 Gbit/s each way", "topology": TOPOLOGY, **run.ranks_on_two_hosts(2)}
     report(record["rows"])
-    (arguments.out / "two_hosts.json").write_text(json.dumps(record, indent=1) + "\n")
+    return record
 
 
 if __name__ == "__main__":
-    main()
+    Benchmark("two_hosts", __doc__, measure, on_a_rank, rounds=7).main()

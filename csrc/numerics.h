@@ -2,8 +2,8 @@
 // host and device.
 //
 // Each function serves one number, or a vector of them (GCC's vector extension): V is the floating
-// type, Bits the unsigned type of the same shape. fp16 and bf16 are handled as their bits, in the
-// low half of a 32-bit word. The floating-point environment must be the IEEE default.
+// type, Bits the unsigned type of the same shape. Floats of 8 and 16 bits are handled as their
+// bits, in the low part of a 32-bit word. The floating-point environment must be the IEEE default.
 #pragma once
 
 #include <cfloat>
@@ -65,31 +65,99 @@ PYCOLLECTIVE_HD Bits round_to_bfloat16(V value) {
   return value == value ? rounded : Bits{} + (kNanBFloat16 << 16);
 }
 
-template <class V, class Bits>
-PYCOLLECTIVE_HD V float_from_float16(Bits bits) {
-  // Under fp32's exponent bias the number is 2^112 too small, a subnormal too; infinity and NaN,
-  // then 65536 and up, need the highest exponent.
-  constexpr float kRebias = 0x1p112F;
-  const V magnitude = bits_as<V>((bits & 0x7FFF) << 13) * kRebias;
-  const Bits finite = bits_as<Bits>(magnitude);
-  const Bits number = magnitude < 65536.0F ? finite : finite | 0x7F800000;
-  return bits_as<V>(number | (bits & 0x8000) << 16);
+constexpr float power_of_two(int exponent) {
+  float power = 1;
+  for (; exponent > 0; --exponent) power *= 2;
+  for (; exponent < 0; ++exponent) power /= 2;
+  return power;
 }
 
-template <class Bits, class V>
-PYCOLLECTIVE_HD Bits float16_from_float(V value) {
-  const Bits bits = bits_as<Bits>(value);
-  const V magnitude = bits_as<V>(bits & 0x7FFFFFFF);
-  const V clamped = magnitude < 65536.0F ? magnitude : V{} + 65536.0F;
-  // Normal: take 112 from the exponent and round the 13 bits that go. 65520 and up carry into
-  // infinity.
-  const Bits wide = bits_as<Bits>(clamped);
-  const Bits normal = (wide + (0xFFF - 0x38000000U) + (wide >> 13 & 1)) >> 13;
-  // Subnormal: the last place of 1/2 is 2^-24, as that of fp16's subnormals: adding rounds to it.
-  const Bits subnormal = bits_as<Bits>(clamped + 0.5F) - 0x3F000000;
-  const Bits rounded = clamped < 0x1p-14F ? subnormal : normal;
-  const Bits number = rounded | (bits >> 16 & 0x8000);
-  return value == value ? number : Bits{} + kNanFloat16;
+// A float of 8 or 16 bits beside fp32, from its row of the table.
+template <Dtype kType>
+struct NarrowFloat {
+  static_assert(traits_of(kType).numbers == Numbers::kFloat && size_of(kType) <= 2);
+  static constexpr int kBits = 8 * static_cast<int>(size_of(kType));
+  static constexpr std::uint32_t kSign = 1U << (kBits - 1);
+  static constexpr std::uint32_t kNan = traits_of(kType).nan;
+  static constexpr int kMantissa = traits_of(kType).mantissa;
+  static constexpr int kDropped = 23 - kMantissa;  // of fp32's
+  static constexpr int kBias = (1 << (kBits - 2 - kMantissa)) - 1;
+  static constexpr float kRebiasFactor = power_of_two(127 - kBias);
+  static constexpr std::uint32_t kLeastExponent = (128U - kBias) << 23;  // of a normal
+  static constexpr std::uint32_t kUnbias = (0U - (kLeastExponent >> kDropped)) & (kSign - 1);
+  static constexpr bool kIsHalfOfFloat = kBits == 16 && kBias == 127;
+  // The first magnitude that is no number, and what it would be if it were; fp32 has it too, unless
+  // it has the type's exponents.
+  static constexpr std::uint32_t kBeyond = traits_of(kType).largest + 1;
+  static constexpr float kBeyondValue =
+      kIsHalfOfFloat
+          ? 0
+          : power_of_two(static_cast<int>(kBeyond >> kMantissa) - kBias - kMantissa) *
+                static_cast<float>(1U << kMantissa | (kBeyond & ((1U << kMantissa) - 1)));
+  static constexpr std::uint32_t kBeyondBits = (kBeyond << kDropped) + kLeastExponent - (1U << 23);
+  static constexpr bool kHasInfinity = kBeyond != kNan;
+};
+
+// Of the low part of a word; what is above is not looked at.
+template <Dtype kType, class V, class Bits>
+PYCOLLECTIVE_HD V float_from(Bits bits) {
+  using Narrow = NarrowFloat<kType>;
+  if constexpr (Narrow::kIsHalfOfFloat) {
+    return bits_as<V>(bits << 16);
+  } else {
+    // Under fp32's exponent bias the number is too small, a subnormal too; infinity and NaN need
+    // the highest exponent.
+    const V magnitude =
+        bits_as<V>((bits & (Narrow::kSign - 1)) << Narrow::kDropped) * Narrow::kRebiasFactor;
+    const Bits finite = bits_as<Bits>(magnitude);
+    const Bits number = magnitude < Narrow::kBeyondValue ? finite : finite | 0x7F800000;
+    return bits_as<V>(number | (bits & Narrow::kSign) << (32 - Narrow::kBits));
+  }
+}
+
+// Of words below 2^31, vectors compared as signed ones: SSE2 compares no others.
+template <class Bits>
+PYCOLLECTIVE_HD Bits lesser(Bits a, Bits b) {
+  if constexpr (sizeof(Bits) == sizeof(std::uint32_t))
+    return a < b ? a : b;
+  else
+    return (decltype(a < b))a < (decltype(a < b))b ? a : b;
+}
+template <class Bits>
+PYCOLLECTIVE_HD Bits greater(Bits a, Bits b) {
+  if constexpr (sizeof(Bits) == sizeof(std::uint32_t))
+    return a > b ? a : b;
+  else
+    return (decltype(a < b))a > (decltype(a < b))b ? a : b;
+}
+
+// The nearest number's bits, or the type's one NaN's, in the low part of a word.
+template <Dtype kType, class Bits, class V>
+PYCOLLECTIVE_HD Bits rounded_to(V value) {
+  using Narrow = NarrowFloat<kType>;
+  if constexpr (Narrow::kIsHalfOfFloat) {
+    return round_to_bfloat16<Bits>(value) >> 16;
+  } else {
+    constexpr int kDropped = Narrow::kDropped;
+    const Bits bits = bits_as<Bits>(value);
+    const Bits magnitude = bits & 0x7FFFFFFF;
+    // NaN is beyond, too.
+    const Bits clamped = lesser(magnitude, Bits{} + Narrow::kBeyondBits);
+    // A float whose last place is that of the type's numbers of this exponent, subnormals having
+    // the least normal's: adding it rounds, to nearest even, and counts places. From halfway on,
+    // the largest number carries into what is beyond. The places that it has itself make up for the
+    // exponent's bias in the sum of the two; what is above the type's bits is nothing.
+    const Bits own = clamped & 0x7F800000;
+    const Bits exponent = greater(own, Bits{} + Narrow::kLeastExponent);
+    const Bits align = exponent + ((static_cast<std::uint32_t>(kDropped) << 23) + Narrow::kUnbias);
+    const Bits places = bits_as<Bits>(bits_as<V>(clamped) + bits_as<V>(align));
+    const Bits rounded = (places + (exponent >> kDropped)) & (Narrow::kSign - 1);
+    const Bits number = rounded | (bits >> (32 - Narrow::kBits) & Narrow::kSign);
+    if constexpr (Narrow::kHasInfinity)
+      return value == value ? number : Bits{} + Narrow::kNan;
+    else
+      return rounded < Narrow::kBeyond ? number : Bits{} + Narrow::kNan;
+  }
 }
 
 }  // namespace pycollective

@@ -9,9 +9,9 @@
 
 namespace pycollective {
 
-// Ranks of a communicator, over all hosts. (Those of one host are Members, transport/member.h.)
+// Ranks of a communicator, over all hosts. (Those of one host are Members, shared_memory/member.h.)
 // More would need shards of pairs to be counted in more than 31 bits (engine/program.h), and
-// recipes a deeper stack than 16 operands (kernels/combine.h).
+// recipes a deeper stack than 16 operands (kernels/combine.inl).
 constexpr int kMaxRanks = 1 << 15;
 
 // The row of a table with this name; nullptr where there is none.

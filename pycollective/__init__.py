@@ -1,7 +1,6 @@
 """Collective communication for gradient synchronisation: the same bits everywhere, fast."""
 
-from pycollective.bootstrap import init
-from pycollective.communicator import Communicator
+from pycollective.communicator import ANY_SOURCE, Communicator
 from pycollective.errors import (
     CollectiveAborted,
     CollectiveError,
@@ -10,9 +9,11 @@ from pycollective.errors import (
     ConfigurationError,
     PeerFailure,
 )
+from pycollective.join.bootstrap import init
 from pycollective.version import VERSION as __version__
 
 __all__ = [
+    "ANY_SOURCE",
     "CollectiveAborted",
     "CollectiveError",
     "CollectiveMismatch",

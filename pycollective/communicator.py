@@ -16,12 +16,15 @@ from types import TracebackType
 import numpy as np
 
 from pycollective import _core, host_memory
-from pycollective import device as device_ways
 from pycollective.errors import CollectiveError, ConfigurationError
+from pycollective.gpu import way as device_ways
 from pycollective.placement import number_hosts
 from pycollective.world import World
 
 _log = logging.getLogger("pycollective")
+
+# In place of a rank, for `recv`: the first message of the tag, from whichever rank.
+ANY_SOURCE = None
 
 # How what goes to other hosts may travel (docs/wire.md).
 WIRES = tuple(_core.wires())
@@ -37,7 +40,7 @@ def _is_integer(value: object, least: int, end: int) -> bool:
 class Communicator(_core.Communicator):
     """A group of ranks that call collectives together, each in the same order.
 
-    Arrays are NumPy's (ml_dtypes' bfloat16 too) or any with DLPack, such as torch tensors;
+    Arrays are NumPy's (ml_dtypes' too) or any with DLPack, such as torch tensors;
     contiguous ones are used where they lie, others are staged and copied back. Read-only
     ones, such as JAX's, may be read and are refused as outputs. Arrays on CUDA GPUs (with DLPack
     or ``__cuda_array_interface__``; contiguous) take part too: a call comes after what was put on
@@ -108,7 +111,9 @@ class Communicator(_core.Communicator):
     def use_device(self, device: str | int) -> None:
         """Carry out calls on arrays of this GPU there, where all ranks can; collective.
 
-        Done by ``init(device=...)``; `split` hands it on. Not beside other calls.
+        Done by ``init(device=...)``; `split` hands it on. Not beside other calls. Where NVRTC has
+        to compile the kernels it does so now, the first time in a process, while the others wait;
+        `init` has them compiled before it joins.
 
         Args:
             device: as `init` takes it.
@@ -180,13 +185,20 @@ class Communicator(_core.Communicator):
         )
         made.wire = self.wire
         if self._way is not None:
-            try:
-                made.use_device(self._way.device)
-            except BaseException as error:
-                made.abort(f"no communicator for GPUs could be made: {error}")
-                made.close()
-                raise
+            made._begin_with(self._way.device)
         return made
+
+    def _begin_with(self, device: str | int) -> None:
+        """`use_device` of a communicator that nobody has been given yet: none, if that fails."""
+        try:
+            self.use_device(device)
+        except ConfigurationError:  # which all ranks are told: an abort might come before it
+            self.close()
+            raise
+        except BaseException as error:
+            self.abort(f"no communicator for GPUs could be made: {error}")
+            self.close()
+            raise
 
     def _part_of_world(self, members: list[int], colors: np.ndarray) -> World:
         """The world of `members`, who gave one color of `colors`; all ranks must take part."""
@@ -207,6 +219,9 @@ class Communicator(_core.Communicator):
 
     def close(self) -> None:
         """Wait for what was issued, then leave. Harms no rank that needs nothing more from this.
+
+        Receives from any rank that no message has come for are not waited for: they end with
+        `CollectiveAborted`, and nothing else fails.
 
         Idempotent. Later calls raise `ConfigurationError`.
         """

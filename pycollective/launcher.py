@@ -17,17 +17,17 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import BinaryIO
 
 from pycollective.environment import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE
 from pycollective.errors import ConfigurationError
-from pycollective.leaving import followed_key
+from pycollective.join.leaving import followed_key
+from pycollective.join.store import StoreServer
 from pycollective.limits import MAX_RANKS_PER_HOST
-from pycollective.store import StoreServer
+from pycollective.output import Copier, Sink, sink_of
 
 # How long the other ranks have to notice a failure and say so themselves, and then to end on
 # SIGTERM, seconds.
@@ -83,7 +83,7 @@ def _command(program: list[str]) -> list[str]:
     if program[0] == "-m" or program[0].endswith(".py"):
         if program[0] != "-m" and not os.path.exists(program[0]):
             raise ConfigurationError(f"there is no file {program[0]}")
-        return [sys.executable, "-u", *program]
+        return [sys.executable, *program]
     if shutil.which(program[0]) is None:
         raise ConfigurationError(f"{program[0]} is neither a Python file nor an executable")
     return program
@@ -96,7 +96,8 @@ def _defaults(ranks: int) -> dict[str, str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return {
-        "PYTHONUNBUFFERED": "1",
+        # On a terminal Python writes line by line, and each in one piece.
+        **({} if sys.stdout and sys.stdout.isatty() else {"PYTHONUNBUFFERED": "1"}),
         # More computing threads than cores make every rank wait for the slowest.
         "OMP_NUM_THREADS": str(max(1, cores // ranks)),
         # For programs that call torch.distributed.init_process_group().
@@ -112,7 +113,8 @@ class _Job:
         self._command, self._size, self._env, self._tag = command, size, env, tag
         self._store = store
         self._alive: dict[int, _Rank] = {}
-        self._readers: list[threading.Thread] = []
+        self._sinks = [sink_of(stream, tag) for stream in (sys.stdout, sys.stderr)]
+        self._copiers: list[Copier] = []
         self._stop_signal = 0  # the first that came
         self._stops = 0  # how many have come
         self._ending = False  # what ends from now on ends because it was told to
@@ -131,18 +133,15 @@ class _Job:
             for rank in range(self._size):
                 self._start(rank)
             self._store.start()
-            for reader in self._readers:
-                reader.start()
+            for copier in self._copiers:
+                copier.start()
             self._watch(wake_read)
         finally:
             self._signal_all(signal.SIGKILL)
             for each in self._alive.values():
                 each.process.wait()
                 os.close(each.pidfd)
-            deadline = time.monotonic() + _LAST_OUTPUT
-            for reader in self._readers:
-                if reader.ident is not None:  # it was started
-                    reader.join(max(0.0, deadline - time.monotonic()))
+            self._let_output_end()
             signal.set_wakeup_fd(old_wake)
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -150,7 +149,11 @@ class _Job:
             os.close(wake_write)
         if self._stop_signal:
             return 128 + self._stop_signal
-        return self._report() if self._failed else 0
+        lost = next((copier.error for copier in self._copiers if copier.error), None)
+        if lost:
+            with suppress(OSError):
+                print(f"pycollective run: output is lost: {lost}", file=sys.stderr, flush=True)
+        return self._report() if self._failed else int(lost is not None)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._stop_signal = self._stop_signal or number
@@ -166,28 +169,24 @@ class _Job:
             "WORLD_SIZE": str(self._size),
             "LOCAL_WORLD_SIZE": str(self._size),
         }
-        pipe = subprocess.PIPE if self._tag else None
+        pipes = [subprocess.PIPE if isinstance(sink, Sink) else sink for sink in self._sinks]
         try:
             process = subprocess.Popen(
                 self._command,
                 env=env,
                 stdin=subprocess.DEVNULL,
-                stdout=pipe,
-                stderr=pipe,
+                stdout=pipes[0],
+                stderr=pipes[1],
                 preexec_fn=_dies_with(os.getpid()),
             )
         except OSError as error:
             raise ConfigurationError(f"{self._command[0]} cannot be started: {error}") from error
         self._alive[rank] = _Rank(rank, process, os.pidfd_open(process.pid))
-        if self._tag:
-            for stream, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-                assert stream is not None
-                # A daemon: what a rank has started in another session may hold its output open.
-                self._readers.append(
-                    threading.Thread(
-                        target=_copy_tagged, args=(stream, sink.buffer, rank), daemon=True
-                    )
-                )
+        tag = f"[{rank}] ".encode() if self._tag else b""
+        for stream, sink in zip((process.stdout, process.stderr), self._sinks, strict=True):
+            if stream is not None and isinstance(sink, Sink):
+                self._copiers.append(Copier(os.dup(stream.fileno()), sink, tag))
+                stream.close()
 
     def _watch(self, wake: int) -> None:
         """Until all have ended. After a failure or a signal: notice, SIGTERM, SIGKILL."""
@@ -222,6 +221,16 @@ class _Job:
                     self._signal_all(steps.pop(0)[1])
                     if not steps:
                         steps = [(now + _GRACE, signal.SIGKILL)]
+
+    def _let_output_end(self) -> None:
+        """What is read slowly goes out all the same, unless the launcher is told to stop."""
+        deadline = time.monotonic() + _LAST_OUTPUT
+        for copier in self._copiers:
+            while copier.is_alive():
+                copier.join(0.02)
+                late = time.monotonic() > deadline
+                if late and (self._stop_signal or not copier.is_behind()):
+                    break
 
     def _ended(self, each: _Rank) -> None:
         # Whatever it started must not outlive it: its group is its own. Before it is waited for,
@@ -273,14 +282,3 @@ def _dies_with(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return prepare
-
-
-def _copy_tagged(stream: BinaryIO, sink: BinaryIO, rank: int) -> None:
-    tag = f"[{rank}] ".encode()
-    with stream:  # where nobody reads the sink any more, the rank is told by a closed pipe
-        for line in stream:
-            try:
-                sink.write(tag + line if line.endswith(b"\n") else tag + line + b"\n")
-                sink.flush()
-            except BrokenPipeError:
-                return

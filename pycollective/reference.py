@@ -12,8 +12,11 @@ import numpy as np
 
 from pycollective.order import split
 
-_ACCUMULATOR = {"float16": np.float32, "bfloat16": np.float32}
-_NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8 << 48}
+_ACCUMULATOR = dict.fromkeys(("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"), np.float32)
+_NAN = {
+    **{"float8_e4m3fn": 0x7F, "float8_e5m2": 0x7E, "float16": 0x7E00, "bfloat16": 0x7FC0},
+    **{"float32": 0x7FC00000, "float64": 0x7FF8 << 48},
+}
 _FLOATS = frozenset(_NAN)
 
 

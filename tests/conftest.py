@@ -7,13 +7,38 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.harness import RankPool, close_servers
+from tests.harness import ROOT, RankPool, close_servers
 
 
 def pytest_configure() -> None:
     """Take the signals that a shell's background and nohup ignore, for all that tests start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+# What takes longer than 15 s of one worker, the longest first.
+LONGEST = [
+    *(
+        "cuda/test_generated_code",
+        "join/test_mpi_joining",
+        "cuda/test_device_commands",
+        "test_two_hosts",
+    ),
+    *("cuda/test_peers_failing", "test_mpiexec", "test_hosts", "torch/test_process_end"),
+    *("test_hosts_again", "cuda/test_staged", "cuda/test_ways", "test_examples", "test_demo"),
+    "test_wire",
+    *("torch/test_compression_launches", "bench/test_codec_command", "bench/test_tune_command"),
+    *("schedule/test_handing", "cli/test_verify", "torch/test_groups", "cuda/test_staged_hosts"),
+    *("torch/test_compression", "torch/test_compression_failures", "torch/test_rounds"),
+]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give two workers the longest files first (`--no-loadscope-reorder` keeps the order): one that
+    begins at the end leaves the other worker idle."""
+    if hasattr(config, "workerinput"):
+        place = {ROOT / "tests" / f"{name}.py": i for i, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
 
 
 @pytest.fixture(scope="session")

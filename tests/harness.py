@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from pycollective.store import StoreServer
+from pycollective.join.store import StoreServer
 from tests.rank_server import Forked, RankServer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,6 +64,8 @@ class Ranks:
     # Imported before the ranks are forked. Without it they are fresh processes; with an `env` too,
     # since much is read from it while Python and libraries start.
     module: str = ""
+    # What only this library reads, when it is called: forks may have it.
+    variables: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> Ranks:
         name = f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
@@ -86,6 +88,7 @@ class Ranks:
             "PYCOLLECTIVE_RANK": str(rank),
             "PYCOLLECTIVE_SIZE": str(self.size),
             "PYCOLLECTIVE_STORE": store,
+            **self.variables,
             **self.env,
         }
         arguments = [str(self.operation_timeout), "1" if self.join else "0"]
@@ -111,6 +114,10 @@ class Ranks:
     @property
     def pids(self) -> list[int]:
         return [each.process.pid for each in self._ranks]
+
+    @property
+    def processes(self) -> list[subprocess.Popen[bytes] | Forked]:
+        return [each.process for each in self._ranks]
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Outcome]:
         """Call ``function(communicator, *args)`` in every rank; args may differ by `PerRank`."""

@@ -3,19 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from pycollective import _core, reference
-from pycollective.bench.problem import leaves
+from pycollective.bench.problem import exponent_bias, leaves
 from pycollective.bench.problem import numpy_type as dtype_of
 
 TRAITS = {each.name: each for each in _core.dtypes()}
 DTYPES = list(TRAITS)
 FLOATS = [name for name, each in TRAITS.items() if each.numbers == "float"]
+# Whose sums of a few ranks show the order: all multiples of the least number up to the largest are
+# more than the accumulator can hold.
+ORDERED = [
+    name
+    for name in FLOATS
+    if TRAITS[name].accumulator == TRAITS[name].size
+    or 2 * exponent_bias(name) + TRAITS[name].mantissa > 24
+]
+EIGHT_BITS = [name for name in FLOATS if TRAITS[name].size == 1]
 INTEGERS = [name for name, each in TRAITS.items() if each.numbers == "integer"]
 OPS = _core.reduce_ops()
 PAIRS = [(d, op) for d in DTYPES for op in OPS if reference.is_defined(dtype_of(d), op)]
+
+
+def crossed(ranks: Sequence[int], kinds: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """(ranks, *kind) for each kind, a dtype or a pair; of floats of a byte, in turns, half of them.
+
+    What these add is how they round, which the tests of kernels have in full.
+    """
+    found = []
+    for row, number in enumerate(ranks):
+        for column, kind in enumerate(kinds):
+            parts = (kind,) if isinstance(kind, str) else kind
+            if parts[0] not in EIGHT_BITS or (row + column) % 2 == 0:
+                found.append((number, *parts))
+    return found
 
 
 def words(x: np.ndarray) -> np.ndarray:

@@ -1,17 +1,19 @@
 """Programs under each launcher, for tests: mpiexec (MPICH's and Open MPI's, each in an environment
-of its own), torchrun, and `pycollective run`."""
+of its own), torchrun, `pycollective run`, and forks in its place."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.harness import ROOT
+from tests.harness import ROOT, PerRank, Ranks
 
 NAMES = ("mpich", "openmpi")
 
@@ -62,6 +64,48 @@ class OwnLauncher(Launcher):
         return [*run, sys.executable, *program]
 
 
+class Forks(Launcher):
+    """Ranks as `pycollective run` starts them, but forks of a process that has imported torch: Gloo
+    between hosts is of torch, which costs a rank more to import than most programs cost to run.
+
+    For what a program does with its ranks. How they start and end is `OwnLauncher`'s to show.
+
+    Args:
+        module: imported before the ranks are forked.
+    """
+
+    def __init__(self, module: str = "tests.torch.programs") -> None:
+        self.module = module
+
+    def run(
+        self, ranks: int, *program: str, timeout: float = 60, **more: str
+    ) -> subprocess.CompletedProcess[str]:
+        """See `Launcher`; the status is that of the first rank that failed."""
+        from tests.torch.programs import run_program
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **more}
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Ranks(ranks, timeout, join=False, module=self.module, variables=variables) as started,
+        ):
+            outputs = [f"{folder}/{rank}" for rank in range(ranks)]
+            place = PerRank([*range(ranks)]), ranks, PerRank(outputs)
+            outcomes = started.call(run_program, *place, program)
+            said = "".join(Path(each).read_text() for each in outputs)
+        statuses = [
+            each.exit_code or each.result or int(each.error is not None) for each in outcomes
+        ]
+        return subprocess.CompletedProcess(
+            program,
+            next(filter(None, statuses), 0),
+            said,
+            "".join(each.stderr for each in outcomes),
+        )
+
+
 class Torchrun(Launcher):
     """torchrun, on this host."""
 
@@ -99,5 +143,5 @@ def find(name: str) -> Mpi:
 
 def launcher(name: str) -> Launcher:
     """The launcher called so; an MPI as `find` does."""
-    others = {"run": OwnLauncher, "torchrun": Torchrun}
+    others = {"run": OwnLauncher, "torchrun": Torchrun, "forks": Forks}
     return others[name]() if name in others else find(name)

@@ -12,10 +12,17 @@ from hypothesis import strategies as st
 from pycollective import CollectiveMismatch, ConfigurationError, _core, reference
 from pycollective.schedule import algorithms_for
 from tests.harness import PerRank, Ranks, results, run_ranks
-from tests.inputs import DTYPES, FLOATS, PAIRS, awkward, order_sensitive, same_bits, words
+from tests.inputs import DTYPES, FLOATS, PAIRS, awkward, crossed, order_sensitive, same_bits, words
 
 RANKS = [1, 2, 3, 4, 5, 7]
 COUNTS = [0, 1, 2, 5, 1000, 30_011]
+WINDOWS = 40  # more than any test here has calls
+
+
+def windows(x):
+    """Of an array of `count` + WINDOWS elements, for each call `count` others, or the same in other
+    places: what an earlier call has left behind is wrong, even of one element."""
+    return (x[place : place + x.size - WINDOWS] for place in range(WINDOWS))
 
 
 def all_reduce(comm, x, op, algorithm, how="in place"):
@@ -31,23 +38,25 @@ def all_reduce(comm, x, op, algorithm, how="in place"):
 
 
 def all_reduce_by_each(comm, x, op):
-    """Of each algorithm the result; each has the elements in other places, so that what another
-    call has left behind is wrong."""
+    """Of each algorithm the result; each has a window of its own."""
     return {
-        algorithm: np.roll(all_reduce(comm, np.roll(x, place), op, algorithm), -place)
-        for place, algorithm in enumerate(algorithms_for("all_reduce"))
+        algorithm: all_reduce(comm, shown.copy(), op, algorithm)
+        for algorithm, shown in zip(algorithms_for("all_reduce"), windows(x), strict=False)
     }
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize(("dtype", "op"), PAIRS)
+def expect_windows(got, want):
+    for (algorithm, x), expected in zip(got.items(), windows(want), strict=False):
+        assert same_bits(x, expected), (algorithm, x.size)
+
+
+@pytest.mark.parametrize(("ranks", "dtype", "op"), crossed(RANKS, PAIRS))
 def test_all_reduce(pool, ranks, dtype, op):
     for count in COUNTS:
-        inputs = awkward(dtype, ranks, count, seed=count)
+        inputs = awkward(dtype, ranks, count + WINDOWS, seed=count)
         want = reference.reduce(inputs, op)
         for each in pool(ranks).call(all_reduce_by_each, PerRank(inputs), op):
-            for algorithm, got in each.items():
-                assert same_bits(got, want), (algorithm, count)
+            expect_windows(each, want)
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
@@ -68,23 +77,23 @@ def test_all_reduce_anyhow(pool, ranks, pair, count, algorithm, how, seed):
 
 
 def scatter_then_gather_by_each(comm, x, counts, in_place):
-    begin = sum(counts[: comm.rank])
-    got = {}
+    """Of each call, in order, what it was and the result; each has a window of its own."""
+    mine = slice(sum(counts[: comm.rank]), sum(counts[: comm.rank + 1]))
+    shown = windows(x)
+    got = []
     for algorithm in algorithms_for("reduce_scatter"):
-        whole = x.copy()
-        shard = whole[begin : begin + counts[comm.rank]] if in_place else np.empty(0, x.dtype)
-        if not in_place:
-            shard = np.empty(counts[comm.rank], x.dtype)
+        whole = next(shown).copy()
+        shard = whole[mine] if in_place else np.empty(counts[comm.rank], x.dtype)
         comm.reduce_scatter(shard, whole, counts=counts, algorithm=algorithm)
-        got["reduce_scatter", algorithm] = shard.copy()
+        got.append(("reduce_scatter", algorithm, shard.copy()))
     for algorithm in algorithms_for("all_gather"):
-        whole = np.zeros_like(x)
-        shard = x[begin : begin + counts[comm.rank]]
+        whole = np.zeros(sum(counts), x.dtype)
+        shard = next(shown)[mine]
         if in_place:
-            whole[begin : begin + counts[comm.rank]] = shard
-            shard = whole[begin : begin + counts[comm.rank]]
+            whole[mine] = shard
+            shard = whole[mine]
         comm.all_gather(whole, shard, counts=counts, algorithm=algorithm)
-        got["all_gather", algorithm] = whole
+        got.append(("all_gather", algorithm, whole))
     return got
 
 
@@ -94,59 +103,73 @@ def scatter_then_gather_by_each(comm, x, counts, in_place):
 @pytest.mark.parametrize("in_place", [False, True], ids=["apart", "in place"])
 def test_reduce_scatter_and_all_gather(pool, ranks, dtype, scale, in_place):
     counts = [scale * (1 + r % 3) + (r == 1) for r in range(ranks)]
-    inputs = awkward(dtype, ranks, sum(counts))
-    want = reference.reduce(inputs)
+    inputs = awkward(dtype, ranks, sum(counts) + WINDOWS)
     edges = np.cumsum([0, *counts])
-    parts = [x[edges[r] : edges[r + 1]] for r, x in enumerate(inputs)]
     outcomes = pool(ranks).call(scatter_then_gather_by_each, PerRank(inputs), counts, in_place)
     for r, each in enumerate(outcomes):
-        for (operation, algorithm), got in each.items():
-            scattered = operation == "reduce_scatter"
-            expected = want[edges[r] : edges[r + 1]] if scattered else np.concatenate(parts)
+        reduced, shown = windows(reference.reduce(inputs)), zip(*map(windows, inputs), strict=True)
+        for (operation, algorithm, got), want, own in zip(each, reduced, shown, strict=False):
+            if operation == "reduce_scatter":
+                expected = want[edges[r] : edges[r + 1]]
+            else:
+                expected = np.concatenate([x[edges[i] : edges[i + 1]] for i, x in enumerate(own)])
             assert same_bits(got, expected), (operation, algorithm)
 
 
 def with_root_by_each(comm, x, root):
-    """reduce, broadcast, gather and scatter; x is the same for each."""
-    got = {}
+    """reduce, broadcast, gather and scatter: of each call, in order, what it was and the result;
+    each has a window of its own."""
+    shown = windows(x)
+    on_root = comm.rank == root
+    got = []
     for algorithm in algorithms_for("reduce"):
-        own = x.copy()
+        given = next(shown)
+        own = given.copy()
         comm.reduce(own, root=root, op="avg", algorithm=algorithm)
-        assert comm.rank == root or same_bits(own, x)
-        got["reduce", algorithm] = own
+        assert on_root or same_bits(own, given)
+        got.append(("reduce", algorithm, own))
     for algorithm in algorithms_for("broadcast"):
-        own = x.copy()
+        own = next(shown).copy()
         comm.broadcast(own, root=root, algorithm=algorithm)
-        got["broadcast", algorithm] = own
+        got.append(("broadcast", algorithm, own))
     for algorithm in algorithms_for("gather"):
-        whole = np.empty(x.size * comm.size, x.dtype) if comm.rank == root else None
-        comm.gather(whole, x, root=root, algorithm=algorithm)
-        got["gather", algorithm] = whole
+        given = next(shown)
+        whole = np.empty(given.size * comm.size, x.dtype) if on_root else None
+        comm.gather(whole, given, root=root, algorithm=algorithm)
+        got.append(("gather", algorithm, whole))
     for algorithm in algorithms_for("scatter"):
-        whole = np.tile(x, comm.size) if comm.rank == root else None
-        back = np.empty_like(x)
+        whole = apart(next(shown), comm.size) if on_root else None
+        back = np.empty_like(given)
         comm.scatter(back, whole, root=root, algorithm=algorithm)
-        got["scatter", algorithm] = back
+        got.append(("scatter", algorithm, back))
     return got
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("dtype", FLOATS)
+def apart(x, ranks):
+    """What a root scatters: every rank's part is another one."""
+    return np.concatenate([np.roll(x, rank) for rank in range(ranks)])
+
+
+@pytest.mark.parametrize(("ranks", "dtype"), crossed(RANKS, FLOATS))
 @pytest.mark.parametrize("count", [1, 1000, 70_003])
 def test_with_a_root(pool, ranks, dtype, count):
-    inputs = awkward(dtype, ranks, count)
     for root in {0, ranks // 2, ranks - 1}:
+        inputs = awkward(dtype, ranks, count + WINDOWS, seed=root)
         outcomes = pool(ranks).call(with_root_by_each, PerRank(inputs), root)
         for rank, each in enumerate(outcomes):
-            for (operation, algorithm), got in each.items():
-                if operation == "reduce" and rank == root:
-                    want = reference.reduce(inputs, "avg")
-                elif operation == "gather" and rank == root:
-                    want = np.concatenate(inputs)
-                elif operation in ("broadcast", "scatter"):
-                    want = inputs[root]
-                else:
+            averages = windows(reference.reduce(inputs, "avg"))
+            shown = zip(*map(windows, inputs), strict=True)
+            for (operation, algorithm, got), average, own in zip(
+                each, averages, shown, strict=False
+            ):
+                if operation == "broadcast":
+                    want = own[root]
+                elif operation == "scatter":
+                    want = np.roll(own[root], rank)
+                elif rank != root:
                     continue
+                else:
+                    want = average if operation == "reduce" else np.concatenate(own)
                 assert same_bits(got, want), (operation, algorithm, root)
 
 
@@ -212,8 +235,7 @@ def test_many_ranks(ranks):
     inputs = order_sensitive("bfloat16", ranks, 20_011)
     want = reference.reduce(inputs)
     for each in results(run_ranks(all_reduce_by_each, ranks, PerRank(inputs), "sum")):
-        for algorithm, got in each.items():
-            assert same_bits(got, want), algorithm
+        expect_windows(each, want)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -222,8 +244,7 @@ def test_large_messages(pool, ranks):
     inputs = order_sensitive("float32", ranks, 3_000_001)
     want = reference.reduce(inputs)
     for each in pool(ranks).call(all_reduce_by_each, PerRank(inputs), "sum"):
-        for algorithm, got in each.items():
-            assert same_bits(got, want), algorithm
+        expect_windows(each, want)
 
 
 @pytest.mark.parametrize("algorithm", algorithms_for("all_reduce"))
@@ -251,10 +272,8 @@ def test_ranks_with_other_instruction_sets_understand_each_other(dtype):
         used = results(ranks.call(choose_level, levels))
         assert used == [levels[r % len(levels)] for r in range(4)]
         outcomes = ranks.call(all_reduce_by_each, PerRank(inputs), op)
-    for outcome in outcomes:
-        assert outcome.error is None, outcome.error
-        for algorithm, got in outcome.result.items():
-            assert same_bits(got, want), algorithm
+    for each in results(outcomes):
+        expect_windows(each, want)
 
 
 def choose_level(comm, levels):

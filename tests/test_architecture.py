@@ -23,72 +23,40 @@ LAYERS: dict[str, set[str]] = {
     "version": set(),
     "installing": set(),
     "limits": set(),
-    "nvrtc": set(),
     "placement": {"errors", "limits"},
     "order": set(),
     "reference": {"order"},
-    "schedule": {"errors", "order", "placement"},
-    "store": {"errors", "limits"},
+    "environment": {"errors"},
     "host_memory": {"errors"},
+    "schedule": {"errors", "order", "placement"},
     "elements": {"_core", "schedule"},
-    "device_array": {"_core", "errors"},
-    "tuning": {"elements", "errors", "schedule"},
-    "tuned": {"environment", "schedule", "tuning"},
     "programs": {"_core", "elements", "schedule"},
     "transport": {"_core", "_torch", "errors"},
     "world": {"programs", "schedule", "transport"},
-    "device": {"_core", "environment", "errors", "nvrtc"},
-    "communicator": {
-        *("_core", "device", "errors", "host_memory", "placement", "world"),
-    },
+    "tuning": {"elements", "environment", "errors", "schedule"},
+    "gpu": {"_core", "environment", "errors"},
+    "communicator": {"_core", "errors", "gpu", "host_memory", "placement", "world"},
     "compression": {"_core", "communicator", "errors", "placement"},
-    "attach": {"_core", "errors"},
-    "host": set(),
-    "meeting": {"errors", "version"},
-    "mpi_talk": {"errors", "installing", "meeting"},
-    "mpi_launch": {
-        *("errors", "host", "mpi_talk", "placement", "schedule"),
-        *("store", "transport", "tuned", "version"),
+    "join": {
+        *("_core", "communicator", "environment", "errors", "gpu", "host_memory", "installing"),
+        *("limits", "placement", "schedule", "transport", "tuning", "version", "world"),
     },
-    "environment": {"errors"},
-    "leaving": {"_core", "environment", "errors", "mpi_launch", "store"},
-    "joining": {
-        *("_core", "attach", "communicator", "errors", "host", "host_memory"),
-        *("leaving", "limits", "meeting", "placement", "transport", "tuned", "world"),
-    },
-    "wish": {"communicator", "environment", "errors", "schedule", "tuned"},
-    "bootstrap": {
-        *("communicator", "environment", "errors", "joining", "leaving", "limits"),
-        *("meeting", "mpi_launch", "mpi_talk", "store", "wish", "world"),
-    },
-    "launcher": {"environment", "errors", "leaving", "limits", "store"},
-    "__init__": {"bootstrap", "communicator", "errors", "version"},
+    "output": set(),
+    "launcher": {"environment", "errors", "join", "limits", "output"},
+    "__init__": {"communicator", "errors", "join", "version"},
     "__main__": {"cli"},
-    "torch": {
-        *("_torch", "bootstrap", "wish", "compression", "errors", "host", "installing", "leaving"),
-        "placement",
-    },
+    "torch": {"_torch", "compression", "errors", "installing", "join", "placement"},
     "bench": {
-        *("_core", "bootstrap", "wish", "communicator", "compression", "device_array", "elements"),
-        *(
-            "environment",
-            "errors",
-            "installing",
-            "joining",
-            "limits",
-            "reference",
-            "schedule",
-            "torch",
-        ),
-        *("tuning", "version"),
+        *("_core", "communicator", "compression", "elements", "environment", "errors", "gpu"),
+        *("installing", "join", "limits", "reference", "schedule", "torch", "tuning", "version"),
     },
     "conformance": {
-        *("_core", "bench", "bootstrap", "communicator", "device_array"),
-        *("errors", "reference", "schedule", "version"),
+        *("_core", "bench", "communicator", "errors", "gpu", "join", "reference", "schedule"),
+        "version",
     },
     "cli": {
-        *("_core", "bench", "bootstrap", "conformance", "elements", "environment", "errors"),
-        *("host_memory", "installing", "launcher", "limits", "nvrtc", "order", "schedule"),
+        *("_core", "bench", "conformance", "elements", "environment", "errors", "gpu"),
+        *("host_memory", "installing", "join", "launcher", "limits", "order", "schedule"),
         "version",
     },
 }
@@ -103,12 +71,12 @@ TOP_LEVEL: dict[str, set[str]] = {
 }
 # What may be imported inside functions.
 LAZY: dict[str, set[str]] = {
-    "bootstrap": {"torch"},  # under torchrun
-    "mpi_talk": {"mpi4py"},
+    "join/bootstrap": {"torch"},  # under torchrun
+    "join/mpi_talk": {"mpi4py"},
     "transport/c10d": {"torch"},
     "transport/mpi": {"mpi4py"},
     "cli": {"matplotlib", "typer"},
-    "device_array": {"ml_dtypes"},
+    "gpu/array": {"ml_dtypes"},
     "bench": {"matplotlib", "ml_dtypes"},
 }
 
@@ -116,12 +84,12 @@ LAZY: dict[str, set[str]] = {
 NATIVE_LAYERS: dict[str, set[str]] = {
     "csrc": set(),
     "kernels": {"csrc"},
-    "transport": set(),
-    "engine": {"csrc", "kernels", "transport", "cuda"},
+    "shared_memory": set(),
+    "engine": {"csrc", "kernels", "shared_memory", "cuda"},
     "bench": set(),
     "mpi": {"engine"},
     "cuda": {"csrc"},
-    "bindings": {"csrc", "kernels", "transport", "engine", "mpi", "bench", "cuda"},
+    "bindings": {"csrc", "kernels", "shared_memory", "engine", "mpi", "bench", "cuda"},
     "torch": {"engine", "bindings"},  # the bindings' errors and lock alone: test below
     "tests": {"csrc", "kernels", "engine", "cuda"},
 }
@@ -300,7 +268,7 @@ def test_importing_the_package_needs_numpy_alone_and_changes_nothing(tmp_path: P
 
 
 def native_files() -> list[Path]:
-    return sorted([*CSRC.rglob("*.cpp"), *CSRC.rglob("*.h"), *CSRC.rglob("*.cu")])
+    return sorted(path for end in ("cpp", "h", "inl", "cu") for path in CSRC.rglob(f"*.{end}"))
 
 
 def native_place(path: Path) -> str:
@@ -353,7 +321,7 @@ def test_only_the_shim_knows_torch_and_only_bindings_know_python(path: Path) -> 
 
 
 def test_files_stay_short() -> None:
-    folders = ("pycollective", "csrc", "tests", "benchmarks")
+    folders = ("pycollective", "csrc", "tests", "benchmarks", "examples")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
     sources = [path for path in files if path.suffix in {".py", ".cpp", ".cu", ".h"}]
     assert len(sources) > 50

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted(
+    [each for folder in (".", "docs", "examples") for each in (ROOT / folder).glob("*.md")]
+)
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
 
 
@@ -51,8 +53,9 @@ def test_links_and_named_files_exist(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (document.parent / target).exists(), target
     # Paths in backquotes, from the root, from csrc/ or from the package.
-    for name in re.findall(r"`([\w/]+\.(?:py|h|cpp|md))`", text):
+    for name in re.findall(r"`([\w/]+\.(?:py|h|inl|cpp|cu|md))`", text):
         homes = (
+            document.parent,
             ROOT,
             ROOT / "csrc",
             ROOT / "pycollective",

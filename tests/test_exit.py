@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective.store import StoreClient, StoreServer
+from pycollective.join.store import StoreClient, StoreServer
 from tests.harness import ROOT, results, run_ranks
 
 PROGRAM = """

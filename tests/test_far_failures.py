@@ -131,7 +131,7 @@ def run(tmp_path):
     def run_ranks(text, ranks, topology):
         (tmp_path / "program.py").write_text(text)
         program = str(tmp_path / "program.py")
-        return launcher("run").run(ranks, program, PYCOLLECTIVE_TOPOLOGY=topology)
+        return launcher("forks").run(ranks, program, PYCOLLECTIVE_TOPOLOGY=topology)
 
     return run_ranks
 

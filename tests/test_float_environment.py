@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import platform
-
 import numpy as np
 import pytest
 
 from pycollective import reference
+from tests.float_environment import flushes, flushing, needs_flushing
 from tests.harness import PerRank
 from tests.inputs import same_bits, subnormal
 
-pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64", reason="the test can flush on x86-64 only"
-)
+pytestmark = needs_flushing
 
 
 def all_reduce_while_flushing(comm, x, op, async_op):
-    from pycollective import _core
-
-    _core.testing_set_flush_to_zero(True)
-    try:
+    with flushing():
         flushed = np.float32(2.0**-126) * np.float32(0.5) == 0
         work = comm.all_reduce(x, op=op, async_op=async_op)
         if async_op:
             work.wait(timeout=30)
-    finally:
-        still_flushing = _core.testing_set_flush_to_zero(False)
-    return flushed, still_flushing, x
+        return flushed, flushes(), x
 
 
 @pytest.mark.parametrize("async_op", [False, True])

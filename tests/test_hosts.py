@@ -126,7 +126,7 @@ comm.close()
 
 
 # All of it under each MPI takes minutes: `make test-mpi` does that.
-@pytest.fixture(params=["mpich", "run", pytest.param("openmpi", marks=pytest.mark.whole_table)])
+@pytest.fixture(params=["mpich", "forks", pytest.param("openmpi", marks=pytest.mark.whole_table)])
 def launch(request):
     return launcher(request.param)
 

@@ -152,23 +152,23 @@ def test_splits_give_back_what_they_take_of_mpi(run):
 
 @pytest.mark.alone
 def test_ranks_that_leave_while_nobody_looks_harm_nobody(run):
-    done = run("run", LEAVERS, 4, "4x1")
+    done = run("forks", LEAVERS, 4, "4x1")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["run", "mpich", "openmpi"])
+@pytest.mark.parametrize("name", ["forks", "mpich", "openmpi"])
 def test_a_fork_says_no_goodbye_for_its_parent(run, name):
     done = run(name, FORKS, 2, "2x1")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["run", "mpich", "openmpi"])
+@pytest.mark.parametrize("name", ["forks", "mpich", "openmpi"])
 def test_what_came_of_a_rank_that_left_is_its_own(run, name):
     done = run(name, SLOWER, 3, "3x1")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["run", "mpich"])
+@pytest.mark.parametrize("name", ["forks", "mpich"])
 def test_an_empty_buffer_against_another_is_seen_by_all(run, name):
     done = run(name, EMPTY, 4, "2x2")
     assert done.returncode == 0, done.stdout + done.stderr

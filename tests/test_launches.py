@@ -12,7 +12,7 @@ from functools import partialmethod
 import pytest
 
 import pycollective as pc
-from pycollective.store import StoreServer
+from pycollective.join.store import StoreServer
 from tests.harness import ROOT, PerRank, results, run_ranks
 from tests.joining import failing, free_place, works
 

@@ -27,6 +27,8 @@ def test_a_type_is_what_numpy_and_the_oracle_take_it_for(name):
     total = one.astype(reference._ACCUMULATOR.get(name, dtype))
     assert total.dtype.itemsize == traits.accumulator
     assert traits.nan == reference._NAN.get(name, 0)
+    beyond = np.array([traits.largest, traits.largest + 1], f"u{traits.size}").view(dtype)
+    assert traits.numbers != "float" or np.isfinite(beyond.astype(float)).tolist() == [True, False]
     assert (traits.numbers == "float") == (name in reference._FLOATS)
     assert traits.reduce_ops == [op for op in OPS if reference.is_defined(dtype, op)]
     if traits.numbers == "float":

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective import bootstrap, reference
+from pycollective import reference
 from pycollective.bench.problem import leaves
 from pycollective.elements import ELEMENTS
+from pycollective.join import bootstrap
 from pycollective.programs import Programs
 from pycollective.schedule import Topology
 from pycollective.schedule.cost import BETWEEN_HOSTS
 from pycollective.schedule.select import Measurement, Table, choose
-from pycollective.tuned import describe
-from pycollective.tuning import write_table
+from pycollective.tuning.table import write_table
+from pycollective.tuning.tuned import describe
 from tests.harness import PerRank, Ranks, results
 from tests.launchers import find
 
@@ -95,7 +96,7 @@ def right_bits(comm):
 
 def test_the_table_chooses_on_one_host(tmp_path):
     path = written(tmp_path / "t.json", a_table("1x3"))
-    with Ranks(3, env={"PYCOLLECTIVE_TUNING": path}) as ranks:
+    with Ranks(3, module=__name__, variables={"PYCOLLECTIVE_TUNING": path}) as ranks:
 
         def told(*call):
             return results(ranks.call(mismatch, *call))
@@ -116,8 +117,8 @@ def test_the_table_chooses_on_one_host(tmp_path):
 def test_the_table_goes_before_the_model_between_hosts(tmp_path):
     pytest.importorskip("torch")
     path = written(tmp_path / "t.json", a_table("2x2"))
-    environment = {"PYCOLLECTIVE_TUNING": path, "PYCOLLECTIVE_TOPOLOGY": "2x2"}
-    with Ranks(4, env=environment) as ranks:
+    variables = {"PYCOLLECTIVE_TUNING": path, "PYCOLLECTIVE_TOPOLOGY": "2x2"}
+    with Ranks(4, module="tests.torch.programs", variables=variables) as ranks:
         for operation, size in (("all_reduce", 4800), ("reduce_scatter", 1200)):
             assert results(ranks.call(mismatch, operation, size, "auto", "ring")) == [""] * 4
         sizes = 64, 16 << 20

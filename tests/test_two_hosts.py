@@ -80,15 +80,15 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def on_one_host(program: str) -> list[list[str]]:
-    done = launcher("torchrun").run(4, program, timeout=90)
+    done = launcher("forks").run(4, program, timeout=90)
     assert done.returncode == 0, done.stderr
     answers = said(done.stdout)
     assert {each[1] for each in answers} == {"4"}  # segments, one a rank
     return answers
 
 
-def test_played_hosts_under_torchrun(program: str, on_one_host: list[list[str]]) -> None:
-    done = launcher("torchrun").run(4, program, timeout=90, PYCOLLECTIVE_TOPOLOGY="3,1")
+def test_played_hosts(program: str, on_one_host: list[list[str]]) -> None:
+    done = launcher("forks").run(4, program, timeout=90, PYCOLLECTIVE_TOPOLOGY="3,1")
     assert done.returncode == 0, done.stderr
     assert [each[2:] for each in said(done.stdout)] == [each[2:] for each in on_one_host]
 

@@ -58,7 +58,7 @@ with pc.init(timeout=60, wire="exact") as comm:
 """
 
 
-@pytest.mark.parametrize("name", ["run", "mpich"])
+@pytest.mark.parametrize("name", ["forks", "mpich"])
 def test_every_operation_and_algorithm_keeps_its_bits_packed(tmp_path, name):
     (tmp_path / "program.py").write_text(TABLE.format(dtypes=["bfloat16", "float32"]))
     program = str(tmp_path / "program.py")

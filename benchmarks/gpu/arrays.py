@@ -2,8 +2,8 @@
 
 Usage, on each rank of a launch: python -m benchmarks.gpu.arrays LIBRARY ...
 
-LIBRARY is cupy, torch or own. One that is not there, or finds no GPU, is named and skipped. Ranks
-take the GPUs in turn. Rank 0 prints a line of JSON: what became of each.
+LIBRARY is cupy, torch or own. One that is not there, or finds no GPU, is named and skipped. A
+host's ranks take its GPUs in turn. Rank 0 prints a line of JSON: what became of each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy as np
 import pycollective as pc
 from pycollective import _core, reference
 from pycollective.bench.problem import leaves
-from pycollective.device_array import DeviceArray
+from pycollective.gpu.array import DeviceArray
+from pycollective.gpu.way import number_of
 
 COUNT = 10_007
 DTYPES = ("float16", "float32", "float64", "int32", "uint8")
@@ -117,7 +118,8 @@ def main() -> None:
     became: dict[str, str] = {}
     bad: list[str] = []
     with pc.init(timeout=60) as comm:
-        device = comm.rank % _core.device_count()
+        before = comm.host_of[: comm.rank]
+        device = number_of("cuda", before.count(comm.host_of[comm.rank]))
         for name in sys.argv[1:]:
             try:
                 library = LIBRARIES[name](device)

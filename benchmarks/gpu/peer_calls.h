@@ -1,31 +1,13 @@
-// All-reduces that peer_kernels.cpp measures: their programs, bytes, launches and sums.
+// All-reduces that the benchmarks of kernels measure: their programs, bytes, launches and sums.
 #pragma once
 
 #include <algorithm>
 
-#include "engine/device/one_shot_program.h"
 #include "tests/device_calls.h"
-#include "tests/program_text.h"
 
 namespace pycollective::testing {
 
 constexpr std::uint64_t kLongestWait = 10'000'000'000;  // nanoseconds
-
-inline Programs direct(int ranks) {
-  for (const char* file : {"programs.txt", "device_programs.txt"})
-    for (std::vector<RealProgram>& schedule : read_programs(file)) {
-      const Program& first = schedule.front().program;
-      if (first.ranks != ranks || first.members != ranks || first.kind != OpKind::kAllReduce ||
-          first.algorithm != "direct")
-        continue;
-      Programs programs;
-      for (RealProgram& each : schedule)
-        programs.push_back(std::make_shared<const Program>(std::move(each.program)));
-      return programs;
-    }
-  CHECK(false);
-  return {};
-}
 
 inline Call call_of(Programs programs, Dtype dtype, std::size_t count) {
   Call call;
@@ -33,13 +15,6 @@ inline Call call_of(Programs programs, Dtype dtype, std::size_t count) {
   call.dtype = dtype;
   call.count = count;
   return call;
-}
-
-inline Programs one_shot(int ranks) {
-  Programs programs;
-  for (int r = 0; r < ranks; ++r)
-    programs.push_back(make_one_shot(OpKind::kAllReduce, 0, r, ranks));
-  return programs;
 }
 
 // What a call by "direct" reads and writes on all ranks, each having so many bytes.

@@ -88,7 +88,7 @@ class Bench {
     std::size_t memory = 4 * plan_.checked + 4096;
     for (const std::size_t bytes : plan_.sizes) memory = std::max(memory, 2 * bytes);
     DeviceRanks ranks = make(n, blocks, memory);
-    const Programs programs = direct(n);
+    const Programs programs = programs_of("direct", OpKind::kAllReduce, n);
     check_bits(ranks, Placed(call_of(programs, Dtype::kBFloat16, plan_.checked), 0, random_));
     std::vector<std::string> lines;
     for (const std::size_t bytes : plan_.sizes) lines.push_back(bandwidth(ranks, programs, bytes));

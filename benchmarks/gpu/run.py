@@ -1,11 +1,12 @@
 """All that one GPU can show, in one command: `make gpu`.
 
-Usage: python3 -m benchmarks.gpu.run [--out DIR] [--seconds 480] [--no-build] [--small]
+Usage: python3 -m benchmarks.gpu.run [--out DIR] [--seconds 470] [--no-build] [--small]
 
 Nothing is installed and nothing fetched. Each step (steps.py) is a process of its own with a time
-limit; one that fails, or cannot run here, stops no other, and is listed with its reason. Writes
-DIR/gpu.json and prints a table. On the stand-in for the driver (docs/gpu.md) the results are none
-of a GPU's: then DIR must be another than benchmarks/results.
+limit; one that fails, or cannot run here, stops no other, and is listed with its reason, as is what
+is left when the time for everything is over. Writes DIR/gpu.json and prints a table (table.py). On
+the stand-in for the driver (docs/gpu.md) the results are none of a GPU's: then DIR must be another
+than benchmarks/results.
 """
 
 from __future__ import annotations
@@ -21,42 +22,52 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.steps import BUILT, PYTHON, ROOT, Step, builds, checks, last_json
+from benchmarks.gpu.steps import BUILT, IMAGES, PYTHON, ROOT, Step, builds, checks, last_json
+from benchmarks.gpu.table import Outcome, table
 
 SCHEMA = "pycollective-gpu/1"
 RESULTS = ROOT / "benchmarks" / "results"
 TOOLKIT = "/usr/local/cuda/bin"  # where its programs are, if not on the path
 STANDIN = "stand-in for a GPU"  # as the stand-in names its GPUs
-_TAIL = 25  # lines of a failed step that are kept,
-_SHOWN = 8  # and of these are printed
+OUT_OF_TIME = "out of time"
+_TAIL = 25  # lines of a failed step that are kept
 _WIDTH = 240  # of a line
 _REPORT = """
 import json
 from pycollective import _core
 print(json.dumps({**_core.cuda_report([]), "core": _core.__file__}))
 """
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a step: `ok`, `failed`, `too slow` or `not run`, and why."""
-
-    name: str
-    outcome: str
-    reason: str = ""
-    seconds: float = 0.0
-    measured: dict[str, Any] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)
+# The same where there is no extension: what native programs need is there all the same.
+_BARE_REPORT = """
+import ctypes, json, os
+name = os.environ.get("PYCOLLECTIVE_CUDA_DRIVER") or "libcuda.so.1"
+try:
+    driver = ctypes.CDLL(name)
+except OSError as error:
+    print(json.dumps({"no driver": str(error)}))
+    raise SystemExit
+count, version, gpu = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(100)
+failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+if failed or count.value == 0:
+    print(json.dumps({"no driver": f"{name}: CUDA error {failed}, {count.value} GPUs"}))
+    raise SystemExit
+driver.cuDriverGetVersion(ctypes.byref(version))
+devices = []
+for number in range(count.value):
+    driver.cuDeviceGetName(gpu, 100, number)
+    devices.append([gpu.value.decode()])
+print(json.dumps({"devices": devices, "driver": name, "version": version.value}))
+"""
 
 
 def environment() -> dict[str, str]:
     """Of every step: this tree, one architecture, and the images that were compiled for it."""
-    images = BUILT / "images"
     mine = {
         "PATH": os.pathsep.join([os.environ.get("PATH", ""), TOOLKIT]),
         "PYTHONPATH": str(ROOT),
@@ -66,8 +77,8 @@ def environment() -> dict[str, str]:
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "CUDA_MODULE_LOADING": "EAGER",
     }
-    if images.is_dir() and "PYCOLLECTIVE_CUDA_IMAGES" not in os.environ:
-        mine["PYCOLLECTIVE_CUDA_IMAGES"] = str(images)
+    if IMAGES.is_dir() and "PYCOLLECTIVE_CUDA_IMAGES" not in os.environ:
+        mine["PYCOLLECTIVE_CUDA_IMAGES"] = str(IMAGES)
     return {**os.environ, **mine}
 
 
@@ -77,7 +88,7 @@ def run_step(step: Step, missing: dict[str, str], limit: float) -> Outcome:
     if lacks:
         return Outcome(step.name, "not run", "; ".join(lacks))
     if limit < 1:
-        return Outcome(step.name, "not run", "the time for everything is over")
+        return Outcome(step.name, "not run", OUT_OF_TIME)
     started = time.monotonic()
     with tempfile.TemporaryFile() as written:  # a pipe would stay open with whoever outlives it
         try:
@@ -101,9 +112,11 @@ def run_step(step: Step, missing: dict[str, str], limit: float) -> Outcome:
     took = round(time.monotonic() - started, 2)
     tail = [line[:_WIDTH] for line in said.splitlines()[-_TAIL:]]
     if status is None:
-        return Outcome(step.name, "too slow", f"not done in {limit:.0f} s", took, {}, tail)
+        over = f", and then {OUT_OF_TIME}" if limit < step.limit else ""
+        return Outcome(step.name, "too slow", f"not done in {limit:.0f} s{over}", took, {}, tail)
     if status != 0:
-        return Outcome(step.name, "failed", f"status {status}", took, step.reads(said), tail)
+        how = f"status {status}" if status > 0 else f"ended by signal {-status}"
+        return Outcome(step.name, "failed", how, took, step.reads(said), tail)
     return Outcome(step.name, "ok", "", took, step.reads(said))
 
 
@@ -125,16 +138,20 @@ def without(*programs: str) -> dict[str, str]:
     }
 
 
+def _reported(code: str) -> dict[str, Any]:
+    return run_step(Step("", (PYTHON, "-c", code), 60, (), reads=last_json), {}, 60).measured
+
+
 def probe() -> tuple[dict[str, str], dict[str, Any]]:
     """What steps may need and is not here: {what: why}; and what the machine is."""
-    outcome = run_step(Step("", (PYTHON, "-c", _REPORT), 30, (), reads=last_json), {}, 30)
-    report = outcome.measured
+    report = _reported(_REPORT)
     missing = {}
     # Where this tree's is not built, Python may find another tree's.
     if not report.get("core", "").startswith(f"{ROOT}{os.sep}"):
         missing["extension"] = "this tree's extension is not built"
+        report = _reported(_BARE_REPORT)
     if "devices" not in report:
-        missing["driver"] = report.get("no driver") or " ".join(outcome.said[-1:]) or "no report"
+        missing["driver"] = report.get("no driver") or "nothing is known of a driver"
     gpus = [device[0] for device in report.get("devices", [])]
     if STANDIN in gpus:
         missing["a real GPU"] = "the driver is the stand-in"
@@ -157,22 +174,6 @@ def probe() -> tuple[dict[str, str], dict[str, Any]]:
     return missing, machine
 
 
-def table(outcomes: list[Outcome]) -> list[str]:
-    """A line a step; below it what it has measured, or why there is nothing."""
-    lines = []
-    for each in outcomes:
-        lines.append(f"{each.outcome:8} {each.seconds:7.1f} s  {each.name}")
-        if each.reason:
-            lines.append(f"{'':20}{each.reason}")
-        lines += [f"{'':20}{name}: {value}" for name, value in each.measured.items()]
-        lines += [f"{'':20}| {line}" for line in each.said[-_SHOWN:]]
-    counts = {o: sum(each.outcome == o for each in outcomes) for o in _OUTCOMES}
-    return [*lines, ", ".join(f"{count} {outcome}" for outcome, count in counts.items())]
-
-
-_OUTCOMES = ("ok", "failed", "too slow", "not run")
-
-
 def run_all(steps: list[Step], missing: dict[str, str], end: float) -> list[Outcome]:
     """Each in turn, whatever became of those before, until `end` on the monotonic clock."""
     outcomes = []
@@ -182,20 +183,29 @@ def run_all(steps: list[Step], missing: dict[str, str], end: float) -> list[Outc
     return outcomes
 
 
+def run_together(steps: list[Step], missing: dict[str, str], end: float) -> list[Outcome]:
+    """The same at once, of steps that need nothing of each other."""
+    with ThreadPoolExecutor(len(steps)) as pool:
+        return list(pool.map(lambda step: run_all([step], missing, end)[0], steps))
+
+
 def main() -> None:
-    """Build, run, write. Status 1 where a step failed or was too slow, or there is no GPU."""
+    """Build, run, write. Status 1 where a step failed or was too slow, or there is no GPU.
+
+    A target that is missed is no failure.
+    """
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=RESULTS, help="where gpu.json goes")
-    parser.add_argument("--seconds", type=float, default=480.0, help="for everything")
+    parser.add_argument("--seconds", type=float, default=470.0, help="for everything")
     parser.add_argument("--no-build", action="store_true", help="what is built is used as it is")
     parser.add_argument("--small", action="store_true", help="only show that all works")
     given = parser.parse_args()
     end = time.monotonic() + given.seconds
     BUILT.mkdir(parents=True, exist_ok=True)
-    steps = builds()
+    steps = builds(given.small)
     if given.no_build:
         steps = steps[1:]  # the extension alone takes long, and others may be using it
-    outcomes = run_all(steps, without("nvcc"), end)
+    outcomes = run_together(steps, without("nvcc"), end)
     missing, machine = probe()
     if not given.no_build and outcomes[0].outcome != "ok":
         missing["extension"] = "this tree's extension was not built"
@@ -203,8 +213,9 @@ def main() -> None:
         sys.exit(
             "the driver is the stand-in, whose results are none of a GPU's: give another --out"
         )
-    outcomes += run_all(checks(given.small), missing, end)
-    print("\n".join(table(outcomes)))
+    steps += checks(given.small)
+    outcomes += run_all(steps[len(outcomes) :], missing, end)
+    print("\n".join(table(steps, outcomes, is_real=not machine["stand-in"])))
     if "driver" not in missing:
         given.out.mkdir(parents=True, exist_ok=True)
         record = {"schema": SCHEMA, "machine": machine, "steps": [asdict(o) for o in outcomes]}

@@ -1,4 +1,7 @@
-"""What `make gpu` runs, as data: each step's command, its time, and what it cannot do without."""
+"""What `make gpu` runs, as data: each step's command, its time, and what it cannot do without.
+
+The most important come first: what is left when the time for all is over is not run.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import shown
+
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "build" / "native" / "plain"
 BUILT = ROOT / "build" / "gpu"
+IMAGES, NO_ABORT_LOOK, LITMUS = BUILT / "images", BUILT / "no_abort_look", BUILT / "litmus.fatbin"
 PYTHON = sys.executable
 KI, MI = 1 << 10, 1 << 20
 
@@ -45,6 +51,7 @@ class Step:
         environment: set besides.
         reads: what it has measured, out of what it printed.
         folder: that it runs in.
+        shows: of that, what the table has.
     """
 
     name: str
@@ -54,6 +61,7 @@ class Step:
     environment: dict[str, str] = field(default_factory=dict)
     reads: Reader = lambda said: {}
     folder: Path = ROOT
+    shows: shown.Shows = shown.nothing
 
 
 def last_json(said: str) -> dict[str, Any]:
@@ -81,6 +89,25 @@ def _native(name: str, limit: float) -> Step:
     return Step(f"native {name}", command, limit, DRIVER, folder=ROOT / "csrc" / "tests")
 
 
+def _measured(
+    name: str,
+    program: str,
+    arguments: tuple[str, ...],
+    limit: float,
+    shows: shown.Shows,
+    needs: tuple[str, ...] = DRIVER,
+    environment: dict[str, str] = _ONE_GPU,
+) -> Step:
+    """A native program of benchmarks/gpu, on one GPU."""
+    return Step(
+        name,
+        (str(NATIVE / program), *arguments),
+        *(limit, needs, environment, last_json),
+        folder=ROOT / "csrc" / "tests",
+        shows=shows,
+    )
+
+
 def _python(*arguments: str) -> tuple[str, ...]:
     return (PYTHON, *arguments)
 
@@ -89,30 +116,31 @@ def _pycollective(*arguments: str) -> tuple[str, ...]:
     return _python("-m", "pycollective", *arguments)
 
 
-def builds() -> list[Step]:
-    """What is compiled, in this order."""
+def builds(small: bool = False) -> list[Step]:
+    """What is compiled; none needs another."""
     native = [
         *("test_cuda_reduce", "test_cuda_signatures"),
         *(path.stem for path in _more_native_tests()),
-        *("peer_kernels", "reduce_bandwidth"),
+        *(path.stem for path in sorted((ROOT / "benchmarks" / "gpu").glob("*.cpp"))),
     ]
     targets = [f"../../build/native/plain/{name}" for name in native]
+    images = ("-m", "benchmarks.gpu.images", *(["--usual-alone"] if small else []))
     return [
         Step(
             "build the extension",
             _python("setup.py", "build_ext", "--inplace"),
-            *(300, ()),
+            *(240, ()),
             {"PYCOLLECTIVE_TORCH": "0"},
         ),
         Step(
             "build the native programs",
             (
-                *("make", "-k", "-j16", "-C", "csrc/tests"),
+                *("make", "-k", f"-j{len(os.sched_getaffinity(0))}", "-C", "csrc/tests"),
                 *("../../build/native/cuda/embedded.cpp", *targets),
             ),
             *(240, ()),
         ),
-        Step("compile the kernels", _python("-m", "benchmarks.gpu.images"), 100, ("nvcc",)),
+        Step("compile the kernels", _python(*images), 240, ("nvcc",)),
     ]
 
 
@@ -124,50 +152,125 @@ def _more_native_tests() -> list[Path]:
 
 def checks(small: bool = False) -> list[Step]:
     """What is checked and measured, in this order; `small` only shows that all works."""
-    reduce = str(NATIVE / "test_cuda_reduce")
-    largest = "64K" if small else "64M"
-    leaf = ("1", "3") if small else ("256", "20")
-    narrow = ("-d", "float32", "--operation", "all_reduce") if small else ()
-    steps = [
+    return [
         Step("driver report", _pycollective("doctor"), 30, ("extension",)),
-        Step("signatures are <cuda.h>'s", (str(NATIVE / "test_cuda_signatures"),), 20, ("nvcc",)),
         _native("test_cuda_reduce", 60),  # the bits of every reduction
         *(_native(path.stem, 60) for path in _more_native_tests()),
-        Step(
+        *_peers_of_one_process(small),
+        *_peers_of_two_processes(small),
+        *_by_the_host(small),
+        *_arrays(),
+        *_sanitized(),
+        *_less_important(small),
+    ]
+
+
+def _peers_of_one_process(small: bool) -> list[Step]:
+    """Kernels, of ranks that have a stream each: what they measure, and that they wait rightly."""
+    sizes = ("3", "1", "5003", "256") if small else ()
+    return [
+        _measured(
             "ordered reduce, 8 leaves, bf16",
-            (str(NATIVE / "reduce_bandwidth"), *leaf),
-            *(40, DRIVER),
-            reads=last_json,
+            *("reduce_bandwidth", ("1", "3") if small else ("256", "20")),
+            *(40, shown.ordered_reduce),
+        ),
+        _measured(
+            "peer kernels, ranks of one process", "peer_kernels", sizes, 60, shown.peer_kernels
+        ),
+        _measured(
+            "litmus loops",
+            *("litmus", (str(LITMUS), "0.2", "100") if small else (str(LITMUS), "1.2")),
+            *(60, shown.litmus, (*DRIVER, "nvcc"), {}),  # on two GPUs, where there are
+        ),
+        _measured(
+            "four ranks with a quarter of the GPU each",
+            *("resident_limit", ("3",) if small else ()),
+            *(60, shown.resident_limit),
+        ),
+        _measured(
+            "what the abort look costs",
+            *("abort_look", (str(NO_ABORT_LOOK), *(("3", "1") if small else ()))),
+            *(60, shown.abort_look, (*DRIVER, "nvcc")),
         ),
     ]
-    steps += _peers(small)
+
+
+def _peers_of_two_processes(small: bool) -> list[Step]:
+    """Kernels that wait for those of another process which shares the GPU."""
+    operations = "all_reduce" if small else "all_reduce,reduce_scatter,all_gather,broadcast"
+    verified = ("--quick", "--timeout", "60", "--operation", operations, "-d")
+    dtypes = "float32" if small else "float32,bfloat16"
+    two = {**_ONE_GPU, "PYCOLLECTIVE_CUDA_WAY": "peer"}
+    return [
+        *(
+            Step(
+                f"peer kernels of 2 processes: {case}",
+                _python("-m", "benchmarks.gpu.peer_processes", case),
+                *(60, CORE, two, last_json),
+                shows=shown.ending,
+            )
+            for case in ("replay", "killed", "timeout")
+        ),
+        Step(
+            "verify by peer kernels, 2 processes on one GPU",
+            _python("-m", "benchmarks.gpu.same_digest", "2", *verified, dtypes),
+            *(120, CORE, two, last_json),
+            shows=shown.digests,
+        ),
+        Step(
+            "PyTorch's symmetric memory, 2 processes on one GPU",
+            _python("-m", "benchmarks.gpu.symmetric_memory", *(["3"] if small else [])),
+            *(60, (*CORE, "torch CUDA"), two, last_json),
+            shows=shown.symmetric_memory,
+        ),
+    ]
+
+
+def _by_the_host(small: bool) -> list[Step]:
+    """Ranks that share the GPU, by way of the host: against the CPU's bits, and timed."""
+    steps = []
+    narrow = ("-d", "float32", "--operation", "all_reduce") if small else ()
     for ranks in (2,) if small else (2, 4, 8):
         quick = ("--quick",) if small or ranks > 4 else ()
         command = ("-m", "benchmarks.gpu.same_digest", str(ranks), *quick, *narrow)
         steps.append(
-            Step(f"verify, {ranks} processes", _python(*command), 90, reads=last_json),
-        )
-    for ranks in (2,) if small else (1, 2, 4, 8):
-        sizes = ("-b", "4K", "-e", largest, "-f", "16", "--rounds", "1" if small else "3")
-        peers = ("--peers", "nccl") if ranks < 4 and not small else ()
-        command = ("bench", "all_reduce", "--device", "cuda", "--ranks", str(ranks), *sizes)
-        steps.append(
             Step(
-                f"bench, {ranks} process{'es' if ranks > 1 else ''}",
-                _pycollective(*command, *peers),
-                *(60, CORE),
-                reads=bench_rows,
+                f"verify, {ranks} processes",
+                _python(*command),
+                90,
+                reads=last_json,
+                shows=shown.digests,
             )
         )
+    return [*steps, _bench(2, small)]
+
+
+def _bench(ranks: int, small: bool) -> Step:
+    sizes = ("-b", "4K", "-e", "64K" if small else "64M", "-f", "16")
+    rounds = ("--rounds", "1" if small else "3")
+    peers = ("--peers", "nccl") if ranks < 4 and not small else ()
+    command = ("bench", "all_reduce", "--device", "cuda", "--ranks", str(ranks), *sizes, *rounds)
+    return Step(
+        f"bench, {ranks} process{'es' if ranks > 1 else ''}",
+        _pycollective(*command, *peers),
+        *(60, CORE),
+        reads=bench_rows,
+        shows=shown.bench,
+    )
+
+
+def _arrays() -> list[Step]:
+    """Other libraries' arrays, under two launchers."""
+    steps = []
     arrays = ("-m", "benchmarks.gpu.arrays")
     for name, needs in (("own", ()), ("cupy", ("cupy",)), ("torch", ("torch CUDA",))):
-        command = ("run", "-n", "2", *arrays, name)
         steps.append(
             Step(
                 f"arrays of {name}, 2 processes",
-                _pycollective(*command),
+                _pycollective("run", "-n", "2", *arrays, name),
                 *(60, (*CORE, *needs)),
                 reads=last_json,
+                shows=shown.arrays,
             )
         )
     for name, needs in (("own", ()), ("cupy", ("cupy",))):
@@ -179,51 +282,33 @@ def checks(small: bool = False) -> list[Step]:
                     *(60, (*CORE, *needs, "mpi4py", "mpiexec")),
                     {**_MPI_AS_ROOT, "PYCOLLECTIVE_TOPOLOGY": hosts},
                     last_json,
+                    shows=shown.arrays,
                 )
             )
-    for tool in ("memcheck", "synccheck"):
-        command = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9", reduce)
-        needs = (*DRIVER, "a real GPU", "compute-sanitizer")
-        steps.append(Step(f"{tool} of every reduction", command, 90, needs))
-    programs = str(NATIVE / "test_cuda_programs")
-    for ranks in ("1", "2"):  # one waits for nobody, whatever the tool does to launches
-        command = ("compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9")
-        steps.append(
-            Step(
-                f"racecheck of programs, ranks: {ranks}",
-                (*command, programs, ranks),
-                *(60, (*DRIVER, "a real GPU", "compute-sanitizer")),
-                folder=ROOT / "csrc" / "tests",
-            )
-        )
     return steps
 
 
-def _peers(small: bool) -> list[Step]:
-    """Kernels that wait for each other's on one GPU: of one process, and of two."""
-    sizes = ("3", "1", "5003", "256") if small else ()
-    operations = "all_reduce" if small else "all_reduce,reduce_scatter,all_gather,broadcast"
-    verified = ("--quick", "--timeout", "60", "--operation", operations, "-d")
-    dtypes = "float32" if small else "float32,bfloat16"
-    two = {**_ONE_GPU, "PYCOLLECTIVE_CUDA_WAY": "peer"}
-    return [
-        Step(
-            "peer kernels, ranks of one process",
-            (str(NATIVE / "peer_kernels"), *sizes),
-            *(60, DRIVER, _ONE_GPU, last_json),
-            folder=ROOT / "csrc" / "tests",
-        ),
-        Step(
-            "verify by peer kernels, 2 processes on one GPU",
-            _python("-m", "benchmarks.gpu.same_digest", "2", *verified, dtypes),
-            *(120, CORE, two, last_json),
-        ),
-        *(
+def _sanitized() -> list[Step]:
+    """Under compute-sanitizer, which makes all slow."""
+    steps = []
+    needs = (*DRIVER, "a real GPU", "compute-sanitizer")
+    tool = ("compute-sanitizer", "--error-exitcode", "9", "--tool")
+    for ranks in ("1", "2"):  # one waits for nobody, whatever the tool does to launches
+        steps.append(
             Step(
-                f"peer kernels of 2 processes: {case}",
-                _python("-m", "benchmarks.gpu.peer_processes", case),
-                *(60, CORE, two, last_json),
+                f"racecheck of programs, ranks: {ranks}",
+                (*tool, "racecheck", str(NATIVE / "test_cuda_programs"), ranks),
+                *(60, needs),
+                folder=ROOT / "csrc" / "tests",
             )
-            for case in ("replay", "killed", "timeout")
-        ),
-    ]
+        )
+    for each in ("memcheck", "synccheck"):
+        command = (*tool, each, str(NATIVE / "test_cuda_reduce"))
+        steps.append(Step(f"{each} of every reduction", command, 90, needs))
+    return steps
+
+
+def _less_important(small: bool) -> list[Step]:
+    more = [] if small else [_bench(ranks, small) for ranks in (8, 4, 1)]
+    signatures = (str(NATIVE / "test_cuda_signatures"),)
+    return [*more, Step("signatures are <cuda.h>'s", signatures, 20, ("nvcc",))]

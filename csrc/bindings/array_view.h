@@ -1,4 +1,4 @@
-// An array of the caller's, whatever library made it: NumPy (ml_dtypes' bfloat16 too), or anything
+// An array of the caller's, whatever library made it: NumPy (ml_dtypes' types too), or anything
 // with DLPack (torch, CuPy, ...) or the CUDA array interface. Never a copy.
 #pragma once
 

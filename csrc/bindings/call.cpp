@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -34,11 +35,21 @@ bool Call::prepare(OpKind kind, const CallArguments& arguments, int rank, int si
   if (given(arguments.wire) && !read_wire(arguments.wire, request_.wire)) return false;
   if (given(arguments.counts) && !read_counts(arguments.counts)) return false;
   if (kind == OpKind::kBarrier) return true;
-  if (arguments.root < 0 || arguments.root >= size) {
+  if (arguments.tag < 0 || arguments.tag > std::numeric_limits<std::int32_t>::max()) {
+    raise_configuration_error("%s: tag %ld is not one of 0 to %d", name_of(kind), arguments.tag,
+                              std::numeric_limits<std::int32_t>::max());
+    return false;
+  }
+  request_.tag = static_cast<int>(arguments.tag);
+  if (arguments.from_any) {
+    request_.root = kAnySource;
+    request_.source = &source_;  // of run(); a Work has its own
+  } else if (arguments.root < 0 || arguments.root >= size) {
     raise_configuration_error("%s: rank %ld is not one of 0 to %d", name_of(kind), arguments.root,
                               size - 1);
     return false;
   }
+  source_ = request_.root;
   return open_arrays(arguments) && check_sizes(rank, size);
 }
 

@@ -19,6 +19,8 @@ struct CallArguments {
   PyObject* wire = nullptr;
   PyObject* stream = nullptr;
   long root = 0;
+  long tag = 0;
+  bool from_any = false;  // in place of the root: a recv
 };
 
 // The wire of that name. False with a Python error set.
@@ -31,6 +33,8 @@ class Call {
   const Request& request() const { return request_; }
   void use(std::shared_ptr<const Program> program) { request_.program = std::move(program); }
   void keep_with(KeptArrays& kept);
+  // Of a recv that has ended well, of run(): the rank that sent the message.
+  int source() const { return source_; }
   // After success, for outputs that were not contiguous. False with a Python error set.
   bool finish() { return output_ == nullptr || output_->copy_back(); }
 
@@ -46,6 +50,7 @@ class Call {
   ArrayView second_;
   const ArrayView* input_ = nullptr;
   ArrayView* output_ = nullptr;
+  int source_ = 0;
 };
 
 }  // namespace pycollective

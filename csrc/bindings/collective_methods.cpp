@@ -26,6 +26,7 @@ enum class Role {
   kRootOutput,  // needed on the root, ignored elsewhere
   kOp,
   kRoot,  // or the peer
+  kTag,
   kCounts,
   kAsync,
   kAlgorithm,
@@ -158,14 +159,30 @@ constexpr Method kMethods[kCollectiveMethods] = {
      "out receives the own shard of the root's x. Elsewhere x is None or ignored."},
     {OpKind::kSend,
      2,
-     {{"x", Role::kInput}, {"dst", Role::kRoot}, kAsyncParameter, kStreamParameter},
-     "send(x, dst, async_op=False, stream=None)\n--\n\n"
-     "Send x to rank dst, which must call recv with as many elements of the same dtype. Done when "
-     "dst has it all. Messages from one rank to another arrive in the order of the calls."},
+     {{"x", Role::kInput},
+      {"dst", Role::kRoot},
+      kAsyncParameter,
+      kStreamParameter,
+      {"tag", Role::kTag}},
+     "send(x, dst, async_op=False, stream=None, tag=0)\n--\n\n"
+     "Send x to rank dst, which must call recv with the same tag (0 to 2**31 - 1) and as many "
+     "elements of the same dtype; else CollectiveMismatch. Done when dst has it all. Messages of "
+     "one tag from one rank to another arrive in the order of the calls; those of other tags do "
+     "not "
+     "wait for them."},
     {OpKind::kRecv,
-     2,
-     {{"x", Role::kOutput}, {"src", Role::kRoot}, kAsyncParameter, kStreamParameter},
-     "recv(x, src, async_op=False, stream=None)\n--\n\nReceive into x what rank src sends."},
+     1,
+     {{"x", Role::kOutput},
+      {"src", Role::kRoot},
+      kAsyncParameter,
+      kStreamParameter,
+      {"tag", Role::kTag}},
+     "recv(x, src=None, async_op=False, stream=None, tag=0)\n--\n\n"
+     "Receive into x what rank src sends with this tag; without src (None, pc.ANY_SOURCE) the "
+     "first "
+     "message of the tag from any other rank. Returns the rank that sent it; with async_op=True a "
+     "Work, whose `source` says so once it is done. One from any rank that has no message yet ends "
+     "with this rank's close(): CollectiveAborted."},
     {OpKind::kBarrier,
      0,
      {kAsyncParameter},
@@ -233,6 +250,7 @@ PyObject* run_now(CommunicatorObject& self, OpKind kind, const CallArguments& ar
     return nullptr;
   }
   if (!call.finish()) return nullptr;
+  if (kind == OpKind::kRecv) return PyLong_FromLong(call.source());
   Py_RETURN_NONE;
 }
 
@@ -264,8 +282,19 @@ template <std::size_t Index>
 bool interpret(const MethodArguments<kMostParameters>& given, int rank, CallArguments& call,
                bool& async) {
   constexpr const Method& method = kMethods[Index];
-  for (std::size_t i = 0; i < kMostParameters; ++i)
-    if (method.parameters[i].role == Role::kRoot && !given.integer(i, call.root)) return false;
+  for (std::size_t i = 0; i < kMostParameters; ++i) switch (method.parameters[i].role) {
+      case Role::kRoot:
+        if (method.kind == OpKind::kRecv && !given.has(i))
+          call.from_any = true;
+        else if (!given.integer(i, call.root))
+          return false;
+        break;
+      case Role::kTag:
+        if (!given.integer(i, call.tag)) return false;
+        break;
+      default:
+        break;
+    }
   const bool root = call.root == rank;
   for (std::size_t i = 0; i < kMostParameters; ++i) {
     switch (method.parameters[i].role) {
@@ -311,6 +340,7 @@ bool interpret(const MethodArguments<kMostParameters>& given, int rank, CallArgu
         call.stream = given[i];
         break;
       case Role::kRoot:
+      case Role::kTag:
       case Role::kNone:
         break;
     }

@@ -2,10 +2,16 @@
 
 #include <pybind11/stl.h>
 
+#include <exception>
+#include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "bindings/errors_py.h"
+#include "bindings/gil.h"
 #include "cuda/driver.h"
 #include "cuda/embedded.h"
 #include "cuda/images.h"
@@ -56,6 +62,26 @@ py::dict compile(const std::vector<std::string>& nvrtc_folders, int major, int m
   return images;
 }
 
+void prepare(const std::vector<std::string>& nvrtc_folders, std::optional<int> device) {
+  translated([&] {
+    const GilReleased unlocked;
+    const cuda::Driver& driver = cuda::driver();
+    std::set<std::pair<int, int>> kinds;
+    std::exception_ptr failure;  // the first: of one kind, while another is needed
+    for (int ordinal = 0; ordinal < driver.devices; ++ordinal) {
+      if (device.value_or(ordinal) != ordinal) continue;
+      try {
+        const cuda::DeviceTraits traits = cuda::device_traits(ordinal);
+        if (kinds.emplace(traits.major, traits.minor).second)
+          cuda::prepare_images({traits.major, traits.minor, driver.version}, nvrtc_folders);
+      } catch (const std::runtime_error&) {
+        if (!failure) failure = std::current_exception();
+      }
+    }
+    if (failure) std::rethrow_exception(failure);
+  });
+}
+
 }  // namespace
 
 void bind_cuda(py::module_& module) {
@@ -67,6 +93,10 @@ void bind_cuda(py::module_& module) {
   module.def("cuda_compile", &compile, py::arg("nvrtc_folders"), py::arg("major"), py::arg("minor"),
              "What NVRTC makes of each module of kernels, by name, for a GPU of this compute "
              "capability. RuntimeError: there is no NVRTC, or it warns.");
+  module.def("prepare_kernels", &prepare, py::arg("nvrtc_folders"), py::arg("device"),
+             "Have NVRTC compile what nvcc did not, for this GPU or, without one, for each kind of "
+             "GPU that there is. What does not compile, whoever loads it is told. "
+             "ConfigurationError: there is no CUDA, or no NVRTC.");
 }
 
 }  // namespace pycollective

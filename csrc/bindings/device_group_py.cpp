@@ -33,19 +33,29 @@ struct Handle {
 using MailboxHandle = Handle<DeviceMailbox>;
 using GroupHandle = Handle<DeviceGroup>;
 
+std::shared_ptr<Communicator> communicator_of(const py::object& object) {
+  if (CommunicatorObject::core_of(object.ptr()) == nullptr) throw py::error_already_set();
+  return *CommunicatorObject::of(object.ptr()).core;
+}
+
 std::unique_ptr<MailboxHandle> make_mailbox(int device,
                                             const std::vector<std::string>& nvrtc_folders) {
   return translated([&] {
     std::shared_ptr<DeviceMailbox> made;
     {
       const GilReleased unlocked;
+      Node::unmap_retired();
+      DeviceGroup::make_room(device);
       made = std::make_shared<DeviceMailbox>(device, nvrtc_folders);
     }
     return std::make_unique<MailboxHandle>(std::move(made));
   });
 }
 
-py::bytes card_of(const MailboxHandle& handle) {
+py::bytes lend(const MailboxHandle& handle, const py::object& communicator) {
+  const std::shared_ptr<Communicator> core = communicator_of(communicator);
+  handle.it->lend();
+  core->group().set_mapped(handle.it);
   const DeviceCard& card = handle.it->card();
   return {reinterpret_cast<const char*>(&card), sizeof(card)};
 }
@@ -53,11 +63,6 @@ py::bytes card_of(const MailboxHandle& handle) {
 py::bytes gpu_of(const std::string& card) {
   if (card.size() != sizeof(DeviceCard)) throw std::invalid_argument("no such card");
   return {card.data() + offsetof(DeviceCard, gpu), sizeof(DeviceCard::gpu)};
-}
-
-std::shared_ptr<Communicator> communicator_of(const py::object& object) {
-  if (CommunicatorObject::core_of(object.ptr()) == nullptr) throw py::error_already_set();
-  return *CommunicatorObject::of(object.ptr()).core;
 }
 
 std::unique_ptr<GroupHandle> map_devices(const py::object& communicator, const MailboxHandle& own,
@@ -72,10 +77,27 @@ std::unique_ptr<GroupHandle> map_devices(const py::object& communicator, const M
     std::shared_ptr<DeviceGroup> made;
     {
       const GilReleased unlocked;
+      // All have come here, and have unmapped what they had of communicators that they left.
+      core->group().node().reclaim();
       made = std::make_shared<DeviceGroup>(own.it, core->group().me(), read);
+      core->group().set_mapped(made);
     }
     return std::make_unique<GroupHandle>(std::move(made));
   });
+}
+
+// Unmaps what is mapped for a communicator that will not use it. Returns whether that is done.
+bool unmap_devices(const GroupHandle& handle) {
+  const GilReleased unlocked;
+  return handle.it->unmap_peers();
+}
+
+// No peer maps the mailbox, and none will.
+void take_back(const MailboxHandle& handle, const py::object& communicator) {
+  const std::shared_ptr<Communicator> core = communicator_of(communicator);
+  const GilReleased unlocked;
+  handle.it->nobody_maps();
+  core->group().set_mapped(nullptr);
 }
 
 void use_devices(const py::object& communicator, const GroupHandle& handle, py::object programs) {
@@ -101,10 +123,16 @@ void bind_device_group(py::module_& module) {
   py::class_<MailboxHandle>(module, "DeviceMailbox", py::is_final(),
                             "A rank's mailbox in the memory of its GPU, before its group has met.")
       .def(py::init(&make_mailbox), py::arg("device"), py::arg("nvrtc_folders"),
-           "Load the kernels and make a mailbox. ConfigurationError: what there is not.")
-      .def_property_readonly("card", &card_of, "What peers need to map it.");
+           "Load the kernels and make a mailbox. Unmaps before what peers own of communicators "
+           "that were left. ConfigurationError: what there is not.")
+      .def("lend", &lend, py::arg("communicator"),
+           "What peers need to map it. From now on it is not freed before they have left and "
+           "unmapped it, or died, or take_back().")
+      .def("take_back", &take_back, py::arg("communicator"), "No peer maps it, and none will.");
   py::class_<GroupHandle>(module, "DeviceGroup", py::is_final(),
-                          "The mailboxes of all ranks of a communicator, mapped.");
+                          "The mailboxes of all ranks of a communicator, mapped.")
+      .def("unmap", &unmap_devices,
+           "Unmap the peers' where no communicator uses it. Returns whether that is done.");
   module.def("gpu_of", &gpu_of, py::arg("card"), "The GPU's uuid.");
   module.def("map_devices", &map_devices, py::arg("communicator"), py::arg("mailbox"),
              py::arg("cards"),

@@ -1,4 +1,4 @@
-// A communicator's way to its GPUs, as Python makes it (pycollective/device.py).
+// A communicator's way to its GPUs, as Python makes it (pycollective/gpu/way.py).
 #pragma once
 
 #include <pybind11/pybind11.h>

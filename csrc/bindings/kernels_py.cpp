@@ -10,10 +10,6 @@
 #include "bindings/array_view.h"
 #include "bindings/errors_py.h"
 
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
-
 namespace py = pybind11;
 
 namespace pycollective {
@@ -60,30 +56,10 @@ void reduce_into(const std::vector<py::object>& inputs, const std::string& op,
          copy.is_none() ? nullptr : views.back()->data(), views[0]->count());
 }
 
-// Whether this thread flushes subnormals, before the call.
-bool set_flush_to_zero([[maybe_unused]] bool flush) {
-#if defined(__x86_64__)
-  constexpr unsigned kFlush = 0x8040;  // FTZ, DAZ
-  const unsigned before = _mm_getcsr();
-  _mm_setcsr(flush ? before | kFlush : before & ~kFlush);
-  return (before & kFlush) == kFlush;
-#else
-  throw std::runtime_error("flushing subnormals can be set on x86-64 only");
-#endif
-}
-
 // Errors as Python knows them.
 void reduce_or_raise(const std::vector<py::object>& inputs, const std::string& op,
                      const py::object& out, const py::object& copy, const std::string& simd) {
   translated([&] { reduce_into(inputs, op, out, copy, simd); });
-}
-
-py::object reduce(const std::vector<py::object>& inputs, const std::string& op,
-                  const std::string& simd) {
-  if (inputs.empty()) throw py::value_error("there must be at least one input");
-  py::object out = inputs[0].attr("copy")();
-  reduce_or_raise(inputs, op, out, py::none(), simd);
-  return out;
 }
 
 }  // namespace
@@ -93,8 +69,6 @@ void bind_kernels(py::module_& module) {
              py::arg("copy") = py::none(), py::arg("simd") = "",
              "One native kernel call, as the engine makes it: reduce the leaves `inputs`, arrays "
              "alike in dtype and count, into `out` (which may be one of them) and `copy`.");
-  module.def("reduce", &reduce, py::arg("inputs"), py::arg("op"), py::arg("simd") = "",
-             "reduce_into a new array, which is returned.");
   module.def(
       "simd_levels",
       [] {
@@ -107,10 +81,6 @@ void bind_kernels(py::module_& module) {
   module.def(
       "simd_level", [] { return std::string(name_of(active_simd_level())); },
       "The level in force: PYCOLLECTIVE_SIMD, or the best.");
-  module.def(
-      "testing_set_flush_to_zero", &set_flush_to_zero, py::arg("flush"),
-      "For tests: make this thread flush subnormals to zero, or keep them, as a host program "
-      "might. Returns whether it did before.");
 }
 
 }  // namespace pycollective

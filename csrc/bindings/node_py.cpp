@@ -42,7 +42,7 @@ MailboxRange NodeHandle::take(std::size_t offset) {
 
 void NodeHandle::release(std::size_t offset) {
   const MailboxRange range = take(offset);
-  node->retire(Member(0), range, {}, 0, {});  // nobody else knows of it
+  node->retire({Member(0), range, {}, 0, {}, {}, nullptr});  // nobody else knows of it
 }
 
 void bind_node(py::module_& module) {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "engine/progress.h"
-#include "transport/node.h"
+#include "shared_memory/node.h"
 
 namespace pycollective {
 

@@ -55,6 +55,7 @@ void bind_traits(py::module_& module) {
       .def_readonly("accumulator", &DtypeTraits::accumulator,
                     "Bytes of the type in which sums are computed, and partial ones travel.")
       .def_readonly("mantissa", &DtypeTraits::mantissa, "Stored bits of a float's.")
+      .def_readonly("largest", &DtypeTraits::largest, "Bits of a float's largest number.")
       .def_readonly("nan", &DtypeTraits::nan, "Bits of a float's one quiet NaN.")
       .def_property_readonly(
           "in_numpy", [](const DtypeTraits& row) { return row.numpy_kind != 0; },

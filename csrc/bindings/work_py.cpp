@@ -69,6 +69,9 @@ void bind_work(py::module_& module) {
                          "An operation under way. Its arrays must not be touched, and results are "
                          "in place, only once wait() has returned or done() has said True.")
       .def("done", &PythonWork::done, "Whether the operation has ended, well or badly.")
+      .def_property_readonly("source", &PythonWork::source,
+                             "Of a recv that has ended well: the rank that sent the message. None "
+                             "of anything else.")
       .def(
           "wait",
           [](PythonWork& self, std::optional<double> timeout) {

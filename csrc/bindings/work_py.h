@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,15 +30,24 @@ class PythonWork {
  public:
   PythonWork(std::unique_ptr<Call> call, std::shared_ptr<Work> work,
              std::shared_ptr<AbandonedCalls> abandoned)
-      : call_(std::move(call)), work_(std::move(work)), abandoned_(std::move(abandoned)) {}
+      : receives_(call->request().kind == OpKind::kRecv),
+        call_(std::move(call)),
+        work_(std::move(work)),
+        abandoned_(std::move(abandoned)) {}
   ~PythonWork();
 
   bool done();
   void wait(double timeout);
+  // Of a recv that has ended well; else none.
+  std::optional<int> source() const {
+    const int rank = receives_ ? work_->source() : kAnySource;
+    return rank == kAnySource ? std::nullopt : std::optional<int>(rank);
+  }
 
  private:
   void finish();
 
+  const bool receives_;
   std::unique_ptr<Call> call_;  // null once the output is where it belongs
   std::shared_ptr<Work> work_;
   std::shared_ptr<AbandonedCalls> abandoned_;

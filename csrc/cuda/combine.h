@@ -1,5 +1,5 @@
 // A schedule's combinations in kernels: operands that are leaves, in the stored type, or nodes, in
-// the accumulator's, into a node or the finished root. The bits are those of kernels/combine.h.
+// the accumulator's, into a node or the finished root. The bits are those of kernels/combine.inl.
 //
 // What gives the same bits in any order is a reduction (reduce.h), and so is what combines all
 // leaves. Two operands, the common case of all else, have a loop of their own; more follow a
@@ -102,7 +102,7 @@ template <class Codec, class Op, bool kAverage, bool kNodeA, bool kNodeB>
 DEVICE void combine_two(const char* a, const char* b, const Combined& what, std::uint64_t end,
                         Share share) {
   constexpr int kTogether = kWideNodes<Codec> ? 1 : 2;
-  constexpr int L = kVectorLanes<typename Codec::Stored>;
+  constexpr int L = kStepLanes<Codec>;
   const std::uint64_t stride = share.stride * L;
   std::uint64_t i = share.index * L;
   for (; i + (kTogether - 1) * stride < end; i += kTogether * stride) {
@@ -152,7 +152,7 @@ DEVICE void combine_more(const Operands& operand, int count, const Combined& wha
 template <class Codec, class Op, bool kAverage, class Operands>
 DEVICE void combine_ordered(const Operands& operand, int count, const Combined& what, Share share) {
   using A = typename Codec::Accumulator;
-  constexpr int kLanes = kVectorLanes<typename Codec::Stored>;
+  constexpr int kLanes = kStepLanes<Codec>;
   std::uint64_t places = address_of(what.target.out) | address_of(what.target.copy);
   for (int i = 0; i < count; ++i) places |= address_of(operand(i).data);
   const std::uint64_t whole =

@@ -138,14 +138,13 @@ using CUmodule = struct CUmod_st*;
 using CUfunction = struct CUfunc_st*;
 using CUstream = struct CUstream_st*;  // null: the legacy stream
 using CUevent = struct CUevent_st*;
+using CUgraph = struct CUgraph_st*;
+using CUgraphNode = struct CUgraphNode_st*;
 
 struct CUuuid {
   char bytes[16];
 };
 struct CUipcMemHandle {
-  char reserved[64];
-};
-struct CUipcEventHandle {
   char reserved[64];
 };
 

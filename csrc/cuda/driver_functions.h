@@ -17,7 +17,6 @@
   X(cuDeviceGetAttribute, 2000, (int*, CUdevice_attribute, CUdevice))                           \
   X(cuDeviceCanAccessPeer, 4000, (int*, CUdevice, CUdevice))                                    \
   X(cuDevicePrimaryCtxRetain, 7000, (CUcontext*, CUdevice))                                     \
-  X(cuDevicePrimaryCtxRelease, 11000, (CUdevice))                                               \
   X(cuCtxGetCurrent, 4000, (CUcontext*))                                                        \
   X(cuCtxPushCurrent, 4000, (CUcontext))                                                        \
   X(cuCtxPopCurrent, 4000, (CUcontext*))                                                        \
@@ -29,25 +28,22 @@
   X(cuMemsetD32Async, 3020, (CUdeviceptr, unsigned, std::size_t, CUstream))                     \
   X(cuMemHostAlloc, 2020, (void**, std::size_t, unsigned))                                      \
   X(cuMemFreeHost, 2000, (void*))                                                               \
-  X(cuMemHostRegister, 6050, (void*, std::size_t, unsigned))                                    \
-  X(cuMemHostUnregister, 4000, (void*))                                                         \
   X(cuMemHostGetDevicePointer, 3020, (CUdeviceptr*, void*, unsigned))                           \
   X(cuIpcGetMemHandle, 4010, (CUipcMemHandle*, CUdeviceptr))                                    \
   X(cuIpcOpenMemHandle, 11000, (CUdeviceptr*, CUipcMemHandle, unsigned))                        \
   X(cuIpcCloseMemHandle, 4010, (CUdeviceptr))                                                   \
-  X(cuIpcGetEventHandle, 4010, (CUipcEventHandle*, CUevent))                                    \
-  X(cuIpcOpenEventHandle, 4010, (CUevent*, CUipcEventHandle))                                   \
   X(cuEventCreate, 2000, (CUevent*, unsigned))                                                  \
   X(cuEventDestroy, 4000, (CUevent))                                                            \
   X(cuEventRecord, 2000, (CUevent, CUstream))                                                   \
   X(cuEventQuery, 2000, (CUevent))                                                              \
-  X(cuEventSynchronize, 2000, (CUevent))                                                        \
   X(cuStreamCreate, 2000, (CUstream*, unsigned))                                                \
   X(cuStreamDestroy, 4000, (CUstream))                                                          \
   X(cuStreamQuery, 2000, (CUstream))                                                            \
   X(cuStreamSynchronize, 2000, (CUstream))                                                      \
   X(cuStreamWaitEvent, 3020, (CUstream, CUevent, unsigned))                                     \
   X(cuStreamIsCapturing, 10000, (CUstream, CUstreamCaptureStatus*))                             \
+  X(cuStreamGetCaptureInfo, 11030, (CUstream, CUstreamCaptureStatus*, std::uint64_t*, CUgraph*,  \
+                                    const CUgraphNode**, std::size_t*))                         \
   X(cuThreadExchangeStreamCaptureMode, 10010, (CUstreamCaptureMode*))                           \
   X(cuModuleLoadDataEx, 2010, (CUmodule*, const void*, unsigned, CUjit_option*, void**))        \
   X(cuModuleUnload, 2000, (CUmodule))                                                           \

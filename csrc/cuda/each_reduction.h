@@ -16,38 +16,40 @@ constexpr bool fits =
 
 using Words = Plain<std::uint32_t>;
 
-#define EACH_OF_FLOAT(X, name, kType, Codec)  \
-  X(name, kType, sum, kSum, Codec, Sum)       \
-  X(name, kType, avg, kAvg, Codec, Sum, true) \
-  X(name, kType, prod, kProd, Codec, Product) \
-  X(name, kType, min, kMin, Codec, Minimum)   \
-  X(name, kType, max, kMax, Codec, Maximum)
+template <Dtype kType>
+using Unsigned = Plain<typename Integer<traits_of(kType).size>::Unsigned>;
+template <Dtype kType, DlpackCode = traits_of(kType).dlpack>
+struct OwnInteger : Unsigned<kType> {};
+template <Dtype kType>
+struct OwnInteger<kType, DlpackCode::kInt>
+    : Plain<typename Integer<traits_of(kType).size>::Signed> {};
 
-#define EACH_OF_BITS(X, name, kType, Unsigned)                    \
-  X(name, kType, band, kBand, Plain<Unsigned>, And, false, Words) \
-  X(name, kType, bor, kBor, Plain<Unsigned>, Or, false, Words)    \
-  X(name, kType, bxor, kBxor, Plain<Unsigned>, Xor, false, Words)
+#define EACH_OF_kFloat(X, name, kType)                        \
+  X(name, kType, sum, kSum, CodecOf<Dtype::kType>, Sum)       \
+  X(name, kType, avg, kAvg, CodecOf<Dtype::kType>, Sum, true) \
+  X(name, kType, prod, kProd, CodecOf<Dtype::kType>, Product) \
+  X(name, kType, min, kMin, CodecOf<Dtype::kType>, Minimum)   \
+  X(name, kType, max, kMax, CodecOf<Dtype::kType>, Maximum)
 
-#define EACH_OF_INTEGER(X, name, kType, Integer, Unsigned) \
-  X(name, kType, sum, kSum, Plain<Unsigned>, Sum)          \
-  X(name, kType, prod, kProd, Plain<Unsigned>, Product)    \
-  X(name, kType, min, kMin, Plain<Integer>, Least)         \
-  X(name, kType, max, kMax, Plain<Integer>, Greatest)      \
-  EACH_OF_BITS(X, name, kType, Unsigned)
+#define EACH_OF_BITS(X, name, kType)                                     \
+  X(name, kType, band, kBand, Unsigned<Dtype::kType>, And, false, Words) \
+  X(name, kType, bor, kBor, Unsigned<Dtype::kType>, Or, false, Words)    \
+  X(name, kType, bxor, kBxor, Unsigned<Dtype::kType>, Xor, false, Words)
 
-// Of bool the bytes are 0 and 1: the least is their and, the greatest their or.
-#define EACH_REDUCTION(X)                                           \
-  EACH_OF_FLOAT(X, float16, kFloat16, Float16)                      \
-  EACH_OF_FLOAT(X, bfloat16, kBFloat16, BFloat16)                   \
-  EACH_OF_FLOAT(X, float32, kFloat32, Float32)                      \
-  EACH_OF_FLOAT(X, float64, kFloat64, Float64)                      \
-  EACH_OF_INTEGER(X, int8, kInt8, std::int8_t, std::uint8_t)        \
-  EACH_OF_INTEGER(X, int16, kInt16, std::int16_t, std::uint16_t)    \
-  EACH_OF_INTEGER(X, int32, kInt32, std::int32_t, std::uint32_t)    \
-  EACH_OF_INTEGER(X, int64, kInt64, std::int64_t, std::uint64_t)    \
-  EACH_OF_INTEGER(X, uint8, kUInt8, std::uint8_t, std::uint8_t)     \
-  X(bool, kBool, min, kMin, Plain<std::uint8_t>, And, false, Words) \
-  X(bool, kBool, max, kMax, Plain<std::uint8_t>, Or, false, Words)  \
-  EACH_OF_BITS(X, bool, kBool, std::uint8_t)
+#define EACH_OF_kInteger(X, name, kType)                        \
+  X(name, kType, sum, kSum, Unsigned<Dtype::kType>, Sum)        \
+  X(name, kType, prod, kProd, Unsigned<Dtype::kType>, Product)  \
+  X(name, kType, min, kMin, OwnInteger<Dtype::kType>, Least)    \
+  X(name, kType, max, kMax, OwnInteger<Dtype::kType>, Greatest) \
+  EACH_OF_BITS(X, name, kType)
+
+// The bytes are 0 and 1: the least is their and, the greatest their or.
+#define EACH_OF_kTruth(X, name, kType)                                 \
+  X(name, kType, min, kMin, Unsigned<Dtype::kType>, And, false, Words) \
+  X(name, kType, max, kMax, Unsigned<Dtype::kType>, Or, false, Words)  \
+  EACH_OF_BITS(X, name, kType)
+
+#define EACH_OF_DTYPE(X, numbers, kType, name, ...) EACH_OF_##numbers(X, name, kType)
+#define EACH_REDUCTION(X) PYCOLLECTIVE_EACH_DTYPE(EACH_OF_DTYPE, X)
 
 }  // namespace pycollective::cuda

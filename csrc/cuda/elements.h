@@ -78,24 +78,37 @@ DEVICE void store_element(void* to, Lanes<T, 1> value) {
 #endif
 }
 
-// Half a vector: of elements that take a whole one as accumulators. Multiples of 8.
-template <class T, int N>
-DEVICE Lanes<T, N> load_half(const void* from) {
+// Part of a vector, 4 or 8 bytes: of elements whose accumulators take a whole one, or two.
+// Multiples of that.
 #if defined(__CUDACC__)
-  return bits_as<Lanes<T, N>>(*static_cast<const uint2*>(from));
+template <int kBytes>
+struct Part {
+  using Words = uint2;
+};
+template <>
+struct Part<4> {
+  using Words = unsigned;
+};
+#endif
+
+template <class T, int N>
+DEVICE Lanes<T, N> load_part(const void* from) {
+#if defined(__CUDACC__)
+  return bits_as<Lanes<T, N>>(*static_cast<const typename Part<N * sizeof(T)>::Words*>(from));
 #else
   Lanes<T, N> value;
-  __builtin_memcpy(&value, __builtin_assume_aligned(from, kVectorBytes / 2), kVectorBytes / 2);
+  __builtin_memcpy(&value, __builtin_assume_aligned(from, N * sizeof(T)), N * sizeof(T));
   return value;
 #endif
 }
 
 template <class T, int N>
-DEVICE void store_half(void* to, Lanes<T, N> value) {
+DEVICE void store_part(void* to, Lanes<T, N> value) {
 #if defined(__CUDACC__)
-  *static_cast<uint2*>(to) = bits_as<uint2>(value);
+  using Words = typename Part<N * sizeof(T)>::Words;
+  *static_cast<Words*>(to) = bits_as<Words>(value);
 #else
-  __builtin_memcpy(__builtin_assume_aligned(to, kVectorBytes / 2), &value, kVectorBytes / 2);
+  __builtin_memcpy(__builtin_assume_aligned(to, N * sizeof(T)), &value, N * sizeof(T));
 #endif
 }
 
@@ -107,7 +120,7 @@ DEVICE Lanes<T, N> load(const void* from) {
   else if constexpr (N * sizeof(T) == kVectorBytes)
     return load_vector<T>(from);
   else
-    return load_half<T, N>(from);
+    return load_part<T, N>(from);
 }
 
 template <class T, int N>
@@ -117,8 +130,32 @@ DEVICE void store(void* to, Lanes<T, N> value) {
   else if constexpr (N * sizeof(T) == kVectorBytes)
     store_vector<T>(to, value);
   else
-    store_half<T, N>(to, value);
+    store_part<T, N>(to, value);
 }
+
+// The integers of so many bytes.
+template <std::size_t kBytes>
+struct Integer;
+template <>
+struct Integer<1> {
+  using Signed = std::int8_t;
+  using Unsigned = std::uint8_t;
+};
+template <>
+struct Integer<2> {
+  using Signed = std::int16_t;
+  using Unsigned = std::uint16_t;
+};
+template <>
+struct Integer<4> {
+  using Signed = std::int32_t;
+  using Unsigned = std::uint32_t;
+};
+template <>
+struct Integer<8> {
+  using Signed = std::int64_t;
+  using Unsigned = std::uint64_t;
+};
 
 // A number that is computed in its own type, and stored as it is.
 template <class T>
@@ -129,25 +166,44 @@ struct Plain {
   DEVICE T narrow(T value) { return value; }
 };
 
-struct Float32 : Plain<float> {
-  DEVICE float narrow(float value) { return canonical<std::uint32_t>(value, kNanFloat32); }
-};
+// As many elements as one thread computes at a time: a vector of them, or as many as a vector of
+// accumulators holds, if that is no more than a quarter; two would spill averages on sm_100.
+template <class Codec>
+constexpr int kStepLanes =
+    kVectorLanes<typename Codec::Stored> < 4 * kVectorLanes<typename Codec::Accumulator>
+        ? kVectorLanes<typename Codec::Stored>
+        : kVectorLanes<typename Codec::Accumulator>;
+template <class Codec>
+constexpr std::uint64_t kStepBytes = kStepLanes<Codec> * sizeof(typename Codec::Stored);
 
-struct Float64 : Plain<double> {
-  DEVICE double narrow(double value) { return canonical<std::uint64_t>(value, kNanFloat64); }
-};
+// How each type gets into and out of its accumulator.
+template <Dtype kType, Numbers kNumbers = traits_of(kType).numbers>
+struct CodecOf;
 
-struct BFloat16 {
-  using Stored = std::uint16_t;
+// Narrow floats.
+template <Dtype kType>
+struct CodecOf<kType, Numbers::kFloat> {
+  using Stored = typename Integer<traits_of(kType).size>::Unsigned;
   using Accumulator = float;
-  DEVICE float widen(std::uint16_t value) { return bits_as<float>(std::uint32_t{value} << 16); }
-  DEVICE std::uint16_t narrow(float value) {
-    return static_cast<std::uint16_t>(round_to_bfloat16<std::uint32_t>(value) >> 16);
+  DEVICE float widen(Stored value) { return float_from<kType, float>(std::uint32_t{value}); }
+  DEVICE Stored narrow(float value) {
+    return static_cast<Stored>(rounded_to<kType, std::uint32_t>(value));
   }
 };
 
+template <>
+struct CodecOf<Dtype::kFloat32> : Plain<float> {
+  DEVICE float narrow(float value) { return canonical<std::uint32_t>(value, kNanFloat32); }
+};
+
+template <>
+struct CodecOf<Dtype::kFloat64> : Plain<double> {
+  DEVICE double narrow(double value) { return canonical<std::uint64_t>(value, kNanFloat64); }
+};
+
 // On the GPU by instruction, exact and to nearest even, subnormals kept; the NaN is ours.
-struct Float16 {
+template <>
+struct CodecOf<Dtype::kFloat16> {
   using Stored = std::uint16_t;
   using Accumulator = float;
   DEVICE float widen(std::uint16_t value) {
@@ -156,7 +212,7 @@ struct Float16 {
     asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value));
     return wide;
 #else
-    return float_from_float16<float>(std::uint32_t{value});
+    return float_from<Dtype::kFloat16, float>(std::uint32_t{value});
 #endif
   }
   DEVICE std::uint16_t narrow(float value) {
@@ -165,7 +221,7 @@ struct Float16 {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return value == value ? bits : static_cast<std::uint16_t>(kNanFloat16);
 #else
-    return static_cast<std::uint16_t>(float16_from_float<std::uint32_t>(value));
+    return static_cast<std::uint16_t>(rounded_to<Dtype::kFloat16, std::uint32_t>(value));
 #endif
   }
 };

@@ -88,15 +88,24 @@ def nvcc_flags(architectures: list[str]) -> list[str]:
     ]
 
 
-def compile_image(nvcc: str, module: Path, folder: Path, architectures: list[str]) -> Path:
+def compile_image(
+    nvcc: str, module: Path, folder: Path, architectures: list[str], defines: tuple[str, ...] = ()
+) -> Path:
     """The module's fatbin, from the folder if nothing has changed; and what ptxas said, a .log.
+
+    Args:
+        nvcc: the compiler.
+        module: its source.
+        folder: for all that is made of modules of this name.
+        architectures: "90" and so on.
+        defines: "NAME=VALUE", which the kernels of users have none of.
 
     Raises:
         subprocess.CalledProcessError: nvcc does not compile it.
         OSError: there is no such nvcc.
     """
     version = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True)
-    flags = nvcc_flags(architectures)
+    flags = [*nvcc_flags(architectures), *(f"-D{define}" for define in defines)]
     digest = hashlib.sha256()
     for part in [version.stdout, module.name, *flags, *sum(sources().items(), ())]:
         digest.update(part.replace(str(CSRC), "").encode() + b"\0")

@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 
@@ -61,7 +63,65 @@ bool refuses_image(const DriverError& error) {
   }
 }
 
+// What NVRTC is to make of a module.
+struct Wanted {
+  Wanted(const EmbeddedModule& module, const GpuTraits& gpu,
+         const std::vector<std::string>& nvrtc_folders)
+      : compiler(nvrtc_folders, gpu.driver_version),
+        architecture(compiler.architecture(gpu.major, gpu.minor)),
+        name(std::string(module.name) + "-" + architecture + "-" +
+             digest_of(module, compiler, architecture)),
+        origin("NVRTC " + compiler.version() + " for " + architecture) {}
+  Nvrtc compiler;
+  std::string architecture;
+  std::string name;
+  std::string origin;
+};
+
+// What prepare_images() has made, by name. Never taken down.
+struct Prepared {
+  Bytes image;
+  std::string origin;
+  std::string failure;  // in place of an image
+};
+std::mutex& prepared_mutex = *new std::mutex;
+auto& all_prepared = *new std::map<std::string, Prepared>;
+
+// Under the lock: whoever needs what is being made waits for it.
+Prepared prepare(const EmbeddedModule& module, const Wanted& wanted) {
+  if (auto cached = load_cached(wanted.name))
+    return {std::move(*cached), wanted.origin + ", from " + cache_folder(), ""};
+  try {
+    Bytes made = wanted.compiler.compile(module, wanted.architecture);
+    store_cached(wanted.name, made);
+    return {std::move(made), wanted.origin + why_none_is_kept(), ""};
+  } catch (const std::runtime_error& error) {
+    return {{}, "", error.what()};
+  }
+}
+
+std::optional<Prepared> find_prepared(const std::string& name) {
+  const std::lock_guard lock(prepared_mutex);
+  const auto found = all_prepared.find(name);
+  if (found == all_prepared.end()) return std::nullopt;
+  const Prepared prepared = found->second;
+  if (prepared.failure.empty()) return prepared;
+  all_prepared.erase(found);  // who asks again has mended it
+  throw std::runtime_error(prepared.failure);
+}
+
 }  // namespace
+
+void prepare_images(const GpuTraits& gpu, const std::vector<std::string>& nvrtc_folders) {
+  if (named_folder()) return;
+  for (const EmbeddedModule& module : embedded().modules) {
+    if (module.image != nullptr) continue;
+    const Wanted wanted(module, gpu, nvrtc_folders);
+    const std::lock_guard lock(prepared_mutex);
+    if (all_prepared.count(wanted.name) == 0)
+      all_prepared.emplace(wanted.name, prepare(module, wanted));
+  }
+}
 
 std::string load_image(const EmbeddedModule& module, const GpuTraits& gpu,
                        const std::vector<std::string>& nvrtc_folders,
@@ -82,19 +142,19 @@ std::string load_image(const EmbeddedModule& module, const GpuTraits& gpu,
     }
   }
   try {
-    const Nvrtc compiler(nvrtc_folders, gpu.driver_version);
-    const std::string architecture = compiler.architecture(gpu.major, gpu.minor);
-    const std::string name = std::string(module.name) + "-" + architecture + "-" +
-                             digest_of(module, compiler, architecture);
-    const std::string origin = "NVRTC " + compiler.version() + " for " + architecture;
-    if (const auto cached = load_cached(name)) {
-      load(cached->data());
-      return origin + ", from " + cache_folder();
+    const Wanted wanted(module, gpu, nvrtc_folders);
+    if (const auto prepared = find_prepared(wanted.name)) {
+      load(prepared->image.data());
+      return prepared->origin;
     }
-    const Bytes made = compiler.compile(module, architecture);
+    if (const auto cached = load_cached(wanted.name)) {
+      load(cached->data());
+      return wanted.origin + ", from " + cache_folder();
+    }
+    const Bytes made = wanted.compiler.compile(module, wanted.architecture);
     load(made.data());
-    store_cached(name, made);
-    return origin + why_none_is_kept();
+    store_cached(wanted.name, made);
+    return wanted.origin + why_none_is_kept();
   } catch (const DriverError& error) {
     if (!refuses_image(error)) throw;
     throw DriverError(error.result(), error.what() + refused);

@@ -14,10 +14,17 @@ struct GpuTraits {
   int driver_version;  // 13000: CUDA 13.0
 };
 
+// Has NVRTC make, now, what load_image() would have it make while other ranks wait: the images of
+// all modules of which nvcc made none. They are kept in this process, as is why one could not be
+// made: load_image() throws it, once. Thread-safe. Throws std::runtime_error: there is no NVRTC for
+// this GPU.
+void prepare_images(const GpuTraits& gpu, const std::vector<std::string>& nvrtc_folders);
+
 // Loads the module by `load`, from the first of these that works, and returns in words which:
 //   1. <module>.fatbin in the folder that PYCOLLECTIVE_CUDA_IMAGES names, and then nothing else;
 //   2. what nvcc made when this library was built, if it was there;
-//   3. what NVRTC makes now, or made earlier: the user's cache folder keeps it.
+//   3. what NVRTC makes now, or made earlier: prepare_images(), or the user's cache folder, keeps
+//   it.
 // `load` throws DriverError. Where it says that the image does not suit (an old driver takes none
 // of a newer nvcc), the next is tried; any other is thrown on as it is. Throws std::runtime_error
 // that says what to install.

@@ -37,8 +37,8 @@ class Kernels {
   }
   // Interprets programs that combine nothing.
   const Kernel& moving_program() const { return moving_program_; }
-  // Blocks of any of these that a rank may have wait at once: as many as fit a quarter of the
-  // device, and at least 1.
+  // Blocks of any of these that a process may have wait at once, all its communicators together:
+  // as many as fit a quarter of the device, and at least 1.
   int blocks_that_wait() const;
 
  private:

@@ -26,7 +26,12 @@
 
 namespace pycollective::cuda {
 
-constexpr std::uint64_t kAbortEvery = 1000 * 1000;  // nanoseconds
+// How often a wait looks at the abort word, in nanoseconds. 0: never, which only measures what the
+// look costs (benchmarks/gpu/abort_look.cpp).
+#if !defined(PYCOLLECTIVE_ABORT_EVERY)
+#define PYCOLLECTIVE_ABORT_EVERY 1000000
+#endif
+constexpr std::uint64_t kAbortEvery = PYCOLLECTIVE_ABORT_EVERY;
 
 // A block's shared memory.
 struct Staged {
@@ -106,7 +111,7 @@ DEVICE bool has_come_in_time(const ProgramParameters& p, Staged& staged, std::ui
     if (has_come(load_acquire(word), wanted)) return true;
     const std::uint64_t now = nanoseconds();
     Ending ending = now - begin > p.nanoseconds ? Ending::kTimeout : Ending::kNone;
-    if (now - looked >= kAbortEvery) {
+    if (kAbortEvery != 0 && now - looked >= kAbortEvery) {
       looked = now;
       if (load_relaxed(visible(p.abort)) != 0) ending = Ending::kAborted;
     }

@@ -1,5 +1,5 @@
 // The ordered reduce: for each element, the contract's tree over n leaves in registers, one
-// rounding. The order and the bits are those of kernels/reduce.h.
+// rounding. The order and the bits are those of kernels/reduce.inl.
 //
 //   1. Where all pointers are aligned alike, 16 bytes of each leaf at a time. All loads of a node
 //      are issued before the first is used.
@@ -142,14 +142,15 @@ DEVICE void put(const Target& target, std::uint64_t at, const Values<Codec, L>& 
 template <class Codec, class Op, bool kAverage, int N, int kTogether, class Leaf>
 DEVICE void reduce_together(const Leaf& leaf, const Target& target, std::uint64_t begin,
                             std::uint64_t i, std::uint64_t stride) {
-  constexpr int kLanes = kVectorLanes<typename Codec::Stored>;
+  constexpr int kLanes = kStepLanes<Codec>;
   Loaded<Codec, kLanes> loaded[kTogether][N];
   UNROLL
   for (int k = 0; k < kTogether; ++k)
-    load_leaves<Codec, N, kLanes>(loaded[k], leaf, 0, N, begin + (i + k * stride) * kVectorBytes);
+    load_leaves<Codec, N, kLanes>(loaded[k], leaf, 0, N,
+                                  begin + (i + k * stride) * kStepBytes<Codec>);
   UNROLL
   for (int k = 0; k < kTogether; ++k)
-    put<Codec, kAverage, kLanes>(target, begin + (i + k * stride) * kVectorBytes,
+    put<Codec, kAverage, kLanes>(target, begin + (i + k * stride) * kStepBytes<Codec>,
                                  tree<Codec, Op, 0, N, N, kLanes>(loaded[k], N), N);
 }
 
@@ -182,9 +183,9 @@ DEVICE void reduce_vectors(const Leaf& leaf, int n, const Target& target, std::u
         break;
     }
   }
-  constexpr int kLanes = kVectorLanes<typename Codec::Stored>;
+  constexpr int kLanes = kStepLanes<Codec>;
   for (std::uint64_t i = share.index; i < whole; i += share.stride) {
-    const std::uint64_t at = begin + i * kVectorBytes;
+    const std::uint64_t at = begin + i * kStepBytes<Codec>;
     put<Codec, kAverage, kLanes>(target, at, root<Codec, Op, kLanes>(leaf, n, at), n);
   }
 }
@@ -209,9 +210,9 @@ DEVICE void reduce(const Leaf& leaf, int n, const Target& target, std::uint64_t 
   constexpr std::uint64_t kElement = sizeof(typename Codec::Stored);
   const std::uint64_t size = count * kElement;
   const std::uint64_t before = bytes_before_vectors(leaf, n, target, size, kElement);
-  const std::uint64_t whole = (size - before) / kVectorBytes;
+  const std::uint64_t whole = (size - before) / kStepBytes<Vectors>;
   reduce_vectors<Vectors, Op, kAverage>(leaf, n, target, before, whole, share);
-  const std::uint64_t in_vectors = whole * kVectorBytes;
+  const std::uint64_t in_vectors = whole * kStepBytes<Vectors>;
   for (std::uint64_t i = share.index; i < (size - in_vectors) / kElement; i += share.stride) {
     const std::uint64_t at = i * kElement + (i * kElement < before ? 0 : in_vectors);
     put<Codec, kAverage, 1>(target, at, root<Codec, Op, 1>(leaf, n, at), n);

@@ -6,7 +6,7 @@
 
 namespace pycollective::cuda {
 
-constexpr int kMostLeaves = 64;  // as many as a host may have ranks (transport/member.h)
+constexpr int kMostLeaves = 64;  // as many as a host may have ranks (shared_memory/member.h)
 
 // Pointers are the device's, of any alignment. `out` may be exactly one of the leaves; no other
 // overlap.

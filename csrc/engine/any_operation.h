@@ -4,8 +4,10 @@
 #include <stdexcept>
 #include <variant>
 
+#include "engine/any_source.h"
 #include "engine/device/on_device.h"
 #include "engine/device/staged.h"
+#include "engine/exchange.h"
 #include "engine/far/pair.h"
 #include "engine/one_shot.h"
 #include "engine/point_to_point.h"
@@ -21,6 +23,7 @@ class AnyOperation {
     if (request.device) return made_.emplace<OnDevice>(group, request, sequence);
     if (request.staging) return made_.emplace<Staged>(group, request, sequence);
     if (is_pair(request.kind)) return make_pair(group, request, sequence);
+    if (request.exchange) return made_.emplace<Exchanges>(group, request, sequence);
     if (request.program) return made_.emplace<Scheduled>(group, request, sequence);
     if (group.messenger() != nullptr)  // what follows would reduce over this host alone
       throw std::logic_error("an operation between hosts has no program");
@@ -32,13 +35,14 @@ class AnyOperation {
 
  private:
   Operation& make_pair(Group& group, const Request& request, std::uint64_t sequence) {
+    if (request.root == kAnySource) return made_.emplace<ReceiveAny>(group, request, sequence);
     if (!group.member_of(request.root)) return made_.emplace<FarPair>(group, request, sequence);
     if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, request, sequence);
     return made_.emplace<Receive>(group, request, sequence);
   }
 
-  std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive, FarPair, Staged,
-               OnDevice>
+  std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive, FarPair, ReceiveAny,
+               Exchanges, Staged, OnDevice>
       made_;
 };
 

@@ -68,6 +68,22 @@ struct Location {
 // throw kAborted. May be empty.
 using InterruptHook = std::function<bool()>;
 
+// Of recv: the first message of the tag, whichever rank sends it.
+constexpr int kAnySource = -1;
+// Tags below 0 are the library's own: -1 to -kOwnTags. What is left of announcements and lanes when
+// users' messages have taken theirs is for these.
+constexpr int kExchangeTag = -1;
+constexpr int kBarrierTag = -2;  // monitored_barrier's
+constexpr int kOwnTags = 2;
+
+// What a rank exchanges with another in an uneven all-to-all, in elements. Each rank knows its own.
+struct Exchange {
+  const void* input = nullptr;
+  std::size_t sends = 0;
+  void* output = nullptr;
+  std::size_t expects = 0;
+};
+
 // One operation. `count` is in elements:
 //   all_reduce, reduce, broadcast, send, recv   of the buffer
 //   reduce_scatter, all_gather, all_to_all,
@@ -81,13 +97,20 @@ struct Request {
   OpKind kind = OpKind::kBarrier;
   Dtype dtype = Dtype::kUInt8;
   ReduceOp reduce_op = ReduceOp::kSum;
-  int root = 0;  // the root, or the peer of send and recv
+  int root = 0;  // the root, or the peer of send and recv; of recv also kAnySource
+  int tag = 0;   // of send and recv: these meet where their tags are the same
   const void* input = nullptr;
   void* output = nullptr;
   std::size_t count = 0;
   std::vector<std::size_t> counts;
-  double timeout = 0;  // seconds; 0: the communicator's
-  Location location;   // of both; each rank's own affair
+  // all_to_all where each rank says what it sends to each and expects of each, in rank order, in
+  // place of input, output and count. None: equal shards. All ranks give one, or none does.
+  std::shared_ptr<const std::vector<Exchange>> exchange;
+  // recv from kAnySource: where the rank that sent it is written, before it is done. May be null.
+  int* source = nullptr;
+  std::uint64_t turn = 0;  // of receives, where some are from any rank. Set by the communicator.
+  double timeout = 0;      // seconds; 0: the communicator's
+  Location location;       // of both; each rank's own affair
   // Keeps both alive for a message that a failed operation leaves under way to another host; may be
   // empty where there is none.
   std::shared_ptr<const void> keep;
@@ -96,6 +119,7 @@ struct Request {
   std::shared_ptr<WireTrial> trial;
   int call_of_trial = 0;
   bool measures = false;  // made by the communicator for a trial
+  bool captured = false;  // whether its stream was being captured at the call; set likewise
   // Of a call on a device, one of them: by way of the host, or by kernels. Set by the communicator.
   std::shared_ptr<cuda::Staging> staging;
   std::shared_ptr<DeviceGroup> device;
@@ -117,6 +141,8 @@ class PYCOLLECTIVE_PUBLIC Work {
   virtual Failure ran_out(double timeout) const = 0;
   // The failure of a done operation; nullptr if it succeeded or is not done.
   virtual const Failure* failure() const = 0;
+  // Of a recv that has ended well: the rank that sent the message.
+  virtual int source() const = 0;
 };
 
 // A communicator, as the core knows it. Thread-safe; operations run in the order of the calls.
@@ -145,7 +171,7 @@ class PYCOLLECTIVE_PUBLIC Collectives {
   // Says goodbye: waits for what was issued, then leaves. Idempotent.
   virtual void close() = 0;
   // The cause that failed this communicator; nullptr while it works.
-  virtual std::shared_ptr<const Failure> failure() const = 0;
+  virtual std::shared_ptr<const Failure> failure() = 0;
 };
 
 // Name of the capsule that carries a `std::shared_ptr<Collectives>*` from the binding to the shim.

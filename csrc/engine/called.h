@@ -6,7 +6,7 @@
 #include <string>
 
 #include "engine/api.h"
-#include "transport/layout.h"
+#include "shared_memory/layout.h"
 
 namespace pycollective {
 
@@ -19,6 +19,12 @@ inline bool agree(const Called& a, const Called& b) {
 
 // Two sides of a message are called otherwise and name other ranks: this is what they compare.
 bool agree_as_pair(const Called& a, const Called& b);
+
+// Of a send or a receive: its tag stands where collectives have a hash, beside 32 bits that are
+// the messages' own (far/pair_calls.h).
+inline int tag_of(const Called& called) {
+  return static_cast<int>(static_cast<std::uint32_t>(called.counts_hash));
+}
 
 // For a user: "all_reduce(float32, sum, count 10)". What another rank wrote may be broken.
 std::string describe(const Called& called);
@@ -35,6 +41,7 @@ struct Mismatch {
 // `where`: which operation it was, and what has moved. Throws CollectiveFailure (kMismatch).
 [[noreturn]] void throw_mismatch(const Mismatch& found, const std::string& where);
 // The same for the two sides of a message.
-[[noreturn]] void throw_pair_mismatch(const Mismatch& found, const std::string& where);
+[[noreturn]] void throw_pair_mismatch(const Request& mine, const Mismatch& found,
+                                      const Called& theirs, const std::string& where);
 
 }  // namespace pycollective

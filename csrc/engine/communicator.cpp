@@ -46,6 +46,10 @@ Failure failure_from(const std::exception& error, OpKind kind, std::uint64_t seq
               std::to_string(sequence) + ": " + error.what()};
 }
 
+bool fails_group(const std::exception& error) {
+  return dynamic_cast<const EndedByClose*>(&error) == nullptr;
+}
+
 }  // namespace
 
 Communicator::Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progress> progress,
@@ -53,26 +57,37 @@ Communicator::Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progres
     : group_(std::move(group)),
       progress_(std::move(progress)),
       choices_(group_->world().size),
-      timeout_(timeout),
-      collectives_(queues_[0]) {}
+      timeout_(timeout) {
+  group_->messages().set_turns(this);
+}
 
 Communicator::~Communicator() {
   if (!device_) return;
-  if (forked())
+  if (forked()) {
     static_cast<void>(new std::shared_ptr<DeviceGroup>(std::move(device_)));  // the parent's
-  else
-    group_->leave(std::move(device_));  // peers may read of it still
+    return;
+  }
+  DeviceGroup::give_back_blocks(device_);
+  group_->leave();  // which keeps it: peers may read of it still
 }
 
-Communicator::Queue& Communicator::queue_of(const Request& request) {
-  if (!is_pair(request.kind)) return collectives_;
+const Request& Communicator::with_turn(const Request& request, std::optional<Request>& room) {
+  if (!queues_.has_turns(request)) return request;
+  if (!room) room.emplace(request);
+  room->turn = queues_.next_turn();
+  return *room;
+}
+
+bool Communicator::has_come(const Request& request, int source) const {
   const std::lock_guard lock(mutex_);
-  return queues_[1 + request.root + (request.kind == OpKind::kRecv ? size() : 0)];
+  return queues_.has_come(request, source);
 }
 
-void Communicator::check_usable(const Request& request, const Queue& queue) const {
+void Communicator::check_usable(Queue& queue, const Request& request) {
   const auto refuse = [&](FailureKind kind, const std::string& why) {
-    throw CollectiveFailure({kind, rank(), request.kind, queue.sequence + 1,
+    const std::uint64_t sequence = queues_.sequence_of(queue) + 1;
+    queues_.let_go(queue);
+    throw CollectiveFailure({kind, rank(), request.kind, sequence,
                              std::string(name_of(request.kind)) + " refused: " + why});
   };
   if (closed_) refuse(FailureKind::kConfiguration, "this communicator is closed");
@@ -80,51 +95,32 @@ void Communicator::check_usable(const Request& request, const Queue& queue) cons
   if (failure_) refuse(failure_->kind, "this communicator failed before: " + failure_->message);
 }
 
-bool Communicator::heard_of_failure() const {
-  const auto notice = group_->messenger() != nullptr ? group_->messenger()->notice() : nullptr;
-  return notice && notice->reporter != rank();
-}
-
-void Communicator::learn_failure() const {
-  if (closed_) return;  // the mailbox may serve another group by now
-  if (failure_) return;
-  const auto learn = [&](FailureKind kind, const std::string& report, int reporter) {
-    failure_ = std::make_shared<Failure>(
-        Failure{kind, rank(), OpKind::kBarrier, 0, reported_text(report, reporter, rank())});
-  };
-  const FailureRecord record = group_->failure();
-  if (record.kind != FailureKind::kNone)
-    return learn(record.kind, group_->report_of(record.reporter), group_->rank_of(record.reporter));
-  if (group_->messenger() == nullptr) return;
-  if (const auto notice = group_->messenger()->notice())
-    learn(notice->kind, notice->report, notice->reporter);
-}
-
 void Communicator::run(const Request& given, const InterruptHook& interrupted) {
   if (forked()) throw_forked(given.kind, rank());
   validate(given, rank(), size());
   std::optional<Request> room_for_request;
-  const Request& request = with_program(given, room_for_request, false);
-  if (request.program && !request.device) Scheduled::require_room(*group_, request);
-  const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
-  Queue& queue = queue_of(request);
+  const Request& programmed = with_program(given, room_for_request, false);
+  if (programmed.program && !programmed.device) Scheduled::require_room(*group_, programmed);
+  const double timeout = programmed.timeout > 0 ? programmed.timeout : timeout_.load();
+  std::unique_lock lock(mutex_);
+  Queue& queue = queues_.of(programmed);
+  check_usable(queue, programmed);
+  const Request& request = with_turn(programmed, room_for_request);
+  const std::uint64_t sequence = ++queues_.sequence_of(queue);
   std::shared_ptr<Pending> pending;
-  std::uint64_t sequence = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    check_usable(request, queue);
-    sequence = ++queue.sequence;
-    if (queue.items.empty() && !queue.driven) {
-      queue.driven = true;
-    } else {
-      pending = std::make_shared<Pending>(shared_from_this(), request, sequence, timeout, nullptr);
-      queue.items.push_back(pending);
-    }
+  if (queue.items.empty() && !queue.driven) {
+    queue.driven = true;
+    queue.call_turn = request.turn;
+  } else {
+    pending = std::make_shared<Pending>(shared_from_this(), request, sequence, timeout, nullptr);
+    queue.items.push_back(pending);
   }
+  lock.unlock();
   if (pending) {
     progress_->carry_on(shared_from_this());
     // Returns or throws only once it is done: the caller's arrays are in use until then.
     pending->wait(0, interrupted);
+    if (request.source != nullptr) *request.source = pending->source();
     return;
   }
   AnyOperation room;
@@ -135,13 +131,13 @@ void Communicator::run(const Request& given, const InterruptHook& interrupted) {
     drive(operation, watch, Clock::time_point::max(), interrupted);
   } catch (const std::exception& error) {
     const Failure failure = failure_from(error, request.kind, sequence, rank());
-    fail(failure);
+    if (fails_group(error)) fail(failure);
     room.end();  // while there is a group: others may close it from then on
-    stop_driving(queue, Driver::kCaller);
+    stop_driving(queue, Driver::kCaller, true);
     throw CollectiveFailure(failure);
   }
   room.end();
-  stop_driving(queue, Driver::kCaller);
+  stop_driving(queue, Driver::kCaller, true);
 }
 
 std::shared_ptr<Work> Communicator::submit(const Request& given,
@@ -149,24 +145,22 @@ std::shared_ptr<Work> Communicator::submit(const Request& given,
   if (forked()) throw_forked(given.kind, rank());
   validate(given, rank(), size());
   std::optional<Request> room_for_request;
-  const Request& request = with_program(given, room_for_request, true);
-  if (request.program && !request.device) Scheduled::require_room(*group_, request);
-  const double timeout = request.timeout > 0 ? request.timeout : timeout_.load();
-  Queue& queue = queue_of(request);
-  std::shared_ptr<Pending> pending;
-  bool first = false;
-  {
-    const std::lock_guard lock(mutex_);
-    check_usable(request, queue);
-    pending = std::make_shared<Pending>(shared_from_this(), request, ++queue.sequence, timeout,
-                                        std::move(on_done));
-    first = queue.items.empty() && !queue.driven;
-    queue.items.push_back(pending);
-    if (first) {
-      queue.driven = true;
-      queue.driven_item = pending.get();
-    }
+  const Request& programmed = with_program(given, room_for_request, true);
+  if (programmed.program && !programmed.device) Scheduled::require_room(*group_, programmed);
+  const double timeout = programmed.timeout > 0 ? programmed.timeout : timeout_.load();
+  std::unique_lock lock(mutex_);
+  Queue& queue = queues_.of(programmed);
+  check_usable(queue, programmed);
+  const auto pending =
+      std::make_shared<Pending>(shared_from_this(), with_turn(programmed, room_for_request),
+                                ++queues_.sequence_of(queue), timeout, std::move(on_done));
+  const bool first = queue.items.empty() && !queue.driven;
+  queue.items.push_back(pending);
+  if (first) {
+    queue.driven = true;
+    queue.driven_item = pending.get();
   }
+  lock.unlock();
   // From here rather than from the progress thread: the peers see the call at once, and the last to
   // arrive with a small message is done without a change of threads. A large one moves over there.
   if (first)
@@ -182,17 +176,19 @@ std::shared_ptr<Work> Communicator::submit(const Request& given,
 template <class Act>
 bool Communicator::act_on_first(Queue& queue, Pending& item, Driver driver, const Act& act) {
   Failure failure;
+  bool fails = true;
   try {
     const bool done = act();
     if (done)
       finish_first(queue, driver, nullptr);
     else
-      stop_driving(queue, driver);
+      stop_driving(queue, driver, false);
     return done;
   } catch (const std::exception& error) {
     failure = failure_from(error, item.request().kind, item.sequence(), rank());
+    fails = fails_group(error);
   }
-  fail(failure);
+  if (fails) fail(failure);
   finish_first(queue, driver, &failure);
   return true;
 }
@@ -239,10 +235,18 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
       continue;
     }
     Watch::throw_if_failed(operation);
-    const bool unrung = operation.awaits_device() || (operation.must_poll() && !rung);
+    // Where no other thread does it. A peer may wait for another of this rank's operations, and
+    // only then go on with this one.
+    bool device = operation.awaits_device();
+    if (!progress_->runs() && drive_each(true, device) == State::kProgressed) {
+      spins = 0;
+      continue;
+    }
+    const bool unrung = device || (operation.must_poll() && !rung);
     const auto longest = unrung ? Clock::duration(kPollEvery) : Clock::duration(kLookEvery);
     group_->sleep(doorbell, std::min<Clock::duration>(longest, until - now));
-    watch.look(operation);
+    Sight sight(*group_);
+    watch.look(operation, sight);
     if (interrupted && interrupted())
       throw CollectiveFailure(
           {FailureKind::kAborted, rank(), operation.request().kind, operation.sequence(),
@@ -251,20 +255,25 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
 }
 
 State Communicator::poll(bool look) {
+  if (device_) watch_device(look);
+  awaits_device_ = false;
+  const State result = drive_each(look, awaits_device_);
+  if (result == State::kDone && device_ && device_->under_way()) return State::kBlocked;
+  return result;
+}
+
+State Communicator::drive_each(bool look, bool& awaits_device) {
   State result = State::kDone;
   Queue* queue = nullptr;
-  awaits_device_ = false;
-  if (device_) {
-    watch_device(look);
-    if (device_->under_way()) result = State::kBlocked;
-  }
-  for (auto next = queues_.begin();;) {  // the collectives' queue is always there
+  std::optional<Sight> sight;
+  if (look) sight.emplace(*group_);
+  for (std::uint64_t key = 0;;) {
     std::shared_ptr<Pending> item;
     {
       const std::lock_guard lock(mutex_);
-      while (next != queues_.end() && !next->second.waits()) ++next;
-      if (next == queues_.end()) return result;
-      queue = &(next++)->second;
+      queue = queues_.first_waiting(key);
+      if (queue == nullptr) return result;
+      key = queue->key + 1;
       item = queue->items.front();
       queue->driven = true;
       queue->driven_item = item.get();
@@ -275,8 +284,8 @@ State Communicator::poll(bool look) {
       state = operation.advance();
       if (state == State::kDone) return true;
       Watch::throw_if_failed(operation);
-      if (state == State::kBlocked && look) item->watch().look(operation);
-      awaits_device_ |= operation.awaits_device();
+      if (state == State::kBlocked && look) item->watch().look(operation, *sight);
+      awaits_device |= operation.awaits_device();
       return false;
     });
     if (state != State::kBlocked)
@@ -289,27 +298,33 @@ State Communicator::poll(bool look) {
 bool Communicator::help(Pending& awaited, Clock::time_point until,
                         const InterruptHook& interrupted) {
   if (forked()) throw_forked(awaited.request().kind, rank());
-  Queue& queue = queue_of(awaited.request());
-  std::shared_ptr<Pending> item;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!queue.waits()) return false;
-    item = queue.items.front();
-    queue.driven = true;
-    queue.driven_item = item.get();
+  std::unique_lock lock(mutex_);
+  Queue& queue = queues_.of(awaited.request());
+  if (!queue.waits()) {
+    queues_.let_go(queue);
+    return false;
   }
+  const std::shared_ptr<Pending> item = queue.items.front();
+  queue.driven = true;
+  queue.driven_item = item.get();
+  lock.unlock();
   return act_on_first(queue, *item, Driver::kCaller,
                       [&] { return drive(item->start(), item->watch(), until, interrupted); });
 }
 
-void Communicator::stop_driving(Queue& queue, Driver driver) {
+void Communicator::stop_driving(Queue& queue, Driver driver, bool ended) {
   bool more = false;
+  bool others_wait = false;
   {
     const std::lock_guard lock(mutex_);
     queue.driven = false;
     queue.driven_item = nullptr;
     more = !queue.items.empty();
+    others_wait = ended && queues_.gives_turns(queue);
+    queues_.let_go(queue);
   }
+  // Receives whose turn has come.
+  if (others_wait) group_->ring_own();
   const bool watch = device_ && device_->wants_watch();
   if (watch || (more && driver == Driver::kCaller)) progress_->carry_on(shared_from_this());
 }
@@ -321,7 +336,7 @@ void Communicator::finish_first(Queue& queue, Driver driver, const Failure* fail
     first.splice(first.end(), queue.items, queue.items.begin());
     count_telling(*first.front());
   }
-  stop_driving(queue, driver);
+  stop_driving(queue, driver, true);
   end(first, failure);
 }
 
@@ -334,44 +349,6 @@ void Communicator::end(const std::list<std::shared_ptr<Pending>>& items, const F
   if (told == 0) return;
   const std::lock_guard lock(mutex_);
   telling_ -= told;
-}
-
-void Communicator::fail(const Failure& failure) {
-  bool tell = false;
-  bool first = false;  // nobody has told this rank
-  std::list<std::shared_ptr<Pending>> ended;
-  {
-    const std::lock_guard lock(mutex_);
-    if (closed_) return;
-    tell = group_->messenger() != nullptr && !failure_;
-    first = tell && group_->failure().kind == FailureKind::kNone && !heard_of_failure();
-    group_->fail(failure.kind, failure.message);
-    if (!failure_) failure_ = std::make_shared<Failure>(failure);
-    for (auto& [number, queue] : queues_) {
-      auto first = queue.items.begin();
-      if (first != queue.items.end() && first->get() == queue.driven_item) ++first;
-      ended.splice(ended.end(), queue.items, first, queue.items.end());
-    }
-    for (const std::shared_ptr<Pending>& item : ended) count_telling(*item);
-  }
-  if (device_) device_->abort();
-  if (tell) group_->messenger()->tell({failure.kind, rank(), failure.message}, first);
-  end(ended, &failure);
-}
-
-void Communicator::abort(const std::string& reason) {
-  if (forked()) return;
-  fail({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
-        "rank " + std::to_string(rank()) + " aborted the communicator: " + reason});
-}
-
-std::shared_ptr<const Failure> Communicator::failure() const {
-  if (forked()) return nullptr;
-  if (group_->messenger() != nullptr) group_->messenger()->poll();
-  if (device_) const_cast<Communicator*>(this)->watch_device(false);
-  const std::lock_guard lock(mutex_);
-  learn_failure();
-  return failure_;
 }
 
 }  // namespace pycollective

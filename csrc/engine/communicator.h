@@ -1,6 +1,7 @@
 // A communicator of the core: queues of operations over a group.
 //
-// Collectives run in the order of the calls; each direction of each pair has an order of its own.
+// Collectives run in the order of the calls; the messages of each tag from one rank to another have
+// an order of their own.
 // A synchronous call with nothing pending before it runs on the caller's thread, with nothing
 // allocated. Everything else is pending work, which the progress thread or whoever waits carries
 // on: one thread at a time drives a queue.
@@ -9,7 +10,6 @@
 #include <atomic>
 #include <functional>
 #include <list>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,15 +18,19 @@
 #include "engine/api.h"
 #include "engine/device/device_group.h"
 #include "engine/group.h"
+#include "engine/messages.h"
 #include "engine/operation.h"
 #include "engine/pending.h"
 #include "engine/program_choices.h"
 #include "engine/progress.h"
+#include "engine/queues.h"
 #include "engine/wire_trial.h"
 
 namespace pycollective {
 
-class Communicator final : public Collectives, public std::enable_shared_from_this<Communicator> {
+class Communicator final : public Collectives,
+                           private Turns,
+                           public std::enable_shared_from_this<Communicator> {
  public:
   Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progress> progress, double timeout);
   ~Communicator() override;
@@ -43,7 +47,7 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   void set_timeout(double seconds) override { timeout_ = seconds; }
   void abort(const std::string& reason) override;
   void close() override { close({}); }
-  std::shared_ptr<const Failure> failure() const override;
+  std::shared_ptr<const Failure> failure() override;
 
   // Chooses for requests that have no program. Without a source all take the direct paths, which
   // are for one host.
@@ -71,9 +75,10 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   // For the progress thread. A group that was closed meanwhile may not be told any more: its words
   // may be another's.
   void announce_sleep();
-  // As close(), but can be interrupted: then the group is aborted, what is under way ends, the
-  // communicator is closed all the same, and kAborted is thrown. Once it returns no on_done of this
-  // communicator runs; so it may not be called from one.
+  // Waits for what is under way, but for receives from any rank that have taken no message: these
+  // end at once. As close(), but can be interrupted: then the group is aborted, what is under way
+  // ends, the communicator is closed all the same, and kAborted is thrown. Once it returns no
+  // on_done of this communicator runs; so it may not be called from one.
   void close(const InterruptHook& interrupted);
 
   // For the progress thread: drives each queue that nobody else drives by one step. kDone: there
@@ -87,14 +92,6 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   bool help(Pending& awaited, Clock::time_point until, const InterruptHook& interrupted);
 
  private:
-  struct Queue {
-    std::list<std::shared_ptr<Pending>> items;
-    bool driven = false;                   // by some thread, which alone may drive it
-    const Pending* driven_item = nullptr;  // the first item, or none: a synchronous call
-    std::uint64_t sequence = 0;            // of the last operation issued
-    bool waits() const { return !driven && !items.empty(); }  // for a thread that drives it
-  };
-
   // The request itself, or a copy of it with the program that it is to have, and the wire.
   const Request& with_program(const Request& request, std::optional<Request>& room,
                               bool asynchronous);
@@ -102,6 +99,8 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   // For calls that kernels carry out: a copy of the request with its program.
   const Request& for_device(const Request& request, std::optional<Request>& room,
                             bool asynchronous);
+  // What this rank's driver cannot do its peers would wait for: fails the communicator, and throws.
+  [[noreturn]] void fail_call(const Request& request, const cuda::DriverError& error);
   // What ended badly on the device fails the communicator, and what failed that ends waits on the
   // device. `look`: also ask whether the peers live. Not under the lock; does nothing while the
   // group is being left, or once it is.
@@ -110,10 +109,13 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   // communicator's timeout: then that is its failure.
   void finish_device(const InterruptHook& stop);
   bool device_is_done();
-  Queue& queue_of(const Request& request);  // of a pair: made when first asked for
-  void check_usable(const Request& request, const Queue& queue) const;  // under the lock
-  bool heard_of_failure() const;                                        // from another host
-  void learn_failure() const;  // under the lock: from another rank's report, unless closed
+  void check_usable(Queue& queue, const Request& request);  // under the lock
+  // Under the lock: where some are from any rank a receive is told when it was called.
+  const Request& with_turn(const Request& request, std::optional<Request>& room);
+  bool has_come(const Request& request, int source) const override;
+  bool closes() const override { return closing_; }
+  bool heard_of_failure() const;  // from another host
+  void learn_failure() const;     // under the lock: from another rank's report, unless closed
   // Closes if nothing is under way. Otherwise what was issued last, or null for a synchronous call.
   bool close_if_idle(std::shared_ptr<Pending>& last);
   bool failed() const;
@@ -126,7 +128,11 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   // failure ends the item and the communicator, and counts as done.
   template <class Act>
   bool act_on_first(Queue& queue, Pending& item, Driver driver, const Act& act);
-  void stop_driving(Queue& queue, Driver driver);
+  // `ended`: one of its operations has.
+  void stop_driving(Queue& queue, Driver driver, bool ended);
+  // Drives each queue that nobody else drives by one step, as poll() does. `awaits_device`: set if
+  // one awaits a GPU.
+  State drive_each(bool look, bool& awaits_device);
   // Ends items that were taken from their queues and counted by count_telling.
   void end(const std::list<std::shared_ptr<Pending>>& items, const Failure* failure);
   bool telling() const;
@@ -145,12 +151,10 @@ class Communicator final : public Collectives, public std::enable_shared_from_th
   std::atomic<double> timeout_;
   mutable std::mutex mutex_;
   std::mutex leaving_mutex_;
-  // Collectives; then sends to each rank and receives from each, of the ranks that there were any.
-  // A map, so that a queue stays where it is when another is made.
-  std::map<int, Queue> queues_;
-  Queue& collectives_;
+  Queues queues_;
   mutable std::shared_ptr<const Failure> failure_;
   int telling_ = 0;  // operations that are over and whose on_done has yet to return
+  std::atomic<bool> closing_{false};
   bool closed_ = false;
   bool awaits_device_ = false;  // some operation, at the last poll(); the progress thread's
 };

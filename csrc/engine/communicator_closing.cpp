@@ -17,7 +17,7 @@ constexpr std::chrono::microseconds kTellPoll{50};
 bool Communicator::close_if_idle(std::shared_ptr<Pending>& last) {
   const std::lock_guard lock(mutex_);
   bool busy = false;
-  for (auto& [number, queue] : queues_) {
+  for (auto& [key, queue] : queues_.all()) {
     if (!queue.items.empty()) last = queue.items.back();
     busy = busy || queue.driven || !queue.items.empty();
   }
@@ -32,6 +32,10 @@ void Communicator::close(const InterruptHook& interrupted) {
   bool stopped = false;
   const InterruptHook stop = [&] { return stopped = stopped || (interrupted && interrupted()); };
   const bool worked = !failed();
+  if (!closed()) {
+    closing_ = true;
+    group_->ring_own();
+  }
   if (device_) finish_device(stop);
   for (std::shared_ptr<Pending> last; !close_if_idle(last); last = nullptr) {
     try {
@@ -49,10 +53,13 @@ void Communicator::close(const InterruptHook& interrupted) {
   }
   // Whoever is told of an end may need what the caller ends next.
   while (telling()) std::this_thread::sleep_for(kTellPoll);
+  // A replay may wait for who has failed, and nobody watches it from now on.
+  if (device_ && failed()) device_->abort();
   {
     // A second closer returns once the first has left.
     const std::lock_guard leaving(leaving_mutex_);
-    group_->leave(device_);
+    if (device_) DeviceGroup::give_back_blocks(device_);
+    group_->leave();
   }
   if (stopped)
     throw CollectiveFailure({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
@@ -75,14 +82,14 @@ bool Communicator::closed() const {
 bool Communicator::busy() const {
   if (forked()) return false;
   const std::lock_guard lock(mutex_);
-  return std::any_of(queues_.begin(), queues_.end(),
+  return std::any_of(queues_.all().begin(), queues_.all().end(),
                      [](const auto& each) { return each.second.driven || each.second.waits(); });
 }
 
 bool Communicator::needs_driving() const {
   const std::lock_guard lock(mutex_);
   return (device_ && !closed_ && device_->still_watched()) ||
-         std::any_of(queues_.begin(), queues_.end(),
+         std::any_of(queues_.all().begin(), queues_.all().end(),
                      [](const auto& each) { return each.second.waits(); });
 }
 

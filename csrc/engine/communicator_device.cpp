@@ -10,7 +10,8 @@
 namespace pycollective {
 namespace {
 
-// How often the device is looked at while something is under way there, and nothing else is.
+// How often the device is looked at while a launch is under way there, and nothing else is. Where a
+// graph was captured, which may be replayed at any time or never again, as often as anything is.
 constexpr std::chrono::milliseconds kWatchEvery{5};
 // Of links that ring no bell, and of copies to and from GPUs.
 constexpr std::chrono::microseconds kPollEvery{200};
@@ -22,7 +23,7 @@ constexpr double kLongestUnwinding = 1;  // seconds
 std::chrono::nanoseconds Communicator::longest_sleep() const {
   if (awaits_device_ || (group_->messenger() != nullptr && !group_->messenger()->rings()))
     return kPollEvery;
-  if (device_ && device_->under_way()) return kWatchEvery;
+  if (device_ && device_->launched()) return kWatchEvery;
   return kLookEvery;
 }
 

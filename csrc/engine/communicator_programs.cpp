@@ -24,7 +24,7 @@ const Request& Communicator::with_program(const Request& request, std::optional<
   std::shared_ptr<const Program> program = request.program;
   if (program == direct_paths()) {
     program = nullptr;
-  } else if (!program && choices_.has_source() && !is_pair(request.kind)) {
+  } else if (!program && choices_.has_source() && !is_pair(request.kind) && !request.exchange) {
     program = choices_.find(request);
   }
   if (!far && program == request.program && (request.location.on_host() || nowhere)) return request;
@@ -33,7 +33,13 @@ const Request& Communicator::with_program(const Request& request, std::optional<
   if (far) settle_wire(made);
   // A group with little memory, one of hundreds, has always room for the direct paths.
   if (!far && made.program && !Scheduled::has_room(*group_, made)) made.program = nullptr;
-  if (!made.location.on_host() && !nowhere) made.staging = stage(made, rank(), size());
+  if (!made.location.on_host() && !nowhere) {
+    try {
+      made.staging = stage(made, rank(), size());
+    } catch (const cuda::DriverError& error) {
+      fail_call(made, error);
+    }
+  }
   return made;
 }
 
@@ -44,10 +50,13 @@ const Request& Communicator::for_device(const Request& request, std::optional<Re
   if (made.program == direct_paths()) made.program = nullptr;
   if (!(made.timeout > 0)) made.timeout = timeout_.load();
   try {
-    if (device_->prepare(made) && asynchronous)
+    device_->prepare(made);
+    if (made.captured && asynchronous)
       throw std::invalid_argument(
           "while its stream is captured a call cannot be asynchronous: it might be launched after "
           "the capture; leave async_op out, nothing is waited for");
+  } catch (const cuda::DriverError& error) {
+    fail_call(made, error);
   } catch (const std::exception& error) {
     throw CollectiveFailure({FailureKind::kConfiguration, rank(), request.kind, 0,
                              std::string(name_of(request.kind)) + ": " + error.what()});
@@ -56,8 +65,16 @@ const Request& Communicator::for_device(const Request& request, std::optional<Re
   return made;
 }
 
+void Communicator::fail_call(const Request& request, const cuda::DriverError& error) {
+  const Failure failure{FailureKind::kAborted, rank(), request.kind, 0,
+                        "rank " + std::to_string(rank()) + " could not carry out " +
+                            name_of(request.kind) + ": " + error.what()};
+  fail(failure);
+  throw CollectiveFailure(failure);
+}
+
 void Communicator::settle_wire(Request& request) {
-  if (is_pair(request.kind)) return;
+  if (is_pair(request.kind) || request.exchange) return;
   if (request.wire == Wire::kDefault) request.wire = wire_.load(std::memory_order_relaxed);
   // Without a source there is no program for what a trial needs.
   if (request.wire != Wire::kAuto || !request.program || !choices_.has_source()) return;

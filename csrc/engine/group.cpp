@@ -10,7 +10,8 @@
 
 #include "engine/far/lingering.h"
 #include "engine/far/messenger.h"
-#include "transport/futex.h"
+#include "engine/messages.h"
+#include "shared_memory/futex.h"
 
 namespace pycollective {
 namespace {
@@ -69,6 +70,7 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
         std::make_shared<Messenger>(std::move(world_.link), world_.id, world_.rank, std::move(far),
                                     [peer = node_->own()] { peer->ring(); });
   }
+  messages_ = std::make_unique<Messages>(size_, messenger_.get());
 }
 
 Group::~Group() {
@@ -138,13 +140,26 @@ std::shared_ptr<const void> Group::keep(const Request& request) const {
       request.keep, members_);
 }
 
-void Group::leave(std::shared_ptr<const void> memory) {
+void Group::set_mapped(std::shared_ptr<MappedMemory> mapped) {
+  const std::lock_guard lock(mapped_mutex_);
+  mapped_.swap(mapped);  // what goes may have to wait for a GPU: out of the lock
+}
+
+void Group::leave() {
   if (left_.exchange(true)) return;
   // Where the link has not let go of a slot, this mailbox may serve nobody else.
   const bool let_go = !messenger_ || messenger_->close();
   if (messenger_ && messenger_->lingers()) let_linger(messenger_);
+  std::vector<Mailbox*> mailboxes(mailboxes_.begin(), mailboxes_.begin() + size_);
+  std::shared_ptr<MappedMemory> mapped;
+  {
+    const std::lock_guard lock(mapped_mutex_);
+    mapped.swap(mapped_);
+  }
   for (const Member each : members()) {
     if (each == me_) continue;
+    // Once both are set the mailbox may serve another group.
+    if (!mapped) mailbox(each).unmapped.fetch_or(bit(me_), std::memory_order_acq_rel);
     mailbox(each).left.fetch_or(bit(me_), std::memory_order_acq_rel);
     members_[each.at()]->ring();
   }
@@ -152,8 +167,8 @@ void Group::leave(std::shared_ptr<const void> memory) {
   const std::lock_guard lock(channels_mutex_);
   // Nobody asks for members any more: who drives has stopped, and the others look whether it is
   // closed. A group that is kept after its end may not keep the memory of peers that are gone.
-  node_->retire(me_, range_, channel_buffers_, channel_buffer_bytes_, std::move(members_),
-                std::move(memory));
+  node_->retire({me_, range_, channel_buffers_, channel_buffer_bytes_, std::move(members_),
+                 std::move(mailboxes), std::move(mapped)});
   members_.clear();
 }
 

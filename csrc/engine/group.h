@@ -14,10 +14,11 @@
 
 #include "engine/api.h"
 #include "engine/world.h"
-#include "transport/node.h"
+#include "shared_memory/node.h"
 
 namespace pycollective {
 
+class Messages;
 class Messenger;
 
 // A cause of failure as it travels: one word, written into every member's mailbox; the account in
@@ -51,6 +52,10 @@ class Group {
   Members members() const { return Members(size_); }
   Node& node() const { return *node_; }
 
+  // How long a wait is that is worth a line on stderr.
+  std::chrono::duration<double> warn_after() const { return warn_after_; }
+  void set_warn_after(std::chrono::duration<double> time) { warn_after_ = time; }
+
   // The communicator, of which the group may be the part on one host: its ranks are the numbers
   // that a user sees or gives.
   const World& world() const { return world_; }
@@ -70,10 +75,14 @@ class Group {
     return reinterpret_cast<std::byte*>(mailboxes_[member.at()]) + mailbox_header_bytes(size_);
   }
   // The half that `member` writes of its channel to, or from, `peer`.
-  Channel& sending_half(Member member, Member peer) const { return channels(member)[peer.index()]; }
-  Channel& receiving_half(Member member, Member peer) const {
-    return channels(member)[size_ + peer.index()];
+  SendingHalf& sending_half(Member member, Member peer) const {
+    return *reinterpret_cast<SendingHalf*>(half(member, peer.index()));
   }
+  ReceivingHalf& receiving_half(Member member, Member peer) const {
+    return *reinterpret_cast<ReceivingHalf*>(half(member, size_ + peer.index()));
+  }
+  // What this rank alone knows of its messages to and from others.
+  Messages& messages() const { return *messages_; }
   std::byte* segment_of(Member member, std::size_t offset) const {
     return members_[member.at()]->segment().at(offset);
   }
@@ -95,6 +104,8 @@ class Group {
   std::uint32_t doorbell() const { return node_->own()->segment().header().doorbell.load(); }
   void announce_sleep() { sleepers().fetch_or(bit(me_), std::memory_order_seq_cst); }
   void sleep(std::uint32_t doorbell, std::chrono::nanoseconds limit) const;
+  // Wakes this process's own threads: what one of them waits for another has done.
+  void ring_own() const { node_->own()->ring(); }
 
   // Tells every member. The first cause wins in each mailbox; needs no peer to be alive. One thread
   // at a time, and not after leave(): the memory may serve another group by then.
@@ -115,17 +126,20 @@ class Group {
   std::string describe(Member member) const;  // "rank 3 (pid 1234)"
 
   // After this the group touches no peer's memory; the own mailbox is given back when all others
-  // have left too, and with it `memory`, which they use as well. Idempotent.
-  void leave(std::shared_ptr<const void> memory = nullptr);
+  // have left too, and have unmapped what is this rank's. Idempotent.
+  void leave();
+  // What peers map, or will, of another kind of memory, and this rank of theirs: until it has left,
+  // and they have. In place of what was given before; nullptr: none of them does.
+  void set_mapped(std::shared_ptr<MappedMemory> mapped);
 
   // Whether the members have a core each: whoever waits may spin a while.
   bool may_spin() const { return may_spin_; }
 
  private:
   std::atomic<Mask>& sleepers() const { return mailboxes_[0]->sleepers; }
-  Channel* channels(Member member) const {
-    return reinterpret_cast<Channel*>(reinterpret_cast<std::byte*>(mailboxes_[member.at()]) +
-                                      sizeof(Mailbox));
+  std::byte* half(Member member, int index) const {
+    return reinterpret_cast<std::byte*>(mailboxes_[member.at()]) + sizeof(Mailbox) +
+           static_cast<std::size_t>(index) * kLine;
   }
   void wake_peers();
 
@@ -135,9 +149,13 @@ class Group {
   std::size_t data_bytes_;
   MailboxRange range_;
   World world_;
+  std::chrono::duration<double> warn_after_{30};
   std::array<Mailbox*, kMaxMembers> mailboxes_{};
+  std::mutex mapped_mutex_;
+  std::shared_ptr<MappedMemory> mapped_;
   std::vector<std::shared_ptr<Peer>> members_;
   std::shared_ptr<Messenger> messenger_;
+  std::unique_ptr<Messages> messages_;
   std::mutex channels_mutex_;  // sends to different members start on different threads
   std::vector<std::size_t> channel_buffers_;
   std::size_t channel_buffer_bytes_ = 0;

@@ -35,6 +35,8 @@ class Operation {
   virtual bool must_poll() const { return false; }
   // What of this rank's own it awaits, in words; empty where it awaits others.
   virtual std::string held_up() const { return {}; }
+  // Seconds beyond its time that it may take to say itself for whom it has waited.
+  virtual double grace() const { return 0; }
   // Whether it awaits a GPU, which rings no doorbell whatever links do.
   virtual bool awaits_device() const { return false; }
   // Whether the peers have no part in what is left, and what befalls them cannot undo it.

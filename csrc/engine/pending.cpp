@@ -27,9 +27,12 @@ Pending::Pending(std::shared_ptr<Communicator> owner, const Request& request,
     : owner_(std::move(owner)),
       owner_rank_(owner_->rank()),
       request_(request),
+      source_(request.root),
       sequence_(sequence),
       watch_(timeout),
-      on_done_(std::move(on_done)) {}
+      on_done_(std::move(on_done)) {
+  if (request_.root == kAnySource) request_.source = &source_;
+}
 
 Operation& Pending::start() {
   if (operation_ == nullptr) {

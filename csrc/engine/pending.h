@@ -27,6 +27,7 @@ class Pending final : public Work {
   bool wait(double timeout, const InterruptHook& interrupted) override;
   Failure ran_out(double timeout) const override;
   const Failure* failure() const override;
+  int source() const override { return done() && !failure_ ? source_ : kAnySource; }
 
   const Request& request() const { return request_; }
   std::uint64_t sequence() const { return sequence_; }
@@ -47,6 +48,7 @@ class Pending final : public Work {
   int owner_rank_;
   ForkGuard guard_;
   Request request_;
+  int source_;  // the request's
   std::uint64_t sequence_;
   Watch watch_;
   std::function<void(const Failure*)> on_done_;

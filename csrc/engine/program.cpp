@@ -8,7 +8,7 @@
 namespace pycollective {
 namespace {
 
-constexpr int kMostPending = 16;               // of a recipe; see kernels/combine.h
+constexpr int kMostPending = 16;               // of a recipe; see kernels/combine.inl
 constexpr std::int32_t kMostEvents = 1 << 20;  // of a chunk; see engine/scheduled.cpp
 constexpr std::int32_t kMostTags = 1 << 24;    // so that three slots' worth is a number
 

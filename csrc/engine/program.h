@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/api.h"
-#include "transport/member.h"
+#include "shared_memory/member.h"
 
 namespace pycollective {
 

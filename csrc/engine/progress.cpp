@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <iterator>
@@ -13,7 +14,7 @@
 #include <vector>
 
 #include "engine/communicator.h"
-#include "transport/futex.h"
+#include "shared_memory/futex.h"
 
 namespace pycollective {
 namespace {
@@ -29,8 +30,8 @@ struct Progress::State {
   std::shared_ptr<Node> node;
   std::mutex mutex;
   std::vector<std::shared_ptr<Communicator>> active;
-  bool started = false;
-  bool stop = false;
+  std::atomic<bool> started{false};
+  std::atomic<bool> stop{false};
 };
 
 Progress::Progress(std::shared_ptr<Node> node) : state_(std::make_shared<State>()) {
@@ -63,6 +64,8 @@ void Progress::stop() {
   else
     thread.join();
 }
+
+bool Progress::runs() const { return state_->started && !state_->stop; }
 
 void Progress::carry_on(const std::shared_ptr<Communicator>& communicator) {
   {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <thread>
 
-#include "transport/node.h"
+#include "shared_memory/node.h"
 
 namespace pycollective {
 
@@ -22,6 +22,9 @@ class Progress {
 
   // Carries on `communicator` until it has nothing pending. Thread-safe; not under its lock.
   void carry_on(const std::shared_ptr<Communicator>& communicator);
+
+  // Whether there is a thread that does.
+  bool runs() const;
 
   // Ends the thread for good, and returns when it has ended; whoever waits then drives. For the end
   // of the process. Not by two threads at once; in a forked child it does nothing.

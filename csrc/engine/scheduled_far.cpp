@@ -9,7 +9,7 @@ namespace {
 
 using PieceLength = std::uint32_t;  // bytes; a part is a few MiB at most
 // Lengths are copied as they lie in memory, and docs/wire.md says in which order that is; so do the
-// codecs (kernels/pack/block.h).
+// codecs (kernels/pack/block.inl).
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/api.h"
-#include "transport/layout.h"
+#include "shared_memory/layout.h"
 
 namespace pycollective {
 

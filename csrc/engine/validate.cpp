@@ -1,9 +1,10 @@
 #include "engine/validate.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "engine/buffers.h"
-#include "transport/layout.h"
+#include "shared_memory/layout.h"
 
 namespace pycollective {
 namespace {
@@ -27,17 +28,22 @@ class Checker {
     if (reduces(kind) && !is_defined(request_.dtype, request_.reduce_op))
       refuse(std::string(name_of(request_.reduce_op)) + " has no meaning for " +
              name_of(request_.dtype));
-    if ((traits_.rooted || traits_.pair) && (request_.root < 0 || request_.root >= size_))
+    const bool any = kind == OpKind::kRecv && request_.root == kAnySource;
+    if ((traits_.rooted || traits_.pair) && !any && (request_.root < 0 || request_.root >= size_))
       refuse("rank " + std::to_string(request_.root) + " is not one of 0 to " +
              std::to_string(size_ - 1));
     if (traits_.pair && request_.root == rank_)
       refuse("a rank cannot send to or receive from itself: copy the array");
+    if (any && size_ == 1) refuse("there is no other rank to receive from");
+    if (request_.exchange) return check_exchange();
     if (!request_.counts.empty()) check_counts();
     check_size();
     check_buffers();
   }
 
  private:
+  static constexpr std::size_t kMost = SIZE_MAX / 16 / sizeof(double) / kMaxRanks;
+
   void check_counts() const {
     if (!takes_counts(request_.kind)) refuse("takes no counts");
     if (request_.counts.size() != static_cast<std::size_t>(size_))
@@ -45,9 +51,57 @@ class Checker {
              std::to_string(size_) + " ranks");
   }
 
+  void check_exchange() const {
+    const std::vector<Exchange>& all = *request_.exchange;
+    if (request_.kind != OpKind::kAllToAll || !request_.location.on_host())
+      refuse("takes no uneven parts");
+    if (all.size() != static_cast<std::size_t>(size_))
+      refuse("there are " + std::to_string(all.size()) + " parts for " + std::to_string(size_) +
+             " ranks");
+    const Exchange& own = all[static_cast<std::size_t>(rank_)];
+    if (own.sends != own.expects)
+      refuse("rank " + std::to_string(rank_) + " sends itself " + std::to_string(own.sends) +
+             " elements and expects " + std::to_string(own.expects));
+    std::size_t left[2] = {kMost, kMost};
+    for (const Exchange& each : all) {
+      if (each.sends > left[0] || each.expects > left[1]) refuse("the parts are too large");
+      left[0] -= each.sends;
+      left[1] -= each.expects;
+      if ((each.sends != 0 && each.input == nullptr) ||
+          (each.expects != 0 && each.output == nullptr))
+        refuse("a buffer is missing");
+    }
+    check_exchange_buffers(all);
+  }
+
+  // What comes from one rank must lie apart from what comes from the others, and from all that is
+  // sent: a part may arrive before another has left. The own part may stay where it is.
+  void check_exchange_buffers(const std::vector<Exchange>& all) const {
+    const std::size_t size = size_of(request_.dtype);
+    const auto span = [size](const void* at, std::size_t count) {
+      return Span{static_cast<const std::byte*>(at), count * size};
+    };
+    const Exchange& own = all[static_cast<std::size_t>(rank_)];
+    const bool stays = own.input == own.output;
+    std::vector<Span> outputs;
+    for (const Exchange& each : all)
+      if (each.expects != 0) outputs.push_back(span(each.output, each.expects));
+    const auto before = [](const Span& a, const Span& b) { return a.begin < b.begin; };
+    std::sort(outputs.begin(), outputs.end(), before);
+    for (std::size_t i = 1; i < outputs.size(); ++i)
+      if (outputs[i - 1].overlaps(outputs[i])) refuse("two outputs overlap");
+    for (const Exchange& each : all) {
+      const Span input = span(each.input, each.sends);
+      auto output = std::upper_bound(outputs.begin(), outputs.end(), input, before);
+      if (output != outputs.begin()) --output;
+      for (; output != outputs.end() && output->begin < input.begin + input.bytes; ++output)
+        if (input.overlaps(*output) && !(stays && &each == &own && output->begin == input.begin))
+          refuse("an input and an output overlap");
+    }
+  }
+
   // So that no sum or product of sizes wraps, whatever is made of them.
   void check_size() const {
-    constexpr std::size_t kMost = SIZE_MAX / 16 / sizeof(double) / kMaxRanks;
     std::size_t left = kMost;
     if (request_.counts.empty() && request_.count > kMost / static_cast<std::size_t>(size_))
       refuse("the count is too large");

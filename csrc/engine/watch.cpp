@@ -69,18 +69,27 @@ void Watch::throw_if_failed(const Operation& operation) {
                  reported_text(report, group.rank_of(record.reporter), group.world().rank)));
 }
 
-void Watch::look(const Operation& operation) {
-  const Clock::time_point now = Clock::now();
+Mask Sight::gone() {
+  if (gone_) return *gone_;
+  gone_ = 0;
+  for (const Member each : group_.members())
+    if (each != group_.me() && (group_.has_left(each) || !group_.alive(each))) *gone_ |= bit(each);
+  return *gone_;
+}
+
+void Watch::look(const Operation& operation, Sight& sight) {
+  const Clock::time_point now = sight.now();
   if (now < next_look_) return;
   next_look_ = now + kBetweenLooks;
   if (start_ == Clock::time_point{}) start_ = now;
   throw_if_failed(operation);
   operation.compare_calls();
-  look_for_lost_peers(operation);
+  look_for_lost_peers(operation, sight.gone());
   const std::chrono::duration<double> waited = now - start_;
-  if (waited.count() >= timeout_) throw_timeout(operation);
-  if (!warned_ && waited >= warn_after) {
+  if (waited.count() >= timeout_ + operation.grace()) throw_timeout(operation);
+  if (!warned_ && waited >= operation.group().warn_after()) {
     warned_ = true;
+    if (!sight.may_warn()) return;
     const std::string text =
         "pycollective: rank " + std::to_string(operation.group().world().rank) + " has waited " +
         seconds_text(std::floor(waited.count())) + " in " + name_of(operation) + ": " +
@@ -90,14 +99,14 @@ void Watch::look(const Operation& operation) {
   }
 }
 
-void Watch::look_for_lost_peers(const Operation& operation) const {
+void Watch::look_for_lost_peers(const Operation& operation, Mask gone) const {
   const Group& group = operation.group();
   for (const Member each : group.members()) {
-    if (each == group.me()) continue;
     // First whether it is gone, then what it did before: in this order nothing it did is missed.
+    if ((gone & bit(each)) == 0 || operation.finished_by(each)) continue;
     const bool left = group.has_left(each);
-    if (!left && group.alive(each)) continue;
-    if (operation.finished_by(each)) continue;
+    // It may have failed, told why and left since this look began: its own report says more.
+    throw_if_failed(operation);
     throw CollectiveFailure(failure_of(
         operation, FailureKind::kPeerFailure,
         group.describe(each) + (left ? " closed its communicator" : " died: its process ended") +
@@ -112,7 +121,7 @@ void Watch::throw_timeout(const Operation& operation) const {
   throw CollectiveFailure(failure_of(
       operation, FailureKind::kTimeout,
       name_of(operation) + " timed out on rank " + std::to_string(operation.group().world().rank) +
-          " after " + seconds_text(timeout_) + ": " + absentees(operation) +
+          " after its timeout of " + seconds_text(timeout_) + ": " + absentees(operation) +
           ". Look at what those ranks do instead, or give a longer timeout"));
 }
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
+#include <utility>
 
 #include "engine/operation.h"
 
@@ -13,23 +15,37 @@ using Clock = std::chrono::steady_clock;
 // A blocked thread looks at least this often, so a death is seen well within 0.2 s.
 constexpr std::chrono::milliseconds kLookEvery{50};
 
+// What is seen of a group's members at one moment, for all operations that are looked at then.
+class Sight {
+ public:
+  explicit Sight(const Group& group) : group_(group), now_(Clock::now()) {}
+  Clock::time_point now() const { return now_; }
+  // Who is dead or has left, other than this rank. Asks the kernel, the first time.
+  Mask gone();
+  // Whether it has not been asked before: one warning is written, however many operations wait.
+  bool may_warn() { return !std::exchange(has_warned_, true); }
+
+ private:
+  const Group& group_;
+  const Clock::time_point now_;
+  std::optional<Mask> gone_;
+  bool has_warned_ = false;
+};
+
 class Watch {
  public:
-  // How long a wait is that is worth a line on stderr; tests shorten it.
-  static inline std::chrono::duration<double> warn_after{30};
-
   // `timeout` in seconds, from now.
   explicit Watch(double timeout) : timeout_(timeout) {}
 
   // Another rank's report. One load of an own cache line: cheap enough for every turn of a wait.
   static void throw_if_failed(const Operation& operation);
 
-  // Everything; reads clocks and asks the kernel, at most every few milliseconds. Throws
-  // CollectiveFailure; the caller tells the group.
-  void look(const Operation& operation);
+  // Everything, at most every few milliseconds. Throws CollectiveFailure; the caller tells the
+  // group.
+  void look(const Operation& operation, Sight& sight);
 
  private:
-  void look_for_lost_peers(const Operation& operation) const;
+  void look_for_lost_peers(const Operation& operation, Mask gone) const;
   [[noreturn]] void throw_timeout(const Operation& operation) const;
 
   double timeout_;

@@ -12,10 +12,10 @@ namespace pycollective::avx512 {
 namespace {
 constexpr int kVectorBytes = 64;
 // clang-format off: each needs those before it
-#include "kernels/lanes.h"
-#include "kernels/reduce.h"
-#include "kernels/combine.h"
-#include "kernels/find.h"
+#include "kernels/lanes.inl"
+#include "kernels/reduce.inl"
+#include "kernels/combine.inl"
+#include "kernels/find.inl"
 // clang-format on
 }  // namespace
 

@@ -2,21 +2,14 @@
 // and a piece of memory each, and PeerMemory over them.
 #pragma once
 
-#include <chrono>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "engine/device/peer_memory.h"
-#include "tests/cuda_session.h"
+#include "tests/cuda_streams.h"
 #include "tests/number_inputs.h"
 
 namespace pycollective::testing {
-
-using cuda::CUdeviceptr;
-using cuda::Current;
-using cuda::CUstream;
-using cuda::driver;
 
 // The process's: each with its primary context and the kernels, and access to all others.
 class Devices {
@@ -54,8 +47,6 @@ class Devices {
   std::vector<Device> devices_;
 };
 
-constexpr double kLongest = 150;  // seconds
-
 struct Rank {
   Devices::Device* device = nullptr;
   CUstream stream = nullptr;
@@ -66,14 +57,7 @@ struct Rank {
   // All that is on the stream ends in so many seconds.
   void synchronize(double seconds = kLongest) const {
     const Current current(device->context);
-    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-    for (;;) {
-      const cuda::CUresult now = driver().cuStreamQuery(stream);
-      if (now == cuda::CUDA_SUCCESS) return;
-      if (now != cuda::CUDA_ERROR_NOT_READY) OK(now);
-      CHECK(std::chrono::steady_clock::now() < end);
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
+    CHECK(is_idle_in(stream, seconds));
   }
   void write(std::size_t at, const Data& bytes) const {
     if (bytes.empty()) return;

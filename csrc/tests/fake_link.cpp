@@ -276,6 +276,14 @@ void FakeNetwork::kill(int rank, bool loses) {
   }
 }
 
+std::size_t FakeNetwork::posted(int rank) const {
+  Station& own = *stations_[static_cast<std::size_t>(rank)];
+  const std::lock_guard lock(own.mutex);
+  std::size_t sum = 0;
+  for (const auto& [key, posts] : own.posted) sum += posts.size();
+  return sum;
+}
+
 std::uint64_t FakeNetwork::delivered() const {
   std::uint64_t sum = 0;
   for (const auto& each : stations_) {

@@ -44,6 +44,8 @@ class FakeNetwork {
   // Changes what arrives of operations' messages, from now on; called on the thread that delivers.
   using Spoil = std::function<void(int sender, int receiver, std::byte* data, std::size_t bytes)>;
   void spoil_with(Spoil spoil) { spoil_ = std::move(spoil); }
+  // Receives of a rank that nothing has come for.
+  std::size_t posted(int rank) const;
   // Messages that were delivered.
   std::uint64_t delivered() const;
 

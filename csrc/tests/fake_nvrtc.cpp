@@ -1,9 +1,12 @@
 // An NVRTC for tests: a shared library that compiles nothing, says what it was asked, and fails as
 // the environment says.
 //   FAKE_NVRTC_MAJOR   its version (13)       FAKE_NVRTC_LOG   what it has to say of a program
+//   FAKE_NVRTC_PREFIX  what an image begins with ("cubin ")
+//   FAKE_NVRTC_COMPILED   a file to which it adds a line for each program
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 
 namespace {
@@ -20,6 +23,8 @@ const char* setting(const char* name, const char* otherwise) {
 }
 
 Program* of(void* handle) { return static_cast<Program*>(handle); }
+
+std::string prefix() { return setting("FAKE_NVRTC_PREFIX", "cubin "); }
 
 int copy(const std::string& text, char* to) {
   std::memcpy(to, text.data(), text.size());
@@ -63,6 +68,8 @@ int nvrtcDestroyProgram(void** program) {
 }
 int nvrtcCompileProgram(void* handle, int count, const char* const* flags) {
   ++compilations;
+  if (const char* const file = std::getenv("FAKE_NVRTC_COMPILED"))
+    std::ofstream(file, std::ios::app) << of(handle)->image << std::endl;
   for (int i = 0; i < count; ++i) of(handle)->image += std::string(" ") + flags[i];
   of(handle)->image += "; " + of(handle)->headers;
   of(handle)->log = setting("FAKE_NVRTC_LOG", "");
@@ -76,10 +83,10 @@ int nvrtcGetProgramLog(void* handle, char* to) {
   return copy(of(handle)->log + std::string(1, '\0'), to);
 }
 int nvrtcGetCUBINSize(void* handle, std::size_t* size) {
-  *size = 6 + of(handle)->image.size();
+  *size = prefix().size() + of(handle)->image.size();
   return 0;
 }
-int nvrtcGetCUBIN(void* handle, char* to) { return copy("cubin " + of(handle)->image, to); }
+int nvrtcGetCUBIN(void* handle, char* to) { return copy(prefix() + of(handle)->image, to); }
 int nvrtcGetPTXSize(void* handle, std::size_t* size) {
   *size = 4 + of(handle)->image.size();
   return 0;

@@ -52,16 +52,20 @@ inline std::vector<float> order_dependent(int rank, std::size_t count, unsigned 
   return x;
 }
 
-inline std::vector<float> sum_in_order(int ranks, std::size_t count, unsigned seed) {
-  std::vector<std::vector<float>> leaves;
+inline std::vector<float> sum_in_order(const std::vector<std::vector<float>>& leaves) {
   std::vector<const void*> inputs;
-  for (int r = 0; r < ranks; ++r) leaves.push_back(order_dependent(r, count, seed));
   for (const auto& leaf : leaves) inputs.push_back(leaf.data());
-  std::vector<float> sum(count);
+  std::vector<float> sum(leaves.front().size());
   const FloatEnvironment ieee;
   find_kernels(Dtype::kFloat32, ReduceOp::kSum, active_simd_level())
-      .reduce(inputs.data(), ranks, sum.data(), nullptr, count);
+      .reduce(inputs.data(), static_cast<int>(leaves.size()), sum.data(), nullptr, sum.size());
   return sum;
+}
+
+inline std::vector<float> sum_in_order(int ranks, std::size_t count, unsigned seed) {
+  std::vector<std::vector<float>> leaves;
+  for (int r = 0; r < ranks; ++r) leaves.push_back(order_dependent(r, count, seed));
+  return sum_in_order(leaves);
 }
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {

@@ -2,26 +2,18 @@
 // pointers.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <vector>
 
 #include "engine/device/device_group.h"
 #include "kernels/kernels.h"
 #include "tests/check.h"
-#include "tests/cuda_session.h"
+#include "tests/cuda_streams.h"
 #include "tests/device_programs.h"
 #include "tests/number_inputs.h"
 #include "tests/thread_ranks.h"
 
 namespace pycollective::testing {
-
-using cuda::CUdeviceptr;
-using cuda::Current;
-using cuda::CUstream;
-using cuda::driver;
-
-constexpr double kLongest = 100;  // seconds
 
 // Floats in a GPU's memory, and a stream of their own.
 class Array {
@@ -62,17 +54,11 @@ class Array {
   Data look() const { return read(beside_); }
   bool idle() const {
     const Current current(gpu_.context());
-    const cuda::CUresult now = driver().cuStreamQuery(stream_);
-    if (now != cuda::CUDA_ERROR_NOT_READY) OK(now);
-    return now == cuda::CUDA_SUCCESS;
+    return is_idle(stream_);
   }
   bool idle_in(double seconds) const {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-    while (!idle()) {
-      if (std::chrono::steady_clock::now() >= end) return false;
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-    return true;
+    const Current current(gpu_.context());
+    return is_idle_in(stream_, seconds);
   }
 
  private:
@@ -90,17 +76,22 @@ class Array {
   CUdeviceptr memory_ = 0;
 };
 
+inline std::shared_ptr<DeviceMailbox> make_mailbox(int device) {
+  DeviceGroup::make_room(device);
+  return std::make_shared<DeviceMailbox>(device, std::vector<std::string>());
+}
+
 // Keeps the array's stream busy until it is let go: by a kernel that waits for a peer that never
 // comes.
 class Busy {
  public:
   explicit Busy(const Array& array)
       : array_(array),
-        own_(array.device(), {}),
-        absent_(array.device(), {}),
+        own_(make_mailbox(array.device())),
+        absent_(make_mailbox(array.device())),
         dummy_(array.device(), 1),
-        peers_(*own_.kernels(), own_.gpu().context(), Member(0),
-               {own_.address(), absent_.address()}, own_.card().shape) {
+        peers_(*own_->kernels(), own_->gpu().context(), Member(0),
+               {own_->address(), absent_->address()}, own_->card().shape) {
     Request request;
     request.kind = OpKind::kAllReduce;
     request.dtype = Dtype::kFloat32;
@@ -118,7 +109,7 @@ class Busy {
 
  private:
   const Array& array_;
-  DeviceMailbox own_, absent_;
+  const std::shared_ptr<DeviceMailbox> own_, absent_;
   Array dummy_;
   PeerMemory peers_;
 };
@@ -134,7 +125,7 @@ class GpuThreads : public ThreadRanks {
     std::vector<std::shared_ptr<DeviceMailbox>> own;
     std::vector<DeviceCard> cards;
     for (int r = 0; r < ranks; ++r) {
-      own.push_back(std::make_shared<DeviceMailbox>(device(r), std::vector<std::string>()));
+      own.push_back(make_mailbox(device(r)));
       cards.push_back(own.back()->card());
     }
     for (int r = 0; r < ranks; ++r) {

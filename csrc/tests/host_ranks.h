@@ -19,6 +19,7 @@ class HostRanks : private ThreadRanks {
 
   using ThreadRanks::run;
   using ThreadRanks::size;
+  using ThreadRanks::stop_progress;
 
   std::unique_ptr<Group>& group(int rank) { return groups_[static_cast<std::size_t>(rank)]; }
 

@@ -1,4 +1,5 @@
-// A synchronous call allocates nothing: neither small nor large, neither reducing nor moving.
+// A synchronous call allocates nothing: neither small nor large, neither reducing nor moving. What
+// is refused leaves nothing behind.
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -8,7 +9,8 @@
 
 namespace {
 std::atomic<long> allocations{0};
-}
+std::atomic<long> freed{0};
+}  // namespace
 
 // Not inlined: the compiler would pair malloc with delete, and warn.
 __attribute__((noinline)) void* operator new(std::size_t bytes) {
@@ -16,15 +18,46 @@ __attribute__((noinline)) void* operator new(std::size_t bytes) {
   if (void* memory = std::malloc(bytes)) return memory;
   throw std::bad_alloc();
 }
-__attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory) noexcept {
+  freed += memory != nullptr ? 1 : 0;
+  std::free(memory);
+}
 __attribute__((noinline)) void operator delete(void* memory, std::size_t) noexcept {
+  freed += memory != nullptr ? 1 : 0;
   std::free(memory);
 }
 
 using namespace pycollective;
 using pycollective::testing::ThreadRanks;
 
+namespace {
+
+// Whatever the tag: there may be ever new ones.
+void refused_calls_leave_nothing() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  group[0]->abort("enough");
+  Request request;
+  request.kind = OpKind::kSend;
+  request.root = 1;
+  const auto refuse = [&](int tag) {
+    request.tag = tag;
+    for (const bool waits : {true, false}) try {
+        waits ? group[0]->run(request, {}) : static_cast<void>(group[0]->submit(request, {}));
+        CHECK(false);
+      } catch (const CollectiveFailure&) {
+      }
+  };
+  refuse(1);
+  const long before = allocations - freed;
+  for (int tag = 2; tag < 300; ++tag) refuse(tag);
+  CHECK(allocations - freed == before);
+}
+
+}  // namespace
+
 int main() {
+  refused_calls_leave_nothing();
   ThreadRanks threads(3);
   const auto group = threads.make_group();
   std::atomic<long> during{-1};

@@ -249,10 +249,8 @@ void a_wait_that_is_too_long_says_for_whom(int n, bool ends) {
           while (ranks.at(r).failure() == nullptr) CHECK(seconds_since(begin) < kSoon);
           const auto failure = ranks.at(r).failure();
           CHECK(failure->kind == FailureKind::kTimeout);
-          // Where the call waits on the host, too, that wait may end first: it does not know for
-          // whom the kernel waits.
-          CHECK(contains(failure->message, awaited) ||
-                (ends && contains(failure->message, "timed out on rank")));
+          // Also where the call waits on the host, which does not know for whom the kernel waits.
+          CHECK(contains(failure->message, awaited));
         }
       },
       1);
@@ -275,7 +273,43 @@ void calls_that_differ_move_nothing(int n, GpuThreads::Way way, bool ends) {
   });
 }
 
+// Of one that has ended, though its kernel is still to come, the next has the blocks once it has.
+void blocks_of_who_ends_are_waited_for() {
+  const Array array(0, 1000);
+  Busy busy(array);
+  auto ended = std::make_unique<GpuThreads>(1);
+  ended->at(0).run(all_reduce(array, array, false), {});
+  std::vector<std::shared_ptr<DeviceMailbox>> others;
+  while (BlockShare::is_left(0)) others.push_back(make_mailbox(0));
+  ended->at(0).abort("it is enough");
+  ended.reset();
+  CHECK(!BlockShare::is_left(0) && !array.idle());
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    busy.let_go();
+  });
+  others.push_back(make_mailbox(0));
+  later.join();
+}
+
+// Whoever asks is told at once.
+void blocks_of_who_goes_on_are_not() {
+  std::vector<std::shared_ptr<DeviceMailbox>> others;
+  do others.push_back(make_mailbox(1));
+  while (BlockShare::is_left(1));
+  const Clock::time_point begin = Clock::now();
+  try {
+    others.push_back(make_mailbox(1));
+    CHECK(false);
+  } catch (const std::runtime_error& error) {
+    CHECK(contains(error.what(), "close those that are not needed"));
+  }
+  CHECK(seconds_since(begin) < kSoon);
+}
+
 void by_kernels() {
+  blocks_of_who_ends_are_waited_for();
+  blocks_of_who_goes_on_are_not();
   for (const std::size_t count : {std::size_t{1000}, std::size_t{70'001}}) {
     GpuThreads ranks(4);
     many_threads_and_streams(ranks, count, 6, true);

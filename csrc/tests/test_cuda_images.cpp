@@ -1,7 +1,6 @@
 // Where a module's image comes from: the order, the cache, and what is said where there is none.
 // NVRTC is the fake one beside this program; there is no driver.
 
-#include <dlfcn.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -21,35 +20,12 @@
 #include "cuda/image_cache.h"
 #include "cuda/images.h"
 #include "tests/check.h"
+#include "tests/fake_nvrtc.h"
 
 namespace pycollective::cuda {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr GpuTraits kHopper{9, 0, 13000};
-
-void set(const char* name, const std::string& value) { CHECK(setenv(name, value.c_str(), 1) == 0); }
-
-// A folder for this program's files, gone at the end; and the environment that each test begins in.
-struct Folder {
-  explicit Folder(const std::string& fake) {
-    std::string name = fs::temp_directory_path() / "cuda-images-XXXXXX";
-    CHECK(mkdtemp(name.data()) != nullptr);
-    path = name;
-    set("XDG_CACHE_HOME", path);
-    set("PYCOLLECTIVE_NVRTC", fake);
-    for (const char* const variable :
-         {"PYCOLLECTIVE_CUDA_IMAGES", "FAKE_NVRTC_MAJOR", "FAKE_NVRTC_LOG"})
-      unsetenv(variable);
-  }
-  ~Folder() { fs::remove_all(path); }
-  fs::path cached() const {
-    for (const auto& entry : fs::directory_iterator(path / "pycollective")) return entry.path();
-    return {};
-  }
-  fs::path path;
-};
 
 const EmbeddedModule& reduce_module() {
   for (const EmbeddedModule& module : embedded().modules)
@@ -83,12 +59,6 @@ std::string refusal(const GpuTraits& gpu = kHopper) {
 
 bool holds(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
-}
-
-int compilations(const std::string& fake) {
-  void* const library = dlopen(fake.c_str(), RTLD_NOW);
-  CHECK(library != nullptr);
-  return reinterpret_cast<int (*)()>(dlsym(library, "fake_nvrtc_compilations"))();
 }
 
 void test_what_is_compiled_is_kept(const std::string& fake) {
@@ -241,6 +211,34 @@ void test_no_link_is_written_through(const std::string& fake) {
   CHECK(fs::file_size(victim) == std::strlen("a victim"));
 }
 
+// What was made before is taken where it is needed, whether or not a file keeps it; what could not
+// be made is told there, once.
+void test_what_is_prepared_is_not_made_again(const std::string& fake) {
+  const Folder folder(fake);
+  std::ofstream(folder.path / "pycollective") << "a file, not a folder";
+  constexpr GpuTraits kBlackwell{10, 0, 13000};
+  const auto modules = static_cast<int>(embedded().modules.count);
+  const int before = compilations(fake);
+  prepare_images(kBlackwell, {});
+  prepare_images({10, 3, 13000}, {});  // the same name
+  CHECK(compilations(fake) == before + modules);
+  for (int gpu = 0; gpu < 2; ++gpu)
+    for (const EmbeddedModule& module : embedded().modules)
+      CHECK(holds(load(kBlackwell, module).image, "cubin cuda/" + std::string(module.name)));
+  CHECK(compilations(fake) == before + modules);
+  set("FAKE_NVRTC_LOG", "error");
+  prepare_images({8, 0, 13000}, {});
+  CHECK(compilations(fake) == before + 2 * modules);
+  CHECK(holds(refusal({8, 0, 13000}), "does not compile cuda/reduce.cu for sm_80"));
+  CHECK(compilations(fake) == before + 2 * modules);
+  unsetenv("FAKE_NVRTC_LOG");
+  CHECK(holds(load({8, 0, 13000}).image, "cubin"));
+  CHECK(compilations(fake) == before + 2 * modules + 1);
+  set("PYCOLLECTIVE_CUDA_IMAGES", folder.path);  // nothing else is taken then
+  prepare_images({9, 0, 13000}, {});
+  CHECK(compilations(fake) == before + 2 * modules + 1);
+}
+
 void test_a_disk_that_is_full_costs_the_file_alone(const std::string& fake) {
   const Folder folder(fake);
   rlimit unlimited;
@@ -384,5 +382,6 @@ int main(int, char** arguments) {
   test_a_warning_is_an_error(fake);
   test_the_order(fake);
   test_a_failure_that_is_not_the_images_is_raised(fake);
+  test_what_is_prepared_is_not_made_again(fake);  // last: it is kept in the process
   return 0;
 }

@@ -1,6 +1,7 @@
 // How the engine fails: named culprits, every rank told, nothing left waiting.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -44,9 +45,9 @@ void a_mismatch_with_what_is_not_known_here() {
   ThreadRanks threads(2);
   const auto group = threads.make_group();
   Group& other = group[1]->group();
-  Channel::Post& post = other.receiving_half(Member(1), Member(0)).post[1];
-  post.dtype = 231;
-  post.sequence = 1;
+  ReceivingHalf& grant = other.receiving_half(Member(1), Member(0));
+  grant.dtype = 231;
+  grant.granted = 1;
   std::vector<float> x(10, 1.0F);
   const Failure failure = failure_of([&] { group[0]->run(pair(OpKind::kSend, x, 1), {}); });
   CHECK(failure.kind == FailureKind::kMismatch);
@@ -73,8 +74,7 @@ std::string stderr_of(const std::function<void()>& act) {
 void a_long_wait_names_the_absent_once() {
   ThreadRanks threads(2);
   const auto group = threads.make_group();
-  const auto usual = Watch::warn_after;
-  Watch::warn_after = std::chrono::milliseconds(100);
+  for (const auto& each : group) each->group().set_warn_after(std::chrono::milliseconds(100));
   const std::string text = stderr_of([&] {
     threads.run([&](int r) {
       if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
@@ -82,10 +82,34 @@ void a_long_wait_names_the_absent_once() {
       group[r]->run(all_reduce(x), {});
     });
   });
-  Watch::warn_after = usual;
   CHECK(text ==
         "pycollective: rank 0 has waited 0 s in all_reduce number 1: rank(s) 1 have not "
         "called it; it gives up after 60 s\n");
+}
+
+void many_messages_that_wait_long_write_one_line() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  group[0]->group().set_warn_after(std::chrono::milliseconds(100));
+  std::vector<std::vector<float>> x(50, std::vector<float>(1));
+  std::vector<std::shared_ptr<Work>> works;
+  const std::string text = stderr_of([&] {
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      Request receive = pair(OpKind::kRecv, x[i], 1);
+      receive.tag = static_cast<int>(i);
+      works.push_back(group[0]->submit(receive, nullptr));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  });
+  // A few where some were called later than others.
+  const auto lines = std::count(text.begin(), text.end(), '\n');
+  CHECK(lines >= 1 && lines <= 10);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    Request send = pair(OpKind::kSend, x[i], 0);
+    send.tag = static_cast<int>(i);
+    group[1]->run(send, {});
+    CHECK(works[i]->wait(10, {}));
+  }
 }
 
 void timeout_names_the_absent() {
@@ -139,6 +163,35 @@ void abort_ends_what_is_pending() {
     CHECK(failure_of([&] { two->wait(30, {}); }).kind == FailureKind::kAborted);
     CHECK(told == 2);
   });
+}
+
+// An operation in whose look, after failures were looked for, another rank fails and leaves.
+class Overtaken final : public Operation {
+ public:
+  Overtaken(Communicator& mine, Communicator& other, const Request& request)
+      : Operation(mine.group(), request, 1), other_(other) {}
+  void start() override {}
+  State advance() override { return State::kBlocked; }
+  bool finished_by(Member) const override { return false; }
+  bool called_by(Member) const override { return true; }
+  void compare_calls() const override {
+    other_.abort("for a reason");
+    other_.close();
+  }
+
+ private:
+  Communicator& other_;
+};
+
+void why_a_rank_left_is_told_also_in_between() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  std::vector<float> x(10, 1.0F);
+  const Request request = all_reduce(x);
+  const Overtaken operation(*group[0], *group[1], request);
+  Sight sight(operation.group());
+  const Failure failure = failure_of([&] { Watch(30).look(operation, sight); });
+  CHECK(failure.kind == FailureKind::kAborted && contains(failure.message, "for a reason"));
 }
 
 void a_wait_that_runs_out_only_says_so() {
@@ -276,9 +329,11 @@ int main() {
   a_mismatch_is_seen_although_another_is_absent();
   a_mismatch_with_what_is_not_known_here();
   a_long_wait_names_the_absent_once();
+  many_messages_that_wait_long_write_one_line();
   timeout_names_the_absent();
   leaving_after_the_last_operation_harms_nobody();
   abort_ends_what_is_pending();
+  why_a_rank_left_is_told_also_in_between();
   a_wait_that_runs_out_only_says_so();
   interruption_reaches_the_peers();
   an_interrupted_call_returns_when_its_arrays_are_free();

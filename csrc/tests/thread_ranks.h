@@ -25,6 +25,11 @@ class ThreadRanks {
 
   int size() const { return static_cast<int>(nodes_.size()); }
 
+  // As where no thread is to be had: whoever waits drives.
+  void stop_progress() const {
+    for (const auto& each : progress_) each->stop();
+  }
+
   // One communicator a rank, over all ranks. `data_bytes` 0: as much as the nodes give.
   std::vector<std::shared_ptr<Communicator>> make_group(double timeout = 60,
                                                         std::size_t data_bytes = 0) {

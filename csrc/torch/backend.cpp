@@ -1,6 +1,5 @@
 #include "torch/backend.h"
 
-#include <ATen/record_function.h>
 #include <torch/csrc/utils/pythoncapi_compat.h>
 
 #include <optional>
@@ -77,17 +76,20 @@ void Backend::shutdown() {
   threads_->close(milliseconds(collectives_->timeout()));
 }
 
+void Backend::carry_out(Transfer& transfer) {
+  const std::shared_ptr<const void> keep = transfer.keep(*collectives_, threads_);
+  typed([&](const InterruptHook& interrupted) {
+    for (const Request& request : transfer.requests())
+      with_keep(request, keep, [&](const Request& each) { collectives_->run(each, interrupted); });
+  });
+  transfer.copy_back();
+}
+
 c10::intrusive_ptr<c10d::Work> Backend::issue(c10d::OpType type, Transfer transfer, bool async) {
   const std::uint64_t sequence = ++sequence_;
   if (!async) {
-    RECORD_USER_SCOPE(transfer.profiling_title());
-    const std::shared_ptr<const void> keep = transfer.keep(*collectives_, threads_);
-    typed([&](const InterruptHook& interrupted) {
-      for (const Request& request : transfer.requests())
-        with_keep(request, keep,
-                  [&](const Request& each) { collectives_->run(each, interrupted); });
-    });
-    transfer.copy_back();
+    const auto profile = transfer.profile();
+    carry_out(transfer);
     return c10::make_intrusive<Work>(rank_, type, sequence, Flight::ended(std::move(transfer)),
                                      std::vector<std::shared_ptr<pycollective::Work>>());
   }

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -14,6 +15,10 @@
 #include "torch/transfer.h"
 
 namespace pycollective::shim {
+
+// Of a sparse tensor: its sizes, numbers of dimensions and dtype, which must be alike on all ranks;
+// then its elements.
+using SparseShape = std::array<std::int64_t, 19>;
 
 // Each call checks its tensors, then runs on the caller's thread (asyncOp false) or is handed to
 // the core and returns a Work at once. Nothing moves if a check fails. Thread-safe.
@@ -44,6 +49,10 @@ class Backend final : public c10d::Backend {
                                            const c10d::AllreduceOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
       std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  // The sum or average of sparse tensors, as if they were dense (sparse.cpp). Done when it returns,
+  // be the call asynchronous or not.
+  c10::intrusive_ptr<c10d::Work> allreduce_sparse(std::vector<at::Tensor>& tensors,
+                                                  const c10d::AllreduceOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
                                            const c10d::BroadcastOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>& tensors,
@@ -56,6 +65,9 @@ class Backend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
       std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
       const c10d::AllgatherOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
+                                                     std::vector<at::Tensor>& inputs,
+                                                     const c10d::AllgatherOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> reduce_scatter(std::vector<at::Tensor>& outputs,
                                                 std::vector<std::vector<at::Tensor>>& inputs,
                                                 const c10d::ReduceScatterOptions& opts) override;
@@ -81,18 +93,24 @@ class Backend final : public c10d::Backend {
                                       int tag) override;
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int source,
                                       int tag) override;
-  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
-
-  // Not there yet: these raise, and say what to use.
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
-  c10::intrusive_ptr<c10d::Work> allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs,
-                                                     std::vector<at::Tensor>& inputs,
-                                                     const c10d::AllgatherOptions& opts) override;
-  c10::intrusive_ptr<c10d::Work> allreduce_sparse(std::vector<at::Tensor>& tensors,
-                                                  const c10d::AllreduceOptions& opts) override;
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
+  // A barrier after which rank 0 names who did not come (monitored_barrier.cpp).
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
  private:
+  c10::intrusive_ptr<c10d::Work> receive(c10d::OpType type, std::vector<at::Tensor>& tensors,
+                                         int source, int tag);
   c10::intrusive_ptr<c10d::Work> issue(c10d::OpType type, Transfer transfer, bool async);
+  // Steps of allreduce_sparse.
+  using Shapes = std::vector<SparseShape>;
+  void check_reduces(Transfer& call, const at::Tensor& tensor,
+                     const c10d::AllreduceOptions& opts) const;
+  Shapes gather_shapes(const at::Tensor& own, const c10d::AllreduceOptions& opts);
+  at::Tensor reduce_rows(const at::Tensor& own, const std::vector<std::size_t>& counts,
+                         Transfer& call, const c10d::AllreduceOptions& opts);
+  // On this thread, until it is done and its results are in place.
+  void carry_out(Transfer& transfer);
 
   const std::shared_ptr<Collectives> collectives_;
   const std::shared_ptr<CompletionThreads> threads_;

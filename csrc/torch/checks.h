@@ -31,11 +31,26 @@ void check_shards(const char* name, const at::Tensor& all, const at::Tensor& sha
 void check_pairs(const char* name, const std::vector<at::Tensor>& outputs,
                  const std::vector<at::Tensor>& inputs);
 
-// The first dimension is cut into equal parts, one a rank; so say `splits`, if they say anything.
-void check_equal_splits(const char* name, const at::Tensor& tensor,
-                        const std::vector<std::int64_t>& splits, int size);
+// A list of outputs for each of `size` ranks, which has one tensor like each input, in their order.
+void check_coalesced(const char* name, const std::vector<std::vector<at::Tensor>>& outputs,
+                     const std::vector<at::Tensor>& inputs, int size);
 
-void check_no_tag(const char* name, int tag);
+// Input and output of one dtype; both checked as above.
+void check_dtypes(const char* name, const at::Tensor& output, const at::Tensor& input);
+
+// One tensor for each of `size` ranks, of any shapes.
+void check_list(const char* name, const std::vector<at::Tensor>& tensors, int size);
+
+// The first dimension can be cut into equal parts, one a rank.
+void check_equal_splits(const char* name, const at::Tensor& tensor, int size);
+
+// How many elements each rank's part has: of the first dimension what `splits` say, or equal parts
+// where they say nothing. `which`: "input" or "output".
+std::vector<std::int64_t> check_splits(const char* name, const char* which,
+                                       const at::Tensor& tensor,
+                                       const std::vector<std::int64_t>& splits, int size);
+
+void check_tag(const char* name, int tag);
 
 void check_rank(const char* name, std::int64_t rank, int size);
 

@@ -10,15 +10,6 @@ namespace {
 // True while the core tells this thread that it is done, which it does between operations.
 thread_local bool in_core = false;
 
-std::unique_ptr<at::RecordFunction> start_profile(const Transfer& transfer) {
-  if (!at::hasCallbacks()) return nullptr;
-  auto profile = std::make_unique<at::RecordFunction>(at::RecordScope::USER_SCOPE);
-  if (!profile->isActive()) return nullptr;
-  profile->_setAsync();  // ends on another thread
-  profile->before(transfer.profiling_title());
-  return profile;
-}
-
 }  // namespace
 
 std::shared_ptr<Flight> Flight::start(Transfer transfer,
@@ -35,7 +26,7 @@ std::shared_ptr<Flight> Flight::start(Transfer transfer,
   threads->call_begins();
   flight->threads_ = std::move(threads);
   flight->outstanding_ = flight->transfer_.requests().size();
-  flight->profile_ = start_profile(flight->transfer_);
+  flight->profile_ = flight->transfer_.profile();
   return flight;
 }
 

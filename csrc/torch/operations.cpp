@@ -9,6 +9,7 @@ using Tensors = std::vector<at::Tensor>;
 using c10d::OpType;
 
 Work Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  if (tensors.size() == 1 && tensors.front().is_sparse()) return allreduce_sparse(tensors, opts);
   Transfer transfer(OpKind::kAllReduce, "pycollective:all_reduce", opts.timeout);
   const at::Tensor& tensor = only(transfer.name(), tensors);
   transfer.reduce_by(opts.reduceOp);
@@ -86,6 +87,19 @@ Work Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
   return issue(OpType::ALLGATHER_COALESCED, std::move(transfer), opts.asyncOp);
 }
 
+Work Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                  const c10d::AllgatherOptions& opts) {
+  Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_coalesced", opts.timeout);
+  check_coalesced(transfer.name(), outputs, inputs, size_);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    Tensors shards;
+    for (const Tensors& of_rank : outputs) shards.push_back(of_rank[i]);
+    const void* from = transfer.read(inputs[i]);
+    transfer.add(from, transfer.write(shards), inputs[i].scalar_type(), inputs[i].numel());
+  }
+  return issue(OpType::ALLGATHER_COALESCED, std::move(transfer), opts.asyncOp);
+}
+
 Work Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                              const c10d::ReduceScatterOptions& opts) {
   Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter", opts.timeout);
@@ -154,8 +168,26 @@ Work Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
                             std::vector<std::int64_t>& input_splits,
                             const c10d::AllToAllOptions& opts) {
   Transfer transfer(OpKind::kAllToAll, "pycollective:all_to_all_single", opts.timeout);
-  check_equal_splits(transfer.name(), output, output_splits, size_);
-  check_equal_splits(transfer.name(), input, input_splits, size_);
+  // Whether splits are given is all that the ranks can agree on: each knows its own alone.
+  if (!output_splits.empty() || !input_splits.empty()) {
+    check_dtypes(transfer.name(), output, input);
+    const auto sent = check_splits(transfer.name(), "input", input, input_splits, size_);
+    const auto expected = check_splits(transfer.name(), "output", output, output_splits, size_);
+    const auto* from =
+        static_cast<const std::byte*>(transfer.read_apart({input}, {output}).front());
+    auto* to = static_cast<std::byte*>(transfer.write(output));
+    std::vector<Exchange> parts(sent.size());
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      parts[i] = {from, static_cast<std::size_t>(sent[i]), to,
+                  static_cast<std::size_t>(expected[i])};
+      from += sent[i] * input.element_size();
+      to += expected[i] * input.element_size();
+    }
+    transfer.add_exchange(std::move(parts), input.scalar_type());
+    return issue(OpType::ALLTOALL_BASE, std::move(transfer), opts.asyncOp);
+  }
+  check_equal_splits(transfer.name(), output, size_);
+  check_equal_splits(transfer.name(), input, size_);
   check_shards(transfer.name(), output, input, 1);
   const void* from = transfer.read(input);
   transfer.add(from, transfer.write(output), input.scalar_type(), input.numel() / size_);
@@ -164,13 +196,22 @@ Work Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 
 Work Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
   Transfer transfer(OpKind::kAllToAll, "pycollective:all_to_all", opts.timeout);
-  TORCH_CHECK_VALUE(!inputs.empty(), transfer.name(), ": the input list is empty");
-  const at::Tensor& shard = inputs.front();
-  check_tensor(transfer.name(), shard);
-  check_one_a_rank(transfer.name(), inputs, size_, shard);
-  check_one_a_rank(transfer.name(), outputs, size_, shard);
-  const void* from = transfer.read(inputs);
-  transfer.add(from, transfer.write(outputs), shard.scalar_type(), shard.numel());
+  check_list(transfer.name(), inputs, size_);
+  check_list(transfer.name(), outputs, size_);
+  const at::Tensor& like = inputs.front();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check_dtypes(transfer.name(), outputs[i], inputs[i]);
+    check_dtypes(transfer.name(), like, inputs[i]);
+  }
+  const std::vector<const void*> from = transfer.read_apart(inputs, outputs);
+  std::vector<Exchange> parts(inputs.size());
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    parts[i].input = from[i];
+    parts[i].sends = static_cast<std::size_t>(inputs[i].numel());
+    parts[i].output = transfer.write(outputs[i]);
+    parts[i].expects = static_cast<std::size_t>(outputs[i].numel());
+  }
+  transfer.add_exchange(std::move(parts), like.scalar_type());
   return issue(OpType::ALLTOALL, std::move(transfer), opts.asyncOp);
 }
 
@@ -178,42 +219,38 @@ Work Backend::send(Tensors& tensors, int destination, int tag) {
   Transfer transfer(OpKind::kSend, "pycollective:send", c10d::kUnsetTimeout);
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_rank(transfer.name(), destination, size_);
-  check_no_tag(transfer.name(), tag);
+  check_tag(transfer.name(), tag);
   transfer.root(destination);
+  transfer.tag(tag);
   transfer.add(transfer.read(tensor), nullptr, tensor.scalar_type(), tensor.numel());
   return issue(OpType::SEND, std::move(transfer), true);
 }
 
 Work Backend::recv(Tensors& tensors, int source, int tag) {
-  Transfer transfer(OpKind::kRecv, "pycollective:recv", c10d::kUnsetTimeout);
+  check_rank("recv", source, size_);
+  return receive(OpType::RECV, tensors, source, tag);
+}
+
+Work Backend::recvAnysource(Tensors& tensors, int tag) {
+  return receive(OpType::RECVANYSOURCE, tensors, kAnySource, tag);
+}
+
+Work Backend::receive(OpType type, Tensors& tensors, int source, int tag) {
+  const bool any = source == kAnySource;
+  Transfer transfer(OpKind::kRecv, any ? "pycollective:recvAnySource" : "pycollective:recv",
+                    c10d::kUnsetTimeout);
   const at::Tensor& tensor = only(transfer.name(), tensors);
-  check_rank(transfer.name(), source, size_);
-  check_no_tag(transfer.name(), tag);
+  check_tag(transfer.name(), tag);
   transfer.root(source);
+  transfer.tag(tag);
   transfer.add(nullptr, transfer.write(tensor), tensor.scalar_type(), tensor.numel());
-  return issue(OpType::RECV, std::move(transfer), true);
+  return issue(type, std::move(transfer), true);
 }
 
 Work Backend::barrier(const c10d::BarrierOptions& opts) {
   Transfer transfer(OpKind::kBarrier, "pycollective:barrier", opts.timeout);
   transfer.add(nullptr, nullptr, at::kByte, 0);
   return issue(OpType::BARRIER, std::move(transfer), opts.asyncOp);
-}
-
-Work Backend::recvAnysource(Tensors&, int) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "recv: the pycollective backend cannot receive from any source yet; name the source");
-}
-
-Work Backend::allgather_coalesced(std::vector<Tensors>&, Tensors&, const c10d::AllgatherOptions&) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false,
-                              "all_gather_coalesced: the pycollective backend does not have it; "
-                              "use all_gather_into_tensor for each tensor");
-}
-
-Work Backend::allreduce_sparse(Tensors&, const c10d::AllreduceOptions&) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "all_reduce: the pycollective backend takes dense tensors; use to_dense()");
 }
 
 }  // namespace pycollective::shim

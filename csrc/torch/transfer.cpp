@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -54,6 +56,16 @@ at::Tensor copy_of(const at::Tensor& tensor) {
   return copy;
 }
 
+using Span = std::pair<std::uintptr_t, std::uintptr_t>;  // the first byte, and the one behind
+
+Span span_of(const at::Tensor& tensor) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  if (tensor.numel() == 0) return {begin, begin};
+  std::int64_t last = 0;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  return {begin, begin + static_cast<std::size_t>(last + 1) * tensor.element_size()};
+}
+
 }  // namespace
 
 Transfer::Transfer(OpKind kind, const char* profiling_title, std::chrono::milliseconds timeout)
@@ -83,12 +95,52 @@ void Transfer::reduce_by(const c10d::ReduceOp& op) {
                               " is not known");
 }
 
+std::unique_ptr<at::RecordFunction> Transfer::profile() const {
+  if (!at::hasCallbacks()) return nullptr;
+  auto profile = std::make_unique<at::RecordFunction>(at::RecordScope::USER_SCOPE);
+  if (!profile->isActive()) return nullptr;
+  profile->_setAsync();
+  profile->before(profiling_title_, c10::ArrayRef<const c10::IValue>(shown_.data(), shown_.size()));
+  return profile;
+}
+
+// What a call takes: of a receive, which takes nothing, where it goes.
+void Transfer::show(const at::Tensor& tensor) {
+  if (at::hasCallbacks()) shown_.emplace_back(tensor);
+}
+
 const void* Transfer::read(const at::Tensor& tensor) {
+  show(tensor);
   inputs_.push_back(is_plain_memory(tensor) ? tensor : copy_of(tensor));
   return inputs_.back().const_data_ptr();
 }
 
+std::vector<const void*> Transfer::read_apart(const std::vector<at::Tensor>& tensors,
+                                              const std::vector<at::Tensor>& outputs) {
+  // By where they begin; each with the farthest end of it and those before it.
+  std::vector<Span> written;
+  for (const at::Tensor& output : outputs) written.push_back(span_of(output));
+  std::sort(written.begin(), written.end());
+  for (std::size_t i = 1; i < written.size(); ++i)
+    written[i].second = std::max(written[i].second, written[i - 1].second);
+  std::vector<const void*> from;
+  for (const at::Tensor& tensor : tensors) {
+    const Span own = span_of(tensor);
+    const auto behind = std::lower_bound(written.begin(), written.end(), Span{own.second, 0});
+    const bool overlaps = behind != written.begin() && std::prev(behind)->second > own.first;
+    if (!overlaps || own.first == own.second) {
+      from.push_back(read(tensor));
+      continue;
+    }
+    show(tensor);
+    inputs_.push_back(copy_of(tensor));
+    from.push_back(inputs_.back().const_data_ptr());
+  }
+  return from;
+}
+
 void* Transfer::write(const at::Tensor& tensor) {
+  if (like_.kind == OpKind::kRecv) show(tensor);
   outputs_.push_back(tensor);
   if (is_plain_memory(tensor)) return tensor.mutable_data_ptr();
   at::assert_no_internal_overlap(tensor);
@@ -97,6 +149,7 @@ void* Transfer::write(const at::Tensor& tensor) {
 }
 
 void* Transfer::update(const at::Tensor& tensor) {
+  show(tensor);
   outputs_.push_back(tensor);
   if (is_plain_memory(tensor)) return tensor.mutable_data_ptr();
   at::assert_no_internal_overlap(tensor);
@@ -105,6 +158,7 @@ void* Transfer::update(const at::Tensor& tensor) {
 }
 
 const void* Transfer::read(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) show(tensor);
   if (is_one_buffer(tensors)) {
     inputs_.insert(inputs_.end(), tensors.begin(), tensors.end());
     return tensors.front().const_data_ptr();
@@ -156,6 +210,25 @@ void Transfer::add(const void* input, void* output, at::ScalarType dtype, std::i
     request.count *= c10::elementSize(dtype);
   }
   requests_.push_back(std::move(request));
+}
+
+void Transfer::add_uneven(const void* input, void* output, at::ScalarType dtype,
+                          std::vector<std::size_t> counts) {
+  add(input, output, dtype, 1);
+  Request& request = requests_.back();
+  for (std::size_t& each : counts) each *= request.count;  // of the core's elements
+  request.counts = std::move(counts);
+}
+
+void Transfer::add_exchange(std::vector<Exchange> parts, at::ScalarType dtype) {
+  add(nullptr, nullptr, dtype, 1);
+  Request& request = requests_.back();
+  const std::size_t units = std::exchange(request.count, 0);  // bytes, of a dtype without a name
+  for (Exchange& part : parts) {
+    part.sends *= units;
+    part.expects *= units;
+  }
+  request.exchange = std::make_shared<const std::vector<Exchange>>(std::move(parts));
 }
 
 std::shared_ptr<const void> Transfer::keep(

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <chrono>
@@ -28,6 +29,7 @@ class Transfer {
   // for goes as bytes.
   void reduce_by(const c10d::ReduceOp& op);
   void root(std::int64_t rank) { like_.root = static_cast<int>(rank); }
+  void tag(int tag) { like_.tag = tag; }
 
   // Where the core reads a tensor, writes it, or both. The lists are equal tensors in rank order,
   // which the core wants in one buffer.
@@ -35,14 +37,29 @@ class Transfer {
   void* write(const at::Tensor& tensor);
   void* update(const at::Tensor& tensor);
   const void* read(const std::vector<at::Tensor>& tensors);
+  // Each as read() has it, of a copy where it overlaps one of `outputs`: for calls that write some
+  // outputs before they have read all inputs.
+  std::vector<const void*> read_apart(const std::vector<at::Tensor>& tensors,
+                                      const std::vector<at::Tensor>& outputs);
   void* write(const std::vector<at::Tensor>& tensors);
+
+  // What the caller gets is in place already.
+  void gives(const at::Tensor& tensor) { outputs_.push_back(tensor); }
 
   // One request; `count` as the core's Request has it, in elements. Null: this rank has no such
   // side.
   void add(const void* input, void* output, at::ScalarType dtype, std::int64_t count);
+  // As add(), of shards that differ: the elements of each rank's.
+  void add_uneven(const void* input, void* output, at::ScalarType dtype,
+                  std::vector<std::size_t> counts);
+
+  // An uneven all-to-all: what goes to each rank and comes from it, in elements.
+  void add_exchange(std::vector<Exchange> parts, at::ScalarType dtype);
 
   const char* name() const;  // "all_reduce"
-  const char* profiling_title() const { return profiling_title_; }
+  // What a profiler shows of the call while this lives: its title, and the shapes of what it takes.
+  // Null where nobody profiles. It may end on another thread.
+  std::unique_ptr<at::RecordFunction> profile() const;
   const std::vector<Request>& requests() const { return requests_; }
   // What the caller gets; whatever was passed to write and update.
   const std::vector<at::Tensor>& outputs() const { return outputs_; }
@@ -54,12 +71,15 @@ class Transfer {
   void copy_back();
 
  private:
+  void show(const at::Tensor& tensor);
+
   const char* profiling_title_;
   Request like_;
   std::vector<Request> requests_;
   std::vector<at::Tensor> inputs_;  // these and the outputs: what must live until the core is done
   std::vector<at::Tensor> outputs_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // to, from
+  std::vector<c10::IValue> shown_;  // to a profiler; the caller's own tensors
 };
 
 }  // namespace pycollective::shim

@@ -40,6 +40,15 @@ std::exception_ptr Work::exception() const {
 
 std::vector<at::Tensor> Work::result() { return flight_->transfer().outputs(); }
 
+int Work::sourceRank() const {
+  const auto& requests = flight_->transfer().requests();
+  TORCH_CHECK(requests.size() == 1 && cores_.size() == 1 && requests.front().kind == OpKind::kRecv,
+              flight_->transfer().name(), ": only what was received has a source rank");
+  const int rank = cores_.front()->source();
+  TORCH_CHECK(rank >= 0, "recv: the source is known once the message has come");
+  return rank;
+}
+
 bool Work::wait(std::chrono::milliseconds timeout) {
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();

@@ -20,6 +20,8 @@ class Work final : public c10d::Work {
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   std::vector<at::Tensor> result() override;
+  // Of a recv that has ended well: the rank in the group that sent the message.
+  int sourceRank() const override;
   void synchronize() override {}  // on a CPU, done is done
   // Not positive: no limit of its own. One that runs out raises CollectiveTimeout; the operation
   // goes on.

@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import bootstrap, reference
+from pycollective import reference
 from pycollective.bench.problem import numpy_type
 from pycollective.bench.sizes import format_size
 from pycollective.communicator import Communicator
 from pycollective.compression import CODECS, State
 from pycollective.compression.arrays import Floats
 from pycollective.errors import ConfigurationError
+from pycollective.join import bootstrap
 
 _ROW = 1024  # elements of one scale
 

@@ -20,6 +20,12 @@ _COLOURS = {
     "openmpi": "#E69F00",
     "openmpi-nocma": "#8C6D00",
 }
+_NAMES = {
+    "gloo": "Gloo",
+    "mpich": "MPICH",
+    "openmpi": "Open MPI",
+    "openmpi-nocma": "Open MPI without CMA",
+}
 _INK, _FAINT = "#222222", "#d9d9d9"
 
 
@@ -44,7 +50,7 @@ def plot(record: Record, path: str | os.PathLike[str]) -> None:
     _dress(axes, record)
     figure.draw_without_rendering()  # settles the layout, which the labels go by
     _spread(axes, labels)
-    figure.savefig(path)
+    figure.savefig(path, bbox_inches="tight")  # the labels lie outside the axes
 
 
 def _draw_limit(axes: Any, record: Record) -> list[Any]:
@@ -56,7 +62,7 @@ def _draw_limit(axes: Any, record: Record) -> list[Any]:
     slower = [limit.seconds * 1e6 for limit in record.limits]
     axes.fill_between(sizes, faster, slower, color="#bbbbbb", alpha=0.55, linewidth=0, zorder=1)
     axes.plot(sizes, slower, color="#777777", linewidth=1, zorder=1)
-    return [_label(axes, sizes, slower, "limit", "#777777")]
+    return [_label(axes, sizes, slower, "limit of the machine", "#777777")]
 
 
 def _draw_libraries(axes: Any, record: Record) -> list[Any]:
@@ -83,7 +89,7 @@ def _draw_libraries(axes: Any, record: Record) -> list[Any]:
             markersize=4.5 if own else 3,
             zorder=4 if own else 3,
         )
-        labels.append(_label(axes, sizes, medians, name, colour, bold=own))
+        labels.append(_label(axes, sizes, medians, _NAMES.get(name, name), colour, bold=own))
     return labels
 
 
@@ -132,7 +138,7 @@ def _dress(axes: Any, record: Record) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(colors=_INK, length=0)
-    axes.set_xlabel("message size", color=_INK)
+    axes.set_xlabel("message size, bytes (K and M are binary)", color=_INK)
     axes.set_ylabel("time of a call", color=_INK)
     reduce_op = f" {settings['reduce_op']}" if "reduce" in settings["operation"] else ""
     axes.set_title(

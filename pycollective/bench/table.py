@@ -147,5 +147,5 @@ def _time(seconds: float) -> str:
 
 
 def _columns(*texts: str) -> str:
-    widths = (12, 13, 9, 7, 7, 9, 8, 8, 9, 8)
+    widths = (12, 13, 14, 7, 7, 9, 8, 8, 9, 8)
     return "".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))

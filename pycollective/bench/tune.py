@@ -2,7 +2,9 @@
 
 Runs in the ranks themselves, inside any launch. For each size the algorithms take turns, round
 after round, so that all see the same weather; a turn is a number of back-to-back calls, its time
-that of the slowest rank, and what counts is the median of the rounds.
+that of the slowest rank, and what counts is the median of the rounds. Each turn begins with the
+same numbers, which look like data, since it depends on them how well they pack between hosts; and
+all algorithms must make the same bits of them.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pycollective import bootstrap
 from pycollective.bench.machine import describe_machine, describe_versions
 from pycollective.bench.operations import find_operation
-from pycollective.bench.problem import numpy_type
+from pycollective.bench.problem import PERIOD, TRAITS, numpy_type
 from pycollective.bench.sizes import format_size
 from pycollective.communicator import Communicator
 from pycollective.elements import ELEMENTS
 from pycollective.errors import ConfigurationError
+from pycollective.join import bootstrap
 from pycollective.schedule import ALGORITHMS, Topology, algorithms_for
 from pycollective.schedule.select import Measurement, Table
-from pycollective.tuning import read_table, write_table
+from pycollective.tuning.table import read_table, write_table
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather")
 ROUNDS = 11
@@ -178,20 +180,29 @@ def turns(
 
     Returns:
         Seconds a call of each round, by algorithm, of the rank that was slowest in it.
+
+    Raises:
+        AssertionError: two algorithms made different bits of the same inputs.
     """
-    calls = _calls(communicator, operation, size, dtype, (*algorithms_for(operation), *extra))
+    names = [*algorithms_for(operation), *extra]
+    whole, calls = _calls(communicator, operation, size, dtype, names)
+    inputs = whole.copy()
     repeats = {}
+    bits = b""
     for name, call in calls.items():
+        whole[:] = inputs
         call()  # makes the program
+        if whole.tobytes() != (bits := bits or whole.tobytes()):
+            raise AssertionError(f"{operation} of {size} bytes: {name} makes other bits")
         communicator.barrier()
         once = _slowest(communicator, [_timed(call, 2)])[0]
         repeats[name] = max(1, min(_MOST_CALLS, int(_TURN_SECONDS / once)))
-    names = list(calls)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         mine = {}
         # Each begins in turn: who follows a slow one always has the cold cache.
         for name in names[number % len(names) :] + names[: number % len(names)]:
+            whole[:] = inputs
             communicator.barrier()
             mine[name] = _timed(calls[name], repeats[name])
         slowest = _slowest(communicator, [mine[name] for name in names])
@@ -217,9 +228,12 @@ def _slowest(communicator: Communicator, seconds: list[float]) -> list[float]:
 
 def _calls(
     communicator: Communicator, operation: str, size: int, dtype: str, names: Sequence[str]
-) -> dict[str, Callable[[], Any]]:
+) -> tuple[NDArray[Any], dict[str, Callable[[], Any]]]:
+    """The buffer with this rank's inputs, and the calls, in place."""
     element = numpy_type(dtype)
-    whole: NDArray[Any] = np.zeros(size // element.itemsize, element)
+    count = size // element.itemsize
+    numbers = np.random.default_rng(communicator.rank).standard_normal(min(count, PERIOD))
+    whole: NDArray[Any] = np.resize(numbers.astype(element), count)
     length = len(whole) // communicator.size
     own = whole[communicator.rank * length : (communicator.rank + 1) * length]
     arguments = {
@@ -228,7 +242,9 @@ def _calls(
         "all_gather": (whole, own),
     }[operation]
     method = getattr(communicator, operation)
-    return {name: partial(method, *arguments, algorithm=name) for name in names}
+    if find_operation(operation).reduces and "avg" in TRAITS[dtype].reduce_ops:
+        method = partial(method, op="avg")  # sums of sums of sums would end in infinities
+    return whole, {name: partial(method, *arguments, algorithm=name) for name in names}
 
 
 def _header(communicator: Communicator, plan: Plan) -> list[str]:

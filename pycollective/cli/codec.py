@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from pycollective import bootstrap
 from pycollective.bench import codec as comparing
 from pycollective.errors import CollectiveError
+from pycollective.join import bootstrap
 from pycollective.launcher import launch
 from pycollective.schedule import Topology
 

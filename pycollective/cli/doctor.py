@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pycollective import _core, host_memory, installing, nvrtc
+from pycollective import _core, host_memory, installing
 from pycollective.environment import ENV_CUDA_WAY, ENV_TOPOLOGY
+from pycollective.gpu import nvrtc
 from pycollective.limits import MAX_RANKS_PER_HOST
 from pycollective.version import VERSION
 
@@ -36,6 +37,7 @@ def report() -> list[tuple[str, str, str]]:
     """(piece, what was found, what its absence costs: empty where nothing is missing)."""
     level = _core.simd_level()
     room = host_memory.headroom()
+    foreign = ", ".join(each.name for each in _core.dtypes() if not each.in_numpy)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     cores = len(os.sched_getaffinity(0))
     return [
@@ -64,7 +66,7 @@ def report() -> list[tuple[str, str, str]]:
         ),
         _package("torch", "the torch.distributed backend and the DDP hooks"),
         _torch_backend(),
-        _package("ml_dtypes", "bfloat16 NumPy arrays"),
+        _package("ml_dtypes", f"NumPy arrays of {foreign}"),
         _package("mpi4py", "launches by mpiexec, and the MPI peers of the benchmark"),
         _mpi(),
         _between_hosts(),
@@ -72,7 +74,6 @@ def report() -> list[tuple[str, str, str]]:
         _program("mpiexec", "launches by mpiexec, and the MPI peers of the benchmark"),
         ("CUDA", *_cuda()),
         _package("triton", "GPU kernels (not in this version)"),
-        _program("nvidia-smi", "a GPU (not used by this version)"),
     ]
 
 

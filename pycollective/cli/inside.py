@@ -16,7 +16,7 @@ def refuse_inside_a_launch(what: str, instead: str) -> None:
         ConfigurationError: this process is a rank of `pycollective run`, torchrun or mpiexec.
     """
     # Here, because the other commands of this program should not wait for it.
-    from pycollective import bootstrap
+    from pycollective.join import bootstrap
 
     if bootstrap.launched():
         raise ConfigurationError(

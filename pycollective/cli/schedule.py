@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pycollective.cli import schedule_table
+from pycollective.cli import schedule_program, schedule_table
 from pycollective.cli.schedule_messages import Counts, Sizes
 from pycollective.elements import ELEMENTS
 from pycollective.errors import ConfigurationError
@@ -61,6 +61,12 @@ def schedule(
         ),
     ] = 0,
     verify: Annotated[bool, typer.Option(help="Prove the schedule right.")] = True,
+    program: Annotated[
+        bool, typer.Option("--program", help="Print also what the engine carries out for a rank.")
+    ] = False,
+    rank: Annotated[
+        str, typer.Option(help="Whose program that is: a rank's number (0), or all.")
+    ] = "",
 ) -> None:
     """Show what an algorithm sends, step by step, and prove it right.
 
@@ -70,6 +76,9 @@ def schedule(
     try:
         made = make_schedule(operation, algorithm, _topology(topology, ranks), root)
         sizes = _sizes(size, dtype)
+        if rank and not program:
+            raise ConfigurationError("--rank says whose program is printed: give --program, too")
+        programs = schedule_program.ranks_named(rank or "0", made.topology) if program else ()
         if picture is not None:
             # Here, because matplotlib is slow to import, and may be missing.
             from pycollective.cli.schedule_picture import check, draw
@@ -92,6 +101,10 @@ def schedule(
         raise typer.Exit(1)
     if verify:
         print(schedule_table.proof(made, len(looked_at)))
+    for each in programs:
+        print()
+        for line in schedule_program.program(made, each):
+            print(line)
 
 
 def _topology(text: str, ranks: int) -> Topology:

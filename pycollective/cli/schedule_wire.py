@@ -42,6 +42,6 @@ def between_hosts(schedule: Schedule, counts: Counts, sizes: Sizes, of: str) -> 
         for buffers, (dtype, element) in zip(counts.across, types, strict=True)
     )
     text = f"between hosts{of}: all ranks together send {raw:,.0f} bytes raw"
-    if not any(dtype in HEADERS for dtype, _ in types):
+    if sizes.dtype not in HEADERS:  # nor are nodes, then
         return f"{text}; {sizes.dtype} is never packed"
     return f"{text}, packed at least {packed:,.0f} (of zeros), at most {LENGTH} a piece more"

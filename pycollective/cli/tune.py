@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pycollective import bootstrap
 from pycollective.bench import tune as measuring
 from pycollective.errors import CollectiveError
+from pycollective.join import bootstrap
 from pycollective.launcher import launch
 from pycollective.schedule import Topology
 

@@ -24,8 +24,11 @@ from pycollective.bench.problem import TRAITS, exponent_bias, numpy_type
 _Words = NDArray[np.uint64]
 
 # Exponents of the large numbers, and by how much the small ones' are below: least and end.
-_LARGE = {"float16": (9, 15)}
-_BELOW = {"float16": (14, 25), "bfloat16": (17, 29), "float32": (1, 25), "float64": (1, 54)}
+_LARGE = {"float8_e5m2": (13, 15), "float16": (9, 15)}
+_BELOW = {
+    **{"float8_e5m2": (23, 29), "float16": (14, 25), "bfloat16": (17, 29)},
+    **{"float32": (1, 25), "float64": (1, 54)},
+}
 _ANY_BITS, _ZEROS = 0.2, 0.05  # share of the elements that are special so
 
 

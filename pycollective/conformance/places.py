@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pycollective import _core
 from pycollective.communicator import Communicator
-from pycollective.device_array import DeviceArray
+from pycollective.gpu.array import DeviceArray
 
 PLACES = ("cpu", "cuda")
 

@@ -6,7 +6,6 @@ import hashlib
 import time
 from collections.abc import Callable
 
-from pycollective import bootstrap
 from pycollective.communicator import Communicator
 from pycollective.conformance import table
 from pycollective.conformance.calls import Call, Data
@@ -16,6 +15,7 @@ from pycollective.conformance.reports import Report, exchange
 from pycollective.conformance.selection import STAND_IN, Selection, can_do
 from pycollective.conformance.tally import Tally, describe
 from pycollective.errors import CollectiveError
+from pycollective.join import bootstrap
 
 
 class Lost(RuntimeError):

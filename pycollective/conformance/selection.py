@@ -66,7 +66,7 @@ def select(
 
     Raises:
         ConfigurationError: there is no such name, or an algorithm can do none of the operations, or
-            bfloat16 is asked for and ml_dtypes is missing.
+            a type of ml_dtypes' is asked for and that is missing.
     """
     chosen = _choose("operation", operations, tuple(OPERATIONS))
     how = _choose("algorithm", algorithms, (*ALGORITHMS, AUTO))
@@ -78,7 +78,7 @@ def select(
             f"there are {', '.join(there)}"
         )
     kinds = _choose("dtype", [ALIASES.get(name, name) for name in dtypes], tuple(DTYPES))
-    missing = ""
+    missing = []
     for kind in kinds:
         try:
             numpy_type(kind)
@@ -86,8 +86,8 @@ def select(
             if dtypes:
                 raise
             kinds = tuple(each for each in kinds if each != kind)
-            missing = str(error)
-    return Selection(chosen, able, kinds, quick, missing)
+            missing.append(str(error))
+    return Selection(chosen, able, kinds, quick, "; ".join(missing))
 
 
 def _choose(what: str, names: Sequence[str], there: tuple[str, ...]) -> tuple[str, ...]:

@@ -20,3 +20,9 @@ def blocks(ranks: int) -> list[tuple[int, int]]:
 def largest_block(ranks: int) -> int:
     """The largest power of two up to `ranks`."""
     return 1 << (ranks.bit_length() - 1)
+
+
+def larger_neighbour(ranks: int, block: int) -> int:
+    """Size of the binary block before the one of size `block`."""
+    larger = ranks // (2 * block) * (2 * block)
+    return larger & -larger

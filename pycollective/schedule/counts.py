@@ -1,11 +1,12 @@
 """What carrying out an algorithm takes, counted by formula: without making its schedule.
 
-Each algorithm's file has its formulas beside its moves. They follow the busiest: in each phase the
-rank, and between hosts the host, that sends or receives most. They are exact where the ranks are a
-power of two and hosts hold equal blocks of ranks whose size is a power of two, and on one host for
-any number of ranks but by halving-doubling. Elsewhere they may be off, mostly upwards, because they
-take the worst of each quantity though no rank meets all of them (the largest errors stand in
-tests/schedule/test_counts.py). Operations with a root are counted for root 0.
+Each algorithm has its formulas in a file beside its own (`ring_counts.py`). They follow the
+busiest: in each phase the rank, and between hosts the host, that sends or receives most. They are
+exact where the ranks are a power of two and hosts hold equal blocks of ranks whose size is a power
+of two, and on one host for any number of ranks but by halving-doubling. Elsewhere they may be off,
+mostly upwards, because they take the worst of each quantity though no rank meets all of them (the
+largest errors stand in tests/schedule/test_counts.py). Operations with a root are counted for root
+0.
 
 The cost of a formula grows with the ranks and hosts, never with shards x ranks.
 """

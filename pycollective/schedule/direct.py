@@ -7,7 +7,7 @@ travel; but n - 1 messages a rank in each step.
 from __future__ import annotations
 
 from .algorithm import Algorithm, Room, a_shard_each
-from .counts import LEAF, RESULT, Load, Phase, Phases
+from .direct_counts import COUNTS
 from .handing import Handing
 from .handing import later as later_handings
 from .lower import Move
@@ -100,37 +100,6 @@ def _at_root(topology: Topology, root: int) -> int:
     return len(topology.hosts[topology.host_of[root]])
 
 
-def _all_to_all_count(topology: Topology, shard: Load, adds: float = 0) -> Phases:
-    """Every rank has a message for every other."""
-    n, sizes = topology.ranks, {len(host) for host in topology.hosts}
-    if n == 1:
-        return ()
-    widest = max(sizes)
-    within, across = widest - 1, widest * (n - widest)
-    return (Phase(shard.times(within / n, within), shard.times(across / n, 2 * across), adds),)
-
-
-def _one_to_all_count(topology: Topology, shard: Load) -> Phases:
-    """Rank 0 has a message for every other, or every other one for rank 0."""
-    n, here = topology.ranks, len(topology.hosts[0])
-    if n == 1:
-        return ()
-    return (Phase(shard.times(here - 1, here - 1), shard.times(n - here, n - here)),)
-
-
-def _collect_count(topology: Topology) -> Phases:
-    n = topology.ranks
-    return _all_to_all_count(topology, LEAF, (n - 1) / n)
-
-
-def _spread_count(topology: Topology) -> Phases:
-    return _all_to_all_count(topology, RESULT)
-
-
-def _gather_count(topology: Topology) -> Phases:
-    return _one_to_all_count(topology, RESULT.times(1 / topology.ranks))
-
-
 _HANDINGS = {
     "all_reduce": _all_reduce_of,
     "reduce_scatter": lambda topology, shard, _, rank: collect_of(topology.ranks, shard, rank),
@@ -169,14 +138,5 @@ DIRECT = Algorithm(
     },
     _HANDINGS,
     _ROOM,
-    {
-        "all_reduce": lambda topology: _collect_count(topology) + _spread_count(topology),
-        "reduce_scatter": _collect_count,
-        "all_gather": _spread_count,
-        "reduce": lambda topology: _collect_count(topology) + _gather_count(topology),
-        "broadcast": lambda topology: _one_to_all_count(topology, RESULT),
-        "gather": _gather_count,
-        "scatter": _gather_count,
-        "all_to_all": _spread_count,
-    },
+    COUNTS,
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from .blocks import largest_block
+from .blocks import larger_neighbour, largest_block
 from .counts import LEAF, NOTHING, RESULT, Load, Phase, Phases, ceil_div
-from .halving_doubling import larger_neighbour
 from .partials import Partial, add_to, message_of
 from .topology import Topology
 

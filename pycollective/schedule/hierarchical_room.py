@@ -2,8 +2,8 @@
 
 What a rank needs of a shard that it carries follows from its host, and from how far the host goes
 with the shard: by halving between hosts that depends on the low bits that its number has in common
-with that of the owner's host (`halving_room.py`). So each host is looked at once, and each of its
-ranks for how many shards of each kind it carries.
+with that of the owner's host (`halving_doubling_room.py`). So each host is looked at once, and each
+of its ranks for how many shards of each kind it carries.
 """
 
 from __future__ import annotations

@@ -14,8 +14,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import eq
 
 from pycollective.order import sibling, split
+
+from .algorithm import Room
+from .circle import circle_of
+from .topology import Topology
 
 
 class _Sum:
@@ -108,3 +113,38 @@ def to_reduce(places: Sequence[int], near: Sequence[bool]) -> list[tuple[int, in
             alone = n - 1 - new if near[place] else 0  # its own leaf, beside what has come
             found.append((nodes[place - 1] + new, leaves[place - 1] + alone))
     return found
+
+
+def _near(topology: Topology) -> list[bool]:
+    """Of each place, whether the next one is on the same host."""
+    ranks = circle_of(topology).ranks
+    hosts = [topology.host_of[rank] for rank in ranks]
+    return list(map(eq, hosts, hosts[1:] + hosts[:1]))
+
+
+def _reduce_scatter_room(topology: Topology, _root: int) -> Room:
+    place_of = circle_of(topology).place
+    n = topology.ranks
+    needed = to_reduce([place_of[rank] for rank in range(n)], _near(topology))
+    return Room(max(nodes for nodes, _ in needed), max(leaves for _, leaves in needed), n - 1)
+
+
+def _all_gather_room(topology: Topology, _root: int) -> Room:
+    """Every shard but one goes to the next, whose own it is; where that is on the same host."""
+    n = topology.ranks
+    return Room(0, n - 1 if topology.widest > 1 else 0, n - 1)
+
+
+def _all_reduce_room(topology: Topology, root: int) -> Room:
+    place_of = circle_of(topology).place
+    n, near = topology.ranks, _near(topology)
+    needed = to_reduce([place_of[rank] for rank in range(n)], near)
+    items = max(leaves + (n - 1) * near[place] for place, (_, leaves) in enumerate(needed))
+    return Room(max(nodes for nodes, _ in needed), items, 2 * (n - 1))
+
+
+ROOM = {
+    "all_reduce": _all_reduce_room,
+    "reduce_scatter": _reduce_scatter_room,
+    "all_gather": _all_gather_room,
+}

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pycollective import _torch, bootstrap, leaving, wish
+from pycollective import _torch
 from pycollective.errors import ConfigurationError
+from pycollective.join import bootstrap, leaving, wish
 from pycollective.placement import number_hosts
 
 # How long a process that ends without destroy_process_group waits for what it issued and never
@@ -25,7 +26,7 @@ def register() -> None:
     if "pycollective" in dist.Backend.backend_list:
         return
     dist.Backend.register_backend("pycollective", _create, extended_api=True, devices=["cpu"])
-    leaving.add_to_end(_let_operations_end, _torch.CompletionThreads.end_all)
+    leaving.END.add(_let_operations_end, _torch.CompletionThreads.end_all)
 
 
 def _create(options: Any, _: object) -> _torch.Backend:

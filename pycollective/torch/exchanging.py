@@ -12,8 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from pycollective import leaving
 from pycollective.errors import ConfigurationError
+from pycollective.join.leaving import END
 
 _T = TypeVar("_T")
 
@@ -21,7 +21,40 @@ _T = TypeVar("_T")
 # aborted, for the thread to see it.
 _GRACE, _ABORTED_GRACE = 5.0, 2.0
 
-_live: weakref.WeakSet[Exchanger] = weakref.WeakSet()
+
+class Exchangers:
+    """Those of a process that have not been let go of, for its end.
+
+    Attributes:
+        ending: whether it has begun: no call is taken any more.
+    """
+
+    def __init__(self) -> None:
+        self.ending = False
+        self._live: weakref.WeakSet[Exchanger] = weakref.WeakSet()
+        self._registered = False
+
+    def add(self, exchanger: Exchanger) -> None:
+        """Have it end with the process."""
+        if not self._registered:
+            self._registered = True
+            END.add(self.let_end, self.end_all)
+        self._live.add(exchanger)
+
+    def let_end(self) -> None:
+        """Take no more calls, and give those that were issued a short time."""
+        self.ending = True
+        deadline = time.monotonic() + _GRACE
+        while any(each.busy for each in list(self._live)) and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+    def end_all(self) -> None:
+        """End their threads."""
+        for each in list(self._live):
+            each.end("the process ends")
+
+
+_OF_THIS_PROCESS = Exchangers()
 
 
 class Exchanger:
@@ -29,10 +62,12 @@ class Exchanger:
 
     Args:
         abort: makes a call that is under way fail; used at the end of the process.
+        those: of whom it is one.
     """
 
-    def __init__(self, abort: Callable[[str], None]) -> None:
+    def __init__(self, abort: Callable[[str], None], those: Exchangers = _OF_THIS_PROCESS) -> None:
         self._abort = abort
+        self._those = those
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -40,8 +75,7 @@ class Exchanger:
         self._issued = _Issued()
         # The thread holds no more than its queue: who lets go of a state ends it by that.
         weakref.finalize(self, self._calls.put, None).atexit = False
-        _register()
-        _live.add(self)
+        those.add(self)
 
     def post(self, call: Callable[[], None]) -> None:
         """Run it behind those issued before. It handles its own errors.
@@ -52,7 +86,7 @@ class Exchanger:
         """
         if os.getpid() != self._process:
             raise ConfigurationError("a state of compression does not work in a forked process")
-        if _ending:
+        if self._those.ending:
             raise ConfigurationError("a state of compression: the process ends")
         with self._issued.lock:
             # Under the lock: behind what ends the thread a call would wait for ever.
@@ -141,27 +175,3 @@ def _run(calls: queue.SimpleQueue[Callable[[], None] | None], issued: _Issued) -
         del call  # it holds gradients
         with issued.lock:
             issued.count -= 1
-
-
-_registered = False
-_ending = False
-
-
-def _register() -> None:
-    global _registered
-    if not _registered:
-        _registered = True
-        leaving.add_to_end(_let_exchanges_end, _end_all)
-
-
-def _let_exchanges_end() -> None:
-    global _ending
-    _ending = True
-    deadline = time.monotonic() + _GRACE
-    while any(each.busy for each in list(_live)) and time.monotonic() < deadline:
-        time.sleep(0.002)
-
-
-def _end_all() -> None:
-    for each in list(_live):
-        each.end("the process ends")

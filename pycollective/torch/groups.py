@@ -10,12 +10,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pycollective import _torch, wish
+from pycollective import _torch
 from pycollective.compression.ends import Among, Ends
 from pycollective.compression.groups import Bytes, Group, by_dtype
 from pycollective.compression.placing import Places
 from pycollective.errors import ConfigurationError
-from pycollective.host import host_identity
+from pycollective.join import wish
+from pycollective.join.host import host_identity
 from pycollective.placement import number_hosts
 
 # By its name since torch 2.13, and before.

@@ -12,7 +12,11 @@ import pytest
 from pycollective.bench.codec import COMPARED
 from pycollective.cli.bench import bench as command
 from pycollective.compression import CODECS
+from tests.harness import ROOT
 from tests.kernels.quantized import payload_bytes, usual_chunk
+from tests.launchers import launcher
+
+MAIN = str(ROOT / "pycollective" / "__main__.py")
 
 
 def bench(*arguments, status=0):
@@ -46,8 +50,12 @@ def fewer_bytes(codec):
 @pytest.mark.parametrize("codec", CODECS)
 def test_bytes_errors_and_a_verdict(codec):
     fewer, error = fewer_bytes(codec), ERROR.get(codec, (0, 1))
-    options = ["--codec", codec, "--ranks", "2", "--topology", "2x1", "--rounds", "2"]
-    done = bench("all_reduce", *options, "-b", "256K", "-e", "256K")
+    options = ["--codec", codec, "--rounds", "2"]
+    options += ["-b", "256K", "-e", "256K"]
+    # In a launch each rank takes part; that bench starts ranks itself is shown below.
+    ranks = launcher("forks")
+    done = ranks.run(2, MAIN, "bench", "all_reduce", *options, PYCOLLECTIVE_TOPOLOGY="2x1")
+    assert done.returncode == 0, done.stderr
     found = ways(done.stdout)
     assert list(found) == [codec, "fp32", "bf16"]
     assert fewer[0] < RAW / int(found[codec][1]) < fewer[1]

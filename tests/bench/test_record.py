@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from pycollective import _core
 from pycollective.bench import table
 from pycollective.bench.plot import plot
 from pycollective.bench.record import Limit, Record, Row, Timing, read_json, write_json
@@ -104,6 +105,12 @@ def test_the_columns_are_those_of_nccl_tests(record):
     assert "openmpi: this MPI has no such type" in lines[2]
     assert lines[3].split()[5] == "1.50"  # the slower limit
     assert len(lines) == 4
+
+
+@pytest.mark.parametrize("dtype", [each.name for each in _core.dtypes()])
+def test_no_dtype_runs_into_the_column_before(record, dtype):
+    record.settings["dtype"] = dtype
+    assert next(table.rows(record, 1024)).split()[2] == dtype
 
 
 def test_what_was_sent_between_hosts_has_columns_where_there_are_several(record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("name", ["run", "torchrun", *NAMES])
+# One function knows the launchers, another thing than what each command says.
+@pytest.mark.parametrize(
+    ("name", "command"),
+    list(zip(["run", "torchrun", *NAMES], itertools.cycle(COMMANDS), strict=False)),
+)
 def test_ranks_are_not_started_in_ranks(name, command):
     if name == "torchrun":
         pytest.importorskip("torch")

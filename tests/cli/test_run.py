@@ -104,7 +104,7 @@ comm.barrier()
 
 
 def test_a_rank_that_fails_because_of_another_is_not_blamed(program):
-    done = run("--tag-output", "-n", 3, program(FOLLOWER))  # which keeps lines whole
+    done = run("-n", 3, program(FOLLOWER))
     assert done.returncode == 1
     assert done.stderr.count("CollectiveAborted: ") == 2  # the others fail, and fail first
     assert "pycollective run: rank 2 of 3 (pid " in done.stderr.splitlines()[-1]
@@ -237,36 +237,6 @@ def test_grandchildren_are_ended():
     pids = [int(line) for line in done.stdout.split()]
     assert len(pids) == 2
     assert_ended(pids)
-
-
-def test_tagged_output_names_the_rank_of_each_line():
-    done = run("--tag-output", "-n", 2, "sh", "-c", r"printf 'a\nb' ; printf 'c\n' >&2")
-    assert done.returncode == 0
-    assert sorted(done.stdout.splitlines()) == ["[0] a", "[0] b", "[1] a", "[1] b"]
-    assert sorted(done.stderr.splitlines()) == ["[0] c", "[1] c"]
-
-
-def test_tagged_output_that_nobody_reads_ends_the_ranks():
-    with subprocess.Popen(
-        [*COMMAND, "--tag-output", "-n", "2", "sh", "-c", "while echo on and on; do :; done"],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout.readline().endswith("] on and on\n")
-        process.stdout.close()
-        assert process.wait(20) != 0
-
-
-def test_output_that_is_held_open_keeps_nobody():
-    """By what has left the rank's process group, and cannot be ended with it."""
-    start = time.monotonic()
-    script = "echo done; setsid sleep 8 & sleep 0.2"
-    done = run("--tag-output", "-n", 1, "sh", "-c", script)
-    assert done.stdout == "[0] done\n"
-    assert done.returncode == 0
-    assert time.monotonic() - start < 7
 
 
 def test_arguments_are_the_programs_own(program):

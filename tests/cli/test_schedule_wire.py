@@ -96,7 +96,7 @@ CALLS = [
 
 def test_what_is_sent_lies_in_the_range(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM.format(calls=CALLS, count=COUNT))
-    done = launcher("run").run(4, str(tmp_path / "program.py"), PYCOLLECTIVE_TOPOLOGY="2x2")
+    done = launcher("forks").run(4, str(tmp_path / "program.py"), PYCOLLECTIVE_TOPOLOGY="2x2")
     assert done.returncode == 0, done.stderr
     sent = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("SENT")]
     assert len(sent) == len(CALLS)

@@ -94,7 +94,7 @@ def test_the_digest_does_not_depend_on_the_instruction_set(quick):
 
 WITH_A_FAULT = """
 import sys
-from pycollective import bootstrap
+from pycollective.join import bootstrap
 from tests.cli.test_verify_table import PLANTS
 init = bootstrap.init
 class Planted(PLANTS[sys.argv.pop(1)]):

@@ -9,13 +9,14 @@ import re
 import numpy as np
 import pytest
 
-from pycollective import bootstrap, reference
+from pycollective import reference
 from pycollective.conformance import select
 from pycollective.conformance import verify as verify_this_rank
 from pycollective.conformance.cases import cases, counts
 from pycollective.conformance.inputs import leaves
+from pycollective.join import bootstrap
 from pycollective.schedule import OPERATIONS
-from tests.inputs import DTYPES, FLOATS, words
+from tests.inputs import DTYPES, ORDERED, words
 
 
 def digest_of(output):
@@ -201,7 +202,7 @@ def test_a_wrong_all_gather_hides_nothing(pool):
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 7])
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", ORDERED)
 def test_the_inputs_tell_orders_apart(dtype, ranks):
     inputs = leaves(dtype, "sum", ranks, 20_000)
     rotated = [*inputs[1:], inputs[0]]
@@ -212,13 +213,16 @@ def test_the_inputs_tell_orders_apart(dtype, ranks):
         assert any(np.isnan(leaf).any() for leaf in inputs)
 
 
-GOLDEN = "acaf58f96e063d98e2650bff27b1d4d6"
+GOLDEN_BEFORE_FLOATS_OF_A_BYTE = "acaf58f96e063d98e2650bff27b1d4d6"
+GOLDEN = "af482f9af71da3696d336474395194c7"
 
 
 def test_the_inputs_are_the_same_everywhere():
     """What they are made of is exact; other inputs would give everyone other digests."""
     total = hashlib.sha256()
     for dtype in DTYPES:
+        if dtype == "float8_e4m3fn":  # the first that came later: nobody else's inputs changed
+            assert total.hexdigest()[:32] == GOLDEN_BEFORE_FLOATS_OF_A_BYTE
         for op in ("sum", "prod"):
             total.update(b"".join(leaf.tobytes() for leaf in leaves(dtype, op, 5, 1000)))
     assert total.hexdigest()[:32] == GOLDEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pycollective import _core, reference
-from pycollective.device_array import DeviceArray
+from pycollective.gpu.array import DeviceArray
 from tests.harness import PerRank
 from tests.inputs import awkward, same_bits
 

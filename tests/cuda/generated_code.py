@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from pycollective import _core, nvrtc
+from pycollective import _core
+from pycollective.gpu import nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBED = runpy.run_path(str(ROOT / "csrc" / "cuda" / "embed.py"))
@@ -80,6 +81,16 @@ def ptx_of(source: Path, *flags: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         return made.read_text()
+
+
+@functools.lru_cache
+def ptx_in(image: Path) -> str:
+    """The PTX that an image holds: what is shipped, and need not be compiled again."""
+    dump = find_tool("cuobjdump")
+    assert dump is not None
+    done = subprocess.run([dump, "-ptx", str(image)], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def functions_of(image: Path) -> Iterator[tuple[str, str, str]]:

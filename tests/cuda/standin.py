@@ -8,6 +8,7 @@ import fcntl
 import functools
 import gc
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -52,6 +53,13 @@ def environment(**more: object) -> dict[str, str]:
     return {"PYCOLLECTIVE_CUDA_DRIVER": library(), "PYCOLLECTIVE_CUDA_IMAGES": images(), **named}
 
 
+@functools.cache
+def functions() -> list[str]:
+    """The driver's functions that pycollective has, but those that name errors."""
+    table = (ROOT / "csrc" / "cuda" / "driver_functions.h").read_text()
+    return [name for name in re.findall(r"X\((cu\w+)", table) if "GetError" not in name]
+
+
 def called(_, function, *arguments):
     """What a rank of the harness calls, for a `function` without a communicator."""
     result = function(*arguments)
@@ -68,6 +76,18 @@ class Driver:
     def __call__(self, name, *arguments):
         return getattr(self.library, name)(*arguments)
 
+    def fail(self, name, n, code):
+        """Has the library's n-th call of the function from now on give the error; 0: none.
+
+        CUDA_ERROR_NOT_READY all later ones give, too.
+        """
+        assert self("standinFail", name.encode(), n, code) == 0
+
+    def calls(self, name):
+        """Of the function by the library, so far."""
+        self.library.standinCalls.restype = ctypes.c_long
+        return self("standinCalls", name.encode())
+
     def current(self):
         context = ctypes.c_void_p()
         assert self("cuCtxGetCurrent", ctypes.byref(context)) == 0
@@ -78,8 +98,10 @@ class Driver:
         context = ctypes.c_void_p()
         assert self("cuDevicePrimaryCtxRetain", ctypes.byref(context), device) == 0
         assert self("cuCtxPushCurrent_v2", context) == 0
-        yield
-        assert self("cuCtxPopCurrent_v2", ctypes.byref(context)) == 0
+        try:
+            yield
+        finally:
+            assert self("cuCtxPopCurrent_v2", ctypes.byref(context)) == 0
 
     def readable(self, address):
         to = ctypes.create_string_buffer(1)
@@ -104,6 +126,25 @@ class Driver:
                     )
                     == 0
                 )
+
+    def hold(self, device, stream):
+        """A function that lets the stream of this handle go on, which stands still until then."""
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        word, seen = ctypes.c_void_p(), ctypes.c_uint64()
+        image = b"\x50\xed\x55\xba\0\0\0\0"
+        with self.context(device):
+            assert self("cuMemHostAlloc", ctypes.byref(word), ctypes.c_size_t(4), 3) == 0
+            self("cuMemHostGetDevicePointer_v2", ctypes.byref(seen), word, 0)
+            there = ctypes.c_uint32.from_address(word.value)
+            there.value = 0
+            assert self("cuModuleLoadDataEx", ctypes.byref(module), image, 0, None, None) == 0
+            assert self("cuModuleGetFunction", ctypes.byref(function), module, b"test_wait") == 0
+            parameters = (ctypes.c_uint64 * 3)(seen.value, 1, 0)
+            all_ = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
+            one_block = (1,) * 6
+            handle = ctypes.c_void_p(stream)
+            assert self("cuLaunchKernel", function, *one_block, 0, handle, all_, None) == 0
+        return lambda: setattr(there, "value", 1)
 
     def free_bytes(self, device):
         """Of the GPU's memory."""

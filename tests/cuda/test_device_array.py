@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pycollective import _core
-from pycollective.device_array import DeviceArray, storage_type
 from pycollective.errors import ConfigurationError
+from pycollective.gpu.array import DeviceArray, storage_type
 from tests import dlpack_producers
 from tests.cuda import standin
 from tests.harness import Ranks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pycollective import nvrtc
 from pycollective.cli import doctor
+from pycollective.gpu import nvrtc
 from tests.cuda import fake_driver
 
 NOT = "without it, not: arrays on GPUs"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 
 import pytest
 
-from benchmarks.gpu import run, steps
-from benchmarks.gpu.images import put
+from benchmarks.gpu import images, run, shown, steps
 from benchmarks.gpu.steps import PYTHON, ROOT, Step, bench_rows, last_json
+from benchmarks.gpu.table import Outcome, table
 from tests.cuda import standin
 from tests.cuda.test_embedding import make_nvcc
 from tests.harness import await_
@@ -40,7 +41,47 @@ def test_no_step_stops_another():
         missing["cupy"],
     ]
     assert (outcomes[0].said, outcomes[4].measured) == (["bad"], {"a": 1})
-    assert run.table(outcomes)[-1] == "1 ok, 2 failed, 1 too slow, 1 not run"
+    assert table(some, outcomes)[-2] == "1 ok, 2 failed, 1 too slow, 1 not run"
+
+
+def test_the_table_is_aligned_and_has_targets_and_reasons():
+    measured = {"ours_us": 12345.678, "torch": "RuntimeError: overlapping devices"}
+    some = [
+        Step("one", (), 1, shows=shown.symmetric_memory),
+        Step("two", (), 1, shows=shown.ordered_reduce),
+        Step("three", (), 1, shows=shown.ordered_reduce),
+        Step("four", (), 1, shows=shown.ordered_reduce),
+    ]
+    bandwidth = {"copy_bytes_per_s": 4.1e12, "reduce_bytes_per_s": 3.8e12, "share_of_copy": 0.9268}
+    slow = {**bandwidth, "share_of_copy": 0.894}
+    outcomes = [
+        Outcome("one", "ok", "", 2.0, measured),
+        Outcome("two", "ok", "", 3.25, bandwidth),
+        Outcome("three", "ok", "", 3.25, slow),
+        Outcome("four", "not run", "out of time"),
+    ]
+    lines = table(some, outcomes)
+    found = [" ".join(line.split()) for line in lines]
+    assert found == [
+        "step value unit target",
+        "one ok, 2.0 s",
+        "pycollective, 2 processes, 4 Ki float32 12,346 us",
+        "PyTorch's symmetric memory not run: RuntimeError: overlapping devices",
+        "two ok, 3.2 s",
+        "copy on the device 4,100 GB/s",
+        "reduce 3,800 GB/s",
+        "reduce, of the copy 92.68 % at least 90 % met",
+        "three ok, 3.2 s",
+        "copy on the device 4,100 GB/s",
+        "reduce 3,800 GB/s",
+        "reduce, of the copy 89.4 % at least 90 % MISSED",
+        "four not run: out of time",
+        "3 ok, 0 failed, 0 too slow, 1 not run",
+        "targets: 1 met, 1 missed",
+    ]
+    units = [re.search(" (GB/s|us|%)( |$)", line) for line in lines]
+    assert len({unit.start() for unit in units if unit}) == 1
+    assert "MISSED" not in "\n".join(table(some, outcomes, is_real=False))
 
 
 def test_what_a_step_has_started_ends_with_it(tmp_path):
@@ -66,7 +107,16 @@ def _runs(pid):
 def test_once_the_time_is_over_nothing_more_begins():
     outcomes = run.run_all([shell("sleep 30"), shell("true")], {}, time.monotonic() + 1.5)
     assert [each.outcome for each in outcomes] == ["too slow", "not run"]
-    assert outcomes[1].reason == "the time for everything is over"
+    assert outcomes[1].reason == "out of time"
+
+
+def test_builds_go_on_at_once(tmp_path):
+    # Each waits for what the other makes.
+    waits = "touch {0}; while [ ! -e {1} ]; do sleep 0.01; done"
+    one, two = tmp_path / "one", tmp_path / "two"
+    some = [shell(waits.format(one, two)), shell(waits.format(two, one)), shell("false")]
+    outcomes = run.run_together(some, {}, time.monotonic() + 30)
+    assert [each.outcome for each in outcomes] == ["ok", "ok", "failed"]
 
 
 def test_the_rows_of_bench_are_read():
@@ -105,14 +155,45 @@ def start(*arguments, **environment):
 
 def test_images_are_put_where_the_native_tests_take_them(tmp_path, monkeypatch):
     make_nvcc(tmp_path, monkeypatch)
-    put(tmp_path / "built", tmp_path / "images")
+    images.put(tmp_path / "built", tmp_path / "images")
     modules = {path.stem for path in (ROOT / "csrc" / "cuda").glob("*.cu")}
     assert {each.name for each in (tmp_path / "images").iterdir()} == {
         f"{name}.fatbin" for name in modules
     }
     monkeypatch.setenv("PYCOLLECTIVE_NVCC", "0")
     with pytest.raises(SystemExit, match="there is no nvcc"):
-        put(tmp_path / "built", tmp_path / "images")
+        images.put(tmp_path / "built", tmp_path / "images")
+
+
+def test_images_without_the_abort_look_are_others_than_the_usual_ones(tmp_path, monkeypatch):
+    make_nvcc(tmp_path, monkeypatch)
+    other = images.without_abort_look(tmp_path / "built")
+    images.put_litmus(tmp_path / "out" / "litmus.fatbin")
+    first, litmus = (tmp_path / "calls").read_text().splitlines()
+    assert first.endswith("csrc/cuda/program.cu")
+    assert "-DPYCOLLECTIVE_ABORT_EVERY=0" in first
+    assert litmus.endswith("benchmarks/gpu/litmus.cu")
+    assert "ABORT_EVERY" not in litmus
+    # The name of what is kept says what it was compiled with.
+    images.put(tmp_path / "built", tmp_path / "usual")
+    usual = (tmp_path / "calls").read_text().splitlines()[2:]
+    assert len(usual) == len(list((ROOT / "csrc" / "cuda").glob("*.cu")))
+    assert not any("ABORT_EVERY" in call for call in usual)
+    assert not other.exists()  # of one folder the last alone is kept: each has its own
+
+
+def test_native_programs_run_where_the_extension_is_not_built(tmp_path, monkeypatch):
+    for name, value in standin.environment(devices=3).items():
+        monkeypatch.setenv(name, value)
+    whole, machine = run.probe()
+    monkeypatch.setattr(run, "ROOT", tmp_path)  # where nothing is built
+    bare, same = run.probe()
+    assert "extension" not in whole
+    assert bare == {**whole, "extension": "this tree's extension is not built"}
+    assert (same["gpus"], same["cuda"]) == (machine["gpus"], machine["cuda"])
+    assert same["gpus"] == [run.STANDIN] * 3
+    monkeypatch.setenv("PYCOLLECTIVE_CUDA_DRIVER", "/no/such/libcuda.so")
+    assert "/no/such/libcuda.so" in run.probe()[0]["driver"]
 
 
 @pytest.mark.storm  # compiles the native tests, and runs what `make gpu` does
@@ -139,24 +220,40 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path):
     peers = measured["peer kernels, ranks of one process"]
     assert set(peers["one_shot_us"]) == {"2", "4", "8"}
     assert peers["direct, 8 ranks of 256 KiB, 1 blocks"]["share_of_copy"] > 0
+    loops = measured["litmus loops"]
+    together = {"one process, one GPU", "one process, two GPUs"}
+    assert set(loops) == {*together, "two processes, one GPU"}
+    for where in loops:
+        for name in ("message passing", "slot reuse"):
+            assert loops[where][name]["exchanges"] > 0
+            assert loops[where][name]["stale"] == loops[where][name]["overwritten"] == 0
+    for where in together:
+        assert loops[where]["early"]["stale"] > 0
+        assert loops[where]["early done"]["overwritten"] > 0
+    limit = measured["four ranks with a quarter of the GPU each"]
+    assert limit["waited_at_once"] == 3 * limit["blocks_of_a_rank"] == 6
+    look = measured["what the abort look costs"]
+    assert look["ring, 8 ranks"]["us"] > 0
     reasons = {step["name"]: step["reason"] for step in record["steps"]}
     for name in ("memcheck of every reduction", "racecheck of programs, ranks: 2"):
         assert became[name] == "not run"
         assert "the driver is the stand-in" in reasons[name]
+    torch = "PyTorch's symmetric memory, 2 processes on one GPU"
+    assert reasons[torch] == "torch is not there, or finds no GPU"
+    assert f"{torch:56} not run: {reasons[torch]}" in done.stdout
 
 
-@pytest.mark.timeout(600)
+# What is built is no matter of these two, and storm's builds it: no time, no step.
 def test_results_of_the_stand_in_are_none_of_the_repositorys():
-    done = start("--seconds", 60, **standin.environment())
+    done = start("--seconds", 0, **standin.environment())
     assert done.returncode == 1
     assert "the driver is the stand-in, whose results are none of a GPU's" in done.stderr
     assert not (run.RESULTS / "gpu.json").exists()
 
 
-@pytest.mark.timeout(600)
 def test_without_a_driver_nothing_is_written_and_the_reason_is_said(tmp_path):
     missing = {"PYCOLLECTIVE_CUDA_DRIVER": "/no/such/libcuda.so"}
-    done = start("--out", tmp_path / "out", **missing)
+    done = start("--out", tmp_path / "out", "--seconds", 0, **missing)
     assert done.returncode == 1
     assert "no CUDA driver: /no/such/libcuda.so" in done.stdout
     assert not (tmp_path / "out").exists()

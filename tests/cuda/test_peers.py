@@ -20,7 +20,7 @@ from tests.cuda.arrays import (
     on_its_gpu,
 )
 from tests.harness import PerRank, RankPool
-from tests.inputs import DTYPES, PAIRS, order_sensitive, same_bits
+from tests.inputs import DTYPES, PAIRS, crossed, order_sensitive, same_bits
 
 RANKS = [1, 2, 3, 8]
 
@@ -48,8 +48,7 @@ def all_reduce_each(comm, inputs, op):
     return [all_reduce(comm, x, op, offset=place % 3) for place, x in enumerate(inputs)]
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize(("dtype", "op"), PAIRS)
+@pytest.mark.parametrize(("ranks", "dtype", "op"), crossed(RANKS, PAIRS))
 def test_all_reduce(peers, ranks, dtype, op):
     check_all_reduce(peers(ranks), ranks, dtype, op, all_reduce_each)
 
@@ -68,8 +67,7 @@ def kernel_calls(comm):
     return comm.kernel_calls
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("ranks", "dtype"), crossed([1, 2, 4], DTYPES))
 def test_every_other_operation(peers, ranks, dtype):
     inputs = order_sensitive(dtype, ranks, 1000 + ranks, seed=ranks)
     pool = peers(ranks)

@@ -21,7 +21,7 @@ from pycollective import (
     PeerFailure,
     _core,
 )
-from pycollective.device_array import DeviceArray
+from pycollective.gpu.array import DeviceArray
 from tests.cuda import standin
 from tests.cuda.arrays import for_device, on_its_gpu
 from tests.harness import Ranks, results
@@ -259,7 +259,7 @@ import sys
 import numpy as np
 import pycollective as pc
 from pycollective import _core
-from pycollective.device_array import DeviceArray
+from pycollective.gpu.array import DeviceArray
 from tests.cuda import standin
 
 comm = pc.init(device="cuda", timeout=30)

@@ -31,7 +31,7 @@ from tests.cuda.arrays import (
     on_gpu,
 )
 from tests.harness import PerRank, Ranks, results
-from tests.inputs import DTYPES, PAIRS, order_sensitive, same_bits
+from tests.inputs import DTYPES, PAIRS, crossed, order_sensitive, same_bits
 
 RANKS = [1, 2, 3, 8]
 
@@ -44,8 +44,7 @@ def all_reduce_each(comm, inputs, op):
     return [all_reduce(comm, x, op, offset=place % 3) for place, x in enumerate(inputs)]
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize(("dtype", "op"), PAIRS)
+@pytest.mark.parametrize(("ranks", "dtype", "op"), crossed(RANKS, PAIRS))
 def test_all_reduce(gpu_pool, ranks, dtype, op):
     check_all_reduce(gpu_pool(ranks), ranks, dtype, op, all_reduce_each)
 
@@ -61,8 +60,7 @@ def test_any_algorithm_and_any_way_to_call(gpu_pool, algorithm, how, stream):
         assert same_bits(got, want)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("ranks", "dtype"), crossed([1, 2, 4], DTYPES))
 def test_every_other_operation_also_with_ranks_on_the_host(gpu_pool, ranks, dtype):
     inputs = order_sensitive(dtype, ranks, 1000 + ranks, seed=ranks)
     results = gpu_pool(ranks).call(every_other_operation, PerRank(inputs), DEVICES, [1])

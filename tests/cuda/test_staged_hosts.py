@@ -14,7 +14,7 @@ import numpy as np
 import pycollective as pc
 from pycollective import _core, reference
 from pycollective.bench.problem import leaves
-from pycollective.device_array import DeviceArray
+from pycollective.gpu.array import DeviceArray
 from pycollective.schedule import algorithms_for
 
 comm = pc.init(timeout=30)

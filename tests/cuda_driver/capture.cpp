@@ -10,6 +10,7 @@ namespace {
 
 std::mutex mutex;  // of every capture, and of each stream's and event's part in one
 auto& ongoing = *new std::vector<std::shared_ptr<Capture>>();  // outlives the program's end
+cuuint64_t captures = 0;                                       // that there ever were
 std::atomic<std::size_t> any{0};  // how many are ongoing: most programs never capture
 
 // What this thread lets captures forbid it.
@@ -140,6 +141,7 @@ CUresult cuStreamBeginCapture_v2(CUstream handle, CUstreamCaptureMode mode) {
     const std::lock_guard lock(mutex);
     if (stream->capture) return CUDA_ERROR_INVALID_VALUE;
     auto capture = std::make_shared<Capture>();
+    capture->number = ++captures;
     capture->mode = mode;
     capture->thread = std::this_thread::get_id();
     capture->origin = stream.get();
@@ -187,16 +189,24 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* out) {
 }
 
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
+  return cuStreamGetCaptureInfo_v2(handle, status, nullptr, nullptr, nullptr, nullptr);
+}
+
+CUresult cuStreamGetCaptureInfo_v2(CUstream handle, CUstreamCaptureStatus* status,
+                                   cuuint64_t* number, CUgraph* graph,
+                                   const CUgraphNode** dependencies, size_t* dependency_count) {
   return call(Safety::kSafe, [&](const std::shared_ptr<Context>& context) {
     const std::shared_ptr<Stream> stream = find_stream(context, handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (!status) return CUDA_ERROR_INVALID_VALUE;
+    if (graph || dependencies || dependency_count) return CUDA_ERROR_NOT_SUPPORTED;
     const std::lock_guard lock(mutex);
     // As cuda.h has it: of the legacy stream it cannot be said beside a capture.
     if (stream->legacy && blocking_capture(*context)) return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *status = !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
               : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                          : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    if (number && *status == CU_STREAM_CAPTURE_STATUS_ACTIVE) *number = stream->capture->number;
     return CUDA_SUCCESS;
   });
 }

@@ -21,6 +21,7 @@ struct Graph {
 };
 
 struct Capture {
+  cuuint64_t number;  // never given twice, and not 0
   CUstreamCaptureMode mode;
   std::thread::id thread;  // that began it
   const Stream* origin;

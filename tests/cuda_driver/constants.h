@@ -40,32 +40,33 @@
     "attempt to terminate a thread-local capture sequence from another thread")                    \
   X(CUDA_ERROR_UNKNOWN, 999, "unknown error")
 
-// The third column: what each device of the stand-in answers, where that is one number.
-#define STANDIN_DEVICE_ATTRIBUTES(X)                                    \
-  X(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1, 64)                   \
-  X(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 2, 64)                         \
-  X(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 5, 65535)                       \
-  X(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 8, 49152)          \
-  X(CU_DEVICE_ATTRIBUTE_WARP_SIZE, 10, 32)                              \
-  X(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16, 2)                    \
-  X(CU_DEVICE_ATTRIBUTE_INTEGRATED, 18, 0)                              \
-  X(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 19, 1)                     \
-  X(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, 20, 0)                            \
-  X(CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 31, 1)                      \
-  X(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, 33, -1)                             \
-  X(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, 34, 0)                           \
-  X(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 39, 256)        \
-  X(CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 40, 2)                      \
-  X(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 41, 1)                      \
-  X(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 50, 0)                           \
-  X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75, 9)                \
-  X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76, 0)                \
-  X(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 83, 0)                          \
-  X(CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED, 86, 0)            \
-  X(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 91, 0) \
-  X(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 99, 1)                 \
-  X(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 106, 8)          \
-  X(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 115, 0)                 \
+// The third column: what each device of the stand-in answers, where that is one number (some are
+// settings.h's).
+#define STANDIN_DEVICE_ATTRIBUTES(X)                                                  \
+  X(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1, 64)                                 \
+  X(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 2, 64)                                       \
+  X(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 5, 65535)                                     \
+  X(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 8, 49152)                        \
+  X(CU_DEVICE_ATTRIBUTE_WARP_SIZE, 10, 32)                                            \
+  X(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16, kMultiprocessors)                   \
+  X(CU_DEVICE_ATTRIBUTE_INTEGRATED, 18, 0)                                            \
+  X(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 19, 1)                                   \
+  X(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, 20, 0)                                          \
+  X(CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 31, 1)                                    \
+  X(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, 33, -1)                                           \
+  X(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, 34, 0)                                         \
+  X(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 39, kThreadsOfMultiprocessor) \
+  X(CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 40, 2)                                    \
+  X(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 41, 1)                                    \
+  X(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 50, 0)                                         \
+  X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75, 9)                              \
+  X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76, 0)                              \
+  X(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 83, 0)                                        \
+  X(CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED, 86, 0)                          \
+  X(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 91, 0)               \
+  X(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 99, 1)                               \
+  X(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 106, kBlocksOfMultiprocessor)  \
+  X(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 115, 0)                               \
   X(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 125, 1)
 
 // What each function of the stand-in answers.

@@ -57,6 +57,14 @@ void Context::fail(CUresult code, const char* what) {
     std::fprintf(stderr, "stand-in for the CUDA driver: device %d: %s\n", device, what);
 }
 
+void fail_contexts(CUresult code, const char* what) {
+  for (std::size_t device = 0; device < settings().devices.size(); ++device) {
+    Primary& its = primary(static_cast<int>(device));
+    const std::lock_guard lock(its.mutex);
+    if (its.context) its.context->fail(code, what);
+  }
+}
+
 bool valid_device(CUdevice device) {
   return device >= 0 && static_cast<std::size_t>(device) < settings().devices.size();
 }
@@ -87,8 +95,9 @@ CUresult cuInit(unsigned flags) {
   if (state == kForked) return CUDA_ERROR_NOT_INITIALIZED;
   if (settings().devices.empty()) return CUDA_ERROR_NO_DEVICE;
   static const bool reserved = [] {
-    pthread_atfork(nullptr, nullptr, [] {
+    pthread_atfork(before_fork, after_fork_in_parent, [] {
       if (state == kInitialised) state = kForked;
+      after_fork_in_child();
     });
     name_faults();
     return reserve_addresses();

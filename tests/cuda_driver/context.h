@@ -33,6 +33,9 @@ struct Context {
   std::vector<std::shared_ptr<Stream>> streams;  // but the legacy one
 };
 
+// All of the process's contexts fail so.
+void fail_contexts(CUresult code, const char* what);
+
 // What capture says of a call: see capture.h.
 enum class Safety { kSafe, kUnsafe };
 

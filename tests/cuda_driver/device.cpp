@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "context.h"
+#include "injection.h"
 #include "settings.h"
 
 using namespace standin;
@@ -111,8 +112,9 @@ CUresult cuGetProcAddress_v2(const char* name, void** function, int version, cuu
     void* function;
   };
   static const Row rows[] = {
-#define STANDIN_ROW(base, since, exported) {#base, since, reinterpret_cast<void*>(&exported)},
-      STANDIN_FUNCTIONS(STANDIN_ROW)
+#define STANDIN_ROW(base, since, exported) \
+  {#base, since, reinterpret_cast<void*>(&Called<&exported, kRow_##base>::call)},
+      STANDIN_FUNCTIONS(STANDIN_ROW) STANDIN_OLDER_FUNCTIONS(STANDIN_ROW)
 #undef STANDIN_ROW
   };
   *function = nullptr;

@@ -61,6 +61,8 @@ CUresult cuStreamSynchronize(CUstream);
 CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned);
 
 CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus*);
+CUresult cuStreamGetCaptureInfo_v2(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*,
+                                   const CUgraphNode**, size_t*);
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*);
 CUresult cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
 CUresult cuStreamEndCapture(CUstream, CUgraph*);
@@ -143,3 +145,6 @@ CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsi
   X(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,                           \
     cuOccupancyMaxActiveBlocksPerMultiprocessor)                                 \
   X(cuLaunchKernel, 4000, cuLaunchKernel)
+
+// The same, of which <cuda.h> 13 takes a later one.
+#define STANDIN_OLDER_FUNCTIONS(X) X(cuStreamGetCaptureInfo, 11030, cuStreamGetCaptureInfo_v2)

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <ctime>
 #include <map>
+#include <utility>
 
 #include "context.h"
 #include "sanitizers.h"
@@ -32,14 +33,17 @@ struct Range {
   std::uint64_t exporter;  // of an import: its offset, which with the nonce names it
   int opened;              // of an import: how many times
   bool owned;              // of host memory: allocated here, not registered
+  int held = -1;           // of an import: the exporter's descriptor, with a lock on its nonce
 };
 
 class Lock {
  public:
-  Lock() {
+  Lock() { take(); }
+  ~Lock() { give(); }
+  static void take() {
     while (held_.test_and_set(std::memory_order_acquire)) sched_yield();
   }
-  ~Lock() { held_.clear(std::memory_order_release); }
+  static void give() { held_.clear(std::memory_order_release); }
 
  private:
   static std::atomic_flag held_;
@@ -111,6 +115,18 @@ bool write_nonce(std::uint64_t offset, std::uint64_t nonce) {
          sizeof nonce;
 }
 
+// Who maps an exported allocation holds a shared lock on its nonce, which also ends with a process.
+bool lock_nonce(int descriptor, std::uint64_t offset, short kind, bool* others = nullptr) {
+  struct flock lock{};
+  lock.l_type = kind;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(offset - kPage);
+  lock.l_len = 1;
+  if (fcntl(descriptor, others ? F_OFD_GETLK : F_OFD_SETLK, &lock) != 0) return false;
+  if (others) *others = lock.l_type != F_UNLCK;
+  return true;
+}
+
 void discard(std::map<std::uint64_t, Range>::iterator at) {
   Memory& all = memory();
   const auto& [address, range] = *at;
@@ -131,6 +147,9 @@ void discard(std::map<std::uint64_t, Range>::iterator at) {
                 static_cast<off_t>(offset), static_cast<off_t>(in_pages(range.bytes)));
     }
     all.allocated[range.context->device] -= range.bytes;
+  } else {
+    lock_nonce(range.held, range.exporter, F_UNLCK);  // which a fork of this process may hold, too
+    close(range.held);
   }
   unmap(address, range.bytes);
   all.device.erase(at);
@@ -195,6 +214,13 @@ CUresult release(CUdeviceptr address) {
   const Lock lock;
   const auto found = memory().device.find(address);
   if (found == memory().device.end() || found->second.opened > 0) return CUDA_ERROR_INVALID_VALUE;
+  // The driver's documentation leaves open what this does.
+  bool others = false;
+  if (found->second.nonce != 0 &&
+      !(lock_nonce(memory().descriptor, address - number(memory().base), F_WRLCK, &others) &&
+        !others))
+    found->second.context->fail(CUDA_ERROR_ILLEGAL_ADDRESS,
+                                "memory was freed that another process maps");
   discard(found);
   return CUDA_SUCCESS;
 }
@@ -237,10 +263,14 @@ CUresult import_memory(Context& context, int descriptor, const Exported& exporte
       return CUDA_SUCCESS;
     }
   std::uint64_t at;
-  if (!take(exported.bytes, &at) || !map(at, exported.bytes, descriptor, exported.offset))
+  const int held = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  if (held < 0 || !lock_nonce(held, exported.offset, F_RDLCK) || !take(exported.bytes, &at) ||
+      !map(at, exported.bytes, held, exported.offset)) {
+    close(held);
     return CUDA_ERROR_MAP_FAILED;
-  all.device.emplace(at,
-                     Range{exported.bytes, &context, ++all.ids, nonce, exported.offset, 1, false});
+  }
+  all.device.emplace(
+      at, Range{exported.bytes, &context, ++all.ids, nonce, exported.offset, 1, false, held});
   *address = at;
   return CUDA_SUCCESS;
 }
@@ -304,6 +334,16 @@ CUresult host_unregister(void* address) {
     return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   memory().host.erase(found);
   return CUDA_SUCCESS;
+}
+
+void before_fork() { Lock::take(); }
+
+void after_fork_in_parent() { Lock::give(); }
+
+void after_fork_in_child() {
+  for (auto& [address, range] : memory().device)
+    if (range.held >= 0) close(std::exchange(range.held, -1));
+  Lock::give();
 }
 
 void release_all(Context& context) {

@@ -44,6 +44,7 @@ std::uint64_t emulation_offset();
 Place find_place(std::uint64_t address);
 
 CUresult allocate(Context& context, std::size_t bytes, CUdeviceptr* address);
+// Where another process maps it, its context fails.
 CUresult release(CUdeviceptr address);
 std::size_t allocated_bytes(int device);
 
@@ -63,6 +64,11 @@ CUresult host_allocate(Context& context, std::size_t bytes, void** address);
 CUresult host_free(void* address);
 CUresult host_register(Context& context, void* address, std::size_t bytes);
 CUresult host_unregister(void* address);
+
+// A child holds nothing of what its parent has imported, which else would outlive the parent.
+void before_fork();
+void after_fork_in_parent();
+void after_fork_in_child();
 
 // When a context goes.
 void release_all(Context& context);

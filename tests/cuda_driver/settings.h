@@ -8,7 +8,7 @@
 namespace standin {
 
 constexpr int kVersion = 13000;
-constexpr unsigned kMultiprocessors = 2;
+constexpr unsigned kMultiprocessors = 4;
 constexpr unsigned kThreadsOfMultiprocessor = 256;
 constexpr unsigned kBlocksOfMultiprocessor = 8;
 constexpr unsigned kThreadsOfBlock = 64;

@@ -185,6 +185,26 @@ TEST(functions_are_found_by_name_and_version) {
   EXPECT(CUDA_ERROR_INVALID_VALUE, cu().cuGetProcAddress("cuInit", &function, 14000, 0, nullptr));
 }
 
+PART(the_second_call_fails) {
+  const Session session;
+  CUdeviceptr address = 0;
+  OK(cu().cuMemAlloc(&address, 4));
+  EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cu().cuMemAlloc(&address, 4));
+  OK(cu().cuMemAlloc(&address, 4));
+}
+PART(a_context_that_has_failed) {
+  const Session session;
+  CUdeviceptr address = 0;
+  EXPECT(CUDA_ERROR_ILLEGAL_ADDRESS, cu().cuStreamQuery(nullptr));
+  EXPECT(CUDA_ERROR_ILLEGAL_ADDRESS, cu().cuStreamQuery(nullptr));
+  EXPECT(CUDA_ERROR_ILLEGAL_ADDRESS, cu().cuMemAlloc(&address, 4));
+  EXPECT(CUDA_ERROR_ILLEGAL_ADDRESS, cu().cuCtxPushCurrent(session.context));
+}
+TEST(errors_are_planted) {
+  run_part("the_second_call_fails", {{"PYCOLLECTIVE_STANDIN_FAIL", "cuMemAlloc:2:2"}});
+  run_part("a_context_that_has_failed", {{"PYCOLLECTIVE_STANDIN_FAIL", "cuStreamQuery:1:700"}});
+}
+
 TEST(errors_have_names) {
   const char* text = nullptr;
   OK(cu().cuGetErrorName(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, &text));

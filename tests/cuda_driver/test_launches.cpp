@@ -195,7 +195,7 @@ TEST(waits_end_at_their_deadline_and_by_the_abort_word) {
   CHECK(read(own.ended, 1, stream)[0] == 2);
 }
 
-// Eight blocks of 64 are all that a device holds: one that waits for a ninth waits for ever.
+// Sixteen blocks of 64 are all that a device holds: one that waits for another waits for ever.
 TEST(blocks_that_wait_must_fit_the_device) {
   const Session session;
   const CUfunction wait = session.function("test_wait"), copy = session.function("test_copy");
@@ -203,8 +203,8 @@ TEST(blocks_that_wait_must_fit_the_device) {
   const CUstream full = new_stream(), other = new_stream();
   const CUdeviceptr from = device_words(64), to = device_words(64);
   const Gate waiting(session);
-  OK(launch(wait, kernels::Wait{at(gate.address), 1, at(waiting.address)}, 8, 64, full));
-  while (__atomic_load_n(waiting.word, __ATOMIC_ACQUIRE) < 8) std::this_thread::yield();
+  OK(launch(wait, kernels::Wait{at(gate.address), 1, at(waiting.address)}, 16, 64, full));
+  while (__atomic_load_n(waiting.word, __ATOMIC_ACQUIRE) < 16) std::this_thread::yield();
   OK(launch(copy, kernels::Copy{at(from), at(to), 64}, 1, 64, other));
   let_others_go_on();
   EXPECT(CUDA_ERROR_NOT_READY, cu().cuStreamQuery(other));

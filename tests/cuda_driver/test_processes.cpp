@@ -78,7 +78,7 @@ PART(exports_two_and_frees_one) {
   to_parent(handle_of(kept));
   to_parent(handle);
   from_parent<int>();
-  OK(cu().cuMemFree(freed));
+  EXPECT(CUDA_ERROR_ILLEGAL_ADDRESS, cu().cuMemFree(freed));  // the other maps it still
   to_parent(1);
   from_parent<int>();
 }
@@ -104,6 +104,29 @@ TEST(an_opener_outlives_the_exporter) {
   CHECK(read(address, 64, stream)[63] == 6);
   OK(cu().cuIpcCloseMemHandle(address));
   EXPECT(CUDA_ERROR_MAP_FAILED, open(kept, &again));  // nobody is there to open it from
+}
+
+PART(opens_and_stays) {
+  const Session session;
+  const CUdeviceptr address = opened(from_parent<CUipcMemHandle>());
+  CHECK(opened(from_parent<CUipcMemHandle>()) == address);
+  OK(cu().cuIpcCloseMemHandle(address));
+  to_parent(1);
+  from_parent<int>();
+}
+TEST(what_nobody_else_maps_any_more_is_freed) {
+  const Session session;
+  const Process process("opens_and_stays"), killed("opens_and_stays");
+  const CUdeviceptr address = device_words(64);
+  for (const Process* each : {&process, &killed}) {
+    for (int i = 0; i < 2; ++i) each->send(handle_of(address));
+    CHECK(each->receive<int>() == 1);
+  }
+  process.send(0);
+  CHECK(ended_well(process.end().second));
+  kill(killed.pid, SIGKILL);
+  CHECK(WIFSIGNALED(killed.end().second));
+  OK(cu().cuMemFree(address));
 }
 
 PART(cannot_map_another_device) {

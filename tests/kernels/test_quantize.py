@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pycollective import ConfigurationError, _core, compression, reference
 from pycollective.compression.quantized_state import QuantizedState
+from tests.float_environment import flushes, flushing, needs_flushing
 from tests.inputs import dtype_of, order_sensitive, same_bits, subnormal
 from tests.kernels.quantized import (
     CODECS,
@@ -237,18 +238,16 @@ def test_nan_scales_become_the_types_nan(level):
                 assert (out.view(f"u{out.dtype.itemsize}") == nan).all()
 
 
+@needs_flushing
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_host_that_flushes_subnormals_changes_nothing(codec, level):
     x = subnormal("float32", 1, 1000)[0]
     expected = encode(codec, 128, x)
-    before = _core.testing_set_flush_to_zero(True)
-    try:
+    with flushing():
         payload, left = quantize(codec, 128, x, None, level)
         out = dequantize(codec, 128, payload[None], 0, "float32", 1000, 3, level)
-        assert _core.testing_set_flush_to_zero(True)  # the host's state is back
-    finally:
-        _core.testing_set_flush_to_zero(before)
+        assert flushes()  # the host's state is back
     assert same_bits(payload, expected[0])
     assert same_bits(left, expected[1])
     assert same_bits(out, decode(codec, 128, payload, 1000) / np.float32(3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import threading
 
 import numpy as np
@@ -11,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollective import ConfigurationError, _core, reference
+from tests.float_environment import flushes, flushing, needs_flushing
 from tests.inputs import (
     DTYPES,
+    EIGHT_BITS,
     FLOATS,
     OPS,
     PAIRS,
@@ -26,6 +27,12 @@ from tests.inputs import (
 )
 
 LEVELS = _core.simd_levels()
+
+
+def reduce(inputs, op, simd=""):
+    out = inputs[0].copy()
+    _core.reduce_into(inputs, op, out, simd=simd)
+    return out
 
 
 def at_offset(x, offset):
@@ -73,7 +80,7 @@ def test_bits_are_the_oracles(
 def test_thousands_of_leaves(level, dtype, leaves):
     inputs = order_sensitive(dtype, leaves, 40)
     for op in ("sum", "avg"):
-        assert same_bits(_core.reduce(inputs, op, level), reference.reduce(inputs, op))
+        assert same_bits(reduce(inputs, op, level), reference.reduce(inputs, op))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -82,7 +89,7 @@ def test_every_bit_pattern_of_sixteen_bit_types(level, dtype):
     """Alone (a leaf comes through as it is, but for NaNs), and in sums and products which round to
     all places: subnormal, normal, infinite."""
     every = from_words(np.arange(1 << 16, dtype=np.uint16), dtype)
-    alone = _core.reduce([every], "sum", level)
+    alone = reduce([every], "sum", level)
     assert same_bits(alone, reference.reduce([every]))
     changed = words(alone) != words(every)
     assert np.isnan(every[changed].astype(np.float32)).all()
@@ -91,7 +98,21 @@ def test_every_bit_pattern_of_sixteen_bit_types(level, dtype):
     for other in others:
         pair = [every, np.full_like(every, other)]
         for op in ("sum", "prod", "avg", "min", "max"):
-            assert same_bits(_core.reduce(pair, op, level), reference.reduce(pair, op))
+            assert same_bits(reduce(pair, op, level), reference.reduce(pair, op))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_every_pair_of_floats_of_a_byte(level, dtype):
+    """Alone, in pairs, and with a third, which takes sums of two to just beside a tie."""
+    every = np.arange(256, dtype=np.uint8)
+    pair = np.repeat(every, 256), np.tile(every, 256)
+    for more in ([], [0x01], [0x81], [0x47], [0x05, 0x82]):
+        leaves = [from_words(x, dtype) for x in (*pair, *(np.full(1 << 16, x) for x in more))]
+        for op in ("sum", "avg", "prod", "min", "max"):
+            assert same_bits(reduce(leaves, op, level), reference.reduce(leaves, op)), op
+    alone = from_words(every, dtype)
+    assert same_bits(reduce([alone], "sum", level), reference.reduce([alone]))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -104,21 +125,21 @@ def test_a_position_does_not_change_the_bits(level, dtype):
             for op in ("sum", "avg", "prod"):
                 want = words(reference.reduce(column, op))[0]
                 rows = [np.repeat(x, 167) for x in column]
-                assert (words(_core.reduce(rows, op, level)) == want).all()
+                assert (words(reduce(rows, op, level)) == want).all()
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_tie_between_bfloat16_subnormals_goes_to_the_even_one(level):
     """fp32 0x00018000: AVX512_BF16's conversion makes it 0."""
     leaves = [from_words([bits] * 100, "bfloat16") for bits in (1, 2)]
-    assert (words(_core.reduce(leaves, "avg", level)) == 0x0002).all()
+    assert (words(reduce(leaves, "avg", level)) == 0x0002).all()
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_averages_are_divisions(level):
     leaves = order_sensitive("float32", 3, 10_000)
-    average = _core.reduce(leaves, "avg", level)
-    total = _core.reduce(leaves, "sum", level)
+    average = reduce(leaves, "avg", level)
+    total = reduce(leaves, "sum", level)
     assert same_bits(average, total / np.float32(3))
     assert np.mean(average != total * (np.float32(1) / np.float32(3))) > 0.1
 
@@ -128,10 +149,10 @@ def test_averages_are_divisions(level):
 def test_sums_of_minus_zero_stay_minus_zero(level, dtype):
     for leaves in [1, 2, 5, 9, 70]:
         minus = np.full(50, -0.0, dtype_of(dtype))
-        assert same_bits(_core.reduce([minus] * leaves, "sum", level), minus)
+        assert same_bits(reduce([minus] * leaves, "sum", level), minus)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the test can flush on x86-64 only")
+@needs_flushing
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_host_that_flushes_subnormals_changes_nothing(level, dtype):
@@ -140,10 +161,10 @@ def test_a_host_that_flushes_subnormals_changes_nothing(level, dtype):
     seen = {}
 
     def flushing_host():
-        _core.testing_set_flush_to_zero(True)
-        seen["host"] = float(np.float32(2.0**-126) * np.float32(0.5))
-        seen["got"] = {op: _core.reduce(leaves, op, level) for op in want}
-        seen["flushes after"] = _core.testing_set_flush_to_zero(False)
+        with flushing():
+            seen["host"] = float(np.float32(2.0**-126) * np.float32(0.5))
+            seen["got"] = {op: reduce(leaves, op, level) for op in want}
+            seen["flushes after"] = flushes()
 
     thread = threading.Thread(target=flushing_host)  # its state goes with it
     thread.start()
@@ -160,4 +181,4 @@ def test_what_has_no_meaning_is_refused():
             if (dtype, op) in PAIRS:
                 continue
             with pytest.raises(ConfigurationError, match=f"{op} has no meaning for {dtype}"):
-                _core.reduce([np.ones(1, dtype_of(dtype))], op)
+                reduce([np.ones(1, dtype_of(dtype))], op)

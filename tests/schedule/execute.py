@@ -13,12 +13,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from pycollective import reference
 from pycollective.order import Node, split
 from pycollective.schedule import Schedule
 from pycollective.schedule.steps import INPUT, OUTPUT, Combine, Copy, Receive, Send, Step, Type
 
-ACCUMULATOR = {"float16": np.dtype("float32"), "bfloat16": np.dtype("float32")}
-QUIET_NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8 << 48}
+# Of the oracle: what floats are is not what is said a second time here.
+ACCUMULATOR = {name: np.dtype(wide) for name, wide in reference._ACCUMULATOR.items()}
+QUIET_NAN = reference._NAN
 
 # (step, source, target, shard) -> what is being sent
 Wire = dict[tuple[int, int, int, int], list[np.ndarray]]

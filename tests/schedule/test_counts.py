@@ -9,7 +9,7 @@ import pytest
 from pycollective.schedule import ALGORITHMS, Topology, make_schedule
 from pycollective.schedule.cost import counts
 from pycollective.schedule.counts import Load, Phase
-from pycollective.schedule.ring import _sent
+from pycollective.schedule.ring_counts import sent_by
 from pycollective.schedule.verify import verify
 from tests.schedule.observed import Busiest, observe
 from tests.schedule.placements import any_placements, blocks
@@ -132,7 +132,7 @@ def test_a_ring_of_many_finds_its_busiest_rank(ranks: int, hosts: str) -> None:
     (phase,) = counts("reduce_scatter", "ring", topology)
     circle = [rank for host in topology.hosts for rank in host]
     places = [circle.index(rank) for rank in range(ranks)]
-    sent = [_sent(places, place) for place in range(ranks)]
+    sent = [sent_by(places, place) for place in range(ranks)]
     most = max(map(sum, sent)) / ranks
     adds = max(sum(sent[at - 1]) - sum(sent[at]) for at in range(ranks)) + ranks - 1
     low = 0.65 if hosts == "in turn" else 1

@@ -6,13 +6,13 @@ import datetime
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import ml_dtypes
 import numpy as np
 import torch
 import torch.distributed as dist
 
 import pycollective.torch
 from pycollective import Communicator
+from tests.inputs import TRAITS, dtype_of, words
 
 CPU = torch.device("cpu")
 
@@ -57,14 +57,16 @@ def backend_of(group: dist.ProcessGroup):
 
 def to_torch(x: np.ndarray) -> torch.Tensor:
     """A tensor with the array's bits and a memory of its own."""
-    if x.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16)
+    if not TRAITS[x.dtype.name].in_numpy:
+        return torch.from_numpy(words(x).copy()).view(getattr(torch, x.dtype.name))
     return torch.from_numpy(x.copy())
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name in TRAITS and not TRAITS[name].in_numpy:
+        plain = getattr(torch, f"uint{8 * tensor.itemsize}")
+        return tensor.contiguous().view(plain).numpy().view(dtype_of(name))
     return tensor.contiguous().numpy()
 
 

@@ -152,7 +152,7 @@ def set_timeout(comm):
 def test_a_groups_timeout_can_be_changed(pool):
     for error in pool(2).call(set_timeout):
         assert isinstance(error, CollectiveTimeout)
-        assert "after 0.3 s" in str(error)
+        assert "after its timeout of 0.3 s" in str(error)
 
 
 MISTAKES = {

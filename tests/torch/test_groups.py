@@ -350,3 +350,18 @@ def test_importing_pycollective_does_not_import_torch():
     code = "import sys, pycollective; assert 'torch' not in sys.modules"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+
+
+def gathers_lists(comm):
+    """Tensors of several shapes and layouts, of each rank, in one call."""
+    group = standing_group(comm)
+    mine = [torch.full((2, 3), 1.0 + comm.rank), torch.arange(4.0) + 10 * comm.rank, torch.ones(0)]
+    outputs = [[torch.empty(3, 2).t(), torch.empty(4), torch.empty(0)] for _ in range(comm.size)]
+    work = group.allgather_coalesced(outputs, mine)
+    work.wait()
+    return [[tensor.tolist() for tensor in of_rank] for of_rank in outputs]
+
+
+def test_lists_of_tensors_are_gathered(pool):
+    expected = [[[[1.0 + r] * 3] * 2, [10.0 * r + i for i in range(4)], []] for r in range(3)]
+    assert pool(3).call(gathers_lists) == [expected] * 3

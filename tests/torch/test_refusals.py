@@ -31,10 +31,10 @@ REFUSALS = [
         "all_reduce: torch.uint16 cannot be reduced",
     ),
     (
-        "an eight-bit float",
-        lambda n: dist.reduce(torch.ones(2).to(torch.float8_e4m3fn), 0),
+        "an eight-bit float of another kind",
+        lambda n: dist.reduce(torch.ones(2).to(torch.float8_e4m3fnuz), 0),
         TypeError,
-        "reduce: torch.float8_e4m3fn cannot be reduced",
+        "reduce: torch.float8_e4m3fnuz cannot be reduced",
     ),
     (
         "a product of complex numbers",
@@ -65,10 +65,34 @@ REFUSALS = [
         "all_reduce: ReduceOp.PREMUL_SUM is not supported",
     ),
     (
-        "a sparse tensor",
-        lambda n: dist.all_reduce(torch.eye(3).to_sparse()),
+        "a sparse tensor in broadcast",
+        lambda n: backend_of(dist.group.WORLD).broadcast([torch.eye(3).to_sparse()], _root(0)),
         NotImplementedError,
-        "all_reduce: the pycollective backend takes dense tensors, not Sparse",
+        "broadcast: the pycollective backend takes dense tensors, not Sparse",
+    ),
+    (
+        "the largest of sparse tensors",
+        lambda n: dist.all_reduce(torch.eye(3).to_sparse(), dist.ReduceOp.MAX),
+        NotImplementedError,
+        "all_reduce: sparse tensors can be summed and averaged",
+    ),
+    (
+        "the average of sparse integers",
+        lambda n: dist.all_reduce(torch.eye(3).to(torch.int32).to_sparse(), dist.ReduceOp.AVG),
+        ConfigurationError,
+        "avg has no meaning for int32",
+    ),
+    (
+        "the sum of sparse truth values",
+        lambda n: dist.all_reduce(torch.eye(3).to(torch.bool).to_sparse()),
+        ConfigurationError,
+        "sum has no meaning for bool",
+    ),
+    (
+        "sparse tensors of two shapes",
+        lambda n: dist.all_reduce(torch.eye(2 + dist.get_rank()).to_sparse()),
+        ValueError,
+        "all_reduce: the sparse tensors of rank 0 and rank 1 differ in shape",
     ),
     (
         "an output whose elements share memory",
@@ -95,12 +119,6 @@ REFUSALS = [
         "reduce_scatter: the tensors must have one shape",
     ),
     (
-        "uneven inputs of all_to_all",
-        lambda n: dist.all_to_all([torch.empty(2) for _ in range(n)], uneven(n)),
-        ValueError,
-        "all_to_all: the tensors must have one shape",
-    ),
-    (
         "too short a list",
         lambda n: dist.all_to_all([torch.empty(2)], [torch.empty(2)]),
         ValueError,
@@ -113,10 +131,24 @@ REFUSALS = [
         "all_gather_into_tensor: a tensor for all of 2 ranks must hold 2 times the 2 elements",
     ),
     (
-        "unequal split sizes",
-        lambda n: dist.all_to_all_single(torch.empty(4), torch.empty(4), [1, 3], [3, 1]),
-        NotImplementedError,
-        r"all_to_all_single: .* no unequal split sizes yet, such as \[1, 3\] of 4",
+        "split sizes of another sum",
+        lambda n: dist.all_to_all_single(torch.empty(4), torch.empty(4), [1, 2], [3, 1]),
+        ValueError,
+        r"all_to_all_single: the output split sizes \[1, 2\] do not add up to .* output, 4",
+    ),
+    (
+        "a negative split size",
+        lambda n: dist.all_to_all_single(torch.empty(4), torch.empty(4), [1, 3], [5, -1]),
+        ValueError,
+        r"all_to_all_single: the input split sizes \[5, -1\] do not add up",
+    ),
+    (
+        "split sizes of one dtype for another",
+        lambda n: dist.group.WORLD.alltoall_base(
+            torch.empty(4), torch.empty(4, dtype=torch.float64), [1, 3], [3, 1]
+        ),
+        TypeError,
+        "all_to_all_single: input and output must have one dtype",
     ),
     (
         "an odd length to split",
@@ -125,22 +157,22 @@ REFUSALS = [
         "all_to_all_single: the first dimension, 3, must be a multiple of the 2 ranks",
     ),
     (
-        "a tag",
-        lambda n: dist.send(torch.ones(1), 1 - dist.get_rank(), tag=7),
-        NotImplementedError,
-        "send: the pycollective backend has no tags yet, such as 7",
+        "a negative tag",
+        lambda n: dist.send(torch.ones(1), 1 - dist.get_rank(), tag=-7),
+        ValueError,
+        "send: the tag must not be negative, such as -7",
     ),
     (
-        "any source",
-        lambda n: dist.recv(torch.ones(1)),
-        NotImplementedError,
-        "recv: the pycollective backend cannot receive from any source yet",
-    ),
-    (
-        "gathering lists of tensors",
+        "too few lists of outputs",
         lambda n: dist.group.WORLD.allgather_coalesced([[torch.ones(1)]], [torch.ones(1)]),
-        NotImplementedError,
-        "all_gather_coalesced: .* use all_gather_into_tensor",
+        ValueError,
+        "all_gather_coalesced: there must be one list of outputs for each of 2 ranks, not 1",
+    ),
+    (
+        "too short a list of outputs",
+        lambda n: dist.group.WORLD.allgather_coalesced([[torch.ones(1)], []], [torch.ones(1)]),
+        ValueError,
+        "all_gather_coalesced: as many outputs as inputs, not 0 and 1",
     ),
     (
         "a root outside of the group",
@@ -153,12 +185,6 @@ REFUSALS = [
         lambda n: dist.group.WORLD.set_timeout(datetime.timedelta(0)),
         ValueError,
         "the timeout must be positive",
-    ),
-    (
-        "a barrier that names the absentees by itself",
-        lambda n: backend_of(dist.group.WORLD).monitored_barrier(),
-        RuntimeError,
-        "Backend pycollective does not support monitoredBarrier",
     ),
     ("splitting", lambda n: dist.split_group(dist.group.WORLD, [[0, 1]]), RuntimeError, "split"),
 ]
@@ -213,7 +239,7 @@ def moves_as_bytes(comm, names):
 
 
 def test_dtypes_that_cannot_be_reduced_still_move(pool):
-    names = ["complex64", "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn"]
+    names = ["complex64", "complex128", "uint16", "uint32", "uint64", "float8_e4m3fnuz"]
     pool(2).call(moves_as_bytes, names)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 import pycollective as pc
-from pycollective import joining
+from pycollective.join import joining
 
 TIME = timedelta(seconds=20)
 

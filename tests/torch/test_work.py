@@ -85,10 +85,11 @@ def futures(comm):
     assert work.get_future() is not None
     assert work.get_future().wait()[0].tolist() == [2.0] * 4
     assert strided.tolist() == [2.0] * 4
+    chained = twice.wait().tolist()  # before others write to what it reads
     after_the_end = dist.all_reduce(tensor, async_op=True)
     after_the_end.wait()
     assert after_the_end.get_future().done()
-    return twice.wait().tolist()
+    return chained
 
 
 def test_futures_hold_the_outputs_and_chain(pool):

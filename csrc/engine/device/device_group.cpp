@@ -1,8 +1,10 @@
 #include "engine/device/device_group.h"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "engine/device/one_shot_program.h"
@@ -20,10 +22,21 @@ constexpr std::size_t kMostOneShot = std::size_t{256} << 10;
 // Waits on the device without a limit of their own would be ones without a bound.
 constexpr double kLongest = 1e9;  // seconds
 
-bool captures(cuda::CUstream stream) {
+// The number of the capture that the stream takes part in, which is never another's; 0: of none.
+// Throws std::invalid_argument where it has failed before, and where another one forbids the call.
+std::uint64_t capture_of(cuda::CUstream stream) {
   cuda::CUstreamCaptureStatus status = cuda::CU_STREAM_CAPTURE_STATUS_NONE;
-  check(driver().cuStreamIsCapturing(stream, &status), "cuStreamIsCapturing");
-  return status != cuda::CU_STREAM_CAPTURE_STATUS_NONE;
+  std::uint64_t number = 0;
+  const cuda::CUresult result =
+      driver().cuStreamGetCaptureInfo(stream, &status, &number, nullptr, nullptr, nullptr);
+  if (result == cuda::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
+    throw std::invalid_argument(
+        "another stream of its GPU is being captured, and the default stream, which the call is "
+        "on, waits for that one: give it the captured stream, or make it outside of the graph");
+  check(result, "cuStreamGetCaptureInfo");
+  if (status == cuda::CU_STREAM_CAPTURE_STATUS_INVALIDATED)
+    throw std::invalid_argument("the capture of its stream has failed before");
+  return status == cuda::CU_STREAM_CAPTURE_STATUS_ACTIVE ? number : 0;
 }
 
 // A peer's mailbox, as this GPU's context sees it. `opened`: it has to be closed.
@@ -44,6 +57,14 @@ cuda::CUdeviceptr map(const DeviceCard& card, const DeviceMailbox& own, bool& op
   }
   return card.address;
 }
+
+// That were left while something was under way. Never taken down.
+std::mutex& unfinished_mutex = *new std::mutex;
+auto& unfinished = *new std::vector<std::weak_ptr<DeviceGroup>>;
+
+// Aborted kernels end within milliseconds.
+constexpr std::chrono::seconds kLongestForRoom{1};
+constexpr std::chrono::microseconds kBetweenSweeps{500};
 
 }  // namespace
 
@@ -68,24 +89,52 @@ DeviceGroup::DeviceGroup(std::shared_ptr<DeviceMailbox> own, Member me,
     check(driver().cuEventCreate(&last_, cuda::CU_EVENT_DISABLE_TIMING), "cuEventCreate");
     peers_ = std::make_unique<PeerMemory>(*own_->kernels(), own_->gpu().context(), me_,
                                           std::move(mailboxes), shape);
+    own_->keep_blocks(shape.blocks);  // who has fewest says how many
   } catch (...) {
-    for (const cuda::CUdeviceptr each : opened_)
-      static_cast<void>(driver().cuIpcCloseMemHandle(each));
-    if (last_ != nullptr) static_cast<void>(driver().cuEventDestroy(last_));
+    let_go();
     throw;
   }
 }
 
 DeviceGroup::~DeviceGroup() {
   peers_.reset();
+  if (guard_.forked()) return;  // all of it is the parent's
   try {
     const Current current(own_->gpu().context());
-    for (const cuda::CUdeviceptr each : opened_)
-      static_cast<void>(driver().cuIpcCloseMemHandle(each));
-    static_cast<void>(driver().cuEventDestroy(last_));
+    let_go();
   } catch (const cuda::DriverError&) {
     // The context is gone, and all of this with it.
   }
+}
+
+bool DeviceGroup::unmap_peers() noexcept {
+  if (guard_.forked() || !look()) return false;
+  std::vector<cuda::CUdeviceptr> opened;
+  try {
+    const Current current(own_->gpu().context());
+    {
+      const std::lock_guard lock(mutex_);
+      opened.swap(opened_);
+      // What is replayed later does nothing; for what is under way the driver waits, without the
+      // lock, which whoever lets go of this may need meanwhile.
+      if (captured_ && !opened.empty()) peers_->poison();
+    }
+    while (!opened.empty() && driver().cuIpcCloseMemHandle(opened.back()) == cuda::CUDA_SUCCESS)
+      opened.pop_back();
+  } catch (const cuda::DriverError&) {
+    // The context may be gone; whether the mappings are nobody says.
+  }
+  if (opened.empty() && opened_.empty()) return true;
+  const std::lock_guard lock(mutex_);
+  opened_.insert(opened_.end(), opened.begin(), opened.end());
+  return false;
+}
+
+void DeviceGroup::let_go() {
+  for (const cuda::CUdeviceptr each : opened_)
+    static_cast<void>(driver().cuIpcCloseMemHandle(each));
+  if (last_ != nullptr) static_cast<void>(driver().cuEventDestroy(last_));
+  for (const InCapture& each : in_captures_) static_cast<void>(driver().cuEventDestroy(each.event));
 }
 
 void DeviceGroup::set_source(DirectPrograms source) {
@@ -117,7 +166,7 @@ std::shared_ptr<const Program> DeviceGroup::choose(const Request& request) {
   return direct_.emplace(key, std::move(made)).first->second;
 }
 
-bool DeviceGroup::prepare(Request& request) {
+void DeviceGroup::prepare(Request& request) {
   constexpr std::uintptr_t kPerThread = 2;
   if (reinterpret_cast<std::uintptr_t>(request.location.stream) == kPerThread)
     throw std::invalid_argument(
@@ -133,33 +182,79 @@ bool DeviceGroup::prepare(Request& request) {
                                 "mailboxes; use algorithm='auto'");
   const std::lock_guard lock(mutex_);
   const Current current(own_->gpu().context());
-  const bool captured = captures(static_cast<cuda::CUstream>(request.location.stream));
-  if (!captured)
+  const std::uint64_t capture = capture_of(static_cast<cuda::CUstream>(request.location.stream));
+  request.captured = capture != 0;
+  refuse_forgotten(capture);
+  if (!request.captured)
     peers_->upload(request.program);
   else if (!peers_->knows(*request.program))
     throw std::invalid_argument(
         "algorithm '" + request.program->algorithm +
         "' is new to the GPU, which it cannot become while a graph is captured: make the call once "
         "before capturing");
-  return captured;
 }
 
-void DeviceGroup::launch(const Request& request) {
+// Its last launch is not known any more, so that the next one could not come after it.
+void DeviceGroup::refuse_forgotten(std::uint64_t capture) const {
+  if (forgotten_.count(capture) == 0) return;
+  throw std::invalid_argument("calls of " + std::to_string(kMostCaptures) +
+                              " other captures have come since the last of this one: capture "
+                              "fewer graphs at once");
+}
+
+// The last, with the event of the launch before in this capture, if there is one. Which captures
+// have ended the driver does not say: of those that others have come after, the event serves again.
+DeviceGroup::InCapture& DeviceGroup::of_capture(std::uint64_t capture) {
+  refuse_forgotten(capture);
+  auto found = std::find_if(in_captures_.begin(), in_captures_.end(),
+                            [&](const InCapture& each) { return each.capture == capture; });
+  if (found == in_captures_.end()) {
+    if (in_captures_.size() < kMostCaptures) {
+      InCapture made;
+      check(driver().cuEventCreate(&made.event, cuda::CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+      found = in_captures_.insert(found, made);
+    } else {
+      found = in_captures_.begin();
+      if (found->capture != 0) forgotten_.insert(found->capture);
+      found->capture = 0;
+    }
+  }
+  std::rotate(found, found + 1, in_captures_.end());
+  return in_captures_.back();
+}
+
+void DeviceGroup::launch(const Request& request, double seconds) {
   const auto stream = static_cast<cuda::CUstream>(request.location.stream);
-  const auto nanoseconds = static_cast<std::uint64_t>(std::min(request.timeout, kLongest) * 1e9);
+  const auto nanoseconds = static_cast<std::uint64_t>(std::min(seconds, kLongest) * 1e9);
   const std::lock_guard lock(mutex_);
   const Current current(own_->gpu().context());
-  const bool captured = captures(stream);
-  // A mailbox serves one launch at a time, whatever the streams. A graph is ordered by whoever
-  // replays it.
-  if (launched_ && !captured)
-    check(driver().cuStreamWaitEvent(stream, last_, 0), "cuStreamWaitEvent");
-  if (captured) captured_ = true;
+  const std::uint64_t capture = capture_of(stream);
+  if (request.captured != (capture != 0))
+    throw std::runtime_error(request.captured
+                                 ? "the capture of its stream has ended since the call"
+                                 : "a capture of its stream has begun since the call: wait for "
+                                   "asynchronous calls before");
+  // A mailbox serves one launch at a time, whatever the streams. Graphs are ordered by whoever
+  // replays them, and what one of them holds by the edges that are made here.
+  if (capture != 0) {
+    InCapture& before = of_capture(capture);
+    if (before.capture != 0)
+      check(driver().cuStreamWaitEvent(stream, before.event, 0), "cuStreamWaitEvent");
+    captured_ = true;
+    peers_->launch(request, stream, nanoseconds);
+    ++launches_;
+    check(driver().cuEventRecord(before.event, stream), "cuEventRecord");
+    before.capture = capture;
+    return;
+  }
+  if (launched_) check(driver().cuStreamWaitEvent(stream, last_, 0), "cuStreamWaitEvent");
   peers_->launch(request, stream, nanoseconds);
   ++launches_;
-  if (captured) return;
-  check(driver().cuEventRecord(last_, stream), "cuEventRecord");
+  const cuda::CUresult recorded = driver().cuEventRecord(last_, stream);
+  // Whoever is told waits for the kernel to unwind, and needs to know when it has.
+  if (recorded != cuda::CUDA_SUCCESS) static_cast<void>(driver().cuEventRecord(last_, stream));
   launched_ = true;
+  check(recorded, "cuEventRecord");
 }
 
 bool DeviceGroup::look() {
@@ -167,17 +262,52 @@ bool DeviceGroup::look() {
   // A launch may wait for room on its stream: then this is not the last.
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return false;
-  const Current current(own_->gpu().context());
-  const cuda::CUresult result = driver().cuEventQuery(last_);
-  if (result == cuda::CUDA_ERROR_NOT_READY) return false;
-  launched_ = false;
   try {
+    const Current current(own_->gpu().context());
+    const cuda::CUresult result = driver().cuEventQuery(last_);
+    if (result == cuda::CUDA_ERROR_NOT_READY) return false;
     check(result, "cuEventQuery");
   } catch (const cuda::DriverError& error) {
-    const std::lock_guard error_lock(error_mutex_);
-    error_ = error.what();
+    note(error);
   }
+  launched_ = false;
   return true;
+}
+
+bool DeviceGroup::try_to_give_back() {
+  try {
+    if (!look()) return false;
+  } catch (const cuda::DriverError&) {
+    // The context is gone, and all blocks with it.
+  }
+  own_->keep_blocks(0);
+  return true;
+}
+
+void DeviceGroup::give_back_blocks(const std::shared_ptr<DeviceGroup>& group) {
+  if (group->try_to_give_back()) return;
+  group->own_->end_blocks();
+  const std::lock_guard lock(unfinished_mutex);
+  unfinished.push_back(group);
+}
+
+void DeviceGroup::sweep() {
+  // To let go of one may wait for its GPU: out of the lock.
+  std::vector<std::weak_ptr<DeviceGroup>> all;
+  {
+    const std::lock_guard lock(unfinished_mutex);
+    all.swap(unfinished);
+  }
+  for (const std::weak_ptr<DeviceGroup>& each : all)
+    if (const std::shared_ptr<DeviceGroup> group = each.lock()) give_back_blocks(group);
+}
+
+void DeviceGroup::make_room(int device) {
+  const auto until = std::chrono::steady_clock::now() + kLongestForRoom;
+  for (sweep(); !BlockShare::is_left(device) && BlockShare::some_end(device); sweep()) {
+    if (std::chrono::steady_clock::now() >= until) break;  // who needs one is told
+    std::this_thread::sleep_for(kBetweenSweeps);
+  }
 }
 
 bool DeviceGroup::peers_have_done(const Group& group) {
@@ -188,13 +318,20 @@ bool DeviceGroup::peers_have_done(const Group& group) {
     for (const Member each : group.members())
       if (!done[each.at()] && group.alive(each)) return false;
     return true;
-  } catch (const cuda::DriverError&) {
-    return true;  // the context is gone
+  } catch (const cuda::DriverError& error) {
+    note(error);  // what peers still read cannot be known: failure() says so
+    return false;
   }
+}
+
+void DeviceGroup::note(const cuda::DriverError& error) {
+  const std::lock_guard lock(error_mutex_);
+  if (error_.empty()) error_ = error.what();
 }
 
 void DeviceGroup::abort() {
   if (aborted_.exchange(true)) return;
+  own_->end_blocks();  // who has failed is let go of soon
   peers_->abort();
   try {
     const std::lock_guard lock(mutex_);

@@ -5,9 +5,9 @@
 // call is done for the host, and its result comes in order with the call's stream. So a kernel
 // waits for peers whose launches are under way, and a mismatch moves nothing.
 //
-// Whoever owns this looks at it while something is under way (watch()), so that a peer's death or
-// any failure ends the waits on the device, and what ended there becomes the communicator's
-// failure.
+// Whoever owns this looks at it while something is under way (wants_watch()), so that a peer's
+// death or any failure ends the waits on the device, and what ended there becomes the
+// communicator's failure.
 #pragma once
 
 #include <atomic>
@@ -16,15 +16,18 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "engine/device/device_mailbox.h"
 #include "engine/device/peer_memory.h"
 #include "engine/group.h"
+#include "shared_memory/fork_guard.h"
+#include "shared_memory/node.h"
 
 namespace pycollective {
 
-class DeviceGroup {
+class DeviceGroup final : public MappedMemory {
  public:
   // The schedule "direct" of an operation, and its root.
   using DirectPrograms = std::function<std::shared_ptr<const Program>(OpKind kind, int root)>;
@@ -33,7 +36,7 @@ class DeviceGroup {
   // std::runtime_error where one cannot be mapped.
   DeviceGroup(std::shared_ptr<DeviceMailbox> own, Member me, const std::vector<DeviceCard>& cards);
   // Nobody uses its mailbox any more, and nothing of it is under way.
-  ~DeviceGroup();
+  ~DeviceGroup() override;
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
 
@@ -43,12 +46,16 @@ class DeviceGroup {
   void set_source(DirectPrograms source);
   // Whether these calls are carried out on the device, on all ranks or none.
   static bool serves(OpKind kind) { return !is_pair(kind) && kind != OpKind::kBarrier; }
-  // Chooses the request's program, if it has none, and makes sure that launch() can only fail with
-  // the driver. Returns whether its stream is being captured: then it has to be launched before the
-  // capture ends. Before the ranks meet; throws std::invalid_argument, cuda::DriverError.
-  bool prepare(Request& request);
-  // In the order of the calls. Each wait on the device lasts at most the request's timeout.
-  void launch(const Request& request);
+  // Chooses the request's program, if it has none, and makes it known to the device. Notes whether
+  // its stream is being captured: then it has to be launched before the capture ends. Before the
+  // ranks meet, so that what cannot be is refused on this rank alone, and launch() fails with the
+  // driver, or where a capture has begun or ended since. Throws std::invalid_argument,
+  // cuda::DriverError.
+  void prepare(Request& request);
+  // In the order of the calls. Each wait on the device lasts at most so many seconds. Throws
+  // std::runtime_error where the capture of its stream has begun or ended since prepare(),
+  // std::invalid_argument where a capture forbids the call since, cuda::DriverError.
+  void launch(const Request& request, double seconds);
 
   // Whether something may be under way on the device: a launch that is not done, or a graph that
   // was captured, which may be replayed at any time. Cheap; as of the last look().
@@ -65,7 +72,8 @@ class DeviceGroup {
   // Asks the device what is done. Returns whether all launches are, well or badly: see failure().
   bool look();
   // Whether all peers that live have done with what look() says is done here: this rank's mailbox
-  // may go. True where a wait has ended badly, for results are none then.
+  // may go. True where a wait has ended badly, for results are none then; false where the driver
+  // does not say: then there is a failure().
   bool peers_have_done(const Group& group);
   // What has gone wrong on the device: it has failed, or a wait of its own accord has ended badly.
   std::optional<Failure> failure(const Group& group) const;
@@ -75,20 +83,47 @@ class DeviceGroup {
   void abort();
   // Whether results are none: waits have ended so, or will.
   bool aborted() const { return aborted_ || peers_->ending().has_value(); }
+  // Nothing will be launched any more: others may use its blocks, now or, where something is still
+  // under way, once make_room() finds that it has ended.
+  static void give_back_blocks(const std::shared_ptr<DeviceGroup>& group);
+  // Before a mailbox is made on this GPU: those that have ended give back their blocks. Where none
+  // would be left, waits a second for those whose kernels are still on their way out.
+  static void make_room(int device);
+  // Of a group that was left: nothing is launched any more, and replays do nothing.
+  // False also where the driver fails: then what is theirs stays mapped.
+  bool unmap_peers() noexcept override;
+  void nobody_maps() noexcept override { own_->nobody_maps(); }
   // Calls that were launched so far, those captured included.
   std::uint64_t launches() const { return launches_; }
   // Whether a launch is not done, as of the last look().
   bool launched() const { return launched_; }
 
  private:
+  // That have calls of this communicator and are open at once.
+  static constexpr std::size_t kMostCaptures = 64;
+  // The last launch within a capture: the next one there comes after it, on whatever stream.
+  struct InCapture {
+    std::uint64_t capture = 0;  // 0: none yet
+    cuda::CUevent event = nullptr;
+  };
+
   std::shared_ptr<const Program> choose(const Request& request);
+  bool try_to_give_back();
+  static void sweep();
+  InCapture& of_capture(std::uint64_t capture);
+  void refuse_forgotten(std::uint64_t capture) const;
+  void let_go();
+  void note(const cuda::DriverError& error);
 
   std::shared_ptr<DeviceMailbox> own_;
   Member me_;
   int members_;
   std::vector<cuda::CUdeviceptr> opened_;  // of other processes
   std::unique_ptr<PeerMemory> peers_;
-  cuda::CUevent last_ = nullptr;  // after the last launch
+  cuda::CUevent last_ = nullptr;        // after the last launch
+  std::vector<InCapture> in_captures_;  // who was launched last comes last
+  std::set<std::uint64_t> forgotten_;   // captures that were pushed out
+  const ForkGuard guard_;
   mutable std::mutex mutex_;
   DirectPrograms source_;
   std::map<std::pair<OpKind, int>, std::shared_ptr<const Program>> direct_;

@@ -44,9 +44,11 @@ std::shared_ptr<const cuda::Kernels> kernels_of(cuda::Gpu& gpu,
 }  // namespace
 
 DeviceMailbox::DeviceMailbox(int device, const std::vector<std::string>& nvrtc_folders)
-    : gpu_(cuda::Gpu::at(device)), kernels_(kernels_of(gpu_, nvrtc_folders)) {
+    : gpu_(cuda::Gpu::at(device)),
+      kernels_(kernels_of(gpu_, nvrtc_folders)),
+      share_(device, kernels_->blocks_that_wait()) {
   const cuda::Current current(gpu_.context());
-  const cuda::MailboxShape shape{static_cast<std::uint32_t>(kernels_->blocks_that_wait()),
+  const cuda::MailboxShape shape{static_cast<std::uint32_t>(share_.blocks()),
                                  PeerMemory::kUsualSlot};
   const std::size_t bytes = (PeerMemory::mailbox_bytes(shape) + kBlock - 1) / kBlock * kBlock;
   check(driver().cuMemAlloc(&memory_, bytes), "cuMemAlloc");
@@ -69,6 +71,7 @@ DeviceMailbox::DeviceMailbox(int device, const std::vector<std::string>& nvrtc_f
 }
 
 DeviceMailbox::~DeviceMailbox() {
+  if (guard_.forked() || lent_) return;  // the parent's, or whoever maps it still
   try {
     const cuda::Current current(gpu_.context());
     static_cast<void>(driver().cuMemFree(memory_));

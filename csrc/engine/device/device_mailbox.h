@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,6 +12,9 @@
 #include "cuda/gpu.h"
 #include "cuda/kernels.h"
 #include "cuda/mailbox.h"
+#include "engine/device/block_share.h"
+#include "shared_memory/fork_guard.h"
+#include "shared_memory/node.h"
 
 namespace pycollective {
 
@@ -25,13 +29,14 @@ struct DeviceCard {
   std::int32_t reserved;
 };
 
-class DeviceMailbox {
+class DeviceMailbox final : public MappedMemory {
  public:
   // Loads the kernels, if that is yet to be done, and makes a cleared mailbox. Throws
-  // std::runtime_error: no GPU, no images, no memory.
+  // std::runtime_error: no GPU, no images, no memory, no share of its blocks left; whoever makes
+  // one calls DeviceGroup::make_room() before.
   DeviceMailbox(int device, const std::vector<std::string>& nvrtc_folders);
-  // Frees it. The driver waits until the GPU has come to rest.
-  ~DeviceMailbox();
+  // Frees it, unless it is lent. The driver waits until the GPU has come to rest.
+  ~DeviceMailbox() override;
   DeviceMailbox(const DeviceMailbox&) = delete;
   DeviceMailbox& operator=(const DeviceMailbox&) = delete;
 
@@ -39,12 +44,24 @@ class DeviceMailbox {
   const std::shared_ptr<const cuda::Kernels>& kernels() const { return kernels_; }
   cuda::CUdeviceptr address() const { return memory_; }
   const DeviceCard& card() const { return card_; }
+  // Other processes may map it from now on: to free it then is undefined, so that it is kept until
+  // the process ends, if nobody_maps() is not called.
+  void lend() { lent_ = true; }
+  bool unmap_peers() noexcept override { return true; }  // who has mapped them is a DeviceGroup
+  void nobody_maps() noexcept override { lent_ = false; }
+  // No launch has more blocks from now on; others may use the rest.
+  void keep_blocks(std::uint32_t blocks) { share_.keep(static_cast<int>(blocks)); }
+  // There is no launch any more; it keeps none once those under way have ended.
+  void end_blocks() { share_.end(); }
 
  private:
   cuda::Gpu& gpu_;
   std::shared_ptr<const cuda::Kernels> kernels_;
+  BlockShare share_;
   cuda::CUdeviceptr memory_ = 0;
   DeviceCard card_{};
+  std::atomic<bool> lent_{false};
+  const ForkGuard guard_;
 };
 
 }  // namespace pycollective

@@ -1,5 +1,6 @@
 #include "engine/device/on_device.h"
 
+#include <algorithm>
 #include <thread>
 
 namespace pycollective {
@@ -19,13 +20,21 @@ OnDevice::~OnDevice() {
     std::this_thread::sleep_for(kUnwindingPoll);
 }
 
+// What is left of its time for a wait on the device. A call that does not end there has all of it:
+// what is on its stream before may take long, too.
+double OnDevice::seconds_left() const {
+  if (!request_.location.ends) return request_.timeout;
+  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin_;
+  return std::max(request_.timeout - passed.count(), 0.0);
+}
+
 State OnDevice::advance() {
   DeviceGroup& device = *request_.device;
   if (!launched_) {
     // What has failed the communicator, whoever drives this looks for.
     if (!rendezvous_.complete() || device.aborted()) return State::kBlocked;
-    device.launch(request_);
-    launched_ = true;
+    launched_ = true;  // also where it fails half way: the kernel is waited for
+    device.launch(request_, seconds_left());
   }
   if (!request_.location.ends) return State::kDone;
   const bool done = device.look();

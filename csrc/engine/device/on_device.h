@@ -17,11 +17,15 @@ class OnDevice final : public Operation {
 
   ~OnDevice() override;
 
-  void start() override { rendezvous_.arrive(); }
+  void start() override {
+    begin_ = std::chrono::steady_clock::now();
+    rendezvous_.arrive();
+  }
   State advance() override;
   bool is_short() const override { return true; }
   bool must_poll() const override { return awaits_device(); }
   bool awaits_device() const override { return launched_; }
+  double grace() const override { return launched_ ? kGrace : 0; }
   std::string held_up() const override {
     return launched_ ? "all ranks have called it, and its GPUs have not come to its end" : "";
   }
@@ -31,9 +35,15 @@ class OnDevice final : public Operation {
   bool called_by(Member member) const override { return rendezvous_.arrived(member); }
 
  private:
+  // So that the kernel's wait, which knows its GPU and its peer, ends before the host's, here and
+  // on ranks that have called a little earlier.
+  static constexpr double kGrace = 0.25;  // seconds
+
+  double seconds_left() const;
+
   Rendezvous rendezvous_;
   bool launched_ = false;
-  std::chrono::steady_clock::time_point next_look_{};
+  std::chrono::steady_clock::time_point begin_{}, next_look_{};
 };
 
 }  // namespace pycollective

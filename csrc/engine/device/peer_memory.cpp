@@ -95,6 +95,7 @@ PeerMemory::PeerMemory(const cuda::Kernels& kernels, cuda::CUcontext context, Me
 }
 
 PeerMemory::~PeerMemory() {
+  if (guard_.forked()) return;  // the parent's
   try {
     const Current current(context_);
     let_go();

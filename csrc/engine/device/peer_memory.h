@@ -32,6 +32,7 @@
 #include "cuda/program_parameters.h"
 #include "engine/device/device_program.h"
 #include "engine/program.h"
+#include "shared_memory/fork_guard.h"
 
 namespace pycollective {
 
@@ -39,8 +40,8 @@ class PeerMemory {
  public:
   using Shape = cuda::MailboxShape;
 
-  // Enough for parts of 64 KiB of eight ranks' shards. Each block has two: with 33 blocks, by
-  // computation a quarter of an H200's, a mailbox has some 35 MB.
+  // Enough for parts of 64 KiB of eight ranks' shards. Each block has two: with 17 blocks, by
+  // computation the first communicator's share of an H200, a mailbox has some 18 MB.
   static constexpr std::uint64_t kUsualSlot = std::uint64_t{512} << 10;
   static std::size_t mailbox_bytes(const Shape& shape) { return cuda::mailbox_bytes(shape); }
   // Makes a mailbox ready, and waits for it; all its blocks begin with chunk `first_chunk`. The
@@ -124,6 +125,7 @@ class PeerMemory {
   cuda::CUstream uploads_ = nullptr;
   std::vector<Arena> arenas_;
   std::map<const Program*, Uploaded> programs_;
+  const ForkGuard guard_;
 };
 
 // A program that the device does not know yet was launched on a stream that is being captured.

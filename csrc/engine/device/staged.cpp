@@ -3,6 +3,7 @@
 #include "cuda/staging.h"
 #include "engine/any_operation.h"
 #include "engine/buffers.h"
+#include "shared_memory/fork_guard.h"
 
 namespace pycollective {
 namespace {
@@ -27,9 +28,14 @@ std::shared_ptr<cuda::Staging> stage(const Request& request, int rank, int ranks
   sizes.output = elements_of(traits.output, request, rank, ranks) * size;
   sizes.in_place = request.input == request.output && sizes.input == sizes.output;
   try {
-    return std::make_shared<cuda::Staging>(cuda::Gpu::at(request.location.device),
-                                           static_cast<cuda::CUstream>(request.location.stream),
-                                           request.input, sizes);
+    auto made = std::make_unique<cuda::Staging>(
+        cuda::Gpu::at(request.location.device),
+        static_cast<cuda::CUstream>(request.location.stream), request.input, sizes);
+    return {made.release(), [guard = ForkGuard()](cuda::Staging* staging) {
+              if (!guard.forked()) delete staging;  // else the parent's
+            }};
+  } catch (const cuda::DriverError&) {
+    throw;
   } catch (const std::exception& error) {
     throw CollectiveFailure({FailureKind::kConfiguration, rank, request.kind, 0,
                              std::string(name_of(request.kind)) + ": " + error.what()});

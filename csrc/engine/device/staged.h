@@ -17,7 +17,7 @@ namespace pycollective {
 class AnyOperation;
 
 // The memory and the copies of one call. `request` is validated and on a device; throws
-// CollectiveFailure (kConfiguration), with nothing moved.
+// CollectiveFailure (kConfiguration), cuda::DriverError, with nothing moved.
 std::shared_ptr<cuda::Staging> stage(const Request& request, int rank, int ranks);
 
 class Staged final : public Operation {

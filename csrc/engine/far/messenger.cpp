@@ -9,8 +9,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kListenAgain{100};
 constexpr std::size_t kControlBytes = 1024;
-constexpr std::size_t kMostSpare = 64;
-constexpr std::size_t kCallRoom = sizeof(CallNote) + kRiderBytes;
 
 }  // namespace
 
@@ -28,18 +26,6 @@ Messenger::Messenger(std::shared_ptr<Link> link, std::uint64_t id, int rank, std
   for (Inbox& inbox : control_) {
     inbox.parcel = Parcel(kControlBytes);
     listen(inbox);
-  }
-}
-
-// What the link refuses is a lost rank, and the caller's failure.
-template <class Act>
-auto Messenger::asked(int rank, const Act& act) {
-  try {
-    return act();
-  } catch (const std::exception& error) {
-    throw CollectiveFailure(
-        {FailureKind::kPeerFailure, rank_, OpKind::kBarrier, 0,
-         "the transport to rank " + std::to_string(rank) + " failed: " + error.what()});
   }
 }
 
@@ -109,6 +95,7 @@ bool Messenger::done(Ticket& ticket) {
     ticket.transfer = Ticket::kSpent;
     return false;
   }
+  note_news(peer);
   close_ticket(ticket);
   ticket.transfer = 0;
   return true;
@@ -133,88 +120,6 @@ void Messenger::forget(Peer& peer, Link::Transfer transfer) {
   if (found == peer.under_way.end()) return;  // it was lost
   *found = peer.under_way.back();
   peer.under_way.pop_back();
-}
-
-Parcel Messenger::make_call(const CallNote& note, std::size_t data_bytes) {
-  Parcel call;
-  {
-    const std::lock_guard lock(mutex_);
-    call = parcel(kCallRoom);
-  }
-  call.header().bytes = static_cast<std::uint32_t>(sizeof(note) + data_bytes);
-  std::memcpy(call.body(), &note, sizeof(note));
-  return call;
-}
-
-CallNote Messenger::note_of(const Parcel& call) {
-  CallNote note;
-  std::memcpy(&note, call.body(), sizeof(note));
-  return note;
-}
-
-void Messenger::send_call(int rank, int lane, Parcel call) {
-  const std::lock_guard lock(mutex_);
-  peers_[rank].talked = true;
-  const std::size_t bytes = call.header().bytes;
-  asked(rank, [&] { post(std::move(call), ParcelKind::kCall, bytes, rank, lane); });
-}
-
-void Messenger::expect_call(int rank, int lane) {
-  const std::lock_guard lock(mutex_);
-  Peer& peer = peers_[rank];
-  asked(rank, [&] { open(peer, lane, rank); });
-  peer.talked = true;
-  ++peer.awaited, ++awaited_;
-}
-
-Parcel Messenger::take_call(int rank, int lane, bool more) {
-  const std::lock_guard lock(mutex_);
-  Peer& peer = peers_[rank];
-  Inbox& inbox = peer.inboxes[lane];
-  if (inbox.transfer == 0) return {};
-  const Link::Outcome outcome =
-      std::exchange(inbox.come, false) ? Link::Outcome::kDone : link_->test(inbox.transfer);
-  if (outcome == Link::Outcome::kUnderWay) return {};
-  inbox.transfer = 0;
-  if (outcome != Link::Outcome::kDone) {
-    peer.needed = true;
-    has_losses_ = true;
-    return {};
-  }
-  Parcel call = std::move(inbox.parcel);
-  inbox.parcel = {};
-  --peer.awaited, --awaited_;
-  if (!knows(call) || call.header().kind != ParcelKind::kCall || call.header().sender != rank ||
-      call.header().bytes < sizeof(CallNote))
-    throw CollectiveFailure({FailureKind::kAborted, rank_, OpKind::kBarrier, 0,
-                             "rank " + std::to_string(rank_) + " received from rank " +
-                                 std::to_string(rank) + " what is no call of this library"});
-  if (more) asked(rank, [&] { open(peer, lane, rank); });
-  return call;
-}
-
-void Messenger::forget_call(int rank) {
-  const std::lock_guard lock(mutex_);
-  --peers_[rank].awaited, --awaited_;
-}
-
-void Messenger::put_back(Parcel call) {
-  const std::lock_guard lock(mutex_);
-  if (call.room() == kCallRoom && spare_.size() < kMostSpare) spare_.push_back(std::move(call));
-}
-
-void Messenger::remind(const std::vector<int>& ranks, const CallNote& note) {
-  const std::lock_guard lock(mutex_);
-  for (const int rank : ranks)
-    asked(rank, [&] { say(ParcelKind::kReminder, FailureKind::kNone, &note, sizeof(note), rank); });
-}
-
-std::optional<std::pair<int, CallNote>> Messenger::find_other_call(const CallNote& mine) const {
-  const std::lock_guard lock(mutex_);
-  for (const auto& [rank, peer] : peers_)
-    if (peer.reminder && peer.reminder->sequence == mine.sequence && !peer.reminder->agrees(mine))
-      return std::make_pair(rank, *peer.reminder);
-  return std::nullopt;
 }
 
 std::shared_ptr<const Messenger::Notice> Messenger::notice() const {

@@ -35,6 +35,9 @@ namespace pycollective {
 // Data of a call that goes with it, at most: a copy costs less than another message.
 constexpr std::size_t kRiderBytes = std::size_t{8} << 10;
 
+constexpr std::size_t kCallRoom = sizeof(CallNote) + kRiderBytes;
+constexpr std::size_t kMostSpare = 64;  // parcels for calls that are kept for the next
+
 // A message of an operation.
 struct Ticket {
   // Of a message that was lost: never done.
@@ -61,6 +64,8 @@ class Messenger {
   Messenger(const Messenger&) = delete;
   Messenger& operator=(const Messenger&) = delete;
 
+  // Those of other hosts, ascending.
+  const std::vector<int>& ranks() const { return far_; }
   // Whether news rings the bell, so that who sleeps need not look.
   bool rings() const { return rings_; }
   // Lets all go on: to be called while anything is awaited.
@@ -91,12 +96,23 @@ class Messenger {
   }
   static CallNote note_of(const Parcel& call);
   void send_call(int rank, int lane, Parcel call);
+  // Both at once: `expects`, as expect_call(), one on lane `answer`.
+  void exchange_calls(int rank, int lane, Parcel call, int answer, bool expects);
   // From expect to take, or to forget, the rank counts as awaited.
   void expect_call(int rank, int lane);
   // Nothing while it has not come. `more`: another will come on this lane, so make ready for it.
   Parcel take_call(int rank, int lane, bool more);
   void forget_call(int rank);
-  void put_back(Parcel call);  // for the next that needs one
+  // The same for who hears calls that others await: the rank counts as awaited no less, and the
+  // call as one that has come, until count_heard() takes it back. `needed`: it is missed where the
+  // lane has ended without it.
+  Parcel hear_call(int rank, int lane, bool more, bool needed);
+  void count_heard(int rank, int calls);
+  void open_call(int rank, int lane);
+  // Between the two a lost rank, whichever, is a failure; one that has left is none.
+  void await_anyone(bool begins);
+  bool anyone_is_there() const;  // of the ranks of other hosts
+  void put_back(Parcel call);    // for the next that needs one
 
   // What is said by who waits long, and heard of whom: so ranks that wait for each other in
   // different calls find out, whatever messages these would exchange.
@@ -131,10 +147,12 @@ class Messenger {
   };
   struct Peer {
     int awaited = 0;                        // messages and calls of operations
+    int heard = 0;                          // calls of these that have come and are kept
     std::vector<Link::Transfer> under_way;  // of these the messages
     bool needed = false;                    // one of them was lost
     bool talked = false;
-    std::optional<Clock::time_point> left;  // when it said goodbye
+    // When it said goodbye, or what it had sent before came since.
+    std::optional<Clock::time_point> left;
     std::optional<Clock::time_point> lost;
     std::string how;
     std::optional<CallNote> reminder;
@@ -159,8 +177,12 @@ class Messenger {
   void listen(Inbox& inbox);
   bool knows(const Parcel& parcel) const;  // that it is a message of this communicator
   void open(Peer& peer, int lane, int rank);
+  Parcel next_call(Peer& peer, int rank, int lane, bool more, bool needed);
   Link::Outcome look_at(Link::Transfer transfer);
-  bool misses(Peer& peer);  // whether anything that is awaited of it has yet to come
+  // Whether anything that is awaited of it has yet to come, and nothing has come since the last
+  // time.
+  bool misses(Peer& peer);
+  static void note_news(Peer& peer);
   void close_ticket(const Ticket& ticket);
   void forget(Peer& peer, Link::Transfer transfer);
   void reap(bool all);
@@ -203,5 +225,17 @@ class Messenger {
   bool let_go_ = true;
   std::atomic<bool> lingers_{false};
 };
+
+// What the link refuses is a lost rank, and the caller's failure.
+template <class Act>
+auto Messenger::asked(int rank, const Act& act) {
+  try {
+    return act();
+  } catch (const std::exception& error) {
+    throw CollectiveFailure(
+        {FailureKind::kPeerFailure, rank_, OpKind::kBarrier, 0,
+         "the transport to rank " + std::to_string(rank) + " failed: " + error.what()});
+  }
+}
 
 }  // namespace pycollective

@@ -8,6 +8,8 @@ namespace pycollective {
 namespace {
 
 constexpr std::chrono::milliseconds kGiveUpWithin{500};
+// However slowly one after the other leaves of what was sent.
+constexpr std::chrono::seconds kSentWithin{30};
 // Of a failure a peer may have heard from others, and then it takes no more notices.
 constexpr std::chrono::milliseconds kToldWithin{50};
 constexpr std::chrono::microseconds kWaitStep{100};
@@ -97,7 +99,11 @@ bool Messenger::close() noexcept {
     reap(true);
     return sent_.empty();
   };
-  wait_for(lock, failed_ ? kToldWithin : kGiveUpWithin, all_sent);
+  const Clock::time_point until = Clock::now() + kSentWithin;
+  std::size_t before = 0;
+  do before = sent_.size();
+  while (!wait_for(lock, failed_ ? kToldWithin : kGiveUpWithin, all_sent) && !failed_ &&
+         sent_.size() < before && Clock::now() < until);
   closing_ = true;
   std::vector<Link::Transfer> open;
   lingers_ = link_->must_be_quiet() && !failed_ && !all_have_left();

@@ -4,7 +4,8 @@
 namespace pycollective {
 namespace {
 
-// The last messages of a peer that has left may still be on their way to whoever waits for them.
+// The last messages of a peer that has left may still be on their way to whoever waits for them:
+// one comes after the other, since one receive at a time waits for the calls of a lane.
 constexpr std::chrono::milliseconds kLastMessages{300};
 // A connection's end may be seen before the goodbye that came before it.
 constexpr std::chrono::milliseconds kLastGoodbye{20};
@@ -13,8 +14,13 @@ constexpr std::chrono::milliseconds kLateGoodbye{500};
 
 }  // namespace
 
+void Messenger::note_news(Peer& peer) {
+  if (peer.left) peer.left = Clock::now();
+}
+
 bool Messenger::misses(Peer& peer) {
-  int come = 0;
+  int come = peer.heard;
+  bool news = false;
   for (const Link::Transfer each : peer.under_way) {
     const auto seen = seen_.find(each);
     if (seen != seen_.end()) {
@@ -26,17 +32,20 @@ bool Messenger::misses(Peer& peer) {
     if (outcome == Link::Outcome::kUnderWay) return true;
     seen_[each] = outcome;
     if (outcome != Link::Outcome::kDone) return true;
+    news = true;
     ++come;
   }
   for (auto& [lane, inbox] : peer.inboxes) {
     if (inbox.transfer != 0 && !inbox.come) {
       const Link::Outcome outcome = link_->test(inbox.transfer);
       inbox.come = outcome == Link::Outcome::kDone;
+      news = news || inbox.come;
       if (!inbox.come && outcome != Link::Outcome::kUnderWay) inbox.transfer = 0;
     }
     come += inbox.come ? 1 : 0;
   }
-  return come < peer.awaited;
+  if (news) note_news(peer);
+  return !news && come < peer.awaited;
 }
 
 void Messenger::look_for_lost() {

@@ -1,20 +1,22 @@
 // Send and receive between hosts: what was called, each to the other, then the data; a short
-// message goes with the sender's call.
+// message goes with the sender's call. A receive answers before it has heard the call, so that the
+// data need not wait for it.
 #pragma once
 
 #include <vector>
 
-#include "engine/far/messenger.h"
+#include "engine/messages.h"
 #include "engine/operation.h"
 
 namespace pycollective {
 
 class FarPair final : public Operation {
  public:
-  FarPair(Group& group, const Request& request, std::uint64_t sequence);
+  // `expects`: a receive that expects its call already (PairCalls::expect_if_there).
+  FarPair(Group& group, const Request& request, std::uint64_t sequence, bool expects = false);
   ~FarPair() override;
 
-  void start() override;
+  void start() override { begin(); }
   State advance() override;
   bool finished_by(Member) const override { return true; }  // of its own host nobody takes part
   bool called_by(Member) const override { return true; }
@@ -23,12 +25,20 @@ class FarPair final : public Operation {
 
  private:
   bool sends() const { return request_.kind == OpKind::kSend; }
-  bool hear();
-  void begin_to_move();
+  int theirs() const { return sends() ? kLanePairAnswer : kLanePairCall; }
+  bool begin();  // false: its turn has not come, or there is no lane for its data
+  bool hear(bool& kept);
+  bool begin_to_move();
+  template <class Act>
+  void each_piece(const Act& act);
 
-  const CallNote mine_;
+  PairCalls& calls_;
+  PairCalls::Peer& peer_;
+  CallNote mine_;
   const std::size_t bytes_;
+  DataLane lane_;
   Parcel call_;  // theirs, once it is heard
+  bool began_ = false;
   bool expecting_ = false;
   bool moving_ = false;
   std::vector<Ticket> data_;  // in pieces that any transport takes

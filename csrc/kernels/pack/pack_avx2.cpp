@@ -13,11 +13,11 @@ namespace pycollective::avx2 {
 namespace {
 constexpr int kVectorBytes = 32;
 // clang-format off: each needs those before it
-#include "kernels/pack/block.h"
-#include "kernels/pack/window.h"
-#include "kernels/pack/fixed.h"
-#include "kernels/pack/codecs.h"
-#include "kernels/pack/frame.h"
+#include "kernels/pack/block.inl"
+#include "kernels/pack/window.inl"
+#include "kernels/pack/fixed.inl"
+#include "kernels/pack/codecs.inl"
+#include "kernels/pack/frame.inl"
 // clang-format on
 }  // namespace
 

@@ -15,11 +15,11 @@ namespace pycollective::avx2 {
 namespace {
 constexpr int kVectorBytes = 32;
 // clang-format off: each needs those before it
-#include "kernels/lanes.h"
-#include "kernels/quantize/elements.h"
-#include "kernels/quantize/stream.h"
-#include "kernels/quantize/frame.h"
-#include "kernels/quantize/codecs.h"
+#include "kernels/lanes.inl"
+#include "kernels/quantize/elements.inl"
+#include "kernels/quantize/stream.inl"
+#include "kernels/quantize/frame.inl"
+#include "kernels/quantize/codecs.inl"
 // clang-format on
 }  // namespace
 

@@ -12,11 +12,11 @@ namespace pycollective::portable {
 namespace {
 constexpr int kVectorBytes = 16;
 // clang-format off: each needs those before it
-#include "kernels/lanes.h"
-#include "kernels/quantize/elements.h"
-#include "kernels/quantize/stream.h"
-#include "kernels/quantize/frame.h"
-#include "kernels/quantize/codecs.h"
+#include "kernels/lanes.inl"
+#include "kernels/quantize/elements.inl"
+#include "kernels/quantize/stream.inl"
+#include "kernels/quantize/frame.inl"
+#include "kernels/quantize/codecs.inl"
 // clang-format on
 }  // namespace
 

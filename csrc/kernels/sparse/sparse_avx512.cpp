@@ -16,15 +16,15 @@ namespace pycollective::avx512 {
 namespace {
 constexpr int kVectorBytes = 64;
 // clang-format off: each needs those before it
-#include "kernels/sparse/elements.h"
-#include "kernels/sparse/vectors.h"
-#include "kernels/sparse/steps.h"
-#include "kernels/sparse/threshold.h"
-#include "kernels/sparse/scan.h"
-#include "kernels/sparse/top_k.h"
-#include "kernels/sparse/gaps.h"
-#include "kernels/sparse/indices.h"
-#include "kernels/sparse/sums.h"
+#include "kernels/sparse/elements.inl"
+#include "kernels/sparse/vectors.inl"
+#include "kernels/sparse/steps.inl"
+#include "kernels/sparse/threshold.inl"
+#include "kernels/sparse/scan.inl"
+#include "kernels/sparse/top_k.inl"
+#include "kernels/sparse/gaps.inl"
+#include "kernels/sparse/indices.inl"
+#include "kernels/sparse/sums.inl"
 // clang-format on
 }  // namespace
 

@@ -9,7 +9,7 @@ import numpy as np
 from .case import Bytes
 
 if TYPE_CHECKING:
-    from pycollective.device_array import DeviceArray
+    from pycollective.gpu.array import DeviceArray
 
 _PAGE = 4096  # that a buffer starts at one, is one thing less that could differ
 
@@ -50,14 +50,14 @@ class DeviceBuffers:
 
     def __init__(self, rank: int) -> None:
         from pycollective import _core
+        from pycollective.gpu.way import number_of
 
-        self.devices = _core.device_count()
-        self.device = rank % self.devices
+        self.device = number_of("cuda", rank)
         self.stream = _core.DeviceStream(self.device)
 
     def new(self, size: int) -> DeviceArray:
         """See `Buffers`."""
-        from pycollective.device_array import DeviceArray
+        from pycollective.gpu.array import DeviceArray
 
         return DeviceArray((size,), "uint8", self.device, stream=self.stream)
 

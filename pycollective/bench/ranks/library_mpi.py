@@ -86,7 +86,11 @@ def _find_type(name: str) -> MPI.Datatype:
     if name in _TYPES:
         return _TYPES[name]
     # mpi4py knows where each MPI keeps its half type: NumPy's code for it is "e".
-    found = MPI.Datatype.fromcode("e") if name == "float16" else _bfloat16()
+    found = MPI.DATATYPE_NULL
+    if name == "float16":
+        found = MPI.Datatype.fromcode("e")
+    elif name == "bfloat16":
+        found = _bfloat16()
     if found == MPI.DATATYPE_NULL:
         raise Unsupported(f"this MPI has no {name}")
     return found

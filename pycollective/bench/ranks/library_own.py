@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import _core, joining, wish
+from pycollective import _core
 from pycollective.bench.problem import numpy_type
 from pycollective.environment import ENV_WIRE
+from pycollective.join import joining, wish
 from pycollective.version import VERSION
 
 from .buffers import DeviceBuffers
@@ -21,7 +22,7 @@ _WAIT = 60.0  # seconds, for what calls have left on the stream
 
 
 class ExchangeStore:
-    """A bootstrap store over the bench's control channel, as `pycollective.joining` wants it."""
+    """A store over the bench's control channel, as `pycollective.join.joining` wants it."""
 
     def __init__(self, request: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         self._request = request

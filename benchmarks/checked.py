@@ -1,0 +1,66 @@
+"""All-reduces that are timed on real inputs, and compared bit for bit with the oracle each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.turns import Call, Turn
+from pycollective import reference
+from pycollective.bench.problem import PERIOD, leaves
+
+Array = NDArray[Any]
+
+
+class Sum:
+    """A rank's buffers of an all-reduce, whose calls take turns.
+
+    Before each turn `x` is what this rank has of the inputs, and of `out`, where that is another
+    array, nothing is right. What is there after it, of so many calls, is compared with what the
+    oracle makes of the inputs by as many.
+
+    Attributes:
+        x: the input.
+        out: the output; `x` where calls are in place.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Array], rank: int, calls: int, *, count: int = 0, apart: bool = False
+    ) -> None:
+        """`inputs`: of all ranks, repeated up to `count`; `calls`: of a turn; `apart`: not in
+        place."""
+        count = count or len(inputs[rank])
+        answer = reference.reduce(inputs)
+        for _ in range(0 if apart else calls - 1):  # of what all ranks have by then
+            answer = reference.reduce([answer] * len(inputs))
+        self._mine, self._answer = np.resize(inputs[rank], count), np.resize(answer, count)
+        self._wrong: dict[Call, int] = {}
+        self.x = self._mine.copy()
+        self.out = np.empty_like(self.x) if apart else self.x
+
+    @classmethod
+    def of(cls, dtype: str, count: int, ranks: int, rank: int, calls: int) -> Sum:
+        """In place, of inputs whose sum depends on the order."""
+        inputs = leaves(dtype, "sum", ranks, min(count, PERIOD), count)
+        return cls(inputs, rank, calls, count=count)
+
+    def turn(self, timed: Turn) -> Turn:
+        """That turn, with the inputs put back before and the result compared after it."""
+
+        def turn(call: Call) -> tuple[float, ...]:
+            self.out.view("u1").fill(0xA5)
+            self.x[:] = self._mine
+            measured = timed(call)
+            bits = f"u{self.out.itemsize}"
+            wrong = np.count_nonzero(self.out.view(bits) != self._answer.view(bits))
+            self._wrong[call] = self._wrong.get(call, 0) + int(wrong)
+            return measured
+
+        return turn
+
+    def wrong(self, calls: Mapping[str, Call]) -> dict[str, int]:
+        """Elements of all turns whose bits were not the oracle's on this rank, by call."""
+        return {name: self._wrong[call] for name, call in calls.items()}

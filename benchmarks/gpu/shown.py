@@ -1,0 +1,174 @@
+"""What the table of `make gpu` shows of what a step has measured, beside the issue's targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Measured = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A line of the table below its step's.
+
+    Attributes:
+        label: what it is.
+        value: as it is printed; empty where there is none.
+        unit: behind it.
+        target: in words, if there is one.
+        met: whether it is.
+        why_not: in place of a value.
+    """
+
+    label: str
+    value: str
+    unit: str = ""
+    target: str = ""
+    met: bool | None = None
+    why_not: str = ""
+
+
+Shows = Callable[[Measured], list[Shown]]
+
+
+def number(value: float) -> str:
+    """Of four figures, or of all that are before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def at_least(label: str, value: float, bound: float, unit: str) -> Shown:
+    """A measurement with a lower bound."""
+    return Shown(label, number(value), unit, f"at least {bound:g} {unit}", value >= bound)
+
+
+def at_most(label: str, value: float, bound: float, unit: str) -> Shown:
+    """A measurement with an upper bound."""
+    return Shown(label, number(value), unit, f"at most {bound:g} {unit}", value <= bound)
+
+
+def is_none(label: str, value: int, unit: str) -> Shown:
+    """A count of what may not be."""
+    return Shown(label, number(value), unit, f"0 {unit}", value == 0)
+
+
+def nothing(measured: Measured) -> list[Shown]:
+    """That it came through is all."""
+    return []
+
+
+def ordered_reduce(m: Measured) -> list[Shown]:
+    """Of reduce_bandwidth."""
+    return [
+        Shown("copy on the device", number(m["copy_bytes_per_s"] / 1e9), "GB/s"),
+        Shown("reduce", number(m["reduce_bytes_per_s"] / 1e9), "GB/s"),
+        at_least("reduce, of the copy", 100 * m["share_of_copy"], 90, "%"),
+    ]
+
+
+def peer_kernels(m: Measured) -> list[Shown]:
+    """Of peer_kernels; two-shot is held to its target where a rank has 64 MiB or more."""
+    rows = [Shown("bare launch", number(m["bare_launch_us"]), "us")]
+    for ranks, took in m["one_shot_us"].items():
+        rows.append(Shown(f"one-shot, 4 Ki float32, {ranks} ranks", number(took), "us"))
+    for name, row in m.items():
+        if not isinstance(row, dict) or "share_of_copy" not in row:
+            continue
+        label = name.replace("direct", "two-shot").replace("65536 KiB", "64 MiB")
+        label = label.replace("262144 KiB", "256 MiB") + ", of the copy"
+        rows.append(at_least(label, 100 * row["share_of_copy"], 80, "%"))
+    return rows
+
+
+def litmus(m: Measured) -> list[Shown]:
+    """Of litmus; words are of those that a thread each has compared."""
+    rows = []
+    for where, loops in m.items():
+        for name, loop in loops.items():
+            if not isinstance(loop, dict):
+                continue
+            label = f"{where}: {name}"
+            wrong = loop["stale"] + loop["overwritten"]
+            rows.append(Shown(label, number(loop["exchanges"]), "exchanges"))
+            if name.startswith("early"):
+                rows.append(Shown("  seen too early", number(wrong), "words", "some", wrong > 0))
+            elif "relaxed" in name:
+                rows.append(Shown("  wrong", number(wrong), "words", "(as it comes)"))
+            else:
+                rows.append(is_none("  wrong", wrong, "words"))
+    return rows
+
+
+def resident_limit(m: Measured) -> list[Shown]:
+    """Of resident_limit."""
+    waited, wanted = m["waited_at_once"], 3 * m["blocks_of_a_rank"]
+    return [
+        Shown("blocks that fit", number(m["blocks_that_fit"]), "blocks"),
+        Shown(
+            *("waited at once for the fourth rank", number(waited), "blocks"),
+            *(f"all {wanted}", waited == wanted),
+        ),
+    ]
+
+
+def abort_look(m: Measured) -> list[Shown]:
+    """Of abort_look; the target is that of one-shot."""
+    rows = []
+    for name, row in m.items():
+        if not isinstance(row, dict):
+            continue
+        rows.append(Shown(f"{name}, 4 Ki float32", number(row["us"]), "us"))
+        rows.append(Shown("  without the look", number(row["without_us"]), "us"))
+        if name.startswith("one-shot"):
+            rows.append(at_most("  the look", row["look_us"], 1, "us"))
+        else:
+            rows.append(Shown("  the look", number(row["look_us"]), "us"))
+        rows.append(Shown("  the same twice", number(row["noise_us"]), "us"))
+    return rows
+
+
+def symmetric_memory(m: Measured) -> list[Shown]:
+    """Of symmetric_memory."""
+    rows = [Shown("pycollective, 2 processes, 4 Ki float32", number(m["ours_us"]), "us")]
+    label = "PyTorch's symmetric memory"
+    if "torch_us" in m:
+        return [*rows, Shown(label, number(m["torch_us"]), "us")]
+    return [*rows, Shown(label, "", why_not=m["torch"])]
+
+
+def bench(m: Measured) -> list[Shown]:
+    """Rows of `pycollective bench`, by library and size."""
+    rows = []
+    for name, row in m.items():
+        library, size = name.rsplit(" ", 1)
+        kibibytes = int(size) >> 10
+        amount = f"{kibibytes >> 10} MiB" if kibibytes >= 1024 else f"{kibibytes} KiB"
+        label = f"{library}, {amount}"
+        if isinstance(row, str):
+            rows.append(Shown(label, "", why_not=row))
+            continue
+        rows.append(Shown(label, row["us"], "us"))
+        if row["wrong"] != "n/a":
+            rows.append(is_none("  wrong", int(row["wrong"]), "elements"))
+    return rows
+
+
+def digests(m: Measured) -> list[Shown]:
+    """Of same_digest."""
+    return [Shown("digest", m["cuda"][:12], "", "the CPU's", m["cuda"] == m["cpu"])]
+
+
+def ending(m: Measured) -> list[Shown]:
+    """Of peer_processes."""
+    if "wrong" in m:
+        return [is_none("wrong results of replays", m["wrong"], "arrays")]
+    return [
+        at_most(f"told by {m['told']}", m["seconds"], m["bound"], "s"),
+        Shown("context works on", "yes" if m["context"] else "no", "", "yes", m["context"]),
+    ]
+
+
+def arrays(m: Measured) -> list[Shown]:
+    """Of arrays."""
+    return [Shown(library, became) for library, became in m.items()]

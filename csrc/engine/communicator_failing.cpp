@@ -1,0 +1,68 @@
+// How a communicator fails, and hears that it has: the first cause counts, and ends all that is
+// pending.
+#include "engine/communicator.h"
+#include "engine/far/messenger.h"
+
+namespace pycollective {
+
+bool Communicator::heard_of_failure() const {
+  const auto notice = group_->messenger() != nullptr ? group_->messenger()->notice() : nullptr;
+  return notice && notice->reporter != rank();
+}
+
+void Communicator::learn_failure() const {
+  if (closed_) return;  // the mailbox may serve another group by now
+  if (failure_) return;
+  const auto learn = [&](FailureKind kind, const std::string& report, int reporter) {
+    failure_ = std::make_shared<Failure>(
+        Failure{kind, rank(), OpKind::kBarrier, 0, reported_text(report, reporter, rank())});
+  };
+  const FailureRecord record = group_->failure();
+  if (record.kind != FailureKind::kNone)
+    return learn(record.kind, group_->report_of(record.reporter), group_->rank_of(record.reporter));
+  if (group_->messenger() == nullptr) return;
+  if (const auto notice = group_->messenger()->notice())
+    learn(notice->kind, notice->report, notice->reporter);
+}
+
+void Communicator::fail(const Failure& failure) {
+  bool tell = false;
+  bool first = false;  // nobody has told this rank
+  std::list<std::shared_ptr<Pending>> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    tell = group_->messenger() != nullptr && !failure_;
+    first = tell && group_->failure().kind == FailureKind::kNone && !heard_of_failure();
+    group_->fail(failure.kind, failure.message);
+    if (!failure_) failure_ = std::make_shared<Failure>(failure);
+    for (auto each = queues_.all().begin(); each != queues_.all().end();) {
+      Queue& queue = (each++)->second;
+      auto first = queue.items.begin();
+      if (first != queue.items.end() && first->get() == queue.driven_item) ++first;
+      ended.splice(ended.end(), queue.items, first, queue.items.end());
+      queues_.let_go(queue);
+    }
+    for (const std::shared_ptr<Pending>& item : ended) count_telling(*item);
+  }
+  if (device_) device_->abort();
+  if (tell) group_->messenger()->tell({failure.kind, rank(), failure.message}, first);
+  end(ended, &failure);
+}
+
+void Communicator::abort(const std::string& reason) {
+  if (forked()) return;
+  fail({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
+        "rank " + std::to_string(rank()) + " aborted the communicator: " + reason});
+}
+
+std::shared_ptr<const Failure> Communicator::failure() {
+  if (forked()) return nullptr;
+  if (group_->messenger() != nullptr) group_->messenger()->poll();
+  if (device_) watch_device(false);
+  const std::lock_guard lock(mutex_);
+  learn_failure();
+  return failure_;
+}
+
+}  // namespace pycollective

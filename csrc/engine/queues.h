@@ -1,0 +1,95 @@
+// The queues of a communicator: the collectives', and one for each direction, peer and tag of
+// messages. Not thread-safe: under the communicator's lock.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+
+#include "engine/pending.h"
+
+namespace pycollective {
+
+struct Queue {
+  explicit Queue(std::uint64_t its_key) : key(its_key) {}
+
+  const std::uint64_t key;
+  std::list<std::shared_ptr<Pending>> items;
+  bool driven = false;                   // by some thread, which alone may drive it
+  const Pending* driven_item = nullptr;  // the first item, or none: a synchronous call
+  std::uint64_t call_turn = 0;           // of that call (Request::turn)
+  std::uint64_t sequence = 0;            // of the last operation issued; of a pair, of any tag
+  bool waits() const { return !driven && !items.empty(); }  // for a thread that drives it
+};
+
+class Queues {
+ public:
+  using Map = std::map<std::uint64_t, Queue>;  // so that a queue stays where it is
+
+  Queues() : collectives_(made(0)) {}
+
+  // Made when first asked for.
+  Queue& of(const Request& request) {
+    return is_pair(request.kind) ? made(key_of(request)) : collectives_;
+  }
+  // Of a pair every direction counts its own messages, whatever their tags.
+  std::uint64_t& sequence_of(Queue& queue) {
+    return is_tagged(queue) ? made(queue.key & ~kTags).sequence : queue.sequence;
+  }
+  // One that nobody needs any more; there may be ever new tags.
+  void let_go(Queue& queue) {
+    if (is_tagged(queue) && queue.items.empty() && !queue.driven) queues_.erase(queue.key);
+  }
+  // The first queue that waits for a thread, from `key` on; null where there is none.
+  Queue* first_waiting(std::uint64_t key) {
+    auto next = queues_.lower_bound(key);
+    while (next != queues_.end() && !next->second.waits()) ++next;
+    return next == queues_.end() ? nullptr : &next->second;
+  }
+  Map& all() { return queues_; }
+  const Map& all() const { return queues_; }
+
+  // Receives take messages in the order of the calls, also where some are from any rank. Only then
+  // they need turns.
+  bool has_turns(const Request& request) {
+    if (request.kind != OpKind::kRecv) return false;
+    from_any_ = from_any_ || request.root == kAnySource;
+    return from_any_;
+  }
+  std::uint64_t next_turn() { return ++turns_; }
+  // Whether the turns of others may have come with the end of one of its operations.
+  bool gives_turns(const Queue& queue) const { return from_any_ && receives(queue); }
+  // Whether all receives have ended that were issued before and may take a message of `source`.
+  bool has_come(const Request& request, int source) const {
+    Request other = {};
+    other.kind = OpKind::kRecv;
+    other.tag = request.tag;
+    other.root = request.root == kAnySource ? source : kAnySource;
+    const auto found = queues_.find(key_of(other));
+    if (found == queues_.end()) return true;
+    const Queue& queue = found->second;
+    if (queue.driven && queue.driven_item == nullptr) return queue.call_turn >= request.turn;
+    return queue.items.empty() || queue.items.front()->request().turn >= request.turn;
+  }
+
+ private:
+  static constexpr std::uint64_t kTags = 0xffffffff;
+
+  static std::uint64_t key_of(const Request& request) {
+    const auto receives = static_cast<std::uint64_t>(request.kind == OpKind::kRecv);
+    const auto peer = static_cast<std::uint64_t>(request.root - kAnySource);
+    return (1 + 2 * peer + receives) << 32 | static_cast<std::uint32_t>(request.tag);
+  }
+  static bool is_tagged(const Queue& queue) { return (queue.key & kTags) != 0; }
+  // As key_of() has it.
+  static bool receives(const Queue& queue) { return queue.key != 0 && (queue.key >> 32 & 1) == 0; }
+  Queue& made(std::uint64_t key) { return queues_.try_emplace(key, key).first->second; }
+
+  Map queues_;
+  Queue& collectives_;
+  bool from_any_ = false;
+  std::uint64_t turns_ = 0;
+};
+
+}  // namespace pycollective

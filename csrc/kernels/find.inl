@@ -1,0 +1,81 @@
+// Which kernels do what. After combine.inl, in the same namespace.
+
+template <class Codec, class Op, bool kAverage = false>
+Kernels ordered() {
+  return {reduce_ordered<Codec, Op, kAverage>, combine_ordered<Codec, Op, kAverage>};
+}
+
+template <class Codec, class Op>
+Kernels folded() {
+  return {reduce_folded<Codec, Op>, combine_folded<Codec, Op>};
+}
+
+// The codecs are what the table says; so a type of another width cannot get another's kernels.
+template <Dtype kType>
+constexpr bool fits() {
+  using Codec = CodecOf<kType>;
+  return sizeof(typename Codec::Stored) == traits_of(kType).size &&
+         sizeof(typename Codec::Accumulator) == traits_of(kType).accumulator;
+}
+
+template <class Codec>
+Kernels find_float(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return ordered<Codec, Sum>();
+    case ReduceOp::kAvg:
+      return ordered<Codec, Sum, true>();
+    case ReduceOp::kProd:
+      return ordered<Codec, Product>();
+    case ReduceOp::kMin:
+      return folded<Codec, Minimum>();
+    case ReduceOp::kMax:
+      return folded<Codec, Maximum>();
+    default:
+      return {};
+  }
+}
+
+// Of bool the bytes are 0 and 1: the least is their and, the greatest their or.
+template <class T>
+Kernels find_integer(ReduceOp op) {
+  using U = std::make_unsigned_t<T>;
+  switch (op) {
+    case ReduceOp::kSum:
+      return folded<Plain<U>, Sum>();
+    case ReduceOp::kProd:
+      return folded<Plain<U>, Product>();
+    case ReduceOp::kMin:
+      return folded<Plain<T>, Least>();
+    case ReduceOp::kMax:
+      return folded<Plain<T>, Greatest>();
+    case ReduceOp::kBand:
+      return folded<Plain<U>, And>();
+    case ReduceOp::kBor:
+      return folded<Plain<U>, Or>();
+    case ReduceOp::kBxor:
+      return folded<Plain<U>, Xor>();
+    default:
+      return {};
+  }
+}
+
+template <Dtype kType>
+Kernels find_of(ReduceOp op) {
+  static_assert(fits<kType>());
+  if constexpr (traits_of(kType).numbers == Numbers::kFloat)
+    return find_float<CodecOf<kType>>(op);
+  else
+    return find_integer<typename CodecOf<kType>::Stored>(op);
+}
+
+Kernels find(Dtype dtype, ReduceOp op) {
+  switch (dtype) {
+#define PYCOLLECTIVE_CASE(X, numbers, type, ...) \
+  case Dtype::type:                              \
+    return find_of<Dtype::type>(op);
+    PYCOLLECTIVE_EACH_DTYPE(PYCOLLECTIVE_CASE, )
+#undef PYCOLLECTIVE_CASE
+  }
+  return {};
+}

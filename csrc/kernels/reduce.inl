@@ -1,0 +1,250 @@
+// The reduction kernels, written once for every instruction set (see lanes.inl for the namespace).
+//
+// Sums and products of floats follow the contract's order; everything else gives the same bits in
+// any order and is folded from the first leaf to the last.
+//
+// Up to 8 leaves the order is evaluated in registers. More are taken in groups of 8^k consecutive
+// leaves, at most 8 groups: each group becomes a node, and the nodes are combined in the same
+// order. That is the order: a group starts at a multiple of a power of two and, but for the last,
+// is one, so the split of n leaves, the largest power of two below n, is also that of the groups.
+
+struct Sum {
+  template <class V>
+  static V apply(V a, V b) {
+    return a + b;
+  }
+};
+struct Product {
+  template <class V>
+  static V apply(V a, V b) {
+    return a * b;
+  }
+};
+struct Minimum {
+  template <class V>
+  static V apply(V a, V b) {
+    return minimum<BitsOf<V>>(a, b);
+  }
+};
+struct Maximum {
+  template <class V>
+  static V apply(V a, V b) {
+    return maximum<BitsOf<V>>(a, b);
+  }
+};
+
+template <class Op, class V>
+inline Pair<V> apply(Pair<V> a, Pair<V> b) {
+  return {Op::apply(a.first, b.first), Op::apply(a.second, b.second)};
+}
+
+constexpr int split_of(int leaves) {
+  int split = 1;
+  while (2 * split < leaves) split *= 2;
+  return split;
+}
+
+constexpr int kFan = 8;
+constexpr std::size_t kBlock = 256;  // elements of a node that is kept in the first-level cache
+static_assert(kBlock % kStep<float> == 0);
+
+// A node of the order, in a buffer that has room for, and holds, whole steps.
+template <class A>
+struct Node : Plain<A> {};
+
+// A step of T[Lo, Hi) at i.
+template <class From, class Op, int Lo, int Hi, int N>
+inline auto tree(const typename From::Stored* const (&leaves)[N], std::size_t i) {
+  if constexpr (Hi - Lo == 1) {
+    return From::load(leaves[Lo] + i);
+  } else {
+    constexpr int split = split_of(Hi - Lo);
+    return apply<Op>(tree<From, Op, Lo, Lo + split>(leaves, i),
+                     tree<From, Op, Lo + split, Hi>(leaves, i));
+  }
+}
+
+// Where values go: into a node, unfinished,
+template <class A>
+struct NodeTarget {
+  A* out;
+  void put(std::size_t i, Step<A> value) const { Node<A>::store(out + i, value); }
+  template <class Run>
+  void put_part(std::size_t i, std::size_t, const Run& run) const {
+    run(NodeTarget{out + i});
+  }
+};
+
+// or to where the result is wanted, and to `copy` if there is one; divided first if it is an
+// average.
+template <class Codec, bool kMayDivide>
+struct ResultTarget {
+  using T = typename Codec::Stored;
+  using A = typename Codec::Accumulator;
+  T* out;
+  T* copy;
+  A divisor;  // 0: do not divide
+  // Always inline: of narrow floats rounding is long, and its constants stay in registers so.
+  [[gnu::always_inline]] void put(std::size_t i, Step<A> value) const {
+    if (kMayDivide && divisor != 0) value = {value.first / divisor, value.second / divisor};
+    Codec::store(out + i, value);
+    if (copy != nullptr) Codec::store(copy + i, value);
+  }
+  template <class Run>
+  void put_part(std::size_t i, std::size_t count, const Run& run) const {
+    Padded<Codec> result;
+    run(ResultTarget{result.elements, nullptr, divisor});
+    result.write(out + i, count);
+    if (copy != nullptr) result.write(copy + i, count);
+  }
+};
+
+// `count` is a multiple of a step.
+template <class From, class Op, int N, class Target>
+void combine(const typename From::Stored* const* leaves, std::size_t begin, Target target,
+             std::size_t count) {
+  // Pointers of our own, which no store can change: they stay in registers.
+  const typename From::Stored* own[N];
+  for (int leaf = 0; leaf < N; ++leaf) own[leaf] = leaves[leaf] + begin;
+  for (std::size_t i = 0; i < count; i += kStep<typename From::Accumulator>)
+    target.put(i, tree<From, Op, 0, N>(own, i));
+}
+
+template <class From, class Op, class Target>
+void combine_steps(const typename From::Stored* const* leaves, int n, std::size_t begin,
+                   const Target& target, std::size_t count) {
+  switch (n) {
+    case 1:
+      return combine<From, Op, 1>(leaves, begin, target, count);
+    case 2:
+      return combine<From, Op, 2>(leaves, begin, target, count);
+    case 3:
+      return combine<From, Op, 3>(leaves, begin, target, count);
+    case 4:
+      return combine<From, Op, 4>(leaves, begin, target, count);
+    case 5:
+      return combine<From, Op, 5>(leaves, begin, target, count);
+    case 6:
+      return combine<From, Op, 6>(leaves, begin, target, count);
+    case 7:
+      return combine<From, Op, 7>(leaves, begin, target, count);
+    default:
+      return combine<From, Op, 8>(leaves, begin, target, count);
+  }
+}
+
+// Up to 8 leaves.
+template <class From, class Op, class Target>
+void combine_few(const typename From::Stored* const* leaves, int n, std::size_t begin,
+                 const Target& target, std::size_t count) {
+  constexpr std::size_t kElements = kStep<typename From::Accumulator>;
+  const std::size_t whole = count / kElements * kElements;
+  combine_steps<From, Op>(leaves, n, begin, target, whole);
+  if (whole == count) return;
+  Padded<From> parts[kFan];
+  const typename From::Stored* pointers[kFan];
+  constexpr bool kNode = std::is_same_v<From, Node<typename From::Accumulator>>;
+  for (int leaf = 0; leaf < n; ++leaf) {
+    parts[leaf].read(leaves[leaf] + begin + whole, kNode ? kElements : count - whole);
+    pointers[leaf] = parts[leaf].elements;
+  }
+  target.put_part(whole, count - whole, [&](const Target& part) {
+    combine_steps<From, Op>(pointers, n, 0, part, kElements);
+  });
+}
+
+// A block of at most kBlock elements of the root of any number of leaves.
+template <class From, class Op, class Target>
+void combine_block(const typename From::Stored* const* leaves, int n, std::size_t begin,
+                   const Target& target, std::size_t count) {
+  using A = typename From::Accumulator;
+  if (n <= kFan) return combine_few<From, Op>(leaves, n, begin, target, count);
+  int group = kFan;
+  while (group * kFan < n) group *= kFan;
+  A nodes[kFan][kBlock];
+  const A* pointers[kFan] = {};
+  int groups = 0;
+  for (int lo = 0; lo < n; lo += group, ++groups) {
+    const int size = n - lo < group ? n - lo : group;
+    combine_block<From, Op>(leaves + lo, size, begin, NodeTarget<A>{nodes[groups]}, count);
+    pointers[groups] = nodes[groups];
+  }
+  combine_few<Node<A>, Op>(pointers, groups, 0, target, count);
+}
+
+template <class Codec, class Op, bool kAverage>
+void reduce_ordered(const void* const* inputs, int n, void* out, void* copy, std::size_t count) {
+  using T = typename Codec::Stored;
+  using A = typename Codec::Accumulator;
+  const auto* leaves = reinterpret_cast<const T* const*>(inputs);
+  auto* const to = static_cast<T*>(out);
+  auto* const copy_to = static_cast<T*>(copy);
+  const auto target = [&](std::size_t begin) {
+    return ResultTarget<Codec, std::is_same_v<Op, Sum>>{
+        to + begin, copy_to == nullptr ? nullptr : copy_to + begin, kAverage ? A(n) : A(0)};
+  };
+  if (n <= kFan) return combine_few<Codec, Op>(leaves, n, 0, target(0), count);
+  for (std::size_t begin = 0; begin < count; begin += kBlock)
+    combine_block<Codec, Op>(leaves, n, begin, target(begin),
+                             count - begin < kBlock ? count - begin : kBlock);
+}
+
+struct And {
+  template <class V>
+  static V apply(V a, V b) {
+    return a & b;
+  }
+};
+struct Or {
+  template <class V>
+  static V apply(V a, V b) {
+    return a | b;
+  }
+};
+struct Xor {
+  template <class V>
+  static V apply(V a, V b) {
+    return a ^ b;
+  }
+};
+struct Least {
+  template <class V>
+  static V apply(V a, V b) {
+    return a < b ? a : b;
+  }
+};
+struct Greatest {
+  template <class V>
+  static V apply(V a, V b) {
+    return a > b ? a : b;
+  }
+};
+
+// What gives the same bits in any order: minimum and maximum, and integers (T is unsigned where the
+// operation wraps or is bitwise).
+template <class Codec, class Op>
+void reduce_folded(const void* const* inputs, int n, void* out, void* copy, std::size_t count) {
+  using T = typename Codec::Stored;
+  constexpr std::size_t kElements = Padded<Codec>::kElements;
+  const auto* leaves = reinterpret_cast<const T* const*>(inputs);
+  auto* const to = static_cast<T*>(out);
+  auto* const copy_to = static_cast<T*>(copy);
+  std::size_t i = 0;
+  for (; i + kElements <= count; i += kElements) {
+    auto value = Codec::load(leaves[0] + i);
+    for (int leaf = 1; leaf < n; ++leaf) value = apply<Op>(value, Codec::load(leaves[leaf] + i));
+    Codec::store(to + i, value);
+    if (copy_to != nullptr) Codec::store(copy_to + i, value);
+  }
+  if (i == count) return;
+  Padded<Codec> part;
+  part.read(leaves[0] + i, count - i);
+  auto value = Codec::load(part.elements);
+  for (int leaf = 1; leaf < n; ++leaf) {
+    part.read(leaves[leaf] + i, count - i);
+    value = apply<Op>(value, Codec::load(part.elements));
+  }
+  Codec::store(part.elements, value);
+  part.write(to + i, count - i);
+  if (copy_to != nullptr) part.write(copy_to + i, count - i);
+}

@@ -1,0 +1,108 @@
+// What lies in shared memory, and who writes it.
+//
+// Each process owns one segment. A group of n members, the ranks of one host, has one mailbox in
+// each member's segment. A member writes its own mailbox and reads its peers'; the few words that
+// peers write are marked.
+// A flag is stored with release order after the data that it announces, alone on its cache line
+// with its own data, so that one line carries both to each reader.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "shared_memory/member.h"
+
+namespace pycollective {
+
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kChunkSlots = 3;  // chunks of a scheduled operation under way at once
+constexpr std::size_t kSegmentBytes = std::size_t{256} << 20;  // virtual; committed as needed
+constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0004;    // last digits: layout version
+
+using Mask = std::uint64_t;  // bit m: member m
+constexpr Mask bit(Member member) { return Mask{1} << member.index(); }
+static_assert(8 * sizeof(Mask) == kMaxMembers);
+
+struct SegmentHeader {
+  std::uint64_t magic;
+  std::uint64_t token[2];
+  std::atomic<std::uint32_t> gone;  // 1 once its process uses it no more, which may live on
+  alignas(kLine) std::atomic<std::uint32_t> doorbell;  // futex; rung by peers, then woken
+};
+
+// All of a call that ranks must agree on; engine/called.h writes it and reads it.
+struct Called {
+  std::uint64_t signature = 0;    // kind, dtype, reduce op, wire, root
+  std::uint64_t count = 0;        // elements
+  std::uint64_t counts_hash = 0;  // of the uneven counts, 0 for equal ones
+  char algorithm[24] = {};        // that was asked for; empty for the direct paths
+};
+
+// "I have called operation `sequence`, and this is what I called." Two, used in turn: a rank
+// writes number s + 2 only after all have arrived at s + 1, hence have read s.
+struct alignas(kLine) Arrival {
+  std::atomic<std::uint64_t> sequence;  // written last
+  Called called;
+};
+
+// A send that waits for its receive. `number` counts those of one direction of a pair, from 1; what
+// follows it stays as it is until the receiver has granted it.
+struct Announcement {
+  std::atomic<std::uint64_t> number;  // written last
+  std::int32_t tag;
+  std::uint32_t dtype;
+  std::uint64_t count;
+  std::uint64_t chunk;  // as which its first chunk lies in the buffer; kNoChunk: it does not
+};
+constexpr std::uint64_t kNoChunk = ~std::uint64_t{0};
+
+// One direction of a pair: the sender's half lies in the sender's mailbox, the receiver's half in
+// the receiver's. `chunks` counts what was written (sender) or read (receiver) since the start; an
+// empty message counts as one. Between messages both are equal.
+struct alignas(kLine) SendingHalf {
+  Announcement first;                 // the others stand behind the buffer
+  std::atomic<std::uint64_t> chunks;  //
+  std::atomic<std::uint64_t> places;  // how many announcements to look at
+  std::uint64_t buffer;               // offset in the sender's segment
+  // One more than the last chunk that lies in the buffer before it is granted, beyond the first.
+  std::atomic<std::uint64_t> early_end;
+};
+struct alignas(kLine) ReceivingHalf {
+  std::atomic<std::uint64_t> granted;  // number of an announcement; written after what was called:
+  std::uint64_t dtype;
+  std::uint64_t count;
+  std::atomic<std::uint64_t> chunks;
+};
+struct Mailbox {
+  Arrival arrival[2];
+  struct alignas(kLine) {
+    std::atomic<std::uint64_t> copied_in;  // chunks whose leaves peers may read, since the start
+    std::atomic<std::uint64_t> combined;   // chunks whose results peers may read, since the start
+  } progress;
+  // Of the chunk under way in each slot: which, and how much of it peers may read.
+  struct alignas(kLine) {
+    std::atomic<std::uint64_t> mark;
+  } published[kChunkSlots];
+  // Bit m: member m sleeps and wants its doorbell rung. Only that of member 0's mailbox is used, by
+  // all: one line that stays shared in every cache while nobody sleeps.
+  alignas(kLine) std::atomic<Mask> sleepers;
+  alignas(kLine) std::atomic<std::uint64_t> failure;  // written by any member: the first cause
+  std::atomic<Mask> left;      // bit m is set by member m, which will touch no data here any more
+  std::atomic<Mask> unmapped;  // nor maps memory of another kind that is its owner's; set last
+  alignas(kLine) char report[448];  // the owner's account of a failure that it reports
+};
+
+// A mailbox is followed by its halves of channels (to each peer, then from each peer) and its data
+// area.
+constexpr std::size_t mailbox_header_bytes(int members) {
+  return (sizeof(Mailbox) + 2 * static_cast<std::size_t>(members) * kLine + kPage - 1) / kPage *
+         kPage;
+}
+
+static_assert(sizeof(Arrival) == kLine && sizeof(SendingHalf) == kLine &&
+              sizeof(ReceivingHalf) == kLine);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "flags must work across processes");
+
+}  // namespace pycollective

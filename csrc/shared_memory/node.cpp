@@ -1,0 +1,253 @@
+#include "shared_memory/node.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace pycollective {
+namespace {
+
+// The groups on one host and those with ranks on others have a budget each: data areas of a process
+// add up to about that much, and kLeastData for each group beyond. The first three groups (nine
+// between hosts) get all they can use: a state of compression has one, and two between hosts. With
+// more, 300 groups would break their bound (tests/test_resources.py).
+constexpr std::size_t kLeastData = std::size_t{32} << 10;
+constexpr std::size_t kDataBudget = std::size_t{9} << 20;
+constexpr std::size_t kMostData = std::size_t{1536} << 10;
+// More than this for each peer makes no transfer faster (three slots of 128 KiB, and small
+// buffers).
+constexpr std::size_t kUsefulDataPerMember = std::size_t{448} << 10;
+
+// Between hosts: three slots of parts of a megabyte.
+constexpr std::size_t kFarDataBudget = std::size_t{48} << 20;
+constexpr std::size_t kMostFarData = std::size_t{4} << 20;
+
+std::size_t to_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+std::size_t data_bytes_for(int members, bool far, std::size_t committed) {
+  const std::size_t budget = far ? kFarDataBudget : kDataBudget;
+  const std::size_t left = committed < budget ? budget - committed : 0;
+  const std::size_t most =
+      far ? kMostFarData
+          : std::min(kMostData, kUsefulDataPerMember * static_cast<std::size_t>(members));
+  return to_pages(std::clamp(left / 4, kLeastData, most));
+}
+
+}  // namespace
+
+struct Node::Mapping {
+  Retired group;
+  std::shared_ptr<Peer> own;
+  Node* node;              // or nullptr: gone
+  bool unmapping = false;  // by some thread
+  bool unmapped = false;
+};
+
+// Of this process. Never taken down.
+struct Node::Mappings {
+  ForkGuard guard;
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Mapping>> all;
+};
+
+Node::Mappings& Node::mappings() {
+  static std::atomic<Mappings*> those{new Mappings};
+  Mappings* now = those.load(std::memory_order_acquire);
+  while (now->guard.forked()) {  // the parent's, and somebody there may have had the lock
+    auto fresh = std::make_unique<Mappings>();
+    if (those.compare_exchange_strong(now, fresh.get())) return *fresh.release();
+  }
+  return *now;
+}
+
+Node::Node() : own_(std::make_shared<Peer>(Segment::create(), 0)), arena_(kPage, kSegmentBytes) {
+  peers_[token()] = own_;
+}
+
+Node::~Node() {
+  if (!forked()) {
+    unmap_retired();
+    reclaim();
+  }
+  {
+    const std::lock_guard lock(mappings().mutex);
+    for (const std::shared_ptr<Mapping>& each : mappings().all)
+      if (each->node == this) each->node = nullptr;
+  }
+  // The last group is gone, and with it this process has left them all.
+  if (!forked()) own_->segment().header().gone.store(1, std::memory_order_release);
+}
+
+void Node::attach(const Token& token, int fd, pid_t pid) {
+  const std::lock_guard lock(mutex_);
+  if (peers_.count(token) != 0) return;
+  peers_[token] = std::make_shared<Peer>(Segment::attach(fd, token), pid);
+}
+
+void Node::attach_local(const Node& other) {
+  const std::lock_guard lock(mutex_);
+  peers_[other.token()] = other.own_;
+}
+
+std::shared_ptr<Peer> Node::find(const Token& token) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = peers_.find(token);
+  return found == peers_.end() ? nullptr : found->second;
+}
+
+std::size_t Node::attached() const {
+  const std::lock_guard lock(mutex_);
+  return peers_.size();
+}
+
+std::size_t Node::take(std::size_t bytes) {
+  std::optional<std::size_t> offset = arena_.take(bytes);
+  if (!offset)
+    throw std::system_error(std::make_error_code(std::errc::not_enough_memory),
+                            "this process's shared-memory segment is full: close communicators "
+                            "that are no longer used");
+  try {
+    own_->segment().commit(*offset, bytes);
+  } catch (...) {
+    arena_.give_back(*offset, bytes);
+    throw;
+  }
+  return *offset;
+}
+
+MailboxRange Node::allocate_mailbox(int members, bool far) {
+  if (members < 1 || members > kMaxMembers)
+    throw std::invalid_argument("a group on one host has 1 to " + std::to_string(kMaxMembers) +
+                                " ranks");
+  reclaim();
+  const std::lock_guard lock(mutex_);
+  MailboxRange range;
+  range.far = far;
+  range.data_bytes = data_bytes_for(members, far, committed_[far]);
+  range.bytes = mailbox_header_bytes(members) + range.data_bytes;
+  range.offset = take(range.bytes);
+  committed_[far] += range.data_bytes;
+  std::byte* memory = own_->segment().at(range.offset);
+  std::memset(memory, 0, mailbox_header_bytes(members));
+  new (memory) Mailbox();
+  std::byte* half = memory + sizeof(Mailbox);
+  for (int i = 0; i < members; ++i, half += kLine) new (half) SendingHalf();
+  for (int i = 0; i < members; ++i, half += kLine) new (half) ReceivingHalf();
+  return range;
+}
+
+std::size_t Node::mailbox_bytes(int members, bool far) const {
+  const std::lock_guard lock(mutex_);
+  return mailbox_header_bytes(members) + data_bytes_for(members, far, committed_[far]);
+}
+
+std::size_t Node::allocate_buffer(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return take(bytes);
+}
+
+void Node::Retired::tell_unmapped() const {
+  for (const Member each : Members(static_cast<int>(mailboxes.size())))
+    if (each != me) mailboxes[each.at()]->unmapped.fetch_or(bit(me), std::memory_order_acq_rel);
+}
+
+bool Node::Retired::nobody_reads(const Mailbox& mailbox) const {
+  const Mask left = mailbox.left.load(std::memory_order_acquire);
+  const Mask unmapped = mailbox.unmapped.load(std::memory_order_acquire);
+  for (const Member each : Members(static_cast<int>(members.size())))
+    if (each != me && (left & unmapped & bit(each)) == 0 && members[each.at()]->alive())
+      return false;
+  return true;
+}
+
+void Node::retire(Retired group) {
+  if (group.mapped) {
+    auto mapping = std::make_shared<Mapping>(Mapping{std::move(group), own_, this});
+    const std::lock_guard lock(mappings().mutex);
+    mappings().all.push_back(std::move(mapping));
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  retired_.push_back(std::move(group));
+}
+
+void Node::unmap_retired() {
+  std::vector<std::shared_ptr<Mapping>> mine;
+  {
+    const std::lock_guard lock(mappings().mutex);
+    mine.reserve(mappings().all.size());
+    for (const std::shared_ptr<Mapping>& each : mappings().all) {
+      if (each->unmapping || each->unmapped) continue;
+      each->unmapping = true;
+      mine.push_back(each);
+    }
+  }
+  // Out of the lock: it may take long.
+  for (const std::shared_ptr<Mapping>& each : mine) {
+    const bool unmapped = each->group.mapped->unmap_peers();
+    if (unmapped) each->group.tell_unmapped();
+    const std::lock_guard lock(mappings().mutex);
+    each->unmapped = unmapped;
+    each->unmapping = false;
+  }
+}
+
+void Node::give_back(const Retired& group) {
+  arena_.give_back(group.mailbox.offset, group.mailbox.bytes);
+  committed_[group.mailbox.far] -= group.mailbox.data_bytes;
+  for (const std::size_t buffer : group.buffers) arena_.give_back(buffer, group.buffer_bytes);
+}
+
+// What is to be let go of is, out of the locks: it may take long.
+void Node::reclaim_mapped() {
+  std::vector<std::shared_ptr<Mapping>> free;
+  {
+    const std::lock_guard lock(mappings().mutex);
+    std::vector<std::shared_ptr<Mapping>>& all = mappings().all;
+    free.reserve(all.size());
+    const auto over = [&](const std::shared_ptr<Mapping>& each) {
+      if (!each->unmapped || (each->node != nullptr && each->node != this)) return false;
+      const std::byte* mailbox = each->own->segment().at(each->group.mailbox.offset);
+      if (!each->group.nobody_reads(*reinterpret_cast<const Mailbox*>(mailbox))) return false;
+      free.push_back(each);
+      return true;
+    };
+    all.erase(std::remove_if(all.begin(), all.end(), over), all.end());
+  }
+  const std::lock_guard lock(mutex_);
+  for (const std::shared_ptr<Mapping>& each : free) {
+    if (each->node == this) give_back(each->group);
+    each->group.mapped->nobody_maps();
+  }
+}
+
+void Node::reclaim() {
+  if (forked()) return;  // all of it is the parent's
+  reclaim_mapped();
+  const std::lock_guard lock(mutex_);
+  const auto over = [&](const Retired& group) {
+    if (!group.nobody_reads(
+            *reinterpret_cast<const Mailbox*>(own_->segment().at(group.mailbox.offset))))
+      return false;
+    give_back(group);
+    return true;
+  };
+  retired_.erase(std::remove_if(retired_.begin(), retired_.end(), over), retired_.end());
+  forget_gone_peers();
+}
+
+void Node::forget_gone_peers() {
+  for (auto it = peers_.begin(); it != peers_.end();) {
+    // Held by this map alone, so by no group; only under the lock does anybody get another share.
+    const bool unused = it->second != own_ && it->second.use_count() == 1;
+    it = unused && it->second->gone() ? peers_.erase(it) : std::next(it);
+  }
+}
+
+}  // namespace pycollective

@@ -1,0 +1,115 @@
+// This process's end of shared memory: its own segment, and the peers attached to it.
+//
+// All groups of a process share one node, so that hundreds of groups cost neither hundreds of
+// segments nor hundreds of threads. Thread-safe.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "shared_memory/arena.h"
+#include "shared_memory/fork_guard.h"
+#include "shared_memory/layout.h"
+#include "shared_memory/peer.h"
+#include "shared_memory/segment.h"
+
+namespace pycollective {
+
+// The part of an own segment that a group uses: header, channels, data area.
+struct MailboxRange {
+  std::size_t offset = 0;
+  std::size_t bytes = 0;       // all of it
+  std::size_t data_bytes = 0;  // of the data area
+  bool far = false;            // its group has ranks on other hosts
+};
+
+// Memory of another kind (GPUs') that the ranks of a group map of each other, as one rank has it.
+// Its owner frees it after all others have unmapped it, which may be long after they have left.
+class MappedMemory {
+ public:
+  virtual ~MappedMemory() = default;
+  // Unmaps what is the peers'. Returns false where that cannot be, or not yet: to be asked again.
+  // May wait for a GPU. One thread at a time.
+  virtual bool unmap_peers() noexcept = 0;
+  // No peer maps what is this rank's any more: it is freed with this object, and not otherwise.
+  virtual void nobody_maps() noexcept = 0;
+};
+
+class Node {
+ public:
+  Node();
+  ~Node();
+
+  const Token& token() const { return own_->segment().token(); }
+  int fd() const { return own_->segment().fd(); }
+  const std::shared_ptr<Peer>& own() const { return own_; }
+  bool forked() const { return guard_.forked(); }
+
+  // Throws std::invalid_argument or std::system_error; see Segment::attach and Peer.
+  void attach(const Token& token, int fd, pid_t pid);
+  // A rank of the same process, run by another thread: shares its mapping, as sanitizers need.
+  void attach_local(const Node& other);
+  // nullptr where no such peer is attached.
+  std::shared_ptr<Peer> find(const Token& token) const;
+  std::size_t attached() const;  // segments, the own one included
+
+  // Commits a zeroed mailbox for a group of `members`. Early groups get large data areas, later
+  // ones small ones, so that the sum stays bounded. Throws std::system_error (ENOMEM). `far`: some
+  // ranks are on other hosts, and messages to them had better be long.
+  MailboxRange allocate_mailbox(int members, bool far = false);
+  // What allocate_mailbox would commit now, give or take what reclaiming frees.
+  std::size_t mailbox_bytes(int members, bool far = false) const;
+  // Commits `bytes` (a multiple of the page size) for a channel.
+  std::size_t allocate_buffer(std::size_t bytes);
+
+  // What a rank leaves of a group. Its bit in `left` of the peers' mailboxes is set; that in
+  // `unmapped` only where it has no mapped memory.
+  struct Retired {
+    Member me;
+    MailboxRange mailbox;
+    std::vector<std::size_t> buffers;  // of channels
+    std::size_t buffer_bytes;
+    std::vector<std::shared_ptr<Peer>> members;  // by member, as the next one
+    std::vector<Mailbox*> mailboxes;
+    std::shared_ptr<MappedMemory> mapped;  // or nullptr
+    // Says so in the peers' mailboxes, which may serve other groups from then on: once.
+    void tell_unmapped() const;
+    // Whether all others have left and unmapped, or died; `mailbox` is this rank's.
+    bool nobody_reads(const Mailbox& mailbox) const;
+  };
+  // Gives a group's memory back once no peer can touch it any more: see reclaim().
+  void retire(Retired group);
+  // Of retired groups of this process: unmaps what the peers own, and says so. May wait for GPUs.
+  static void unmap_retired();
+  // Gives back what of retired groups no peer can touch any more, because all others have left and
+  // unmapped it, or died. Lets go of peers that are gone and in no group. (Others stay, in a group
+  // or not: joining counts on it that of two ranks both have attached each other, or neither.) Each
+  // mailbox that is allocated begins with it. May wait for GPUs, where it frees their memory.
+  void reclaim();
+
+ private:
+  // A retired group whose ranks map each other's memory. These outlive their node, since peers may
+  // unmap that long after this process has left them.
+  struct Mapping;
+  struct Mappings;
+  static Mappings& mappings();
+
+  std::size_t take(std::size_t bytes);
+  void give_back(const Retired& group);
+  void reclaim_mapped();
+  void forget_gone_peers();
+
+  std::shared_ptr<Peer> own_;
+  ForkGuard guard_;
+  mutable std::mutex mutex_;
+  Arena arena_;
+  std::array<std::size_t, 2> committed_{};  // data areas: of groups on one host, between hosts
+  std::map<Token, std::shared_ptr<Peer>> peers_;
+  std::vector<Retired> retired_;
+};
+
+}  // namespace pycollective

@@ -1,0 +1,46 @@
+#include "shared_memory/peer.h"
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "shared_memory/futex.h"
+
+namespace pycollective {
+
+Peer::Peer(std::shared_ptr<Segment> segment, pid_t pid) : segment_(std::move(segment)), pid_(pid) {
+  if (pid == 0) return;
+  pidfd_ = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+  if (pidfd_ < 0)
+    throw std::system_error(errno, std::generic_category(),
+                            "pidfd_open of peer " + std::to_string(pid) +
+                                " (Linux 5.3 or later, in a shared pid namespace, is needed)");
+}
+
+Peer::~Peer() {
+  if (pidfd_ >= 0) close(pidfd_);
+}
+
+bool Peer::alive() const {
+  if (pidfd_ < 0) return true;
+  pollfd ended = {pidfd_, POLLIN, 0};
+  // Not "== 0": a signal that interrupts the call ends nobody.
+  return poll(&ended, 1, 0) != 1;
+}
+
+bool Peer::gone() const {
+  return segment_->header().gone.load(std::memory_order_acquire) != 0 || !alive();
+}
+
+void Peer::ring() const {
+  std::atomic<std::uint32_t>& doorbell = segment_->header().doorbell;
+  doorbell.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(doorbell);
+}
+
+}  // namespace pycollective

@@ -1,0 +1,36 @@
+// A process of this host whose segment is mapped here, and whether it lives.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+
+#include "shared_memory/segment.h"
+
+namespace pycollective {
+
+class Peer {
+ public:
+  // `pid` 0: a rank of this very process (itself, or a thread in tests), which cannot die alone.
+  // Throws std::system_error where the process cannot be watched.
+  Peer(std::shared_ptr<Segment> segment, pid_t pid);
+  ~Peer();
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+
+  Segment& segment() const { return *segment_; }
+  pid_t pid() const { return pid_; }
+  // Through a pidfd: a socket's end-of-file would be held open by forked children, and a number
+  // alone may be another process by now.
+  bool alive() const;
+  // Whether nobody will ever join with that segment again: its node is gone, or its process is.
+  bool gone() const;
+  void ring() const;  // wakes all threads of that process that wait at its doorbell
+
+ private:
+  std::shared_ptr<Segment> segment_;
+  pid_t pid_;
+  int pidfd_ = -1;
+};
+
+}  // namespace pycollective

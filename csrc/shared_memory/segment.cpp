@@ -1,0 +1,90 @@
+#include "shared_memory/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+
+namespace pycollective {
+namespace {
+
+[[noreturn]] void throw_errno(const char* what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
+
+std::byte* map_whole(int fd) {
+  void* base = mmap(nullptr, kSegmentBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) throw_errno("mmap of a shared-memory segment");
+  // A forked child must not be able to write into the parent's collectives.
+  madvise(base, kSegmentBytes, MADV_DONTFORK);
+  return static_cast<std::byte*>(base);
+}
+
+}  // namespace
+
+std::shared_ptr<Segment> Segment::create() {
+  const int fd = memfd_create("pycollective", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) throw_errno("memfd_create");
+  if (ftruncate(fd, kSegmentBytes) != 0 ||
+      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    const int error = errno;
+    close(fd);
+    throw std::system_error(error, std::generic_category(), "sealing a shared-memory segment");
+  }
+  Token token;
+  std::byte* base = nullptr;
+  try {
+    if (getrandom(token.data(), sizeof(token), 0) != static_cast<ssize_t>(sizeof(token)))
+      throw_errno("getrandom");
+    base = map_whole(fd);
+  } catch (...) {
+    close(fd);
+    throw;
+  }
+  std::shared_ptr<Segment> segment(new Segment(base, fd, token));
+  segment->commit(0, kPage);
+  auto* header = new (base) SegmentHeader();
+  header->token[0] = token[0];
+  header->token[1] = token[1];
+  header->magic = kSegmentMagic;
+  return segment;
+}
+
+std::shared_ptr<Segment> Segment::attach(int fd, const Token& token) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  struct stat status;
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd, &status) != 0 ||
+      static_cast<std::size_t>(status.st_size) != kSegmentBytes)
+    throw std::invalid_argument("the peer's file is not a sealed pycollective segment");
+  std::shared_ptr<Segment> segment(new Segment(map_whole(fd), -1, token));
+  const SegmentHeader& header = segment->header();
+  if (header.magic != kSegmentMagic || header.token[0] != token[0] || header.token[1] != token[1])
+    throw std::invalid_argument(
+        "the peer's segment has another layout or token: both sides need the same version of "
+        "pycollective");
+  return segment;
+}
+
+Segment::~Segment() {
+  // In a forked child the range was never mapped and may be in use for something else.
+  if (!guard_.forked()) munmap(base_, kSegmentBytes);
+  if (fd_ >= 0) close(fd_);
+}
+
+void Segment::commit(std::size_t offset, std::size_t bytes) {
+  // A signal may interrupt it at any page; what it has done by then it finds done the next time.
+  while (fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
+    if (errno != EINTR) throw_errno("committing shared memory");
+  // The first touch decides the NUMA node and takes the page faults now, not in a collective.
+  for (std::size_t i = 0; i < bytes; i += kPage)
+    reinterpret_cast<std::atomic<std::uint8_t>*>(base_ + offset + i)->fetch_or(0);
+}
+
+}  // namespace pycollective

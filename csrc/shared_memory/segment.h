@@ -1,0 +1,50 @@
+// One process's shared memory: a sealed, sparse memfd, mapped whole, committed piece by piece.
+//
+// No name in any file system, so nothing can leak or go stale: the kernel frees the memory with
+// the last mapping and descriptor, however the processes end.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "shared_memory/fork_guard.h"
+#include "shared_memory/layout.h"
+
+namespace pycollective {
+
+using Token = std::array<std::uint64_t, 2>;  // names a segment, at random
+
+class Segment {
+ public:
+  // Makes this process's own segment. Throws std::system_error.
+  static std::shared_ptr<Segment> create();
+  // Maps a peer's segment; `fd` stays the caller's. Throws std::invalid_argument where the file is
+  // not a segment with that token, sealed against shrinking (a shrunken one would kill its
+  // readers).
+  static std::shared_ptr<Segment> attach(int fd, const Token& token);
+
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  std::byte* at(std::size_t offset) const { return base_ + offset; }
+  SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
+  const Token& token() const { return token_; }
+  int fd() const { return fd_; }  // -1 for a peer's
+
+  // Gives a range of the own segment its memory, touched by this thread. Throws std::system_error.
+  void commit(std::size_t offset, std::size_t bytes);
+
+ private:
+  Segment(std::byte* base, int fd, const Token& token) : base_(base), fd_(fd), token_(token) {}
+
+  std::byte* base_;
+  int fd_;
+  Token token_;
+  ForkGuard guard_;
+};
+
+}  // namespace pycollective

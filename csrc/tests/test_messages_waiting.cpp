@@ -1,0 +1,319 @@
+// Messages that wait: beside collectives, beside each other, without a progress thread, and what it
+// costs to wait.
+#include <ctime>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "engine/any_operation.h"
+#include "engine/any_source.h"
+#include "engine/point_to_point.h"
+#include "tests/calls.h"
+#include "tests/check.h"
+#include "tests/messages.h"
+
+using namespace pycollective;
+using namespace pycollective::testing;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+void wait_for(const std::atomic<bool>& flag) {
+  while (!flag) std::this_thread::sleep_for(milliseconds(1));
+}
+
+// Seconds that all threads of this process have computed.
+double computed() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// Who awaits a message from any rank sleeps, also once others have been received.
+template <class Ranks>
+void sleeps(const Ranks& ranks, const std::vector<std::shared_ptr<Communicator>>& group) {
+  std::atomic<bool> measured{false};
+  ranks.run([&](int r) {
+    Communicator& comm = *group[static_cast<std::size_t>(r)];
+    std::vector<float> x(10, 1.0F);
+    std::vector<float> y(10);
+    if (r == 1) {
+      comm.run(tagged(OpKind::kSend, x, 0, 1), {});
+      wait_for(measured);
+      return comm.run(tagged(OpKind::kSend, x, 0, 2), {});
+    }
+    comm.run(tagged(OpKind::kRecv, y, kAnySource, 1), {});
+    const auto any = comm.submit(tagged(OpKind::kRecv, y, kAnySource, 2), nullptr);
+    std::this_thread::sleep_for(milliseconds(100));
+    const double before = computed();
+    std::this_thread::sleep_for(milliseconds(400));
+    CHECK(computed() - before < 0.2);
+    measured = true;
+    CHECK(any->wait(10, {}));
+  });
+  ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+}
+
+void waiting_for_any_rank_sleeps() {
+  ThreadRanks near(2);
+  sleeps(near, near.make_group(20));
+  FakeNetwork network(2, {});
+  HostRanks far({1, 1}, network);
+  sleeps(far, far.make_communicators(20));
+}
+
+// A rank that has done its part may close while its data are on their way, though a receive from
+// any rank listens to it, too.
+void a_rank_closes_beside_a_receive_from_any() {
+  FakeNetwork network(3, {5, 0, false, true});
+  HostRanks ranks({1, 1, 1}, network);
+  const auto group = ranks.make_communicators(20);
+  std::atomic<bool> listening{false};
+  std::atomic<bool> gone{false};
+  std::atomic<bool> received{false};
+  network.hold_from(kLanePair);
+  ranks.run([&](int r) {
+    Communicator& comm = *group[static_cast<std::size_t>(r)];
+    std::vector<float> x(r == 2 ? 4 : 20000, 1.0F);
+    if (r == 1) {
+      wait_for(listening);
+      comm.run(tagged(OpKind::kSend, x, 0, 2), {});
+      comm.close();
+      network.kill(1, false);  // its connections end behind what it has sent
+      gone = true;
+      return;
+    }
+    if (r == 2) {
+      wait_for(received);
+      return comm.run(tagged(OpKind::kSend, x, 0, 9), {});
+    }
+    std::vector<float> few(4);
+    std::vector<float> many(20000);
+    const auto any = comm.submit(tagged(OpKind::kRecv, few, kAnySource, 9), nullptr);
+    const auto named = comm.submit(tagged(OpKind::kRecv, many, 1, 2), nullptr);
+    listening = true;
+    wait_for(gone);
+    std::this_thread::sleep_for(milliseconds(100));
+    CHECK(!named->done());
+    network.release();
+    CHECK(named->wait(10, {}));
+    CHECK(many == x);
+    received = true;
+    CHECK(any->wait(10, {}));
+  });
+  ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+}
+
+// One that waits drives all that this rank has begun: its peer may wait for another part of it.
+void without_a_progress_thread() {
+  for (const std::size_t count : {1, 2049, 30000})
+    everywhere(
+        2,
+        [count](Communicator& comm, int rank) {
+          std::vector<float> one = message(0, 1, 1, 0, count);
+          std::vector<float> two = message(0, 1, 2, 0, count);
+          std::vector<float> x(count);
+          std::vector<float> y(count);
+          Exchanged all(rank, 2, count);
+          if (rank == 0) {
+            const auto first = comm.submit(tagged(OpKind::kSend, one, 1, 1), nullptr);
+            const auto second = comm.submit(tagged(OpKind::kSend, two, 1, 2), nullptr);
+            CHECK(second->wait(20, {}));
+            CHECK(first->wait(20, {}));
+            const auto third = comm.submit(tagged(OpKind::kSend, one, 1, 1), nullptr);
+            comm.run(all.request, {});
+            CHECK(third->wait(20, {}));
+          } else {
+            comm.run(tagged(OpKind::kRecv, x, 0, 1), {});
+            comm.run(tagged(OpKind::kRecv, y, 0, 2), {});
+            CHECK(x == one && y == two);
+            comm.run(tagged(OpKind::kRecv, y, 0, 1), {});
+            comm.run(all.request, {});
+            CHECK(y == one);
+          }
+          CHECK(all.is_right());
+        },
+        10, false);
+}
+
+// However many of the user's messages wait for their receives.
+void collectives_beside_many_messages() {
+  everywhere(
+      2,
+      [](Communicator& comm, int rank) {
+        constexpr int kTags = static_cast<int>(kAnnouncements) + 40;
+        constexpr std::size_t kCount = 3000;  // too long to go with a call
+        std::vector<std::vector<float>> x;
+        std::vector<std::shared_ptr<Work>> works;
+        for (int tag = 0; tag < kTags; ++tag) x.push_back(message(0, 1, tag, 0, kCount));
+        for (int tag = 0; rank == 0 && tag < kTags; ++tag) {
+          std::vector<float>& each = x[static_cast<std::size_t>(tag)];
+          works.push_back(comm.submit(tagged(OpKind::kSend, each, 1, tag), nullptr));
+        }
+        for (int i = 0; i < 3; ++i) {
+          Exchanged all(rank, 2, 5000);
+          comm.run(all.request, {});
+          CHECK(all.is_right());
+        }
+        for (int tag = 0; rank == 1 && tag < kTags; ++tag) {
+          std::vector<float> got(kCount);
+          comm.run(tagged(OpKind::kRecv, got, 0, tag), {});
+          CHECK(got == x[static_cast<std::size_t>(tag)]);
+        }
+        for (const auto& work : works) CHECK(work->wait(30, {}));
+      },
+      10);
+}
+
+// A server's receives from any rank keep it from closing no longer, and end without a failure; what
+// has come is received.
+void receives_from_any_end_with_close() {
+  std::atomic<int> closed{0};
+  everywhere(
+      3,
+      [&](Communicator& comm, int rank) {
+        const int before = closed;
+        std::vector<float> x = message(1, 0, 7, 0, 3000);
+        Exchanged all(rank, 3, 100);
+        if (rank == 1) comm.run(tagged(OpKind::kSend, x, 0, 7), {});
+        if (rank != 0) {
+          comm.run(all.request, {});
+          while (closed == before) std::this_thread::sleep_for(milliseconds(1));
+          return;
+        }
+        std::vector<std::vector<float>> y(5, std::vector<float>(3000));
+        std::vector<std::shared_ptr<Work>> works;
+        for (const int tag : {3, 3, 4})
+          works.push_back(
+              comm.submit(tagged(OpKind::kRecv, y[works.size()], kAnySource, tag), nullptr));
+        std::atomic<bool> aborted{false};
+        std::atomic<bool> begun{false};
+        std::thread synchronous([&] {
+          begun = true;
+          try {
+            comm.run(tagged(OpKind::kRecv, y[3], kAnySource, 5), {});
+          } catch (const CollectiveFailure& error) {
+            aborted = error.failure().kind == FailureKind::kAborted;
+          }
+        });
+        const auto served = comm.submit(tagged(OpKind::kRecv, y[4], kAnySource, 7), nullptr);
+        comm.run(all.request, {});
+        CHECK(served->wait(10, {}));
+        wait_for(begun);
+        std::this_thread::sleep_for(milliseconds(100));
+        const auto since = Clock::now();
+        comm.close();
+        CHECK(Clock::now() - since < std::chrono::seconds(5));
+        synchronous.join();
+        CHECK(aborted);
+        for (const auto& work : works)
+          CHECK(work->done() && work->failure() != nullptr &&
+                work->failure()->kind == FailureKind::kAborted &&
+                work->failure()->message.find("before a message came") != std::string::npos);
+        CHECK(y[4] == x && comm.failure() == nullptr);
+        ++closed;
+      },
+      10);
+}
+
+// A synchronous receive has its turn like others, before one from any rank that was called later.
+void a_synchronous_receive_comes_first() {
+  everywhere(2, [](Communicator& comm, int rank) {
+    for (int round = 0; round < 30; ++round) {
+      std::vector<float> first = message(1, 0, 6, 2 * round, 5);
+      std::vector<float> second = message(1, 0, 6, 2 * round + 1, 5);
+      std::vector<float> none;
+      if (rank == 1) {
+        comm.run(tagged(OpKind::kRecv, none, 0, 1), {});
+        comm.run(tagged(OpKind::kSend, first, 0, 6), {});
+        comm.run(tagged(OpKind::kSend, second, 0, 6), {});
+        continue;
+      }
+      std::vector<float> x(5);
+      std::vector<float> y(5);
+      std::thread named([&] { comm.run(tagged(OpKind::kRecv, x, 1, 6), {}); });
+      while (!comm.busy()) std::this_thread::yield();
+      const auto any = comm.submit(tagged(OpKind::kRecv, y, kAnySource, 6), nullptr);
+      comm.run(tagged(OpKind::kSend, none, 1, 1), {});
+      named.join();
+      CHECK(any->wait(10, {}));
+      CHECK(x == first && y == second);
+    }
+  });
+}
+
+// Whatever a peer has written where its buffer should stand, nothing beyond its memory is read.
+void a_wrong_buffer_harms_nobody() {
+  for (const std::uint64_t buffer : {std::uint64_t{1} << 44, std::uint64_t{kSegmentBytes - kPage},
+                                     std::uint64_t{kPage + 8}, ~std::uint64_t{0}}) {
+    ThreadRanks threads(2);
+    const auto group = threads.make_group(20);
+    std::vector<float> x(3000, 1.0F);
+    std::vector<float> y(3000);
+    const auto sent = group[1]->submit(tagged(OpKind::kSend, x, 0, 1), nullptr);
+    SendingHalf& half = group[1]->group().sending_half(Member(1), Member(0));
+    const std::uint64_t right = half.buffer;
+    half.buffer = buffer;
+    half.places = kAnnouncements;
+    const auto none = group[0]->submit(tagged(OpKind::kRecv, y, 1, 2), nullptr);
+    CHECK(!none->wait(0.01, {}));
+    bool refused = false;
+    try {
+      group[0]->run(tagged(OpKind::kRecv, y, 1, 1), {});
+    } catch (const CollectiveFailure& error) {
+      refused = error.failure().kind == FailureKind::kAborted;
+    }
+    CHECK(refused);
+    half.buffer = right;
+  }
+}
+
+// A send that has found no place is not granted yet, whatever the last grant was.
+void a_send_without_a_place_has_not_been_called() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group(20);
+  threads.run([&](int r) {
+    if (r != 0) return;
+    std::vector<float> x(4, 1.0F);
+    std::vector<std::unique_ptr<Send>> sends;
+    std::vector<Request> requests(kAnnouncements + 1);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      requests[i] = tagged(OpKind::kSend, x, 1, static_cast<int>(i));
+      sends.push_back(std::make_unique<Send>(group[0]->group(), requests[i], i + 1));
+      sends.back()->start();
+      CHECK(!sends.back()->called_by(Member(1)));
+    }
+  });
+}
+
+// However many messages wait, the kernel is asked once for all of them who is alive.
+void one_look_serves_all() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group(20);
+  Sight earlier(group[0]->group());
+  CHECK(earlier.gone() == 0);
+  group[1]->close();
+  CHECK(earlier.gone() == 0);
+  CHECK(Sight(group[0]->group()).gone() == bit(Member(1)));
+}
+
+}  // namespace
+
+int main() {
+  waiting_for_any_rank_sleeps();
+  a_rank_closes_beside_a_receive_from_any();
+  without_a_progress_thread();
+  collectives_beside_many_messages();
+  receives_from_any_end_with_close();
+  a_synchronous_receive_comes_first();
+  a_wrong_buffer_harms_nobody();
+  a_send_without_a_place_has_not_been_called();
+  one_look_serves_all();
+  std::puts("messages, waiting: passed");
+  return 0;
+}

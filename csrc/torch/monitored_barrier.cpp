@@ -1,0 +1,125 @@
+// A barrier that tells who did not come: every rank sends rank 0 a byte; rank 0 waits for them in
+// turn, and answers each once all have come. 2 (n - 1) messages of a byte. Of ranks that have not
+// come in time rank 0 names the first, or all, and aborts the group, so that those that wait for
+// its answer end, too. The words are those that PyTorch's users know from Gloo's.
+#include <algorithm>
+#include <sstream>
+
+#include "torch/backend.h"
+#include "torch/errors.h"
+
+namespace pycollective::shim {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+using Works = std::vector<std::shared_ptr<pycollective::Work>>;
+
+constexpr Milliseconds kGrace{1000};
+
+double seconds_until(Clock::time_point end) {
+  return std::max(1e-9, std::chrono::duration<double>(end - Clock::now()).count());
+}
+
+std::string not_passed(const std::vector<int>& absent, Milliseconds timeout) {
+  std::ostringstream said;
+  said << (absent.size() == 1 ? "Rank " : "Ranks ");
+  for (std::size_t i = 0; i < absent.size(); ++i) said << (i == 0 ? "" : ", ") << absent[i];
+  said << " failed to pass monitoredBarrier in " << timeout.count() << " ms";
+  return said.str();
+}
+
+}  // namespace
+
+void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  constexpr int kRoot = 0;
+  const auto fail = [&](FailureKind kind, const std::string& text) {
+    throw CollectiveFailure({kind, rank_, OpKind::kBarrier, sequence_, text});
+  };
+  Milliseconds timeout = opts.timeout;
+  if (timeout == c10d::kUnsetTimeout)
+    timeout = std::chrono::duration_cast<Milliseconds>(
+        std::chrono::duration<double>(collectives_->timeout()));
+  ++sequence_;
+  // On every rank, before a message is under way that a later receive could take for its own.
+  if (timeout.count() <= 0)
+    typed([&](const InterruptHook&) {
+      fail(FailureKind::kTimeout, "Rank " + std::to_string(rank_) +
+                                      " timed out in monitoredBarrier after " +
+                                      std::to_string(timeout.count()) + " ms");
+    });
+
+  // What the core writes must outlive this call, which an error may end before the messages.
+  const auto bytes = std::make_shared<std::vector<std::uint8_t>>(2 * size_);
+  Request request;
+  request.tag = kBarrierTag;
+  request.dtype = Dtype::kUInt8;
+  request.count = 1;
+  request.keep = bytes;
+  // The waits below end before: they know who is missing, and the group's timeout may be shorter.
+  request.timeout = std::chrono::duration<double>(2 * timeout + 2 * kGrace).count();
+  const auto send = [&](int to) {
+    request.kind = OpKind::kSend;
+    request.root = to;
+    request.input = bytes->data() + to;
+    request.output = nullptr;
+    return collectives_->submit(request, [bytes](const Failure*) {});
+  };
+  const auto receive = [&](int from) {
+    request.kind = OpKind::kRecv;
+    request.root = from;
+    request.input = nullptr;
+    request.output = bytes->data() + size_ + from;
+    return collectives_->submit(request, [bytes](const Failure*) {});
+  };
+
+  typed([&](const InterruptHook& interrupted) {
+    if (rank_ != kRoot) {
+      const std::string reached = "Rank " + std::to_string(rank_) +
+                                  " successfully reached monitoredBarrier, but received errors "
+                                  "while waiting for send/recv from rank 0";
+      try {
+        const Works works{send(kRoot), receive(kRoot)};
+        // Rank 0 may come last, and then waits as long for others; it knows who is missing, so it
+        // is the one to say so.
+        const auto end = Clock::now() + 2 * timeout + kGrace;
+        for (const auto& work : works)
+          if (!work->wait(seconds_until(end), interrupted)) {
+            const std::string late =
+                ": no answer within twice " + std::to_string(timeout.count()) + " ms";
+            collectives_->abort(reached + late);
+            fail(FailureKind::kTimeout, reached + late);
+          }
+      } catch (const CollectiveFailure& error) {
+        if (error.failure().message.compare(0, reached.size(), reached) == 0) throw;
+        fail(error.failure().kind, reached + ": " + error.failure().message);
+      }
+      return;
+    }
+    const auto end = Clock::now() + timeout;
+    Works come;
+    for (int rank = 1; rank < size_; ++rank) come.push_back(receive(rank));
+    std::vector<int> absent;
+    for (int rank = 1; rank < size_; ++rank) {
+      const auto& work = come[static_cast<std::size_t>(rank - 1)];
+      try {
+        if (work->wait(seconds_until(end), interrupted)) continue;
+      } catch (const CollectiveFailure& error) {
+        fail(error.failure().kind, not_passed({rank}, timeout) + ": " + error.failure().message);
+      }
+      absent.push_back(rank);
+      if (!wait_all_ranks) break;
+    }
+    if (!absent.empty()) {
+      collectives_->abort(not_passed(absent, timeout));
+      fail(FailureKind::kTimeout,
+           not_passed(absent, timeout) +
+               ". Look at what those ranks do instead, or give a longer timeout");
+    }
+    Works answers;
+    for (int rank = 1; rank < size_; ++rank) answers.push_back(send(rank));
+    for (const auto& work : answers) work->wait(0, interrupted);
+  });
+}
+
+}  // namespace pycollective::shim

@@ -1,0 +1,1 @@
+"""GPUs: the way on which calls on their arrays go, arrays for tests, and where NVRTC is."""

@@ -1,0 +1,322 @@
+"""Finds the launch that this process is part of, and joins its ranks.
+
+The launch is given by arguments, or is `pycollective run`'s, torchrun's, mpiexec's, or none (one
+rank). What follows, with a store, a rank and a size, is in `joining.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+from pycollective.communicator import Communicator
+from pycollective.environment import (
+    ENV_RANK,
+    ENV_SECRET,
+    ENV_SIZE,
+    ENV_STORE,
+    environment_number,
+)
+from pycollective.errors import ConfigurationError
+from pycollective.gpu import way as device_ways
+from pycollective.join import mpi_launch
+from pycollective.join.attempts import ATTEMPT, process_identity
+from pycollective.join.joining import (
+    DEFAULT_TIMEOUT,
+    Joined,
+    connect,
+    join_alone,
+    join_host,
+    shared_memory_alone,
+)
+from pycollective.join.leaving import END
+from pycollective.join.meeting import Meeting, is_full
+from pycollective.join.mpi_talk import Talk
+from pycollective.join.store import StoreClient, StoreServer
+from pycollective.join.wish import Wish
+from pycollective.limits import MAX_RANKS
+from pycollective.world import World
+
+# How long a store stays after a failure so that others can read why, seconds. MPI's ranks tell each
+# other in another way.
+_LINGER = 5.0
+_MPI_LINGER = 0.5
+
+
+def init(
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    store: Any = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    topology: str | None = None,
+    transport: str | None = None,
+    tuning: str | os.PathLike[str] | None = None,
+    wire: str | None = None,
+    device: str | int | None = None,
+) -> Communicator:
+    """Join the job's ranks; every rank must call it, as often as the others.
+
+    Without arguments the launch is found from the environment: `pycollective run`, torchrun,
+    mpiexec (through mpi4py), or none, which gives a communicator of one rank.
+
+    Args:
+        rank: this rank, 0 to ``size - 1``; with `size` and `store`, for programs that bootstrap
+            themselves.
+        size: number of ranks: at most 64 on a host, 4,096 in all.
+        store: where the ranks find each other: ``"tcp://host:port"``, at which rank 0 serves while
+            the ranks meet, or an object with ``set(key, bytes)`` and a blocking ``get(key)``, such
+            as a `torch.distributed.Store`, which must outlast the call on every rank. A store
+            that has no more than those two serves one `init` only.
+        timeout: seconds that joining, and later each operation, may take.
+        topology: which ranks share a host, instead of what is found: ``"2x2"``, hosts x ranks a
+            host, or ``"3,1"``, the ranks of each host. Ranks of different hosts exchange nothing
+            through shared memory, even if they could. Also the environment variable
+            PYCOLLECTIVE_TOPOLOGY; the same on all ranks.
+        transport: how messages go between hosts: ``"mpi"`` (what mpiexec's ranks use), ``"c10d"``
+            (Gloo, what all others use) or ``"shm"``, which refuses several hosts.
+        tuning: file of measured times (``pycollective bench --tune`` writes it), from which
+            ``algorithm="auto"`` chooses; ``""`` for none. Also the environment variable
+            PYCOLLECTIVE_TUNING; the same measurements on all ranks.
+        wire: how what goes to other hosts travels: ``"raw"``, ``"exact"`` (packed, the same bits)
+            or ``"auto"``, whichever took less time in the first calls of a kind. Also the
+            environment variable PYCOLLECTIVE_WIRE; the same on all ranks.
+        device: a GPU, ``"cuda"`` (one for each rank of a host, in turn), ``"cuda:1"`` or a number,
+            on all ranks or none: calls on arrays there are carried out by its kernels where all
+            ranks can map each other's memory (`Communicator.way` says whether, and why not).
+            Arrays on GPUs may be given without it, and go by way of the host.
+
+    Raises:
+        ConfigurationError: the launch or the arguments cannot be right, or memory is short.
+        CollectiveTimeout: not every rank came; the message names the absentees.
+    """
+    if device is not None:
+        device_ways.prepare(device)  # before anybody waits for this rank
+    explicit = rank is not None or size is not None or store is not None
+    if not explicit and _by_mpi(transport):
+        talk = Talk(timeout if 0 < timeout < math.inf else DEFAULT_TIMEOUT)
+        with talk.sharing_problems():
+            wish = Wish.of(timeout, topology, transport, tuning, wire, device)
+            wish.check_transport("a launch by mpiexec", mpi=True)
+            return wish.granted(_start_mpiexec(talk, wish))
+    wish = Wish.of(timeout, topology, transport, tuning, wire, device)
+    if explicit:
+        wish.check_transport("a call with rank, size and store", mpi=False)
+        return wish.granted(_init_explicit(rank, size, store, wish))
+    for launch in _LAUNCHES:
+        if launch.detected():
+            wish.check_transport(f"a launch by {launch.name}", mpi=False)
+            return wish.granted(launch.start(wish))
+    wish.check_transport("one rank without a launcher", mpi=False)
+    wish.hosts(1)
+    return wish.granted(connect(None, 0, 1, timeout, tuning=wish.tuning))
+
+
+def _by_mpi(transport: str | None) -> bool:
+    """Whether ranks find each other through mpiexec: where nothing else is, or it was asked for."""
+    others = any(launch.detected() for launch in _LAUNCHES)
+    return mpi_launch.detected() and (transport == "mpi" or not others)
+
+
+def launched() -> bool:
+    """Whether a launcher has started this process, so that `init` finds other ranks."""
+    return any(launch.detected() for launch in _LAUNCHES) or mpi_launch.detected()
+
+
+def join(
+    store: Any, rank: int, size: int, timeout: float, played: Sequence[int] = ()
+) -> Communicator:
+    """As `init` with rank, size and store, for ranks whose hosts may be given; see `connect`."""
+    prefix = ""
+    if size > 1:
+        prefix = ATTEMPT.prefix(store, rank, size, timeout) + _next_prefix(store, rank)
+    wish = Wish.of(timeout, None, None, None, None)
+    return wish.granted(connect(store, rank, size, timeout, prefix, played, tuning=wish.tuning))
+
+
+def _next_prefix(store: Any, rank: int) -> str:
+    """A prefix for this process's next `init` through this store, the same on all ranks."""
+    if not is_full(store):
+        return "init1"
+    # Each process counts its own: a second one of the same rank meets the first, and is refused.
+    return f"init{store.add(f'pycollective/inits/{rank}/{process_identity()}', 1)}"
+
+
+def _init_explicit(rank: int | None, size: int | None, store: Any, wish: Wish) -> Communicator:
+    if rank is None or size is None or (store is None and size != 1):
+        raise ConfigurationError("init needs rank, size and store together, or none of them")
+    played = wish.hosts(size)
+    if size == 1 or not 0 <= rank < size <= MAX_RANKS:
+        # Needs no store, or says what is wrong.
+        return connect(store, rank, size, wish.timeout, tuning=wish.tuning)
+    if not isinstance(store, str):
+        prefix = _next_prefix(store, rank)
+        return _connect(store, rank, size, prefix, played, wish)
+    server = StoreServer(store, clients=size) if rank == 0 else None
+    return _meet_at(store, "", server, rank, size, played, wish)
+
+
+def _connect(
+    store: Any, rank: int, size: int, prefix: str, played: Sequence[int], wish: Wish
+) -> Communicator:
+    timeout, transport, tuning = wish.timeout, wish.transport, wish.tuning
+    return connect(store, rank, size, timeout, prefix, played, transport, tuning, wish.more)
+
+
+def _meet_at(
+    address: str,
+    secret: str,
+    server: StoreServer | None,
+    rank: int,
+    size: int,
+    played: Sequence[int],
+    wish: Wish,
+) -> Communicator:
+    """Join through a store that rank 0 serves for this one `init`."""
+    with _store_at(address, secret, server, size, wish.timeout) as client:
+        communicator = _connect(client, rank, size, "init", played, wish)
+        if server is not None:
+            server.stop_listening()  # who comes from now on comes for the next `init`
+        communicator.barrier()  # all have what they need
+        return communicator
+
+
+@contextmanager
+def _store_at(
+    address: str, secret: str, server: StoreServer | None, size: int, timeout: float
+) -> Iterator[StoreClient]:
+    """A client of a store that one rank serves, with `server`, until all have left it."""
+    linger = _LINGER  # after a failure, so that the other ranks can read why
+    try:
+        with closing(StoreClient(address, secret, timeout)) as client:
+            yield client
+            linger = 0.0
+    finally:
+        if server is not None:
+            server.close(linger, size)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    name: str
+    detected: Callable[[], bool]
+    start: Callable[[Wish], Communicator]
+
+
+def _start_run(wish: Wish) -> Communicator:
+    rank, size = environment_number(ENV_RANK), environment_number(ENV_SIZE)
+    played = wish.hosts(size)
+    address, secret = os.environ[ENV_STORE], os.environ.get(ENV_SECRET, "")
+    if size == 1:
+        return connect(None, rank, size, wish.timeout, tuning=wish.tuning)
+    with closing(StoreClient(address, secret, wish.timeout)) as client:
+        return _connect(client, rank, size, _next_prefix(client, rank), played, wish)
+
+
+def _start_torchrun(wish: Wish) -> Communicator:
+    from torch.distributed import PrefixStore, rendezvous
+
+    limit = timedelta(seconds=wish.timeout)
+    store, rank, size = next(rendezvous("env://", timeout=limit))
+    played = wish.hosts(size)
+    store = PrefixStore("pycollective", store)
+    prefix = ATTEMPT.prefix(store, rank, size, wish.timeout) + _next_prefix(store, rank)
+    communicator = _connect(store, rank, size, prefix, played, wish)
+    # Rank 0 may serve the store itself. It ends once nobody needs it, and before anyone goes on:
+    # whoever joins again must not meet in the old one.
+    communicator.barrier()
+    del store
+    communicator.barrier()
+    return communicator
+
+
+def _start_mpiexec(talk: Talk, wish: Wish) -> Communicator:
+    launch = mpi_launch.agree(talk, wish.topology, wish.transport, wish.tuning, wish.more)
+    several = any(launch.host_of)
+    if several and wish.transport == "shm":
+        _end_server(launch, 0.0)
+        raise shared_memory_alone(launch.host_of)
+    with _store_of_host(launch) as store:
+        joined = _join_host_of(launch, store, several)
+        # All have what they need from the stores, and all join or none.
+        slot_bytes = talk.round(joined.slot_bytes, lambda every: lambda rank: min(every))
+    joined = joined._replace(slot_bytes=slot_bytes)
+    transport = launch.transport() if several else None
+    world = World(launch.rank, launch.host_of, transport, launch.table, launch.beside, launch.id)
+    communicator = Communicator(*joined, wish.timeout, world)
+    END.arrange()
+    return communicator
+
+
+def _join_host_of(launch: mpi_launch.Launch, store: StoreClient | None, far: bool) -> Joined:
+    near = World(launch.rank, launch.host_of).near
+    if store is None:
+        return join_alone(far)
+    talk = launch.talk
+    meeting = Meeting(
+        store,
+        near.index(launch.rank),
+        len(near),
+        talk.timeout,
+        "host",
+        deadline=talk.deadline,
+        numbers=near,
+        glance=talk.glance,
+    )
+    return join_host(meeting, far)
+
+
+@contextmanager
+def _store_of_host(launch: mpi_launch.Launch) -> Iterator[StoreClient | None]:
+    """The store of this host's ranks; None where there is but one of them."""
+    linger = _MPI_LINGER
+    try:
+        # Told before the store ends: who finds it closed can hear why.
+        with ExitStack() as stack, launch.talk.sharing_problems(), _reason_from(launch.talk):
+            store = None
+            if launch.host_of.count(launch.host_of[launch.rank]) > 1:
+                if launch.server is not None:
+                    launch.server.start()
+                left = max(0.1, launch.talk.deadline - monotonic())
+                glance = launch.talk.glance
+                client = StoreClient(launch.address, launch.secret, left, glance)
+                store = stack.enter_context(closing(client))
+            yield store
+            linger = 0.0
+    finally:
+        _end_server(launch, linger)
+
+
+@contextmanager
+def _reason_from(talk: Talk) -> Iterator[None]:
+    """Where a store has ended, what the rank says that ended it."""
+    try:
+        yield
+    except ConfigurationError as error:
+        if isinstance(error.__cause__, OSError):
+            talk.listen(_MPI_LINGER / 2)
+        raise
+
+
+def _end_server(launch: mpi_launch.Launch, linger: float) -> None:
+    if launch.server is not None:
+        launch.server.close(linger)
+
+
+# In this order: a launcher's own variables before those that others inherit; then mpiexec's.
+_LAUNCHES = (
+    _Launch("`pycollective run`", lambda: ENV_STORE in os.environ, _start_run),
+    _Launch(
+        "torchrun",
+        lambda: all(
+            name in os.environ for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+        ),
+        _start_torchrun,
+    ),
+)

@@ -1,0 +1,226 @@
+"""What ranks that mpiexec started tell each other, by way of rank 0, until they have joined.
+
+A talk goes in rounds: each rank says something, rank 0 decides what follows from all of it, and
+answers each. A rank that cannot go on says so at any time, and rank 0 passes it on, so that all
+raise at once. Nothing here waits without a deadline, and no receive is left behind: a message is
+looked for first, and received when it is there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from pycollective import installing
+from pycollective.errors import CollectiveTimeout, ConfigurationError
+from pycollective.join.meeting import named, raise_reported, report_of
+
+_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+_EAGER = 0.002  # seconds of looking without a pause
+_POLL = 0.0005  # seconds between looks after that
+_GRACE = 1.0  # seconds longer than rank 0, so that it can say who did not come
+_TAG_BELOW_LAST = 7  # far from those that programs choose
+
+
+class _Word(NamedTuple):
+    source: int
+    talk: int  # which of the process's talks it belongs to
+    report: str  # of what ends the talk; empty where it goes on
+    value: Any
+
+
+# The ranks count their talks alike: a word of an earlier one comes too late.
+_numbers = itertools.count(1)
+_early: list[_Word] = []  # of talks that this rank has not come to
+_unsent: list[Any] = []  # sends that nobody took: their memory is MPI's until the end
+
+
+class Talk:
+    """One talk of all ranks of ``MPI.COMM_WORLD``; each must begin as many as the others.
+
+    Initialises MPI where the program has not.
+
+    Args:
+        timeout: seconds that it may take in all.
+
+    Raises:
+        ConfigurationError: mpi4py is missing, or belongs to another MPI than mpiexec.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.world = _world()
+        self.rank, self.size = self.world.Get_rank(), self.world.Get_size()
+        self.timeout = timeout
+        self.deadline = time.monotonic() + timeout
+        self._number = next(_numbers)
+        self._tag = _tag(self.world)
+        self._ended = False  # by a report that has gone out
+        self._heard = ""  # the report of another
+        self._gone: set[int] = set()  # ranks that have reported, and listen no more
+        self._ahead: list[_Word] = []  # said for the next round
+
+    def round(self, mine: Any, decide: Callable[[list[Any]], Callable[[int], Any]]) -> Any:
+        """Say `mine`; the answer, once all have said theirs.
+
+        Args:
+            mine: anything small that can be pickled.
+            decide: asked on rank 0: from what all have said, in order of rank, to what each is
+                answered.
+
+        Raises:
+            CollectiveTimeout: names the ranks that did not come.
+            CollectiveError, ConfigurationError: what another rank has reported.
+        """
+        if self.rank != 0:
+            self._send(0, mine)
+            absent = "rank 0 did not come, or has not heard of all others"
+            return self.until(self._receive, lambda: absent, _GRACE).value
+        said: dict[int, Any] = {0: mine, **{word.source: word.value for word in self._ahead}}
+        self._ahead.clear()
+
+        def all_have_come() -> bool:
+            while (word := self._receive()) is not None:
+                said[word.source] = word.value
+            return len(said) == self.size
+
+        self.until(all_have_come, lambda: self._absent(said))
+        answer = decide([said[rank] for rank in range(self.size)])
+        sends = [self._send(other, answer(other)) for other in range(1, self.size)]
+        _await_sent(sends, _GRACE)  # perhaps this rank calls MPI no more, and nothing moves then
+        return answer(0)
+
+    def until(
+        self, done: Callable[[], Any], what_is_missing: Callable[[], str], grace: float = 0.0
+    ) -> Any:
+        """Ask `done` until it says something true, which is returned; or until the deadline."""
+        eager = time.monotonic() + _EAGER
+        while not (result := done()):
+            now = time.monotonic()
+            if now > self.deadline + grace:
+                raise CollectiveTimeout(
+                    f"init timed out on rank {self.rank} after {self.timeout:g} s: "
+                    f"{what_is_missing()}",
+                    self.rank,
+                    "init",
+                )
+            time.sleep(0 if now < eager else _POLL)
+        return result
+
+    def glance(self) -> None:
+        """Raise what another rank has reported, now or before; does not wait."""
+        if self._heard:
+            raise_reported(self._heard, self.rank)
+        while (word := self._receive()) is not None:
+            self._ahead.append(word)
+
+    def listen(self, seconds: float) -> None:
+        """Raise what another rank reports within this time."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.glance()
+            time.sleep(_POLL)
+
+    @contextmanager
+    def sharing_problems(self) -> Iterator[None]:
+        """Tell all other ranks of whatever ends the block. Blocks may stand in each other."""
+        try:
+            yield
+        except BaseException as error:
+            self._report(error)
+            raise
+
+    def _report(self, error: BaseException) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        text = report_of(error, self.rank)
+        others = range(1, self.size) if self.rank == 0 else [0]
+        listening = [other for other in others if other not in self._gone]
+        _await_sent([self._send(other, None, text) for other in listening], _GRACE)
+
+    def _send(self, other: int, value: Any, report: str = "") -> Any:
+        request = self.world.isend((self._number, report, value), other, self._tag)
+        _unsent.append(request)
+        return request
+
+    def _receive(self) -> _Word | None:
+        """A word of this talk, if one has come; raises a report."""
+        while (word := self._take()) is not None:
+            if word.talk < self._number:
+                continue
+            if word.talk > self._number:
+                _early.append(word)
+                self._gone.add(word.source)
+                raise ConfigurationError(
+                    f"rank {word.source} has begun another init than rank {self.rank}: all must "
+                    "call it as often"
+                )
+            if word.report:
+                self._gone.add(word.source)
+                self._heard = word.report
+                raise_reported(word.report, self.rank)
+            return word
+        return None
+
+    def _take(self) -> _Word | None:
+        for index, word in enumerate(_early):
+            if word.talk <= self._number:
+                return _early.pop(index)
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        source = MPI.ANY_SOURCE if self.rank == 0 else 0
+        found = self.world.improbe(source, self._tag, status)
+        if found is None:
+            return None
+        request = found.irecv()
+        done, told = request.test()
+        while not done:  # its end is on the way
+            if time.monotonic() > self.deadline + _GRACE:
+                raise CollectiveTimeout("a message did not arrive whole", self.rank, "init")
+            done, told = request.test()
+        return _Word(status.Get_source(), *told)
+
+    def _absent(self, said: dict[int, Any]) -> str:
+        absent = [rank for rank in range(self.size) if rank not in said]
+        return f"{named(absent)} of {self.size} did not come"
+
+
+def _await_sent(sends: list[Any], seconds: float) -> None:
+    """Let sends go on until all have been taken, or for so long."""
+    end = time.monotonic() + seconds
+    while not all(request.test()[0] for request in sends) and time.monotonic() < end:
+        time.sleep(_POLL)
+    _unsent[:] = [request for request in _unsent if not request.test()[0]]
+
+
+def _tag(world: Any) -> int:
+    from mpi4py import MPI
+
+    return int(world.Get_attr(MPI.TAG_UB)) - _TAG_BELOW_LAST
+
+
+def _world() -> Any:
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise ConfigurationError(
+            f"this is a launch by mpiexec, which is joined through mpi4py: {error}. "
+            f"{installing.MPI}, or start the ranks with `pycollective run -n N` or torchrun"
+        ) from error
+    if MPI.Is_finalized():
+        raise ConfigurationError("MPI has been finalized: call init before that")
+    world = MPI.COMM_WORLD
+    for name in _SIZE_VARIABLES:
+        launched = os.environ.get(name, "")
+        if launched.isdigit() and int(launched) != world.Get_size():
+            raise ConfigurationError(
+                f"mpiexec has started {launched} ranks, and mpi4py sees {world.Get_size()}: it "
+                f"belongs to another MPI ({MPI.Get_library_version().split(',')[0].strip()}). Use "
+                "that one's mpiexec, or the mpi4py of this one"
+            )
+    return world

@@ -1,0 +1,136 @@
+"""Ranks' output on its way to the launcher's own: each line in one piece.
+
+Ranks write unbuffered, so a line and its end are two writes, and another rank's could come between.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TextIO
+
+# After so many seconds the beginning of a line goes out by itself: a prompt, a progress bar.
+_SLOW_LINE = 1.0
+_LONG_LINE = 1 << 16  # bytes that are a line, whatever they are
+_LEFT_OVER = 1 << 20  # bytes; more than a pipe usually holds
+
+
+class Sink:
+    """Where output goes: one of the launcher's own streams. Thread-safe."""
+
+    def __init__(self, stream: TextIO) -> None:
+        stream.flush()
+        self._fd = stream.fileno()
+        self._lock = threading.Lock()
+
+    def write(self, data: bytes) -> None:
+        """All of it, in one piece; waits as long as its reader does.
+
+        Raises:
+            OSError: nobody reads it any more.
+        """
+        with self._lock:
+            while data:
+                try:
+                    data = data[os.write(self._fd, data) :]
+                except BlockingIOError:
+                    _wait(self._fd, select.POLLOUT)
+
+
+def sink_of(stream: TextIO | None, tagged: bool) -> Sink | int | None:
+    """Where ranks' output goes; or, as `subprocess` has it, DEVNULL or None for the stream itself.
+
+    A terminal's programs send whole lines themselves, and want to know that it is one: so they have
+    it, unless lines are tagged.
+    """
+    with suppress(OSError, ValueError, AttributeError):  # closed, or none of the system's
+        if stream is not None:
+            return Sink(stream) if tagged or not stream.isatty() else None
+    return subprocess.DEVNULL  # else a file that a rank opens would be its stderr
+
+
+class Copier(threading.Thread):
+    """Copies one rank's output, until it is closed on that side.
+
+    Args:
+        source: the pipe that the rank writes to; the copier's own from now on.
+        sink: where its lines go.
+        tag: before each line.
+    """
+
+    error: OSError | None = None  # why output is lost, but for nobody reading it
+
+    def __init__(self, source: int, sink: Sink, tag: bytes) -> None:
+        # A daemon: what a rank has started in another session may hold its output open.
+        super().__init__(daemon=True)
+        self._source, self._sink, self._tag = source, sink, tag
+        self._begun = b""  # of a line
+        self._busy = False  # what it has read is on its way
+        self._left: int | None = None  # bytes that it still takes
+
+    def run(self) -> None:
+        """What the thread does."""
+        try:
+            for line in self._lines():
+                whole = line if line.endswith(b"\n") or not self._tag else line + b"\n"
+                self._sink.write(self._tag + whole)
+        except BrokenPipeError:  # nobody reads: the rank is told by a closed pipe
+            pass
+        except OSError as error:
+            self.error = error
+        finally:
+            os.close(self._source)
+
+    def is_behind(self) -> bool:
+        """Whether there is output that has yet to go out, after the rank has ended."""
+        if self._left is None:
+            self._left = _LEFT_OVER
+        if not self.is_alive():
+            return False
+        with suppress(OSError):
+            return bool(self._busy or self._begun or _wait(self._source, select.POLLIN, 0))
+        return False
+
+    def _lines(self) -> Iterator[bytes]:
+        slow = 0.0  # when the line that has begun goes out by itself
+        while self._left is None or self._left > 0:
+            # Of a tagged line that is so once the rank has ended, and cannot go on with it.
+            seconds = max(0.0, slow - time.monotonic()) if self._begun else None
+            if _wait(self._source, select.POLLIN, seconds):
+                self._busy = True
+                more = os.read(self._source, _LONG_LINE)
+                if self._left is not None:
+                    self._left -= len(more)
+                *lines, rest = (self._begun + more).split(b"\n")
+                if lines or not self._begun:
+                    slow = time.monotonic() + _SLOW_LINE
+                self._begun = rest
+                yield from (line + b"\n" for line in lines)
+                if not more or len(rest) >= _LONG_LINE:
+                    yield from self._by_itself()
+                self._busy = False
+                if not more:
+                    return
+            elif self._tag and self._left is None:
+                slow = time.monotonic() + _SLOW_LINE
+            else:
+                yield from self._by_itself()
+        yield from self._by_itself()
+
+    def _by_itself(self) -> Iterator[bytes]:
+        """What has begun as a line."""
+        if self._begun:
+            yield self._begun
+            self._begun = b""
+
+
+def _wait(fd: int, events: int, seconds: float | None = None) -> bool:
+    """Whether it can be read or written, or is closed, within the time, if that is limited."""
+    poll = select.poll()
+    poll.register(fd, events)
+    return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))

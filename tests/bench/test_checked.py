@@ -1,0 +1,84 @@
+"""What the project's own benchmarks compare: each turn's result, with what as many calls make."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.checked import Sum
+from benchmarks.driver import Benchmark, Run
+from benchmarks.turns import Call, take_turns
+from pycollective import reference
+from pycollective.bench.problem import leaves
+
+RANKS, RANK, COUNT, CALLS, ROUNDS = 3, 1, 100, 2, 2
+
+
+def in_a_row(call: Call) -> tuple[float]:
+    for _ in range(CALLS):
+        call()
+    return (1.0,)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_each_turn_is_compared(dtype: str, apart: bool) -> None:
+    inputs = leaves(dtype, "sum", RANKS, COUNT, 0)
+    buffers = Sum(inputs, RANK, CALLS, apart=apart)
+    bits = f"u{buffers.x.itemsize}"
+
+    def reduce(order: list[int]) -> None:
+        """As if this were rank 1, and the others had called, too."""
+        begins = np.array_equal(buffers.x.view(bits), inputs[RANK].view(bits))
+        leaves_now = inputs if begins else [buffers.x] * RANKS
+        buffers.out[:] = reference.reduce([leaves_now[rank] for rank in order])
+
+    def one_is_wrong() -> None:
+        reduce([0, 1, 2])
+        buffers.out.view(bits)[7] = 1
+
+    calls: dict[str, Call] = {
+        "right": lambda: reduce([0, 1, 2]),
+        "one is wrong": one_is_wrong,
+        "nothing": lambda: None,
+        "another order": lambda: reduce([1, 2, 0]),
+    }
+    take_turns(calls, ROUNDS, buffers.turn(in_a_row))
+    wrong = buffers.wrong(calls)
+    assert wrong["right"] == 0
+    assert wrong["one is wrong"] == ROUNDS
+    assert wrong["nothing"] > ROUNDS * COUNT * 0.9  # neither stale results nor inputs pass
+    assert wrong["another order"] > ROUNDS * COUNT / 3
+
+
+def test_longer_buffers_repeat_their_inputs() -> None:
+    buffers = Sum(leaves("float32", "sum", RANKS, 10, 0), RANK, 1, count=25)
+    assert len(buffers.x) == len(buffers.out) == 25
+    assert np.array_equal(buffers.x[:10], buffers.x[10:20])
+
+
+def test_a_benchmark_writes_what_it_measured(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(run: Run) -> dict[str, object]:
+        return {"rounds": run.rounds, "place": run.options["place"]}
+
+    benchmark = Benchmark("x", "What?", measure, options={"place": "here"}, file="y")
+    arguments = ["x", "--out", str(tmp_path / "new"), "--rounds", "3", "--place", "there"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    benchmark.main()
+    record = json.loads((tmp_path / "new" / "y.json").read_text())
+    assert (record["rounds"], record["place"]) == (3, "there")
+    assert record["machine"]["cores"] >= 1
+    assert record["versions"]["pycollective"]
+
+
+def test_ranks_hand_over_what_rank_0_made(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "answer.json"
+    for answer in (None, {"took": 1.5}):
+        benchmark = Benchmark("x", "", lambda run: {}, lambda run, made=answer: made)
+        monkeypatch.setattr(sys, "argv", ["x", "--on-a-rank", str(out), "--rounds", "1"])
+        benchmark.main()
+        assert out.exists() == (answer is not None)
+    assert json.loads(out.read_text()) == {"took": 1.5}

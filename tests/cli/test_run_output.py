@@ -1,0 +1,170 @@
+"""`pycollective run`: ranks' output, line by line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cli.test_run import COMMAND, environment, program, run
+
+__all__ = ["program"]
+
+
+# Each line in three writes, with time for others' in between.
+SLOW_WRITER = """
+import os, time
+for number in range(40):
+    for part in (f"line {number} of ", os.environ["RANK"], "\\n"):
+        os.write(1, part.encode())
+        time.sleep(0.002)
+"""
+
+
+def test_lines_arrive_whole(program):
+    done = run("-n", 3, program(SLOW_WRITER))
+    expected = [f"line {number} of {rank}" for number in range(40) for rank in range(3)]
+    assert sorted(done.stdout.splitlines()) == sorted(expected)
+
+
+def test_the_beginning_of_a_line_is_not_kept_back():
+    script = "printf begun; sleep 60"
+    with subprocess.Popen(
+        [*COMMAND, "-n", "1", "sh", "-c", script], env=environment(), stdout=subprocess.PIPE
+    ) as process:
+        assert os.read(process.stdout.fileno(), 100) == b"begun"
+        process.terminate()
+
+
+def test_tagged_output_names_the_rank_of_each_line():
+    done = run("--tag-output", "-n", 2, "sh", "-c", r"printf 'a\nb' ; printf 'c\n' >&2")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[0] a", "[0] b", "[1] a", "[1] b"]
+    assert sorted(done.stderr.splitlines()) == ["[0] c", "[1] c"]
+
+
+def test_tagged_output_that_nobody_reads_ends_the_ranks():
+    with subprocess.Popen(
+        [*COMMAND, "--tag-output", "-n", "2", "sh", "-c", "while echo on and on; do :; done"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline().endswith("] on and on\n")
+        process.stdout.close()
+        assert process.wait(20) != 0
+
+
+def test_output_that_is_held_open_keeps_nobody():
+    """By what has left the rank's process group, and cannot be ended with it."""
+    start = time.monotonic()
+    script = "echo done; setsid sleep 8 & sleep 0.2"
+    done = run("--tag-output", "-n", 1, "sh", "-c", script)
+    assert done.stdout == "[0] done\n"
+    assert done.returncode == 0
+    assert time.monotonic() - start < 7
+
+
+MUCH = """
+import os
+for _ in range(600):
+    os.write(1, b"x" * 199 + b"\\n")
+"""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_is_read_late_is_not_lost(program, unbuffered):
+    """More than all pipes on the way hold; the ranks have long ended when it is read."""
+    with subprocess.Popen(
+        [*COMMAND, "-n", "2", program(MUCH)],
+        env=environment(PYTHONUNBUFFERED=unbuffered),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        time.sleep(2.5)
+        out, said = process.communicate(timeout=20)
+    assert (process.returncode, said) == (0, b"")
+    assert out == (b"x" * 199 + b"\n") * 1200
+
+
+LONG_LINES = """
+import os
+for _ in range(50):
+    os.write(1, os.environ["RANK"].encode() * 20_000 + b"\\n")
+"""
+
+
+def test_long_lines_arrive_whole_through_an_unbuffered_launcher(program):
+    done = run("-n", 4, program(LONG_LINES), PYTHONUNBUFFERED="1")
+    expected = [str(rank) * 20_000 for rank in range(4) for _ in range(50)]
+    assert sorted(done.stdout.splitlines()) == expected
+
+
+def test_a_launcher_without_output_runs_ranks_all_the_same():
+    closed = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *COMMAND, "-n", "2", "true"],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        timeout=30,
+    )
+    assert (closed.returncode, closed.stderr) == (0, b"")
+
+
+def test_a_progress_bar_is_seen_while_it_moves():
+    script = r"while :; do printf '\rstep'; sleep 0.1; done"
+    begin = time.monotonic()
+    with subprocess.Popen(
+        [*COMMAND, "-n", "1", "sh", "-c", script], env=environment(), stdout=subprocess.PIPE
+    ) as process:
+        assert os.read(process.stdout.fileno(), 100).startswith(b"\rstep")
+        process.terminate()
+    assert time.monotonic() - begin < 15
+
+
+def test_a_stop_ends_the_launcher_whose_output_nobody_reads():
+    with subprocess.Popen(
+        [*COMMAND, "-n", "2", "sh", "-c", "while echo on and on; do :; done"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+    ) as process:
+        time.sleep(2)  # all pipes are full
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("tag", [[], ["--tag-output"]])
+def test_a_last_line_without_an_end_goes_out_though_it_is_held_open(tag):
+    script = "setsid sleep 8 & printf result"
+    done = run(*tag, "-n", 1, "sh", "-c", script)
+    assert done.stdout == ("[0] result\n" if tag else "result")
+
+
+def test_output_that_cannot_be_written_is_no_success():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "-n", "2", "echo", "result"],
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+        )
+    assert done.returncode == 1
+    assert "pycollective run: output is lost: " in done.stderr
+
+
+def test_ranks_of_a_launcher_without_stderr_have_one():
+    program = "import os; os.fstat(2); print('has one')"
+    done = subprocess.run(
+        ["sh", "-c", '"$@" 2>&-', "sh", *COMMAND, "-n", "1", sys.executable, "-c", program],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=30,
+    )
+    assert done.stdout == "has one\n"

@@ -1,0 +1,51 @@
+"""Kernels over peer memory where ranks are started otherwise: by torchrun, and by mpiexec."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cuda import standin
+from tests.launchers import launcher
+
+PROGRAM = """
+import sys
+import numpy as np
+import pycollective as pc
+from pycollective import _core, reference
+from pycollective.bench.problem import DTYPES, REDUCE_OPS, leaves, numpy_type
+from pycollective.gpu.array import DeviceArray
+
+comm = pc.init(device="cuda", timeout=30)
+n, r = comm.size, comm.rank
+assert comm.way[0] == "peer", comm.way
+stream = _core.DeviceStream(comm.device)
+made = 0
+for dtype in DTYPES:
+    try:
+        kind = numpy_type(dtype)
+    except pc.ConfigurationError:  # no ml_dtypes
+        continue
+    for op in REDUCE_OPS:
+        if not reference.is_defined(kind, op):
+            continue
+        # None, few, an odd number, and more than one-shot takes.
+        for count in (0, 1, 1021) if op != "sum" else (0, 1, 1021, 300_007):
+            inputs = leaves(dtype, op, n, count, count)
+            x = DeviceArray.from_numpy(inputs[r], comm.device, stream)
+            comm.all_reduce(x, op=op)
+            got, want = x.to_numpy(), reference.reduce(inputs, op)
+            assert got.tobytes() == want.tobytes(), (dtype, op, count)
+            made += 1
+assert made > 150 and comm.kernel_calls >= made, (made, comm.kernel_calls)
+comm.close()
+sys.stdout.write(f"RANK {r} of {n} is right\\n")
+"""
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("torchrun", 2), ("mpich", 3), ("openmpi", 2)])
+def test_all_reduce(tmp_path, name, ranks):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = launcher(name).run(ranks, str(tmp_path / "program.py"), **standin.environment(devices=4))
+    assert done.returncode == 0, done.stdout + done.stderr
+    want = [f"RANK {rank} of {ranks} is right" for rank in range(ranks)]
+    assert sorted(line for line in done.stdout.split("\n") if line.startswith("RANK")) == want

@@ -1,0 +1,193 @@
+"""Attaching: what a hello must be, and what a descriptor must be, before anything is mapped."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from pycollective import CollectiveTimeout, ConfigurationError, _core
+from pycollective.join.attach import Listener, PeerAddress, attach_peers
+
+SEGMENT_BYTES = 256 << 20
+SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+class Rank:
+    """One side of an attachment: all of a process that it takes."""
+
+    def __init__(self, number):
+        self.node, self.listener = _core.Node(), Listener()
+        self.address = PeerAddress(number, self.node.token, self.listener.name, "here")
+
+    def attach(self, *peers, seconds=10.0, raise_problem=lambda: None):
+        lower = [peer.address for peer in peers if peer.address.rank < self.address.rank]
+        higher = [peer.address for peer in peers if peer.address.rank > self.address.rank]
+        deadline = time.monotonic() + seconds
+        attach_peers(self.node, self.listener, lower, higher, deadline, raise_problem)
+
+
+@pytest.fixture
+def ranks():
+    """Makes ranks; checks that nothing of them stays open but what their nodes hold."""
+    with ExitStack() as stack:
+        made = []
+
+        def make(count):
+            for number in range(count):
+                made.append(Rank(number))
+                stack.callback(made[-1].listener.close)
+            return made
+
+        yield make
+
+
+def attach_all(ranks):
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        jobs = [
+            threads.submit(each.attach, *(other for other in ranks if other is not each))
+            for each in ranks
+        ]
+        for job in jobs:
+            job.result(20)
+
+
+def knock(rank, hello, descriptors=()):
+    """Say `hello` to a rank's listener; the connection."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(5)
+    connection.connect("\0" + rank.listener.name)
+    if descriptors:
+        socket.send_fds(connection, [hello], descriptors)
+    elif hello:
+        connection.send(hello)
+    return connection
+
+
+def memfd(size=SEGMENT_BYTES, seals=SEALED):
+    descriptor = os.memfd_create("pycollective-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def segment_of_another():
+    node = _core.Node()
+    return os.dup(node.fileno())
+
+
+def test_each_rank_attaches_each_other_and_keeps_no_descriptor_of_it(ranks):
+    three = ranks(3)
+    before = len(os.listdir("/proc/self/fd"))
+    attach_all(three)
+    for each in three:
+        assert all(each.node.is_attached(other.node.token) for other in three)
+    pidfds = 3 * 2  # of each peer, to see its death
+    assert len(os.listdir("/proc/self/fd")) == before + pidfds
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda own, peer, fd: (b"", []),
+        lambda own, peer, fd: (b"x" * 31, [fd]),
+        lambda own, peer, fd: (os.urandom(32), [fd]),
+        lambda own, peer, fd: (os.urandom(16) + own, [fd]),
+        lambda own, peer, fd: (own + own, [fd]),
+        lambda own, peer, fd: (peer + os.urandom(16), [fd]),
+        lambda own, peer, fd: (peer + own, []),
+    ],
+    ids=[
+        *("silence", "too short", "random", "a stranger's token", "one's own token"),
+        *("meant for another", "no descriptor"),
+    ],
+)
+def test_a_forged_hello_is_a_strangers(ranks, forge):
+    one, other = ranks(2)
+    before = len(os.listdir("/proc/self/fd"))
+    descriptor = memfd()
+    hello, descriptors = forge(one.node.token, other.node.token, descriptor)
+    with knock(one, hello, descriptors) as stranger:
+        attach_all([one, other])
+        assert stranger.recv(100) == b""  # closed, and nothing said
+    os.close(descriptor)
+    assert one.node.is_attached(other.node.token)
+    assert len(os.listdir("/proc/self/fd")) == before + 2  # a pidfd each
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: os.open("/dev/null", os.O_RDWR), "not a sealed pycollective segment"),
+        (lambda: memfd(seals=0), "not a sealed pycollective segment"),
+        (lambda: memfd(seals=fcntl.F_SEAL_GROW), "not a sealed pycollective segment"),
+        (lambda: memfd(size=4096), "not a sealed pycollective segment"),
+        (memfd, "another layout or token"),
+        (segment_of_another, "another layout or token"),
+    ],
+    ids=["no memfd", "no seals", "may shrink", "too small", "no segment", "another's segment"],
+)
+def test_a_descriptor_that_is_no_segment_of_the_peer_is_refused(ranks, make, said):
+    one, other = ranks(2)
+    before = len(os.listdir("/proc/self/fd"))
+    descriptor = make()
+    with (
+        knock(one, other.node.token + one.node.token, [descriptor]),
+        pytest.raises(ConfigurationError, match=said),
+    ):
+        one.attach(other)
+    os.close(descriptor)
+    assert not one.node.is_attached(other.node.token)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_process_that_has_gone_cannot_be_attached(ranks):
+    one, other = ranks(2)
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(pid, 0)
+    with pytest.raises(ConfigurationError):
+        one.node.attach(other.node.token, other.node.fileno(), pid)
+    assert not one.node.is_attached(other.node.token)
+
+
+def test_who_accepts_an_attachment_and_ends_is_named(ranks):
+    one, other = ranks(2)
+
+    def accept_and_go():
+        one.listener.socket.setblocking(True)
+        one.listener.socket.accept()[0].close()
+
+    ending = threading.Thread(target=accept_and_go)
+    ending.start()
+    with pytest.raises(ConfigurationError, match="rank 0 has ended while it joined"):
+        other.attach(one)
+    ending.join()
+
+
+def test_what_another_rank_reports_ends_the_wait(ranks):
+    one, other, _ = ranks(3)
+    asked = []
+
+    def report():
+        asked.append(time.monotonic())
+        if len(asked) == 2:
+            raise ConfigurationError("rank 2: has no memory")
+
+    start = time.monotonic()
+    with pytest.raises(ConfigurationError, match="rank 2: has no memory"):
+        one.attach(other, raise_problem=report)
+    assert time.monotonic() - start < 5
+
+
+def test_both_directions_have_a_deadline(ranks):
+    one, middle, last = ranks(3)
+    with pytest.raises(CollectiveTimeout, match=r"rank\(s\) 1, 2 have come but did not attach"):
+        one.attach(middle, last, seconds=0.2)
+    with pytest.raises(CollectiveTimeout, match=r"rank\(s\) 0, 1 have come but did not attach"):
+        last.attach(one, middle, seconds=0.2)

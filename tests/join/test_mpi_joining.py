@@ -1,0 +1,198 @@
+"""Under mpiexec no rank waits for one that cannot join: it says so, and all raise at once."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from tests.launchers import NAMES, find
+
+# Each rank tells how its first `init` ended. Then all join after all, and end as programs do.
+PROGRAM = """
+import os, signal, sys, time
+import numpy as np
+import pycollective as pc
+from mpi4py import MPI
+from pycollective import host_memory
+from pycollective.join import attach, bootstrap, joining, mpi_launch
+from pycollective.join.store import StoreClient, StoreServer
+
+what, culprit, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+rank = MPI.COMM_WORLD.Get_rank()
+asked = {"timeout": seconds}
+plants = []
+
+def plant(owner, name, act):
+    original = getattr(owner, name)
+    plants.append((owner, name, original))
+    def planted(*args, **options):
+        act()
+        return original(*args, **options)
+    setattr(owner, name, planted)
+
+def raises(error):
+    def act():
+        raise error
+    return act
+
+def dawdle():
+    time.sleep(2 * seconds)
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(10)  # the signal ends it
+
+if rank == culprit:
+    if what == "shm":
+        asked["transport"] = "shm"
+    elif what == "no transport":
+        asked["transport"] = "carrier pigeon"
+    elif what == "no timeout":
+        asked["timeout"] = -1.0
+    elif what == "topology":
+        asked["topology"] = "1,2"
+    elif what == "no table":
+        asked["tuning"] = "/nowhere/table.json"
+    elif what == "no type":
+        asked["tuning"] = 5
+    elif what == "memory":
+        plant(mpi_launch, "load", raises(MemoryError()))
+    elif what == "before the meeting":
+        plant(StoreServer, "start", raises(RuntimeError("can't start new thread")))
+        plant(StoreClient, "_connect", raises(OSError(24, "Too many open files")))
+    elif what == "in the meeting":
+        plant(host_memory, "check", raises(pc.ConfigurationError("the limit of a test")))
+    elif what == "interrupted":
+        plant(host_memory, "check", interrupt)
+    elif what == "transport":
+        plant(mpi_launch, "MpiTransport", raises(OSError("no way")))
+    elif what == "before the duplicate":
+        plant(mpi_launch.Launch, "transport", interrupt)
+    elif what == "late":
+        plant(mpi_launch.Launch, "transport", dawdle)
+    elif what == "slow":
+        plant(host_memory, "check", dawdle)
+
+MPI.COMM_WORLD.Barrier()
+start = time.monotonic()
+try:
+    pc.init(**asked)
+    said = "no error"
+except BaseException as error:
+    said = f"{type(error).__name__}: {error}"
+took = time.monotonic() - start
+for owner, name, original in plants:
+    setattr(owner, name, original)
+sys.stdout.write(f"RANK {rank} after {took:.2f} {said}\\n")
+sys.stdout.flush()
+if len(sys.argv) > 4:  # the program goes on without us
+    sys.exit()
+MPI.COMM_WORLD.Barrier()  # what is left behind disturbs no operation of the program's own
+with pc.init(timeout=30) as comm:
+    x = np.full(1000, rank + 1.0)
+    comm.all_reduce(x)
+    assert (x == comm.size * (comm.size + 1) / 2).all()
+    with comm.split(0, -comm.rank) as other:
+        other.all_reduce(x)
+sys.stdout.write(f"RANK {rank} joined\\n")
+"""
+
+# What goes wrong on one rank, and what all of them are told.
+OWN = {
+    "shm": r"ConfigurationError: .*rank \d was given .*transport .* and rank \d .*transport",
+    "topology": r"ConfigurationError: .*rank \d was given topology .* and rank \d topology",
+    "no transport": "ConfigurationError: .*'carrier pigeon' is not here",
+    "no timeout": "ConfigurationError: .*timeout -1.0 is not",
+    "no table": "ConfigurationError: .*/nowhere/table.json",
+    "no type": "(TypeError|CollectiveAborted: init was given up: rank {culprit}: )",
+    "memory": "(MemoryError|CollectiveAborted: init was given up: rank {culprit}: MemoryError)",
+    "before the meeting": "(OSError|RuntimeError|CollectiveAborted: .*rank {culprit}: )",
+    "in the meeting": "ConfigurationError: .*the limit of a test",
+    "interrupted": "(KeyboardInterrupt|CollectiveAborted: .*rank {culprit}: KeyboardInterrupt)",
+}
+BETWEEN = {
+    "transport": "(OSError|CollectiveAborted: .*rank {culprit}: no way)",
+    "before the duplicate": "(KeyboardInterrupt|CollectiveAborted: .*rank {culprit}: Keyboard)",
+}
+
+
+@pytest.fixture(params=NAMES)
+def mpi(request):
+    return find(request.param)
+
+
+def run(mpi, folder, ranks, topology, *arguments):
+    (folder / "program.py").write_text(PROGRAM)
+    more = {"PYCOLLECTIVE_TOPOLOGY": topology} if topology else {}
+    start = time.monotonic()
+    done = mpi.run(ranks, str(folder / "program.py"), *map(str, arguments), timeout=40, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert time.monotonic() - start < 25
+    parts = sorted(part.strip() for part in done.stdout.split("RANK ")[1:])
+    ends = [part for part in parts if "after" in part]
+    assert len(ends) == ranks, done.stdout + done.stderr
+    if len(arguments) == 3:
+        joined = [f"{rank} joined" for rank in range(ranks)]
+        assert [part for part in parts if "joined" in part] == joined, done.stdout + done.stderr
+    return ends
+
+
+def seconds(part):
+    return float(re.search(r"after ([0-9.]+)", part)[1])
+
+
+# `make test-mpi` has the culprit alone on its host as well.
+CASES = [
+    pytest.param(
+        NAMES[(place + culprit) % 2],  # so both culprits, and each MPI with every second case
+        what,
+        culprit,
+        marks=[pytest.mark.whole_table] if culprit == 2 else [],
+    )
+    for place, what in enumerate([*OWN, *BETWEEN])
+    for culprit in range(3)
+    if (what, culprit) != ("before the meeting", 2)  # alone on its host it needs no store
+]
+
+
+@pytest.mark.parametrize(("name", "what", "culprit"), CASES)
+def test_what_ends_init_on_one_rank_ends_it_on_all(tmp_path, name, what, culprit):
+    """One host of two ranks and one of one."""
+    mpi = find(name)
+    said = {**OWN, **BETWEEN}[what].replace("{culprit}", str(culprit))
+    for part in run(mpi, tmp_path, 3, "2,1", what, culprit, 20):
+        assert re.search(said, part), part
+        assert seconds(part) < 5, part
+
+
+@pytest.mark.parametrize("what", ["shm", "memory", "before the meeting", "interrupted"])
+def test_on_one_host_too(mpi, tmp_path, what):
+    said = OWN[what].replace("{culprit}", "1")
+    for part in run(mpi, tmp_path, 3, "", what, 1, 20):
+        assert re.search(said, part), part
+        assert seconds(part) < 5, part
+
+
+def test_ranks_that_want_different_transports(mpi, tmp_path):
+    for part in run(mpi, tmp_path, 2, "2x1", "shm", 0, 5):
+        assert re.search(OWN["shm"], part), part
+        assert seconds(part) < 5
+
+
+# Every two of the three meet.
+@pytest.mark.parametrize(
+    ("name", "what", "culprit"),
+    [("mpich", "late", 0), ("openmpi", "late", 1), ("openmpi", "slow", 0), ("mpich", "slow", 1)],
+)
+def test_nobody_waits_longer_than_the_timeout(tmp_path, name, what, culprit):
+    for part in run(find(name), tmp_path, 2, "2x1", what, culprit, 2):
+        rank = int(part[0])
+        assert "init timed out" in part, part
+        assert seconds(part) < (6 if rank == culprit else 4), part
+
+
+@pytest.mark.parametrize("what", ["shm", "before the duplicate", "transport"])
+def test_a_program_that_ends_after_that_ends(mpi, tmp_path, what):
+    run(mpi, tmp_path, 2, "2x1", what, 1, 20, "end")

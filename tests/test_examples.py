@@ -1,0 +1,87 @@
+"""The examples do what they say; those that need more than torch run in `make examples`."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import subprocess
+
+import pytest
+
+from examples import run_all
+from tests.harness import ROOT
+from tests.launchers import Forks, Torchrun
+
+COMMANDS = {program.stem: run_all.commands(program) for program in run_all.programs()}
+# Ranks of these are forks: what they show does not depend on how ranks start.
+FORKED = ["ddp", "fsdp", "hsdp", "tensor_parallel", "zero"]
+SHOWS = {
+    "ddp": r"of the digits right; weights \w{16} with large and small buckets",
+    "fsdp": r"loss 2\.\d+; weights \w{16} under FSDP2 and under DDP",
+    "hsdp": r"of the digits right; weights \w{16} under HSDP and under DDP",
+    "tensor_parallel": r"loss 2\.\d+ to 0\.\d+; at most \S+ from one process's",
+    "zero": r"the optimizer keeps \[\d+, \d+, \d+\] numbers, not \d+",
+}
+
+
+def ranks_and_program(command: str) -> tuple[int, list[str]]:
+    """Of a command like `torchrun --nproc-per-node 3 PROGRAM ...`."""
+    words = shlex.split(command)
+    place = words.index("--nproc-per-node")
+    return int(words[place + 1]), [str(ROOT / words[place + 2]), *words[place + 3 :]]
+
+
+def forked(command: str) -> str:
+    """What ranks print that are started so, but as forks."""
+    ranks, program = ranks_and_program(command)
+    done = Forks("tests.torch.example_programs").run(ranks, *program, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", FORKED)
+def test_an_example_shows_what_it_says(name):
+    (command,) = COMMANDS[name]
+    assert re.search(SHOWS[name], forked(command))
+
+
+def test_a_checkpoint_is_loaded_by_fewer_ranks(tmp_path):
+    save, load = (
+        each.replace(" out/checkpoint", f" {tmp_path}/kept") for each in COMMANDS["checkpoint"]
+    )
+    digest = re.fullmatch(r"4 ranks, loss \S+: saved (\w{16})\n", forked(save))
+    assert digest
+    assert re.fullmatch(rf"2 ranks, loss \S+: loaded {digest[1]}; 40 .*\n", forked(load))
+
+
+def test_ranks_that_torchrun_starts_anew_go_on(tmp_path):
+    (command,) = COMMANDS["elastic"]
+    words = shlex.split(command)[1:]
+    words[1], words[-1] = "2", str(ROOT / words[-1])  # ranks, of which each takes its time to start
+    with_torchrun = Torchrun().command(0)[:4]  # on a port that is free, unlike the command's
+    done = subprocess.run(
+        [*with_torchrun, *words],
+        cwd=tmp_path,
+        env=Torchrun().environment(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "went on from step 30" in done.stdout
+    assert done.stderr.count("goes on from step 30") == 2
+
+
+def test_the_table_has_each_command():
+    text = (ROOT / "examples/README.md").read_text()
+    table = re.findall(r"^\| (.*?) ?\| `(torchrun .*?)` \|", text, re.M)
+    named = [program.strip("`") for program, _ in table if program]
+    assert sorted(named) == sorted(f"{name}.py" for name in COMMANDS)
+    assert sorted(command for _, command in table) == sorted(itertools.chain(*COMMANDS.values()))
+
+
+def test_each_is_tested_here_or_needs_more():
+    here = {*FORKED, "checkpoint", "elastic"}
+    rest = {name for name in COMMANDS if name not in here}
+    assert rest == {name for name in COMMANDS if name.startswith("with_")}

@@ -1,0 +1,69 @@
+"""PyTorch's own tests of torch.distributed, with this library standing in for Gloo.
+
+The tests are those of ``torch.testing._internal.distributed.distributed_test``, which is in the
+wheel. They ask for the backend "gloo"; `stand_in` has them get pycollective's. Ranks are forked
+from this process, where torch is imported already: that is a second a test and not four.
+
+Run one by name: ``python -m tests.torch.pytorch_suite.running test_send_recv``.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from tests.torch.pytorch_suite import RANKS
+
+ENV_BACKEND = "PYCOLLECTIVE_SUITE_BACKEND"  # "pycollective", or "gloo" to compare with
+
+os.environ.update(BACKEND="gloo", WORLD_SIZE=str(RANKS), RANK="0")
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.distributed import distributed_c10d as c10d  # noqa: E402
+from torch.testing._internal.distributed import distributed_test  # noqa: E402
+
+from pycollective import _torch  # noqa: E402
+from pycollective.torch import backend  # noqa: E402
+
+_Gloo = c10d.ProcessGroupGloo
+_profiled = distributed_test.get_profiling_event
+
+
+class _CountsAsGloo(type):
+    """c10d asks whether a backend is Gloo's, and goes on with one that is."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, (_Gloo, _torch.Backend))
+
+
+class _StandIn(metaclass=_CountsAsGloo):
+    def __new__(cls, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+        return backend.create(store, rank, size, timeout)
+
+
+def _events(name: str, *args: Any, **kwargs: Any) -> list[Any]:
+    """A profiler's events, under Gloo's names."""
+    found = _profiled(name.replace("gloo:", "pycollective:"), *args, **kwargs)
+    for event in found:
+        event.name = event.name.replace("pycollective:", "gloo:")
+    return found
+
+
+def stand_in() -> None:
+    """From now on, whoever asks for Gloo gets pycollective."""
+    c10d.ProcessGroupGloo = _StandIn
+    distributed_test.get_profiling_event = _events
+
+
+class Suite(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase):
+    """One test a method; each rank is a process."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+
+if os.environ.get(ENV_BACKEND, "pycollective") == "pycollective":
+    stand_in()

@@ -1,0 +1,70 @@
+"""Runs all of PyTorch's tests over Gloo and over pycollective, and writes what differs, and why.
+
+`make test-torch-suite`; some five minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from tests.torch.pytorch_suite import RANKS, REASONS
+
+_HEAD = """\
+# PyTorch's own tests
+
+`make test-torch-suite` runs the tests of `torch.testing._internal.distributed.distributed_test` \
+that come with PyTorch, each on {ranks} ranks, over Gloo and with pycollective standing in for it \
+(`tests/torch/pytorch_suite/`): whoever asks for the backend `gloo` gets pycollective's. A choice \
+of them is in `make test`. PyTorch {version}, on CPUs; most of what is skipped needs GPUs.
+
+| | passed | failed | skipped |
+|---|---|---|---|
+"""
+
+
+def outcomes(backend: str) -> dict[str, tuple[str, str]]:
+    """How each test ended: by name, "passed", "failed" or "skipped", and why."""
+    environment = {**os.environ, "PYCOLLECTIVE_SUITE_BACKEND": backend}
+    command = [sys.executable, "-m", "tests.torch.pytorch_suite.running"]
+    ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def page(by_backend: dict[str, dict[str, tuple[str, str]]]) -> str:
+    """The page, in Markdown.
+
+    Raises:
+        SystemExit: a difference has no reason in `REASONS`, or a reason no difference.
+    """
+    text = _HEAD.format(ranks=RANKS, version=torch.__version__.partition("+")[0])
+    for backend, ended in by_backend.items():
+        count = Counter(how for how, _ in ended.values())
+        text += f"| {backend} | {count['passed']} | {count['failed']} | {count['skipped']} |\n"
+    gloo, ours = by_backend["gloo"], by_backend["pycollective"]
+    differ = {name for name in gloo if gloo[name][0] != ours[name][0]}
+    if differ != set(REASONS):
+        raise SystemExit(
+            f"without a reason: {sorted(differ - set(REASONS))}; "
+            f"no difference any more: {sorted(set(REASONS) - differ)}"
+        )
+    text += "\n| differs | Gloo | pycollective | why |\n|---|---|---|---|\n"
+    for name in sorted(differ):
+        text += f"| `{name}` | {gloo[name][0]} | {ours[name][0]} | {REASONS[name]} |\n"
+    return text
+
+
+def main() -> None:
+    """Write the page to the file that is named."""
+    (out,) = sys.argv[1:]
+    Path(out).write_text(page({name: outcomes(name) for name in ("gloo", "pycollective")}))
+
+
+if __name__ == "__main__":
+    main()

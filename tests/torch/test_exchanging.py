@@ -1,0 +1,61 @@
+"""The threads of states of compression, and what the end of a process does to them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from pycollective.errors import ConfigurationError
+from pycollective.torch.exchanging import Exchanger, Exchangers
+
+
+def test_the_end_waits_for_what_was_issued_and_takes_no_more() -> None:
+    those, others = Exchangers(), Exchangers()
+    exchanger = Exchanger(lambda reason: None, those)
+    other = Exchanger(lambda reason: None, others)
+    begun, released, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        begun.set()
+        assert released.wait(10)
+        ended.set()
+
+    exchanger.post(call)
+    assert begun.wait(10)
+    threading.Timer(0.1, released.set).start()
+    those.let_end()
+    assert ended.is_set()
+    assert not exchanger.busy
+    with pytest.raises(ConfigurationError, match="the process ends"):
+        exchanger.post(call)
+    assert other.call(lambda: 7) == 7  # of those the end has not begun
+    those.end_all()
+    assert exchanger.ended
+    assert not other.ended
+    others.end_all()
+    assert other.ended
+
+
+def test_at_the_end_what_hangs_is_aborted() -> None:
+    those = Exchangers()
+    aborted: list[str] = []
+    released = threading.Event()
+
+    def abort(reason: str) -> None:
+        aborted.append(reason)
+        released.set()
+
+    exchanger = Exchanger(abort, those)
+    exchanger.post(lambda: released.wait(10))
+    those.end_all()
+    assert aborted == ["the process ends"]
+    assert not exchanger.busy
+
+
+def test_who_was_let_go_of_is_not_kept() -> None:
+    those = Exchangers()
+    exchanger = Exchanger(lambda reason: None, those)
+    assert list(those._live) == [exchanger]
+    del exchanger
+    assert list(those._live) == []

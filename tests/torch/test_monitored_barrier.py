@@ -1,0 +1,108 @@
+"""The barrier that tells who did not come."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pycollective import CollectiveAborted, CollectiveError, CollectiveTimeout
+from tests.harness import PerRank, run_ranks
+from tests.torch.groups import process_group
+
+TIMEOUT = timedelta(seconds=0.5)
+
+
+def meet(comm, comes: bool, wait_all_ranks: bool = False):
+    with process_group(comm) as group:
+        for _ in range(3):  # it can be used again
+            group.monitored_barrier(timedelta(seconds=20), wait_all_ranks)
+        begin = time.monotonic()
+        try:
+            if comes:
+                group.monitored_barrier(TIMEOUT, wait_all_ranks)
+        except CollectiveError as error:
+            return type(error), str(error), time.monotonic() - begin
+        stays = 1 if comm.rank != 0 else 5  # alive, and elsewhere, until others have given up
+        while not comes and time.monotonic() < begin + stays:
+            time.sleep(0.01)
+        return None, "", 0.0
+
+
+def results(size, *args):
+    return [outcome.result for outcome in run_ranks(meet, size, *args)]
+
+
+def test_rank_0_names_the_first_that_did_not_come():
+    first, absent, last = results(3, PerRank([True, False, True]))
+    assert first[0] is CollectiveTimeout
+    assert first[1].startswith("Rank 1 failed to pass monitoredBarrier in 500 ms")
+    assert absent[0] is None
+    assert last[0] is CollectiveAborted
+    assert last[1].startswith("Rank 2 successfully reached monitoredBarrier, but received errors")
+    assert "Rank 1 failed to pass" in last[1]
+    assert 0.4 < first[2] < 5
+    assert last[2] < 5
+
+
+def test_rank_0_names_all_that_did_not_come():
+    first = results(4, PerRank([True, False, True, False]), True)[0]
+    assert first[0] is CollectiveTimeout
+    assert first[1].startswith("Ranks 1, 3 failed to pass monitoredBarrier in 500 ms")
+
+
+def test_others_wait_for_rank_0_no_longer_than_their_time():
+    first, other = results(2, PerRank([False, True]))
+    assert first[0] is None
+    assert other[0] is CollectiveTimeout
+    assert "Rank 1 successfully reached monitoredBarrier" in other[1]
+    assert 1.8 < other[2] < 5  # twice its timeout, and a second
+
+
+def no_time(comm):
+    with process_group(comm) as group:
+        for timeout in (0, -5):
+            with pytest.raises(CollectiveTimeout, match=f"Rank {comm.rank} timed out in"):
+                group.monitored_barrier(timedelta(seconds=timeout))
+        group.monitored_barrier(timedelta(seconds=20))  # nothing had moved
+
+
+def test_no_time_is_refused_before_anything_moves():
+    assert [outcome.error for outcome in run_ranks(no_time, 2)] == [None, None]
+
+
+def longer_than_the_group(comm):
+    with process_group(comm, timeout=1) as group:
+        if comm.rank == 1:
+            time.sleep(2)
+        group.monitored_barrier(timedelta(seconds=20))
+
+
+def test_its_own_timeout_counts_where_the_groups_is_shorter():
+    assert [outcome.error for outcome in run_ranks(longer_than_the_group, 2)] == [None, None]
+
+
+def beside_messages(comm):
+    """Of a byte each, like the barrier's own; more than announcements, or lanes, are there for."""
+    with process_group(comm) as group:
+        peer = 1 - comm.rank
+        tags = range(200)
+        sent = [torch.tensor([tag], dtype=torch.uint8) for tag in tags]
+        works = [dist.isend(x, peer, tag=tag) for tag, x in enumerate(sent)]
+        for _ in range(3):
+            group.monitored_barrier(timedelta(seconds=20))
+        got = [torch.zeros(1, dtype=torch.uint8) for _ in tags]
+        for tag, x in enumerate(got):
+            dist.recv(x, peer, tag=tag)
+        for work in works:
+            work.wait()
+        return [x.item() for x in got] == list(tags)
+
+
+@pytest.mark.parametrize("topology", ["", "1,1"])
+def test_users_messages_are_not_its_own(topology):
+    env = {"PYCOLLECTIVE_TOPOLOGY": topology} if topology else {}
+    assert [each.result for each in run_ranks(beside_messages, 2, env=env)] == [True, True]
