@@ -25,8 +25,8 @@ from pycollective.errors import CollectiveTimeout, ConfigurationError
 _HELLO = struct.Struct("=16s16s")  # the sender's token, the token of whom it wants
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _MOST_STRANGERS = 64  # connections that have said nothing yet
+_LOOK_AGAIN = 0.05  # seconds until a look whether another thread has attached a peer
 _GLANCE = 0.25  # seconds between looks at what other ranks have reported, and threads attached
-_ANSWERED_WITHIN = 2.0  # seconds; whoever answers has attached before
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,7 @@ def attach_peers(
                     selector.unregister(connection)
                     peer = answers.pop(connection)
                     if _receive(node, connection, {peer.token: peer}) is None:
-                        raise_problem()
-                        # Or it had attached this process before, for another communicator.
-                        if not _is_attached_soon(node, peer):
-                            raise _ended(peer)
+                        _await_attached(node, peer, connection, deadline, raise_problem)
                 for connection, peer in list(answers.items()):
                     if node.is_attached(peer.token):  # as another thread joins with it, too
                         selector.unregister(connection)
@@ -109,24 +106,44 @@ def _ready(
     """The sockets that can be read; waits a while for one."""
     left = deadline - monotonic()
     if left <= 0:
-        names = ", ".join(str(peer.rank) for peer in awaited)
-        raise CollectiveTimeout(
-            f"init timed out: rank(s) {names} have come but did not attach", op="init"
-        )
+        raise _not_attached(awaited)
     events = selector.select(min(left, _GLANCE))
     if not events:
         raise_problem()
     return [key.fileobj for key, _ in events if isinstance(key.fileobj, socket.socket)]
 
 
-def _is_attached_soon(node: _core.Node, peer: PeerAddress) -> bool:
-    """Whether it is, or its answer to another thread of this process comes."""
-    until = monotonic() + _ANSWERED_WITHIN
-    while not node.is_attached(peer.token):
-        if monotonic() >= until:
-            return False
-        sleep(0.01)
-    return True
+def _await_attached(
+    node: _core.Node,
+    peer: PeerAddress,
+    connection: socket.socket,
+    deadline: float,
+    raise_problem: Callable[[], None],
+) -> None:
+    """Wait for another thread of this process to attach a peer that has closed this connection.
+
+    It has closed because it had attached this process already, for that thread's communicator, and
+    its answer there may take as long as that thread waits for others. Or it has ended.
+    """
+    pid, _, _ = _credentials(connection)
+    with ExitStack() as stack:
+        ended = selectors.DefaultSelector()
+        stack.callback(ended.close)
+        over = False
+        if pid > 0:  # else in another pid namespace: the deadline is all there is
+            try:
+                process = os.pidfd_open(pid)
+                stack.callback(os.close, process)
+                ended.register(process, selectors.EVENT_READ)
+            except ProcessLookupError:
+                over = True
+        while not node.is_attached(peer.token):
+            raise_problem()
+            if over:
+                raise _ended(peer)
+            if monotonic() >= deadline:
+                raise _not_attached([peer])
+            over = bool(ended.select(_LOOK_AGAIN))
 
 
 def _connect(
@@ -134,22 +151,29 @@ def _connect(
 ) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)
-    connected = False
     try:
-        while not connected:
+        while True:
             try:
                 connection.connect("\0" + peer.socket_name)
-                connected = True
+                break
             except BlockingIOError:  # strangers fill its queue, until it comes to accept
                 if monotonic() > deadline:
                     raise
                 sleep(0.01)
-        _send(connection, node, peer.token)
+        with suppress(BrokenPipeError, ConnectionResetError):  # closed, as the answer will tell
+            _send(connection, node, peer.token)
     except OSError as error:
         connection.close()
         raise_problem()  # which may be why it has gone
-        raise (_ended(peer) if connected else _unreachable(peer, error)) from error
+        raise _unreachable(peer, error) from error
     return connection
+
+
+def _not_attached(peers: list[PeerAddress]) -> CollectiveTimeout:
+    names = ", ".join(str(peer.rank) for peer in peers)
+    return CollectiveTimeout(
+        f"init timed out: rank(s) {names} have come but did not attach", op="init"
+    )
 
 
 def _ended(peer: PeerAddress) -> ConfigurationError:
@@ -170,6 +194,12 @@ def _send(connection: socket.socket, node: _core.Node, wanted: bytes) -> None:
     socket.send_fds(connection, [_HELLO.pack(node.token, wanted)], [node.fileno()])
 
 
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid
+
+
 def _receive(
     node: _core.Node, connection: socket.socket, expected: Mapping[bytes, PeerAddress]
 ) -> PeerAddress | None:
@@ -187,8 +217,7 @@ def _receive(
         peer = expected.get(token)
         if peer is None or wanted != node.token:
             return None
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(raw)
+        pid, uid, _ = _credentials(connection)
         if uid != os.getuid():
             raise ConfigurationError(
                 f"rank {peer.rank} runs as user {uid} and this rank as user {os.getuid()}: all "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from contextlib import ExitStack
 import pytest
 
 from pycollective import CollectiveTimeout, ConfigurationError, _core
+from pycollective.join import attach
 from pycollective.join.attach import Listener, PeerAddress, attach_peers
 
 SEGMENT_BYTES = 256 << 20
@@ -156,18 +159,77 @@ def test_a_process_that_has_gone_cannot_be_attached(ranks):
     assert not one.node.is_attached(other.node.token)
 
 
-def test_who_accepts_an_attachment_and_ends_is_named(ranks):
+ACCEPT_AND_GO = """
+import sys
+from pycollective.join import attach
+from pycollective.join.attach import Listener
+listener = Listener()
+listener.socket.setblocking(True)
+print(listener.name, flush=True)
+connection, _ = listener.socket.accept()
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the hello", "after it"])
+def test_who_accepts_an_attachment_and_ends_is_named(ranks, monkeypatch, before):
+    (other,) = ranks(2)[1:]
+    # A process of its own, which listens: the kernel says whose a connection is.
+    process = subprocess.Popen(
+        [sys.executable, "-c", ACCEPT_AND_GO], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    )
+    with process:
+        gone = PeerAddress(0, os.urandom(16), process.stdout.readline().decode().strip(), "here")
+        send = attach._send
+
+        def send_beside_an_end(*args):
+            if not before:
+                send(*args)
+            process.stdin.close()
+            process.wait(10)
+            if before:
+                send(*args)
+
+        monkeypatch.setattr(attach, "_send", send_beside_an_end)
+        with pytest.raises(ConfigurationError, match="rank 0 has ended while it joined"):
+            attach_peers(
+                other.node, other.listener, [gone], [], time.monotonic() + 10, lambda: None
+            )
+
+
+def close_unanswered(rank, sent):
+    """As a thread does that finds its peer attached by another thread."""
+    rank.listener.socket.setblocking(True)
+    connection, _ = rank.listener.socket.accept()
+    assert sent.wait(10)
+    connection.close()
+    return connection
+
+
+@pytest.mark.parametrize("first", ["the close", "the hello"])
+def test_a_peer_that_another_thread_attaches_may_close_at_any_time(ranks, monkeypatch, first):
     one, other = ranks(2)
+    sent, closed = threading.Event(), threading.Event()
+    if first == "the close":
+        sent.set()
+    send = attach._send
 
-    def accept_and_go():
-        one.listener.socket.setblocking(True)
-        one.listener.socket.accept()[0].close()
+    def send_beside_a_close(*args):
+        if first == "the close":
+            assert closed.wait(10)
+        send(*args)
+        sent.set()
 
-    ending = threading.Thread(target=accept_and_go)
-    ending.start()
-    with pytest.raises(ConfigurationError, match="rank 0 has ended while it joined"):
-        other.attach(one)
-    ending.join()
+    monkeypatch.setattr(attach, "_send", send_beside_a_close)
+    with ThreadPoolExecutor(2) as threads:
+        closing = threads.submit(close_unanswered, one, sent)
+        closing.add_done_callback(lambda _: closed.set())
+        joining = threads.submit(other.attach, one)
+        closing.result(10)
+        with pytest.raises(TimeoutError):  # however long the other thread takes: 2 s were too few
+            joining.result(2.5)
+        other.node.attach(one.node.token, one.node.fileno(), os.getpid())
+        joining.result(5)
 
 
 def test_what_another_rank_reports_ends_the_wait(ranks):
