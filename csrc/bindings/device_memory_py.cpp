@@ -226,8 +226,9 @@ py::bytes read(const Memory& self, std::size_t offset, std::size_t nbytes, std::
   return bytes;
 }
 
-py::object capsule(const Memory& self, std::size_t offset, const std::vector<std::int64_t>& shape,
-                   const std::string& dtype, bool versioned) {
+py::object dlpack_capsule(const Memory& self, std::size_t offset,
+                          const std::vector<std::int64_t>& shape, const std::string& dtype,
+                          bool versioned) {
   return translated([&] {
     const DtypeTraits* const traits = find_named(kDtypeTable, dtype);
     if (traits == nullptr)
@@ -273,7 +274,7 @@ void bind_memory(py::module_& module) {
             driven([&] { self->fill(word, stream_of(stream)); });
           },
           py::arg("word"), py::arg("stream") = 0, "Repeat the 32 bits all over it.")
-      .def("capsule", &capsule, py::arg("offset"), py::arg("shape"), py::arg("dtype"),
+      .def("capsule", &dlpack_capsule, py::arg("offset"), py::arg("shape"), py::arg("dtype"),
            py::arg("versioned") = true,
            "A DLPack capsule of a C-contiguous array that begins at byte `offset`, of any "
            "alignment; the memory lives as long as the capsule, or what a consumer makes of it.");

@@ -5,7 +5,7 @@ name that holds a digest of all that went into it, and is not made again.
 
 Environment:
     PYCOLLECTIVE_NVCC            nvcc's path; 0: leave the images out
-    PYCOLLECTIVE_CUDA_ARCHS      the GPUs to compile for, as in "90"; PTX is added for the last
+    PYCOLLECTIVE_CUDA_ARCHS      the GPUs to compile for, as in "90"; PTX is added for the first
 """
 
 from __future__ import annotations
@@ -78,13 +78,17 @@ def known_architectures(nvcc: str) -> list[str]:
 
 
 def nvcc_flags(architectures: list[str]) -> list[str]:
-    """How each kernel file is compiled: code for each architecture, PTX for the last."""
-    generated = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in architectures]
-    last = architectures[-1]
+    """How each kernel file is compiled: once, to PTX of the oldest architecture; code for each.
+
+    The kernels use nothing that is newer, their PTX is the same line by line for 80 and 90, and
+    making it takes four fifths of the time. Any later GPU takes it, too.
+    """
+    first = min(architectures, key=lambda each: int(re.sub(r"\D", "", each)))
+    code = ",".join([f"compute_{first}", *(f"sm_{each}" for each in architectures)])
     return [
         *(STANDARD, "-O3", f"-I{CSRC}", *IEEE_FLAGS, "-Werror", "all-warnings"),
         *("-Xfatbin", "-compress-all", "-Xptxas", "-v", "--threads", "2"),
-        *(*generated, f"-gencode=arch=compute_{last},code=compute_{last}"),
+        f"-gencode=arch=compute_{first},code=[{code}]",
     ]
 
 
