@@ -57,7 +57,8 @@ def test_an_image_is_made_once_for_what_it_is_made_of(calls, tmp_path, monkeypat
     assert (tmp_path / "out" / "embedded.cpp").stat().st_mtime_ns == made
     assert len(calls()) == modules
     assert "sm_80, sm_90, sm_100 and PTX" in first
-    for flag in (*EMBED["IEEE_FLAGS"], "-Werror all-warnings", "code=[compute_80,sm_80,sm_90,sm_100]"):
+    code = "code=[compute_80,sm_80,sm_90,sm_100]"
+    for flag in (*EMBED["IEEE_FLAGS"], "-Werror all-warnings", code):
         assert all(flag in call for call in calls())
     monkeypatch.setenv("PYCOLLECTIVE_CUDA_ARCHS", "90")
     other = EMBED["embed"](tmp_path / "out", True).read_text()

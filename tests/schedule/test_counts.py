@@ -12,7 +12,7 @@ from pycollective.schedule.counts import Load, Phase
 from pycollective.schedule.ring_counts import sent_by
 from pycollective.schedule.verify import verify
 from tests.schedule.observed import Busiest, observe
-from tests.schedule.placements import any_placements, blocks
+from tests.schedule.placements import RANKS, any_placements, blocks
 
 ALL = [(operation, name) for name, each in ALGORITHMS.items() for operation in each.moves]
 FEW_OR_NONE = 1e-9
@@ -78,7 +78,7 @@ def test_formulas_are_exact_for_powers_of_two_in_blocks(
             assert vars(said) == pytest.approx(vars(seen), abs=FEW_OR_NONE)
 
 
-@pytest.mark.parametrize("ranks", range(1, 34))
+@pytest.mark.parametrize("ranks", RANKS)
 def test_on_one_host_formulas_are_exact_for_any_number_of_ranks(ranks: int) -> None:
     """But for halving-doubling, whose ranks hold unequal numbers of shards."""
     for operation, algorithm in ALL:
@@ -107,7 +107,7 @@ WITHIN = {
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_formulas_elsewhere_are_as_near_as_is_said(algorithm: str) -> None:
-    for ranks in range(1, 34):
+    for ranks in RANKS:
         for topology in any_placements(ranks):
             for operation in ALGORITHMS[algorithm].moves:
                 if operation == "all_to_all" and ranks > 16:

@@ -82,8 +82,8 @@ def test_each_ranks_steps_and_the_room_are_those_of_the_whole(
 @pytest.mark.parametrize(("operation", "name"), KINDS)
 @pytest.mark.parametrize("n", [16, 17])
 def test_the_same_on_more_ranks(operation: str, name: str, n: int) -> None:
-    if OPERATIONS[operation].pieces == "pairs":
-        n = min(n, 16)  # n * n shards
+    if OPERATIONS[operation].pieces == "pairs":  # n * n shards
+        n = 9
     for topology in placements(n):
         check(make_schedule(operation, name, topology, n // 3))
 
