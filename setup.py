@@ -72,7 +72,7 @@ KERNEL_FILES = glob.glob("csrc/cuda/*.*") + glob.glob("csrc/cuda/nvrtc/*")
 HEADERS = [path for end in ("h", "inl") for path in glob.glob(f"csrc/**/*.{end}", recursive=True)]
 
 
-def joined(sources: list[str], folder: Path, parts: int) -> list[str]:
+def joined(sources: list[str], folder: Path, parts: int = 2) -> list[str]:
     """Files that include the sources in turn: pybind11's headers take 5 s to read, torch's 10 s."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"part_{part}.cpp" for part in range(parts)]
@@ -100,18 +100,15 @@ def core_extension() -> Extension:
             "mpi",
             "cuda",
             "bench",
+            "bindings",
         )
         for path in glob.glob(f"csrc/{folder}/*.cpp")
     )
-    bindings = sorted(glob.glob("csrc/bindings/*.cpp"))
-    hot = [path for path in bindings if path.removeprefix("csrc/") in HOT_SOURCES]
-    cold = [path for path in bindings if path not in hot]
-    sources += [*hot, *joined(cold, Path("build/bindings"), 2)]
     return Extension(
         "pycollective._core",
         sources,
         include_dirs=["csrc", _pybind11_include(), numpy.get_include()],
-        depends=[*HEADERS, *KERNEL_FILES, *bindings],
+        depends=[*HEADERS, *KERNEL_FILES],
         extra_compile_args=CXX_FLAGS,
         libraries=["dl"],
         language="c++",
@@ -127,12 +124,11 @@ def torch_extension() -> Extension | None:
     sources = sorted(glob.glob("csrc/torch/*.cpp"))
     if not sources:
         raise SystemExit("csrc/torch is missing: an incomplete source distribution")
-    sources.append("csrc/bindings/errors_py.cpp")
     return cpp_extension.CppExtension(
         "pycollective._torch",
-        joined(sources, Path("build/torch"), 2),
+        [*sources, "csrc/bindings/errors_py.cpp"],
         include_dirs=[os.path.abspath("csrc")],
-        depends=[*HEADERS, *sources],
+        depends=HEADERS,
         # torch's headers warn under -Wextra, and need the standard that torch itself builds with.
         # Joined sources are taken for headers, whose anonymous namespaces would be a mistake.
         extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", *IEEE_FLAGS, "-Wall"]
@@ -199,6 +195,8 @@ class BuildExt(build_ext):
 
     def build_extension(self, ext: Any) -> None:
         """Compile one extension, with the flags of SIMD_FLAGS for the files named there."""
+        if self.embedded.done():
+            self.embedded.result()  # raises, rather than after torch's part
         compile_one = self.compiler._compile
 
         def with_simd(
@@ -212,6 +210,15 @@ class BuildExt(build_ext):
             _hot_first(objects), *more, **named
         )
         self.compiler._compile = with_simd
+        costly = [
+            path
+            for path in ext.sources
+            if path.startswith(("csrc/bindings/", "csrc/torch/"))
+            and path.removeprefix("csrc/") not in HOT_SOURCES
+        ]
+        ext.depends = [*ext.depends, *costly]
+        ext.sources = [path for path in ext.sources if path not in costly]
+        ext.sources += joined(costly, Path("build") / ext.name.rpartition("._")[2])
         if ext.name == "pycollective._core":
             ext.sources.append(str(self.embedded.result()))
         try:

@@ -36,9 +36,6 @@ BACKENDS = ("gloo", "pycollective")
 # One bucket; the first linear layer apart; nearly every layer apart.
 CAPS_MB = (0.05, 0.25, 25.0)
 _POLL_SECONDS = 0.1
-# By the process that ranks are forks of; they take each rank five seconds. The last two are what
-# the first optimizer and the first hook import.
-_IMPORTED_ONCE = ["benchmarks.demo_train", "pycollective.torch", "torch._dynamo"]
 
 
 class DemoFailure(Exception):
@@ -93,7 +90,6 @@ def train(
     Raises:
         DemoFailure: a rank failed or the deadline passed. No process is left in any case.
     """
-    mp.set_forkserver_preload(_IMPORTED_ONCE)
     with tempfile.TemporaryDirectory(prefix="pycollective-demo-") as name:
         folder = Path(name)
         ranks = mp.start_processes(
@@ -101,7 +97,7 @@ def train(
             (settings, configurations, folder),
             nprocs=settings.ranks,
             join=False,
-            start_method="forkserver",
+            start_method="spawn",
         )
         try:
             finished = False

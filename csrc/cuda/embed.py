@@ -5,7 +5,7 @@ name that holds a digest of all that went into it, and is not made again.
 
 Environment:
     PYCOLLECTIVE_NVCC            nvcc's path; 0: leave the images out
-    PYCOLLECTIVE_CUDA_ARCHS      the GPUs to compile for, as in "90"; PTX is added for the first
+    PYCOLLECTIVE_CUDA_ARCHS      the GPUs to compile for, as in "90"; PTX of the oldest is added
 """
 
 from __future__ import annotations
@@ -83,12 +83,15 @@ def nvcc_flags(architectures: list[str]) -> list[str]:
     The kernels use nothing that is newer, their PTX is the same line by line for 80 and 90, and
     making it takes four fifths of the time. Any later GPU takes it, too.
     """
-    first = min(architectures, key=lambda each: int(re.sub(r"\D", "", each)))
-    code = ",".join([f"compute_{first}", *(f"sm_{each}" for each in architectures)])
+    plain = [each for each in architectures if each.isdigit()]  # "90a" has PTX for itself alone
+    oldest = min(plain, key=int, default="")
+    code = ",".join([f"compute_{oldest}", *(f"sm_{each}" for each in plain)])
+    alone = [each for each in architectures if each not in plain]
     return [
         *(STANDARD, "-O3", f"-I{CSRC}", *IEEE_FLAGS, "-Werror", "all-warnings"),
         *("-Xfatbin", "-compress-all", "-Xptxas", "-v", "--threads", "2"),
-        f"-gencode=arch=compute_{first},code=[{code}]",
+        *([f"-gencode=arch=compute_{oldest},code=[{code}]"] if plain else []),
+        *(f"-gencode=arch=compute_{each},code=[compute_{each},sm_{each}]" for each in alone),
     ]
 
 

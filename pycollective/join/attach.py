@@ -10,14 +10,16 @@ of them attaches is attached for all.
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
 import struct
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
+from typing import Any
 
 from pycollective import _core
 from pycollective.errors import CollectiveTimeout, ConfigurationError
@@ -25,6 +27,7 @@ from pycollective.errors import CollectiveTimeout, ConfigurationError
 _HELLO = struct.Struct("=16s16s")  # the sender's token, the token of whom it wants
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _MOST_STRANGERS = 64  # connections that have said nothing yet
+_ANSWERED_WITHIN = 2.0  # seconds; whoever refuses has attached before
 _LOOK_AGAIN = 0.05  # seconds until a look whether another thread has attached a peer
 _GLANCE = 0.25  # seconds between looks at what other ranks have reported, and threads attached
 
@@ -76,108 +79,162 @@ def attach_peers(
         ConfigurationError: a peer is on another host, belongs to another user, or is no peer.
         CollectiveTimeout: names the ranks that did not attach in time.
     """
-    with ExitStack() as stack:
-        answers = {
-            stack.enter_context(_connect(peer, node, deadline, raise_problem)): peer
-            for peer in lower
-        }
-        _accept(node, listener, {peer.token: peer for peer in higher}, deadline, raise_problem)
-        with selectors.DefaultSelector() as selector:
-            for connection in answers:
-                selector.register(connection, selectors.EVENT_READ)
-            while answers:
-                for connection in _ready(selector, list(answers.values()), deadline, raise_problem):
-                    selector.unregister(connection)
-                    peer = answers.pop(connection)
-                    if _receive(node, connection, {peer.token: peer}) is None:
-                        _await_attached(node, peer, connection, deadline, raise_problem)
-                for connection, peer in list(answers.items()):
-                    if node.is_attached(peer.token):  # as another thread joins with it, too
-                        selector.unregister(connection)
-                        del answers[connection]
-
-
-def _ready(
-    selector: selectors.BaseSelector,
-    awaited: list[PeerAddress],
-    deadline: float,
-    raise_problem: Callable[[], None],
-) -> list[socket.socket]:
-    """The sockets that can be read; waits a while for one."""
-    left = deadline - monotonic()
-    if left <= 0:
-        raise _not_attached(awaited)
-    events = selector.select(min(left, _GLANCE))
-    if not events:
-        raise_problem()
-    return [key.fileobj for key, _ in events if isinstance(key.fileobj, socket.socket)]
-
-
-def _await_attached(
-    node: _core.Node,
-    peer: PeerAddress,
-    connection: socket.socket,
-    deadline: float,
-    raise_problem: Callable[[], None],
-) -> None:
-    """Wait for another thread of this process to attach a peer that has closed this connection.
-
-    It has closed because it had attached this process already, for that thread's communicator, and
-    its answer there may take as long as that thread waits for others. Or it has ended.
-    """
-    pid, _, _ = _credentials(connection)
-    with ExitStack() as stack:
-        ended = selectors.DefaultSelector()
-        stack.callback(ended.close)
-        over = False
-        if pid > 0:  # else in another pid namespace: the deadline is all there is
-            try:
-                process = os.pidfd_open(pid)
-                stack.callback(os.close, process)
-                ended.register(process, selectors.EVENT_READ)
-            except ProcessLookupError:
-                over = True
-        while not node.is_attached(peer.token):
-            raise_problem()
-            if over:
-                raise _ended(peer)
-            if monotonic() >= deadline:
-                raise _not_attached([peer])
-            over = bool(ended.select(_LOOK_AGAIN))
-
-
-def _connect(
-    peer: PeerAddress, node: _core.Node, deadline: float, raise_problem: Callable[[], None]
-) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.setblocking(False)
+    attaching = _Attaching(node, listener, deadline, raise_problem)
     try:
-        while True:
-            try:
-                connection.connect("\0" + peer.socket_name)
-                break
-            except BlockingIOError:  # strangers fill its queue, until it comes to accept
-                if monotonic() > deadline:
-                    raise
-                sleep(0.01)
-        with suppress(BrokenPipeError, ConnectionResetError):  # closed, as the answer will tell
-            _send(connection, node, peer.token)
-    except OSError as error:
-        connection.close()
-        raise_problem()  # which may be why it has gone
-        raise _unreachable(peer, error) from error
-    return connection
+        for peer in lower:
+            attaching.connect(peer)
+        attaching.wait(lower, higher)
+    finally:
+        attaching.close()
 
 
-def _not_attached(peers: list[PeerAddress]) -> CollectiveTimeout:
-    names = ", ".join(str(peer.rank) for peer in peers)
-    return CollectiveTimeout(
-        f"init timed out: rank(s) {names} have come but did not attach", op="init"
-    )
+class _Attaching:
+    """One thread's attachments; all that may come is waited for at once.
 
+    For what lies unread here another thread may wait, and this one for what lies unread there: each
+    takes what comes whenever it comes. A peer that this process connected to and that closes the
+    connection has attached this process for another thread, which has the answer or will have it;
+    or its process has ended, which its pidfd tells.
+    """
 
-def _ended(peer: PeerAddress) -> ConfigurationError:
-    return ConfigurationError(f"rank {peer.rank} has ended while it joined")
+    def __init__(
+        self,
+        node: _core.Node,
+        listener: Listener,
+        deadline: float,
+        raise_problem: Callable[[], None],
+    ) -> None:
+        self._node, self._listener = node, listener
+        self._deadline, self._raise_problem = deadline, raise_problem
+        self._asked = monotonic()  # for a problem
+        self._answers: dict[socket.socket, PeerAddress] = {}  # of lower ranks, awaited
+        # A stranger may connect and say nothing: every connection waits beside the others.
+        self._silent: list[socket.socket] = []
+        self._closed: dict[int, PeerAddress] = {}  # by the pidfds of processes that closed theirs
+        self._refused: list[tuple[float, PeerAddress, OSError]] = []  # and until when
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener.socket, selectors.EVENT_READ)
+
+    def connect(self, peer: PeerAddress) -> None:
+        """Say hello to a lower rank."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        try:
+            while True:
+                try:
+                    connection.connect("\0" + peer.socket_name)
+                    break
+                except BlockingIOError:  # strangers fill its queue, until it comes to accept
+                    if monotonic() > self._deadline:
+                        raise
+                    sleep(0.01)
+            with suppress(BrokenPipeError, ConnectionResetError):  # closed, as reading will tell
+                _send(connection, self._node, peer.token)
+        except OSError as error:
+            connection.close()
+            self._look_for_problem()  # which may be why it has gone
+            if not isinstance(error, ConnectionRefusedError):
+                raise _unreachable(peer, error) from error
+            # With a store of few operations it may have joined by another thread, and not wait.
+            self._refused.append((monotonic() + _ANSWERED_WITHIN, peer, error))
+        else:
+            self._answers[connection] = peer
+            self._selector.register(connection, selectors.EVENT_READ)
+
+    def wait(self, lower: list[PeerAddress], higher: list[PeerAddress]) -> None:
+        """Wait until all are attached, whichever thread of this process does it."""
+        accepted = {peer.token: peer for peer in higher}
+        missing = [*lower, *higher]
+        while missing := [peer for peer in missing if not self._node.is_attached(peer.token)]:
+            for each in self._ready(missing):
+                if each is self._listener.socket:
+                    self._admit()
+                elif isinstance(each, int):
+                    self._selector.unregister(each)
+                    self._take_end(self._closed[each])
+                elif each in self._answers:
+                    self._take_answer(each)
+                elif each in self._silent:
+                    self._take_hello(each, accepted)
+            for until, peer, error in self._refused:
+                if monotonic() >= until and not self._node.is_attached(peer.token):
+                    self._look_for_problem()
+                    raise _unreachable(peer, error) from error
+
+    def close(self) -> None:
+        """Let go of all. Another thread may wait for what lies unread."""
+        for connection, peer in self._answers.items():
+            with suppress(ConfigurationError, OSError, RuntimeError):
+                _receive(self._node, connection, {peer.token: peer})
+        for connection in (*self._answers, *self._silent):
+            connection.close()
+        for process in self._closed:
+            os.close(process)
+        self._selector.close()
+
+    def _ready(self, missing: list[PeerAddress]) -> list[Any]:
+        """What can be read, sockets and pidfds; waits a while for one."""
+        left = self._deadline - monotonic()
+        if left <= 0:
+            names = ", ".join(str(peer.rank) for peer in missing)
+            raise CollectiveTimeout(
+                f"init timed out: rank(s) {names} have come but did not attach", op="init"
+            )
+        while_others_attach = self._closed or self._refused
+        events = self._selector.select(min(left, _LOOK_AGAIN if while_others_attach else _GLANCE))
+        if not events and monotonic() - self._asked >= _GLANCE:
+            self._look_for_problem()
+        return [key.fileobj for key, _ in events]
+
+    def _look_for_problem(self) -> None:
+        self._asked = monotonic()
+        self._raise_problem()
+
+    def _take_answer(self, connection: socket.socket) -> None:
+        peer = self._answers.pop(connection)
+        self._selector.unregister(connection)
+        with connection:
+            if _receive(self._node, connection, {peer.token: peer}) is not None:
+                return
+            pid, _, _ = _credentials(connection)
+        if pid == 0:
+            return  # of another pid namespace: there is but the deadline
+        try:
+            process = os.pidfd_open(pid)
+        except OSError as error:
+            # ENOENT, EINVAL: the number is a thread's by now.
+            if error.errno not in (errno.ESRCH, errno.ENOENT, errno.EINVAL):
+                raise
+            self._take_end(peer)
+        else:
+            self._closed[process] = peer
+            self._selector.register(process, selectors.EVENT_READ)
+
+    def _take_end(self, peer: PeerAddress) -> None:
+        self._look_for_problem()  # which may be why
+        if not self._node.is_attached(peer.token):
+            raise ConfigurationError(f"rank {peer.rank} has ended while it joined")
+
+    def _take_hello(self, connection: socket.socket, expected: Mapping[bytes, PeerAddress]) -> None:
+        self._selector.unregister(connection)
+        self._silent.remove(connection)
+        with connection:
+            peer = _receive(self._node, connection, expected)
+            if peer is not None:
+                with suppress(OSError):  # gone: it says so itself, or has died
+                    _send(connection, self._node, peer.token)
+
+    def _admit(self) -> None:
+        try:
+            connection, _ = self._listener.socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # gone again
+        connection.setblocking(False)
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._silent.append(connection)
+        if len(self._silent) > _MOST_STRANGERS:  # a peer speaks as soon as it connects
+            self._selector.unregister(self._silent[0])
+            self._silent.pop(0).close()
 
 
 def _unreachable(peer: PeerAddress, error: OSError) -> ConfigurationError:
@@ -232,51 +289,3 @@ def _receive(
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-def _accept(
-    node: _core.Node,
-    listener: Listener,
-    missing: dict[bytes, PeerAddress],
-    deadline: float,
-    raise_problem: Callable[[], None],
-) -> None:
-    # A stranger may connect and say nothing: every connection waits beside the others.
-    silent: list[socket.socket] = []
-    with selectors.DefaultSelector() as selector:
-        selector.register(listener.socket, selectors.EVENT_READ)
-        try:
-            while missing:
-                for each in _ready(selector, list(missing.values()), deadline, raise_problem):
-                    if each is listener.socket:
-                        _admit(selector, listener, silent)
-                    elif each in silent:
-                        selector.unregister(each)
-                        silent.remove(each)
-                        with each:
-                            peer = _receive(node, each, missing)
-                            if peer is not None:
-                                del missing[peer.token]
-                                with suppress(OSError):  # gone: it says so itself, or has died
-                                    _send(each, node, peer.token)
-                # Whom another thread has attached meanwhile may never come here.
-                for token in [each for each in missing if node.is_attached(each)]:
-                    del missing[token]
-        finally:
-            for each in silent:
-                each.close()
-
-
-def _admit(
-    selector: selectors.BaseSelector, listener: Listener, silent: list[socket.socket]
-) -> None:
-    try:
-        connection, _ = listener.socket.accept()
-    except (BlockingIOError, ConnectionAbortedError):
-        return  # gone again
-    connection.setblocking(False)
-    selector.register(connection, selectors.EVENT_READ)
-    silent.append(connection)
-    if len(silent) > _MOST_STRANGERS:  # a peer speaks as soon as it connects
-        selector.unregister(silent[0])
-        silent.pop(0).close()

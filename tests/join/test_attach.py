@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -230,6 +231,43 @@ def test_a_peer_that_another_thread_attaches_may_close_at_any_time(ranks, monkey
             joining.result(2.5)
         other.node.attach(one.node.token, one.node.fileno(), os.getpid())
         joining.result(5)
+
+
+def attach_in_some_order(node, addresses, listener, seconds):
+    """As one rank of a communicator does: without whom its process has attached."""
+    own = next(each.rank for each in addresses if each.token == node.token)
+    missing = [each for each in addresses if not node.is_attached(each.token)]
+    attach_peers(
+        node,
+        listener,
+        [each for each in missing if each.rank < own],
+        [each for each in missing if each.rank > own],
+        time.monotonic() + seconds,
+        lambda: None,
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_threads_wait_for_none_that_waits_for_them(seed):
+    """Communicators of the same four processes at once, each with ranks in an order of its own."""
+    turns = random.Random(seed)
+    nodes = [_core.Node() for _ in range(4)]
+    with ExitStack() as stack, ThreadPoolExecutor(16) as threads:
+        jobs = []
+        for _ in range(4):
+            listeners = [stack.enter_context(closing(Listener())) for _ in nodes]
+            order = turns.sample(range(4), 4)
+            addresses = [
+                PeerAddress(rank, nodes[at].token, listeners[at].name, "here")
+                for rank, at in enumerate(order)
+            ]
+            jobs += [
+                (attach_in_some_order, node, addresses, listener, 5)
+                for node, listener in zip(nodes, listeners, strict=True)
+            ]
+        turns.shuffle(jobs)
+        for job in [threads.submit(*each) for each in jobs]:
+            job.result(20)
 
 
 def test_what_another_rank_reports_ends_the_wait(ranks):

@@ -92,7 +92,7 @@ def total(of: list[Busiest], what: str) -> float:
     return sum(getattr(each, what) for each in of)
 
 
-# How far a formula's sum over all phases may lie from what a schedule does, for 1 to 33 ranks in
+# How far a formula's sum over all phases may lie from what a schedule does, for up to 33 ranks in
 # any placement. Where it is far off it counts little: the one rank of a second host, or messages of
 # ranks on a host much smaller than the others.
 WITHIN = {
