@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import random
@@ -231,6 +232,81 @@ def test_a_peer_that_another_thread_attaches_may_close_at_any_time(ranks, monkey
             joining.result(2.5)
         other.node.attach(one.node.token, one.node.fileno(), os.getpid())
         joining.result(5)
+
+
+def receive(rank, connection, peer):
+    """What a rank does with the hello of a peer that has connected."""
+    assert attach._receive(rank.node, connection, {peer.node.token: peer.address}) is not None
+    attach._send(connection, rank.node, peer.node.token)
+
+
+def test_what_one_thread_needs_does_not_lie_unread_in_anothers_socket(ranks):
+    """The first rank answers one thread and closes on the other, the second the other way round."""
+    first, second, third = ranks(3)
+    listeners = {}
+    with ExitStack() as stack, ThreadPoolExecutor(2) as threads:
+        for rank in (first, second):
+            for thread in "ab":
+                listener = stack.enter_context(closing(Listener()))
+                listener.socket.setblocking(True)
+                listeners[rank, thread] = listener
+        jobs = []
+        for thread in "ab":
+            lower = [
+                PeerAddress(rank.address.rank, rank.node.token, listeners[rank, thread].name, "")
+                for rank in (first, second)
+            ]
+            own = stack.enter_context(closing(Listener()))
+            until = time.monotonic() + 5
+            jobs.append(
+                threads.submit(attach_peers, third.node, own, lower, [], until, lambda: None)
+            )
+        came = {key: each.socket.accept()[0] for key, each in listeners.items()}
+        for key in ((first, "b"), (second, "a")):
+            came[key].recv(64)
+            came[key].close()
+        time.sleep(0.3)  # for both to have seen it
+        for rank, thread in ((first, "a"), (second, "b")):
+            with came[rank, thread] as connection:
+                receive(rank, connection, third)
+        for job in jobs:
+            job.result(10)
+
+
+def test_what_has_come_for_a_thread_that_fails_is_not_lost(ranks, monkeypatch):
+    first, second, third = ranks(3)
+    send = attach._send
+    with ThreadPoolExecutor(1) as threads:
+        answering = threads.submit(first.attach, third)
+
+        def fail_to_ask_the_second(connection, node, wanted):
+            if wanted == second.node.token and node is third.node:
+                answering.result(10)
+                raise OSError(errno.EMFILE, "too many open files")
+            send(connection, node, wanted)
+
+        monkeypatch.setattr(attach, "_send", fail_to_ask_the_second)
+        with pytest.raises(ConfigurationError, match="too many open files"):
+            third.attach(first, second)
+    assert third.node.is_attached(first.node.token)  # another thread may wait for it
+
+
+def test_who_refuses_may_have_been_attached_by_another_thread(ranks):
+    one, other = ranks(2)
+    one.listener.close()  # it has joined, and with this store waits for nobody
+    with ThreadPoolExecutor(1) as threads:
+        joining = threads.submit(other.attach, one)
+        with pytest.raises(TimeoutError):
+            joining.result(0.5)
+        other.node.attach(one.node.token, one.node.fileno(), os.getpid())
+        joining.result(5)
+
+
+def test_who_refuses_and_is_not_attached_soon_cannot_be_reached(ranks):
+    one, other = ranks(2)
+    one.listener.close()
+    with pytest.raises(ConfigurationError, match="rank 0 on host 'here' cannot be reached"):
+        other.attach(one)
 
 
 def attach_in_some_order(node, addresses, listener, seconds):
