@@ -12,6 +12,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Thousands of processes would each compile the package's Python anew: a sixth of their time.
+unexport PYTHONDONTWRITEBYTECODE
 SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' 2>/dev/null)
 
 .PHONY: install build demo test test-mpi test-torch-suite examples storm scale bench gpu lint format sanitize clean
@@ -23,7 +25,8 @@ $(VENV)/.requirements: requirements-dev.txt
 	$(BIN)/python -m pip install -q -r requirements-dev.txt
 	touch $@
 
-$(VENV)/.built: $(VENV)/.requirements setup.py pyproject.toml $(SOURCES)
+EMBEDDED := $(wildcard csrc/cuda/embed.py csrc/cuda/nvrtc/*)
+$(VENV)/.built: $(VENV)/.requirements setup.py pyproject.toml $(SOURCES) $(EMBEDDED)
 	$(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
 	touch $@
 
@@ -39,7 +42,7 @@ test: install
 	-$(BIN)/python -m benchmarks.mpi_environments
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	  -m '$(USUAL) and not alone' tests
-	$(BIN)/python -m pytest -m '$(USUAL) and alone' tests
+	$(BIN)/python -m pytest -m '$(USUAL) and alone' $$(grep -rl --include='test_*.py' mark.alone tests)
 
 # The whole conformance table under MPICH and Open MPI: some minutes.
 test-mpi: install
@@ -67,9 +70,9 @@ scale: install
 	  build/native/plain/test_far_scale out/scale/$$algorithm.programs || exit 1; done
 
 # Processes that end in every way, 200 times each; the README's examples, 50 times each; what
-# make gpu runs, on the stand-in for the driver: long.
+# make gpu runs, on the stand-in for the driver; what else is too long for make test.
 storm: install
-	$(BIN)/python -m pytest -m storm tests/torch/test_process_end.py tests/cuda/test_make_gpu.py
+	$(BIN)/python -m pytest -m storm tests
 
 bench: install
 	$(BIN)/python -m benchmarks.all --out benchmarks/results

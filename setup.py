@@ -4,7 +4,8 @@ Environment:
     PYCOLLECTIVE_WERROR=1   compiler warnings are errors (CI)
     PYCOLLECTIVE_TORCH=0    leave the torch backend out even if torch is here
     PYCOLLECTIVE_NVCC       the CUDA compiler; 0: leave the kernels to NVRTC (csrc/cuda/embed.py)
-    PYCOLLECTIVE_BUILD_JOBS how many files are compiled at once; without it, as many as cores
+    PYCOLLECTIVE_BUILD_JOBS how many files are compiled at once, beside them nvcc where it is not 1;
+                            without it, as many as cores
 """
 
 from __future__ import annotations
@@ -73,11 +74,16 @@ HEADERS = [path for end in ("h", "inl") for path in glob.glob(f"csrc/**/*.{end}"
 
 
 def joined(sources: list[str], folder: Path, parts: int = 2) -> list[str]:
-    """Files that include the sources in turn: pybind11's headers take 5 s to read, torch's 10 s."""
+    """Files that include the sources in turn: pybind11's headers take 5 s to read, torch's 10 s.
+
+    What is in one file is seen by all after it there, so names that are a file's own (in anonymous
+    namespaces, of aliases) differ throughout a folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"part_{part}.cpp" for part in range(parts)]
     for part, path in enumerate(files):
-        names = [Path(source).relative_to("csrc") for source in sources[part::parts]]
+        some = sources[len(sources) * part // parts : len(sources) * (part + 1) // parts]
+        names = [Path(source).relative_to("csrc") for source in some]
         text = "".join(f'#include "{name.as_posix()}"\n' for name in names)
         if not path.exists() or path.read_text() != text:  # else it is compiled again
             path.write_text(text)
@@ -130,9 +136,7 @@ def torch_extension() -> Extension | None:
         include_dirs=[os.path.abspath("csrc")],
         depends=HEADERS,
         # torch's headers warn under -Wextra, and need the standard that torch itself builds with.
-        # Joined sources are taken for headers, whose anonymous namespaces would be a mistake.
         extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", *IEEE_FLAGS, "-Wall"]
-        + ["-Wno-subobject-linkage"]
         + (["-Werror"] if "-Werror" in CXX_FLAGS else []),
     )
 
@@ -150,9 +154,8 @@ def _pybind11_include() -> str:
     raise SystemExit("there is no pybind11, and no torch that has its headers")
 
 
-def _compile_in_parallel(compiler: Any) -> None:
-    """Have it compile PYCOLLECTIVE_BUILD_JOBS files at once; as many as there are cores."""
-    jobs = int(os.environ.get("PYCOLLECTIVE_BUILD_JOBS") or 0) or os.cpu_count()
+def _compile_in_parallel(compiler: Any, jobs: int) -> None:
+    """Have it compile so many files at once."""
 
     def compile_all(
         sources: Any,
@@ -186,17 +189,27 @@ class BuildExt(build_ext):
 
     def build_extensions(self) -> None:
         """Compile several files at once, and the CUDA kernels beside torch's."""
-        _compile_in_parallel(self.compiler)
+        jobs = int(os.environ.get("PYCOLLECTIVE_BUILD_JOBS") or 0) or os.cpu_count() or 1
+        _compile_in_parallel(self.compiler, jobs)
         strict = os.environ.get("PYCOLLECTIVE_WERROR") == "1"
         embed = runpy.run_path("csrc/cuda/embed.py")["embed"]
         with ThreadPoolExecutor(1) as beside:
             self.embedded = beside.submit(embed, Path("build/cuda"), strict)
+            if jobs == 1:
+                self.embedded.result()
             super().build_extensions()
+
+    def _flags_and_sources(self, ext: Any) -> list[str]:
+        """A file that changes when these do, so that all is compiled again."""
+        stamp = Path("build", ext.name, "flags_and_sources")
+        text = "\n".join([*ext.extra_compile_args, *sorted(ext.sources), ""])
+        if not stamp.exists() or stamp.read_text() != text:
+            stamp.parent.mkdir(parents=True, exist_ok=True)
+            stamp.write_text(text)
+        return ["setup.py", str(stamp)]
 
     def build_extension(self, ext: Any) -> None:
         """Compile one extension, with the flags of SIMD_FLAGS for the files named there."""
-        if self.embedded.done():
-            self.embedded.result()  # raises, rather than after torch's part
         compile_one = self.compiler._compile
 
         def with_simd(
@@ -210,15 +223,16 @@ class BuildExt(build_ext):
             _hot_first(objects), *more, **named
         )
         self.compiler._compile = with_simd
-        costly = [
+        # Hot ones are linked side by side, each from an object of its own.
+        read_together = [
             path
             for path in ext.sources
             if path.startswith(("csrc/bindings/", "csrc/torch/"))
             and path.removeprefix("csrc/") not in HOT_SOURCES
         ]
-        ext.depends = [*ext.depends, *costly]
-        ext.sources = [path for path in ext.sources if path not in costly]
-        ext.sources += joined(costly, Path("build") / ext.name.rpartition("._")[2])
+        apart = [path for path in ext.sources if path not in read_together]
+        ext.depends = [*ext.depends, *read_together, *self._flags_and_sources(ext)]
+        ext.sources = apart + joined(read_together, Path("build", ext.name))
         if ext.name == "pycollective._core":
             ext.sources.append(str(self.embedded.result()))
         try:

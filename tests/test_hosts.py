@@ -155,7 +155,7 @@ def digest_on_one_host(tmp_path_factory):
     ("name", "ranks", "topology"),
     [
         ("openmpi", 3, "2,1"),
-        *((name, 4, "2x2") for name in ("mpich", "run", "torchrun")),
+        *((name, 4, "2x2") for name in ("mpich", "forks", "torchrun")),
     ],
 )
 def test_every_algorithm_gives_the_bits_of_one_host(

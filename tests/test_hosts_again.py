@@ -46,8 +46,11 @@ comm.close()
 
 SPLITS = """
 import pycollective as pc
+from mpi4py import MPI
+
 comm = pc.init(timeout=10)
-for _ in range(2200):  # MPICH has numbers for 2,048 communicators
+held = [MPI.COMM_WORLD.Dup() for _ in range(1900)]  # MPICH has numbers for 2,048 communicators
+for _ in range(200):
     part = comm.split(0 if comm.rank < 2 else 1)
     part.close()
 comm.close()

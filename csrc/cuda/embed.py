@@ -64,13 +64,13 @@ def find_nvcc() -> str | None:
 
 def wanted_architectures() -> list[str]:
     """The GPUs that images are made for: "90" is compute capability 9.0."""
-    return (os.environ.get("PYCOLLECTIVE_CUDA_ARCHS") or ARCHITECTURES).split()
+    return (os.environ.get("PYCOLLECTIVE_CUDA_ARCHS", "").strip() or ARCHITECTURES).split()
 
 
 def known_architectures(nvcc: str) -> list[str]:
     """Those wanted; of the usual ones only what this nvcc knows: 12.8 was the first with 100."""
     wanted = wanted_architectures()
-    if os.environ.get("PYCOLLECTIVE_CUDA_ARCHS"):
+    if os.environ.get("PYCOLLECTIVE_CUDA_ARCHS", "").strip():
         return wanted
     listed = subprocess.run([nvcc, "--list-gpu-arch"], check=False, capture_output=True, text=True)
     known = [each for each in wanted if f"compute_{each}" in listed.stdout.split()]
@@ -81,7 +81,8 @@ def nvcc_flags(architectures: list[str]) -> list[str]:
     """How each kernel file is compiled: once, to PTX of the oldest architecture; code for each.
 
     The kernels use nothing that is newer, their PTX is the same line by line for 80 and 90, and
-    making it takes four fifths of the time. Any later GPU takes it, too.
+    making it takes four fifths of the time. Any later GPU takes it, too. For 100 nvcc 13.0 has
+    another compiler (NVVM 20), whose PTX differs; which is faster no GPU has shown.
     """
     plain = [each for each in architectures if each.isdigit()]  # "90a" has PTX for itself alone
     oldest = min(plain, key=int, default="")

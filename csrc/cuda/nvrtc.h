@@ -26,7 +26,8 @@ class Nvrtc {
   std::string architecture(int major, int minor) const;
 
   // The module's image. Throws std::runtime_error with the compiler's own words.
-  Bytes compile(const EmbeddedModule& module, const std::string& architecture) const;
+  Bytes compile(const EmbeddedModule& module, const std::string& architecture,
+                const std::vector<std::string>& more_flags = {}) const;
 
  private:
   struct Functions;

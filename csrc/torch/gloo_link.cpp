@@ -25,18 +25,6 @@ namespace {
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
 constexpr std::chrono::milliseconds kThreadsEndWithin{500};
 
-struct Entry {
-  Link::Transfer transfer = 0;
-  c10::intrusive_ptr<c10d::Work> work;
-  bool cancelled = false;
-};
-
-struct Lane {
-  int rank = 0;
-  bool served = false;  // by a thread
-  std::deque<Entry> entries;
-};
-
 // The sentence that tells what happened: not where in Gloo's sources, nor its advice.
 std::string in_words(const std::string& what) {
   const std::size_t place = what.empty() || what[0] != '[' ? std::string::npos : what.find("] ");
@@ -47,6 +35,18 @@ std::string in_words(const std::string& what) {
 }  // namespace
 
 struct GlooLink::State : std::enable_shared_from_this<GlooLink::State> {
+  struct Entry {
+    Link::Transfer transfer = 0;
+    c10::intrusive_ptr<c10d::Work> work;
+    bool cancelled = false;
+  };
+
+  struct Lane {
+    int rank = 0;
+    bool served = false;  // by a thread
+    std::deque<Entry> entries;
+  };
+
   const pid_t process = getpid();  // its threads, and whoever holds the mutex, live there alone
   c10::intrusive_ptr<c10d::Backend> group;
   std::mutex mutex;
@@ -221,7 +221,7 @@ void GlooLink::cancel(Transfer transfer) noexcept {
   if (state_->forked()) return;
   const std::lock_guard lock(state_->mutex);
   for (auto& [key, lane] : state_->lanes)
-    for (Entry& entry : lane.entries) {
+    for (State::Entry& entry : lane.entries) {
       if (entry.transfer != transfer) continue;
       entry.cancelled = true;
       try {

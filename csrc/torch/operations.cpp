@@ -4,11 +4,11 @@
 
 namespace pycollective::shim {
 
-using Work = c10::intrusive_ptr<c10d::Work>;
+using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
 using c10d::OpType;
 
-Work Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   if (tensors.size() == 1 && tensors.front().is_sparse()) return allreduce_sparse(tensors, opts);
   Transfer transfer(OpKind::kAllReduce, "pycollective:all_reduce", opts.timeout);
   const at::Tensor& tensor = only(transfer.name(), tensors);
@@ -18,7 +18,8 @@ Work Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   return issue(OpType::ALLREDUCE, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+WorkPointer Backend::allreduce_coalesced(Tensors& tensors,
+                                         const c10d::AllreduceCoalescedOptions& opts) {
   Transfer transfer(OpKind::kAllReduce, "pycollective:all_reduce_coalesced", opts.timeout);
   transfer.reduce_by(opts.reduceOp);
   for (const at::Tensor& tensor : tensors) check_tensor(transfer.name(), tensor);
@@ -29,7 +30,7 @@ Work Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalesc
   return issue(OpType::ALLREDUCE_COALESCED, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+WorkPointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   Transfer transfer(OpKind::kBroadcast, "pycollective:broadcast", opts.timeout);
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_rank(transfer.name(), opts.rootRank, size_);
@@ -39,7 +40,7 @@ Work Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   return issue(OpType::BROADCAST, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+WorkPointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   Transfer transfer(OpKind::kReduce, "pycollective:reduce", opts.timeout);
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_rank(transfer.name(), opts.rootRank, size_);
@@ -54,8 +55,8 @@ Work Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   return issue(OpType::REDUCE, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                        const c10d::AllgatherOptions& opts) {
+WorkPointer Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                               const c10d::AllgatherOptions& opts) {
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather", opts.timeout);
   const at::Tensor& input = only(transfer.name(), inputs);
   const Tensors& shards = one_a_rank(transfer.name(), outputs, size_, input);
@@ -64,8 +65,8 @@ Work Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   return issue(OpType::ALLGATHER, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                              const c10d::AllgatherOptions& opts) {
+WorkPointer Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                     const c10d::AllgatherOptions& opts) {
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_into_tensor", opts.timeout);
   check_shards(transfer.name(), output, input, size_);
   const void* from = transfer.read(input);
@@ -73,8 +74,8 @@ Work Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
   return issue(OpType::_ALLGATHER_BASE, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                              const c10d::AllgatherOptions& opts) {
+WorkPointer Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                     const c10d::AllgatherOptions& opts) {
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_into_tensor_coalesced",
                     opts.timeout);
   check_pairs(transfer.name(), outputs, inputs);
@@ -87,8 +88,8 @@ Work Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
   return issue(OpType::ALLGATHER_COALESCED, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
-                                  const c10d::AllgatherOptions& opts) {
+WorkPointer Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                         const c10d::AllgatherOptions& opts) {
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_coalesced", opts.timeout);
   check_coalesced(transfer.name(), outputs, inputs, size_);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -100,8 +101,8 @@ Work Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs
   return issue(OpType::ALLGATHER_COALESCED, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                             const c10d::ReduceScatterOptions& opts) {
+WorkPointer Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                    const c10d::ReduceScatterOptions& opts) {
   Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter", opts.timeout);
   const at::Tensor& output = only(transfer.name(), outputs);
   const Tensors& shards = one_a_rank(transfer.name(), inputs, size_, output);
@@ -111,8 +112,8 @@ Work Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
   return issue(OpType::REDUCE_SCATTER, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                   const c10d::ReduceScatterOptions& opts) {
+WorkPointer Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                          const c10d::ReduceScatterOptions& opts) {
   Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter_tensor", opts.timeout);
   check_shards(transfer.name(), input, output, size_);
   transfer.reduce_by(opts.reduceOp);
@@ -121,8 +122,8 @@ Work Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
   return issue(OpType::_REDUCE_SCATTER_BASE, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                              const c10d::ReduceScatterOptions& opts) {
+WorkPointer Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                     const c10d::ReduceScatterOptions& opts) {
   Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter_tensor_coalesced",
                     opts.timeout);
   check_pairs(transfer.name(), outputs, inputs);
@@ -136,8 +137,8 @@ Work Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
   return issue(OpType::COALESCED, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                     const c10d::GatherOptions& opts) {
+WorkPointer Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                            const c10d::GatherOptions& opts) {
   Transfer transfer(OpKind::kGather, "pycollective:gather", opts.timeout);
   const at::Tensor& input = only(transfer.name(), inputs);
   check_rank(transfer.name(), opts.rootRank, size_);
@@ -150,8 +151,8 @@ Work Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   return issue(OpType::GATHER, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                      const c10d::ScatterOptions& opts) {
+WorkPointer Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                             const c10d::ScatterOptions& opts) {
   Transfer transfer(OpKind::kScatter, "pycollective:scatter", opts.timeout);
   const at::Tensor& output = only(transfer.name(), outputs);
   check_rank(transfer.name(), opts.rootRank, size_);
@@ -163,10 +164,10 @@ Work Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
   return issue(OpType::SCATTER, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                            std::vector<std::int64_t>& output_splits,
-                            std::vector<std::int64_t>& input_splits,
-                            const c10d::AllToAllOptions& opts) {
+WorkPointer Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                   std::vector<std::int64_t>& output_splits,
+                                   std::vector<std::int64_t>& input_splits,
+                                   const c10d::AllToAllOptions& opts) {
   Transfer transfer(OpKind::kAllToAll, "pycollective:all_to_all_single", opts.timeout);
   // Whether splits are given is all that the ranks can agree on: each knows its own alone.
   if (!output_splits.empty() || !input_splits.empty()) {
@@ -194,7 +195,8 @@ Work Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
   return issue(OpType::ALLTOALL_BASE, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
+WorkPointer Backend::alltoall(Tensors& outputs, Tensors& inputs,
+                              const c10d::AllToAllOptions& opts) {
   Transfer transfer(OpKind::kAllToAll, "pycollective:all_to_all", opts.timeout);
   check_list(transfer.name(), inputs, size_);
   check_list(transfer.name(), outputs, size_);
@@ -215,7 +217,7 @@ Work Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOp
   return issue(OpType::ALLTOALL, std::move(transfer), opts.asyncOp);
 }
 
-Work Backend::send(Tensors& tensors, int destination, int tag) {
+WorkPointer Backend::send(Tensors& tensors, int destination, int tag) {
   Transfer transfer(OpKind::kSend, "pycollective:send", c10d::kUnsetTimeout);
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_rank(transfer.name(), destination, size_);
@@ -226,16 +228,16 @@ Work Backend::send(Tensors& tensors, int destination, int tag) {
   return issue(OpType::SEND, std::move(transfer), true);
 }
 
-Work Backend::recv(Tensors& tensors, int source, int tag) {
+WorkPointer Backend::recv(Tensors& tensors, int source, int tag) {
   check_rank("recv", source, size_);
   return receive(OpType::RECV, tensors, source, tag);
 }
 
-Work Backend::recvAnysource(Tensors& tensors, int tag) {
+WorkPointer Backend::recvAnysource(Tensors& tensors, int tag) {
   return receive(OpType::RECVANYSOURCE, tensors, kAnySource, tag);
 }
 
-Work Backend::receive(OpType type, Tensors& tensors, int source, int tag) {
+WorkPointer Backend::receive(OpType type, Tensors& tensors, int source, int tag) {
   const bool any = source == kAnySource;
   Transfer transfer(OpKind::kRecv, any ? "pycollective:recvAnySource" : "pycollective:recv",
                     c10d::kUnsetTimeout);
@@ -247,7 +249,7 @@ Work Backend::receive(OpType type, Tensors& tensors, int source, int tag) {
   return issue(type, std::move(transfer), true);
 }
 
-Work Backend::barrier(const c10d::BarrierOptions& opts) {
+WorkPointer Backend::barrier(const c10d::BarrierOptions& opts) {
   Transfer transfer(OpKind::kBarrier, "pycollective:barrier", opts.timeout);
   transfer.add(nullptr, nullptr, at::kByte, 0);
   return issue(OpType::BARRIER, std::move(transfer), opts.asyncOp);

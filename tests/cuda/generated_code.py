@@ -94,7 +94,7 @@ def ptx_in(image: Path) -> str:
 
 
 def functions_of(image: Path) -> Iterator[tuple[str, str, str]]:
-    """(architecture, function, its instructions) of an image's machine code."""
+    """(architecture, function, its instructions, each once) of an image's machine code."""
     dump, disassembler = find_tool("cuobjdump"), find_tool("nvdisasm")
     assert dump is not None
     assert disassembler is not None
@@ -111,5 +111,6 @@ def functions_of(image: Path) -> Iterator[tuple[str, str, str]]:
         architecture = code.split("\n")[0]
         for function in code.split("Function : ")[1:]:
             name, _, body = function.partition("\n")
-            # Without the instructions' bits, which are in comments.
-            yield architecture, name.strip(), re.sub(r"/\*.*?\*/", "", body)
+            # Each behind its address, which is in a comment.
+            instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", body, re.MULTILINE)
+            yield architecture, name.strip(), "\n".join(dict.fromkeys(instructions))

@@ -51,25 +51,25 @@ def test_prices_are_within_an_eighth_below_and_a_half_above(algorithm: str) -> N
                     assert 0.875 * is_ < says < 1.5 * is_, (operation, topology, size, is_, says)
 
 
-MANY = 100_000
+MANY = 20_000
 LARGE: dict[str, Callable[[], Topology]] = {
     "one host": lambda: Topology.single_host(MANY),
-    "blocks of 8": lambda: Topology.parse("12500x8", MANY),
+    "blocks of 8": lambda: Topology.parse(f"{MANY // 8}x8", MANY),
     "a rank a host": lambda: Topology.parse(f"{MANY}x1", MANY),
     "uneven": lambda: Topology.of_hosts([i // 3 if i < MANY // 2 else -1 for i in range(MANY)]),
-    "in turn": lambda: Topology.of_hosts([i % 12_500 for i in range(MANY)]),
+    "in turn": lambda: Topology.of_hosts([i % (MANY // 8) for i in range(MANY)]),
 }
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("placement", LARGE)
-def test_a_hundred_thousand_ranks_are_priced_at_once(algorithm: str, placement: str) -> None:
+def test_twenty_thousand_ranks_are_priced_at_once(algorithm: str, placement: str) -> None:
     topology = LARGE[placement]()
     begin = time.process_time()
     seconds = price("all_reduce", algorithm, topology, 1 << 26, BF16, TYPICAL)
     took = time.process_time() - begin
     assert seconds > 0
-    assert took < 5, f"{took:.1f} s"  # below 1 s on the machine this was written on
+    assert took < 1, f"{took:.1f} s"  # below 0.2 s on the machine this was written on
 
 
 @given(

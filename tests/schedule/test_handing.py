@@ -105,7 +105,7 @@ def test_programs_are_those_of_the_whole(operation: str, name: str, n: int) -> N
 
 
 @pytest.mark.parametrize(("operation", "name"), KINDS)
-@pytest.mark.parametrize("n", [48, 67])
+@pytest.mark.parametrize("n", [29, 48])
 def test_the_room_of_many(operation: str, name: str, n: int) -> None:
     """Against each rank's own layout; test_each_ranks_steps... shows that these are right."""
     turns = random.Random(n)
@@ -131,7 +131,7 @@ def test_some_shards_and_ranks_of_many(operation: str, name: str, topology: Topo
         for shard in shards:
             programs = schedule.lowered(shard)
             owner, pair = shard % n, shard // n
-            for rank in {0, root, owner, pair, n - 1, *turns.sample(range(n), 40)}:
+            for rank in {0, root, owner, pair, n - 1, *turns.sample(range(n), 12)}:
                 assert lowered_for(schedule, shard, rank) == programs.get(rank), (shard, rank)
 
 

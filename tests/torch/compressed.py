@@ -6,6 +6,7 @@ import hashlib
 import os
 
 import torch
+import torch._dynamo  # DDP does, in each fork unless it is there
 import torch.distributed as dist
 import torch.distributed.checkpoint
 

@@ -7,7 +7,9 @@ import runpy
 import sys
 import traceback
 
-import torch.distributed  # noqa: F401  what forks have, and need not import
+# What forks have, and need not import: DDP takes a second for the latter.
+import torch._dynamo
+import torch.distributed  # noqa: F401
 
 
 def run_program(_: object, rank: int, size: int, output: str, program: list[str]) -> int:

@@ -11,7 +11,6 @@ import time
 
 import pytest
 import torch
-import torch._dynamo  # DDP does, in each fork unless it is there
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,8 +18,6 @@ from pycollective import CollectiveAborted, CollectiveError, ConfigurationError,
 from tests.harness import await_, results, run_ranks
 from tests.torch.compressed import HOOKS, state_of
 from tests.torch.groups import join
-
-pytestmark = pytest.mark.alone  # how soon is part of it
 
 # Seconds until every rank has its error. Over gloo a rank whose own peers live, but wait for one
 # that died, waits until the groups' timeout.
