@@ -57,16 +57,22 @@ def bad_step(comm, host_of, kind, where, value, culprit):
 HELD = [(kind, host_of) for kind in KINDS for host_of in TOPOLOGIES]
 
 
-@pytest.mark.parametrize(("kind", "host_of"), [*HELD, ("one_bit", ONE_HOST), ("top_k", ONE_HOST)])
-def test_a_bad_number_on_one_rank_gives_up_the_step_on_all(pool, kind, host_of):
-    cases = [
-        ("w", float("nan"), 1),
-        ("w", float("-inf"), 3),
-        ("bias", float("inf"), 2),
-        ("bias", float("nan"), 0),
-        ("bias", 3e38, "all"),  # finite: their sum is not
-    ]
-    for where, value, culprit in cases:
+BAD = [
+    ("w", float("nan"), 1),
+    ("w", float("-inf"), 3),
+    ("bias", float("inf"), 2),
+    ("bias", float("nan"), 0),
+    ("bias", 3e38, "all"),  # finite: their sum is not
+]
+ON_ANY_HOSTS = [*HELD, ("one_bit", ONE_HOST), ("top_k", ONE_HOST)]
+
+
+@pytest.mark.parametrize(
+    ("turn", "kind", "host_of"), [(turn, *each) for turn, each in enumerate(ON_ANY_HOSTS)]
+)
+def test_a_bad_number_on_one_rank_gives_up_the_step_on_all(pool, turn, kind, host_of):
+    for case in (turn, turn + 2):  # so every number comes to several kinds and hosts
+        where, value, culprit = BAD[case % len(BAD)]
         outcomes = pool(4).call(bad_step, host_of, kind, where, value, culprit)
         for said, other, nans, same, as_if, steps in outcomes:
             assert said == [True, False, True], (where, value)
