@@ -18,18 +18,14 @@ def pytest_configure() -> None:
 
 # What takes longer than 15 s of one worker, the longest first.
 LONGEST = [
-    *(
-        "cuda/test_generated_code",
-        "join/test_mpi_joining",
-        "cuda/test_device_commands",
-        "test_two_hosts",
-    ),
-    *("cuda/test_peers_failing", "test_mpiexec", "test_hosts", "torch/test_process_end"),
-    *("test_hosts_again", "cuda/test_staged", "cuda/test_ways", "test_examples", "test_demo"),
-    "test_wire",
-    *("torch/test_compression_launches", "bench/test_codec_command", "bench/test_tune_command"),
-    *("schedule/test_handing", "cli/test_verify", "torch/test_groups", "cuda/test_staged_hosts"),
-    *("torch/test_compression", "torch/test_compression_failures", "torch/test_rounds"),
+    *("torch/test_process_end", "join/test_mpi_joining", "test_examples", "test_demo"),
+    *("test_hosts", "test_hosts_again", "test_mpiexec", "cuda/test_generated_code"),
+    *("schedule/test_handing", "torch/test_pytorch_suite", "test_two_hosts"),
+    *("cuda/test_peers_failing", "bench/test_bench_command", "torch/test_groups"),
+    *("torch/test_compression", "test_wire", "cuda/test_staged", "cli/test_verify"),
+    *("torch/test_compression_launches", "join/test_bootstrap", "cuda/test_make_gpu"),
+    *("cuda/test_device_commands", "join/test_joining_many", "cli/test_run", "cli/test_run_output"),
+    *("torch/test_compression_deaths", "cuda/test_driver_errors", "torch/test_monitored_barrier"),
 ]
 
 
