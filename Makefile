@@ -1,8 +1,8 @@
 # make install   .venv with everything, the package built and installed in place
 # make demo      train a small network under DDP with Gloo and with pycollective (out/demo)
-# make test      every test but the whole table under mpiexec, which is make test-mpi, and the
-#                thousands of processes that end, and make gpu's steps on the stand-in, which are
-#                make storm; 1,024 ranks: make scale
+# make test      every test but the whole table under mpiexec, which is make test-mpi, and what
+#                takes long, as thousands of processes that end do, which is make storm; 1,024
+#                ranks: make scale
 # make test-torch-suite  PyTorch's own tests of torch.distributed: docs/torch_suite.md
 # make examples  all programs of examples/, with the packages that some of them need
 # make bench     the committed benchmarks (out of benchmarks/)
@@ -15,6 +15,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Thousands of processes would each compile the package's Python anew: a sixth of their time.
 unexport PYTHONDONTWRITEBYTECODE
 SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' 2>/dev/null)
+# What the build reads besides.
+EMBEDDED := $(wildcard csrc/cuda/embed.py csrc/cuda/nvrtc/*)
 
 .PHONY: install build demo test test-mpi test-torch-suite examples storm scale bench gpu lint format sanitize clean
 
@@ -25,7 +27,6 @@ $(VENV)/.requirements: requirements-dev.txt
 	$(BIN)/python -m pip install -q -r requirements-dev.txt
 	touch $@
 
-EMBEDDED := $(wildcard csrc/cuda/embed.py csrc/cuda/nvrtc/*)
 $(VENV)/.built: $(VENV)/.requirements setup.py pyproject.toml $(SOURCES) $(EMBEDDED)
 	$(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
 	touch $@

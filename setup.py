@@ -11,6 +11,7 @@ Environment:
 from __future__ import annotations
 
 import glob
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -199,14 +200,18 @@ class BuildExt(build_ext):
                 self.embedded.result()
             super().build_extensions()
 
-    def _flags_and_sources(self, ext: Any) -> list[str]:
-        """A file that changes when these do, so that all is compiled again."""
-        stamp = Path("build", ext.name, "flags_and_sources")
-        text = "\n".join([*ext.extra_compile_args, *sorted(ext.sources), ""])
+    def _made_of(self, ext: Any) -> Path:
+        """A file that changes when flags, sources or libraries do: then all is compiled again."""
+        there = [name for name in ("numpy", "pybind11", "torch") if importlib.util.find_spec(name)]
+        versions = [f"{name} {importlib.metadata.version(name)}" for name in there]
+        compilers = [f"{name}={os.environ.get(name, '')}" for name in ("CC", "CXX", "CFLAGS")]
+        flags = [*ext.extra_compile_args, *ext.include_dirs]
+        text = "\n".join([*compilers, *flags, *versions, *sorted(ext.sources), ""])
+        stamp = Path("build", ext.name, "made_of")
         if not stamp.exists() or stamp.read_text() != text:
             stamp.parent.mkdir(parents=True, exist_ok=True)
             stamp.write_text(text)
-        return ["setup.py", str(stamp)]
+        return stamp
 
     def build_extension(self, ext: Any) -> None:
         """Compile one extension, with the flags of SIMD_FLAGS for the files named there."""
@@ -231,7 +236,7 @@ class BuildExt(build_ext):
             and path.removeprefix("csrc/") not in HOT_SOURCES
         ]
         apart = [path for path in ext.sources if path not in read_together]
-        ext.depends = [*ext.depends, *read_together, *self._flags_and_sources(ext)]
+        ext.depends = [*ext.depends, *read_together, "setup.py", str(self._made_of(ext))]
         ext.sources = apart + joined(read_together, Path("build", ext.name))
         if ext.name == "pycollective._core":
             ext.sources.append(str(self.embedded.result()))

@@ -71,7 +71,7 @@ ON_ANY_HOSTS = [*HELD, ("one_bit", ONE_HOST), ("top_k", ONE_HOST)]
     ("turn", "kind", "host_of"), [(turn, *each) for turn, each in enumerate(ON_ANY_HOSTS)]
 )
 def test_a_bad_number_on_one_rank_gives_up_the_step_on_all(pool, turn, kind, host_of):
-    for case in (turn, turn + 2):  # so every number comes to several kinds and hosts
+    for case in (turn, turn + 2):  # so that every number comes to every kind
         where, value, culprit = BAD[case % len(BAD)]
         outcomes = pool(4).call(bad_step, host_of, kind, where, value, culprit)
         for said, other, nans, same, as_if, steps in outcomes:

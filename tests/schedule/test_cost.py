@@ -69,7 +69,7 @@ def test_twenty_thousand_ranks_are_priced_at_once(algorithm: str, placement: str
     seconds = price("all_reduce", algorithm, topology, 1 << 26, BF16, TYPICAL)
     took = time.process_time() - begin
     assert seconds > 0
-    assert took < 1, f"{took:.1f} s"  # below 0.2 s on the machine this was written on
+    assert took < 2, f"{took:.1f} s"  # below 0.2 s on the machine this was written on
 
 
 @given(

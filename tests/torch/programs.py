@@ -7,8 +7,8 @@ import runpy
 import sys
 import traceback
 
-# What forks have, and need not import: DDP takes a second for the latter.
-import torch._dynamo
+# What forks have, and need not import.
+import torch._dynamo  # DDP does, which takes a second
 import torch.distributed  # noqa: F401
 
 

@@ -125,6 +125,7 @@ def destroyed(comm, backend, codec, what):
     return seen[0], second
 
 
+@pytest.mark.alone
 def test_an_abort_while_hooks_are_under_way_fails_backward():
     for first, second in results(run_ranks(destroyed, 2, "pycollective", "one_bit", "abort")):
         for error, seconds in (first, second):
@@ -133,6 +134,7 @@ def test_an_abort_while_hooks_are_under_way_fails_backward():
             assert seconds < 5
 
 
+@pytest.mark.alone
 def test_groups_destroyed_while_hooks_are_under_way_end_what_has_begun():
     """Or fail it by type; what comes later is refused."""
     typed = CollectiveError | ConfigurationError

@@ -61,7 +61,7 @@ def test_processes_end_in_every_way_two_hundred_times():
 
 
 def run_example(tmp_path, launcher, example, ranks=4):
-    """The README's example as its reader runs it."""
+    """The README's example as its reader runs it, with so many ranks."""
     program = tmp_path / "example.py"
     program.write_text(EXAMPLES[example])
     done = LAUNCHERS[launcher].run(ranks, str(program), timeout=100)
