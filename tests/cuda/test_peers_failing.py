@@ -163,10 +163,11 @@ def test_calls_that_differ_move_nothing(how):
 def replayed_alone(comm):
     """Rank 1 does not replay; later, nobody's replays do anything."""
     driver = standin.Driver()
-    comm.timeout = 0.3
     array = on_its_gpu(comm, np.ones(300, np.float32))
     stream = ctypes.c_void_p(array.stream.handle)
     comm.all_reduce(array)
+    array.stream.synchronize(30)
+    comm.timeout = 0.6
     graph, made = ctypes.c_void_p(), ctypes.c_void_p()
     with driver.context(comm.device):
         assert driver("cuStreamBeginCapture_v2", stream, 0) == 0
@@ -179,6 +180,7 @@ def replayed_alone(comm):
     told = failure_of(comm, array.stream)
     array.stream.synchronize(30)
     array.write(np.full(300, 7, np.float32))
+    time.sleep(1)  # the poison comes to the GPU a moment after its rank is told
     with driver.context(comm.device):
         assert driver("cuGraphLaunch", made, stream) == 0
     return told, (array.to_numpy() == 7).all()
