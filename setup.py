@@ -155,6 +155,13 @@ def _pybind11_include() -> str:
     raise SystemExit("there is no pybind11, and no torch that has its headers")
 
 
+def _version(package: str) -> str:
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:  # not there, or built in place
+        return package
+
+
 def _compile_in_parallel(compiler: Any, jobs: int) -> None:
     """Have it compile so many files at once."""
 
@@ -202,8 +209,7 @@ class BuildExt(build_ext):
 
     def _made_of(self, ext: Any) -> Path:
         """A file that changes when flags, sources or libraries do: then all is compiled again."""
-        there = [name for name in ("numpy", "pybind11", "torch") if importlib.util.find_spec(name)]
-        versions = [f"{name} {importlib.metadata.version(name)}" for name in there]
+        versions = [_version(name) for name in ("numpy", "pybind11", "torch")]
         compilers = [f"{name}={os.environ.get(name, '')}" for name in ("CC", "CXX", "CFLAGS")]
         flags = [*ext.extra_compile_args, *ext.include_dirs]
         text = "\n".join([*compilers, *flags, *versions, *sorted(ext.sources), ""])
