@@ -135,7 +135,11 @@ PyObject* get_kernel_calls(PyObject* self, void*) {
 }
 PyObject* get_failure(PyObject* self, void*) {
   return property(self, [](Communicator& core) -> PyObject* {
-    const std::shared_ptr<const Failure> failure = core.failure();
+    std::shared_ptr<const Failure> failure;
+    {
+      const GilReleased unlocked;  // a GPU may have to be told of it
+      failure = core.failure();
+    }
     if (!failure) Py_RETURN_NONE;
     raise_failure(*failure);
     PyObject* type = nullptr;

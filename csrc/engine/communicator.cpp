@@ -83,12 +83,17 @@ bool Communicator::has_come(const Request& request, int source) const {
   return queues_.has_come(request, source);
 }
 
-void Communicator::check_usable(Queue& queue, const Request& request) {
+void Communicator::check_usable(std::unique_lock<std::mutex>& lock, Queue& queue,
+                                const Request& request) {
   const auto refuse = [&](FailureKind kind, const std::string& why) {
     const std::uint64_t sequence = queues_.sequence_of(queue) + 1;
     queues_.let_go(queue);
-    throw CollectiveFailure({kind, rank(), request.kind, sequence,
-                             std::string(name_of(request.kind)) + " refused: " + why});
+    const CollectiveFailure refused({kind, rank(), request.kind, sequence,
+                                     std::string(name_of(request.kind)) + " refused: " + why});
+    const bool failed = failure_ != nullptr;
+    lock.unlock();
+    if (failed && device_) device_->abort();  // as failure() does before it tells of one
+    throw refused;
   };
   if (closed_) refuse(FailureKind::kConfiguration, "this communicator is closed");
   learn_failure();
@@ -104,7 +109,7 @@ void Communicator::run(const Request& given, const InterruptHook& interrupted) {
   const double timeout = programmed.timeout > 0 ? programmed.timeout : timeout_.load();
   std::unique_lock lock(mutex_);
   Queue& queue = queues_.of(programmed);
-  check_usable(queue, programmed);
+  check_usable(lock, queue, programmed);
   const Request& request = with_turn(programmed, room_for_request);
   const std::uint64_t sequence = ++queues_.sequence_of(queue);
   std::shared_ptr<Pending> pending;
@@ -150,7 +155,7 @@ std::shared_ptr<Work> Communicator::submit(const Request& given,
   const double timeout = programmed.timeout > 0 ? programmed.timeout : timeout_.load();
   std::unique_lock lock(mutex_);
   Queue& queue = queues_.of(programmed);
-  check_usable(queue, programmed);
+  check_usable(lock, queue, programmed);
   const auto pending =
       std::make_shared<Pending>(shared_from_this(), with_turn(programmed, room_for_request),
                                 ++queues_.sequence_of(queue), timeout, std::move(on_done));

@@ -109,7 +109,8 @@ class Communicator final : public Collectives,
   // communicator's timeout: then that is its failure.
   void finish_device(const InterruptHook& stop);
   bool device_is_done();
-  void check_usable(Queue& queue, const Request& request);  // under the lock
+  // Under the lock, which it lets go of where it throws.
+  void check_usable(std::unique_lock<std::mutex>& lock, Queue& queue, const Request& request);
   // Under the lock: where some are from any rank a receive is told when it was called.
   const Request& with_turn(const Request& request, std::optional<Request>& room);
   bool has_come(const Request& request, int source) const override;

@@ -45,8 +45,8 @@ void Communicator::fail(const Failure& failure) {
     }
     for (const std::shared_ptr<Pending>& item : ended) count_telling(*item);
   }
-  if (device_) device_->abort();
   if (tell) group_->messenger()->tell({failure.kind, rank(), failure.message}, first);
+  if (device_) device_->abort();
   end(ended, &failure);
 }
 
@@ -60,9 +60,16 @@ std::shared_ptr<const Failure> Communicator::failure() {
   if (forked()) return nullptr;
   if (group_->messenger() != nullptr) group_->messenger()->poll();
   if (device_) watch_device(false);
-  const std::lock_guard lock(mutex_);
-  learn_failure();
-  return failure_;
+  std::shared_ptr<const Failure> known;
+  {
+    const std::lock_guard lock(mutex_);
+    learn_failure();
+    known = failure_;
+  }
+  // Whoever is told may replay a graph next, and another thread may have been told before this one
+  // and have yet to tell the device.
+  if (known && device_) device_->abort();
+  return known;
 }
 
 }  // namespace pycollective

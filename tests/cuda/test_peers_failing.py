@@ -160,36 +160,89 @@ def test_calls_that_differ_move_nothing(how):
             assert "on GPUs that map each other" in text
 
 
+class Graph:
+    """An all-reduce that was captured."""
+
+    def __init__(self, comm, timeout):
+        self.driver = standin.Driver()
+        self.device = comm.device
+        self.array = on_its_gpu(comm, np.ones(300, np.float32))
+        self.stream = ctypes.c_void_p(self.array.stream.handle)
+        comm.all_reduce(self.array)
+        self.array.stream.synchronize(30)
+        comm.timeout = timeout
+        graph, self.made = ctypes.c_void_p(), ctypes.c_void_p()
+        with self.driver.context(self.device):
+            assert self.driver("cuStreamBeginCapture_v2", self.stream, 0) == 0
+            comm.all_reduce(self.array)
+            assert self.driver("cuStreamEndCapture", self.stream, ctypes.byref(graph)) == 0
+            flags = ctypes.c_ulonglong(0)
+            instantiated = self.driver(
+                "cuGraphInstantiateWithFlags", ctypes.byref(self.made), graph, flags
+            )
+            assert instantiated == 0
+
+    def replay(self):
+        with self.driver.context(self.device):
+            assert self.driver("cuGraphLaunch", self.made, self.stream) == 0
+
+    def replay_does_nothing(self):
+        """Whether one does; the stream has come to rest before."""
+        self.array.stream.synchronize(30)
+        self.array.write(np.full(300, 7, np.float32))
+        self.replay()
+        return bool((self.array.to_numpy() == 7).all())
+
+
 def replayed_alone(comm):
     """Rank 1 does not replay; later, nobody's replays do anything."""
-    driver = standin.Driver()
-    array = on_its_gpu(comm, np.ones(300, np.float32))
-    stream = ctypes.c_void_p(array.stream.handle)
-    comm.all_reduce(array)
-    array.stream.synchronize(30)
-    comm.timeout = 0.6
-    graph, made = ctypes.c_void_p(), ctypes.c_void_p()
-    with driver.context(comm.device):
-        assert driver("cuStreamBeginCapture_v2", stream, 0) == 0
-        comm.all_reduce(array)
-        assert driver("cuStreamEndCapture", stream, ctypes.byref(graph)) == 0
-        flags = ctypes.c_ulonglong(0)
-        assert driver("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, flags) == 0
-        if comm.rank == 0:
-            assert driver("cuGraphLaunch", made, stream) == 0
-    told = failure_of(comm, array.stream)
-    array.stream.synchronize(30)
-    array.write(np.full(300, 7, np.float32))
-    time.sleep(1)  # the poison comes to the GPU a moment after its rank is told
-    with driver.context(comm.device):
-        assert driver("cuGraphLaunch", made, stream) == 0
-    return told, (array.to_numpy() == 7).all()
+    graph = Graph(comm, timeout=0.6)
+    if comm.rank == 0:
+        graph.replay()
+    told = failure_of(comm, graph.array.stream)
+    return told, graph.replay_does_nothing()
 
 
 def test_a_replay_that_nobody_joins_ends_and_later_ones_do_nothing():
     with started(2) as ranks:
         for (kind, _), untouched in results(ranks.call(replayed_alone)):
             assert kind is CollectiveTimeout
+            assert untouched
+
+
+UNKNOWN, NOT_READY = 999, 600
+
+
+def replayed_after_an_abort(comm, function, code):
+    """The driver does not do on rank 1 what is to keep replays from doing anything, or not soon."""
+    graph = Graph(comm, timeout=30)
+    comm.barrier()
+    if comm.rank == 1:
+        graph.driver.fail(function, 1, code)
+        begin = time.monotonic()
+        comm.abort("enough")
+        seconds = time.monotonic() - begin
+        graph.driver.fail(function, 1, 0)
+    else:
+        seconds = 0.1
+    told = failure_of(comm, graph.array.stream)
+    return told[0], seconds, graph.replay_does_nothing()
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "least"),
+    [
+        pytest.param("cuMemsetD32Async", UNKNOWN, 0, id="an error, once"),
+        pytest.param("cuStreamQuery", NOT_READY, 0.1, id="a full GPU"),
+    ],
+)
+def test_who_is_told_of_an_abort_replays_in_vain(function, code, least):
+    with started(2) as ranks:
+        for kind, seconds, untouched in results(
+            ranks.call(replayed_after_an_abort, function, code)
+        ):
+            assert kind is CollectiveAborted
+            assert least <= seconds < 2
             assert untouched
 
 

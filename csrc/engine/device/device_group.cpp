@@ -115,10 +115,10 @@ bool DeviceGroup::unmap_peers() noexcept {
     {
       const std::lock_guard lock(mutex_);
       opened.swap(opened_);
-      // What is replayed later does nothing; for what is under way the driver waits, without the
-      // lock, which whoever lets go of this may need meanwhile.
-      if (captured_ && !opened.empty()) peers_->poison();
     }
+    // What is replayed later does nothing; for what is under way the driver waits. Both without the
+    // lock, which whoever lets go of this may need meanwhile.
+    if (captured_ && !opened.empty()) peers_->poison();
     while (!opened.empty() && driver().cuIpcCloseMemHandle(opened.back()) == cuda::CUDA_SUCCESS)
       opened.pop_back();
   } catch (const cuda::DriverError&) {
@@ -330,14 +330,19 @@ void DeviceGroup::note(const cuda::DriverError& error) {
 }
 
 void DeviceGroup::abort() {
-  if (aborted_.exchange(true)) return;
-  own_->end_blocks();  // who has failed is let go of soon
-  peers_->abort();
+  if (!aborted_.exchange(true)) {
+    own_->end_blocks();  // who has failed is let go of soon
+    peers_->abort();
+  }
+  // Who comes second returns once the first has poisoned it, too. Not under mutex_: a launch that
+  // waits for room on its stream holds it.
+  const std::lock_guard lock(poison_mutex_);
+  if (poisoned_) return;
   try {
-    const std::lock_guard lock(mutex_);
     peers_->poison();
+    poisoned_ = true;
   } catch (const cuda::DriverError&) {
-    // The context is gone: nothing will be launched.
+    // The context may be gone, and nothing will be launched; if not, the next one does it.
   }
 }
 

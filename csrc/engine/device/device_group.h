@@ -79,7 +79,9 @@ class DeviceGroup final : public MappedMemory {
   std::optional<Failure> failure(const Group& group) const;
   // Whether who is dead may be waited for there: asks the kernel, so not at every turn.
   std::optional<Failure> lost_peer(const Group& group) const;
-  // Makes all waits on the device end, now and later, and what is launched later do nothing.
+  // Makes all waits on the device end, now and later, and what is launched or replayed once this
+  // has returned do nothing, whichever thread made it so first; see PeerMemory::poison for how long
+  // it may take.
   void abort();
   // Whether results are none: waits have ended so, or will.
   bool aborted() const { return aborted_ || peers_->ending().has_value(); }
@@ -133,6 +135,8 @@ class DeviceGroup final : public MappedMemory {
   std::atomic<std::uint64_t> launches_{0};
   std::atomic<bool> watched_{false};
   std::atomic<bool> aborted_{false};
+  std::mutex poison_mutex_;
+  bool poisoned_ = false;
   mutable std::mutex error_mutex_;
   std::string error_;  // of the driver
 };

@@ -1,9 +1,11 @@
 #include "engine/device/peer_memory.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "engine/program_buffers.h"
 
@@ -25,6 +27,10 @@ constexpr std::size_t kPartUnit = 64;
 constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
 // with more, what is handed over leaves the cache before it is read.
 constexpr std::size_t kLargestPart = std::size_t{64} << 10;
+
+// That waits for no kernel, but where others fill the GPU it has to wait for its turn.
+constexpr std::chrono::milliseconds kLongestPoisoning{100};
+constexpr std::chrono::microseconds kPoisonPoll{20};
 
 std::uint64_t over(std::uint64_t a, std::uint64_t b) { return (a + b - 1) / b; }
 
@@ -127,6 +133,13 @@ void PeerMemory::poison() {
             cuda::poison_of(cuda::Ending::kAborted, static_cast<std::uint32_t>(me_.index())), 1,
             uploads_),
         "cuMemsetD32Async");
+  const auto until = std::chrono::steady_clock::now() + kLongestPoisoning;
+  for (;;) {
+    const cuda::CUresult result = driver().cuStreamQuery(uploads_);
+    if (result != cuda::CUDA_ERROR_NOT_READY) return check(result, "cuStreamQuery");
+    if (std::chrono::steady_clock::now() >= until) return;
+    std::this_thread::sleep_for(kPoisonPoll);
+  }
 }
 
 std::vector<bool> PeerMemory::have_done() {
