@@ -214,8 +214,14 @@ UNKNOWN, NOT_READY = 999, 600
 
 
 def replayed_after_an_abort(comm, function, code):
-    """The driver does not do on rank 1 what is to keep replays from doing anything, or not soon."""
+    """The driver does not do on rank 1 what is to keep replays from doing anything, or not soon.
+
+    Rank 0's replay has handed over all that rank 1's would need.
+    """
     graph = Graph(comm, timeout=30)
+    if comm.rank == 0:
+        graph.replay()
+        time.sleep(0.1)
     comm.barrier()
     if comm.rank == 1:
         graph.driver.fail(function, 1, code)
@@ -242,7 +248,7 @@ def test_who_is_told_of_an_abort_replays_in_vain(function, code, least):
             ranks.call(replayed_after_an_abort, function, code)
         ):
             assert kind is CollectiveAborted
-            assert least <= seconds < 2
+            assert least <= seconds < 5
             assert untouched
 
 
