@@ -23,7 +23,14 @@ float value(int rank, std::size_t i) {
   return static_cast<float>((rank + 1) * static_cast<int>(i % kPeriod + 1) % 4001);
 }
 
+// What races does not depend on many of either; the pages of their shadows take TSan a minute.
+#if defined(__SANITIZE_THREAD__)
+constexpr int kMostRanks = 12;
+constexpr std::size_t kMostElements = 30011;
+#else
 constexpr int kMostRanks = 64;
+constexpr std::size_t kMostElements = 70001;
+#endif
 
 // Made once: to add them up for each element would take the sanitizers most of the time.
 std::vector<float> sums_of_all() {
@@ -222,8 +229,8 @@ void barrier(const Case& c) {
 void every_operation(int ranks, std::size_t data_bytes) {
   ThreadRanks threads(ranks);
   const auto group = threads.make_group(60, data_bytes);
-  const std::size_t counts[] = {0,    1,     3,    static_cast<std::size_t>(ranks) - 1, 17, 1000,
-                                4097, 20011, 70001};
+  const std::size_t counts[] = {
+      0, 1, 3, static_cast<std::size_t>(ranks) - 1, 17, 1000, 4097, 20011, kMostElements};
   // Of many ranks each count once: their threads take long to start under a sanitizer.
   const int repeats = ranks > 8 ? 1 : 3;
   int turn = 0;
