@@ -12,8 +12,9 @@ from tests.harness import ROOT, RankPool, close_servers
 
 
 def pytest_configure() -> None:
-    """Take the signals that a shell's background and nohup ignore, for all that tests start."""
-    # NumPy's second thread, which no test uses, costs each of hundreds of processes 0.1 s of CPU.
+    """Set what all processes that tests start inherit: signals that a shell's background and nohup
+    ignore are taken, and NumPy has one thread."""
+    # OpenBLAS's others, which no test needs, cost each of hundreds of processes 0.1 s of CPU.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -70,7 +70,7 @@ void Communicator::fail_call(const Request& request, const cuda::DriverError& er
                         "rank " + std::to_string(rank()) + " could not carry out " +
                             name_of(request.kind) + ": " + error.what()};
   fail(failure);
-  if (device_) device_->abort();  // before it is told, also where another thread has just closed
+  if (device_) device_->abort();  // fail() does nothing where another thread has just closed
   throw CollectiveFailure(failure);
 }
 

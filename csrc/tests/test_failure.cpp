@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -224,10 +225,11 @@ void interruption_reaches_the_peers() {
 // thread has done with its arrays.
 void an_interrupted_call_returns_when_its_arrays_are_free() {
 #if defined(__SANITIZE_THREAD__)
-  constexpr std::size_t kCount = 1 << 19;  // the pages of their shadows take it most of the time
+  constexpr std::size_t kCount = 1 << 19;  // TSan spends most of its time on their shadows' pages
 #else
   constexpr std::size_t kCount = 1 << 21;
 #endif
+  std::atomic<int> interrupted_under_way{0};
   for (int i = 0; i < 30; ++i) {
     ThreadRanks threads(2);
     const auto group = threads.make_group();
@@ -239,14 +241,23 @@ void an_interrupted_call_returns_when_its_arrays_are_free() {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the progress thread drives it
       const auto stop_at = Clock::now() + std::chrono::microseconds(500 * i);
       std::vector<float> x(kCount, 1.0F);
-      failure_of(
-          [&] { group[r]->run(all_reduce(x), [&] { return r == 0 && Clock::now() > stop_at; }); });
+      bool stopped = false;
+      failure_of([&] {
+        group[r]->run(all_reduce(x), [&] {
+          if (r == 0 && Clock::now() > stop_at && !stopped) {
+            stopped = true;
+            interrupted_under_way += !pending->done();
+          }
+          return stopped;
+        });
+      });
       // Interrupted before its turn it was never begun, and what is busy is the call before it.
       const bool alone = pending->done();
       if (r == 0) CHECK(!alone || !group[r]->busy());
       failure_of([&] { pending->wait(30, {}); });
     });
   }
+  CHECK(interrupted_under_way > 0);
 }
 
 void an_interrupted_close_closes_and_says_so() {

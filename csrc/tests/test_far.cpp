@@ -37,20 +37,21 @@ constexpr std::size_t kMost = 400003, kRoom = 0;
 
 void every_algorithm_gives_the_same_bits(const std::vector<HostSchedule>& schedules) {
   constexpr std::size_t kCounts[] = {0, 1, 100, 1500, 20011, kMost};
-  constexpr std::size_t kLongest = kMost + 2 * std::size(kCounts);
-  struct Numbers {
+  const std::size_t longest = kMost + 2 * std::size(kCounts) * schedules.size();
+  struct Input {
     std::vector<std::vector<float>> leaves;
     std::vector<float> sum;
   };
-  std::map<int, Numbers> of_ranks;  // made once: under a sanitizer they take longer than the calls
+  std::map<int, Input> of_ranks;  // made once: under a sanitizer they take longer than the calls
   unsigned seed = 0;
   for (const HostSchedule& schedule : schedules) {
     ++seed;
     const int n = static_cast<int>(schedule.programs.size());
+    const std::size_t first_place = 2 * std::size(kCounts) * (seed - 1);
     std::vector<std::vector<float>>& leaves = of_ranks[n].leaves;
     std::vector<float>& sum = of_ranks[n].sum;
     if (leaves.empty()) {
-      for (int r = 0; r < n; ++r) leaves.push_back(order_dependent(r, kLongest, seed));
+      for (int r = 0; r < n; ++r) leaves.push_back(order_dependent(r, longest, seed));
       sum = sum_in_order(leaves);
     }
     FakeNetwork network(n, {seed, static_cast<int>(seed % 7), seed % 2 == 0, true});
@@ -58,7 +59,7 @@ void every_algorithm_gives_the_same_bits(const std::vector<HostSchedule>& schedu
     const auto group = ranks.make_communicators(8);
     ranks.run([&](int r) {
       const auto at = static_cast<std::size_t>(r);
-      std::size_t place = 0;
+      std::size_t place = first_place;
       for (const std::size_t count : kCounts) {
         const std::size_t next = place + 1;
         std::vector<float> x = window(leaves[at], place, count);
@@ -144,7 +145,7 @@ void different_algorithms_are_found_out(const std::vector<HostSchedule>& schedul
 void late_messages_change_nothing(const std::vector<HostSchedule>& schedules, bool late_reads) {
   for (const char* algorithm : {"direct", "ring", "tree", "halving_doubling", "hierarchical"}) {
     FakeNetwork network(4, {9, 0, late_reads, true});
-    HostRanks ranks({2, 2}, network);
+    HostRanks ranks({2, 2}, network, kRoom);
     auto group = ranks.make_communicators(0.3);
     network.hold_from(kLaneFirst);
     std::vector<std::vector<float>> outputs(4);

@@ -17,6 +17,7 @@ from pycollective import CollectiveError, CollectiveMismatch, ConfigurationError
 from pycollective.gpu.array import DeviceArray
 from tests.cuda import standin
 from tests.cuda.arrays import for_device, on_its_gpu
+from tests.cuda.captures import Capture
 from tests.harness import PerRank, Ranks, results
 from tests.inputs import order_sensitive, same_bits
 
@@ -28,45 +29,6 @@ def started(size, **more):
         yield ranks
 
 
-class Capture:
-    """Of one stream; others of it are forked from the first, and joined at the end."""
-
-    def __init__(self, comm, *streams):
-        self.driver, self.device = standin.Driver(), comm.device
-        self.handles = [ctypes.c_void_p(each.handle) for each in streams]
-        self.made = ctypes.c_void_p()
-
-    def _do(self, name, *arguments):
-        with self.driver.context(self.device):
-            result = self.driver(name, *arguments)
-        assert result == 0, f"{name}: {result}"
-
-    def __enter__(self):
-        self._do("cuStreamBeginCapture_v2", self.handles[0], 0)
-        for other in self.handles[1:]:
-            self._order(self.handles[0], other)
-        return self
-
-    def __exit__(self, kind, *_):
-        if kind is not None:
-            return  # which tells more than what follows from it
-        for other in self.handles[1:]:
-            self._order(other, self.handles[0])
-        graph, flags = ctypes.c_void_p(), ctypes.c_ulonglong(0)
-        self._do("cuStreamEndCapture", self.handles[0], ctypes.byref(graph))
-        self._do("cuGraphInstantiateWithFlags", ctypes.byref(self.made), graph, flags)
-
-    def _order(self, first, then):
-        event = ctypes.c_void_p()
-        self._do("cuEventCreate", ctypes.byref(event), 2)
-        self._do("cuEventRecord", event, first)
-        self._do("cuStreamWaitEvent", then, event, 0)
-        self._do("cuEventDestroy_v2", event)
-
-    def replay(self):
-        self._do("cuGraphLaunch", self.made, self.handles[0])
-
-
 def on_several_streams(comm, inputs):
     """Calls of one capture on streams that the caller does not order; two captures in turn."""
     streams = [_core.DeviceStream(comm.device) for _ in inputs]
@@ -75,7 +37,7 @@ def on_several_streams(comm, inputs):
     comm.all_reduce(arrays[0], out=outs[0], stream=streams[0])
     captures = []
     for _ in range(2):
-        with Capture(comm, *streams) as capture:
+        with Capture(comm.device, *streams) as capture:
             for array, out, stream in zip(arrays, outs, streams, strict=True):
                 comm.all_reduce(array, out=out, stream=stream)
         captures.append(capture)
@@ -114,7 +76,7 @@ def open_at_once(comm, inputs):
         outs = [
             on_its_gpu(comm, np.zeros_like(x), stream=s) for x, s in zip(pair, streams, strict=True)
         ]
-        captures.append(Capture(comm, *streams))
+        captures.append(Capture(comm.device, *streams))
         calls.append(list(zip(arrays, outs, streams, strict=True)))
     for capture in captures:
         capture.__enter__()
@@ -155,10 +117,10 @@ def one_too_many(comm):
     array = on_its_gpu(comm, np.ones(1000, np.float32))
     comm.all_reduce(array)
     for _ in range(70):
-        with Capture(comm, array.stream):
+        with Capture(comm.device, array.stream):
             comm.all_reduce(array)
     streams = [_core.DeviceStream(comm.device) for _ in range(65)]
-    captures = [Capture(comm, stream) for stream in streams]
+    captures = [Capture(comm.device, stream) for stream in streams]
     for capture, stream in zip(captures, streams, strict=True):
         capture.__enter__()
         comm.all_reduce(array, stream=stream)
@@ -202,7 +164,7 @@ def test_the_default_stream_beside_a_capture_is_refused_by_name():
 def captured_on_one_rank(comm):
     array = on_its_gpu(comm, np.ones(1000, np.float32))
     comm.all_reduce(array)
-    capture = Capture(comm, array.stream)
+    capture = Capture(comm.device, array.stream)
     if comm.rank == 0:
         capture.__enter__()
     begin = time.monotonic()
@@ -225,7 +187,7 @@ def begun_since(comm):
     if comm.rank == 1:
         wait_for(comm)
     work = comm.all_reduce(array, async_op=True)
-    with Capture(comm, array.stream) if comm.rank == 0 else nullcontext():
+    with Capture(comm.device, array.stream) if comm.rank == 0 else nullcontext():
         if comm.rank == 0:
             go_on(comm)
         until = time.monotonic() + 20
@@ -267,7 +229,7 @@ def wakes():
 def idle_after_a_capture(comm):
     array = on_its_gpu(comm, np.ones(1000, np.float32))
     comm.all_reduce(array)
-    with Capture(comm, array.stream) as capture:
+    with Capture(comm.device, array.stream) as capture:
         comm.all_reduce(array)
     capture.replay()
     array.stream.synchronize(30)

@@ -15,6 +15,7 @@ from pycollective import (
 from pycollective.gpu.array import DeviceArray
 from tests.cuda import standin
 from tests.cuda.arrays import on_gpu
+from tests.cuda.captures import Capture
 from tests.harness import PerRank
 from tests.inputs import order_sensitive, same_bits
 
@@ -157,7 +158,6 @@ def test_what_is_no_stream_is_refused_and_the_hosts_arrays_have_none(gpu_pool):
 def refusals(comm):
     """Nothing moves, and the communicator works on."""
     array = on_gpu(comm, np.arange(6, dtype=np.float32))
-    driver = standin.Driver()
     texts = []
 
     def refused(call):
@@ -170,12 +170,8 @@ def refusals(comm):
     refused(lambda: comm.all_reduce(array, out=other))
     apart = on_gpu(comm, np.zeros(6, np.float32))
     refused(lambda: comm.all_reduce(array, out=apart))
-    with driver.context(array.device):
-        stream = ctypes.c_void_p(array.stream.handle)
-        assert driver("cuStreamBeginCapture_v2", stream, 0) == 0
+    with Capture(array.device, array.stream):  # which is not spoilt
         refused(lambda: comm.all_reduce(array))
-        graph = ctypes.c_void_p()
-        assert driver("cuStreamEndCapture", stream, ctypes.byref(graph)) == 0  # not spoilt
     comm.all_reduce(array)
     return array.to_numpy().tolist(), texts
 

@@ -4,7 +4,6 @@ second does the harm, on the stand-in."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import threading
@@ -17,6 +16,7 @@ import pycollective as pc
 from pycollective import CollectiveAborted, CollectiveError, CollectiveTimeout, PeerFailure, _core
 from pycollective.gpu.array import DeviceArray
 from tests.cuda import standin
+from tests.cuda.captures import Capture
 from tests.harness import Ranks
 
 HARMED = 1
@@ -68,21 +68,12 @@ class Replaying(Scene):
     """The others replay a graph."""
 
     def prepare(self):
-        stream = ctypes.c_void_p(self.array.stream.handle)
-        graph, self.made = ctypes.c_void_p(), ctypes.c_void_p()
-        with self.driver.context(self.comm.device):
-            assert self.driver("cuStreamBeginCapture_v2", stream, 0) == 0
+        with Capture(self.comm.device, self.array.stream) as self.capture:
             self.comm.all_reduce(self.array)
-            assert self.driver("cuStreamEndCapture", stream, ctypes.byref(graph)) == 0
-            flags = ctypes.c_ulonglong(0)
-            instantiate = "cuGraphInstantiateWithFlags"
-            assert self.driver(instantiate, ctypes.byref(self.made), graph, flags) == 0
 
     def enter(self):
         if self.rank != HARMED:
-            with self.driver.context(self.comm.device):
-                stream = ctypes.c_void_p(self.array.stream.handle)
-                assert self.driver("cuGraphLaunch", self.made, stream) == 0
+            self.capture.replay()
         self.wait_for_failure()
 
 

@@ -3,7 +3,6 @@ and in a capture. Nothing moves, each rank is told, and later use is refused for
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import time
@@ -15,6 +14,7 @@ import pycollective as pc
 from pycollective import CollectiveMismatch, _core
 from pycollective.gpu.array import DeviceArray
 from tests.cuda import standin
+from tests.cuda.captures import Capture
 from tests.harness import Ranks, results
 
 RANKS = 3
@@ -86,18 +86,12 @@ def without_waiting(comm, array, driver):
 def captured(comm, array, driver):
     """In a capture, which its owner can end; the graph does nothing."""
     comm.all_reduce(on_gpu(comm, np.zeros(10, np.float32)))  # the program is known
-    stream = ctypes.c_void_p(array.stream.handle)
-    graph, made = ctypes.c_void_p(), ctypes.c_void_p()
-    with driver.context(comm.device):
-        assert driver("cuStreamBeginCapture_v2", stream, 0) == 0
+    with Capture(comm.device, array.stream) as capture:
         with pytest.raises(CollectiveMismatch) as info:
             comm.all_reduce(array, op=op_of(comm))
         with pytest.raises(CollectiveMismatch):
             comm.all_reduce(array)
-        assert driver("cuStreamEndCapture", stream, ctypes.byref(graph)) == 0
-        flags = ctypes.c_ulonglong(0)
-        assert driver("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, flags) == 0
-        assert driver("cuGraphLaunch", made, stream) == 0
+    capture.replay()
     array.stream.synchronize(SOON)
     return str(info.value)
 

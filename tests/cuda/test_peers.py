@@ -3,8 +3,6 @@ own, which map each other's mailboxes. On the stand-in, which runs the same kern
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import pytest
 
@@ -19,6 +17,7 @@ from tests.cuda.arrays import (
     for_device,
     on_its_gpu,
 )
+from tests.cuda.captures import Capture
 from tests.harness import PerRank, RankPool
 from tests.inputs import DTYPES, PAIRS, crossed, order_sensitive, same_bits
 
@@ -145,32 +144,22 @@ def test_several_communicators(peers):
 
 def replayed(comm, inputs):
     """A graph of two calls, on what is in their arrays each time."""
-    driver = standin.Driver()
     stream = _core.DeviceStream(comm.device)
     small = on_its_gpu(comm, inputs[0][:100], stream=stream)
     large = on_its_gpu(comm, inputs[0], stream=stream)
-    handle = ctypes.c_void_p(stream.handle)
-    graph, made = ctypes.c_void_p(), ctypes.c_void_p()
-    with driver.context(comm.device):
-        assert driver("cuStreamBeginCapture_v2", handle, 0) == 0
-        with pytest.raises(ConfigurationError, match="make the call once before capturing"):
-            comm.all_reduce(large, op="max", algorithm="tree", stream=stream)
-        assert driver("cuStreamEndCapture", handle, ctypes.byref(graph)) == 0  # not spoilt
+    refused = pytest.raises(ConfigurationError, match="make the call once before capturing")
+    with Capture(comm.device, stream), refused:  # which does not spoil it
+        comm.all_reduce(large, op="max", algorithm="tree", stream=stream)
     for array in (small, large):
         comm.all_reduce(array)
-    with driver.context(comm.device):
-        assert driver("cuStreamBeginCapture_v2", handle, 0) == 0
+    with Capture(comm.device, stream) as capture:
         for array in (small, large):
             comm.all_reduce(array, stream=stream)
-        assert driver("cuStreamEndCapture", handle, ctypes.byref(graph)) == 0
-        flags = ctypes.c_ulonglong(0)
-        assert driver("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, flags) == 0
     got = []
     for turn, x in enumerate(inputs):
         small.write(x[:100])
         large.write(x)
-        with driver.context(comm.device):
-            assert driver("cuGraphLaunch", made, handle) == 0
+        capture.replay()
         if turn % 2 == 0:  # beside other calls
             other = on_its_gpu(comm, x, stream=stream)
             comm.all_reduce(other)

@@ -3,7 +3,6 @@ is told why, in time. Also that leaving leaves nothing behind."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import threading
@@ -24,6 +23,7 @@ from pycollective import (
 from pycollective.gpu.array import DeviceArray
 from tests.cuda import standin
 from tests.cuda.arrays import for_device, on_its_gpu
+from tests.cuda.captures import Capture
 from tests.harness import Ranks, results
 from tests.launchers import launcher
 
@@ -160,79 +160,65 @@ def test_calls_that_differ_move_nothing(how):
             assert "on GPUs that map each other" in text
 
 
-class Graph:
-    """An all-reduce that was captured."""
+def captured(comm, timeout):
+    """An all-reduce's graph, and its array."""
+    array = on_its_gpu(comm, np.ones(300, np.float32))
+    comm.all_reduce(array)
+    array.stream.synchronize(30)
+    comm.timeout = timeout
+    with Capture(comm.device, array.stream) as capture:
+        comm.all_reduce(array)
+    return capture, array
 
-    def __init__(self, comm, timeout):
-        self.driver = standin.Driver()
-        self.device = comm.device
-        self.array = on_its_gpu(comm, np.ones(300, np.float32))
-        self.stream = ctypes.c_void_p(self.array.stream.handle)
-        comm.all_reduce(self.array)
-        self.array.stream.synchronize(30)
-        comm.timeout = timeout
-        graph, self.made = ctypes.c_void_p(), ctypes.c_void_p()
-        with self.driver.context(self.device):
-            assert self.driver("cuStreamBeginCapture_v2", self.stream, 0) == 0
-            comm.all_reduce(self.array)
-            assert self.driver("cuStreamEndCapture", self.stream, ctypes.byref(graph)) == 0
-            flags = ctypes.c_ulonglong(0)
-            instantiated = self.driver(
-                "cuGraphInstantiateWithFlags", ctypes.byref(self.made), graph, flags
-            )
-            assert instantiated == 0
 
-    def replay(self):
-        with self.driver.context(self.device):
-            assert self.driver("cuGraphLaunch", self.made, self.stream) == 0
-
-    def replay_does_nothing(self):
-        """Whether one does; the stream has come to rest before."""
-        self.array.stream.synchronize(30)
-        self.array.write(np.full(300, 7, np.float32))
-        self.replay()
-        return bool((self.array.to_numpy() == 7).all())
+def replays_in_vain(capture, array):
+    """Whether a replay does nothing; the stream comes to rest before."""
+    array.stream.synchronize(30)
+    array.write(np.full(300, 7, np.float32))
+    capture.replay()
+    return bool((array.to_numpy() == 7).all())
 
 
 def replayed_alone(comm):
     """Rank 1 does not replay; later, nobody's replays do anything."""
-    graph = Graph(comm, timeout=0.6)
+    capture, array = captured(comm, timeout=0.6)
     if comm.rank == 0:
-        graph.replay()
-    told = failure_of(comm, graph.array.stream)
-    return told, graph.replay_does_nothing()
+        capture.replay()
+    told = failure_of(comm, array.stream)
+    return told, replays_in_vain(capture, array)
 
 
 def test_a_replay_that_nobody_joins_ends_and_later_ones_do_nothing():
     with started(2) as ranks:
-        for (kind, _), untouched in results(ranks.call(replayed_alone)):
+        for (kind, _), in_vain in results(ranks.call(replayed_alone)):
             assert kind is CollectiveTimeout
-            assert untouched
+            assert in_vain
 
 
 UNKNOWN, NOT_READY = 999, 600
 
 
 def replayed_after_an_abort(comm, function, code):
-    """The driver does not do on rank 1 what is to keep replays from doing anything, or not soon.
+    """Rank 1's driver refuses the poison once, or says for long that it has not come.
 
     Rank 0's replay has handed over all that rank 1's would need.
     """
-    graph = Graph(comm, timeout=30)
+    capture, array = captured(comm, timeout=30)
     if comm.rank == 0:
-        graph.replay()
+        capture.replay()
         time.sleep(0.1)
     comm.barrier()
+    seconds = calls = 0
     if comm.rank == 1:
-        graph.driver.fail(function, 1, code)
+        calls = capture.driver.calls(function)
+        capture.driver.fail(function, 1, code)
         begin = time.monotonic()
         comm.abort("enough")
         seconds = time.monotonic() - begin
-        graph.driver.fail(function, 1, 0)
-    else:
-        seconds = 0.1
-    told = failure_of(comm, graph.array.stream)
-    return told[0], seconds, graph.replay_does_nothing()
+        capture.driver.fail(function, 1, 0)
+    kind, _ = failure_of(comm, array.stream)
+    calls = capture.driver.calls(function) - calls
+    return kind, replays_in_vain(capture, array), seconds, calls
 
 
 @pytest.mark.parametrize(
@@ -242,14 +228,15 @@ def replayed_after_an_abort(comm, function, code):
         pytest.param("cuStreamQuery", NOT_READY, 0.1, id="a full GPU"),
     ],
 )
-def test_who_is_told_of_an_abort_replays_in_vain(function, code, least):
+def test_replays_after_an_abort_do_nothing(function, code, least):
     with started(2) as ranks:
-        for kind, seconds, untouched in results(
-            ranks.call(replayed_after_an_abort, function, code)
-        ):
-            assert kind is CollectiveAborted
-            assert least <= seconds < 5
-            assert untouched
+        made = results(ranks.call(replayed_after_an_abort, function, code))
+    for kind, in_vain, _, _ in made:
+        assert kind is CollectiveAborted
+        assert in_vain
+    _, _, seconds, calls = made[1]
+    assert least <= seconds < 5
+    assert calls >= 2
 
 
 def left_early(comm, x):

@@ -3,8 +3,6 @@ uneven elements, any root, any algorithm, and replays. One start of eight ranks,
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import pytest
 
@@ -12,6 +10,7 @@ from pycollective import _core, reference
 from pycollective.schedule import algorithms_for
 from tests.cuda import standin
 from tests.cuda.arrays import for_device, on_its_gpu
+from tests.cuda.captures import Capture
 from tests.harness import RankPool
 from tests.inputs import order_sensitive, same_bits
 
@@ -176,26 +175,19 @@ def test_each_algorithm(eight, colors):
 
 def replayed(comm, times):
     """All operations in one graph, on what is in their arrays each time; beside other calls."""
-    driver, n = standin.Driver(), comm.size
+    n = comm.size
     operations = Operations(comm, "float16", "sum", [5003 * r + 1 for r in range(n)], n - 1)
     operations.lay(0)
     for name in NAMES:
         operations.call(name)
-    handle = ctypes.c_void_p(operations.stream.handle)
-    graph, made = ctypes.c_void_p(), ctypes.c_void_p()
-    with driver.context(comm.device):
-        assert driver("cuStreamBeginCapture_v2", handle, 0) == 0
+    with Capture(comm.device, operations.stream) as capture:
         for name in NAMES:
             operations.call(name)
-        assert driver("cuStreamEndCapture", handle, ctypes.byref(graph)) == 0
-        flags = ctypes.c_ulonglong(0)
-        assert driver("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, flags) == 0
     for turn in range(1, times + 1):
         operations.lay(turn)
         if turn % 2 == 0:
             operations.call("all_to_all")
-        with driver.context(comm.device):
-            assert driver("cuGraphLaunch", made, handle) == 0
+        capture.replay()
         for name in NAMES:
             operations.check(name)
     comm.barrier()  # nobody closes while others replay

@@ -5,7 +5,6 @@ On the stand-in, where the host cannot touch a device's memory, and ranks are pr
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 
@@ -30,6 +29,7 @@ from tests.cuda.arrays import (
     every_other_operation,
     on_gpu,
 )
+from tests.cuda.captures import Capture
 from tests.harness import PerRank, Ranks, results
 from tests.inputs import DTYPES, PAIRS, crossed, order_sensitive, same_bits
 
@@ -116,15 +116,10 @@ def test_several_in_flight(gpu_pool):
 
 def capturing_elsewhere(comm, x):
     """A capture of another stream, in the mode that forbids most, and calls beside it."""
-    driver = standin.Driver()
     array, other = on_gpu(comm, x), _core.DeviceStream(comm.rank % DEVICES)
-    with driver.context(array.device):
-        stream = ctypes.c_void_p(other.handle)
-        assert driver("cuStreamBeginCapture_v2", stream, 0) == 0
+    with Capture(array.device, other):
         comm.all_reduce(array)
         comm.all_reduce(array, async_op=True).wait(timeout=30)
-        graph = ctypes.c_void_p()
-        assert driver("cuStreamEndCapture", stream, ctypes.byref(graph)) == 0
     return array.to_numpy()
 
 

@@ -80,8 +80,8 @@ class DeviceGroup final : public MappedMemory {
   // Whether who is dead may be waited for there: asks the kernel, so not at every turn.
   std::optional<Failure> lost_peer(const Group& group) const;
   // Makes all waits on the device end, now and later, and what is launched or replayed once this
-  // has returned do nothing, whichever thread made it so first; see PeerMemory::poison for how long
-  // it may take.
+  // has returned do nothing, whichever thread made it so first: but for what PeerMemory::poison
+  // says of a full GPU, and where the driver refuses, which the next call tries again.
   void abort();
   // Whether results are none: waits have ended so, or will.
   bool aborted() const { return aborted_ || peers_->ending().has_value(); }

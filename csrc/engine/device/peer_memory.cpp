@@ -28,7 +28,7 @@ constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
 // with more, what is handed over leaves the cache before it is read.
 constexpr std::size_t kLargestPart = std::size_t{64} << 10;
 
-// That waits for no kernel, but where others fill the GPU it has to wait for its turn.
+// Poisoning waits for no kernel, but where other work fills the GPU it has to wait for its turn.
 constexpr std::chrono::milliseconds kLongestPoisoning{100};
 constexpr std::chrono::microseconds kPoisonPoll{20};
 

@@ -74,7 +74,7 @@ class PeerMemory {
   // Makes waits on the device end, now and later, within a millisecond or two. From any thread.
   void abort();
   // Has what begins on the device do nothing, once this has returned. From any thread. It takes
-  // microseconds; where others fill the GPU this returns after 100 ms, and has it come later.
+  // microseconds; where others fill the GPU this returns after 100 ms, and it takes effect later.
   void poison();
   // Whether a member has done with all that this rank's launches, which have ended, handed over: it
   // reads and writes nothing of this rank's mailbox any more. Waits for a copy from the device.
