@@ -14,7 +14,7 @@ from tests.harness import ROOT, RankPool, close_servers
 def pytest_configure() -> None:
     """Set what all processes that tests start inherit: signals that a shell's background and nohup
     ignore are taken, and NumPy has one thread."""
-    # OpenBLAS's others, which no test needs, cost each of hundreds of processes 0.1 s of CPU.
+    # OpenBLAS's others, which no test needs, cost each of some 150 processes 0.1 s of CPU.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
