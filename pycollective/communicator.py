@@ -19,6 +19,7 @@ from pycollective import _core, host_memory
 from pycollective.errors import CollectiveError, ConfigurationError
 from pycollective.gpu import way as device_ways
 from pycollective.placement import number_hosts
+from pycollective.refusal import let_all_hear
 from pycollective.world import World
 
 _log = logging.getLogger("pycollective")
@@ -163,6 +164,8 @@ class Communicator(_core.Communicator):
                 problem = error
         places = np.empty((self.size, 2), dtype=np.int64)
         self.all_gather(places, np.array(mine, dtype=np.int64))
+        if ((places[:, 0] < 0) & (wishes[:, 0] >= 0)).any():
+            let_all_hear(self.barrier)
         if color is None:
             return None
         if problem is not None:

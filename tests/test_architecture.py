@@ -25,6 +25,7 @@ LAYERS: dict[str, set[str]] = {
     "limits": set(),
     "placement": {"errors", "limits"},
     "order": set(),
+    "refusal": set(),
     "reference": {"order"},
     "environment": {"errors"},
     "host_memory": {"errors"},
@@ -34,9 +35,11 @@ LAYERS: dict[str, set[str]] = {
     "transport": {"_core", "_torch", "errors"},
     "world": {"programs", "schedule", "transport"},
     "tuning": {"elements", "environment", "errors", "schedule"},
-    "gpu": {"_core", "environment", "errors"},
-    "communicator": {"_core", "errors", "gpu", "host_memory", "placement", "world"},
-    "compression": {"_core", "communicator", "errors", "placement"},
+    "gpu": {"_core", "environment", "errors", "refusal"},
+    "communicator": {
+        *("_core", "errors", "gpu", "host_memory", "placement", "refusal", "world"),
+    },
+    "compression": {"_core", "communicator", "errors", "placement", "refusal"},
     "join": {
         *("_core", "communicator", "environment", "errors", "gpu", "host_memory", "installing"),
         *("limits", "placement", "schedule", "transport", "tuning", "version", "world"),

@@ -15,6 +15,7 @@ from pycollective.compression.ends import Ends
 from pycollective.compression.groups import Group
 from pycollective.compression.messages import header_bytes
 from pycollective.errors import CollectiveMismatch
+from pycollective.refusal import let_all_hear
 
 _T = TypeVar("_T")
 _SAID = 600  # bytes of what a rank says of itself where ranks differ
@@ -71,6 +72,7 @@ def agree(group: Group, what: str, given: Callable[[], Told[_T]]) -> Told[_T]:
     if told and not refused.size and not others.size:
         return told
     said = _said(group, told.text if told else f"{type(refusal).__name__}: {refusal}")
+    let_all_hear(lambda: group.all_gather(np.zeros(1, np.uint8)))
     if refusal is not None:
         raise refusal
     if refused.size:

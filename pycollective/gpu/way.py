@@ -21,6 +21,7 @@ from pycollective import _core
 from pycollective.environment import ENV_CUDA_WAY
 from pycollective.errors import ConfigurationError
 from pycollective.gpu import nvrtc
+from pycollective.refusal import let_all_hear
 
 PEER, HOST = "peer", "host"
 _WISHES = ("auto", PEER, HOST)
@@ -139,11 +140,13 @@ def join(
         if mailbox is not None and not kept:
             mailbox.take_back(communicator)
         if wrong:
+            let_all_hear(communicator.barrier)
             raise ConfigurationError(wrong)
     finally:
         # What they hold is for others, also while somebody keeps the error, and with it the frame.
         del mailbox, group
     if every[0].wish == PEER:
+        let_all_hear(communicator.barrier)
         raise ConfigurationError(f"{ENV_CUDA_WAY}=peer cannot be: {reason}")
     return Way(number, HOST, reason)
 
