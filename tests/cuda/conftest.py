@@ -9,9 +9,10 @@ from tests.harness import RankPool, Ranks, results
 
 
 @pytest.fixture(scope="module")
-def gpu():
+def gpu(request):
     """`gpu(function, *arguments)`: what it returns in the process with the stand-in."""
-    with Ranks(1, env=standin.environment(), join=False) as ranks:
+    name, variables = request.module.__name__, standin.environment()
+    with Ranks(1, module=name, variables=variables, join=False) as ranks:
 
         def call(function, *arguments):
             [result] = results(ranks.call(standin.called, function, *arguments))
@@ -21,13 +22,14 @@ def gpu():
 
 
 @pytest.fixture(scope="module")
-def gpu_pool():
+def gpu_pool(request):
     """`gpu_pool(n)`: ranks with the stand-in, two GPUs for all of them."""
     pools = {}
 
     def get(size):
         if size not in pools:
-            pools[size] = RankPool(size, env=standin.environment())
+            variables = standin.environment()
+            pools[size] = RankPool(size, module=request.module.__name__, variables=variables)
         return pools[size]
 
     yield get

@@ -24,7 +24,7 @@ from tests.inputs import order_sensitive, same_bits
 
 @contextmanager
 def started(size, **more):
-    with Ranks(size, env=standin.environment(devices=8, **more)) as ranks:
+    with Ranks(size, module=__name__, variables=standin.environment(devices=8, **more)) as ranks:
         assert results(ranks.call(for_device)) == [(rank, "peer") for rank in range(size)]
         yield ranks
 

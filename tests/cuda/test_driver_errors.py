@@ -269,7 +269,7 @@ def not_recorded(comm):
 
 
 def test_a_kernel_that_nothing_was_recorded_after_is_waited_for():
-    with Ranks(2, env=standin.environment(devices=8)) as ranks:
+    with Ranks(2, module=__name__, variables=standin.environment(devices=8)) as ranks:
         results(ranks.call(for_device))
         _, (text, state) = results(ranks.call(not_recorded))
     assert "cuEventRecord" in text

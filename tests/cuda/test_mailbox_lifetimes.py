@@ -21,7 +21,7 @@ from tests.harness import Ranks, results
 
 @contextmanager
 def started(size):
-    with Ranks(size, env=standin.environment(devices=8)) as ranks:
+    with Ranks(size, module=__name__, variables=standin.environment(devices=8)) as ranks:
         assert results(ranks.call(for_device)) == [(rank, "peer") for rank in range(size)]
         yield ranks
 
@@ -185,7 +185,7 @@ def in_a_fork(comm):
 
 
 def test_a_fork_leaves_all_to_its_parent():
-    with Ranks(2, env=standin.environment(devices=8)) as ranks:
+    with Ranks(2, module=__name__, variables=standin.environment(devices=8)) as ranks:
         for status, said, failure in results(ranks.call(in_a_fork)):
             assert (status, failure) == (0, None)
             assert "this process is a fork" in said

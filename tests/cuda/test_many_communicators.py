@@ -20,7 +20,7 @@ MOST = 3  # of two, one and one block
 
 @contextmanager
 def started(size):
-    with Ranks(size, env=standin.environment(devices=8)) as ranks:
+    with Ranks(size, module=__name__, variables=standin.environment(devices=8)) as ranks:
         assert results(ranks.call(for_device)) == [(rank, "peer") for rank in range(size)]
         yield ranks
 

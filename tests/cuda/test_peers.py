@@ -30,7 +30,7 @@ def peers():
 
     def get(size):
         if size not in pools:
-            pools[size] = RankPool(size, env=standin.environment(devices=8))
+            pools[size] = RankPool(size, module=__name__, variables=standin.environment(devices=8))
             assert pools[size].call(for_device) == [(rank, "peer") for rank in range(size)]
         return pools[size]
 

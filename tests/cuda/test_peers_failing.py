@@ -31,7 +31,7 @@ from tests.launchers import launcher
 @contextmanager
 def started(size):
     """Ranks whose calls kernels carry out."""
-    with Ranks(size, env=standin.environment(devices=8)) as ranks:
+    with Ranks(size, module=__name__, variables=standin.environment(devices=8)) as ranks:
         assert results(ranks.call(for_device)) == [(rank, "peer") for rank in range(size)]
         yield ranks
 

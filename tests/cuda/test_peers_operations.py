@@ -19,7 +19,7 @@ MOST = 8
 
 @pytest.fixture(scope="module")
 def eight():
-    pool = RankPool(MOST, env=standin.environment(devices=MOST))
+    pool = RankPool(MOST, module=__name__, variables=standin.environment(devices=MOST))
     assert pool.call(for_device) == [(rank, "peer") for rank in range(MOST)]
     yield pool
     pool.close()

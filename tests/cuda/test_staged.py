@@ -143,7 +143,7 @@ def too_late(comm, seconds):
 
 
 def test_who_waits_for_its_own_gpu_says_so():
-    with Ranks(2, env=standin.environment()) as ranks:
+    with Ranks(2, module=__name__, variables=standin.environment()) as ranks:
         [(kind, text), (own_kind, own)] = results(ranks.call(too_late, PerRank([30, 0.2])))
     assert own_kind is kind is CollectiveTimeout
     assert "own GPU has not come to it" in own
@@ -161,7 +161,7 @@ def killed(comm):
 
 
 def test_a_killed_rank_is_missed():
-    with Ranks(2, env=standin.environment()) as ranks:
+    with Ranks(2, module=__name__, variables=standin.environment()) as ranks:
         first, second = ranks.call(killed)
     assert (first.error, first.result) == (
         None,
@@ -178,5 +178,5 @@ def differ(comm):
 
 
 def test_calls_that_differ_move_nothing():
-    with Ranks(2, env=standin.environment()) as ranks:
+    with Ranks(2, module=__name__, variables=standin.environment()) as ranks:
         assert results(ranks.call(differ)) == [[0, 1, 2, 3]] * 2

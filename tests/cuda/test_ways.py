@@ -53,7 +53,7 @@ def wrong_on_one_rank(comm, device, way):
     ],
 )
 def test_what_one_rank_is_given_wrong_all_are_told(device, way, kinds, text):
-    with Ranks(2, env=standin.environment(devices=8)) as ranks:
+    with Ranks(2, module=__name__, variables=standin.environment(devices=8)) as ranks:
         for kind, why, *_ in results(ranks.call(wrong_on_one_rank, device, way)):
             assert kind == kinds
             assert text in why
@@ -81,7 +81,7 @@ def way_of(comm, device):
     ],
 )
 def test_ranks_agree_on_a_way_and_know_why(more, device, way, reason):
-    with Ranks(2, env=standin.environment(**more)) as ranks:
+    with Ranks(2, module=__name__, variables=standin.environment(**more)) as ranks:
         for found, why, values in results(ranks.call(way_of, device)):
             assert found == way, why
             assert reason in why
@@ -90,13 +90,13 @@ def test_ranks_agree_on_a_way_and_know_why(more, device, way, reason):
 
 def test_the_environment_says_which():
     env = {**standin.environment(devices=1), "PYCOLLECTIVE_CUDA_WAY": "peer"}
-    with Ranks(2, env=env) as ranks:  # two processes that share a GPU
+    with Ranks(2, module=__name__, variables=env) as ranks:  # two processes that share a GPU
         assert [each[0] for each in results(ranks.call(way_of, "cuda"))] == ["peer"] * 2
     env = {**standin.environment(devices=8), "PYCOLLECTIVE_CUDA_WAY": "host"}
-    with Ranks(2, env=env) as ranks:
+    with Ranks(2, module=__name__, variables=env) as ranks:
         assert [each[0] for each in results(ranks.call(way_of, "cuda"))] == ["host"] * 2
     env = {**standin.environment(devices=8, peers=0), "PYCOLLECTIVE_CUDA_WAY": "peer"}
-    with Ranks(2, env=env) as ranks:
+    with Ranks(2, module=__name__, variables=env) as ranks:
         for kind, text in results(ranks.call(way_of, "cuda")):
             assert kind == "ConfigurationError"
             assert "PYCOLLECTIVE_CUDA_WAY=peer cannot be: rank 0: " in text
@@ -104,7 +104,7 @@ def test_the_environment_says_which():
 
 @pytest.mark.parametrize("device", ["cuda:9", "gpu", "cuda:x", 9, "cuda:"])
 def test_a_gpu_that_there_is_not(device):
-    with Ranks(1, env=standin.environment(devices=2)) as ranks:
+    with Ranks(1, module=__name__, variables=standin.environment(devices=2)) as ranks:
         [(kind, text)] = results(ranks.call(way_of, device))
         assert kind == "ConfigurationError"
         assert repr(device) in text or str(device) in text
