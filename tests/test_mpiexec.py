@@ -43,10 +43,10 @@ from mpi4py import MPI
 
 MPI.COMM_WORLD.Barrier()
 if MPI.COMM_WORLD.Get_rank() == int(sys.argv[1]):
-    time.sleep(5)
+    time.sleep(2.5)
     sys.exit()
 try:
-    pc.init(timeout=2)
+    pc.init(timeout=1)
 except pc.CollectiveTimeout as error:
     sys.stdout.write(f"{error}\\n")
 """

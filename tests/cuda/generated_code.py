@@ -93,24 +93,22 @@ def ptx_in(image: Path) -> str:
     return done.stdout
 
 
-def functions_of(image: Path) -> Iterator[tuple[str, str, str]]:
-    """(architecture, function, its instructions, each once) of an image's machine code."""
+def functions_of(image: Path, architecture: str) -> Iterator[tuple[str, str]]:
+    """(function, its instructions, each once) of an image's machine code for an architecture."""
     dump, disassembler = find_tool("cuobjdump"), find_tool("nvdisasm")
     assert dump is not None
     assert disassembler is not None
     path = os.pathsep.join([str(Path(disassembler).parent), os.environ.get("PATH", "")])
     done = subprocess.run(
-        [dump, "-sass", str(image)],
+        [dump, "-sass", "-arch", f"sm_{architecture}", str(image)],
         capture_output=True,
         text=True,
         timeout=600,
         env={**os.environ, "PATH": path},
     )
     assert done.returncode == 0, done.stderr
-    for code in re.split(r"^arch = sm_", done.stdout, flags=re.MULTILINE)[1:]:
-        architecture = code.split("\n")[0]
-        for function in code.split("Function : ")[1:]:
-            name, _, body = function.partition("\n")
-            # Each behind its address, which is in a comment.
-            instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", body, re.MULTILINE)
-            yield architecture, name.strip(), "\n".join(dict.fromkeys(instructions))
+    for function in done.stdout.split("Function : ")[1:]:
+        name, _, body = function.partition("\n")
+        # Each behind its address, which is in a comment.
+        instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", body, re.MULTILINE)
+        yield name.strip(), "\n".join(dict.fromkeys(instructions))

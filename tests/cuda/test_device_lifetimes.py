@@ -19,6 +19,7 @@ from tests.cuda import standin
 from tests.cuda.test_device_array import some
 
 MIB = 1 << 20
+TIMES = 400  # that 16 MiB are filled: some 0.7 s
 
 
 def lifetime(how):
@@ -64,7 +65,7 @@ def test_memory_lives_as_long_as_its_last_user(gpu, how):
 def busy():
     stream = _core.DeviceStream(0)
     array = DeviceArray((4 * MIB,), "int32", stream=stream)
-    standin.Driver().occupy(array)
+    standin.Driver().occupy(array, TIMES)
     return stream, array
 
 
@@ -79,7 +80,7 @@ def after_the_stream(act):
     }[act]()
     done = stream.query()
     stream.synchronize(60)
-    assert array[-1:].to_numpy().tolist() == [1000]
+    assert array[-1:].to_numpy().tolist() == [TIMES]
     return was_busy, done
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.launchers import NAMES, find
 
-# Each rank tells how its first `init` ended. Then all join after all, and end as programs do.
+# Each rank tells how each `init` ended that something was to go wrong in. After each of them all
+# join after all; and in the end they end as programs do.
 PROGRAM = """
 import os, signal, sys, time
 import numpy as np
@@ -19,9 +20,8 @@ from pycollective import host_memory
 from pycollective.join import attach, bootstrap, joining, mpi_launch
 from pycollective.join.store import StoreClient, StoreServer
 
-what, culprit, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+kinds, culprit, seconds = sys.argv[1].split(","), int(sys.argv[2]), float(sys.argv[3])
 rank = MPI.COMM_WORLD.Get_rank()
-asked = {"timeout": seconds}
 plants = []
 
 def plant(owner, name, act):
@@ -44,7 +44,7 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(10)  # the signal ends it
 
-if rank == culprit:
+def go_wrong(what, asked):
     if what == "shm":
         asked["transport"] = "shm"
     elif what == "no transport":
@@ -74,29 +74,35 @@ if rank == culprit:
         plant(mpi_launch.Launch, "transport", dawdle)
     elif what == "slow":
         plant(host_memory, "check", dawdle)
+    else:
+        raise LookupError(what)
 
-MPI.COMM_WORLD.Barrier()
-start = time.monotonic()
-try:
-    pc.init(**asked)
-    said = "no error"
-except BaseException as error:
-    said = f"{type(error).__name__}: {error}"
-took = time.monotonic() - start
-for owner, name, original in plants:
-    setattr(owner, name, original)
-sys.stdout.write(f"RANK {rank} after {took:.2f} {said}\\n")
-sys.stdout.flush()
-if len(sys.argv) > 4:  # the program goes on without us
-    sys.exit()
-MPI.COMM_WORLD.Barrier()  # what is left behind disturbs no operation of the program's own
-with pc.init(timeout=30) as comm:
-    x = np.full(1000, rank + 1.0)
-    comm.all_reduce(x)
-    assert (x == comm.size * (comm.size + 1) / 2).all()
-    with comm.split(0, -comm.rank) as other:
-        other.all_reduce(x)
-sys.stdout.write(f"RANK {rank} joined\\n")
+for what in kinds:
+    asked = {"timeout": seconds}
+    if rank == culprit:
+        go_wrong(what, asked)
+    MPI.COMM_WORLD.Barrier()
+    start = time.monotonic()
+    try:
+        pc.init(**asked)
+        said = "no error"
+    except BaseException as error:
+        said = f"{type(error).__name__}: {error}"
+    took = time.monotonic() - start
+    while plants:
+        setattr(*plants.pop())
+    sys.stdout.write(f"RANK {rank} {what} after {took:.2f} {said}\\n")
+    sys.stdout.flush()
+    if len(sys.argv) > 4:  # the program goes on without us
+        sys.exit()
+    MPI.COMM_WORLD.Barrier()  # what is left behind disturbs no operation of the program's own
+    with pc.init(timeout=30) as comm:
+        x = np.full(1000, rank + 1.0)
+        comm.all_reduce(x)
+        assert (x == comm.size * (comm.size + 1) / 2).all()
+        with comm.split(0, -comm.rank) as other:
+            other.all_reduce(x)
+    sys.stdout.write(f"RANK {rank} {what} joined\\n")
 """
 
 # What goes wrong on one rank, and what all of them are told.
@@ -123,19 +129,24 @@ def mpi(request):
     return find(request.param)
 
 
-def run(mpi, folder, ranks, topology, *arguments):
+def run(mpi, folder, ranks, topology, kinds, culprit, timeout, *more):
+    """What each rank said of the `init` in which each kind of thing went wrong."""
     (folder / "program.py").write_text(PROGRAM)
-    more = {"PYCOLLECTIVE_TOPOLOGY": topology} if topology else {}
+    arguments = [",".join(kinds), culprit, timeout, *more]
+    environment = {"PYCOLLECTIVE_TOPOLOGY": topology} if topology else {}
     start = time.monotonic()
-    done = mpi.run(ranks, str(folder / "program.py"), *map(str, arguments), timeout=40, **more)
+    program = [str(folder / "program.py"), *map(str, arguments)]
+    done = mpi.run(ranks, *program, timeout=40, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert time.monotonic() - start < 25
     parts = sorted(part.strip() for part in done.stdout.split("RANK ")[1:])
-    ends = [part for part in parts if "after" in part]
-    assert len(ends) == ranks, done.stdout + done.stderr
-    if len(arguments) == 3:
-        joined = [f"{rank} joined" for rank in range(ranks)]
-        assert [part for part in parts if "joined" in part] == joined, done.stdout + done.stderr
+    ends = {}
+    for kind in kinds:
+        ends[kind] = [part for part in parts if re.match(rf"\d+ {kind} after", part)]
+        assert len(ends[kind]) == ranks, done.stdout + done.stderr
+        if not more:
+            joined = [f"{rank} {kind} joined" for rank in range(ranks)]
+            assert [part for part in parts if part in joined] == joined, done.stdout + done.stderr
     return ends
 
 
@@ -143,42 +154,39 @@ def seconds(part):
     return float(re.search(r"after ([0-9.]+)", part)[1])
 
 
+def told_at_once(ends, culprit):
+    """Whether each rank has said, and soon, what all of them are told."""
+    for kind, parts in ends.items():
+        said = {**OWN, **BETWEEN}[kind].replace("{culprit}", str(culprit))
+        for part in parts:
+            assert re.search(said, part), part
+            assert seconds(part) < 5, part
+
+
+# Both culprits with each MPI: every second of what goes wrong by the one, the others by the other.
 # `make test-mpi` has the culprit alone on its host as well.
-CASES = [
-    pytest.param(
-        NAMES[(place + culprit) % 2],  # so both culprits, and each MPI with every second case
-        what,
-        culprit,
-        marks=[pytest.mark.whole_table] if culprit == 2 else [],
-    )
-    for place, what in enumerate([*OWN, *BETWEEN])
-    for culprit in range(3)
-    if (what, culprit) != ("before the meeting", 2)  # alone on its host it needs no store
-]
+@pytest.mark.parametrize(
+    "culprit", [0, 1, pytest.param(2, marks=pytest.mark.whole_table)], ids="culprit {}".format
+)
+def test_what_ends_init_on_one_rank_ends_it_on_all(mpi, tmp_path, culprit):
+    """One host of two ranks and one of one; one after the other in the same processes."""
+    kinds = [
+        kind
+        for place, kind in enumerate([*OWN, *BETWEEN])
+        if NAMES[(place + culprit) % 2] == mpi.name
+        # Alone on its host it needs no store.
+        and (kind, culprit) != ("before the meeting", 2)
+    ]
+    told_at_once(run(mpi, tmp_path, 3, "2,1", kinds, culprit, 20), culprit)
 
 
-@pytest.mark.parametrize(("name", "what", "culprit"), CASES)
-def test_what_ends_init_on_one_rank_ends_it_on_all(tmp_path, name, what, culprit):
-    """One host of two ranks and one of one."""
-    mpi = find(name)
-    said = {**OWN, **BETWEEN}[what].replace("{culprit}", str(culprit))
-    for part in run(mpi, tmp_path, 3, "2,1", what, culprit, 20):
-        assert re.search(said, part), part
-        assert seconds(part) < 5, part
-
-
-@pytest.mark.parametrize("what", ["shm", "memory", "before the meeting", "interrupted"])
-def test_on_one_host_too(mpi, tmp_path, what):
-    said = OWN[what].replace("{culprit}", "1")
-    for part in run(mpi, tmp_path, 3, "", what, 1, 20):
-        assert re.search(said, part), part
-        assert seconds(part) < 5, part
+def test_on_one_host_too(mpi, tmp_path):
+    kinds = ["shm", "memory", "before the meeting", "interrupted"]
+    told_at_once(run(mpi, tmp_path, 3, "", kinds, 1, 20), 1)
 
 
 def test_ranks_that_want_different_transports(mpi, tmp_path):
-    for part in run(mpi, tmp_path, 2, "2x1", "shm", 0, 5):
-        assert re.search(OWN["shm"], part), part
-        assert seconds(part) < 5
+    told_at_once(run(mpi, tmp_path, 2, "2x1", ["shm"], 0, 5), 0)
 
 
 # Every two of the three meet.
@@ -187,12 +195,12 @@ def test_ranks_that_want_different_transports(mpi, tmp_path):
     [("mpich", "late", 0), ("openmpi", "late", 1), ("openmpi", "slow", 0), ("mpich", "slow", 1)],
 )
 def test_nobody_waits_longer_than_the_timeout(tmp_path, name, what, culprit):
-    for part in run(find(name), tmp_path, 2, "2x1", what, culprit, 2):
+    for part in run(find(name), tmp_path, 2, "2x1", [what], culprit, 1)[what]:
         rank = int(part[0])
         assert "init timed out" in part, part
-        assert seconds(part) < (6 if rank == culprit else 4), part
+        assert seconds(part) < (4 if rank == culprit else 3), part
 
 
 @pytest.mark.parametrize("what", ["shm", "before the duplicate", "transport"])
 def test_a_program_that_ends_after_that_ends(mpi, tmp_path, what):
-    run(mpi, tmp_path, 2, "2x1", what, 1, 20, "end")
+    run(mpi, tmp_path, 2, "2x1", [what], 1, 20, "end")

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # DDP does, in each fork unless it is there
 import torch.distributed as dist
 
 import pycollective as pc
