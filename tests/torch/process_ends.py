@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import datetime
 import faulthandler
+import gc
 import json
 import os
 import shutil
@@ -359,8 +360,15 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument(
+        "--frozen",
+        action="store_true",
+        help="do not look through what is imported for garbage at each end, which takes most of it",
+    )
     parser.add_argument("ways", nargs="*", help="all of them unless given")
     given = parser.parse_args()
+    if given.frozen:
+        gc.freeze()
     chosen = [way for way in WAYS if not given.ways or way.__name__ in given.ways]
     bad = []
     folder = tempfile.mkdtemp()  # not in a `with`: a rank returns through here as well
