@@ -14,15 +14,12 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from tests.harness import ROOT, Ranks, results, run_ranks
+from tests.harness import ROOT, Ranks, await_, results, run_ranks
+from tests.segments import committed
 
 pytestmark = pytest.mark.alone  # it looks at the whole machine, and at time
 
 MIB = 1 << 20
-
-
-def committed(comm):
-    return os.fstat(comm._node.fileno()).st_blocks * 512
 
 
 def counts():
@@ -103,31 +100,6 @@ def test_waiting_and_idling_burn_no_core():
         assert seconds < 0.3  # of 3 s
 
 
-def big(comm):
-    x = np.full(2**31 + 17, comm.rank + 1, np.uint8)
-    comm.all_reduce(x)
-    right = _all(x, 3)
-    if comm.rank == 1:
-        x[:] = 0
-    comm.broadcast(x[: 2**31 + 5], root=0)
-    right = right and _all(x[: 2**31 + 5], 3) and _all(x[2**31 + 5 :], 3 * (1 - comm.rank))
-    return right, committed(comm)
-
-
-def _all(x, value):
-    """Whether all are; in parts, since the comparison makes an array of its own."""
-    return all((x[i : i + 64 * MIB] == value).all() for i in range(0, x.size, 64 * MIB))
-
-
-def test_messages_of_several_gib_in_bounded_memory():
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if available < 8 << 30:
-        pytest.skip("needs 8 GiB of free memory")
-    for right, bytes_used in results(run_ranks(big, 2, timeout=100.0)):
-        assert right
-        assert bytes_used < 4 * MIB
-
-
 def left_behind():
     sockets = [
         line.split()[-1]
@@ -165,7 +137,8 @@ def test_nothing_is_left_behind(tmp_path, how):
         stderr=subprocess.DEVNULL,
     )
     if how == "kill the launcher":
-        time.sleep(3)
+        await_(lambda: len(ranks_of(program)) == 3 and left_behind() != before)
+        time.sleep(1)  # for their calls
         launcher.send_signal(signal.SIGKILL)
     status = launcher.wait(60)
     assert (status == 0) == (how == "normal")
