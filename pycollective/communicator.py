@@ -164,7 +164,8 @@ class Communicator(_core.Communicator):
                 problem = error
         places = np.empty((self.size, 2), dtype=np.int64)
         self.all_gather(places, np.array(mine, dtype=np.int64))
-        if ((places[:, 0] < 0) & (wishes[:, 0] >= 0)).any():
+        refused = (places[:, 0] < 0) & (wishes[:, 0] >= 0)  # the same on all ranks, of all colors
+        if refused.any():
             let_all_hear(self.barrier)
         if color is None:
             return None
@@ -195,7 +196,7 @@ class Communicator(_core.Communicator):
         """`use_device` of a communicator that nobody has been given yet: none, if that fails."""
         try:
             self.use_device(device)
-        except ConfigurationError:  # which all ranks are told: an abort might come before it
+        except ConfigurationError:  # on all ranks, when all have heard: nobody is left waiting
             self.close()
             raise
         except BaseException as error:

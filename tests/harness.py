@@ -1,7 +1,8 @@
 """Real processes as ranks, for tests.
 
 `run_ranks` starts some for one function, as forks of a process that has imported its module;
-`RankPool` keeps fresh ones for many calls, as property tests need. Both go through the library's
+`RankPool` keeps some for many calls, as property tests need: fresh ones, unless it is given the
+module. Both go through the library's
 own bootstrap, kill what outlives its time, and leave nothing behind.
 """
 
@@ -189,6 +190,11 @@ def close_servers() -> None:
     """End the processes that fork ranks. They are started anew when they are needed again."""
     while _servers:
         _servers.popitem()[1].close()
+
+
+def committed(communicator: Any) -> int:
+    """Bytes of the rank's shared memory that hold something."""
+    return os.fstat(communicator._node.fileno()).st_blocks * 512
 
 
 def _nothing(communicator: Any) -> None:

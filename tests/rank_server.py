@@ -4,7 +4,8 @@ To start Python and to import torch costs a rank more than most tests do, and so
 down: of a fork with torch 0.22 s of 0.24, for the memory it shares with the others is copied. So
 forks end, as those of multiprocessing do, once their threads have ended and their exit handlers
 have run. What forks cannot show, because they are alike (addresses of memory, seeds of hashes) and
-end so, launchers' ranks and those with an `env` show: they are processes of their own.
+end so, launchers' ranks show, and those with an `env` or without a module: they are processes of
+their own.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def main() -> None:
             importlib.import_module(arguments[0])
             gc.freeze()  # what is there now is never looked at again, in no rank
             for each in list(weakref.finalize._registry):
-                each.atexit = False  # nor finalized: torch would forget its operators one by one
+                each.atexit = False  # torch would forget its operators one by one, in every rank
             answer = os.fork()
             if answer == 0:
                 place.close()
@@ -145,9 +146,8 @@ def become_rank(env: dict[str, str], arguments: list[str], pipe: int, stderr: in
     try:
         rank_main.main()
         status = 0
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else 1
-    except BaseException:
+    except BaseException as error:
+        sys.last_type, sys.last_value = type(error), error  # as exit handlers find it
         traceback.print_exc()
     threading._shutdown()
     atexit._run_exitfuncs()

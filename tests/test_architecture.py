@@ -48,7 +48,7 @@ LAYERS: dict[str, set[str]] = {
     "launcher": {"environment", "errors", "join", "limits", "output"},
     "__init__": {"communicator", "errors", "join", "version"},
     "__main__": {"cli"},
-    "torch": {"_torch", "compression", "errors", "installing", "join", "placement"},
+    "torch": {"_torch", "compression", "errors", "installing", "join", "placement", "refusal"},
     "bench": {
         *("_core", "communicator", "compression", "elements", "environment", "errors", "gpu"),
         *("installing", "join", "limits", "reference", "schedule", "torch", "tuning", "version"),

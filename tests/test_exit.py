@@ -22,8 +22,11 @@ comm = pc.init(timeout=20)
 x = np.ones(1000)
 comm.all_reduce(x)
 if comm.rank == 0:
+    while not os.path.exists(sys.argv[1]):  # its abort might come into the call that it has ended
+        time.sleep(0.01)
     {end}
 else:
+    open(sys.argv[1], "w").close()
     time.sleep(0.4)  # rank 0 is through by now
     try:
         while True:
@@ -33,12 +36,12 @@ else:
 """
 
 
-def run(end):
+def run(end, begun):
     """What rank 1 sees when rank 0 ends in this way."""
     return subprocess.run(
         [
             *(sys.executable, "-m", "pycollective", "run", "-n", "2"),
-            *(sys.executable, "-c", PROGRAM.format(end=end)),
+            *(sys.executable, "-c", PROGRAM.format(end=end), str(begun)),
         ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -63,8 +66,8 @@ def run(end):
     ],
     ids=["end", "exit", "dropped", "pending", "exception", "sudden end"],
 )
-def test_an_end_without_close_is_seen_at_once(end, status, kind, said):
-    done = run(end)
+def test_an_end_without_close_is_seen_at_once(end, status, kind, said, tmp_path):
+    done = run(end, tmp_path / "begun")
     assert done.returncode == status, done.stderr
     assert done.stdout.startswith(kind)
     assert said in done.stdout

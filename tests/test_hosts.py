@@ -95,7 +95,7 @@ comm.timeout = 1.0
 x = np.ones(200_000)
 try:
     if comm.rank == comm.size - 1:
-        time.sleep(2)
+        time.sleep(2.5)
     start = time.monotonic()
     comm.all_reduce(x)
 except pc.CollectiveError as error:
@@ -204,7 +204,7 @@ def test_a_rank_of_another_host_that_does_not_come_is_named(launch, tmp_path):
     assert all("CollectiveTimeout" in part for part in said)
     for part in said[:2]:
         assert "rank(s) 2 have not called it" in part
-        assert float(re.search(r"after ([0-9.]+):", part)[1]) < 1.8
+        assert float(re.search(r"after ([0-9.]+):", part)[1]) < 2.3
 
 
 @pytest.mark.alone

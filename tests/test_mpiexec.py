@@ -43,7 +43,7 @@ from mpi4py import MPI
 
 MPI.COMM_WORLD.Barrier()
 if MPI.COMM_WORLD.Get_rank() == int(sys.argv[1]):
-    time.sleep(2.5)
+    time.sleep(3.5)
     sys.exit()
 try:
     pc.init(timeout=1)

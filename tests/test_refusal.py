@@ -38,6 +38,7 @@ def make_a_state_that_differs(comm):
         OneBitState({"w": (4 + comm.rank // 2, 256)}, group)
 
 
+NO_DRIVER = {"PYCOLLECTIVE_CUDA_DRIVER": "/nowhere/libcuda.so"}
 REFUSED = {
     "device": (use_a_device_that_is_not_there, "ConfigurationError", way),
     "way": (use_a_way_that_cannot_be, "ConfigurationError", way),
@@ -71,7 +72,7 @@ def told_late(comm, what):
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_nobody_leaves_before_all_have_heard(what):
-    (name, [heard], _), *others = results(run_ranks(told_late, 3, what))
+    (name, [heard], _), *others = results(run_ranks(told_late, 3, what, variables=NO_DRIVER))
     kind = REFUSED[what][1]
     assert name == kind
     for rank, (name, _, raised) in enumerate(others, start=1):

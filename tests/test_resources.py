@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from tests.harness import ROOT, Ranks, await_, results, run_ranks
-from tests.segments import committed
+from tests.harness import ROOT, Ranks, await_, committed, results, run_ranks
 
 pytestmark = pytest.mark.alone  # it looks at the whole machine, and at time
 
@@ -117,6 +116,7 @@ comm = pc.init(timeout=20)
 x = np.ones(1_000_000, np.float32)
 comm.all_reduce(x)
 pending = comm.all_reduce(x, async_op=True)
+open(f"{sys.argv[2]}/{comm.rank}", "w").close()
 if sys.argv[1] == "normal":
     pending.wait(timeout=10)
 if sys.argv[1] == "exception":
@@ -129,16 +129,16 @@ if sys.argv[1] == "kill":
 @pytest.mark.parametrize("how", ["normal", "exception", "kill", "kill the launcher"])
 def test_nothing_is_left_behind(tmp_path, how):
     before = left_behind()
-    program = tmp_path / "program.py"
+    program, begun = tmp_path / "program.py", tmp_path / "begun"
+    begun.mkdir()
     program.write_text(PROGRAM + ("import time; time.sleep(60)" if "launcher" in how else ""))
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "pycollective", "run", "-n", "3", str(program), how],
+        [sys.executable, "-m", "pycollective", "run", "-n", "3", str(program), how, str(begun)],
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
     )
     if how == "kill the launcher":
-        await_(lambda: len(ranks_of(program)) == 3 and left_behind() != before)
-        time.sleep(1)  # for their calls
+        await_(lambda: len(os.listdir(begun)) == 3)
         launcher.send_signal(signal.SIGKILL)
     status = launcher.wait(60)
     assert (status == 0) == (how == "normal")

@@ -72,6 +72,7 @@ def agree(group: Group, what: str, given: Callable[[], Told[_T]]) -> Told[_T]:
     if told and not refused.size and not others.size:
         return told
     said = _said(group, told.text if told else f"{type(refusal).__name__}: {refusal}")
+    # Of a length that begins no other call.
     let_all_hear(lambda: group.all_gather(np.zeros(1, np.uint8)))
     if refusal is not None:
         raise refusal

@@ -18,6 +18,7 @@ from pycollective.errors import ConfigurationError
 from pycollective.join import wish
 from pycollective.join.host import host_identity
 from pycollective.placement import number_hosts
+from pycollective.refusal import let_all_hear
 
 # By its name since torch 2.13, and before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -156,6 +157,7 @@ def _check_alike(group: dist.ProcessGroup, whole_world: bool) -> None:
     counts = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
     dist.all_gather(counts, torch.tensor([mine]), group=group)
     if len({int(each) for each in counts}) > 1:
+        let_all_hear(lambda: dist.barrier(group=group))
         raise ConfigurationError(
             "a state of compression over a part of the world: its ranks have made different "
             f"numbers of process groups before ({[int(each) for each in counts]}), and torch "

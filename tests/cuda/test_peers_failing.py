@@ -346,9 +346,11 @@ def unnamed_and_aborted(comm):
     release = standin.Driver().hold(comm.device, None) if comm.rank == 1 else lambda: None
     comm.barrier()
     threading.Timer(0.3, comm.abort, ("enough",)).start()
-    with pytest.raises(CollectiveAborted):
-        comm.all_reduce(array)
-    release()
+    try:
+        with pytest.raises(CollectiveAborted):
+            comm.all_reduce(array)
+    finally:
+        release()
     return right
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 
 from tests.launchers import NAMES, find
 
-# Each rank tells how each `init` ended that something was to go wrong in. After each of them all
-# join after all; and in the end they end as programs do.
+# Each rank tells how each `init` ended in which something goes wrong on one. After each of them all
+# ranks join; and then they end as programs do.
 PROGRAM = """
 import os, signal, sys, time
 import numpy as np
@@ -38,7 +37,7 @@ def raises(error):
     return act
 
 def dawdle():
-    time.sleep(2 * seconds)
+    time.sleep(3 * seconds)
 
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
@@ -129,22 +128,20 @@ def mpi(request):
     return find(request.param)
 
 
-def run(mpi, folder, ranks, topology, kinds, culprit, timeout, *more):
+def run(mpi, folder, ranks, topology, kinds, culprit, timeout, *, go_on=True):
     """What each rank said of the `init` in which each kind of thing went wrong."""
     (folder / "program.py").write_text(PROGRAM)
-    arguments = [",".join(kinds), culprit, timeout, *more]
+    arguments = [",".join(kinds), culprit, timeout, *([] if go_on else ["end"])]
     environment = {"PYCOLLECTIVE_TOPOLOGY": topology} if topology else {}
-    start = time.monotonic()
     program = [str(folder / "program.py"), *map(str, arguments)]
-    done = mpi.run(ranks, *program, timeout=40, **environment)
+    done = mpi.run(ranks, *program, timeout=40 + 10 * len(kinds), **environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert time.monotonic() - start < 25
     parts = sorted(part.strip() for part in done.stdout.split("RANK ")[1:])
     ends = {}
     for kind in kinds:
         ends[kind] = [part for part in parts if re.match(rf"\d+ {kind} after", part)]
         assert len(ends[kind]) == ranks, done.stdout + done.stderr
-        if not more:
+        if go_on:
             joined = [f"{rank} {kind} joined" for rank in range(ranks)]
             assert [part for part in parts if part in joined] == joined, done.stdout + done.stderr
     return ends
@@ -154,8 +151,8 @@ def seconds(part):
     return float(re.search(r"after ([0-9.]+)", part)[1])
 
 
-def told_at_once(ends, culprit):
-    """Whether each rank has said, and soon, what all of them are told."""
+def assert_told_at_once(ends, culprit):
+    """Each rank has raised what `OWN` or `BETWEEN` says, within 5 s."""
     for kind, parts in ends.items():
         said = {**OWN, **BETWEEN}[kind].replace("{culprit}", str(culprit))
         for part in parts:
@@ -177,16 +174,18 @@ def test_what_ends_init_on_one_rank_ends_it_on_all(mpi, tmp_path, culprit):
         # Alone on its host it needs no store.
         and (kind, culprit) != ("before the meeting", 2)
     ]
-    told_at_once(run(mpi, tmp_path, 3, "2,1", kinds, culprit, 20), culprit)
+    # Each first one meets a process that has not joined before.
+    kinds = kinds[2 * culprit :] + kinds[: 2 * culprit]
+    assert_told_at_once(run(mpi, tmp_path, 3, "2,1", kinds, culprit, 20), culprit)
 
 
 def test_on_one_host_too(mpi, tmp_path):
     kinds = ["shm", "memory", "before the meeting", "interrupted"]
-    told_at_once(run(mpi, tmp_path, 3, "", kinds, 1, 20), 1)
+    assert_told_at_once(run(mpi, tmp_path, 3, "", kinds, 1, 20), 1)
 
 
 def test_ranks_that_want_different_transports(mpi, tmp_path):
-    told_at_once(run(mpi, tmp_path, 2, "2x1", ["shm"], 0, 5), 0)
+    assert_told_at_once(run(mpi, tmp_path, 2, "2x1", ["shm"], 0, 5), 0)
 
 
 # Every two of the three meet.
@@ -198,9 +197,9 @@ def test_nobody_waits_longer_than_the_timeout(tmp_path, name, what, culprit):
     for part in run(find(name), tmp_path, 2, "2x1", [what], culprit, 1)[what]:
         rank = int(part[0])
         assert "init timed out" in part, part
-        assert seconds(part) < (4 if rank == culprit else 3), part
+        assert seconds(part) < (6 if rank == culprit else 3), part
 
 
 @pytest.mark.parametrize("what", ["shm", "before the duplicate", "transport"])
 def test_a_program_that_ends_after_that_ends(mpi, tmp_path, what):
-    run(mpi, tmp_path, 2, "2x1", [what], 1, 20, "end")
+    assert_told_at_once(run(mpi, tmp_path, 2, "2x1", [what], 1, 20, go_on=False), 1)

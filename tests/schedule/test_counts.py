@@ -34,15 +34,15 @@ def counted(phase: Phase, wide: float) -> Busiest:
     )
 
 
-# Asked for again with another weight of a node.
-observed = functools.lru_cache(maxsize=1)(observe)
+# Asked for again at once, with another weight of a node.
+observe_once = functools.lru_cache(maxsize=1)(observe)
 
 
 def pairs(
     operation: str, algorithm: str, topology: Topology, wide: float
 ) -> Iterator[tuple[Busiest, Busiest]]:
     """What a schedule does in each phase, and what the formula says."""
-    seen = observed(operation, algorithm, topology)
+    seen = observe_once(operation, algorithm, topology)
     first = 0
     for phase in counts(operation, algorithm, topology):
         yield seen.busiest(first, phase.steps, wide), counted(phase, wide)

@@ -2,7 +2,7 @@
 
 One process imports torch once; each rank of each round is a fork of it, which joins, does what the
 way says, and then ends as any program does: with the whole end of the interpreter. So a round costs
-a fraction of a second, and hundreds of them can be had.
+a second or two, and hundreds of them can be had.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import pycollective as pc
 import pycollective.torch
 from pycollective.torch import backend
 
-ROUND_LIMIT = 60.0  # seconds until what has not ended counts as a hang, and is aborted
+ROUND_LIMIT = 60.0  # seconds until it counts as a hang, and is aborted
 # A daemon thread that torch calls Python in, as DDP's hooks are, ends the process with SIGABRT if
 # that ends meanwhile ("terminate called without an active exception"): seldom here, and in both
 # rounds that were run with Gloo and a hook of torch's own.
@@ -44,8 +44,7 @@ def join_torch(rank, size, path):
     backend._EXIT_GRACE = 0.3
     store = dist.FileStore(path, size)
     dist.init_process_group("pycollective", store=store, rank=rank, world_size=size)
-    # An idle thread of the lowest class is preempted by whomever it wakes, in the middle of what it
-    # does at the end of an operation.
+    # Idle threads of the lowest class are preempted in the middle of what ends an operation.
     for _ in range(5):  # it may be that the first ended on this thread, and there is none yet
         dist.all_reduce(torch.ones(100_000), async_op=True).wait()
         for task in Path("/proc/self/task").iterdir():
@@ -360,11 +359,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument(
-        "--frozen",
-        action="store_true",
-        help="do not look through what is imported for garbage at each end, which takes most of it",
-    )
+    parser.add_argument("--frozen", action="store_true", help="seek no garbage in what is imported")
     parser.add_argument("ways", nargs="*", help="all of them unless given")
     given = parser.parse_args()
     if given.frozen:

@@ -20,7 +20,7 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
 LAUNCHERS = {"run": OwnLauncher(), "torchrun": Torchrun()}
 
 
-def end_processes(rounds, limit, loops, *options):
+def end_processes(rounds, limit, loops, options=()):
     """Every way so often, beside so many busy loops; two ways at a time, since many wait."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
 
@@ -51,14 +51,14 @@ def end_processes(rounds, limit, loops, *options):
 
 @pytest.mark.timeout(320)
 def test_processes_end_in_every_way_without_a_crash():
-    assert end_processes(1, 300, 0, "--frozen") == len(WAYS)
+    assert end_processes(rounds=1, limit=300, loops=0, options=["--frozen"]) == len(WAYS)
 
 
 @pytest.mark.storm
 @pytest.mark.timeout(4 * 3600)
 def test_processes_end_in_every_way_two_hundred_times():
     cores = len(os.sched_getaffinity(0))
-    assert end_processes(200, 4 * 3500, cores) == 200 * len(WAYS)
+    assert end_processes(rounds=200, limit=4 * 3500, loops=cores) == 200 * len(WAYS)
 
 
 def run_example(tmp_path, launcher, example, ranks=4):
