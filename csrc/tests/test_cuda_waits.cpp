@@ -186,7 +186,7 @@ void a_rank_that_never_launches(Devices& devices) {
   DeviceRanks ranks(devices, n, {2, 4096}, kMemory);
   Placed call(call_of(one_shot(n), 3000), 0, random);
   call.write(ranks);
-  for (const int r : {0, 1, 3}) call.launch(ranks.at(r), r, kSecond / 4);
+  for (const int r : {0, 1, 3}) call.launch(ranks.at(r), r, kSecond);
   ranks.synchronize(kSoon);
   for (const int r : {0, 1, 3}) {
     const auto ending = ranks.at(r).peers->ending();

@@ -36,8 +36,8 @@ class OnDevice final : public Operation {
 
  private:
   // So that the kernel's wait, which knows its GPU and its peer, ends before the host's, here and
-  // on ranks that have called a little earlier.
-  static constexpr double kGrace = 0.25;  // seconds
+  // on ranks that have called a little earlier, also where cores are scarce.
+  static constexpr double kGrace = 1;  // seconds
 
   double seconds_left() const;
 
