@@ -93,9 +93,11 @@ format: $(VENV)/.requirements
 	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
 
-sanitize: $(VENV)/.requirements
-	$(MAKE) -j 2 -C tests/cuda_driver sanitize
-	$(MAKE) -j 2 -C csrc/tests sanitize
+# Under a make -j of several targets, among its jobs.
+JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 2)
+sanitize:
+	$(MAKE) $(JOBS) -C tests/cuda_driver sanitize
+	$(MAKE) $(JOBS) -C csrc/tests sanitize
 
 clean:
 	rm -rf build out *.egg-info pycollective/*.so
