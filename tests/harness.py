@@ -2,8 +2,8 @@
 
 `run_ranks` starts some for one function, as forks of a process that has imported its module;
 `RankPool` keeps some for many calls, as property tests need: fresh ones, unless it is given the
-module. Both go through the library's
-own bootstrap, kill what outlives its time, and leave nothing behind.
+module. Both go through the library's own bootstrap, kill what outlives its time, and leave nothing
+behind.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def become_rank(env: dict[str, str], arguments: list[str], pipe: int, stderr: in
     try:
         rank_main.main()
         status = 0
-    except BaseException as error:
+    except (Exception, KeyboardInterrupt) as error:
         sys.last_type, sys.last_value = type(error), error  # as exit handlers find it
         traceback.print_exc()
     threading._shutdown()

@@ -22,12 +22,14 @@ comm = pc.init(timeout=20)
 x = np.ones(1000)
 comm.all_reduce(x)
 if comm.rank == 0:
-    while not os.path.exists(sys.argv[1]):  # its abort might come into the call that it has ended
+    until = time.monotonic() + 20
+    while not os.path.exists(sys.argv[1]):  # else its end could come into rank 1's first call
+        assert time.monotonic() < until, "rank 1 has not come"
         time.sleep(0.01)
     {end}
 else:
     open(sys.argv[1], "w").close()
-    time.sleep(0.4)  # rank 0 is through by now
+    time.sleep(1)  # rank 0 is through by now
     try:
         while True:
             comm.all_reduce(x)

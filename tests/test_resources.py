@@ -139,6 +139,8 @@ def test_nothing_is_left_behind(tmp_path, how):
     )
     if how == "kill the launcher":
         await_(lambda: len(os.listdir(begun)) == 3)
+        assert len(ranks_of(program)) == 3
+        assert left_behind() != before
         launcher.send_signal(signal.SIGKILL)
     status = launcher.wait(60)
     assert (status == 0) == (how == "normal")

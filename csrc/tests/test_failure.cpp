@@ -115,7 +115,7 @@ void many_messages_that_wait_long_write_one_line() {
 
 void timeout_names_the_absent() {
   ThreadRanks threads(4);
-  const auto group = threads.make_group(0.2);
+  const auto group = threads.make_group(1);
   threads.run([&](int r) {
     if (r == 1 || r == 3) return;
     std::vector<float> x(100000, 1.0F);

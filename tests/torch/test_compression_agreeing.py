@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
 from pycollective import CollectiveMismatch, ConfigurationError, compression
+from pycollective.torch import groups as groups_module
 from tests.harness import Ranks, results
 from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, state_of
 
@@ -80,6 +81,41 @@ def test_ranks_that_make_different_states_are_told_before_there_are_groups(ranks
         assert refuses or "rank(s) [1]" in said
         assert groups == 0
         assert taken < 20  # the groups' timeout is 30 s
+
+
+def made_another_group(comm, backend):
+    """What a state over ranks 0 to 2 says where rank 1 has made one group more; when rank 0 knew that
+    it would, which is late, and when this rank was told."""
+    group_of(comm, backend)
+    part = dist.new_group([0, 1, 2], backend=backend)
+    own = dist.new_group([1], backend=backend, use_local_synchronization=True)
+    said, heard, usual = None, [], groups_module.let_all_hear
+
+    def late(meet):
+        time.sleep(0.3)
+        heard.append(time.monotonic())
+        usual(meet)
+
+    if comm.rank == 0:
+        groups_module.let_all_hear = late
+    if comm.rank != 3:
+        with pytest.raises(ConfigurationError) as raised:
+            pct.OneBitState(Given(), between="ranks", group=part)
+        said = str(raised.value)
+    told = time.monotonic()
+    groups_module.let_all_hear = usual
+    for each in (own, part):
+        if dist.get_rank(each) >= 0:
+            dist.destroy_process_group(each)
+    return said, heard, told
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_that_have_made_different_numbers_of_groups_all_say_so(ranks, backend):
+    (first, [heard], _), *others = ranks(made_another_group, backend)
+    for said in (first, others[0][0], others[1][0]):
+        assert "different numbers of process groups before" in said
+    assert all(told >= heard for _, _, told in others[:2])
 
 
 def loaded(comm, what):
