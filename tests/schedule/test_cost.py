@@ -15,7 +15,7 @@ from pycollective.elements import ELEMENTS
 from pycollective.schedule import ALGORITHMS, Topology, algorithms_for
 from pycollective.schedule.cost import TYPICAL, Link, Links, counts, price
 from tests.schedule.observed import observe
-from tests.schedule.placements import RANKS, any_placements
+from tests.schedule.placements import BOTH, any_placements
 
 ALL = [(operation, name) for name, each in ALGORITHMS.items() for operation in each.moves]
 BF16, FP32 = ELEMENTS["bfloat16"], ELEMENTS["float32"]
@@ -39,8 +39,11 @@ def observed_price(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_prices_are_within_an_eighth_below_and_a_half_above(algorithm: str) -> None:
-    for ranks in RANKS[1:]:
+@pytest.mark.parametrize("numbers", BOTH, ids=["few", "more"])
+def test_prices_are_within_an_eighth_below_and_a_half_above(
+    algorithm: str, numbers: list[int]
+) -> None:
+    for ranks in filter(lambda ranks: ranks > 1, numbers):
         for topology in any_placements(ranks):
             for operation in ("all_reduce", "reduce_scatter", "all_gather"):
                 if algorithm not in algorithms_for(operation):

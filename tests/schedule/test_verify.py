@@ -32,7 +32,7 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), ALL)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(topology=topologies(), data=st.data())
 def test_every_schedule_is_right(
     operation: str, algorithm: str, topology: Topology, data: st.DataObject

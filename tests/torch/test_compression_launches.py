@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launchers import OwnLauncher, Torchrun
+from tests.launchers import Forks, OwnLauncher, Torchrun
 from tests.torch.compressed import HOOKS
 
-LAUNCHERS = {"run": OwnLauncher(), "torchrun": Torchrun()}
+# `pycollective run` gives ranks the environment that forks have; in `make storm` it does, too.
+LAUNCHERS = {"forks": Forks("tests.torch.compressed"), "torchrun": Torchrun()}
 
 PROGRAM = """
 import hashlib, sys
@@ -43,29 +44,38 @@ dist.destroy_process_group()
 """
 
 
+def trained(launcher, folder):
+    """By rank and hook, what a training under the launcher says."""
+    (folder / "program.py").write_text(PROGRAM)
+    arguments = str(folder / "program.py"), str(folder)
+    done = launcher.run(2, *arguments, timeout=100, PYCOLLECTIVE_TOPOLOGY="2x1")
+    assert done.returncode == 0, done.stderr
+    lines = [(folder / str(rank)).read_text().splitlines() for rank in range(2)]
+    return [{line.split()[0]: line.split()[1:] for line in each} for each in lines]
+
+
 @pytest.fixture(scope="module")
 def digests(tmp_path_factory):
-    """What each rank under each launcher says of each hook's training."""
-    found = {}
-    for name, launcher in LAUNCHERS.items():
-        folder = tmp_path_factory.mktemp(name)
-        (folder / "program.py").write_text(PROGRAM)
-        arguments = str(folder / "program.py"), str(folder)
-        done = launcher.run(2, *arguments, timeout=100, PYCOLLECTIVE_TOPOLOGY="2x1")
-        assert done.returncode == 0, done.stderr
-        for rank in range(2):
-            lines = (folder / str(rank)).read_text().splitlines()
-            found[name, rank] = {line.split()[0]: line.split()[1:] for line in lines}
-    return found
+    """What each rank says under each launcher."""
+    return [
+        each
+        for name, launcher in LAUNCHERS.items()
+        for each in trained(launcher, tmp_path_factory.mktemp(name))
+    ]
 
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_rank_of_every_launcher_ends_with_the_same_weights(digests, hook):
-    said = [of[hook] for of in digests.values()]
+    said = [of[hook] for of in digests]
     assert len(said) == 2 * len(LAUNCHERS)
     assert len({digest for digest, *_ in said}) == 1
     assert [rest for _, *rest in said] == [["6", "True"]] * len(said), "it was not compressed"
 
 
 def test_each_hook_trains_to_weights_of_its_own(digests):
-    assert len({of[hook][0] for of in digests.values() for hook in HOOKS}) == len(HOOKS)
+    assert len({of[hook][0] for of in digests for hook in HOOKS}) == len(HOOKS)
+
+
+@pytest.mark.storm
+def test_ranks_of_pycollective_run_end_with_them_too(digests, tmp_path):
+    assert trained(OwnLauncher(), tmp_path) == digests[:2]

@@ -180,6 +180,7 @@ def test_beside_other_backends_and_again_after_destroying():
 
 
 def debug_detail(comm):
+    dist.set_debug_level(dist.DebugLevel.DETAIL)  # as TORCH_DISTRIBUTED_DEBUG=DETAIL does
     with process_group(comm):
         tensor = torch.ones(3)
         dist.all_reduce(tensor)
@@ -192,8 +193,7 @@ def debug_detail(comm):
 
 
 def test_under_torchs_own_checks():
-    outcomes = run_ranks(debug_detail, 2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
-    assert results(outcomes) == [(2.0, 1.5)] * 2
+    assert results(run_ranks(debug_detail, 2)) == [(2.0, 1.5)] * 2
 
 
 def functional_and_tensors(comm):

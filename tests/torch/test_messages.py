@@ -235,5 +235,6 @@ def over_gloo(comm):
 
 
 def test_between_played_hosts():
-    told = results(run_ranks(over_gloo, 3, env={"PYCOLLECTIVE_TOPOLOGY": "2,1"}, timeout=120))
+    variables = {"PYCOLLECTIVE_TOPOLOGY": "2,1"}
+    told = results(run_ranks(over_gloo, 3, variables=variables, timeout=120))
     assert told == [(True, [1, 1, 2, 2]), (True, []), (True, [])]
