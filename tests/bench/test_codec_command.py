@@ -12,9 +12,12 @@ import pytest
 from pycollective.bench.codec import COMPARED
 from pycollective.cli.bench import bench as command
 from pycollective.compression import CODECS
+from tests.cli.in_process import pycollective
 from tests.harness import ROOT
 from tests.kernels.quantized import payload_bytes, usual_chunk
 from tests.launchers import launcher
+
+__all__ = ["pycollective"]
 
 MAIN = str(ROOT / "pycollective" / "__main__.py")
 
@@ -69,8 +72,9 @@ def test_bytes_errors_and_a_verdict(codec):
 
 
 def test_exact_loses_no_bit():
-    options = ["--codec", "exact", "--ranks", "2", "--topology", "2x1", "--rounds", "1"]
-    done = bench("all_reduce", *options, "-b", "256K", "-e", "256K")
+    options = ["--codec", "exact", "--topology", "2x1", "--rounds", "1", "-b", "256K", "-e", "256K"]
+    done = launcher("forks").run(2, MAIN, "bench", "all_reduce", *options)
+    assert done.returncode == 0, done.stderr
     found = ways(done.stdout)
     assert list(found) == ["exact fp32", "exact bf16", "fp32", "bf16"]
     for dtype, raw in (("fp32", RAW), ("bf16", RAW / 2)):
@@ -106,7 +110,8 @@ def test_the_help_names_every_codec():
         ("broadcast", ["--codec", "int8"], "--codec compares ways to do an all_reduce"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(operation, options, message):
-    done = bench(operation, *options, status=2)
+def test_what_cannot_be_compared_is_refused(pycollective, operation, options, message):
+    done = pycollective("bench", operation, *options)
+    assert done.returncode == 2
     assert message in done.stderr
     assert done.stdout == ""

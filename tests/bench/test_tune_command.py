@@ -9,7 +9,10 @@ import pytest
 
 from pycollective.schedule import algorithms_for
 from pycollective.tuning.table import read_table
+from tests.cli.in_process import pycollective
 from tests.test_launches import clean_environment
+
+__all__ = ["pycollective"]
 
 BENCH = ["-m", "pycollective", "bench"]
 RUN = ["-m", "pycollective", "run", "-n", "2"]
@@ -66,8 +69,9 @@ def test_a_table_is_written_and_added_to(tmp_path):
         (["all", "--tune", __file__], "is not JSON"),
     ],
 )
-def test_mistakes_are_one_line_and_status_2(tmp_path, arguments, words):
-    done = python(*BENCH, "--tune", tmp_path / "t.json", *arguments, status=2)
+def test_mistakes_are_one_line_and_status_2(pycollective, tmp_path, arguments, words):
+    done = pycollective("bench", "--tune", tmp_path / "t.json", *arguments)
+    assert done.returncode == 2
     assert done.stderr.startswith("pycollective bench: "), done.stderr
     assert words in done.stderr
     assert done.stderr.count("\n") == 1

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from pycollective import launcher
+from tests.cli.in_process import pycollective
 from tests.harness import ROOT
+
+__all__ = ["pycollective"]
 
 COMMAND = [sys.executable, "-m", "pycollective", "run"]
 
@@ -26,14 +29,31 @@ def environment(**changes):
 
 
 def run(*arguments, **changes):
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        env=environment(**changes),
-        input="this is not for the ranks\n",
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return run_together(arguments, **changes)[0]
+
+
+def run_together(*commands, **changes):
+    """Each of the commands, at once: they wait more than they work."""
+    started = [
+        subprocess.Popen(
+            [*COMMAND, *map(str, arguments)],
+            env=environment(**changes),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for arguments in commands
+    ]
+    try:
+        said = [each.communicate("this is not for the ranks\n", timeout=60) for each in started]
+    finally:
+        for each in started:
+            each.kill()
+    return [
+        subprocess.CompletedProcess(each.args, each.returncode, *texts)
+        for each, texts in zip(started, said, strict=True)
+    ]
 
 
 @pytest.fixture
@@ -71,23 +91,21 @@ def test_ranks_that_all_succeed():
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("act", "status", "how"),
-    [("exit 7", 7, "ended with status 7"), ("kill -9 $$", 137, "was ended by SIGKILL")],
-)
-def test_the_rank_that_failed_is_named_and_the_others_are_ended(act, status, how):
-    script = f'echo $$; if [ "$RANK" = 1 ]; then sleep 0.2; {act}; fi; exec sleep 60'
+def test_the_rank_that_failed_is_named_and_the_others_are_ended():
+    ends = [("exit 7", 7, "ended with status 7"), ("kill -9 $$", 137, "was ended by SIGKILL")]
+    script = 'echo $$; if [ "$RANK" = 1 ]; then sleep 0.2; {}; fi; exec sleep 60'
     start = time.monotonic()
-    done = run("-n", 3, "sh", "-c", script)
+    ended = run_together(*(("-n", 3, "sh", "-c", script.format(act)) for act, _, _ in ends))
     assert time.monotonic() - start < 20
-    assert done.returncode == status
-    pids = [int(line) for line in done.stdout.split()]
-    assert len(pids) == 3
-    assert_ended(pids)
-    (said,) = done.stderr.splitlines()
-    assert said.startswith("pycollective run: rank 1 of 3 (pid ")
-    assert int(said.partition("(pid ")[2].partition(")")[0]) in pids
-    assert f") {how}; " in said
+    for done, (_, status, how) in zip(ended, ends, strict=True):
+        assert done.returncode == status
+        pids = [int(line) for line in done.stdout.split()]
+        assert len(pids) == 3
+        assert_ended(pids)
+        (said,) = done.stderr.splitlines()
+        assert said.startswith("pycollective run: rank 1 of 3 (pid ")
+        assert int(said.partition("(pid ")[2].partition(")")[0]) in pids
+        assert f") {how}; " in said
 
 
 FOLLOWER = """
@@ -221,7 +239,7 @@ def test_a_second_ctrl_c_does_not_wait():
 def test_a_signal_that_was_ignored_stays_so():
     script = "trap '' HUP; exec \"$@\""
     with subprocess.Popen(
-        ["sh", "-c", script, "sh", *COMMAND, "-n", "1", "sh", "-c", "echo up; sleep 1"],
+        ["sh", "-c", script, "sh", *COMMAND, "-n", "1", "sh", "-c", "echo up; sleep 0.5"],
         env=environment(),
         stdout=subprocess.PIPE,
         text=True,
@@ -239,24 +257,25 @@ def test_grandchildren_are_ended():
     assert_ended(pids)
 
 
-def test_arguments_are_the_programs_own(program):
+def test_arguments_are_the_programs_own(pycollective, program):
     path = program("import sys\nprint(sys.argv[1:])\n")
-    done = run("-n", 1, path, "-n", "5", "--tag-output", "--", "--help")
+    done = pycollective("run", "-n", 1, path, "-n", "5", "--tag-output", "--", "--help")
     assert done.stdout == "['-n', '5', '--tag-output', '--', '--help']\n"
-    assert run(path, "x").stdout == "['x']\n"  # one rank unless told otherwise
-    assert run("-n", 1, "--", path, "x").stdout == "['x']\n"
+    assert pycollective("run", path, "x").stdout == "['x']\n"  # one rank unless told otherwise
+    assert pycollective("run", "-n", 1, "--", path, "x").stdout == "['x']\n"
 
 
-def test_a_module(tmp_path):
+def test_a_module(pycollective, monkeypatch, tmp_path):
     (tmp_path / "a_module.py").write_text(
         "import sys\nsys.stdout.write(f'{__name__} {sys.argv[1:]}\\n')\n"
     )
-    done = run("-n", 2, "-m", "a_module", "-n", "3", PYTHONPATH=f"{ROOT}:{tmp_path}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    done = pycollective("run", "-n", 2, "-m", "a_module", "-n", "3")
     assert done.stdout == "__main__ ['-n', '3']\n" * 2
 
 
-def test_an_executable_that_is_not_python():
-    assert run("-n", 2, "echo", "hello").stdout == "hello\n" * 2
+def test_an_executable_that_is_not_python(pycollective):
+    assert pycollective("run", "-n", 2, "echo", "hello").stdout == "hello\n" * 2
 
 
 @pytest.mark.parametrize(
@@ -268,18 +287,18 @@ def test_an_executable_that_is_not_python():
         (["-n", 65, "true"], "65 ranks are not 1 to 64, the most on one host"),
     ],
 )
-def test_what_cannot_be_started_is_said_in_one_line(arguments, said):
-    done = run(*arguments)
+def test_what_cannot_be_started_is_said_in_one_line(pycollective, arguments, said):
+    done = pycollective("run", *arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == f"pycollective run: {said}\n"
 
 
-def test_a_program_that_cannot_be_executed_is_said_in_one_line(tmp_path):
+def test_a_program_that_cannot_be_executed_is_said_in_one_line(pycollective, tmp_path):
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")
     script.chmod(0o755)
-    done = run("-n", 2, script)
+    done = pycollective("run", "-n", 2, script)
     assert done.returncode == 2
     (said,) = done.stderr.splitlines()
     assert said.startswith(f"pycollective run: {script} cannot be started: ")
@@ -312,8 +331,10 @@ def test_what_ranks_find_in_their_environment(program):
     assert found[0]["MASTER_PORT"] == found[1]["MASTER_PORT"]
 
 
-def test_the_users_own_settings_come_first(program):
-    done = run(program(ENVIRONMENT), OMP_NUM_THREADS="13", MASTER_PORT="1234")
+def test_the_users_own_settings_come_first(pycollective, monkeypatch, program):
+    monkeypatch.setenv("OMP_NUM_THREADS", "13")
+    monkeypatch.setenv("MASTER_PORT", "1234")
+    done = pycollective("run", program(ENVIRONMENT))
     found = json.loads(done.stdout)
     assert found["OMP_NUM_THREADS"] == "13"
     assert found["MASTER_PORT"] == "1234"

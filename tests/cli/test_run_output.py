@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
+from pathlib import Path
 
-import pytest
-
-from tests.cli.test_run import COMMAND, environment, program, run
+from tests.cli.test_run import COMMAND, environment, program, run, run_together
+from tests.harness import await_
 
 __all__ = ["program"]
 
@@ -32,12 +35,24 @@ def test_lines_arrive_whole(program):
 
 
 def test_the_beginning_of_a_line_is_not_kept_back():
-    script = "printf begun; sleep 60"
-    with subprocess.Popen(
-        [*COMMAND, "-n", "1", "sh", "-c", script], env=environment(), stdout=subprocess.PIPE
-    ) as process:
-        assert os.read(process.stdout.fileno(), 100) == b"begun"
-        process.terminate()
+    """Nor that of a line which never ends, as a progress bar's."""
+    scripts = [r"while :; do printf '\rstep'; sleep 0.1; done", "printf begun; sleep 60"]
+    begin = time.monotonic()
+    started = [
+        subprocess.Popen(
+            [*COMMAND, "-n", "1", "sh", "-c", script], env=environment(), stdout=subprocess.PIPE
+        )
+        for script in scripts
+    ]
+    bar, begun = started
+    with bar, begun:
+        try:
+            assert os.read(bar.stdout.fileno(), 100).startswith(b"\rstep")
+            assert time.monotonic() - begin < 15
+            assert os.read(begun.stdout.fileno(), 100) == b"begun"
+        finally:
+            for each in started:
+                each.terminate()
 
 
 def test_tagged_output_names_the_rank_of_each_line():
@@ -72,24 +87,42 @@ def test_output_that_is_held_open_keeps_nobody():
 
 MUCH = """
 import os
-for _ in range(600):
+for _ in range(300):
     os.write(1, b"x" * 199 + b"\\n")
 """
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_that_is_read_late_is_not_lost(program, unbuffered):
-    """More than all pipes on the way hold; the ranks have long ended when it is read."""
-    with subprocess.Popen(
-        [*COMMAND, "-n", "2", program(MUCH)],
-        env=environment(PYTHONUNBUFFERED=unbuffered),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        time.sleep(2.5)
-        out, said = process.communicate(timeout=20)
-    assert (process.returncode, said) == (0, b"")
-    assert out == (b"x" * 199 + b"\n") * 1200
+def children(process):
+    return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+
+
+def unread(process):
+    """Bytes in the pipe of its output."""
+    count = array.array("i", [0])
+    fcntl.ioctl(process.stdout, termios.FIONREAD, count)
+    return count[0]
+
+
+def test_output_that_is_read_late_is_not_lost(program):
+    """More than the launcher's own pipe holds, and no more of a rank than that one's does: the
+    ranks have long ended when it is read."""
+    path = program(MUCH)
+    started = [
+        subprocess.Popen(
+            [*COMMAND, "-n", "2", path],
+            env=environment(PYTHONUNBUFFERED=unbuffered),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for unbuffered in ("", "1")
+    ]
+    for process in started:
+        await_(lambda process=process: unread(process) and not children(process))
+    time.sleep(1.5)  # longer than the launcher waits for what nobody writes
+    said = [process.communicate(timeout=20) for process in started]
+    for process, (out, wrong) in zip(started, said, strict=True):
+        assert (process.returncode, wrong) == (0, b"")
+        assert out == (b"x" * 199 + b"\n") * 600
 
 
 LONG_LINES = """
@@ -115,33 +148,22 @@ def test_a_launcher_without_output_runs_ranks_all_the_same():
     assert (closed.returncode, closed.stderr) == (0, b"")
 
 
-def test_a_progress_bar_is_seen_while_it_moves():
-    script = r"while :; do printf '\rstep'; sleep 0.1; done"
-    begin = time.monotonic()
-    with subprocess.Popen(
-        [*COMMAND, "-n", "1", "sh", "-c", script], env=environment(), stdout=subprocess.PIPE
-    ) as process:
-        assert os.read(process.stdout.fileno(), 100).startswith(b"\rstep")
-        process.terminate()
-    assert time.monotonic() - begin < 15
-
-
 def test_a_stop_ends_the_launcher_whose_output_nobody_reads():
     with subprocess.Popen(
         [*COMMAND, "-n", "2", "sh", "-c", "while echo on and on; do :; done"],
         env=environment(),
         stdout=subprocess.PIPE,
     ) as process:
-        time.sleep(2)  # all pipes are full
+        await_(lambda: unread(process) >= 1 << 15)
+        time.sleep(0.5)  # all pipes are full
         process.terminate()
         assert process.wait(20) == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("tag", [[], ["--tag-output"]])
-def test_a_last_line_without_an_end_goes_out_though_it_is_held_open(tag):
-    script = "setsid sleep 8 & printf result"
-    done = run(*tag, "-n", 1, "sh", "-c", script)
-    assert done.stdout == ("[0] result\n" if tag else "result")
+def test_a_last_line_without_an_end_goes_out_though_it_is_held_open():
+    command = ("-n", 1, "sh", "-c", "setsid sleep 8 & printf result")
+    plain, tagged = run_together(command, ("--tag-output", *command))
+    assert (plain.stdout, tagged.stdout) == ("result", "[0] result\n")
 
 
 def test_output_that_cannot_be_written_is_no_success():

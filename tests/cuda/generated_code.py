@@ -9,7 +9,7 @@ import runpy
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pycollective import _core
@@ -93,14 +93,18 @@ def ptx_in(image: Path) -> str:
     return done.stdout
 
 
-def functions_of(image: Path, architecture: str) -> Iterator[tuple[str, str]]:
-    """(function, its instructions, each once) of an image's machine code for an architecture."""
+def functions_of(
+    image: Path, architecture: str, names: Sequence[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """(function, its instructions, each once) of an image's machine code for an architecture: of
+    these functions, each of which takes the tool as long as three of all, or of all."""
     dump, disassembler = find_tool("cuobjdump"), find_tool("nvdisasm")
     assert dump is not None
     assert disassembler is not None
     path = os.pathsep.join([str(Path(disassembler).parent), os.environ.get("PATH", "")])
+    some = ["-fun", ",".join(names)] if names else []
     done = subprocess.run(
-        [dump, "-sass", "-arch", f"sm_{architecture}", str(image)],
+        [dump, "-sass", "-arch", f"sm_{architecture}", *some, str(image)],
         capture_output=True,
         text=True,
         timeout=600,

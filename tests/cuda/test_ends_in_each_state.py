@@ -247,10 +247,16 @@ def killed_within(_, way, fraction):
     return type(told), right, late
 
 
+TENTHS = [each / 10 for each in range(10)]
+
+
+@pytest.mark.parametrize(
+    "fractions", [(0, 0.4, 0.8), pytest.param(TENTHS, marks=pytest.mark.storm)]
+)
 @pytest.mark.parametrize("way", ["peer", "host"])
-def test_a_rank_killed_at_any_moment_of_a_large_call(way):
+def test_a_rank_killed_at_any_moment_of_a_large_call(way, fractions):
     env = standin.environment(devices=8)
-    for fraction in (0, 0.2, 0.4, 0.6, 0.8):
+    for fraction in fractions:
         with Ranks(2, module=__name__, variables=env, join=False, timeout=20) as ranks:
             first, second = ranks.call(killed_within, way, fraction)
         assert second.exit_code == -signal.SIGKILL

@@ -91,7 +91,8 @@ def test_what_a_step_has_started_ends_with_it(tmp_path):
         f'import os, time; os.setpgrp(); open("{pid}", "w").write(str(os.getpid())); '
         "time.sleep(300)"
     )
-    outcome = run.run_step(shell(f"{sys.executable} -c '{program}' & wait"), {}, 3.0)
+    # Without what Python looks for when it starts, which takes longer than all this.
+    outcome = run.run_step(shell(f"{sys.executable} -I -S -c '{program}' & wait"), {}, 1.5)
     assert outcome.outcome == "too slow"
     await_(lambda: not _runs(int(pid.read_text())))
 
@@ -182,6 +183,20 @@ def test_images_without_the_abort_look_are_others_than_the_usual_ones(tmp_path, 
     assert not other.exists()  # of one folder the last alone is kept: each has its own
 
 
+@pytest.fixture
+def no_torch(monkeypatch):
+    """As where there is none: each look at it takes 2 s. Who starts the program below looks."""
+    of_a_step = run.run_step
+
+    def run_step(step, *rest):
+        if "import sys, torch" in step.command[-1]:
+            return Outcome(step.name, "failed", "")
+        return of_a_step(step, *rest)
+
+    monkeypatch.setattr(run, "run_step", run_step)
+
+
+@pytest.mark.usefixtures("no_torch")
 def test_native_programs_run_where_the_extension_is_not_built(tmp_path, monkeypatch):
     for name, value in standin.environment(devices=3).items():
         monkeypatch.setenv(name, value)
@@ -244,10 +259,15 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path):
 
 
 # What is built is no matter of these two, and storm's builds it: no time, no step.
-def test_results_of_the_stand_in_are_none_of_the_repositorys():
-    done = start("--seconds", 0, **standin.environment())
-    assert done.returncode == 1
-    assert "the driver is the stand-in, whose results are none of a GPU's" in done.stderr
+@pytest.mark.usefixtures("no_torch")
+def test_results_of_the_stand_in_are_none_of_the_repositorys(monkeypatch):
+    for name, value in standin.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["run", "--no-build", "--small", "--seconds", "0"])
+    with pytest.raises(
+        SystemExit, match="the driver is the stand-in, whose results are none of a GPU's"
+    ):
+        run.main()
     assert not (run.RESULTS / "gpu.json").exists()
 
 

@@ -24,7 +24,7 @@ from pycollective.gpu.array import DeviceArray
 from tests.cuda import standin
 from tests.cuda.arrays import for_device, on_its_gpu
 from tests.cuda.captures import Capture
-from tests.harness import Ranks, results
+from tests.harness import Ranks, await_, results
 from tests.launchers import launcher
 
 
@@ -36,19 +36,38 @@ def started(size):
         yield ranks
 
 
-def failure_of(comm, stream):
-    """What fails the communicator; nothing is asked of it until the kernel's wait has ended.
+class Late:
+    """An array; of rank 1 its stream comes to the next call after the others have been told.
 
-    Of rank 1 the stream is busy with other work for longer.
+    These say so by touching the file `told`: nothing is asked of the communicator for it.
     """
-    begin = time.monotonic()
+
+    def __init__(self, comm, told):
+        self.array, self.told = on_its_gpu(comm, np.ones(1000, np.float32)), told
+        self.release = None
+        if comm.rank == 1:
+            self.release = standin.Driver().hold(comm.device, self.array.stream.handle)
+
+    def go_on(self):
+        try:
+            await_(self.told.exists)
+        finally:
+            self.release()
+
+
+def failure_of(comm, stream, late=None):
+    """What fails the communicator; nothing is asked of it until the kernel's wait has ended."""
+    if late is not None and comm.rank == 1:
+        late.go_on()
+    until = time.monotonic() + (20 if comm.rank == 1 else 1.5)
     while not stream.query():
-        assert comm.rank == 1 or time.monotonic() < begin + 1.5, "the kernel waits on"
+        assert time.monotonic() < until, "the kernel waits on"
         time.sleep(0.01)
     while comm.failure is None:
-        assert comm.rank != 1 or time.monotonic() < begin + 20, "nothing has failed"
-        assert comm.rank == 1 or time.monotonic() < begin + 1.5, "who waited is told late"
+        assert time.monotonic() < until, "nothing has failed, or who waited is told late"
         time.sleep(0.01)
+    if late is not None and comm.rank != 1:
+        late.told.touch()
     return type(comm.failure), str(comm.failure)
 
 
@@ -58,58 +77,51 @@ def context_lives(comm):
     return array.to_numpy().tolist() == [0, 1, 2, 3, 4]
 
 
-def kept_busy(comm, x, times):
-    """An array whose stream comes to the next call late."""
-    array = on_its_gpu(comm, x)
-    idle = on_its_gpu(comm, np.zeros(1 << 22, np.uint8), stream=array.stream)
-    standin.Driver().occupy(idle, times)
-    array.kept = idle  # to free it would wait
-    return array
-
-
 def all_have_launched(comm):
     comm.barrier()
     if comm.rank == 1:  # who goes on to harm the others lets them come out of the barrier
         time.sleep(0.3)
 
 
-def late(comm):
+def timed_out(comm, told):
     """Rank 1's GPU comes to the call after the other's wait has ended."""
-    array = kept_busy(comm, np.ones(1000, np.float32), 8000 if comm.rank == 1 else 0)
+    late = Late(comm, told)
+    array = late.array
     comm.barrier()
     comm.timeout = 0.3
     comm.all_reduce(array)
-    told = failure_of(comm, array.stream)
+    failure = failure_of(comm, array.stream, late)
     with pytest.raises(CollectiveError):
         comm.all_reduce(array)
     array.stream.synchronize(30)
-    return told, context_lives(comm)
+    return failure, context_lives(comm)
 
 
-def test_a_wait_on_the_device_ends_with_its_time():
+def test_a_wait_on_the_device_ends_with_its_time(tmp_path):
     with started(2) as ranks:
-        (first, first_lives), (second, second_lives) = results(ranks.call(late))
+        told = tmp_path / "told"
+        (first, first_lives), (second, second_lives) = results(ranks.call(timed_out, told))
     assert first[0] is second[0] is CollectiveTimeout
     assert "GPU 0 waited for rank 1" in first[1]
     assert "reported by rank 0" in second[1]
     assert (first_lives, second_lives) == (True, True)
 
 
-def killed_while_waited_for(comm):
-    array = kept_busy(comm, np.ones(1000, np.float32), 8000 if comm.rank == 1 else 0)
+def killed_while_waited_for(comm, told):
+    array = Late(comm, told).array
     comm.all_reduce(array)
     all_have_launched(comm)
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     assert not array.stream.query()
-    told = failure_of(comm, array.stream)
+    failure = failure_of(comm, array.stream)
     array.stream.synchronize(30)
-    return told, context_lives(comm)
+    return failure, context_lives(comm)
 
 
-def test_a_rank_killed_while_kernels_wait_for_it():
+def test_a_rank_killed_while_kernels_wait_for_it(tmp_path):
     with started(3) as ranks:
-        outcomes = ranks.call(killed_while_waited_for)
+        outcomes = ranks.call(killed_while_waited_for, tmp_path / "told")
     assert outcomes[1].exit_code == -signal.SIGKILL
     for each in (outcomes[0], outcomes[2]):
         assert each.error is None, each.error
@@ -119,20 +131,21 @@ def test_a_rank_killed_while_kernels_wait_for_it():
         assert lives
 
 
-def aborted(comm):
-    array = kept_busy(comm, np.ones(1000, np.float32), 8000 if comm.rank == 1 else 0)
+def aborted(comm, told):
+    late = Late(comm, told)
+    array = late.array
     comm.all_reduce(array)
     all_have_launched(comm)
     if comm.rank == 1:
         comm.abort("enough")
-    told = failure_of(comm, array.stream)
+    failure = failure_of(comm, array.stream, late)
     array.stream.synchronize(30)
-    return told, context_lives(comm)
+    return failure, context_lives(comm)
 
 
-def test_an_abort_ends_waits_on_the_device():
+def test_an_abort_ends_waits_on_the_device(tmp_path):
     with started(2) as ranks:
-        for (kind, text), lives in results(ranks.call(aborted)):
+        for (kind, text), lives in results(ranks.call(aborted, tmp_path / "told")):
             assert kind is CollectiveAborted
             assert "enough" in text
             assert lives
@@ -241,10 +254,14 @@ def test_replays_after_an_abort_do_nothing(function, code, least):
 
 def left_early(comm, x):
     """Who has launched leaves at once; the other comes to the call later, and is right."""
-    array = kept_busy(comm, x, 300 if comm.rank == 1 else 0)
+    array = on_its_gpu(comm, x)
+    if comm.rank == 1:
+        release = standin.Driver().hold(comm.device, array.stream.handle)
     comm.all_reduce(array)
     if comm.rank == 0:
         comm.close()
+    else:
+        threading.Timer(0.15, release).start()
     return array.to_numpy().tolist()
 
 
@@ -275,27 +292,32 @@ def test_groups_come_and_go():
             assert min(free) > free[0] - (8 << 20), "device memory is not given back"
 
 
-def closed_over(comm, how):
+def closed_over(comm, how, closed):
     """close() over work that will never be: it ends soon, and says so."""
-    array = kept_busy(comm, np.ones(1000, np.float32), 8000 if comm.rank == 1 else 0)
-    comm.all_reduce(array)
+    late = Late(comm, closed)
+    comm.all_reduce(late.array)
     all_have_launched(comm)
     if comm.rank == 1 and how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if comm.rank == 1:
         comm.abort("enough")
+        threading.Thread(target=late.go_on).start()
     begin = time.monotonic()
+    name = None
     try:
         comm.close()
     except CollectiveError as error:
-        return type(error).__name__, time.monotonic() - begin
-    return None, time.monotonic() - begin
+        name = type(error).__name__
+    seconds = time.monotonic() - begin
+    if comm.rank == 0:
+        closed.touch()
+    return name, seconds
 
 
 @pytest.mark.parametrize(("how", "kind"), [("killed", PeerFailure), ("aborted", CollectiveAborted)])
-def test_close_over_a_failure_ends_soon_and_says_so(how, kind):
+def test_close_over_a_failure_ends_soon_and_says_so(tmp_path, how, kind):
     with started(2) as ranks:
-        first, _ = ranks.call(closed_over, how)
+        first, _ = ranks.call(closed_over, how, tmp_path / "closed")
     assert first.error is None
     name, seconds = first.result
     assert name == kind.__name__
@@ -304,6 +326,7 @@ def test_close_over_a_failure_ends_soon_and_says_so(how, kind):
 
 LEAVES_EARLY = """
 import sys
+import threading
 import numpy as np
 import pycollective as pc
 from pycollective import _core
@@ -314,10 +337,10 @@ comm = pc.init(device="cuda", timeout=30)
 assert comm.way[0] == "peer", comm.way
 stream = _core.DeviceStream(comm.device)
 x = DeviceArray.from_numpy(np.full(60_000, comm.rank + 1.0, np.float32), comm.device, stream)
-idle = DeviceArray.from_numpy(np.zeros(1 << 22, np.uint8), comm.device, stream)
 comm.all_reduce(x)
 if comm.rank == 1:
-    standin.Driver().occupy(idle, 1000)
+    release = standin.Driver().hold(comm.device, stream.handle)
+    threading.Timer(0.6, release).start()
 comm.reduce(x, root=1)
 if comm.rank == 0 and sys.argv[1] == "collected":
     del comm

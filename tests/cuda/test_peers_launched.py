@@ -42,7 +42,12 @@ sys.stdout.write(f"RANK {r} of {n} is right\\n")
 """
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("torchrun", 2), ("mpich", 3), ("openmpi", 2)])
+# `verify` under torchrun goes the same way, in tests/cli/test_verify.py: each of its ranks imports
+# torch.
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [pytest.param("torchrun", 2, marks=pytest.mark.storm), ("mpich", 3), ("openmpi", 2)],
+)
 def test_all_reduce(tmp_path, name, ranks):
     (tmp_path / "program.py").write_text(PROGRAM)
     done = launcher(name).run(ranks, str(tmp_path / "program.py"), **standin.environment(devices=4))

@@ -22,15 +22,17 @@ n, r = comm.size, comm.rank
 stream = None if r == 1 else _core.DeviceStream(r % 2)
 put = lambda x: x.copy() if r == 1 else DeviceArray.from_numpy(x, r % 2, stream)
 get = lambda x: x if r == 1 else x.to_numpy()
-for turn, algorithm in enumerate(algorithms_for("all_reduce")):
-    inputs = leaves("float16", "sum", n, 200_003, turn)
+inputs = leaves("float16", "sum", n, 200_003, 1)
+want = reference.reduce(inputs)
+for algorithm in algorithms_for("all_reduce"):
+    inputs, want = [np.roll(x, 7) for x in inputs], np.roll(want, 7)  # no call is like the last
     arrays = [put(np.roll(inputs[r], call)) for call in range(4)]
     works = [comm.all_reduce(x, async_op=True, algorithm=algorithm) for x in arrays[:-1]]
     comm.all_reduce(arrays[-1], algorithm=algorithm)
     for work in works:
         work.wait(timeout=30)
     for call, x in enumerate(arrays):
-        assert get(x).tobytes() == np.roll(reference.reduce(inputs), call).tobytes(), algorithm
+        assert get(x).tobytes() == np.roll(want, call).tobytes(), algorithm
 got = put(np.zeros_like(inputs[0]))
 sending = comm.send(put(inputs[r]), (r + 1) % n, async_op=True)
 comm.recv(got, (r - 1) % n)
@@ -41,7 +43,8 @@ sys.stdout.write(f"RANK {r} is right\\n")
 """
 
 
-@pytest.mark.parametrize("name", ["mpich", "run"])
+# By forks, which have torch's Gloo, and not by a launcher: this is about what a program does.
+@pytest.mark.parametrize("name", ["mpich", "forks"])
 def test_any_algorithm_between_hosts(tmp_path, name):
     (tmp_path / "program.py").write_text(PROGRAM)
     more = {"PYCOLLECTIVE_TOPOLOGY": "2x2", **standin.environment()}
