@@ -76,8 +76,6 @@ def launch(program: Sequence[str], ranks: int, *, tag_output: bool = False) -> i
 
 
 def _command(program: list[str]) -> list[str]:
-    if program[:1] == ["--"]:
-        program = program[1:]
     if not program:
         raise ConfigurationError("no program given")
     if program[0] == "-m" or program[0].endswith(".py"):
