@@ -39,6 +39,8 @@ class Launcher:
             "OMP_NUM_THREADS": "1",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            # Not used here, and sleeps a second of every MPI_Init while it looks for its devices.
+            "OMPI_MCA_btl": "^ofi",
             **more,
         }
 

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pycollective import ConfigurationError, reference
-from tests.harness import PerRank
+from tests.harness import PerRank, run_ranks
 from tests.inputs import (
     DTYPES,
     FLOATS,
@@ -20,9 +20,17 @@ from tests.inputs import (
     same_bits,
     words,
 )
+from tests.pools import forked_beyond
+from tests.turns import in_turns
 
 RANKS = [1, 2, 3, 4, 7]
 COUNTS = [0, 1, 2, 5, 17, 1000, 16384, 100003]
+
+
+@pytest.fixture(scope="module")
+def pool(pool):
+    with forked_beyond(3, pool, __name__) as pools:
+        yield pools
 
 
 def all_reduce(comm, x, op, how):
@@ -43,13 +51,18 @@ def all_reduce(comm, x, op, how):
     return x
 
 
+def all_reduce_each(comm, several, op):
+    return [all_reduce(comm, x, op, "in place") for x in several]
+
+
 @pytest.mark.parametrize(("ranks", "dtype", "op"), crossed(RANKS, PAIRS))
 def test_all_reduce(pool, ranks, dtype, op):
-    for count in COUNTS:
-        inputs = awkward(dtype, ranks, count, seed=count)
-        want = reference.reduce(inputs, op)
-        for got in pool(ranks).call(all_reduce, PerRank(inputs), op, "in place"):
-            assert same_bits(got, want), count
+    several = [awkward(dtype, ranks, count, seed=count) for count in COUNTS]
+    by_rank = [*zip(*several, strict=True)]
+    wants = [reference.reduce(inputs, op) for inputs in several]
+    for rank, got in enumerate(pool(ranks).call(all_reduce_each, PerRank(by_rank), op)):
+        for x, want in zip(got, wants, strict=True):
+            assert same_bits(x, want), (rank, x.size)
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
@@ -100,8 +113,10 @@ def reduce_then_broadcast(comm, x, root):
     return x
 
 
-@pytest.mark.parametrize(("ranks", "dtype"), crossed(RANKS, FLOATS))
-@pytest.mark.parametrize("count", [1, 1000, 200_000])
+@pytest.mark.parametrize(
+    ("ranks", "dtype", "count"),
+    in_turns(RANKS, FLOATS, [1, 1000, 200_000], among=crossed(RANKS, FLOATS)),
+)
 def test_reduce_then_broadcast_is_all_reduce(pool, ranks, dtype, count):
     inputs = order_sensitive(dtype, ranks, count)
     want = reference.reduce(inputs, "avg")
@@ -146,10 +161,11 @@ def test_moving_keeps_every_byte(pool, ranks, dtype):
 
 
 @pytest.mark.parametrize("op", ["sum", "prod", "avg"])
-def test_what_has_no_meaning_is_refused(pool, op):
+def test_what_has_no_meaning_is_refused(op):
     dtype = "int32" if op == "avg" else "bool"
-    with pytest.raises(ConfigurationError, match=f"{op} has no meaning for {dtype}"):
-        pool(2).call(all_reduce, np.zeros(3, dtype), op, "in place")
+    for outcome in run_ranks(all_reduce, 2, np.zeros(3, dtype), op, "in place"):
+        assert isinstance(outcome.error, ConfigurationError)
+        assert f"{op} has no meaning for {dtype}" in str(outcome.error)
 
 
 @pytest.mark.parametrize("ranks", [n for n in RANKS if n > 2])
@@ -169,14 +185,14 @@ def test_rotated_leaves_are_caught(pool, ranks, dtype):
 @pytest.mark.parametrize("level", ["portable", "avx2", "avx512"])
 def test_every_instruction_set_gives_the_same_bits(level):
     from pycollective import _core
-    from tests.harness import results, run_ranks
+    from tests.harness import results
 
     if level not in _core.simd_levels():
         pytest.skip(f"this CPU has no {level}")
     inputs = awkward("bfloat16", 3, 70_001)
     want = reference.reduce(inputs)
-    env = {"PYCOLLECTIVE_SIMD": level}
-    for used, got in results(run_ranks(with_level, 3, PerRank(inputs), env=env)):
+    variables = {"PYCOLLECTIVE_SIMD": level}
+    for used, got in results(run_ranks(with_level, 3, PerRank(inputs), variables=variables)):
         assert used == level
         assert same_bits(got, want)
 

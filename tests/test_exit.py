@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -53,23 +54,34 @@ def run(end, begun):
     )
 
 
-@pytest.mark.parametrize(
-    ("end", "status", "kind", "said"),
-    [
-        ("pass", 0, "PeerFailure", "closed its communicator"),
-        ("sys.exit(5)", 5, "PeerFailure", "closed its communicator"),
-        ("del comm", 0, "PeerFailure", "rank 0 (pid"),
-        (
-            "keep = comm.all_reduce(x, async_op=True)",
-            *(0, "CollectiveAborted", "exits with operations pending"),
-        ),
-        ("raise ValueError('bad batch')", 1, "CollectiveAborted", "exits with an exception"),
-        ("os._exit(6)", 6, "PeerFailure", "died"),
-    ],
-    ids=["end", "exit", "dropped", "pending", "exception", "sudden end"],
-)
-def test_an_end_without_close_is_seen_at_once(end, status, kind, said, tmp_path):
-    done = run(end, tmp_path / "begun")
+ENDS = {
+    "end": ("pass", 0, "PeerFailure", "closed its communicator"),
+    "exit": ("sys.exit(5)", 5, "PeerFailure", "closed its communicator"),
+    "dropped": ("del comm", 0, "PeerFailure", "rank 0 (pid"),
+    "pending": (
+        "keep = comm.all_reduce(x, async_op=True)",
+        *(0, "CollectiveAborted", "exits with operations pending"),
+    ),
+    "exception": (
+        "raise ValueError('bad batch')",
+        *(1, "CollectiveAborted", "exits with an exception"),
+    ),
+    "sudden end": ("os._exit(6)", 6, "PeerFailure", "died"),
+}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """Three beside each other, as they wait much of their time."""
+    folder = tmp_path_factory.mktemp("begun")
+    with ThreadPoolExecutor(3) as threads:
+        yield {how: threads.submit(run, end, folder / how) for how, (end, *_) in ENDS.items()}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_an_end_without_close_is_seen_at_once(how, ended):
+    _, status, kind, said = ENDS[how]
+    done = ended[how].result()
     assert done.returncode == status, done.stderr
     assert done.stdout.startswith(kind)
     assert said in done.stdout

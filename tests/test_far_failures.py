@@ -10,8 +10,6 @@ import pytest
 import pycollective as pc
 from tests.launchers import find, launcher
 
-pytestmark = pytest.mark.alone  # how soon is part of it
-
 # A rank is killed while all are at work; the clock is the machine's, the same for all.
 DIES = """
 import os, signal, sys, threading, time
@@ -93,7 +91,7 @@ with pc.init(timeout=30) as comm:
     half.barrier()
     half.close()
     during = seen()
-for _ in range(100):
+for _ in range(1000):
     if seen() == before:
         break
     time.sleep(0.02)
@@ -140,6 +138,7 @@ def parts(text):
     return sorted(part.strip() for part in text.split("RANK ")[1:])
 
 
+@pytest.mark.alone  # how soon is part of it
 @pytest.mark.parametrize("topology", ["2x2", "4x1"])
 def test_a_killed_rank_is_named_on_every_host_within_a_second(run, topology):
     done = run(DIES, 4, topology)
@@ -159,6 +158,7 @@ def test_a_rank_that_has_left_harms_nobody(run):
     assert done.stderr == ""
 
 
+@pytest.mark.alone  # how soon is part of it
 def test_a_rank_that_left_too_early_is_named(run):
     done = run(LEAVES.format(then=TOO_EARLY), 3, "3x1")
     said = parts(done.stdout)

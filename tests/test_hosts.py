@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import time
 
 import pytest
@@ -86,7 +84,7 @@ comm.close()
 """
 
 LATE = """
-import time
+import os, sys, time
 import numpy as np
 import pycollective as pc
 
@@ -94,13 +92,17 @@ comm = pc.init(timeout=30)
 comm.timeout = 1.0
 x = np.ones(200_000)
 try:
-    if comm.rank == comm.size - 1:
-        time.sleep(2.5)
+    until = time.monotonic() + 2.5  # too late for who would wait for it
+    while comm.rank == comm.size - 1 and len(os.listdir(sys.argv[1])) < 2:
+        if time.monotonic() > until:
+            break
+        time.sleep(0.01)
     start = time.monotonic()
     comm.all_reduce(x)
 except pc.CollectiveError as error:
     took = time.monotonic() - start
     print(f"RANK {comm.rank} {type(error).__name__} after {took:.1f}: {error}", flush=True)
+open(f"{sys.argv[1]}/{comm.rank}", "w").close()
 comm.close()
 """
 
@@ -143,8 +145,7 @@ def digest_on_one_host(tmp_path_factory):
     program.write_text(VERIFY.format(dtypes="['float16', 'int32']"))
 
     def of(ranks):
-        command = [sys.executable, "-m", "pycollective", "run", "-n", str(ranks), str(program)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        done = launcher("forks").run(ranks, str(program), timeout=100)
         assert done.returncode == 0, done.stdout + done.stderr
         return digest(done.stdout)
 
@@ -155,7 +156,7 @@ def digest_on_one_host(tmp_path_factory):
     ("name", "ranks", "topology"),
     [
         ("openmpi", 3, "2,1"),
-        *((name, 4, "2x2") for name in ("mpich", "torchrun")),
+        *((name, 4, "2x2") for name in ("mpich", "forks")),
     ],
 )
 def test_every_algorithm_gives_the_bits_of_one_host(
@@ -168,9 +169,10 @@ def test_every_algorithm_gives_the_bits_of_one_host(
     assert digest(done.stdout) == digest_on_one_host(ranks)
 
 
-def run(launch, tmp_path, text, ranks, topology):
+def run(launch, tmp_path, text, ranks, topology, *arguments):
     (tmp_path / "program.py").write_text(text)
-    return launch.run(ranks, str(tmp_path / "program.py"), PYCOLLECTIVE_TOPOLOGY=topology)
+    program = str(tmp_path / "program.py"), *arguments
+    return launch.run(ranks, *program, PYCOLLECTIVE_TOPOLOGY=topology)
 
 
 @pytest.mark.parametrize(("ranks", "topology"), [(2, "2x1"), (5, "1,3,1")])
@@ -198,7 +200,8 @@ def test_a_mismatch_between_hosts_names_both_sides(launch, tmp_path):
 
 @pytest.mark.alone
 def test_a_rank_of_another_host_that_does_not_come_is_named(launch, tmp_path):
-    done = run(launch, tmp_path, LATE, 3, "2,1")
+    (tmp_path / "told").mkdir()
+    done = run(launch, tmp_path, LATE, 3, "2,1", str(tmp_path / "told"))
     said = parts(done.stdout)
     assert len(said) == 3, done.stdout + done.stderr
     assert all("CollectiveTimeout" in part for part in said)

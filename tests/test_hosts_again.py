@@ -13,7 +13,7 @@ import numpy as np
 import pycollective as pc
 from mpi4py import MPI
 
-for round in range(6):
+for round in range(4):
     comm = pc.init(timeout=10)
     for pause in (0, 0.3 if comm.rank == comm.size - 1 else 0):
         time.sleep(pause)  # who waits says so to whom it awaits
@@ -29,7 +29,7 @@ import pycollective as pc
 from mpi4py import MPI
 
 comm = pc.init(timeout=10)
-comm.timeout = 1.0
+comm.timeout = 0.3
 if comm.rank == 0:
     try:
         comm.send(np.full(3, 666.0), 1)
@@ -49,8 +49,16 @@ import pycollective as pc
 from mpi4py import MPI
 
 comm = pc.init(timeout=10)
-held = [MPI.COMM_WORLD.Dup() for _ in range(1900)]  # MPICH has numbers for 2,048 communicators
-for _ in range(200):
+held = []
+try:
+    while len(held) < 5000:  # MPICH has numbers for 2,048 communicators
+        held.append(MPI.COMM_SELF.Dup())
+except MPI.Exception:
+    pass
+assert 1000 < len(held) < 5000, len(held)
+for each in held[-20:]:
+    each.Free()
+for _ in range(50):
     part = comm.split(0 if comm.rank < 2 else 1)
     part.close()
 comm.close()
@@ -99,7 +107,7 @@ comm.close()
 
 # What a rank sent before it left lies unseen while the operation waits for a slower one.
 SLOWER = """
-import time
+import os, sys, time
 import numpy as np
 import pycollective as pc
 
@@ -107,7 +115,13 @@ comm = pc.init(timeout=20)
 count = 1 << 19
 x = np.full(count, 3.0 ** comm.rank, np.float32)
 if comm.rank == 1:
-    time.sleep(1.5)
+    until = time.monotonic() + 15
+    while len(os.listdir(sys.argv[1])) < 2:
+        assert time.monotonic() < until, "the others have not called it"
+        time.sleep(0.01)
+    time.sleep(0.4)  # by now they wait
+else:
+    open(f"{sys.argv[1]}/{comm.rank}", "w").close()
 comm.reduce(x, root=0, algorithm="direct", wire="raw")
 assert comm.rank != 0 or (x == 1 + 3 + 9).all(), x[x != 13]
 comm.close()
@@ -131,10 +145,10 @@ else:
 
 @pytest.fixture
 def run(tmp_path):
-    def run_ranks(name, text, ranks, topology, **options):
+    def run_ranks(name, text, ranks, topology, *arguments, **options):
         (tmp_path / "program.py").write_text(text)
-        program = str(tmp_path / "program.py")
-        return launcher(name).run(ranks, program, PYCOLLECTIVE_TOPOLOGY=topology, **options)
+        program = str(tmp_path / "program.py"), *arguments
+        return launcher(name).run(ranks, *program, PYCOLLECTIVE_TOPOLOGY=topology, **options)
 
     return run_ranks
 
@@ -166,8 +180,9 @@ def test_a_fork_says_no_goodbye_for_its_parent(run, name):
 
 
 @pytest.mark.parametrize("name", ["forks", "mpich", "openmpi"])
-def test_what_came_of_a_rank_that_left_is_its_own(run, name):
-    done = run(name, SLOWER, 3, "3x1")
+def test_what_came_of_a_rank_that_left_is_its_own(run, name, tmp_path):
+    (tmp_path / "called").mkdir()
+    done = run(name, SLOWER, 3, "3x1", str(tmp_path / "called"))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -78,11 +78,12 @@ sys.stdout.write(f"RANK {rank} done\\n")
 
 @pytest.mark.parametrize(
     ("launch", "topology"),
-    [("run", ""), ("run", "1,2"), ("mpich", "2,1"), ("openmpi", "1,1,1")],
+    [("run", ""), ("forks", "1,2"), ("mpich", "2,1"), ("openmpi", "1,1,1")],
 )
-def test_tags_and_any_source(launch, topology):
+def test_tags_and_any_source(launch, topology, tmp_path):
     place = {"PYCOLLECTIVE_TOPOLOGY": topology} if topology else {}
-    done = launcher(launch).run(3, "-c", PROGRAM, timeout=120, **place)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = launcher(launch).run(3, str(tmp_path / "program.py"), timeout=120, **place)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("done") == 3
 

@@ -37,18 +37,22 @@ comm.all_reduce(np.ones(10))
 """
 
 LATE = """
-import sys, time
+import os, sys, time
 import pycollective as pc
 from mpi4py import MPI
 
+rank, absent, told = MPI.COMM_WORLD.Get_rank(), int(sys.argv[1]), sys.argv[2]
 MPI.COMM_WORLD.Barrier()
-if MPI.COMM_WORLD.Get_rank() == int(sys.argv[1]):
-    time.sleep(3.5)
+if rank == absent:
+    until = time.monotonic() + 20
+    while len(os.listdir(told)) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
     sys.exit()
 try:
     pc.init(timeout=1)
 except pc.CollectiveTimeout as error:
     sys.stdout.write(f"{error}\\n")
+open(f"{told}/{rank}", "w").close()
 """
 
 
@@ -87,8 +91,9 @@ def test_a_rank_that_fails_ends_the_job(mpi, program):
 
 
 @pytest.mark.parametrize(("absent", "says"), [("0", "rank 0 did not come"), ("2", "rank")])
-def test_a_rank_that_never_comes(mpi, program, absent, says):
-    done = mpi.run(3, program(LATE), absent)
+def test_a_rank_that_never_comes(mpi, program, absent, says, tmp_path):
+    (tmp_path / "told").mkdir()
+    done = mpi.run(3, program(LATE), absent, str(tmp_path / "told"))
     lines = [line for line in done.stdout.splitlines() if "timed out" in line]
     assert len(lines) == 2, done.stdout + done.stderr
     assert all(says in line for line in lines)

@@ -16,8 +16,6 @@ import pytest
 import pycollective as pc
 from tests.harness import ROOT, Ranks, await_, committed, results, run_ranks
 
-pytestmark = pytest.mark.alone  # it looks at the whole machine, and at time
-
 MIB = 1 << 20
 
 
@@ -94,6 +92,7 @@ def blocked_cpu_seconds(comm):
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+@pytest.mark.alone  # how long it takes is part of it
 def test_waiting_and_idling_burn_no_core():
     for seconds in results(run_ranks(blocked_cpu_seconds, 2)):
         assert seconds < 0.3  # of 3 s
@@ -126,6 +125,7 @@ if sys.argv[1] == "kill":
 """
 
 
+@pytest.mark.alone  # it looks at the whole machine
 @pytest.mark.parametrize("how", ["normal", "exception", "kill", "kill the launcher"])
 def test_nothing_is_left_behind(tmp_path, how):
     before = left_behind()

@@ -6,10 +6,9 @@ import pytest
 
 from tests.launchers import launcher
 
-# Every algorithm, raw and packed, beside the oracle. Inputs differ from call to call, so that what
-# another call has left cannot pass for a result.
+# Every algorithm, raw and packed, beside the oracle. Each call has a window of its own of the
+# inputs, so that what another call has left cannot pass for a result.
 SAME_BITS = """
-import itertools
 import ml_dtypes
 import numpy as np
 import pycollective as pc
@@ -17,37 +16,40 @@ from pycollective import reference
 from pycollective.schedule import algorithms_for
 
 comm = pc.init(timeout=30)
-calls = itertools.count()
+calls = [(name, wire) for name in algorithms_for("all_reduce") for wire in ("raw", "exact")]
 packed = raw = 0
 for dtype in (ml_dtypes.bfloat16, np.float16, np.float32, np.float64, np.int32):
     for count in (0, 1, 1000, 60_000):
-        for algorithm in algorithms_for("all_reduce"):
-            for wire in ("raw", "exact"):
-                rng = np.random.default_rng(next(calls))
-                inputs = (rng.standard_normal((comm.size, count)) * 100).astype(dtype)
-                if np.dtype(dtype).kind != "i" and count > 5:
-                    inputs[:, 3] = -0.0
-                    inputs[0, 4] = np.inf
-                    inputs[1, 5] = np.nan
-                x = inputs[comm.rank].copy()
-                before = comm.stats()
-                comm.all_reduce(x, algorithm=algorithm, wire=wire)
-                after = comm.stats()
-                assert x.tobytes() == reference.reduce(inputs).tobytes(), (dtype, count, algorithm)
-                if count == 60_000 and np.dtype(dtype).itemsize < 8 and np.dtype(dtype).kind != "i":
-                    sent = after["sent_bytes"] - before["sent_bytes"]
-                    unpacked = after["sent_raw_bytes"] - before["sent_raw_bytes"]
-                    assert sent < 0.95 * unpacked or wire == "raw" or sent < 20_000, algorithm
-                    assert sent == unpacked or wire == "exact"
-                    packed += wire == "exact" and sent < 0.95 * unpacked
+        rng = np.random.default_rng(count)
+        inputs = rng.standard_normal((comm.size, count + len(calls))) * 100
+        inputs = inputs.astype(dtype)
+        if np.dtype(dtype).kind != "i" and count > len(calls) + 2:  # in all windows
+            inputs[:, len(calls)] = -0.0
+            inputs[0, len(calls) + 1] = np.inf
+            inputs[1, len(calls) + 2] = np.nan
+        whole = reference.reduce(inputs)
+        for place, (algorithm, wire) in enumerate(calls):
+            x = inputs[comm.rank, place : place + count].copy()
+            before = comm.stats()
+            comm.all_reduce(x, algorithm=algorithm, wire=wire)
+            after = comm.stats()
+            right = x.tobytes() == whole[place : place + count].tobytes()
+            assert right, (dtype, count, algorithm, wire)
+            if count == 60_000 and np.dtype(dtype).itemsize < 8 and np.dtype(dtype).kind != "i":
+                sent = after["sent_bytes"] - before["sent_bytes"]
+                unpacked = after["sent_raw_bytes"] - before["sent_raw_bytes"]
+                assert sent < 0.95 * unpacked or wire == "raw" or sent < 20_000, algorithm
+                assert sent == unpacked or wire == "exact"
+                packed += wire == "exact" and sent < 0.95 * unpacked
 assert packed > 3 or comm.rank % 2, packed
-for algorithm in ("halving_doubling", "hierarchical", "ring"):  # several chunks, slots used again
-    inputs = np.random.default_rng(7).standard_normal((comm.size, 2_500_001))
-    inputs = inputs.astype(ml_dtypes.bfloat16)
-    x = inputs[comm.rank].copy()
+inputs = np.random.default_rng(7).standard_normal((comm.size, 2_500_003), np.float32)
+inputs = inputs.astype(ml_dtypes.bfloat16)
+whole = reference.reduce(inputs)
+for place, algorithm in enumerate(("halving_doubling", "hierarchical", "ring")):
+    window = slice(place, place + 2_500_001)  # several chunks, slots used again
+    x = inputs[comm.rank, window].copy()
     comm.all_reduce(x, algorithm=algorithm, wire="exact")
-    whole = reference.reduce(inputs)
-    assert x.tobytes() == whole.tobytes(), algorithm
+    assert x.tobytes() == whole[window].tobytes(), algorithm
 counts = [300_000 + 1000 * rank for rank in range(comm.size)]
 begin = sum(counts[:comm.rank])
 total = sum(counts)

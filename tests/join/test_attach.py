@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing
 
 import pytest
@@ -208,30 +208,36 @@ def close_unanswered(rank, sent):
     return connection
 
 
-@pytest.mark.parametrize("first", ["the close", "the hello"])
-def test_a_peer_that_another_thread_attaches_may_close_at_any_time(ranks, monkeypatch, first):
-    one, other = ranks(2)
-    sent, closed = threading.Event(), threading.Event()
-    if first == "the close":
-        sent.set()
+def test_a_peer_that_another_thread_attaches_may_close_at_any_time(ranks, monkeypatch):
+    """Two peers, beside each other: one closes before it is sent the hello, the other after."""
+    made = ranks(4)
+    pairs = {"the close": (made[0], made[1]), "the hello": (made[2], made[3])}
+    sent = {first: threading.Event() for first in pairs}
+    closed = {first: threading.Event() for first in pairs}
+    sent["the close"].set()
     send = attach._send
 
-    def send_beside_a_close(*args):
+    def send_beside_a_close(connection, node, wanted):
+        first = "the close" if node is made[1].node else "the hello"
         if first == "the close":
-            assert closed.wait(10)
-        send(*args)
-        sent.set()
+            assert closed[first].wait(10)
+        send(connection, node, wanted)
+        sent[first].set()
 
     monkeypatch.setattr(attach, "_send", send_beside_a_close)
-    with ThreadPoolExecutor(2) as threads:
-        closing = threads.submit(close_unanswered, one, sent)
-        closing.add_done_callback(lambda _: closed.set())
-        joining = threads.submit(other.attach, one)
-        closing.result(10)
-        with pytest.raises(TimeoutError):  # however long the other thread takes: 2 s were too few
-            joining.result(2.5)
-        other.node.attach(one.node.token, one.node.fileno(), os.getpid())
-        joining.result(5)
+    with ThreadPoolExecutor(4) as threads:
+        joining, closing = {}, {}
+        for first, (one, other) in pairs.items():
+            closing[first] = threads.submit(close_unanswered, one, sent[first])
+            closing[first].add_done_callback(lambda _, first=first: closed[first].set())
+            joining[first] = threads.submit(other.attach, one)
+        for each in closing.values():
+            each.result(10)
+        # However long the other thread takes: 2 s were too few.
+        assert wait(joining.values(), 2.5).done == set(), joining
+        for first, (one, other) in pairs.items():
+            other.node.attach(one.node.token, one.node.fileno(), os.getpid())
+            joining[first].result(5)
 
 
 def receive(rank, connection, peer):
@@ -302,7 +308,8 @@ def test_who_refuses_may_have_been_attached_by_another_thread(ranks):
         joining.result(5)
 
 
-def test_who_refuses_and_is_not_attached_soon_cannot_be_reached(ranks):
+def test_who_refuses_and_is_not_attached_soon_cannot_be_reached(ranks, monkeypatch):
+    monkeypatch.setattr(attach, "_ANSWERED_WITHIN", 0.2)
     one, other = ranks(2)
     one.listener.close()
     with pytest.raises(ConfigurationError, match="rank 0 on host 'here' cannot be reached"):
@@ -324,8 +331,9 @@ def attach_in_some_order(node, addresses, listener, seconds):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_threads_wait_for_none_that_waits_for_them(seed):
+def test_threads_wait_for_none_that_waits_for_them(seed, monkeypatch):
     """Communicators of the same four processes at once, each with ranks in an order of its own."""
+    monkeypatch.setattr(attach, "_GLANCE", 0.05)  # who is attached by another thread waits for it
     turns = random.Random(seed)
     nodes = [_core.Node() for _ in range(4)]
     with ExitStack() as stack, ThreadPoolExecutor(16) as threads:

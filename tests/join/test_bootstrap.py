@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def test_ranks_meet_in_any_order_and_again(size):
     orders = [range(size), range(size)[::-1], random.Random(size).sample(range(size), size)]
     with Ranks(size, join=False, module=__name__) as ranks:
         for order in orders:  # in the first they attach each other, in the others they have
-            delays = [0.3 * order[rank] / size for rank in range(size)]
+            delays = [0.2 * order[rank] / size for rank in range(size)]
             for rank, joined in enumerate(results(ranks.call(join_late, PerRank(delays)))):
                 assert joined == (rank, size, True)
 
@@ -51,16 +52,43 @@ def test_ranks_that_never_come_are_named_and_later_all_can_join():
         assert all(joined[2] for joined in results(ranks.call(join_late, 0)))
 
 
-def never_attach(comm, rank, absent):
+def never_attach(comm, address, rank, absent, told):
+    """The absent one comes back when the others have given up, or too late for them."""
     if rank == absent:
-        joining.attach_peers = lambda *args: time.sleep(3)
-    return failing(pc.init, timeout=1.0)
+        until = time.monotonic() + 3
+
+        def stay_away(*args):
+            while len(list(told.iterdir())) < 2 and time.monotonic() < until:
+                time.sleep(0.01)
+
+        joining.attach_peers = stay_away
+    client = StoreClient(address, timeout=20)
+    answer = failing(pc.init, rank=rank, size=3, store=client, timeout=1.0)
+    client.close()
+    if rank != absent:
+        (told / str(rank)).touch()
+    return answer
 
 
-@pytest.mark.parametrize("absent", [0, 1, 2])
-def test_ranks_that_come_and_do_not_attach_are_named(absent):
-    answers = results(run_ranks(never_attach, 3, PerRank([0, 1, 2]), absent, join=False))
-    for rank, (error, took) in enumerate(answers):
+def test_ranks_that_come_and_do_not_attach_are_named(addresses, tmp_path):
+    """Three launches beside each other, in each of which another one is absent."""
+    folders = [tmp_path / str(absent) for absent in range(3)]
+    for each in folders:
+        each.mkdir()
+    launches = [launch for launch in range(3) for _ in range(3)]
+    answers = results(
+        run_ranks(
+            never_attach,
+            9,
+            PerRank([addresses[launch] for launch in launches]),
+            PerRank([*range(3)] * 3),
+            PerRank(launches),
+            PerRank([folders[launch] for launch in launches]),
+            join=False,
+        )
+    )
+    for place, (error, took) in enumerate(answers):
+        absent, rank = divmod(place, 3)
         if rank != absent:
             assert isinstance(error, pc.CollectiveTimeout), error
             said = str(error).replace(" of 3", "")  # whoever notices first tells the others
@@ -110,6 +138,16 @@ def test_all_join_or_none_and_a_failure_leaves_nothing_half_attached():
         assert str(error) == ("" if rank == 2 else "rank 2: ") + "a late fault"
         assert took < 5
         assert again
+
+
+@pytest.fixture
+def addresses():
+    """Of a store for each of three launches."""
+    with ExitStack() as stack:
+        names = [f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}" for _ in range(3)]
+        for each in names:
+            stack.enter_context(StoreServer(each))
+        yield names
 
 
 class Minimal:
@@ -213,13 +251,24 @@ def be_elsewhere():
     socket.gethostname = lambda: "elsewhere"
 
 
-@pytest.mark.parametrize("away", [0, 1])
-def test_ranks_on_another_host_are_said_to_all(address, away):
-    changes = PerRank([be_elsewhere if rank == away else None for rank in range(3)])
+def test_ranks_on_another_host_are_said_to_all(addresses):
+    """Two launches beside each other: that who refuses has not attached is known after 2 s."""
+    changes = [be_elsewhere if rank == away else None for away in (0, 1) for rank in range(3)]
     here = socket.gethostname()
-    for error, took in results(
-        run_ranks(join_explicitly, 3, address, PerRank([0, 1, 2]), 3, False, changes, join=False)
-    ):
+    answers = results(
+        run_ranks(
+            join_explicitly,
+            6,
+            PerRank([each for each in addresses[:2] for _ in range(3)]),
+            PerRank([*range(3)] * 2),
+            3,
+            False,
+            PerRank(changes),
+            join=False,
+        )
+    )
+    for place, (error, took) in enumerate(answers):
+        away = place // 3
         assert isinstance(error, pc.ConfigurationError)
         assert f"rank {away} on host 'elsewhere' cannot be reached from host '{here}'" in str(error)
         assert "must be on one host, in one container" in str(error)

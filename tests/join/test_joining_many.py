@@ -151,7 +151,9 @@ def _rank():
     return int(threading.current_thread().name.split()[1])
 
 
-@pytest.mark.parametrize("size", [256, 2048, pytest.param(4096, marks=pytest.mark.storm)])
+@pytest.mark.parametrize(
+    "size", [256, 1024, *(pytest.param(size, marks=pytest.mark.storm) for size in (2048, 4096))]
+)
 def test_operations_and_bytes_grow_with_the_ranks_and_not_with_their_square(size, monkeypatch):
     store, start = CountingStore(), time.monotonic()
     tables = run_all(size, lambda rank: join(store, rank, size), 64, monkeypatch)

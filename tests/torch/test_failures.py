@@ -22,7 +22,7 @@ from pycollective import (
     CollectiveTimeout,
     PeerFailure,
 )
-from tests.harness import results, run_ranks
+from tests.harness import await_, results, run_ranks
 from tests.torch.groups import backend_of, join, standing_group
 
 pytestmark = pytest.mark.alone  # how soon is part of it
@@ -105,17 +105,19 @@ CALLS = {
 }
 
 
-def late(comm, how):
-    """Rank 1 comes after the group's time is over."""
+def late(comm, how, told):
+    """Rank 1 comes after the group's time is over: once rank 0 has been told."""
     with new_group(comm, timeout=0.5) as group:
         if comm.rank == 1:
-            time.sleep(1)
-        return raised(lambda: CALLS[how](group), group)
+            await_(told.exists)
+        answer = raised(lambda: CALLS[how](group), group)
+        told.touch()
+        return answer
 
 
 @pytest.mark.parametrize("how", CALLS)
-def test_a_timeout_names_the_absentee_everywhere(pool, how):
-    for first, second, _ in pool(2).call(late, how):
+def test_a_timeout_names_the_absentee_everywhere(pool, how, tmp_path):
+    for first, second, _ in pool(2).call(late, how, tmp_path / "told"):
         # torch wraps what a Python callback raises.
         assert isinstance(first, RuntimeError if how == "callback" else CollectiveTimeout), first
         assert "CollectiveTimeout" in str(first) or isinstance(first, CollectiveTimeout)
@@ -140,17 +142,19 @@ def test_an_operation_may_have_a_timeout_of_its_own(pool):
     assert seconds < 0.9
 
 
-def set_timeout(comm):
+def set_timeout(comm, told):
     with new_group(comm) as group:
         group.set_timeout(datetime.timedelta(seconds=0.3))
         assert backend_of(group).options._timeout == datetime.timedelta(seconds=0.3)
         if comm.rank == 1:
-            time.sleep(1)
-        return raised(lambda: dist.all_reduce(torch.ones(1), group=group), group)[0]
+            await_(told.exists)
+        error = raised(lambda: dist.all_reduce(torch.ones(1), group=group), group)[0]
+        told.touch()
+        return error
 
 
-def test_a_groups_timeout_can_be_changed(pool):
-    for error in pool(2).call(set_timeout):
+def test_a_groups_timeout_can_be_changed(pool, tmp_path):
+    for error in pool(2).call(set_timeout, tmp_path / "told"):
         assert isinstance(error, CollectiveTimeout)
         assert "after its timeout of 0.3 s" in str(error)
 
