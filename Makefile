@@ -7,7 +7,8 @@
 # make examples  all programs of examples/, with the packages that some of them need
 # make bench     the committed benchmarks (out of benchmarks/)
 # make gpu       all that one GPU can show, with this python3 as it is: no network, no .venv
-# make lint      ruff, mypy, clang-format; make sanitize: native tests under TSan and ASan
+# make lint      ruff, mypy, clang-format; make sanitize: native tests under TSan and ASan, with
+#                EVERY=1 those of GPUs under both
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,9 +23,10 @@ EMBEDDED := $(wildcard csrc/cuda/embed.py csrc/cuda/nvrtc/*)
 
 install: $(VENV)/.built
 
+# Without --no-compile pip compiles all of them, of which a tenth is ever imported: 40 s.
 $(VENV)/.requirements: requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -r requirements-dev.txt
+	$(BIN)/python -m pip install -q --no-compile -r requirements-dev.txt
 	touch $@
 
 $(VENV)/.built: $(VENV)/.requirements setup.py pyproject.toml $(SOURCES) $(EMBEDDED)
@@ -71,9 +73,11 @@ scale: install
 	  build/native/plain/test_far_scale out/scale/$$algorithm.programs || exit 1; done
 
 # Processes that end in every way, 200 times each; the README's examples, 50 times each; what
-# make gpu runs, on the stand-in for the driver; what else is too long for make test.
+# make gpu runs, on the stand-in for the driver; what else is too long for make test, and for CI's
+# sanitizers.
 storm: install
 	$(BIN)/python -m pytest -m storm tests
+	$(MAKE) sanitize EVERY=1
 
 bench: install
 	$(BIN)/python -m benchmarks.all --out benchmarks/results

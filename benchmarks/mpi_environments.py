@@ -26,7 +26,7 @@ def ensure(name: str) -> Path:
         return folder
     print(f"making {folder.name} from {requirements.name}", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q"]
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--no-compile"]
     subprocess.run([*pip, "-r", str(requirements)], check=True)
     installed.write_text(requirements.read_text())
     return folder
