@@ -23,10 +23,12 @@ EMBEDDED := $(wildcard csrc/cuda/embed.py csrc/cuda/nvrtc/*)
 
 install: $(VENV)/.built
 
-# Without --no-compile pip compiles all of them, of which a tenth is ever imported: 40 s.
+# Without --no-compile pip compiles all, of which a tenth is ever imported: 40 s. What tests import
+# is compiled here, once.
 $(VENV)/.requirements: requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --no-compile -r requirements-dev.txt
+	$(BIN)/python -c 'import torch._dynamo, hypothesis, matplotlib.pyplot, pytest, sklearn.datasets'
 	touch $@
 
 $(VENV)/.built: $(VENV)/.requirements setup.py pyproject.toml $(SOURCES) $(EMBEDDED)

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.cli.in_process import pycollective
 from tests.harness import ROOT, RankPool, close_servers
+
+__all__ = ["pycollective"]  # the fixture
 
 
 def pytest_configure() -> None:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pycollective import ConfigurationError, reference
-from tests.harness import PerRank, run_ranks
+from tests.harness import PerRank, results, run_ranks
 from tests.inputs import (
     DTYPES,
     FLOATS,
@@ -185,7 +185,6 @@ def test_rotated_leaves_are_caught(pool, ranks, dtype):
 @pytest.mark.parametrize("level", ["portable", "avx2", "avx512"])
 def test_every_instruction_set_gives_the_same_bits(level):
     from pycollective import _core
-    from tests.harness import results
 
     if level not in _core.simd_levels():
         pytest.skip(f"this CPU has no {level}")

@@ -30,7 +30,7 @@ if comm.rank == 0:
     {end}
 else:
     open(sys.argv[1], "w").close()
-    time.sleep(0.4)  # rank 0 is through by now
+    time.sleep({pause})  # rank 0 is through by now
     try:
         while True:
             comm.all_reduce(x)
@@ -39,12 +39,13 @@ else:
 """
 
 
-def run(end, begun):
+def run(end, status, begun):
     """What rank 1 sees when rank 0 ends in this way."""
+    pause = 1 if status == 0 else 0.4  # a second after a failure the launcher ends the others
     return subprocess.run(
         [
             *(sys.executable, "-m", "pycollective", "run", "-n", "2"),
-            *(sys.executable, "-c", PROGRAM.format(end=end), str(begun)),
+            *(sys.executable, "-c", PROGRAM.format(end=end, pause=pause), str(begun)),
         ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -75,7 +76,10 @@ def ended(tmp_path_factory):
     """Three beside each other, as they wait much of their time."""
     folder = tmp_path_factory.mktemp("begun")
     with ThreadPoolExecutor(3) as threads:
-        yield {how: threads.submit(run, end, folder / how) for how, (end, *_) in ENDS.items()}
+        yield {
+            how: threads.submit(run, end, status, folder / how)
+            for how, (end, status, *_) in ENDS.items()
+        }
 
 
 @pytest.mark.parametrize("how", ENDS)

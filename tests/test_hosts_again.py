@@ -119,7 +119,7 @@ if comm.rank == 1:
     while len(os.listdir(sys.argv[1])) < 2:
         assert time.monotonic() < until, "the others have not called it"
         time.sleep(0.01)
-    time.sleep(0.4)  # by now they wait
+    time.sleep(1)  # by now rank 0 waits, and rank 2 has left
 else:
     open(f"{sys.argv[1]}/{comm.rank}", "w").close()
 comm.reduce(x, root=0, algorithm="direct", wire="raw")

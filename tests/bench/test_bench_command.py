@@ -9,10 +9,7 @@ import sys
 import pytest
 
 from pycollective.bench.record import read_json
-from tests.cli.in_process import pycollective
 from tests.launchers import NAMES, find
-
-__all__ = ["pycollective"]
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="the peer is torch's Gloo"

@@ -12,12 +12,9 @@ import pytest
 from pycollective.bench.codec import COMPARED
 from pycollective.cli.bench import bench as command
 from pycollective.compression import CODECS
-from tests.cli.in_process import pycollective
 from tests.harness import ROOT
 from tests.kernels.quantized import payload_bytes, usual_chunk
 from tests.launchers import launcher
-
-__all__ = ["pycollective"]
 
 MAIN = str(ROOT / "pycollective" / "__main__.py")
 

@@ -9,10 +9,7 @@ import pytest
 
 from pycollective.schedule import algorithms_for
 from pycollective.tuning.table import read_table
-from tests.cli.in_process import pycollective
 from tests.test_launches import clean_environment
-
-__all__ = ["pycollective"]
 
 BENCH = ["-m", "pycollective", "bench"]
 RUN = ["-m", "pycollective", "run", "-n", "2"]

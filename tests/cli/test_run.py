@@ -8,15 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from pycollective import launcher
-from tests.cli.in_process import pycollective
 from tests.harness import ROOT
-
-__all__ = ["pycollective"]
 
 COMMAND = [sys.executable, "-m", "pycollective", "run"]
 
@@ -34,22 +32,20 @@ def run(*arguments, **changes):
 
 def run_together(*commands, **changes):
     """Each of the commands, at once: they wait more than they work."""
-    started = [
-        subprocess.Popen(
-            [*COMMAND, *map(str, arguments)],
-            env=environment(**changes),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for arguments in commands
-    ]
-    try:
+    with ExitStack() as stack:
+        started = []
+        for arguments in commands:
+            process = subprocess.Popen(
+                [*COMMAND, *map(str, arguments)],
+                env=environment(**changes),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            started.append(stack.enter_context(process))
+            stack.callback(process.kill)
         said = [each.communicate("this is not for the ranks\n", timeout=60) for each in started]
-    finally:
-        for each in started:
-            each.kill()
     return [
         subprocess.CompletedProcess(each.args, each.returncode, *texts)
         for each, texts in zip(started, said, strict=True)

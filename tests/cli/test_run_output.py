@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.cli.test_run import COMMAND, environment, program, run, run_together
@@ -107,19 +108,22 @@ def test_output_that_is_read_late_is_not_lost(program):
     """More than the launcher's own pipe holds, and no more of a rank than that one's does: the
     ranks have long ended when it is read."""
     path = program(MUCH)
-    started = [
-        subprocess.Popen(
-            [*COMMAND, "-n", "2", path],
-            env=environment(PYTHONUNBUFFERED=unbuffered),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for unbuffered in ("", "1")
-    ]
-    for process in started:
-        await_(lambda process=process: unread(process) and not children(process))
-    time.sleep(1.5)  # longer than the launcher waits for what nobody writes
-    said = [process.communicate(timeout=20) for process in started]
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*COMMAND, "-n", "2", path],
+                    env=environment(PYTHONUNBUFFERED=unbuffered),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+            )
+            for unbuffered in ("", "1")
+        ]
+        for process in started:
+            await_(lambda process=process: unread(process) and not children(process))
+        time.sleep(1.5)  # longer than the launcher waits for what nobody writes
+        said = [process.communicate(timeout=20) for process in started]
     for process, (out, wrong) in zip(started, said, strict=True):
         assert (process.returncode, wrong) == (0, b"")
         assert out == (b"x" * 199 + b"\n") * 600

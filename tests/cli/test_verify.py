@@ -68,23 +68,24 @@ def test_every_combination_has_a_line(quick):
 
 @pytest.fixture(scope="module")
 def few():
-    """The same of two ranks and a few dtypes."""
-    return python(*VERIFY, "-n", 2, *FEW).stdout
+    """The same of a few dtypes."""
+    return python(*VERIFY, "-n", 3, *FEW).stdout
 
 
 def test_the_digest_under_pycollective_run(few):
-    done = python("-m", "pycollective", "run", "-n", "2", *VERIFY, *FEW)
+    done = python(*RUN, *VERIFY, *FEW)
     assert digest_of(done.stdout) == digest_of(few)
     assert done.stdout.count("\n") == few.count("\n")  # of one rank
 
 
-def test_the_digest_under_torchrun(few):
+@pytest.mark.parametrize("device", ["cuda", pytest.param("cpu", marks=pytest.mark.storm)])
+def test_the_digest_under_torchrun(few, device):
     """On GPUs, by kernels over peer memory: the digest is that of the CPU."""
     pytest.importorskip("torch")
     gpus = {"PYCOLLECTIVE_CUDA_WAY": "peer", **standin.environment(devices=4)}
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "--no-python"]
-    done = python(*launch, sys.executable, *VERIFY, *FEW, "--device", "cuda", **gpus)
-    assert "arrays in GPU memory" in done.stdout
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 3, "--no-python"]
+    done = python(*launch, sys.executable, *VERIFY, *FEW, "--device", device, **gpus)
+    assert ("arrays in GPU memory" in done.stdout) == (device == "cuda")
     assert digest_of(done.stdout) == digest_of(few)
 
 
@@ -92,15 +93,15 @@ def test_the_digest_under_torchrun(few):
 def test_the_digest_under_mpiexec(few, name):
     # Its Python has what belongs to the MPI, and not what the command line needs.
     path = f"{ROOT}:{Path(typer.__file__).parents[1]}"
-    done = find(name).run(2, *VERIFY, *FEW, "--timeout", "20", PYTHONPATH=path)
+    done = find(name).run(3, *VERIFY, *FEW, "--timeout", "20", PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     assert digest_of(done.stdout) == digest_of(few)
 
 
 def test_the_digest_does_not_depend_on_the_instruction_set(few):
     """Each dtype's kernels at every level are tests/kernels'."""
-    done = python(*VERIFY, "-n", 2, *FEW, PYCOLLECTIVE_SIMD="portable")
-    assert "2 ranks, portable, quick" in done.stdout
+    done = python(*VERIFY, "-n", 3, *FEW, PYCOLLECTIVE_SIMD="portable")
+    assert "3 ranks, portable, quick" in done.stdout
     assert _core.simd_level() == "portable" or "portable" not in few
     assert digest_of(done.stdout) == digest_of(few)
 

@@ -11,7 +11,6 @@ import ctypes
 import os
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -186,21 +185,27 @@ def lives(way, plan=None):
 def plans(way, both):
     """Each function in each step; where it is called often, also its last call there.
 
-    `both` errors in the steps of a call; otherwise one of them, and in the next step the other,
-    if it is called there.
+    `both` errors in the steps of a call; otherwise one of them in "call", and the other in
+    "unnamed", if it is called there.
     """
     clean = lives(way)
+    seen: dict[str, int] = {}
     assert [each.errors for each in clean] == [[], []]
     assert {each.anew.partition(" ")[0] for each in clean} == {way}
-    steps = Counter(name for calls in clean[1].calls.values() for name in calls)
+    pair = [clean[1].calls.get(step, {}) for step in ("call", "unnamed")]
     for place, (step, calls) in enumerate(clean[1].calls.items()):
         for name, count in calls.items():
             # In a capture what follows would be refused: by a failure that there cannot be.
             if name in IGNORED and step != "call":
                 continue
             first = ONCE if (place + len(name)) % 2 else STICKY
+            if step == "unnamed" and name in pair[0] and name not in IGNORED:
+                first = ONCE + STICKY - seen[name]
             yield step, name, 1, first
-            if step in ("call", "unnamed") and (both or steps[name] == 1):
+            if step == "call":
+                seen[name] = first
+            alone = name in IGNORED or not all(name in each for each in pair)
+            if step in ("call", "unnamed") and (both or alone):
                 yield step, name, 1, ONCE + STICKY - first
             if step == "init" and count > 1:
                 yield step, name, count, ONCE + STICKY - first

@@ -92,8 +92,9 @@ def test_what_a_step_has_started_ends_with_it(tmp_path):
         "time.sleep(300)"
     )
     # Without what Python looks for when it starts, which takes longer than all this.
-    outcome = run.run_step(shell(f"{sys.executable} -I -S -c '{program}' & wait"), {}, 1.5)
+    outcome = run.run_step(shell(f"{sys.executable} -I -S -c '{program}' & wait"), {}, 2.0)
     assert outcome.outcome == "too slow"
+    assert pid.exists(), outcome
     await_(lambda: not _runs(int(pid.read_text())))
 
 

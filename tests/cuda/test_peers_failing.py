@@ -60,14 +60,16 @@ def failure_of(comm, stream, late=None):
     if late is not None and comm.rank == 1:
         late.go_on()
     until = time.monotonic() + (20 if comm.rank == 1 else 1.5)
-    while not stream.query():
-        assert time.monotonic() < until, "the kernel waits on"
-        time.sleep(0.01)
-    while comm.failure is None:
-        assert time.monotonic() < until, "nothing has failed, or who waited is told late"
-        time.sleep(0.01)
-    if late is not None and comm.rank != 1:
-        late.told.touch()
+    try:
+        while not stream.query():
+            assert time.monotonic() < until, "the kernel waits on"
+            time.sleep(0.01)
+        while comm.failure is None:
+            assert time.monotonic() < until, "nothing has failed, or who waited is told late"
+            time.sleep(0.01)
+    finally:
+        if late is not None and comm.rank != 1:
+            late.told.touch()
     return type(comm.failure), str(comm.failure)
 
 

@@ -55,15 +55,15 @@ def test_ranks_that_never_come_are_named_and_later_all_can_join():
 def never_attach(comm, address, rank, absent, told):
     """The absent one comes back when the others have given up, or too late for them."""
     if rank == absent:
-        until = time.monotonic() + 3
 
         def stay_away(*args):
+            until = time.monotonic() + 6
             while len(list(told.iterdir())) < 2 and time.monotonic() < until:
                 time.sleep(0.01)
 
         joining.attach_peers = stay_away
     client = StoreClient(address, timeout=20)
-    answer = failing(pc.init, rank=rank, size=3, store=client, timeout=1.0)
+    answer = failing(pc.init, rank=rank, size=3, store=client, timeout=2.0)
     client.close()
     if rank != absent:
         (told / str(rank)).touch()
@@ -93,7 +93,7 @@ def test_ranks_that_come_and_do_not_attach_are_named(addresses, tmp_path):
             assert isinstance(error, pc.CollectiveTimeout), error
             said = str(error).replace(" of 3", "")  # whoever notices first tells the others
             assert f"rank(s) {absent} have come but did not attach" in said
-            assert took < 2
+            assert took < 4
 
 
 def come_late(comm, rank):

@@ -44,6 +44,7 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(10)  # the signal ends it
 
+# In a barrier of MPI's who comes early would take a core from the jobs beside this one.
 def idle_until_all_come():
     others = [other for other in range(MPI.COMM_WORLD.Get_size()) if other != rank]
     for other in others:
@@ -90,6 +91,8 @@ for what in kinds:
     asked = {"timeout": seconds}
     if rank == culprit:
         go_wrong(what, asked)
+    if what in ("late", "slow"):
+        idle_until_all_come()
     MPI.COMM_WORLD.Barrier()
     start = time.monotonic()
     try:
@@ -105,7 +108,7 @@ for what in kinds:
     if len(sys.argv) > 4:  # the program goes on without us
         sys.exit()
     if what in ("late", "slow"):
-        idle_until_all_come()  # in a barrier who has given up would take a core all the time
+        idle_until_all_come()
     MPI.COMM_WORLD.Barrier()  # what is left behind disturbs no operation of the program's own
     with pc.init(timeout=30) as comm:
         x = np.full(1000, rank + 1.0)
@@ -201,7 +204,7 @@ def test_ranks_that_want_different_transports(mpi, tmp_path):
 
 
 def test_nobody_waits_longer_than_the_timeout(tmp_path):
-    """Four jobs beside each other, as all that they do is wait; every two of the three meet."""
+    """Two jobs beside each other, as all that they do is wait; every two of the three meet."""
     jobs = [("mpich", "late", 0), ("openmpi", "late", 1)]
     jobs += [("openmpi", "slow", 0), ("mpich", "slow", 1)]
     mpis = {name: find(name) for name in NAMES}
@@ -212,7 +215,7 @@ def test_nobody_waits_longer_than_the_timeout(tmp_path):
         folder.mkdir()
         return run(mpis[name], folder, 2, "2x1", [what], culprit, 1)[what]
 
-    with ThreadPoolExecutor(len(jobs)) as threads:
+    with ThreadPoolExecutor(2) as threads:
         for job, parts in zip(jobs, threads.map(ends, jobs), strict=True):
             for part in parts:
                 rank = int(part[0])

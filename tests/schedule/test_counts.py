@@ -13,7 +13,7 @@ from pycollective.schedule.counts import Load, Phase
 from pycollective.schedule.ring_counts import sent_by
 from pycollective.schedule.verify import verify
 from tests.schedule.observed import Busiest, observe
-from tests.schedule.placements import BOTH, RANKS, any_placements, blocks
+from tests.schedule.placements import BOTH, MORE_RANKS, RANKS, any_placements, blocks
 
 ALL = [(operation, name) for name, each in ALGORITHMS.items() for operation in each.moves]
 FEW_OR_NONE = 1e-9
@@ -84,7 +84,9 @@ def test_formulas_are_exact_for_powers_of_two_in_blocks(
                 assert vars(said) == pytest.approx(vars(seen), abs=FEW_OR_NONE), topology
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize(
+    "ranks", [*RANKS, *(pytest.param(n, marks=pytest.mark.storm) for n in MORE_RANKS)]
+)
 def test_on_one_host_formulas_are_exact_for_any_number_of_ranks(ranks: int) -> None:
     """But for halving-doubling, whose ranks hold unequal numbers of shards."""
     for operation, algorithm in ALL:

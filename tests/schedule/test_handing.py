@@ -161,6 +161,7 @@ def test_a_rank_never_looks_at_all(
 ) -> None:
     """What it looks at grows as n log n, times the ranks of its host, and has no square in it."""
     looked_at = 0
+    of_each: list[int] = []
 
     def counting(handings: Callable[..., list[Handing]]) -> Callable[..., list[Handing]]:
         def counted(*arguments: object) -> list[Handing]:
@@ -185,6 +186,8 @@ def test_a_rank_never_looks_at_all(
         assert assemble(spying, n // 2) == assemble(schedule, n // 2)
         # Four ranks a host; where there is one shard, each rank once for the room.
         assert looked_at < 8 * n * n.bit_length() * (3 if schedule.shards == 1 else 4)
+        of_each.append(looked_at)
+    assert of_each[1] < 8 * of_each[0]  # of four times the ranks; a square would come to 16
 
 
 def spoiled(

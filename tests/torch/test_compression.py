@@ -80,16 +80,25 @@ def variants(comm, backend, codec, topology, names):
     return found
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+# On hosts of several ranks some, and the rest in `make storm`.
+SOME = {
+    "one_bit": ["tiny buckets", "25 MB", "static graph"],
+    "int8": ["1 MB", "small buckets", "views"],
+    "top_k": ["tiny buckets", "1000 MB", "find unused"],
+}
+OVER_GLOO = ["tiny buckets", "1 MB", "views"]
+
+
+@pytest.mark.parametrize(
+    ("topology", "some"),
+    [("4x1", False), ("2x2", True), pytest.param("2x2", False, marks=pytest.mark.storm)],
+)
 @pytest.mark.parametrize("codec", HOOKS)
-def test_no_option_and_no_backend_changes_a_bit(ranks, codec, topology):
-    # Every other one on hosts of several ranks, and with each codec others.
-    first = (list(HOOKS).index(codec) + 1) % 2
-    names = list(VARIANTS) if topology == "4x1" else list(VARIANTS)[first::2]
+def test_no_option_and_no_backend_changes_a_bit(ranks, codec, topology, some):
+    names = SOME[codec] if some else list(VARIANTS)
     outcomes = ranks(variants, "pycollective", codec, topology, names)
     if codec != "int8":
-        gloos = ["tiny buckets", "1 MB", "views"] if topology == "4x1" else ["small buckets"]
-        outcomes += ranks(variants, "gloo", codec, topology, gloos)
+        outcomes += ranks(variants, "gloo", codec, topology, OVER_GLOO[:1] if some else OVER_GLOO)
     weights = {digest for found in outcomes for digest, *_ in found.values()}
     assert len(weights) == 1
     for found in outcomes:
