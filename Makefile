@@ -19,7 +19,7 @@ SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name
 # What the build reads besides.
 EMBEDDED := $(wildcard csrc/cuda/embed.py csrc/cuda/nvrtc/*)
 
-.PHONY: install build demo test test-mpi test-torch-suite examples storm scale bench gpu lint format sanitize clean
+.PHONY: install build demo test test-mpi test-torch-suite examples storm scale bench gpu lint format standin sanitize clean
 
 install: $(VENV)/.built
 
@@ -98,6 +98,10 @@ lint: $(VENV)/.requirements
 format: $(VENV)/.requirements
 	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
+
+# The stand-in for a GPU's driver, which the first test that wants it makes otherwise.
+standin:
+	$(MAKE) -C tests/cuda_driver
 
 # Under a make -j of several targets, among its jobs.
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 2)
