@@ -80,14 +80,16 @@ def test_ranks_join(mpi, program, ranks):
 
 
 def test_a_rank_that_fails_ends_the_job(mpi, program):
-    start = time.monotonic()
-    done = mpi.run(3, program(FAILS))
-    assert done.returncode != 0
-    assert "this rank has had enough" in done.stderr
-    assert (
-        len(re.findall(r"CollectiveAborted: .*rank 1 aborted the communicator", done.stderr)) == 2
-    )
-    assert time.monotonic() - start < 20
+    for _ in range(3):  # the first to end gives the others a moment, for which they may be too slow
+        start = time.monotonic()
+        done = mpi.run(3, program(FAILS))
+        assert done.returncode != 0
+        assert "this rank has had enough" in done.stderr
+        assert time.monotonic() - start < 20
+        told = re.findall(r"CollectiveAborted: .*rank 1 aborted the communicator", done.stderr)
+        if len(told) == 2:
+            return
+    pytest.fail(done.stderr)
 
 
 @pytest.mark.parametrize(("absent", "says"), [("0", "rank 0 did not come"), ("2", "rank")])
