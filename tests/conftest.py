@@ -27,10 +27,10 @@ def pytest_configure() -> None:
 # for a GPU's driver, too.
 LONGEST = [
     *("cuda/test_device_commands", "test_examples", "torch/test_process_end"),
-    *("torch/test_pytorch_suite", "test_demo", "bench/test_bench_command", "cli/test_verify"),
-    *("test_hosts", "join/test_mpi_joining", "test_hosts_again", "test_two_hosts"),
-    *("torch/test_compression", "schedule/test_handing", "test_mpiexec", "cli/test_run"),
-    *("cuda/test_ends_in_each_state", "cli/test_run_output", "test_wire", "test_conformance"),
+    *("cli/test_verify", "torch/test_pytorch_suite", "test_two_hosts", "test_demo"),
+    *("bench/test_bench_command", "test_hosts", "join/test_mpi_joining", "test_conformance"),
+    *("torch/test_compression", "schedule/test_handing", "test_hosts_again", "test_mpiexec"),
+    *("cuda/test_ends_in_each_state", "cli/test_run_output", "test_wire", "cli/test_run"),
     *("test_launches", "test_large", "test_algorithms", "join/test_joining_many"),
     *("torch/test_compressed_shards", "join/test_bootstrap", "kernels/test_sparse"),
     *("torch/test_compression_launches", "cuda/test_generated_code", "schedule/test_cost"),
