@@ -19,10 +19,10 @@ from tests.launchers import launcher
 MAIN = str(ROOT / "pycollective" / "__main__.py")
 
 
-def bench(*arguments, status=0):
+def bench(*arguments):
     command = [sys.executable, "-m", "pycollective", "bench", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == status, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 

@@ -110,9 +110,10 @@ def late(comm, how, told):
     with new_group(comm, timeout=0.5) as group:
         if comm.rank == 1:
             await_(told.exists)
-        answer = raised(lambda: CALLS[how](group), group)
-        told.touch()
-        return answer
+        try:
+            return raised(lambda: CALLS[how](group), group)
+        finally:
+            told.touch()
 
 
 @pytest.mark.parametrize("how", CALLS)
@@ -148,9 +149,10 @@ def set_timeout(comm, told):
         assert backend_of(group).options._timeout == datetime.timedelta(seconds=0.3)
         if comm.rank == 1:
             await_(told.exists)
-        error = raised(lambda: dist.all_reduce(torch.ones(1), group=group), group)[0]
-        told.touch()
-        return error
+        try:
+            return raised(lambda: dist.all_reduce(torch.ones(1), group=group), group)[0]
+        finally:
+            told.touch()
 
 
 def test_a_groups_timeout_can_be_changed(pool, tmp_path):
