@@ -19,7 +19,7 @@ VERIFY = """
 import sys
 from pycollective.conformance import select, verify
 
-right = verify(select([], [], {dtypes}, quick=True), 60.0, lambda line: print(line, flush=True))
+right = verify(select([], [], ['float16'], quick=True), 60.0, lambda line: print(line, flush=True))
 sys.exit(not right)
 """
 
@@ -142,7 +142,7 @@ def digest(text):
 @pytest.fixture(scope="module")
 def digest_on_one_host(tmp_path_factory):
     program = tmp_path_factory.mktemp("one") / "program.py"
-    program.write_text(VERIFY.format(dtypes="['float16', 'int32']"))
+    program.write_text(VERIFY)
 
     def of(ranks):
         done = launcher("forks").run(ranks, str(program), timeout=100)
@@ -162,7 +162,7 @@ def digest_on_one_host(tmp_path_factory):
 def test_every_algorithm_gives_the_bits_of_one_host(
     tmp_path, digest_on_one_host, name, ranks, topology
 ):
-    (tmp_path / "program.py").write_text(VERIFY.format(dtypes="['float16', 'int32']"))
+    (tmp_path / "program.py").write_text(VERIFY)
     program = str(tmp_path / "program.py")
     done = launcher(name).run(ranks, program, timeout=110, PYCOLLECTIVE_TOPOLOGY=topology)
     assert done.returncode == 0, done.stdout + done.stderr

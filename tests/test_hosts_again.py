@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.launchers import find, launcher
+from tests.turns import in_turns
 
 # MPI gives the number of a freed communicator to the next: nothing may come from the old one.
 AGAIN = """
@@ -153,10 +154,11 @@ def run(tmp_path):
     return run_ranks
 
 
-@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
-@pytest.mark.parametrize(("text", "ranks"), [(AGAIN, 3), (AFTER_A_FAILURE, 2)])
-def test_a_communicator_hears_nothing_of_the_one_before(run, mpi, text, ranks):
-    find(mpi)
+@pytest.mark.parametrize(
+    ("program", "mpi"), in_turns([(AGAIN, 3), (AFTER_A_FAILURE, 2)], ["mpich", "openmpi"])
+)
+def test_a_communicator_hears_nothing_of_the_one_before(run, program, mpi):
+    text, ranks = program
     done = run(mpi, text, ranks, f"{ranks}x1")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -179,7 +181,9 @@ def test_a_fork_says_no_goodbye_for_its_parent(run, name):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["forks", "mpich", "openmpi"])
+@pytest.mark.parametrize(
+    "name", ["forks", "mpich", pytest.param("openmpi", marks=pytest.mark.storm)]
+)
 def test_what_came_of_a_rank_that_left_is_its_own(run, name, tmp_path):
     (tmp_path / "called").mkdir()
     done = run(name, SLOWER, 3, "3x1", str(tmp_path / "called"))

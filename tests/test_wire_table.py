@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.launchers import launcher
+from tests.turns import in_turns
 
 # The calls of `pycollective verify`, at two counts of which one is too long to go with a call. Of
 # each 1,024 elements half are the table's, with bits of all kinds, and half pack well: so messages
@@ -58,12 +59,12 @@ with pc.init(timeout=60, wire="exact") as comm:
 """
 
 
-@pytest.mark.parametrize("name", ["forks", "mpich"])
-def test_every_operation_and_algorithm_keeps_its_bits_packed(tmp_path, name):
-    (tmp_path / "program.py").write_text(TABLE.format(dtypes=["bfloat16", "float32"]))
+@pytest.mark.parametrize(("name", "dtype"), in_turns(["forks", "mpich"], ["bfloat16", "float32"]))
+def test_every_operation_and_algorithm_keeps_its_bits_packed(tmp_path, name, dtype):
+    (tmp_path / "program.py").write_text(TABLE.format(dtypes=[dtype]))
     program = str(tmp_path / "program.py")
     done = launcher(name).run(4, program, timeout=100, PYCOLLECTIVE_TOPOLOGY="2x2")
     assert done.returncode == 0, done.stdout + done.stderr
     combinations, packed, wrong = map(int, done.stdout.split("TABLE ")[1].split()[:3])
-    assert combinations > 50
+    assert combinations > 25
     assert (packed, wrong) == (combinations, 0), done.stdout

@@ -72,8 +72,14 @@ def test_the_other_collectives_are_verified_from_python_and_natively(operation, 
 @needs_torch
 @pytest.mark.parametrize(
     ("wire", "peer"),
-    # Each rank between hosts imports torch; the option goes one way, whatever it says.
-    [pytest.param("raw", "", marks=pytest.mark.storm), ("exact", "torch")],
+    # Each rank between hosts imports torch, and each of the peer's does.
+    [
+        ("exact", ""),
+        *(
+            pytest.param(*each, marks=pytest.mark.storm)
+            for each in [("exact", "torch"), ("raw", "")]
+        ),
+    ],
 )
 def test_where_hosts_are_played_it_says_what_was_sent_between_them(wire, peer, tmp_path):
     done = _bench(

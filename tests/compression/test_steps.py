@@ -17,6 +17,7 @@ from tests.compression.players import (
     make,
 )
 from tests.inputs import same_bits
+from tests.turns import in_turns
 
 SHAPES = {"w": (70, 100), "bias": (33,), "v": (5, 1031), "x": (64, 70)}
 BUCKETS = [["v"], ["w", "bias"], ["x"]]
@@ -67,20 +68,17 @@ BAD = [
 ON_ANY_HOSTS = [*HELD, ("one_bit", ONE_HOST), ("top_k", ONE_HOST)]
 
 
-@pytest.mark.parametrize(
-    ("turn", "kind", "host_of"), [(turn, *each) for turn, each in enumerate(ON_ANY_HOSTS)]
-)
-def test_a_bad_number_on_one_rank_gives_up_the_step_on_all(pool, turn, kind, host_of):
-    for case in (turn, turn + 2):  # so that every number comes to every kind
-        where, value, culprit = BAD[case % len(BAD)]
-        outcomes = pool(4).call(bad_step, host_of, kind, where, value, culprit)
-        for said, other, nans, same, as_if, steps in outcomes:
-            assert said == [True, False, True], (where, value)
-            assert other == {"v": True, "x": True}
-            assert nans == {"w": True, "bias": True}, (where, value)
-            assert same
-            assert as_if
-            assert steps == [3, 1]
+@pytest.mark.parametrize(("on", "bad"), in_turns(ON_ANY_HOSTS, BAD))
+def test_a_bad_number_on_one_rank_gives_up_the_step_on_all(pool, on, bad):
+    (kind, host_of), (where, value, culprit) = on, bad
+    outcomes = pool(4).call(bad_step, host_of, kind, where, value, culprit)
+    for said, other, nans, same, as_if, steps in outcomes:
+        assert said == [True, False, True]
+        assert other == {"v": True, "x": True}
+        assert nans == {"w": True, "bias": True}
+        assert same
+        assert as_if
+        assert steps == [3, 1]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("top_k")])

@@ -96,6 +96,7 @@ def test_an_nvcc_that_fails_leaves_the_kernels_to_nvrtc(tmp_path, monkeypatch, c
         EMBED["embed"](tmp_path / "out", True)
 
 
+@pytest.mark.storm  # it compiles for five seconds
 def test_what_a_failing_nvcc_said_is_in_the_report(tmp_path, monkeypatch):
     """The line that tells of the error, through the C++ compiler, whatever is in it."""
     compiler = shutil.which("c++") or shutil.which("g++")

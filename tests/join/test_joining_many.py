@@ -152,7 +152,8 @@ def _rank():
 
 
 @pytest.mark.parametrize(
-    "size", [256, 1024, *(pytest.param(size, marks=pytest.mark.storm) for size in (2048, 4096))]
+    "size",
+    [256, 512, *(pytest.param(size, marks=pytest.mark.storm) for size in (1024, 2048, 4096))],
 )
 def test_operations_and_bytes_grow_with_the_ranks_and_not_with_their_square(size, monkeypatch):
     store, start = CountingStore(), time.monotonic()

@@ -1,14 +1,14 @@
-"""The formulas against what the schedules themselves do."""
+"""The formulas, and the prices they come to, against what the schedules themselves do."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from pycollective.schedule import ALGORITHMS, Topology, make_schedule
-from pycollective.schedule.cost import counts
+from pycollective.elements import ELEMENTS
+from pycollective.schedule import ALGORITHMS, Topology, algorithms_for, make_schedule
+from pycollective.schedule.cost import TYPICAL, counts, price
 from pycollective.schedule.counts import Load, Phase
 from pycollective.schedule.ring_counts import sent_by
 from pycollective.schedule.verify import verify
@@ -34,15 +34,11 @@ def counted(phase: Phase, wide: float) -> Busiest:
     )
 
 
-# Asked for again at once, with another weight of a node.
-observe_once = functools.lru_cache(maxsize=1)(observe)
-
-
 def pairs(
     operation: str, algorithm: str, topology: Topology, wide: float
 ) -> Iterator[tuple[Busiest, Busiest]]:
     """What a schedule does in each phase, and what the formula says."""
-    seen = observe_once(operation, algorithm, topology)
+    seen = observe(operation, algorithm, topology)
     first = 0
     for phase in counts(operation, algorithm, topology):
         yield seen.busiest(first, phase.steps, wide), counted(phase, wide)
@@ -130,6 +126,40 @@ def test_formulas_elsewhere_are_as_near_as_is_said(algorithm: str, numbers: list
                         where = operation, topology, wide, what, is_, says
                         assert low * is_ - FEW_OR_NONE <= says, where
                         assert says <= high * is_ + FEW_OR_NONE, where
+
+
+def observed_prices(
+    operation: str, algorithm: str, topology: Topology, sizes: Sequence[int], wide: float
+) -> list[float]:
+    """The prices of what a schedule does, each step by its busiest; a ring's in one."""
+    seconds = [0.0] * len(sizes)
+    for now, _ in pairs(operation, algorithm, topology, wide):
+        link = TYPICAL.across if now.across_messages else TYPICAL.local
+        start = now.steps * link.latency + now.local_messages * TYPICAL.local.message
+        start += now.across_messages * TYPICAL.across.message
+        byte = now.local * TYPICAL.local.byte + now.across * TYPICAL.across.byte
+        byte += now.adds * wide * TYPICAL.add
+        seconds = [each + start + size * byte for each, size in zip(seconds, sizes, strict=True)]
+    return seconds
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("numbers", BOTH, ids=["few", "more"])
+def test_prices_are_within_an_eighth_below_and_a_half_above(
+    algorithm: str, numbers: list[int]
+) -> None:
+    sizes = 1 << 10, 1 << 17, 1 << 26
+    for ranks in filter(lambda ranks: ranks > 1, numbers):
+        for topology in any_placements(ranks):
+            for operation in ("all_reduce", "reduce_scatter", "all_gather"):
+                if algorithm not in algorithms_for(operation):
+                    continue
+                observed = observed_prices(operation, algorithm, topology, sizes, 2)
+                for size, is_ in zip(sizes, observed, strict=True):
+                    says = price(
+                        operation, algorithm, topology, size, ELEMENTS["bfloat16"], TYPICAL
+                    )
+                    assert 0.875 * is_ < says < 1.5 * is_, (operation, topology, size, is_, says)
 
 
 @pytest.mark.parametrize("ranks", [65, 96, 100, 128, 200, 256])

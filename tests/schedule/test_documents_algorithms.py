@@ -121,12 +121,16 @@ def test_bytes_as_numbers(row: list[str]) -> None:
 
 @pytest.mark.parametrize("row", LINKS, ids=lambda row: row[0])
 @pytest.mark.parametrize("column", [1, 2, 3], ids=OPERATIONS)
-def test_bytes_between_hosts(row: list[str], column: int) -> None:
+# Those of 64 ranks take three quarters of the time.
+@pytest.mark.parametrize(
+    "numbers", [powers(4, 32), pytest.param([64], marks=pytest.mark.storm)], ids=["few", "more"]
+)
+def test_bytes_between_hosts(row: list[str], column: int, numbers: list[int]) -> None:
     name, operation = row[0], OPERATIONS[column - 1]
     if operation not in algorithms_for(operation) and not row[column]:
         assert name not in algorithms_for(operation)
         return
-    for n in powers(4, 64):
+    for n in numbers:
         for h in powers(2, n // 2):
             topology = Topology.parse(f"{h}x{n // h}", n)
             for element, accumulator in TYPES.values():
