@@ -1,0 +1,15 @@
+// The kernels for any CPU under every level's name: what races does not depend on the level, and to
+// compile each level's kernels for TSan takes half a minute.
+#include "kernels/levels.h"
+#include "kernels/pack/pack_levels.h"
+
+namespace pycollective {
+namespace avx2 {
+Kernels find_kernels(Dtype dtype, ReduceOp op) { return portable::find_kernels(dtype, op); }
+Packing find_packing(Dtype dtype) { return portable::find_packing(dtype); }
+}  // namespace avx2
+namespace avx512 {
+Kernels find_kernels(Dtype dtype, ReduceOp op) { return portable::find_kernels(dtype, op); }
+Packing find_packing(Dtype dtype) { return portable::find_packing(dtype); }
+}  // namespace avx512
+}  // namespace pycollective
