@@ -8,7 +8,7 @@
 # make bench     the committed benchmarks (out of benchmarks/)
 # make gpu       all that one GPU can show, with this python3 as it is: no network, no .venv
 # make lint      ruff, mypy, clang-format; make sanitize: native tests under TSan and ASan, with
-#                EVERY=1 those of GPUs under both
+#                EVERY=1 those of GPUs under both, and each instruction set's kernels under TSan
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

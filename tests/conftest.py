@@ -27,14 +27,15 @@ def pytest_configure() -> None:
 # for a GPU's driver, too.
 LONGEST = [
     *("cuda/test_device_commands", "test_examples", "torch/test_process_end"),
-    *("cli/test_verify", "torch/test_pytorch_suite", "test_two_hosts", "test_demo"),
-    *("bench/test_bench_command", "test_hosts", "join/test_mpi_joining", "test_conformance"),
-    *("torch/test_compression", "schedule/test_handing", "test_hosts_again", "test_mpiexec"),
-    *("cuda/test_ends_in_each_state", "cli/test_run_output", "test_wire", "cli/test_run"),
-    *("test_launches", "test_large", "test_algorithms", "join/test_joining_many"),
-    *("torch/test_compressed_shards", "join/test_bootstrap", "kernels/test_sparse"),
-    *("torch/test_compression_launches", "cuda/test_generated_code", "schedule/test_cost"),
-    *("cli/test_schedule_picture", "cuda/test_make_gpu", "cuda/test_peers_failing"),
+    *("torch/test_pytorch_suite", "test_demo", "bench/test_bench_command", "cli/test_verify"),
+    *("schedule/test_handing", "cli/test_run", "join/test_mpi_joining", "test_hosts"),
+    *("test_two_hosts", "cli/test_run_output", "test_algorithms", "cuda/test_ends_in_each_state"),
+    *("test_conformance", "torch/test_compression", "test_large", "join/test_bootstrap"),
+    *("schedule/test_counts", "torch/test_compressed_shards", "test_hosts_again", "test_mpiexec"),
+    *("kernels/test_sparse", "cuda/test_make_gpu", "test_wire", "cuda/test_generated_code"),
+    *("join/test_joining_many", "torch/test_compression_launches", "cuda/test_driver_errors"),
+    *("test_launches", "cuda/test_peers_failing", "torch/test_compression_deaths"),
+    *("torch/test_monitored_barrier",),
 ]
 
 

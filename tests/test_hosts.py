@@ -19,7 +19,7 @@ VERIFY = """
 import sys
 from pycollective.conformance import select, verify
 
-right = verify(select([], [], ['float16'], quick=True), 60.0, lambda line: print(line, flush=True))
+right = verify(select([], [], {dtypes}, quick=True), 60.0, lambda line: print(line, flush=True))
 sys.exit(not right)
 """
 
@@ -142,9 +142,9 @@ def digest(text):
 @pytest.fixture(scope="module")
 def digest_on_one_host(tmp_path_factory):
     program = tmp_path_factory.mktemp("one") / "program.py"
-    program.write_text(VERIFY)
 
-    def of(ranks):
+    def of(ranks, dtypes):
+        program.write_text(VERIFY.format(dtypes=dtypes))
         done = launcher("forks").run(ranks, str(program), timeout=100)
         assert done.returncode == 0, done.stdout + done.stderr
         return digest(done.stdout)
@@ -153,20 +153,21 @@ def digest_on_one_host(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "topology"),
+    ("name", "ranks", "topology", "dtypes"),
     [
-        ("openmpi", 3, "2,1"),
-        *((name, 4, "2x2") for name in ("mpich", "forks")),
+        ("openmpi", 3, "2,1", ["float16"]),
+        ("mpich", 4, "2x2", ["float16", "int32"]),
+        ("forks", 4, "2x2", ["float16", "int32"]),
     ],
 )
 def test_every_algorithm_gives_the_bits_of_one_host(
-    tmp_path, digest_on_one_host, name, ranks, topology
+    tmp_path, digest_on_one_host, name, ranks, topology, dtypes
 ):
-    (tmp_path / "program.py").write_text(VERIFY)
+    (tmp_path / "program.py").write_text(VERIFY.format(dtypes=dtypes))
     program = str(tmp_path / "program.py")
     done = launcher(name).run(ranks, program, timeout=110, PYCOLLECTIVE_TOPOLOGY=topology)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert digest(done.stdout) == digest_on_one_host(ranks)
+    assert digest(done.stdout) == digest_on_one_host(ranks, dtypes)
 
 
 def run(launch, tmp_path, text, ranks, topology, *arguments):

@@ -33,7 +33,7 @@ class Mixed(Data):
 
 with pc.init(timeout=60, wire="exact") as comm:
     combinations = wrong = packed = 0
-    for dtype in {dtypes}:
+    for dtype in [{dtype!r}]:
         made = {{name: list(table.cases(name, dtype, comm.size, True)) for name in OPERATIONS}}
         longest = max(case.start + case.count for calls in made.values() for case in calls)
         data = Mixed(dtype, comm.size, longest)
@@ -61,7 +61,7 @@ with pc.init(timeout=60, wire="exact") as comm:
 
 @pytest.mark.parametrize(("name", "dtype"), in_turns(["forks", "mpich"], ["bfloat16", "float32"]))
 def test_every_operation_and_algorithm_keeps_its_bits_packed(tmp_path, name, dtype):
-    (tmp_path / "program.py").write_text(TABLE.format(dtypes=[dtype]))
+    (tmp_path / "program.py").write_text(TABLE.format(dtype=dtype))
     program = str(tmp_path / "program.py")
     done = launcher(name).run(4, program, timeout=100, PYCOLLECTIVE_TOPOLOGY="2x2")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,8 +11,9 @@ import pytest
 
 def in_turns(*axes: Sequence[Any], among: Collection[tuple[Any, ...]] = ()) -> list[Any]:
     """The product; with each combination of the others the usual run has one value of the last
-    axis, in turns, so that every value of it meets every value of each other axis (of those that
-    `among` leaves, most). The rest is for `make storm`.
+    axis, in turns: a value of another axis meets as many of them as the axes besides these two have
+    values together (where there are only two: one; of those that `among` leaves, about as many).
+    The rest is for `make storm`.
 
     Args:
         among: if given, what the first of each combination must be.

@@ -16,7 +16,7 @@ namespace {
 // A timeout of kShort comes while one rank is awaited, not while the others have yet to come.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr double kSoon = 20;  // seconds
-constexpr double kShort = 4;
+constexpr double kShort = 8;
 #else
 constexpr double kSoon = 1;
 constexpr double kShort = 1;

@@ -117,8 +117,8 @@ def exact_steps(comm, host_of, kind, values, seed):
 TOP_K = [kind for kind in KINDS if kind.startswith("top_k")]
 
 
-@pytest.mark.parametrize(("kind", "values", "host_of"), in_turns(TOP_K, TYPES, HOSTS))
-def test_top_k_loses_nothing_at_all(pool, kind, values, host_of):
+@pytest.mark.parametrize(("kind", "host_of", "values"), in_turns(TOP_K, HOSTS, TYPES))
+def test_top_k_loses_nothing_at_all(pool, kind, host_of, values):
     """Where fp32 adds exactly, so does the exchange, whatever is dropped, rounded or returned."""
     outcomes = pool(4).call(exact_steps, host_of, kind, values, HOSTS.index(host_of))
     assert [exact for exact, _ in outcomes] == [True] * 4

@@ -65,12 +65,19 @@ BAD = [
     ("bias", float("nan"), 0),
     ("bias", 3e38, "all"),  # finite: their sum is not
 ]
-ON_ANY_HOSTS = [*HELD, ("one_bit", ONE_HOST), ("top_k", ONE_HOST)]
 
 
-@pytest.mark.parametrize(("on", "bad"), in_turns(ON_ANY_HOSTS, BAD))
-def test_a_bad_number_on_one_rank_gives_up_the_step_on_all(pool, on, bad):
-    (kind, host_of), (where, value, culprit) = on, bad
+# Every number comes to every kind, each of which comes to all hosts; and two kinds on one host.
+@pytest.mark.parametrize(
+    ("kind", "bad", "host_of"),
+    [
+        *in_turns([*KINDS], BAD, TOPOLOGIES),
+        ("one_bit", BAD[4], ONE_HOST),
+        ("top_k", BAD[0], ONE_HOST),
+    ],
+)
+def test_a_bad_number_on_one_rank_gives_up_the_step_on_all(pool, kind, bad, host_of):
+    where, value, culprit = bad
     outcomes = pool(4).call(bad_step, host_of, kind, where, value, culprit)
     for said, other, nans, same, as_if, steps in outcomes:
         assert said == [True, False, True]
