@@ -23,7 +23,11 @@ _GRACE, _ABORTED_GRACE = 5.0, 2.0
 
 
 class Exchangers:
-    """Those of a process that have not been let go of, for its end.
+    """Those of a process that have not been let go of, and all their threads, for its end.
+
+    Threads for themselves: with its last call a thread may let go of the state, and so of its
+    exchanger, and then of groups, whose destructors give back the interpreter's lock and take it
+    again. A process that ended meanwhile would go down (`pycollective.join.leaving`).
 
     Attributes:
         ending: whether it has begun: no call is taken any more.
@@ -45,13 +49,24 @@ class Exchangers:
         """Take no more calls, and give those that were issued a short time."""
         self.ending = True
         deadline = time.monotonic() + _GRACE
-        while any(each.busy for each in list(self._live)) and time.monotonic() < deadline:
+        while any(each.issued for each in self._threads()) and time.monotonic() < deadline:
             time.sleep(0.002)
 
     def end_all(self) -> None:
         """End their threads."""
+        self.ending = True
         for each in list(self._live):
-            each.end("the process ends")
+            each.stop("the process ends")
+        deadline = time.monotonic() + _ABORTED_GRACE
+        for thread in self._threads():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _threads(self) -> list[_Worker]:
+        return [
+            each
+            for each in threading.enumerate()
+            if isinstance(each, _Worker) and each.those is self
+        ]
 
 
 _OF_THIS_PROCESS = Exchangers()
@@ -68,13 +83,11 @@ class Exchanger:
     def __init__(self, abort: Callable[[str], None], those: Exchangers = _OF_THIS_PROCESS) -> None:
         self._abort = abort
         self._those = those
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._ended = False
-        self._issued = _Issued()
-        # The thread holds no more than its queue: who lets go of a state ends it by that.
-        weakref.finalize(self, self._calls.put, None).atexit = False
+        self._worker = _Worker(those)
+        # The thread holds no more than its calls: who lets go of a state ends it by that.
+        weakref.finalize(self, self._worker.calls.put, None).atexit = False
         those.add(self)
 
     def post(self, call: Callable[[], None]) -> None:
@@ -88,17 +101,15 @@ class Exchanger:
             raise ConfigurationError("a state of compression does not work in a forked process")
         if self._those.ending:
             raise ConfigurationError("a state of compression: the process ends")
-        with self._issued.lock:
+        worker = self._worker
+        with worker.lock:
             # Under the lock: behind what ends the thread a call would wait for ever.
             if self._ended:
                 raise ConfigurationError("the state of compression was closed")
-            if self._thread is None:
-                name, of = "pycollective-compression", (self._calls, self._issued)
-                thread = threading.Thread(target=_run, args=of, name=name, daemon=True)
-                thread.start()
-                self._thread = thread
-            self._issued.count += 1
-            self._calls.put(call)
+            if worker.ident is None:
+                worker.start()
+            worker.issued += 1
+            worker.calls.put(call)
 
     def call(self, call: Callable[[], _T]) -> _T:
         """Run it behind those issued before; what it returns or raises.
@@ -120,7 +131,7 @@ class Exchanger:
 
     def refuse_here(self) -> None:
         """Raise on the thread itself, where a call would wait for its own end."""
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is self._worker:
             raise ConfigurationError(
                 "a state of compression cannot be called from a callback of its own exchanges' "
                 "futures, for which the call would wait; wait for the future first"
@@ -128,50 +139,61 @@ class Exchanger:
 
     def behind(self, call: Callable[[], _T]) -> _T:
         """The same; on the thread itself, within one of its calls, at once."""
-        return call() if threading.current_thread() is self._thread else self.call(call)
+        return call() if threading.current_thread() is self._worker else self.call(call)
 
     @property
     def busy(self) -> bool:
         """Whether a call was issued that has not ended, and will in this process."""
-        return self._issued.count > 0 and os.getpid() == self._process
+        return self._worker.issued > 0 and os.getpid() == self._process
 
     @property
     def ended(self) -> bool:
         """Whether no call is taken any more."""
         return self._ended
 
-    def end(self, reason: str = "") -> None:
-        """Take no more calls, and end the thread; with a reason its calls are made to fail first.
+    def end(self) -> None:
+        """Take no more calls, and end the thread once those that were issued have been made.
 
-        Idempotent.
+        Waits for that a short time. Idempotent.
         """
+        self.stop()
+        if self._worker.is_alive():
+            self._worker.join(_ABORTED_GRACE)
+
+    def stop(self, reason: str = "") -> None:
+        """The same without the wait; with a reason the calls are made to fail first."""
         if os.getpid() != self._process:
             return
-        with self._issued.lock:
+        with self._worker.lock:
             if self._ended:
                 return
             self._ended = True
-            thread = self._thread
-        if thread is None:
-            return
         if reason and self.busy:
             with contextlib.suppress(Exception):  # closed by now, or failed
                 self._abort(reason)
-        self._calls.put(None)
-        thread.join(_ABORTED_GRACE)
+        self._worker.calls.put(None)
 
 
-class _Issued:
-    """How many calls were issued that have not ended."""
+class _Worker(threading.Thread):
+    """The thread, which runs once there is a first call.
 
-    def __init__(self) -> None:
-        self.count = 0
+    Attributes:
+        those: of whom its exchanger is, or was.
+        calls: in their order; None ends it.
+        lock: for ``issued``.
+        issued: calls that have not ended, with all that they held.
+    """
+
+    def __init__(self, those: Exchangers) -> None:
+        super().__init__(name="pycollective-compression", daemon=True)
+        self.those = those
+        self.calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.lock = threading.Lock()
+        self.issued = 0
 
-
-def _run(calls: queue.SimpleQueue[Callable[[], None] | None], issued: _Issued) -> None:
-    while (call := calls.get()) is not None:
-        call()
-        del call  # it holds gradients
-        with issued.lock:
-            issued.count -= 1
+    def run(self) -> None:
+        while (call := self.calls.get()) is not None:
+            call()
+            del call  # it holds gradients
+            with self.lock:
+                self.issued -= 1

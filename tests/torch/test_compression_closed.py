@@ -80,7 +80,7 @@ def ended(comm):
     """The threads of the state that are left when its groups could not be left."""
     broken = state_of(Given(), "one_bit", "2x2", group_of(comm, "pycollective"))
     broken.all_reduce(given(comm.rank, 0))
-    thread = broken._exchanger._thread
+    thread = broken._exchanger._worker
     last, broken._ends.all.close = broken._ends.all.close, None  # cannot be called
     with pytest.raises(TypeError):
         broken.close()

@@ -59,3 +59,29 @@ def test_who_was_let_go_of_is_not_kept() -> None:
     assert list(those._live) == [exchanger]
     del exchanger
     assert list(those._live) == []
+
+
+@pytest.mark.parametrize("how", ["let_end", "end_all"])
+def test_the_end_waits_for_a_thread_whose_last_call_lets_go_of_its_exchanger(how) -> None:
+    those = Exchangers()
+    freeing, released, freed = threading.Event(), threading.Event(), threading.Event()
+
+    class Groups:
+        """What gives back the interpreter's lock while it is freed."""
+
+        def __del__(self) -> None:
+            freeing.set()
+            assert released.wait(10)
+            freed.set()
+
+    def give_last() -> None:
+        exchanger = Exchanger(lambda reason: None, those)
+        kept = (Groups(), exchanger)  # from the last on
+        exchanger.post(lambda: kept and None)
+
+    give_last()
+    assert freeing.wait(10)
+    assert list(those._live) == []
+    threading.Timer(0.1, released.set).start()
+    getattr(those, how)()
+    assert freed.is_set()
