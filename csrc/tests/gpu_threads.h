@@ -137,6 +137,16 @@ class GpuThreads : public ThreadRanks {
     }
   }
   static int device(int rank) { return rank % driver().devices; }
+  // So many ranks, or as many as GPUs have blocks for: one small GPU alone has them for few.
+  static int that_fit(int ranks) {
+    std::vector<std::shared_ptr<DeviceMailbox>> own;
+    for (int r = 0; r < ranks; ++r) {
+      DeviceGroup::make_room(device(r));
+      if (!BlockShare::is_left(device(r))) return r;
+      own.push_back(make_mailbox(device(r)));
+    }
+    return ranks;
+  }
   Communicator& at(int rank) { return *group_[static_cast<std::size_t>(rank)]; }
 
  private:

@@ -305,12 +305,13 @@ void blocks_of_who_ends_are_waited_for() {
 
 // Whoever asks is told at once.
 void blocks_of_who_goes_on_are_not() {
+  const int device = GpuThreads::device(1);  // where there is one alone, that
   std::vector<std::shared_ptr<DeviceMailbox>> others;
-  do others.push_back(make_mailbox(1));
-  while (BlockShare::is_left(1));
+  do others.push_back(make_mailbox(device));
+  while (BlockShare::is_left(device));
   const Clock::time_point begin = Clock::now();
   try {
-    others.push_back(make_mailbox(1));
+    others.push_back(make_mailbox(device));
     CHECK(false);
   } catch (const std::runtime_error& error) {
     CHECK(contains(error.what(), "close those that are not needed"));
@@ -325,7 +326,7 @@ void by_kernels() {
     GpuThreads ranks(4);
     many_threads_and_streams(ranks, count, 6, true);
   }
-  for (const int n : {2, 8}) {
+  for (const int n : {2, GpuThreads::that_fit(8)}) {
     GpuThreads ranks(n);
     many_in_flight(ranks, 3000);
   }

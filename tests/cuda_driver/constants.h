@@ -48,7 +48,7 @@
   X(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 5, 65535)                                     \
   X(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 8, 49152)                        \
   X(CU_DEVICE_ATTRIBUTE_WARP_SIZE, 10, 32)                                            \
-  X(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16, kMultiprocessors)                   \
+  X(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16, settings().multiprocessors)         \
   X(CU_DEVICE_ATTRIBUTE_INTEGRATED, 18, 0)                                            \
   X(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 19, 1)                                   \
   X(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, 20, 0)                                          \

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <ctime>
 #include <memory>
+#include <vector>
 
 #include "fibers.h"
 #include "memory.h"
@@ -92,9 +93,10 @@ struct Pool {
 thread_local Pool pool;
 
 bool reserve(int device, unsigned threads) {
+  const unsigned most = settings().multiprocessors * kThreadsOfMultiprocessor;
   unsigned now = resident[device].load(std::memory_order_relaxed);
   do {
-    if (now + threads > kThreadsOfDevice) return false;
+    if (now + threads > most) return false;
   } while (!resident[device].compare_exchange_weak(now, now + threads, std::memory_order_relaxed));
   return true;
 }
@@ -221,15 +223,15 @@ const Kernel* find_kernel(const char* name) {
 void run_kernel(const Kernel& kernel, const void* parameters, unsigned blocks, unsigned threads,
                 Context& context, Random& random) {
   Launch launch{kernel, parameters, context, random, CUDA_SUCCESS, {}};
-  Block* running[kThreadsOfDevice];
-  Thread* order[kThreadsOfDevice];
+  const unsigned most = settings().multiprocessors *
+                        std::min(kThreadsOfMultiprocessor / threads, kBlocksOfMultiprocessor);
+  std::vector<Block*> running(most);
+  std::vector<Thread*> order(std::size_t{most} * threads);
   unsigned count = 0, next = 0, still = 0;
-  const unsigned most =
-      kMultiprocessors * std::min(kThreadsOfMultiprocessor / threads, kBlocksOfMultiprocessor);
   while (next < blocks || count > 0) {
     while (next < blocks && count < most && reserve(context.device, threads))
       running[count++] = start(launch, next++, blocks, threads);
-    const bool moved = run_round(running, count, launch, order);
+    const bool moved = run_round(running.data(), count, launch, order.data());
     if (launch.failed != CUDA_SUCCESS || context.error() != CUDA_SUCCESS) break;
     for (unsigned b = count; b-- > 0;)
       if (running[b]->ended == running[b]->size) {

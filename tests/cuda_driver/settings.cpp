@@ -30,6 +30,9 @@ Settings read() {
     for (int device = 0; device < count; ++device) read.devices.push_back(device);
   }
   read.peers = number("PYCOLLECTIVE_STANDIN_PEERS", 1) != 0;
+  // An H200 has 132; on four, little room is soon tested.
+  read.multiprocessors = static_cast<unsigned>(
+      std::clamp(number("PYCOLLECTIVE_STANDIN_MULTIPROCESSORS", 4), 1ll, 132ll));
   read.version = static_cast<int>(number("PYCOLLECTIVE_STANDIN_VERSION", kVersion));
   read.exploring = number("PYCOLLECTIVE_STANDIN_SEED", -1) >= 0;
   read.seed =

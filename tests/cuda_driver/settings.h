@@ -8,16 +8,15 @@
 namespace standin {
 
 constexpr int kVersion = 13000;
-constexpr unsigned kMultiprocessors = 4;
 constexpr unsigned kThreadsOfMultiprocessor = 256;
 constexpr unsigned kBlocksOfMultiprocessor = 8;
 constexpr unsigned kThreadsOfBlock = 64;
-constexpr unsigned kThreadsOfDevice = kMultiprocessors * kThreadsOfMultiprocessor;
 constexpr std::size_t kBytesOfDevice = std::size_t{4} << 30;
 
 struct Settings {
   std::vector<int> devices;  // by ordinal, the device's own number (CUDA_VISIBLE_DEVICES)
   bool peers;                // devices can map each other (PYCOLLECTIVE_STANDIN_PEERS)
+  unsigned multiprocessors;  // of each (PYCOLLECTIVE_STANDIN_MULTIPROCESSORS)
   int version;               // of the driver (PYCOLLECTIVE_STANDIN_VERSION)
   std::uint64_t seed;        // PYCOLLECTIVE_STANDIN_SEED
   bool exploring;            // a seed was given: also delay streams, and give way more often
