@@ -137,7 +137,7 @@ class GpuThreads : public ThreadRanks {
     }
   }
   static int device(int rank) { return rank % driver().devices; }
-  // So many ranks, or as many as GPUs have blocks for: one small GPU alone has them for few.
+  // So many ranks, or as many as GPUs have blocks for: of one H200 for six.
   static int that_fit(int ranks) {
     std::vector<std::shared_ptr<DeviceMailbox>> own;
     for (int r = 0; r < ranks; ++r) {

@@ -18,7 +18,7 @@ from pycollective.join.leaving import END
 _T = TypeVar("_T")
 
 # How long a process that ends waits for exchanges that were issued, and, once their groups were
-# aborted, for the thread to see it.
+# aborted, for their threads, together, to see it.
 _GRACE, _ABORTED_GRACE = 5.0, 2.0
 
 
@@ -43,7 +43,8 @@ class Exchangers:
         if not self._registered:
             self._registered = True
             END.add(self.let_end, self.end_all)
-        self._live.add(exchanger)
+        if not self.ending:  # whose calls would be refused: end_all may be going through them
+            self._live.add(exchanger)
 
     def let_end(self) -> None:
         """Take no more calls, and give those that were issued a short time."""
@@ -62,10 +63,11 @@ class Exchangers:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _threads(self) -> list[_Worker]:
+        # Not the one that runs this, as in a fork of its; nor one whose start Ctrl-C has ended.
         return [
             each
             for each in threading.enumerate()
-            if isinstance(each, _Worker) and each.those is self
+            if isinstance(each, _Worker) and each.those is self and each.can_be_joined
         ]
 
 
@@ -154,10 +156,10 @@ class Exchanger:
     def end(self) -> None:
         """Take no more calls, and end the thread once those that were issued have been made.
 
-        Waits for that a short time. Idempotent.
+        Waits for that a short time; may be called again.
         """
         self.stop()
-        if self._worker.is_alive():
+        if self._worker.can_be_joined:
             self._worker.join(_ABORTED_GRACE)
 
     def stop(self, reason: str = "") -> None:
@@ -165,13 +167,12 @@ class Exchanger:
         if os.getpid() != self._process:
             return
         with self._worker.lock:
-            if self._ended:
-                return
-            self._ended = True
+            first, self._ended = not self._ended, True
         if reason and self.busy:
             with contextlib.suppress(Exception):  # closed by now, or failed
                 self._abort(reason)
-        self._worker.calls.put(None)
+        if first:
+            self._worker.calls.put(None)
 
 
 class _Worker(threading.Thread):
@@ -180,7 +181,7 @@ class _Worker(threading.Thread):
     Attributes:
         those: of whom its exchanger is, or was.
         calls: in their order; None ends it.
-        lock: for ``issued``.
+        lock: for ``issued``, and so that no call comes behind None.
         issued: calls that have not ended, with all that they held.
     """
 
@@ -190,6 +191,11 @@ class _Worker(threading.Thread):
         self.calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.lock = threading.Lock()
         self.issued = 0
+
+    @property
+    def can_be_joined(self) -> bool:
+        """Whether it runs, in this process, and is not the one that asks."""
+        return self.is_alive() and self is not threading.current_thread()
 
     def run(self) -> None:
         while (call := self.calls.get()) is not None:

@@ -214,9 +214,9 @@ def test_native_programs_run_where_the_extension_is_not_built(tmp_path, monkeypa
 
 @pytest.mark.storm  # compiles the native tests, and runs what `make gpu` does
 @pytest.mark.timeout(600)
-# One of 33 multiprocessors: its ranks share as many blocks as those of an H200 do (docs/gpu.md).
-@pytest.mark.parametrize(("gpus", "multiprocessors"), [(2, 4), (1, 33)])
-def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors):
+# A quarter of one of 33 multiprocessors has as many blocks as that of an H200 (docs/gpu.md).
+@pytest.mark.parametrize(("gpus", "multiprocessors", "quarter"), [(2, 4, 4), (1, 33, 33)])
+def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors, quarter):
     played = standin.environment(devices=gpus, multiprocessors=multiprocessors)
     done = start("--out", tmp_path, **played)
     record = json.loads((tmp_path / "gpu.json").read_text())
@@ -237,13 +237,11 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors):
     for case in ("replay", "killed", "timeout"):
         assert measured[f"peer kernels of 2 processes: {case}"]["right"] is True
     limit = measured["four ranks with a quarter of the GPU each"]
-    assert limit["waited_at_once"] == 3 * limit["blocks_of_a_rank"]
-    assert limit["blocks_of_a_rank"] == limit["blocks_that_fit"] // 4
+    assert limit["blocks_of_a_rank"] == quarter
+    assert limit["waited_at_once"] == 3 * quarter
     peers = measured["peer kernels, ranks of one process"]
     assert set(peers["one_shot_us"]) == {"2", "4", "8"}
-    # Eight ranks of one GPU have half of its quarter each.
-    blocks = limit["blocks_of_a_rank"] // 2
-    assert peers[f"direct, 8 ranks of 256 KiB, {blocks} blocks"]["share_of_copy"] > 0
+    assert peers[f"direct, 8 ranks of 256 KiB, {quarter // 2} blocks"]["share_of_copy"] > 0
     loops = measured["litmus loops"]
     together = {"one process, one GPU", "one process, two GPUs"}
     if gpus == 1:

@@ -223,8 +223,9 @@ const Kernel* find_kernel(const char* name) {
 void run_kernel(const Kernel& kernel, const void* parameters, unsigned blocks, unsigned threads,
                 Context& context, Random& random) {
   Launch launch{kernel, parameters, context, random, CUDA_SUCCESS, {}};
-  const unsigned most = settings().multiprocessors *
-                        std::min(kThreadsOfMultiprocessor / threads, kBlocksOfMultiprocessor);
+  const unsigned fit = settings().multiprocessors *
+                       std::min(kThreadsOfMultiprocessor / threads, kBlocksOfMultiprocessor);
+  const unsigned most = std::min(blocks, fit);
   std::vector<Block*> running(most);
   std::vector<Thread*> order(std::size_t{most} * threads);
   unsigned count = 0, next = 0, still = 0;

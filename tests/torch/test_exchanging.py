@@ -51,6 +51,8 @@ def test_at_the_end_what_hangs_is_aborted() -> None:
     those.end_all()
     assert aborted == ["the process ends"]
     assert not exchanger.busy
+    with pytest.raises(ConfigurationError, match="the process ends"):
+        Exchanger(abort, those).post(lambda: None)
 
 
 def test_who_was_let_go_of_is_not_kept() -> None:
@@ -65,6 +67,7 @@ def test_who_was_let_go_of_is_not_kept() -> None:
 def test_the_end_waits_for_a_thread_whose_last_call_lets_go_of_its_exchanger(how) -> None:
     those = Exchangers()
     freeing, released, freed = threading.Event(), threading.Event(), threading.Event()
+    left = threading.Event()  # the frame that holds what the call does
 
     class Groups:
         """What gives back the interpreter's lock while it is freed."""
@@ -77,9 +80,10 @@ def test_the_end_waits_for_a_thread_whose_last_call_lets_go_of_its_exchanger(how
     def give_last() -> None:
         exchanger = Exchanger(lambda reason: None, those)
         kept = (Groups(), exchanger)  # from the last on
-        exchanger.post(lambda: kept and None)
+        exchanger.post(lambda: left.wait(10) and kept and None)
 
     give_last()
+    left.set()
     assert freeing.wait(10)
     assert list(those._live) == []
     threading.Timer(0.1, released.set).start()
