@@ -219,7 +219,7 @@ class Communicator(_core.Communicator):
         number = f"{whole.id}/{self._splits}/{members[0]}".encode()
         number_of_64_bits = int.from_bytes(blake2b(number, digest_size=8).digest(), "little")
         rank = members.index(self.rank)
-        return World(rank, host_of, transport, whole.table, whole.beside, number_of_64_bits)
+        return World(rank, host_of, transport, whole.table, whole.on_machine, number_of_64_bits)
 
     def close(self) -> None:
         """Wait for what was issued, then leave. Harms no rank that needs nothing more from this.

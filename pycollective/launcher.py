@@ -27,7 +27,7 @@ from pycollective.errors import ConfigurationError
 from pycollective.join.leaving import followed_key
 from pycollective.join.store import StoreServer
 from pycollective.limits import MAX_RANKS_PER_HOST
-from pycollective.output import Copier, Sink, sink_of
+from pycollective.output import Copier, Sink, is_terminal, sink_of
 
 # How long the other ranks have to notice a failure and say so themselves, and then to end on
 # SIGTERM, seconds.
@@ -71,7 +71,8 @@ def launch(program: Sequence[str], ranks: int, *, tag_output: bool = False) -> i
     secret = secrets.token_hex(16)
     # Ranks may connect at once; the serving thread starts after the last of them was forked.
     with StoreServer(address, secret, start=False) as store:
-        base = {**_defaults(ranks), **os.environ, ENV_STORE: address, ENV_SECRET: secret}
+        defaults = _defaults(ranks, copied=tag_output or not is_terminal(sys.stdout))
+        base = {**defaults, **os.environ, ENV_STORE: address, ENV_SECRET: secret}
         return _Job(command, ranks, base, tag_output, store).run()
 
 
@@ -87,15 +88,19 @@ def _command(program: list[str]) -> list[str]:
     return program
 
 
-def _defaults(ranks: int) -> dict[str, str]:
-    """What ranks get unless the environment says otherwise."""
+def _defaults(ranks: int, copied: bool) -> dict[str, str]:
+    """What ranks get unless the environment says otherwise.
+
+    Args:
+        copied: their stdout is, and is not a terminal.
+    """
     cores = len(os.sched_getaffinity(0))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return {
-        # On a terminal Python writes line by line, and each in one piece.
-        **({} if sys.stdout and sys.stdout.isatty() else {"PYTHONUNBUFFERED": "1"}),
+        # On a terminal Python writes line by line, and each in one piece; into a pipe, late.
+        **({"PYTHONUNBUFFERED": "1"} if copied else {}),
         # More computing threads than cores make every rank wait for the slowest.
         "OMP_NUM_THREADS": str(max(1, cores // ranks)),
         # For programs that call torch.distributed.init_process_group().
@@ -111,7 +116,9 @@ class _Job:
         self._command, self._size, self._env, self._tag = command, size, env, tag
         self._store = store
         self._alive: dict[int, _Rank] = {}
-        self._sinks = [sink_of(stream, tag) for stream in (sys.stdout, sys.stderr)]
+        # Python that does not buffer writes a line and its end apart, on a terminal too.
+        copied = tag or bool(env.get("PYTHONUNBUFFERED"))
+        self._sinks = [sink_of(stream, copied) for stream in (sys.stdout, sys.stderr)]
         self._copiers: list[Copier] = []
         self._stop_signal = 0  # the first that came
         self._stops = 0  # how many have come

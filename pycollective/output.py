@@ -42,15 +42,22 @@ class Sink:
                     _wait(self._fd, select.POLLOUT)
 
 
-def sink_of(stream: TextIO | None, tagged: bool) -> Sink | int | None:
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether it is one; what is closed is none."""
+    with suppress(ValueError):
+        return stream is not None and stream.isatty()
+    return False
+
+
+def sink_of(stream: TextIO | None, copied: bool) -> Sink | int | None:
     """Where ranks' output goes; or, as `subprocess` has it, DEVNULL or None for the stream itself.
 
     A terminal's programs send whole lines themselves, and want to know that it is one: so they have
-    it, unless lines are tagged.
+    it, unless all is to be copied.
     """
     with suppress(OSError, ValueError, AttributeError):  # closed, or none of the system's
         if stream is not None:
-            return Sink(stream) if tagged or not stream.isatty() else None
+            return None if is_terminal(stream) and not copied else Sink(stream)
     return subprocess.DEVNULL  # else a file that a rank opens would be its stderr
 
 

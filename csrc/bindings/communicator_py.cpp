@@ -179,7 +179,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     world.rank = given.attr("rank").cast<int>();
     world.size = given.attr("size").cast<int>();
     world.near = given.attr("near").cast<std::vector<int>>();
-    world.beside = given.attr("beside").cast<int>();
+    world.on_machine = given.attr("on_machine").cast<int>();
     if (!given.attr("link").is_none()) world.link = link_in(given.attr("link"));
     auto group = std::make_unique<Group>(node.node, Member(member), tokens, offsets, mailbox,
                                          slot_bytes, std::move(world));

@@ -95,7 +95,7 @@ class Communicator final : public Collectives,
   // The request itself, or a copy of it with the program that it is to have, and the wire.
   const Request& with_program(const Request& request, std::optional<Request>& room,
                               bool asynchronous);
-  void settle_wire(Request& request);
+  void decide_wire(Request& request);
   // For calls that kernels carry out: a copy of the request with its program.
   const Request& for_device(const Request& request, std::optional<Request>& room,
                             bool asynchronous);

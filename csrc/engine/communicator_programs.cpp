@@ -30,7 +30,7 @@ const Request& Communicator::with_program(const Request& request, std::optional<
   if (!far && program == request.program && (request.location.on_host() || nowhere)) return request;
   Request& made = room.emplace(request);
   made.program = std::move(program);
-  if (far) settle_wire(made);
+  if (far) decide_wire(made);
   // A group with little memory, one of hundreds, has always room for the direct paths.
   if (!far && made.program && !Scheduled::has_room(*group_, made)) made.program = nullptr;
   if (!made.location.on_host() && !nowhere) {
@@ -74,7 +74,7 @@ void Communicator::fail_call(const Request& request, const cuda::DriverError& er
   throw CollectiveFailure(failure);
 }
 
-void Communicator::settle_wire(Request& request) {
+void Communicator::decide_wire(Request& request) {
   if (is_pair(request.kind) || request.exchange) return;
   if (request.wire == Wire::kDefault) request.wire = wire_.load(std::memory_order_relaxed);
   // Without a source there is no program for what a trial needs.

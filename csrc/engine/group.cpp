@@ -32,7 +32,7 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
       data_bytes_(data_bytes),
       range_(mailbox),
       world_(std::move(world)),
-      may_spin_(available_cores() >= std::max(size_, world_.beside)) {
+      may_spin_(available_cores() >= std::max(size_, world_.on_machine)) {
   if (size_ < 1 || size_ > kMaxMembers || me.index() < 0 || me.index() >= size_ ||
       offsets.size() != tokens.size() || data_bytes > mailbox.data_bytes)
     throw std::invalid_argument("a group needs 1 to " + std::to_string(kMaxMembers) +

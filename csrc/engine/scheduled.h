@@ -2,8 +2,8 @@
 // memory at hand is the executor's (host_executor.h).
 //
 // The buffer's shards are cut into chunks of `part` elements. The program runs once for each chunk,
-// in slot (chunk mod kSlots), and up to kSlots chunks are under way at once: where one has to wait,
-// the next goes on. Within a chunk a rank does its instructions in order.
+// in slot (chunk mod slots_), and up to slots_ chunks (kChunkSlots at most) are under way at once:
+// where one has to wait, the next goes on. Within a chunk a rank does its instructions in order.
 //
 //   published[slot]   of the own mailbox: (chunk, events) of what peers may read there
 //   combined          chunks that this rank has done with, in order: it reads nothing of them any

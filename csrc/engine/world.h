@@ -16,7 +16,7 @@ struct World {
   int size = 1;
   std::vector<int> near;       // the rank of each member of the group
   std::shared_ptr<Link> link;  // to the others; none where there are none
-  int beside = 1;              // ranks on this machine, where it plays several hosts
+  int on_machine = 1;          // ranks on this machine, where it plays several hosts
 };
 
 }  // namespace pycollective

@@ -248,7 +248,9 @@ def _start_mpiexec(talk: Talk, wish: Wish) -> Communicator:
         slot_bytes = talk.round(joined.slot_bytes, lambda every: lambda rank: min(every))
     joined = joined._replace(slot_bytes=slot_bytes)
     transport = launch.transport() if several else None
-    world = World(launch.rank, launch.host_of, transport, launch.table, launch.beside, launch.id)
+    world = World(
+        launch.rank, launch.host_of, transport, launch.table, launch.on_machine, launch.id
+    )
     communicator = Communicator(*joined, wish.timeout, world)
     END.arrange()
     return communicator

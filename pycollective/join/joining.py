@@ -102,7 +102,7 @@ class Placement:
     Attributes:
         host_of: the host of each rank, numbered from 0 in the order of their first ranks.
         one_machine: whether all could reach each other without a network.
-        beside: ranks on this machine.
+        on_machine: ranks on this machine.
         table: measured times, the same on all; None for none.
     """
 
@@ -156,7 +156,7 @@ class Placement:
     def _settle(self, packed: str) -> None:
         machines = placement.unpack(packed)
         self.one_machine = not any(machines)
-        self.beside = machines.count(machines[self.rank])
+        self.on_machine = machines.count(machines[self.rank])
         self.host_of = self._played or machines
 
     def _tell_those_ahead(self, meeting: Meeting, error: BaseException) -> None:
@@ -223,7 +223,7 @@ def _connect_hosts(where: Placement) -> Communicator:
         transport = C10dTransport(store, f"{where.prefix}/messages", rank, size, where.timeout)
         whole.confirm()
     joined = joined._replace(slot_bytes=common["slot_bytes"])
-    world = World(rank, where.host_of, transport, where.table, where.beside)
+    world = World(rank, where.host_of, transport, where.table, where.on_machine)
     return Communicator(*joined, where.timeout, world)
 
 

@@ -50,7 +50,7 @@ class _Place(NamedTuple):
     """What a rank is answered."""
 
     host_of: str  # packed
-    beside: int
+    on_machine: int
     address: str
     secret: str
     id: int  # of the communicator
@@ -69,7 +69,7 @@ class Launch:
         secret: what its clients must present.
         server: of that store, on the first rank of each host; not started.
         table: measured times, the same on all ranks; None for none.
-        beside: ranks on this machine.
+        on_machine: ranks on this machine.
         id: of the communicator that they make, the same on all.
     """
 
@@ -81,7 +81,7 @@ class Launch:
     secret: str
     server: StoreServer | None
     table: Table | None
-    beside: int
+    on_machine: int
     id: int
 
     def transport(self) -> MpiTransport:
@@ -149,7 +149,7 @@ def agree(
             place.secret,
             server if place.address == address else None,
             table,
-            place.beside,
+            place.on_machine,
             place.id,
         )
     except BaseException:
@@ -177,13 +177,13 @@ def _decide(topology: str) -> Callable[[list[Any]], Callable[[int], Any]]:
         host_of = Topology.parse(topology, len(said)).host_of if topology else machines
         placement.check_hosts(host_of, () if topology else [each.host for each in wishes])
         first = [host_of.index(host) for host in range(max(host_of) + 1)]
-        beside = [machines.count(machine) for machine in range(max(machines) + 1)]
+        on_machine = [machines.count(machine) for machine in range(max(machines) + 1)]
         packed = placement.pack(host_of)
         number = int.from_bytes(os.urandom(8), "little")
 
         def answer(rank: int) -> Any:
             server = wishes[first[host_of[rank]]]
-            return packed, beside[machines[rank]], server.address, server.secret, number
+            return packed, on_machine[machines[rank]], server.address, server.secret, number
 
         return answer
 

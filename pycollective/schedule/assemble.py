@@ -167,7 +167,7 @@ class _Assembler:
         self.unpublished = 0
         self.awaited: dict[int, int] = {}  # events, by rank
         # What was received lies with its sender: (shard, buffer) -> place, sender, index.
-        self.lent: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.received: dict[tuple[int, int], tuple[int, int, int]] = {}
         self.in_place: set[tuple[int, int]] = set()  # computed straight into the own slot
 
     def run(self) -> None:
@@ -286,8 +286,8 @@ class _Assembler:
             return self.ref_at(IN_INPUT, rank, shard, 0)
         if buffer == OUTPUT:
             return self.ref_at(IN_OUTPUT, rank, shard, 0)
-        if (shard, buffer) in self.lent:
-            place, sender, index = self.lent[shard, buffer]
+        if (shard, buffer) in self.received:
+            place, sender, index = self.received[shard, buffer]
             return self.ref_at(place, sender, shard, index)
         return self.slot(shard, buffer)
 
@@ -320,7 +320,7 @@ class _Assembler:
                 there = self.ref_at(place, step.source, shard, index)
                 self.emit(COPY, there, self.ref(shard, OUTPUT))
             else:
-                self.lent[shard, mine] = place, step.source, index
+                self.received[shard, mine] = place, step.source, index
 
     def combine(self, shard: int, step: Combine) -> None:
         program = self.program

@@ -22,6 +22,7 @@ COMMAND = [sys.executable, "-m", "pycollective", "run"]
 def environment(**changes):
     """The test's own without what a launcher would give: tests may run under one."""
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+    names = (*names, "PYTHONUNBUFFERED")
     kept = {name: value for name, value in os.environ.items() if name not in names}
     return {**kept, "PYTHONPATH": str(ROOT), **changes}
 

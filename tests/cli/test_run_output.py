@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import termios
 import time
 from contextlib import ExitStack
 from pathlib import Path
+
+import pytest
 
 from tests.cli.test_run import COMMAND, environment, program, run, run_together
 from tests.harness import await_
@@ -54,6 +57,59 @@ def test_the_beginning_of_a_line_is_not_kept_back():
         finally:
             for each in started:
                 each.terminate()
+
+
+# On what it writes, and whether Python writes a line in one piece there.
+ABOUT_STREAMS = """
+import sys
+from pathlib import Path
+said = [f"{each.isatty()} {each.write_through}" for each in (sys.stdout, sys.stderr)]
+print("".join(["begun, ", "ended"]))
+Path(sys.argv[1]).write_text(", ".join(said))
+"""
+TERMINAL, COPIED = "True False", "False True"
+COPIED_BUT_BUFFERED = "False False"  # stderr: by lines, which come whole and at once
+
+
+@pytest.mark.parametrize(
+    ("options", "terminals", "changes", "expected"),
+    [
+        pytest.param([], "both", {}, (TERMINAL, TERMINAL), id="a terminal"),
+        pytest.param(["--tag-output"], "both", {}, (COPIED, COPIED), id="tagged"),
+        pytest.param(
+            [], "both", {"PYTHONUNBUFFERED": "1"}, (COPIED, COPIED), id="a user who buffers nothing"
+        ),
+        pytest.param([], "stderr", {}, (COPIED, COPIED), id="stdout into a file"),
+        pytest.param([], "stdout", {}, (TERMINAL, COPIED_BUT_BUFFERED), id="stderr into a file"),
+    ],
+)
+def test_lines_arrive_whole_on_a_terminal(program, tmp_path, options, terminals, changes, expected):
+    """Ranks have the terminal themselves only where Python writes each line in one piece."""
+    ours, theirs = pty.openpty()
+    try:
+        with open(tmp_path / "output", "w+") as file:
+            streams = {
+                name: theirs if terminals in (name, "both") else file
+                for name in ("stdout", "stderr")
+            }
+            seen = tmp_path / "seen"
+            subprocess.run(
+                [*COMMAND, *options, "-n", "1", program(ABOUT_STREAMS), str(seen)],
+                env=environment(**changes),
+                check=True,
+                timeout=60,
+                **streams,
+            )
+            assert tuple(seen.read_text().split(", ")) == expected
+            tag = "[0] " if options else ""
+            if terminals == "stderr":
+                file.seek(0)
+                assert file.read() == "begun, ended\n"
+            else:
+                assert os.read(ours, 1000).decode() == f"{tag}begun, ended\r\n"
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_tagged_output_names_the_rank_of_each_line():

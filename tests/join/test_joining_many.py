@@ -286,7 +286,7 @@ def test_under_mpiexec_each_of_thousands_is_answered_in_few_bytes():
         place = mpi_launch._Place(*answer(rank))
         assert len(pickle.dumps(tuple(place))) < 500
         assert place.address == f"unix:@store-{rank % 64}"
-        assert place.beside == 64
+        assert place.on_machine == 64
     assert placement.unpack(place.host_of) == tuple(rank % 64 for rank in range(4096))
 
 
