@@ -1,4 +1,4 @@
-"""All-reduces that are timed on real inputs, and compared bit for bit with the oracle each time."""
+"""What is timed is compared bit for bit: all-reduces with the oracle each time, kernels once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,30 @@ from pycollective import reference
 from pycollective.bench.problem import PERIOD, leaves
 
 Array = NDArray[Any]
+
+
+def check(
+    name: str, call: Call, made: Sequence[tuple[Array, Array]], returns: object = None
+) -> None:
+    """Call once, and compare what it makes; nothing of it is there before.
+
+    Args:
+        name: of the call, for who reads the error.
+        call: what will be timed.
+        made: arrays that it writes, each with what it is to hold then.
+        returns: what it is to return.
+
+    Raises:
+        AssertionError: it makes other bits, or returns something else.
+    """
+    for array, _ in made:
+        array.view("u1").fill(0xA5)
+    returned = call()
+    if returned != returns:
+        raise AssertionError(f"{name} returns {returned}, not {returns}")
+    for array, wanted in made:
+        if array.dtype != wanted.dtype or not np.array_equal(array.view("u1"), wanted.view("u1")):
+            raise AssertionError(f"{name} makes other bits than it should")
 
 
 class Sum:

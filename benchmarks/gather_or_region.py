@@ -5,67 +5,144 @@ of region's two more collectives and second selection. It pays where the bytes t
 link longer than that. One parameter; rounds take turns between both ways; medians of the slowest
 rank. The last columns: from which rate of the link down region is faster, and `auto`'s choice.
 
-Usage: python -m pycollective run -n HOSTS python -m benchmarks.gather_or_region [ROUNDS]
+The first call of each way is compared, bit for bit, with what dense all-reduces make of the same
+choices; what error feedback makes of the later ones, after each turn, between the ranks.
+
+Usage: python -m benchmarks.gather_or_region [--out DIR] [--rounds N] [--hosts 4,8] [--sizes N,...]
 """
 
-import sys
+from __future__ import annotations
 
+import inspect
+import zlib
+from functools import partial
+from typing import Any
+
+import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 import pycollective as pc
-from benchmarks.turns import seconds_of, take_turns
+from benchmarks.checked import check
+from benchmarks.driver import Benchmark, Record, Run
+from benchmarks.turns import Call, seconds_of, take_turns
 from pycollective.compression import TopKState
 from pycollective.compression.ends import ends_of_communicator
-from pycollective.compression.placing import Places
+from pycollective.compression.placing import Places, regions_of
 from pycollective.compression.routing import gathers
 
-DENSITY = 0.01
+DENSITY, NAME = 0.01, "w"
+CHUNK = inspect.signature(TopKState).parameters["chunk"].default
+WAYS = ("gather", "region")
 SIZES = tuple(1 << power for power in range(17, 25))
+Array = NDArray[Any]
 
 
-def main() -> None:
-    """Print a line for each size."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+def largest(x: Array, k: int) -> Array:
+    """`x` in bf16 where its k largest magnitudes are (of equal ones the first), 0 elsewhere."""
+    magnitude = np.abs(x)
+    least = np.partition(magnitude, -k)[-k]
+    above = np.flatnonzero(magnitude > least)
+    ties = np.flatnonzero(magnitude == least)[: k - above.size]
+    chosen = np.concatenate([above, ties])
+    found = np.zeros_like(x)
+    found[chosen] = x[chosen].astype(ml_dtypes.bfloat16)
+    return found
+
+
+def first_averages(comm: pc.Communicator, x: Array, places: Places) -> dict[str, Array]:
+    """What each way is to make of the ranks' `x` in a first call, when nothing is held yet."""
+    sent = largest(x, round(DENSITY * x.size))
+    sums = sent.copy()
+    comm.all_reduce(sums)
+    kept = np.zeros_like(sums)
+    for start, stop in regions_of(NAME, (0, x.size), CHUNK, places):
+        most = np.array([np.count_nonzero(sent[start:stop])])
+        comm.all_reduce(most, "max")
+        kept[start:stop] = largest(sums[start:stop], int(most[0]))
+    ranks = np.float32(comm.size)
+    return {"gather": sums / ranks, "region": kept / ranks}
+
+
+def on_a_rank(run: Run) -> list[Record] | None:
+    """What each rank runs: a row for each size."""
     comm = pc.init(timeout=300)
-    hosts = comm.size
-    ends = ends_of_communicator(comm, host_of=range(hosts))
+    rank, places = comm.rank, Places(comm.rank, tuple(range(comm.size)))
+    ends = ends_of_communicator(comm, host_of=places.host_of)
 
-    def slowest(seconds: float) -> float:
-        number = np.array([seconds])
-        comm.all_reduce(number, "max")
-        return float(number[0])
+    def slowest(number: float) -> float:
+        largest_of_all = np.array([number])
+        comm.all_reduce(largest_of_all, "max")
+        return float(largest_of_all[0])
 
-    for size in SIZES:
-        x = np.random.default_rng(comm.rank).standard_normal(size, np.float32)
-        shapes = {"w": (size // 64, 64)}
-        ways = {
-            way: TopKState(shapes, ends, density=DENSITY, exchange=way)
-            for way in ("gather", "region")
-        }
-        calls = {
-            way: (lambda state=state, x=x: state.all_reduce({"w": x.copy()}))
-            for way, state in ways.items()
-        }
-        taken = take_turns(calls, rounds, seconds_of(1, comm.barrier, slowest))
+    timed = seconds_of(1, comm.barrier, slowest)
+    rows: list[Record] = []
+    for size in map(int, run.options["sizes"].split(",")):
+        x = np.random.default_rng(rank).standard_normal(size, np.float32)
+        out = np.empty_like(x)
+        shapes = {NAME: (size // 64, 64)}
+        states = {way: TopKState(shapes, ends, density=DENSITY, exchange=way) for way in WAYS}
+
+        def average(state: TopKState, x: Array = x, out: Array = out) -> bool:
+            out[:] = x
+            return state.all_reduce({NAME: out})
+
+        def turn(call: Call, out: Array = out) -> tuple[float, ...]:
+            measured = timed(call)
+            found = zlib.crc32(out.tobytes())
+            if slowest(found) != -slowest(-found):
+                raise AssertionError("the ranks have other bits than each other")
+            return measured
+
+        calls: dict[str, Call] = {way: partial(average, each) for way, each in states.items()}
+        for way, wanted in first_averages(comm, x, places).items():
+            check(f"{way}, {size} elements", calls[way], [(out, wanted)], True)
+        taken = take_turns(calls, run.rounds, turn)
         # What a rank sends it receives, between as many.
-        sent = {}
-        for way, state in ways.items():
-            stats = state.stats()
-            sent[way] = stats["payload_bytes"] / stats["compressed_calls"]
-        more = taken["region"][0] - taken["gather"][0]
+        stats = {way: state.stats() for way, state in states.items()}
+        sent = {
+            way: each["payload_bytes"] / each["compressed_calls"] for way, each in stats.items()
+        }
+        by_bytes = gathers(round(DENSITY * size), 2, places)
+        rows.append(
+            {
+                "size": size,
+                "seconds": {way: seconds for way, (seconds,) in taken.items()},
+                "bytes": sent,
+                "auto": "gather" if by_bytes else "region",
+            }
+        )
+    comm.close()
+    return rows if rank == 0 else None
+
+
+def report(hosts: int, rows: list[Record]) -> None:
+    """Print a line for each size."""
+    for row in rows:
+        seconds, sent = row["seconds"], row["bytes"]
+        more = seconds["region"] - seconds["gather"]
         fewer = sent["gather"] - sent["region"]
         pays = "up to any rate" if more <= 0 else f"up to {8 * fewer / more / 1e9:.2f} Gbit/s"
         pays = pays if fewer > 0 else "never"
-        by_bytes = gathers(round(DENSITY * size), 2, Places(0, tuple(range(hosts))))
-        if comm.rank == 0:
-            print(
-                f"{hosts} hosts, {size:>9} elements:"
-                f" gather {1e3 * taken['gather'][0]:7.2f} ms {sent['gather'] / 1024:7.0f} KiB,"
-                f" region {1e3 * taken['region'][0]:7.2f} ms {sent['region'] / 1024:7.0f} KiB;"
-                f" region pays {pays}; auto: {'gather' if by_bytes else 'region'}",
-                flush=True,
-            )
+        each = ", ".join(
+            f"{way} {1e3 * seconds[way]:7.2f} ms {sent[way] / 1024:7.0f} KiB" for way in WAYS
+        )
+        print(
+            f"{hosts} hosts, {row['size']:>9} elements: {each}; region pays {pays};"
+            f" auto: {row['auto']}",
+            flush=True,
+        )
+
+
+def measure(run: Run) -> Record:
+    """Between each number of hosts."""
+    record = {}
+    for hosts in map(int, run.options["hosts"].split(",")):
+        record[f"{hosts} hosts"] = run.ranks_here(hosts)
+        report(hosts, record[f"{hosts} hosts"])
+    return {"rounds": run.rounds, **record}
 
 
 if __name__ == "__main__":
-    main()
+    options = {"hosts": "4,8", "sizes": ",".join(map(str, SIZES))}
+    Benchmark("gather_or_region", __doc__, measure, on_a_rank, 15, options).main()

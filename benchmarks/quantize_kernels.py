@@ -7,7 +7,8 @@ line, as torch's arrays do; NumPy's begin 16 bytes behind one, and are measured 
 
 A time is the thread's time on a core, so that a busy machine shows less (what it does to the
 memory's bandwidth shows all the same); a figure the median of the rounds' ratios to the two
-additions of the same round.
+additions of the same round. Before anything is timed what each call makes is compared, bit for bit,
+with every level's; and what is left must be x + held less what is dequantized.
 
 Usage: python -m benchmarks.quantize_kernels [--out DIR] [--rounds N]
 """
@@ -19,11 +20,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.checked import check
 from benchmarks.driver import Benchmark, Record, Run
 from pycollective import _core
 from pycollective.compression import CODECS
@@ -60,15 +63,24 @@ def calls_of(level: str, behind: int, given: dict[str, Array]) -> dict[str, Call
         def dequantize(rows: Array, codec: str = codec, chunk: int = chunk) -> None:
             _core.dequantize(codec, chunk, rows, 0, out, 1.0, level)
 
-        quantize()
-        for what, made in (("payload", payloads[0]), ("left", left)):  # alike at each level
-            if not np.array_equal(made, given.setdefault(f"{codec} {what}", made.copy())):
-                raise AssertionError(f"{codec}: {level} makes another {what}")
+        if codec not in given:  # of the first level; the others are to make the same
+            quantize()
+            dequantize(payloads[:1])
+            given.update({codec: payloads[0].copy(), f"{codec} left": left.copy()})
+            given[f"{codec} out"] = out.copy()
+            if (given["x"] + given["held"] - out).tobytes() != left.tobytes():
+                raise AssertionError(f"{codec}: what is left is not what was not sent")
+        wanted = given[f"{codec} out"]
+        name = f"{codec} at {level}"
+        check(name, quantize, [(payloads[0], given[codec]), (left, given[f"{codec} left"])])
         payloads[1:] = payloads[0]
         calls[f"{codec}/quantize"] = quantize
-        calls[f"{codec}/dequantize"] = lambda f=dequantize, rows=payloads[:1]: f(rows)
+        calls[f"{codec}/dequantize"] = one = partial(dequantize, payloads[:1])
+        check(f"{name}, dequantized", one, [(out, wanted)])
         if behind == 0:
-            calls[f"{codec}/dequantize, {ROWS} rows"] = lambda f=dequantize, rows=payloads: f(rows)
+            calls[f"{codec}/dequantize, {ROWS} rows"] = many = partial(dequantize, payloads)
+            # Doubled is exact.
+            check(f"{name}, {ROWS} rows dequantized", many, [(out, ROWS * wanted)])
     where = "" if behind == 0 else f", {behind} bytes behind a line"
     return {f"{name}, {level}{where}": call for name, call in calls.items()}
 

@@ -3,8 +3,9 @@
 16.8 M elements of fp32 and as many that are held back. All take turns on one thread: a time is that
 thread's time on a core, a figure the median of the rounds, given as a ratio to NumPy's `e += g` in
 the same rounds; `e += g` is among the calls a second time, as a control. Beside them what torch
-would do: add, topk of the magnitudes, take, and put zeros in their place. Every result is compared
-with torch's, bit for bit, before anything is timed.
+would do: add, topk of the magnitudes, take, and put zeros in their place. What each call makes is
+compared with torch's, bit for bit, before anything is timed; packed indices, which torch has not,
+with every level's, and unpacked.
 
 Usage: python -m benchmarks.sparse_kernels [--out DIR] [--rounds N]
 """
@@ -13,10 +14,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from benchmarks.checked import check
 from benchmarks.driver import Benchmark, Record, Run
 from benchmarks.turns import take_turns
 from pycollective import _core
@@ -28,6 +32,7 @@ CHUNK, K_OF_CHUNK = 4096, 41
 MOST = {"top_k": 2.5, "top_k_chunks": 2.0, "scatter": 0.5}
 LEAST_OF_TORCH = 6.0  # times faster than torch's top-k
 LEAST_INDICES = 0.3  # G indices/s, packed and unpacked
+Array = NDArray[Any]
 
 
 def seconds(call: Callable[[], object]) -> tuple[float]:
@@ -59,15 +64,30 @@ def measure(run: Run) -> Record:
         rest[at] = 0
         return at, values
 
+    total = torch.add(x_torch, held_torch)
+    sums = total.numpy()
     wanted = np.sort(with_torch()[0].numpy()).astype(np.uint32)
-    for level in _core.simd_levels():
-        _core.top_k(x, held, left, K, indices, level)
-        if not np.array_equal(indices[:K], wanted):
-            raise AssertionError(f"{level} selects other elements than torch")
-    values = left[wanted]
+    # Stable, since of equal magnitudes the lower index comes first.
+    order = torch.sort(total.abs().view(-1, CHUNK), dim=1, descending=True, stable=True).indices
+    begins = torch.arange(0, COUNT, CHUNK)[:, None]
+    of_chunks = np.sort((order[:, :K_OF_CHUNK] + begins).flatten().numpy()).astype(np.uint32)
+    del order
+    values = sums[wanted]
+    scattered = torch.zeros(COUNT).scatter_(
+        0, torch.from_numpy(wanted.astype(np.int64)), torch.from_numpy(values)
+    )
     payload = np.zeros(_core.pack_indices_bound(K, COUNT), np.uint8)
     exact = payload[: _core.pack_indices(wanted, COUNT, payload)].copy()
     unpacked = np.zeros(K, np.uint32)
+    # Of each kernel what it writes, with what that is to be, and what it returns.
+    made: dict[str, tuple[list[tuple[Array, Array]], object]] = {
+        "add": ([(left, sums)], True),
+        "top_k": ([(left, sums), (indices[:K], wanted)], K),
+        "top_k_chunks": ([(left, sums), (indices[: len(of_chunks)], of_chunks)], len(of_chunks)),
+        "scatter": ([(out, scattered.numpy())], None),
+        "pack": ([(payload[: len(exact)], exact)], len(exact)),
+        "unpack": ([(unpacked, wanted)], None),
+    }
     calls: dict[str, Callable[[], object]] = {
         "e += g": lambda: np.add(e, g, out=e),
         "e += g, again": lambda: np.add(again, g, out=again),
@@ -84,10 +104,9 @@ def measure(run: Run) -> Record:
             "pack": lambda simd: _core.pack_indices(wanted, COUNT, payload, simd),
             "unpack": lambda simd: _core.unpack_indices(exact, COUNT, unpacked, simd),
         }
-        calls |= {
-            f"{name}/{level}": lambda call=call, level=level: call(level)
-            for name, call in ours.items()
-        }
+        for name, call in ours.items():
+            calls[f"{name}/{level}"] = timed = partial(call, level)
+            check(f"{name}/{level}", timed, *made[name])
     taken = {name: each[0] for name, each in take_turns(calls, run.rounds, seconds).items()}
     rows = {
         name: {"ms": 1e3 * each, "to_add_in_place": each / taken["e += g"]}

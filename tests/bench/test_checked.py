@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.checked import Sum
+from benchmarks.checked import Sum, check
 from benchmarks.driver import Benchmark, Run
 from benchmarks.turns import Call, take_turns
 from pycollective import reference
@@ -52,6 +52,22 @@ def test_each_turn_is_compared(dtype: str, apart: bool) -> None:
     assert wrong["one is wrong"] == ROUNDS
     assert wrong["nothing"] > ROUNDS * COUNT * 0.9  # neither stale results nor inputs pass
     assert wrong["another order"] > ROUNDS * COUNT / 3
+
+
+def test_one_call_is_compared() -> None:
+    out, wanted = np.zeros(9, np.float32), np.arange(9, dtype=np.float32)
+
+    def make(wrong: int = 0) -> int:
+        out[:] = wanted
+        out.view("u4")[7] ^= wrong
+        return 3
+
+    check("right", make, [(out, wanted)], 3)
+    for name, call in {"stale": lambda: 3, "one bit": lambda: make(1)}.items():
+        with pytest.raises(AssertionError, match=f"{name} makes other bits"):
+            check(name, call, [(out, wanted)], 3)
+    with pytest.raises(AssertionError, match="short returns 3, not 4"):
+        check("short", make, [(out, wanted)], 4)
 
 
 def test_longer_buffers_repeat_their_inputs() -> None:
