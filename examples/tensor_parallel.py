@@ -60,9 +60,11 @@ def main() -> None:
 
     # Ranks add their halves of `narrow`, and of the gradient that reaches `norm`. As all of them
     # get the same bits, what each has whole stays the same without ever being exchanged.
-    norms = [torch.empty(64) for _ in range(dist.get_world_size())]
-    dist.all_gather(norms, model.norm.weight.detach())
-    assert all(torch.equal(norms[0], each) for each in norms)
+    bias = model.narrow.bias.to_local()  # a DTensor, but whole: only the weight is cut
+    mine = torch.cat([model.norm.weight, model.norm.bias, bias]).detach()
+    ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(ranks, mine)
+    assert all(torch.equal(ranks[0], each) for each in ranks)
     everyone: list[list[float]] = [[]] * dist.get_world_size()
     dist.all_gather_object(everyone, losses)
     assert all(each == losses for each in everyone)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,8 @@ import pytest
 from tests.launchers import launcher
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = sorted(
-    [each for folder in (".", "docs", "examples") for each in (ROOT / folder).glob("*.md")]
-)
+FOLDERS = (".", "benchmarks", "docs", "examples")
+DOCUMENTS = sorted(each for folder in FOLDERS for each in (ROOT / folder).glob("*.md"))
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
 
 
@@ -53,11 +53,32 @@ def test_the_ddp_example_averages(tmp_path: Path) -> None:
     assert float(lines[0]) != 0
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def prose(document: Path) -> str:
+    """The text without its blocks of code, of which no line is a heading or has a link."""
+    return re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.M | re.S)
+
+
+def anchors(document: Path) -> list[str]:
+    """What GitHub makes of the headings: in lower case, hyphens for spaces, without most signs; a
+    number behind those that have come before."""
+    before: Counter[str] = Counter()
+    made = []
+    for heading in re.findall(r"^#+ +(.*?) *$", prose(document), re.M):
+        text = re.sub(r"\]\(.*?\)", "", heading)  # of a link
+        slug = re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-")
+        made.append(f"{slug}-{before[slug]}" if before[slug] else slug)
+        before[slug] += 1
+    return made
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_and_named_files_exist(document: Path) -> None:
     text = document.read_text()
-    for target in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (document.parent / target).exists(), target
+    for link in re.findall(r"\]\(([^):]+)\)", prose(document)):
+        name, _, anchor = link.partition("#")
+        target = document.parent / name if name else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
     # Paths in backquotes, from the root, from csrc/ or from the package.
     for name in re.findall(r"`([\w/]+\.(?:py|h|inl|cpp|cu|md))`", text):
         homes = (
@@ -74,5 +95,5 @@ def test_links_and_named_files_exist(document: Path) -> None:
 def test_every_document_is_reached_from_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     for document in DOCUMENTS:
-        if document.name != "README.md":
-            assert document.relative_to(ROOT).as_posix() in readme
+        if document != ROOT / "README.md":
+            assert f"]({document.relative_to(ROOT).as_posix()}" in readme

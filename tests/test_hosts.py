@@ -157,7 +157,7 @@ def digest_on_one_host(tmp_path_factory):
     [
         ("openmpi", 3, "2,1", ["float16"]),
         ("mpich", 4, "2x2", ["float16", "int32"]),
-        ("forks", 4, "2x2", ["float16", "int32"]),
+        ("forks", 4, "2x2", ["float16", "float8_e4m3fn", "float8_e5m2", "int32"]),
     ],
 )
 def test_every_algorithm_gives_the_bits_of_one_host(

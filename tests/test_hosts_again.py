@@ -7,7 +7,8 @@ import pytest
 from tests.launchers import find, launcher
 from tests.turns import in_turns
 
-# MPI gives the number of a freed communicator to the next: nothing may come from the old one.
+# MPI gives the number of a freed communicator to the next: nothing may come from the old one. All
+# numbers grow from call to call, so anything of an earlier one makes a sum too small.
 AGAIN = """
 import time
 import numpy as np
@@ -16,11 +17,11 @@ from mpi4py import MPI
 
 for round in range(4):
     comm = pc.init(timeout=10)
-    for pause in (0, 0.3 if comm.rank == comm.size - 1 else 0):
+    for call, pause in enumerate((0, 0.3 if comm.rank == comm.size - 1 else 0), 2 * round + 1):
         time.sleep(pause)  # who waits says so to whom it awaits
-        x = np.full(10, comm.rank + 1.0)
+        x = np.full(10, call * (comm.rank + 1.0))
         comm.all_reduce(x)
-        assert (x == comm.size * (comm.size + 1) / 2).all()
+        assert (x == call * comm.size * (comm.size + 1) / 2).all(), (call, x)
     comm.close()
 """
 
@@ -80,9 +81,11 @@ if comm.rank in (2, 3):
     assert time.monotonic() - start < 0.4
     raise SystemExit
 time.sleep(1)
-for _ in range(20):
+for turn in range(20):
     time.sleep(0.05)
+    x[:] = turn if comm.rank == 0 else -1
     comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)
+    assert (x == turn).all(), (turn, x)
 """
 
 FORKS = """
@@ -102,6 +105,7 @@ if comm.rank == 0:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 time.sleep(0.3)
 comm.all_reduce(x)
+assert (x == 4).all(), x  # what the first left, twice
 comm.close()
 """
 

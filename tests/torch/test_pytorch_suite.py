@@ -6,10 +6,14 @@ All of them: make test-torch-suite.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+
+from tests.harness import ROOT
+from tests.torch.pytorch_suite import REASONS
 
 # What each is the only one to ask for; and DDP's, of which some take seconds.
 CHOSEN = [
@@ -59,3 +63,10 @@ def test_pytorchs_own_tests_pass():
     outcomes = json.loads(ended.stdout.splitlines()[-1])
     assert set(outcomes) == set(CHOSEN)
     assert {name: why for name, (how, why) in outcomes.items() if how != "passed"} == {}
+
+
+def test_the_page_has_the_differences_and_their_reasons():
+    """The page is written by `make test-torch-suite`, which nobody runs when a reason changes."""
+    page = (ROOT / "docs" / "torch_suite.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", page, re.M)
+    assert sorted(rows) == sorted(REASONS.items())

@@ -60,12 +60,17 @@ def rounds(_, path):
         dist.init_process_group("pycollective", store=store, rank=rank, world_size=3)
         world = dist.group.WORLD
         pair = dist.new_group([0, 1])
-        work = dist.all_reduce(torch.ones(1 << 16), async_op=True)
+        # Numbers that grow from round to round, and another sign in the pair: what an earlier call
+        # has left is never right.
+        mine = rank + 1.0 + 3 * turn
+        tensor = torch.full((1 << 16,), mine)
+        work = dist.all_reduce(tensor, async_op=True)
         assert work.wait()
-        tensor = torch.ones(1)
+        assert (tensor == 6 + 9 * turn).all()
         if rank < 2:
+            tensor = torch.tensor([-mine])
             dist.all_reduce(tensor, group=pair)
-            assert tensor.item() == 2
+            assert tensor.item() == -(3 + 6 * turn)
         dist.destroy_process_group()
         kept = [] if rank == 2 else [world, pair, work]
         del world, pair, work, store

@@ -32,9 +32,9 @@ def join_twice(comm, make, place, shift):
     rank, size = (comm.rank + shift) % comm.size, comm.size
     store = make(place, size)
     sums = []
-    for _ in range(2):
+    for turn in (1, 2):
         joined = pc.init(rank=rank, size=size, store=store, timeout=20)
-        x = np.full(1000, joined.rank + 1.0)
+        x = np.full(1000, turn * (joined.rank + 1.0))  # the second is not the first once more
         joined.all_reduce(x)
         sums.append(x[-1])
         joined.close()
@@ -43,7 +43,7 @@ def join_twice(comm, make, place, shift):
 
 def test_a_file_store(pool, tmp_path):
     answers = pool(3).call(join_twice, file_store, str(tmp_path / "store"), 1)
-    assert answers == [[6.0, 6.0]] * 3
+    assert answers == [[6.0, 12.0]] * 3
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def port():
 
 @pytest.mark.parametrize("make", [tcp_store, prefix_store])
 def test_a_tcp_store_and_a_prefix_of_it(pool, port, make):
-    assert pool(3).call(join_twice, make, port, 2) == [[6.0, 6.0]] * 3
+    assert pool(3).call(join_twice, make, port, 2) == [[6.0, 12.0]] * 3
 
 
 def join_alone(comm, make, place):
