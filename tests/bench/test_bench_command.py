@@ -49,15 +49,18 @@ def test_beside_gloo_with_files(tmp_path):
     assert (tmp_path / "p.png").stat().st_size > 10_000
 
 
-# The type by the name that nccl-tests have for it.
-NAMES_OF_TYPES = {"float": "float32", "half": "float16", "double": "float64"}
-
-
 @pytest.mark.parametrize(
-    ("operation", "name"),
-    [*zip(["reduce_scatter", "all_gather", "broadcast"], NAMES_OF_TYPES, strict=True)],
+    ("operation", "name", "dtype"),
+    [  # types by the names that nccl-tests have for them, too
+        ("reduce_scatter", "float", "float32"),
+        ("all_gather", "half", "float16"),
+        ("broadcast", "double", "float64"),
+        ("reduce_scatter", "float8_e5m2", "float8_e5m2"),
+    ],
 )
-def test_the_other_collectives_are_verified_from_python_and_natively(operation, name, tmp_path):
+def test_the_other_collectives_are_verified_from_python_and_natively(
+    operation, name, dtype, tmp_path
+):
     done = _bench(
         *(operation, "--ranks", 3, "-b", "24", "-e", "96K", "-f", 4096, "-r", 1, "-d", name),
         *("--peers", "native", "--rounds", 1, "-n", 2, "-J", tmp_path / "r.json"),
@@ -65,7 +68,7 @@ def test_the_other_collectives_are_verified_from_python_and_natively(operation, 
     rows = read_json(tmp_path / "r.json").rows
     assert len(rows) == 4
     assert [row.wrong for row in rows] == [0] * 4
-    row = rf"^ +\d+ +\d+ +{NAMES_OF_TYPES[name]} .* (pycollective|native)$"
+    row = rf"^ +\d+ +\d+ +{dtype} .* (pycollective|native)$"
     assert len(re.findall(row, done.stdout, re.M)) == 4
 
 

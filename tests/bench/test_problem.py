@@ -25,7 +25,7 @@ def _rows(case, ranks):
 @pytest.mark.parametrize(
     ("dtype", "reduce_op"),
     [
-        *((dtype, "sum") for dtype in ("float16", "bfloat16", "float32", "float64")),
+        *((dtype, "sum") for dtype in ("float8_e5m2", "float16", "bfloat16", "float32", "float64")),
         *((dtype, "prod") for dtype in ("float32", "float64")),
     ],
 )
