@@ -40,12 +40,14 @@ Array = NDArray[Any]
 
 def largest(x: Array, k: int) -> Array:
     """`x` in bf16 where its k largest magnitudes are (of equal ones the first), 0 elsewhere."""
+    found = np.zeros_like(x)
+    if k == 0:
+        return found
     magnitude = np.abs(x)
     least = np.partition(magnitude, -k)[-k]
     above = np.flatnonzero(magnitude > least)
     ties = np.flatnonzero(magnitude == least)[: k - above.size]
     chosen = np.concatenate([above, ties])
-    found = np.zeros_like(x)
     found[chosen] = x[chosen].astype(ml_dtypes.bfloat16)
     return found
 
@@ -136,6 +138,8 @@ def report(hosts: int, rows: list[Record]) -> None:
 
 def measure(run: Run) -> Record:
     """Between each number of hosts."""
+    if any(int(size) < 4096 or int(size) % 64 for size in run.options["sizes"].split(",")):
+        raise SystemExit("--sizes are multiples of 64 from 4096 on: less goes densely")
     record = {}
     for hosts in map(int, run.options["hosts"].split(",")):
         record[f"{hosts} hosts"] = run.ranks_here(hosts)

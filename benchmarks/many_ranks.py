@@ -1,8 +1,8 @@
 """What does it take to join 16, 64 and 128 processes under mpiexec, as 8 played hosts?
 
-Each rank joins, checks all-reduce, all-gather, reduce-scatter and broadcast bit for bit against the
-oracle, by several algorithms, and reports what it has then: the seconds that `init` took, resident
-memory beyond what mpi4py and NumPy had before, threads, descriptors.
+Each rank joins, checks all-reduce by each algorithm, all-gather, reduce-scatter and broadcast bit
+for bit against the oracle or a formula, and reports what it has then: the seconds that `init` took,
+resident memory beyond what mpi4py and NumPy had before, threads, descriptors.
 """
 
 from __future__ import annotations

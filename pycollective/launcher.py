@@ -88,6 +88,12 @@ def _command(program: list[str]) -> list[str]:
     return program
 
 
+def _is_unbuffered_python(command: list[str], env: dict[str, str]) -> bool:
+    """Whether ranks are Python that writes a line and its end apart, on a terminal too."""
+    python = command[0] == sys.executable or os.path.basename(command[0]).startswith("python")
+    return python and bool(env.get("PYTHONUNBUFFERED", "").strip("0"))  # 0 is as if it were unset
+
+
 def _defaults(ranks: int, copied: bool) -> dict[str, str]:
     """What ranks get unless the environment says otherwise.
 
@@ -116,8 +122,7 @@ class _Job:
         self._command, self._size, self._env, self._tag = command, size, env, tag
         self._store = store
         self._alive: dict[int, _Rank] = {}
-        # Python that does not buffer writes a line and its end apart, on a terminal too.
-        copied = tag or bool(env.get("PYTHONUNBUFFERED"))
+        copied = tag or _is_unbuffered_python(command, env)
         self._sinks = [sink_of(stream, copied) for stream in (sys.stdout, sys.stderr)]
         self._copiers: list[Copier] = []
         self._stop_signal = 0  # the first that came

@@ -37,7 +37,7 @@ class Gpu {
   const DeviceTraits& traits() const { return traits_; }
   CUcontext context() const { return context_; }
 
-  // Lent; to be given back once nothing uses them any more. The context is current.
+  // To be given back once nothing uses them any more. The context is current.
   Lane take_lane();
   Pinned take_pinned(std::size_t bytes);
   void give_back(const Lane& lane, const std::vector<Pinned>& pinned);

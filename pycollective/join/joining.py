@@ -139,7 +139,7 @@ class Placement:
             identity=host_identity(),
             wish=", ".join(filter(None, (*wishes, describe(self.table), more))),
         )
-        self._settle(meeting.exchange(mine, self._decide))
+        self._take(meeting.exchange(mine, self._decide))
 
     def _decide(self, records: list[Record]) -> str:
         first = records[0].wish
@@ -153,7 +153,7 @@ class Placement:
             placement.check_hosts(machines, [each.host for each in records])
         return placement.pack(machines)
 
-    def _settle(self, packed: str) -> None:
+    def _take(self, packed: str) -> None:
         machines = placement.unpack(packed)
         self.one_machine = not any(machines)
         self.on_machine = machines.count(machines[self.rank])
@@ -164,7 +164,7 @@ class Placement:
         with suppress(RuntimeError, OSError, ConfigurationError):
             packed = meeting.decided()
             if packed is not None:
-                self._settle(packed)
+                self._take(packed)
                 self.of_host().report(error)
                 if any(self.host_of):
                     self.of_all().report(error)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import termios
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -69,47 +69,62 @@ Path(sys.argv[1]).write_text(", ".join(said))
 """
 TERMINAL, COPIED = "True False", "False True"
 COPIED_BUT_BUFFERED = "False False"  # stderr: by lines, which come whole and at once
+AS_IT_IS = "True True"
+UNBUFFERED, BUFFERED = {"PYTHONUNBUFFERED": "1"}, {"PYTHONUNBUFFERED": "0"}
+
+
+def read_to_the_end(terminal):
+    """What has come out of it, once nobody writes to it any more."""
+    seen = b""
+    with suppress(OSError):
+        while more := os.read(terminal, 1000):
+            seen += more
+    return seen.decode()
 
 
 @pytest.mark.parametrize(
-    ("options", "terminals", "changes", "expected"),
+    ("arguments", "terminals", "changes", "expected"),
     [
         pytest.param([], "both", {}, (TERMINAL, TERMINAL), id="a terminal"),
         pytest.param(["--tag-output"], "both", {}, (COPIED, COPIED), id="tagged"),
+        pytest.param([], "both", UNBUFFERED, (COPIED, COPIED), id="a user who buffers nothing"),
+        pytest.param([], "both", BUFFERED, (TERMINAL, TERMINAL), id="a user who says 0"),
         pytest.param(
-            [], "both", {"PYTHONUNBUFFERED": "1"}, (COPIED, COPIED), id="a user who buffers nothing"
+            *(["env", sys.executable], "both", UNBUFFERED, (AS_IT_IS, AS_IT_IS)),
+            id="another program than Python, which may buffer",
         ),
         pytest.param([], "stderr", {}, (COPIED, COPIED), id="stdout into a file"),
         pytest.param([], "stdout", {}, (TERMINAL, COPIED_BUT_BUFFERED), id="stderr into a file"),
     ],
 )
-def test_lines_arrive_whole_on_a_terminal(program, tmp_path, options, terminals, changes, expected):
+def test_lines_arrive_whole_on_a_terminal(
+    program, tmp_path, arguments, terminals, changes, expected
+):
     """Ranks have the terminal themselves only where Python writes each line in one piece."""
     ours, theirs = pty.openpty()
-    try:
-        with open(tmp_path / "output", "w+") as file:
+    with os.fdopen(ours, "rb", buffering=0):
+        with os.fdopen(theirs, "wb", buffering=0), open(tmp_path / "output", "w+") as file:
             streams = {
                 name: theirs if terminals in (name, "both") else file
                 for name in ("stdout", "stderr")
             }
             seen = tmp_path / "seen"
             subprocess.run(
-                [*COMMAND, *options, "-n", "1", program(ABOUT_STREAMS), str(seen)],
+                [*COMMAND, "-n", "1", *arguments, program(ABOUT_STREAMS), str(seen)],
                 env=environment(**changes),
                 check=True,
                 timeout=60,
                 **streams,
             )
             assert tuple(seen.read_text().split(", ")) == expected
-            tag = "[0] " if options else ""
-            if terminals == "stderr":
-                file.seek(0)
-                assert file.read() == "begun, ended\n"
-            else:
-                assert os.read(ours, 1000).decode() == f"{tag}begun, ended\r\n"
-    finally:
-        os.close(ours)
-        os.close(theirs)
+            file.seek(0)
+            said = {"file": file.read()}
+        said["terminal"] = read_to_the_end(ours)
+    line = "[0] begun, ended" if "--tag-output" in arguments else "begun, ended"
+    if terminals == "stderr":
+        assert said == {"file": f"{line}\n", "terminal": ""}
+    else:
+        assert said == {"file": "", "terminal": f"{line}\r\n"}
 
 
 def test_tagged_output_names_the_rank_of_each_line():

@@ -227,15 +227,15 @@ def test_a_rank_that_ends_once_all_have_come_keeps_nobody_waiting(monkeypatch, k
         return outcome
 
     if known:
-        settle, interrupts = joining.Placement._settle, []
+        take, interrupts = joining.Placement._take, []
 
-        def settled(self, packed):
-            settle(self, packed)
+        def taken(self, packed):
+            take(self, packed)
             if self.rank == 70 and not interrupts:
                 interrupts.append(self)
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(joining.Placement, "_settle", settled)
+        monkeypatch.setattr(joining.Placement, "_take", taken)
     else:
         monkeypatch.setattr(meeting.Meeting, "_await_all", interrupted)
     start = time.monotonic()
