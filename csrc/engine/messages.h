@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "engine/api.h"
@@ -21,6 +22,9 @@ struct Outgoing {
   std::uint64_t early = 0;          // whose first chunk lies in the buffer before it is asked for
   std::uint64_t moving = 0;         // which one goes through the buffer
   bool waited_for = false;          // some send has found no place
+  // Sends that have found none, by number. Places go to the first: were one to go to a later one,
+  // all might, and the receive that the first is for comes before theirs.
+  std::set<std::uint64_t> waiting;
 };
 
 // Receives from one peer: one message at a time goes through the channel.

@@ -86,6 +86,7 @@ bool Send::find_place() {
   constexpr std::size_t kOwn = kOwnTags;
   const auto& used = local_.used;
   const bool own = request_.tag < 0;
+  if (!own && !local_.waiting.empty() && *local_.waiting.begin() < sequence_) return false;
   place_ = own ? static_cast<std::size_t>(-request_.tag) : 0;
   for (; place_ < used.size() && used[place_] != 0; ++place_) {
     if (own) return false;
@@ -97,9 +98,12 @@ bool Send::find_place() {
 bool Send::announce() {
   const std::lock_guard lock(local_.mutex);
   if (!find_place()) {
+    if (request_.tag >= 0) local_.waiting.insert(sequence_);
     local_.waited_for = true;
     return false;
   }
+  // There may be a place for the next, too.
+  if (local_.waiting.erase(sequence_) != 0 && !local_.waiting.empty()) group_.ring_own();
   auto& used = local_.used;
   if (place_ >= used.size()) {
     if (mine_.buffer == 0) mine_.buffer = group_.allocate_channel_buffer(kChannelBuffer);

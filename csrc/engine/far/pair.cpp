@@ -31,8 +31,10 @@ FarPair::~FarPair() {
 bool FarPair::begin() {
   if (sends()) {
     if (bytes_ > kRiderBytes) {
-      const auto lane = calls_.begin_data(peer_, request_.tag);
+      bool more = false;
+      const auto lane = calls_.begin_data(peer_, request_.tag, sequence_, more);
       if (!lane) return false;
+      if (more) group_.ring_own();
       lane_ = *lane;
       set_data_lane(mine_, lane_);
     }

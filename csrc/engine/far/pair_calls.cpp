@@ -138,15 +138,20 @@ bool PairCalls::expect_if_there(int rank, int tag, bool& kept) {
   return true;
 }
 
-std::optional<DataLane> PairCalls::begin_data(Peer& peer, int tag) {
+std::optional<DataLane> PairCalls::begin_data(Peer& peer, int tag, std::uint64_t number,
+                                              bool& more) {
   const std::lock_guard lock(mutex_);
   const std::size_t own = peer.lanes.size() - 1;
-  for (std::size_t i = tag < 0 ? own : 0; i < (tag < 0 ? own + 1 : own); ++i) {
+  auto& waiting = peer.waiting;
+  const bool first = tag < 0 || waiting.empty() || *waiting.begin() >= number;
+  for (std::size_t i = tag < 0 ? own : 0; first && i < (tag < 0 ? own + 1 : own); ++i) {
     Lane& lane = peer.lanes[i];
     if (std::exchange(lane.used, true)) continue;
+    more = waiting.erase(number) != 0 && !waiting.empty();
     const unsigned turn = std::exchange(lane.begun, (lane.begun + 1) & 0xffff);
     return DataLane{static_cast<int>(i), turn};
   }
+  if (tag >= 0) waiting.insert(number);
   peer.waits_for_lane = true;
   return std::nullopt;
 }

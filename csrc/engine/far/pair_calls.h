@@ -13,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -50,6 +51,7 @@ class PairCalls {
     } side[2];  // calls, answers
     std::array<Lane, kPairLanes> lanes;
     bool waits_for_lane = false;
+    std::set<std::uint64_t> waiting;  // sends that have found no lane; lanes go to the first
   };
   Peer& at(int rank) {
     Peer* const known = known_[static_cast<std::size_t>(rank)].load(std::memory_order_acquire);
@@ -70,9 +72,10 @@ class PairCalls {
   // Where a call has come that no other receive wants it is expected.
   bool expect_if_there(int rank, int tag, bool& kept);
 
-  // Of the sender, from the call until the data have left; none while all are in use. The last is
-  // for the library's own tags, so that no number of users' messages keeps these waiting.
-  std::optional<DataLane> begin_data(Peer& peer, int tag);
+  // Of the sender, from the call until the data have left; none while all are in use, or a send
+  // of a lower number waits for one. The last is for the library's own tags, so that no number of
+  // users' messages keeps these waiting. `more`: whether others wait, who may find one now.
+  std::optional<DataLane> begin_data(Peer& peer, int tag, std::uint64_t number, bool& more);
   // Whether some send has found none.
   bool end_data(Peer& peer, const DataLane& lane);
   // Of the receiver: does `post` if all that go there before have been posted.
