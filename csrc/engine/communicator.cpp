@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/far/messenger.h"
+#include "engine/far/pair.h"
 #include "engine/validate.h"
 
 namespace pycollective {
@@ -100,6 +101,20 @@ void Communicator::check_usable(std::unique_lock<std::mutex>& lock, Queue& queue
   if (failure_) refuse(failure_->kind, "this communicator failed before: " + failure_->message);
 }
 
+std::uint64_t Communicator::next_number(Queue& queue, const Request& request) {
+  const std::uint64_t number = ++queues_.sequence_of(queue);
+  if (request.kind != OpKind::kSend || request.tag < 0) return number;
+  Messages& messages = group_->messages();
+  if (const auto peer = group_->member_of(request.root)) {
+    Outgoing& to = messages.to(*peer);
+    const std::lock_guard lock(to.mutex);
+    to.order.call(request.tag, number);
+  } else if (FarPair::needs_lane(request)) {
+    messages.far().order(request.root, request.tag, number);
+  }
+  return number;
+}
+
 void Communicator::run(const Request& given, const InterruptHook& interrupted) {
   if (forked()) throw_forked(given.kind, rank());
   validate(given, rank(), size());
@@ -111,7 +126,7 @@ void Communicator::run(const Request& given, const InterruptHook& interrupted) {
   Queue& queue = queues_.of(programmed);
   check_usable(lock, queue, programmed);
   const Request& request = with_turn(programmed, room_for_request);
-  const std::uint64_t sequence = ++queues_.sequence_of(queue);
+  const std::uint64_t sequence = next_number(queue, programmed);
   std::shared_ptr<Pending> pending;
   if (queue.items.empty() && !queue.driven) {
     queue.driven = true;
@@ -158,7 +173,7 @@ std::shared_ptr<Work> Communicator::submit(const Request& given,
   check_usable(lock, queue, programmed);
   const auto pending =
       std::make_shared<Pending>(shared_from_this(), with_turn(programmed, room_for_request),
-                                ++queues_.sequence_of(queue), timeout, std::move(on_done));
+                                next_number(queue, programmed), timeout, std::move(on_done));
   const bool first = queue.items.empty() && !queue.driven;
   queue.items.push_back(pending);
   if (first) {

@@ -139,6 +139,9 @@ class Communicator final : public Collectives,
   bool telling() const;
   void count_telling(const Pending& item) { telling_ += item.tells() ? 1 : 0; }  // under the lock
   void finish_first(Queue& queue, Driver driver, const Failure* failure);
+  // For the next operation of a queue; a send takes its turn among those to its peer. Under the
+  // lock.
+  std::uint64_t next_number(Queue& queue, const Request& request);
   // Tells the group, and ends all that is pending but what another thread drives: that thread sees
   // it and ends it.
   void fail(const Failure& failure);

@@ -5,26 +5,32 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <set>
 #include <vector>
 
 #include "engine/api.h"
 #include "engine/far/pair_calls.h"
+#include "engine/send_order.h"
 #include "shared_memory/member.h"
 
 namespace pycollective {
 
+constexpr std::size_t kChannelPart = std::size_t{32} << 10;
+// The two halves, and behind them announcements, for sends that wait for receives of many tags.
+constexpr std::size_t kChannelBuffer = 2 * kChannelPart + kPage;
+constexpr std::size_t kAnnouncements = 1 + kPage / sizeof(Announcement);
+// Of these one for each of the library's own tags (at the places 1, 2...), which have one message
+// at a time: no number of users' messages keeps them waiting.
+constexpr std::size_t kUserAnnouncements = kAnnouncements - kOwnTags;
+
 // Sends to one peer: they share the announcements and the buffer.
 struct Outgoing {
   std::mutex mutex;
-  std::uint64_t announced = 0;      // the last number that was given
-  std::vector<std::uint64_t> used;  // by place: the announcement that stands there; 0: none
-  std::uint64_t early = 0;          // whose first chunk lies in the buffer before it is asked for
-  std::uint64_t moving = 0;         // which one goes through the buffer
-  bool waited_for = false;          // some send has found no place
-  // Sends that have found none, by number. Places go to the first: were one to go to a later one,
-  // all might, and the receive that the first is for comes before theirs.
-  std::set<std::uint64_t> waiting;
+  std::uint64_t announced = 0;          // the last number that was given
+  std::vector<std::uint64_t> used;      // by place: the announcement that stands there; 0: none
+  SendOrder order{kUserAnnouncements};  // of users' messages
+  std::uint64_t early = 0;   // whose first chunk lies in the buffer before it is asked for
+  std::uint64_t moving = 0;  // which one goes through the buffer
+  bool waited_for = false;   // some send has found no place
 };
 
 // Receives from one peer: one message at a time goes through the channel.

@@ -86,7 +86,7 @@ bool Send::find_place() {
   constexpr std::size_t kOwn = kOwnTags;
   const auto& used = local_.used;
   const bool own = request_.tag < 0;
-  if (!own && !local_.waiting.empty() && *local_.waiting.begin() < sequence_) return false;
+  if (!own && !local_.order.take_place(sequence_)) return false;
   place_ = own ? static_cast<std::size_t>(-request_.tag) : 0;
   for (; place_ < used.size() && used[place_] != 0; ++place_) {
     if (own) return false;
@@ -98,12 +98,9 @@ bool Send::find_place() {
 bool Send::announce() {
   const std::lock_guard lock(local_.mutex);
   if (!find_place()) {
-    if (request_.tag >= 0) local_.waiting.insert(sequence_);
     local_.waited_for = true;
     return false;
   }
-  // There may be a place for the next, too.
-  if (local_.waiting.erase(sequence_) != 0 && !local_.waiting.empty()) group_.ring_own();
   auto& used = local_.used;
   if (place_ >= used.size()) {
     if (mine_.buffer == 0) mine_.buffer = group_.allocate_channel_buffer(kChannelBuffer);
@@ -183,6 +180,7 @@ void Send::finish() {
   {
     const std::lock_guard lock(local_.mutex);
     local_.used[place_] = 0;
+    if (request_.tag >= 0) local_.order.end(request_.tag, sequence_);
     if (local_.early == number_) local_.early = 0;
     if (local_.moving == number_) local_.moving = 0;
     waited_for = std::exchange(local_.waited_for, false);

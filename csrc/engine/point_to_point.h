@@ -19,14 +19,6 @@
 
 namespace pycollective {
 
-constexpr std::size_t kChannelPart = std::size_t{32} << 10;
-// The two halves, and behind them announcements, for sends that wait for receives of many tags.
-constexpr std::size_t kChannelBuffer = 2 * kChannelPart + kPage;
-constexpr std::size_t kAnnouncements = 1 + kPage / sizeof(Announcement);
-// Of these one for each of the library's own tags (at the places 1, 2...), which have one message
-// at a time: no number of users' messages keeps them waiting.
-constexpr std::size_t kUserAnnouncements = kAnnouncements - kOwnTags;
-
 class PairOperation : public Operation {
  protected:
   PairOperation(Group& group, const Request& request, std::uint64_t sequence);

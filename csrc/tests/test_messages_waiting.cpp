@@ -174,32 +174,6 @@ void collectives_beside_many_messages() {
       kEnough);
 }
 
-// Places and lanes go to sends in the order of their calls. Of those that wait the progress thread
-// looks at the lowest tag first, which here is the last call's: were that given what is free, the
-// first would wait for ever.
-void sends_that_wait_begin_in_their_order() {
-  everywhere(
-      2,
-      [](Communicator& comm, int rank) {
-        constexpr int kTags = 3 * static_cast<int>(kAnnouncements);
-        constexpr std::size_t kCount = 3000;
-        std::vector<std::vector<float>> x;
-        std::vector<std::shared_ptr<Work>> works;
-        for (int tag = 0; tag < kTags; ++tag) x.push_back(message(0, 1, tag, 0, kCount));
-        for (int tag = kTags - 1; rank == 0 && tag >= 0; --tag) {
-          std::vector<float>& each = x[static_cast<std::size_t>(tag)];
-          works.push_back(comm.submit(tagged(OpKind::kSend, each, 1, tag), nullptr));
-        }
-        for (int tag = kTags - 1; rank == 1 && tag >= 0; --tag) {
-          std::vector<float> got(kCount);
-          comm.run(tagged(OpKind::kRecv, got, 0, tag), {});
-          CHECK(got == x[static_cast<std::size_t>(tag)]);
-        }
-        for (const auto& work : works) CHECK(work->wait(kEnough, {}));
-      },
-      kEnough);
-}
-
 // A server's receives from any rank keep it from closing no longer, and end without a failure; what
 // has come is received.
 void receives_from_any_end_with_close() {
@@ -343,7 +317,6 @@ int main() {
   a_rank_closes_beside_a_receive_from_any();
   without_a_progress_thread();
   collectives_beside_many_messages();
-  sends_that_wait_begin_in_their_order();
   receives_from_any_end_with_close();
   a_synchronous_receive_comes_first();
   a_wrong_buffer_harms_nobody();

@@ -30,20 +30,17 @@ FarPair::~FarPair() {
 
 bool FarPair::begin() {
   if (sends()) {
-    if (bytes_ > kRiderBytes) {
-      bool more = false;
-      const auto lane = calls_.begin_data(peer_, request_.tag, sequence_, more);
-      if (!lane) return false;
-      if (more) group_.ring_own();
-      lane_ = *lane;
-      set_data_lane(mine_, lane_);
+    if (!rides()) {
+      lane_ = calls_.begin_data(peer_, request_.tag, sequence_);
+      if (!lane_) return false;
+      set_data_lane(mine_, *lane_);
     }
   } else if (!expecting_ && !group_.messages().may_take(request_, request_.root)) {
     return false;
   }
   began_ = true;
   Messenger& messenger = *group_.messenger();
-  const std::size_t with_it = sends() && bytes_ <= kRiderBytes ? bytes_ : 0;
+  const std::size_t with_it = sends() && rides() ? bytes_ : 0;
   Parcel call = messenger.make_call(mine_, with_it);
   copy_bytes(Messenger::data_of(call), request_.input, with_it);
   // Each direction of each pair has lanes of its own, so that both may be under way at once.
@@ -60,7 +57,7 @@ bool FarPair::hear(bool& kept) {
   expecting_ = false;
   const CallNote theirs = Messenger::note_of(call_);
   if (agree_as_pair(theirs.called, mine_.called)) {
-    if (!sends()) lane_ = data_lane_of(theirs);
+    if (!sends() && !rides()) lane_ = data_lane_of(theirs);
     return true;
   }
   throw_pair_mismatch(request_,
@@ -77,14 +74,14 @@ void FarPair::each_piece(const Act& act) {
 
 bool FarPair::begin_to_move() {
   Messenger& messenger = *group_.messenger();
-  const int lane = kLanePair + lane_.index;
-  if (bytes_ > kRiderBytes) {
+  if (!rides()) {
+    const int lane = kLanePair + lane_->index;
     if (sends()) {
       each_piece([&](std::size_t at, std::size_t piece) {
         return messenger.send(request_.root, lane,
                               static_cast<const std::byte*>(request_.input) + at, piece, piece);
       });
-    } else if (!calls_.post_data(peer_, lane_, [&] {
+    } else if (!calls_.post_data(peer_, *lane_, [&] {
                  each_piece([&](std::size_t at, std::size_t piece) {
                    return messenger.receive(request_.root, lane,
                                             static_cast<std::byte*>(request_.output) + at, piece);
@@ -114,7 +111,8 @@ State FarPair::advance() {
   bool all = true;
   for (Ticket& each : data_) all = group_.messenger()->done(each) && all;
   if (!all) return State::kBlocked;
-  if (sends() && bytes_ > kRiderBytes && calls_.end_data(peer_, lane_)) group_.ring_own();
+  if (sends() && lane_ && calls_.end_data(peer_, request_.tag, sequence_, *lane_))
+    group_.ring_own();
   return State::kDone;
 }
 

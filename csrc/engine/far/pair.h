@@ -15,6 +15,10 @@ class FarPair final : public Operation {
   // `expects`: a receive that expects its call already (PairCalls::expect_if_there).
   FarPair(Group& group, const Request& request, std::uint64_t sequence, bool expects = false);
   ~FarPair() override;
+  // Whether its data are too long to go with the call.
+  static bool needs_lane(const Request& request) {
+    return request.count * size_of(request.dtype) > kRiderBytes;
+  }
 
   void start() override { begin(); }
   State advance() override;
@@ -24,6 +28,7 @@ class FarPair final : public Operation {
   bool must_poll() const override { return true; }
 
  private:
+  bool rides() const { return !needs_lane(request_); }
   bool sends() const { return request_.kind == OpKind::kSend; }
   int theirs() const { return sends() ? kLanePairAnswer : kLanePairCall; }
   bool begin();  // false: its turn has not come, or there is no lane for its data
@@ -36,8 +41,8 @@ class FarPair final : public Operation {
   PairCalls::Peer& peer_;
   CallNote mine_;
   const std::size_t bytes_;
-  DataLane lane_;
-  Parcel call_;  // theirs, once it is heard
+  std::optional<DataLane> lane_;  // of data that need one
+  Parcel call_;                   // theirs, once it is heard
   bool began_ = false;
   bool expecting_ = false;
   bool moving_ = false;

@@ -138,26 +138,30 @@ bool PairCalls::expect_if_there(int rank, int tag, bool& kept) {
   return true;
 }
 
-std::optional<DataLane> PairCalls::begin_data(Peer& peer, int tag, std::uint64_t number,
-                                              bool& more) {
+void PairCalls::order(int rank, int tag, std::uint64_t number) {
+  Peer& peer = at(rank);
   const std::lock_guard lock(mutex_);
-  const std::size_t own = peer.lanes.size() - 1;
-  auto& waiting = peer.waiting;
-  const bool first = tag < 0 || waiting.empty() || *waiting.begin() >= number;
-  for (std::size_t i = tag < 0 ? own : 0; first && i < (tag < 0 ? own + 1 : own); ++i) {
-    Lane& lane = peer.lanes[i];
-    if (std::exchange(lane.used, true)) continue;
-    more = waiting.erase(number) != 0 && !waiting.empty();
-    const unsigned turn = std::exchange(lane.begun, (lane.begun + 1) & 0xffff);
-    return DataLane{static_cast<int>(i), turn};
-  }
-  if (tag >= 0) waiting.insert(number);
-  peer.waits_for_lane = true;
-  return std::nullopt;
+  peer.order.call(tag, number);
 }
 
-bool PairCalls::end_data(Peer& peer, const DataLane& lane) {
+std::optional<DataLane> PairCalls::begin_data(Peer& peer, int tag, std::uint64_t number) {
   const std::lock_guard lock(mutex_);
+  const std::size_t own = peer.lanes.size() - 1;
+  if (tag < 0 ? peer.lanes[own].used : !peer.order.take_place(number)) {
+    peer.waits_for_lane = true;
+    return std::nullopt;
+  }
+  std::size_t index = tag < 0 ? own : 0;
+  while (peer.lanes[index].used) ++index;
+  Lane& lane = peer.lanes[index];
+  lane.used = true;
+  const unsigned turn = std::exchange(lane.begun, (lane.begun + 1) & 0xffff);
+  return DataLane{static_cast<int>(index), turn};
+}
+
+bool PairCalls::end_data(Peer& peer, int tag, std::uint64_t number, const DataLane& lane) {
+  const std::lock_guard lock(mutex_);
+  if (tag >= 0) peer.order.end(tag, number);
   peer.lanes[static_cast<std::size_t>(lane.index)].used = false;
   return std::exchange(peer.waits_for_lane, false);
 }

@@ -13,11 +13,11 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "engine/far/messenger.h"
+#include "engine/send_order.h"
 
 namespace pycollective {
 
@@ -51,7 +51,7 @@ class PairCalls {
     } side[2];  // calls, answers
     std::array<Lane, kPairLanes> lanes;
     bool waits_for_lane = false;
-    std::set<std::uint64_t> waiting;  // sends that have found no lane; lanes go to the first
+    SendOrder order{kPairLanes - 1};  // the last is for the library's own tags
   };
   Peer& at(int rank) {
     Peer* const known = known_[static_cast<std::size_t>(rank)].load(std::memory_order_acquire);
@@ -72,12 +72,14 @@ class PairCalls {
   // Where a call has come that no other receive wants it is expected.
   bool expect_if_there(int rank, int tag, bool& kept);
 
-  // Of the sender, from the call until the data have left; none while all are in use, or a send
-  // of a lower number waits for one. The last is for the library's own tags, so that no number of
-  // users' messages keeps these waiting. `more`: whether others wait, who may find one now.
-  std::optional<DataLane> begin_data(Peer& peer, int tag, std::uint64_t number, bool& more);
+  // A user's send that will need a lane, in the order of the calls.
+  void order(int rank, int tag, std::uint64_t number);
+  // Of the sender, from the call until the data have left; none while all are in use, or what is
+  // free is for others. The last is for the library's own tags, so that no number of users'
+  // messages keeps these waiting.
+  std::optional<DataLane> begin_data(Peer& peer, int tag, std::uint64_t number);
   // Whether some send has found none.
-  bool end_data(Peer& peer, const DataLane& lane);
+  bool end_data(Peer& peer, int tag, std::uint64_t number, const DataLane& lane);
   // Of the receiver: does `post` if all that go there before have been posted.
   template <class Post>
   bool post_data(Peer& peer, const DataLane& lane, const Post& post) {
