@@ -88,7 +88,7 @@ LAZY: dict[str, set[str]] = {
 NATIVE_LAYERS: dict[str, set[str]] = {
     "csrc": set(),
     "kernels": {"csrc"},
-    "shared_memory": set(),
+    "shared_memory": {"csrc"},
     "engine": {"csrc", "kernels", "shared_memory", "cuda"},
     "bench": set(),
     "mpi": {"engine"},

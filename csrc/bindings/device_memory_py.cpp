@@ -17,7 +17,7 @@
 #include "bindings/gil.h"
 #include "cuda/driver.h"
 #include "cuda/gpu.h"
-#include "shared_memory/fork_guard.h"
+#include "fork_guard.h"
 #include "types.h"
 
 namespace py = pybind11;

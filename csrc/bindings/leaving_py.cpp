@@ -6,13 +6,14 @@
 #include "bindings/errors_py.h"
 #include "bindings/gil.h"
 #include "engine/far/lingering.h"
+#include "per_process.h"
 
 namespace py = pybind11;
 
 namespace pycollective {
 namespace {
 
-// In the order in which they were made.
+// In the order in which they were made. Under the interpreter's lock.
 template <class Kept>
 class Living {
  public:
@@ -33,13 +34,16 @@ class Living {
   std::vector<std::weak_ptr<Kept>> all_;
 };
 
-// Never destroyed: what else ends after the interpreter may still look at them.
-auto& communicators = *new Living<Communicator>();
-auto& progresses = *new Living<Progress>();
+// What ends with the process: a fork's own, since its parent's are the parent's to end.
+struct Ending {
+  Living<Communicator> communicators;
+  Living<Progress> progresses;
+};
+PerProcess<Ending> ending;
 
 // Fails what is busy, and then closes all, the newest first. Whether anything was busy.
 bool leave_all(bool after_exception) {
-  std::vector<std::shared_ptr<Communicator>> open = communicators.shares();
+  std::vector<std::shared_ptr<Communicator>> open = ending->communicators.shares();
   std::reverse(open.begin(), open.end());
   bool any_busy = false;
   bool interrupted = false;
@@ -80,7 +84,7 @@ bool leave_all(bool after_exception) {
 }
 
 void stop_progress() {
-  const std::vector<std::shared_ptr<Progress>> all = progresses.shares();
+  const std::vector<std::shared_ptr<Progress>> all = ending->progresses.shares();
   const GilReleased unlocked;
   for (const auto& each : all) each->stop();
 }
@@ -88,10 +92,10 @@ void stop_progress() {
 }  // namespace
 
 void remember(const std::shared_ptr<Communicator>& communicator) {
-  communicators.add(communicator);
+  ending->communicators.add(communicator);
 }
 
-void remember(const std::shared_ptr<Progress>& progress) { progresses.add(progress); }
+void remember(const std::shared_ptr<Progress>& progress) { ending->progresses.add(progress); }
 
 void bind_leaving(py::module_& module) {
   module.def(

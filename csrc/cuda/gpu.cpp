@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "per_process.h"
+
 namespace pycollective::cuda {
 namespace {
 
@@ -45,14 +47,17 @@ int device_of(const void* data) {
 }
 
 Gpu& Gpu::at(int ordinal) {
-  static std::mutex& mutex = *new std::mutex;
-  static auto& gpus = *new std::map<int, std::unique_ptr<Gpu>>;
+  struct Gpus {
+    std::mutex mutex;
+    std::map<int, std::unique_ptr<Gpu>> by_ordinal;
+  };
+  static PerProcess<Gpus> gpus;
   const int devices = driver().devices;
   if (ordinal < 0 || ordinal >= devices)
     throw std::invalid_argument("there is no GPU " + std::to_string(ordinal) +
                                 "; this process has " + std::to_string(devices));
-  const std::lock_guard lock(mutex);
-  std::unique_ptr<Gpu>& gpu = gpus[ordinal];
+  const std::lock_guard lock(gpus->mutex);
+  std::unique_ptr<Gpu>& gpu = gpus->by_ordinal[ordinal];
   if (!gpu) gpu.reset(new Gpu(ordinal));
   return *gpu;
 }

@@ -11,6 +11,7 @@
 #include "cuda/driver.h"
 #include "cuda/image_cache.h"
 #include "cuda/nvrtc.h"
+#include "per_process.h"
 
 namespace pycollective::cuda {
 namespace {
@@ -78,14 +79,17 @@ struct Wanted {
   std::string origin;
 };
 
-// What prepare_images() has made, by name. Never taken down.
 struct Prepared {
   Bytes image;
   std::string origin;
   std::string failure;  // in place of an image
 };
-std::mutex& prepared_mutex = *new std::mutex;
-auto& all_prepared = *new std::map<std::string, Prepared>;
+// What prepare_images() has made.
+struct AllPrepared {
+  std::mutex mutex;
+  std::map<std::string, Prepared> by_name;
+};
+PerProcess<AllPrepared> prepared_here;
 
 // Under the lock: whoever needs what is being made waits for it.
 Prepared prepare(const EmbeddedModule& module, const Wanted& wanted) {
@@ -101,12 +105,13 @@ Prepared prepare(const EmbeddedModule& module, const Wanted& wanted) {
 }
 
 std::optional<Prepared> find_prepared(const std::string& name) {
-  const std::lock_guard lock(prepared_mutex);
-  const auto found = all_prepared.find(name);
-  if (found == all_prepared.end()) return std::nullopt;
+  const std::lock_guard lock(prepared_here->mutex);
+  auto& all = prepared_here->by_name;
+  const auto found = all.find(name);
+  if (found == all.end()) return std::nullopt;
   const Prepared prepared = found->second;
   if (prepared.failure.empty()) return prepared;
-  all_prepared.erase(found);  // who asks again has mended it
+  all.erase(found);  // who asks again has mended it
   throw std::runtime_error(prepared.failure);
 }
 
@@ -117,9 +122,9 @@ void prepare_images(const GpuTraits& gpu, const std::vector<std::string>& nvrtc_
   for (const EmbeddedModule& module : embedded().modules) {
     if (module.image != nullptr) continue;
     const Wanted wanted(module, gpu, nvrtc_folders);
-    const std::lock_guard lock(prepared_mutex);
-    if (all_prepared.count(wanted.name) == 0)
-      all_prepared.emplace(wanted.name, prepare(module, wanted));
+    const std::lock_guard lock(prepared_here->mutex);
+    auto& all = prepared_here->by_name;
+    if (all.count(wanted.name) == 0) all.emplace(wanted.name, prepare(module, wanted));
   }
 }
 

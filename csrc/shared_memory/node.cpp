@@ -1,7 +1,6 @@
 #include "shared_memory/node.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -9,6 +8,8 @@
 #include <string>
 #include <system_error>
 #include <utility>
+
+#include "per_process.h"
 
 namespace pycollective {
 namespace {
@@ -49,21 +50,14 @@ struct Node::Mapping {
   bool unmapped = false;
 };
 
-// Of this process. Never taken down.
 struct Node::Mappings {
-  ForkGuard guard;
   std::mutex mutex;
   std::vector<std::shared_ptr<Mapping>> all;
 };
 
 Node::Mappings& Node::mappings() {
-  static std::atomic<Mappings*> those{new Mappings};
-  Mappings* now = those.load(std::memory_order_acquire);
-  while (now->guard.forked()) {  // the parent's, and somebody there may have had the lock
-    auto fresh = std::make_unique<Mappings>();
-    if (those.compare_exchange_strong(now, fresh.get())) return *fresh.release();
-  }
-  return *now;
+  static PerProcess<Mappings> mappings;
+  return *mappings;
 }
 
 Node::Node() : own_(std::make_shared<Peer>(Segment::create(), 0)), arena_(kPage, kSegmentBytes) {

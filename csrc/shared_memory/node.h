@@ -11,8 +11,8 @@
 #include <mutex>
 #include <vector>
 
+#include "fork_guard.h"
 #include "shared_memory/arena.h"
-#include "shared_memory/fork_guard.h"
 #include "shared_memory/layout.h"
 #include "shared_memory/peer.h"
 #include "shared_memory/segment.h"

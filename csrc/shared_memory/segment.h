@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 
-#include "shared_memory/fork_guard.h"
+#include "fork_guard.h"
 #include "shared_memory/layout.h"
 
 namespace pycollective {

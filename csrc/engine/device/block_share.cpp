@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "per_process.h"
+
 namespace pycollective {
 namespace {
 
@@ -15,15 +17,19 @@ struct Taken {
   int ending = 0;  // of them
 };
 
-// Never taken down: mailboxes that are kept for good end with the process.
-std::mutex& mutex = *new std::mutex;
-auto& taken = *new std::map<int, Taken>;  // by GPU
+struct Shares {
+  std::mutex mutex;
+  std::map<int, Taken> taken;  // by GPU
+};
+
+// Mailboxes that are kept for good end with the process, and look here.
+PerProcess<Shares> shares;
 
 }  // namespace
 
 BlockShare::BlockShare(int device, int all) : device_(device) {
-  const std::lock_guard lock(mutex);
-  Taken& of_all = taken[device];
+  const std::lock_guard lock(shares->mutex);
+  Taken& of_all = shares->taken[device];
   of_all.all = all;
   const int left = all - of_all.blocks;
   if (left < 1)
@@ -38,30 +44,30 @@ BlockShare::BlockShare(int device, int all) : device_(device) {
 }
 
 bool BlockShare::is_left(int device) {
-  const std::lock_guard lock(mutex);
-  const Taken& of_all = taken[device];
+  const std::lock_guard lock(shares->mutex);
+  const Taken& of_all = shares->taken[device];
   return of_all.blocks < of_all.all;
 }
 
 bool BlockShare::some_end(int device) {
-  const std::lock_guard lock(mutex);
-  return taken[device].ending > 0;
+  const std::lock_guard lock(shares->mutex);
+  return shares->taken[device].ending > 0;
 }
 
 void BlockShare::end() {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(shares->mutex);
   if (ends_ || blocks_ == 0) return;
   ends_ = true;
-  ++taken[device_].ending;
+  ++shares->taken[device_].ending;
 }
 
 void BlockShare::keep(int blocks) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(shares->mutex);
   if (blocks >= blocks_) return;
-  taken[device_].blocks -= blocks_ - blocks;
+  shares->taken[device_].blocks -= blocks_ - blocks;
   if (blocks == 0) {
-    --taken[device_].shares;
-    if (ends_) --taken[device_].ending;
+    --shares->taken[device_].shares;
+    if (ends_) --shares->taken[device_].ending;
   }
   blocks_ = blocks;
 }

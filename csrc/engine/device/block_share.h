@@ -11,7 +11,7 @@
 
 #include <atomic>
 
-#include "shared_memory/fork_guard.h"
+#include "fork_guard.h"
 
 namespace pycollective {
 

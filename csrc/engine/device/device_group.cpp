@@ -9,6 +9,7 @@
 
 #include "engine/device/one_shot_program.h"
 #include "engine/program_choices.h"
+#include "per_process.h"
 
 namespace pycollective {
 namespace {
@@ -58,9 +59,12 @@ cuda::CUdeviceptr map(const DeviceCard& card, const DeviceMailbox& own, bool& op
   return card.address;
 }
 
-// That were left while something was under way. Never taken down.
-std::mutex& unfinished_mutex = *new std::mutex;
-auto& unfinished = *new std::vector<std::weak_ptr<DeviceGroup>>;
+// That were left while something was under way.
+struct Unfinished {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<DeviceGroup>> all;
+};
+PerProcess<Unfinished> unfinished;
 
 // Aborted kernels end within milliseconds.
 constexpr std::chrono::seconds kLongestForRoom{1};
@@ -287,16 +291,16 @@ bool DeviceGroup::try_to_give_back() {
 void DeviceGroup::give_back_blocks(const std::shared_ptr<DeviceGroup>& group) {
   if (group->try_to_give_back()) return;
   group->own_->end_blocks();
-  const std::lock_guard lock(unfinished_mutex);
-  unfinished.push_back(group);
+  const std::lock_guard lock(unfinished->mutex);
+  unfinished->all.push_back(group);
 }
 
 void DeviceGroup::sweep() {
   // To let go of one may wait for its GPU: out of the lock.
   std::vector<std::weak_ptr<DeviceGroup>> all;
   {
-    const std::lock_guard lock(unfinished_mutex);
-    all.swap(unfinished);
+    const std::lock_guard lock(unfinished->mutex);
+    all.swap(unfinished->all);
   }
   for (const std::weak_ptr<DeviceGroup>& each : all)
     if (const std::shared_ptr<DeviceGroup> group = each.lock()) give_back_blocks(group);

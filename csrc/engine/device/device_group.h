@@ -22,7 +22,7 @@
 #include "engine/device/device_mailbox.h"
 #include "engine/device/peer_memory.h"
 #include "engine/group.h"
-#include "shared_memory/fork_guard.h"
+#include "fork_guard.h"
 #include "shared_memory/node.h"
 
 namespace pycollective {

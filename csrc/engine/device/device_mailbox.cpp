@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "engine/device/peer_memory.h"
+#include "per_process.h"
 
 namespace pycollective {
 namespace {
@@ -17,23 +18,25 @@ using cuda::driver;
 // What the driver allocates at a time: of less, peers would map what else lies in the block.
 constexpr std::size_t kBlock = std::size_t{2} << 20;
 
-const std::array<std::uint8_t, 16>& this_process() {
-  static const auto token = [] {
-    std::array<std::uint8_t, 16> random{};
-    if (getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
+struct ProcessToken {
+  ProcessToken() {
+    if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
       throw std::runtime_error("no random numbers to be had");
-    return random;
-  }();
-  return token;
-}
+  }
+  std::array<std::uint8_t, 16> bytes{};
+};
+PerProcess<ProcessToken> this_process;
 
 // One for each GPU, kept until the process ends: to unload one waits for the GPU to come to rest.
 std::shared_ptr<const cuda::Kernels> kernels_of(cuda::Gpu& gpu,
                                                 const std::vector<std::string>& nvrtc_folders) {
-  static std::mutex& mutex = *new std::mutex;
-  static auto& loaded = *new std::map<int, std::shared_ptr<const cuda::Kernels>>;
-  const std::lock_guard lock(mutex);
-  std::shared_ptr<const cuda::Kernels>& kernels = loaded[gpu.traits().ordinal];
+  struct Loaded {
+    std::mutex mutex;
+    std::map<int, std::shared_ptr<const cuda::Kernels>> by_gpu;
+  };
+  static PerProcess<Loaded> loaded;
+  const std::lock_guard lock(loaded->mutex);
+  std::shared_ptr<const cuda::Kernels>& kernels = loaded->by_gpu[gpu.traits().ordinal];
   if (!kernels) {
     const cuda::Current current(gpu.context());
     kernels = std::make_shared<const cuda::Kernels>(gpu.traits(), nvrtc_folders);
@@ -54,7 +57,7 @@ DeviceMailbox::DeviceMailbox(int device, const std::vector<std::string>& nvrtc_f
   check(driver().cuMemAlloc(&memory_, bytes), "cuMemAlloc");
   try {
     PeerMemory::clear(memory_, shape);
-    card_.process = this_process();
+    card_.process = this_process->bytes;
     cuda::CUuuid uuid{};
     cuda::CUdevice handle = 0;
     check(driver().cuDeviceGet(&handle, device), "cuDeviceGet");

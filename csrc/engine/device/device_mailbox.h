@@ -13,7 +13,7 @@
 #include "cuda/kernels.h"
 #include "cuda/mailbox.h"
 #include "engine/device/block_share.h"
-#include "shared_memory/fork_guard.h"
+#include "fork_guard.h"
 #include "shared_memory/node.h"
 
 namespace pycollective {

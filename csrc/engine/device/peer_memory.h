@@ -32,7 +32,7 @@
 #include "cuda/program_parameters.h"
 #include "engine/device/device_program.h"
 #include "engine/program.h"
-#include "shared_memory/fork_guard.h"
+#include "fork_guard.h"
 
 namespace pycollective {
 

@@ -3,7 +3,7 @@
 #include "cuda/staging.h"
 #include "engine/any_operation.h"
 #include "engine/buffers.h"
-#include "shared_memory/fork_guard.h"
+#include "fork_guard.h"
 
 namespace pycollective {
 namespace {

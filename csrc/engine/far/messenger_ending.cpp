@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "engine/far/messenger.h"
+#include "per_process.h"
 
 namespace pycollective {
 namespace {
@@ -17,10 +18,13 @@ constexpr std::chrono::microseconds kWaitStep{100};
 // Where leak checkers find it.
 template <class T>
 void keep_for_ever(T value) {
-  static std::mutex& mutex = *new std::mutex;
-  static auto& kept = *new std::vector<std::unique_ptr<T>>;
-  const std::lock_guard lock(mutex);
-  kept.push_back(std::make_unique<T>(std::move(value)));
+  struct Kept {
+    std::mutex mutex;
+    std::vector<std::unique_ptr<T>> all;
+  };
+  static PerProcess<Kept> kept;
+  const std::lock_guard lock(kept->mutex);
+  kept->all.push_back(std::make_unique<T>(std::move(value)));
 }
 
 }  // namespace
