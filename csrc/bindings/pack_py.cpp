@@ -67,14 +67,15 @@ void unpack_into(const py::object& payload, const py::object& out, const std::st
 }  // namespace
 
 void bind_pack(py::module_& module) {
-  module.def("pack_into", or_raise(pack_into), py::arg("x"), py::arg("out"), py::arg("simd") = "",
-             "For tests and benchmarks, no part of the API: pack an array of float16, bfloat16 or "
-             "float32 into one of uint8 with room for as many bytes, at a SIMD level; how many "
-             "bytes it took. docs/wire.md says which.");
+  module.def(
+      "pack_into", or_raise(pack_into), py::arg("x"), py::arg("out"), py::arg("simd") = "",
+      "Pack an array of float16, bfloat16 or float32 into one of uint8 with room for as many "
+      "bytes, at a SIMD level, as messages to other hosts are packed (docs/wire.md); how "
+      "many bytes it took.");
   module.def("unpack_into", or_raise(unpack_into), py::arg("payload"), py::arg("out"),
              py::arg("simd") = "",
-             "For tests and benchmarks, no part of the API: the inverse of pack_into, for the "
-             "exact bytes of a payload; ConfigurationError for any others.");
+             "The inverse of pack_into, for the exact bytes of a payload; ConfigurationError for "
+             "any others.");
 }
 
 }  // namespace pycollective
