@@ -1,4 +1,4 @@
-"""The environment variables by which a launch reaches its ranks."""
+"""By which names a launch and its ranks reach each other: environment variables, a store's key."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ ENV_STORE, ENV_SECRET = "PYCOLLECTIVE_STORE", "PYCOLLECTIVE_SECRET"
 ENV_TOPOLOGY, ENV_TUNING = "PYCOLLECTIVE_TOPOLOGY", "PYCOLLECTIVE_TUNING"
 ENV_WIRE = "PYCOLLECTIVE_WIRE"
 ENV_CUDA_WAY = "PYCOLLECTIVE_CUDA_WAY"
+
+
+def followed_key(rank: int) -> str:
+    """Of the store: where a rank tells `pycollective run` that it ends because of another."""
+    return f"pycollective/followed/{rank}"
 
 
 def environment_number(name: str) -> int:

@@ -28,8 +28,8 @@ def pytest_configure() -> None:
 LONGEST = [
     *("cuda/test_device_commands", "test_examples", "torch/test_process_end"),
     *("torch/test_pytorch_suite", "test_demo", "bench/test_bench_command", "cli/test_verify"),
-    *("schedule/test_handing", "cli/test_run", "join/test_mpi_joining", "test_hosts"),
-    *("test_two_hosts", "cli/test_run_output", "test_algorithms", "cuda/test_ends_in_each_state"),
+    *("schedule/test_handing", "launch/test_launcher", "join/test_mpi_joining", "test_hosts"),
+    *("test_two_hosts", "launch/test_output", "test_algorithms", "cuda/test_ends_in_each_state"),
     *("test_conformance", "torch/test_compression", "test_large", "join/test_bootstrap"),
     *("schedule/test_counts", "torch/test_compressed_shards", "test_hosts_again", "test_mpiexec"),
     *("kernels/test_sparse", "cuda/test_make_gpu", "test_wire", "cuda/test_generated_code"),

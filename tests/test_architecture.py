@@ -45,8 +45,7 @@ LAYERS: dict[str, set[str]] = {
         *("_core", "communicator", "environment", "errors", "gpu", "host_memory", "installing"),
         *("limits", "placement", "schedule", "transport", "tuning", "version", "world"),
     },
-    "output": set(),
-    "launcher": {"environment", "errors", "join", "limits", "output"},
+    "launch": {"environment", "errors", "join", "limits"},
     "__init__": {"communicator", "errors", "join", "version"},
     "__main__": {"cli"},
     "torch": {"_torch", "compression", "errors", "installing", "join", "placement", "refusal"},
@@ -60,7 +59,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "cli": {
         *("_core", "bench", "conformance", "elements", "environment", "errors", "gpu"),
-        *("host_memory", "installing", "join", "launcher", "limits", "order", "schedule"),
+        *("host_memory", "installing", "join", "launch", "limits", "order", "schedule"),
         "version",
     },
 }

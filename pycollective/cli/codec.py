@@ -7,7 +7,7 @@ import sys
 from pycollective.bench import codec as comparing
 from pycollective.errors import CollectiveError
 from pycollective.join import bootstrap
-from pycollective.launcher import launch
+from pycollective.launch.launcher import launch
 from pycollective.schedule import Topology
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pycollective.errors import ConfigurationError
-from pycollective.launcher import launch
+from pycollective.launch.launcher import launch
 
 
 def run(

@@ -8,7 +8,7 @@ from pathlib import Path
 from pycollective.bench import tune as measuring
 from pycollective.errors import CollectiveError
 from pycollective.join import bootstrap
-from pycollective.launcher import launch
+from pycollective.launch.launcher import launch
 from pycollective.schedule import Topology
 
 

@@ -75,7 +75,7 @@ def _start(
     ranks: int, chosen: dict[str, list[str]], quick: bool, timeout: float, device: str
 ) -> int:
     """Run this very command in ranks of its own; their status."""
-    from pycollective.launcher import launch
+    from pycollective.launch.launcher import launch
 
     command = ["-m", "pycollective", "verify", "--timeout", str(timeout), "--device", device]
     for option, values in chosen.items():

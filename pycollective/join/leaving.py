@@ -22,7 +22,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from pycollective import _core
-from pycollective.environment import ENV_RANK, ENV_SECRET, ENV_STORE, environment_number
+from pycollective.environment import (
+    ENV_RANK,
+    ENV_SECRET,
+    ENV_STORE,
+    environment_number,
+    followed_key,
+)
 from pycollective.errors import CollectiveError, CollectiveTimeout, ConfigurationError
 from pycollective.join import mpi_launch
 from pycollective.join.store import StoreClient
@@ -80,11 +86,6 @@ def leave_all() -> None:
     """Say goodbye at exit, so that the peers need not find out: the last chance for both sides."""
     if _core.leave_all(_crash() is not None):
         time.sleep(_COMING_BACK)
-
-
-def followed_key(rank: int) -> str:
-    """The key under which a rank tells `pycollective run` that it ends because of another."""
-    return f"pycollective/followed/{rank}"
 
 
 def _crash() -> BaseException | None:

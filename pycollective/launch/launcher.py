@@ -22,12 +22,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pycollective.environment import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE
+from pycollective.environment import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE, followed_key
 from pycollective.errors import ConfigurationError
-from pycollective.join.leaving import followed_key
 from pycollective.join.store import StoreServer
+from pycollective.launch.output import Copier, Sink, is_terminal, sink_of
 from pycollective.limits import MAX_RANKS_PER_HOST
-from pycollective.output import Copier, Sink, is_terminal, sink_of
 
 # How long the other ranks have to notice a failure and say so themselves, and then to end on
 # SIGTERM, seconds.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pycollective import launcher
+from pycollective.launch import launcher
 from tests.harness import ROOT
 
 COMMAND = [sys.executable, "-m", "pycollective", "run"]
@@ -194,7 +194,7 @@ def test_a_signal_to_the_launcher_ends_the_ranks(program, number, status):
 
 IMPATIENT = """
 import sys
-from pycollective import launcher
+from pycollective.launch import launcher
 launcher._GRACE = 0.3
 sys.exit(launcher.launch(sys.argv[1:], 2))
 """

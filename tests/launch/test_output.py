@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_run import COMMAND, environment, program, run, run_together
 from tests.harness import await_
+from tests.launch.test_launcher import COMMAND, environment, program, run, run_together
 
 __all__ = ["program"]
 

@@ -1,0 +1,1 @@
+"""Starts ranks on this host: what is behind `pycollective run`."""
