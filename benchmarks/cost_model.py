@@ -21,7 +21,7 @@ from scipy.optimize import nnls
 from benchmarks.driver import Benchmark, Record, Run, require_two_hosts
 from pycollective.bench.tune import OPERATIONS, Plan
 from pycollective.bench.tune import measure as measure_all
-from pycollective.elements import ELEMENTS
+from pycollective.planning.elements import ELEMENTS
 from pycollective.schedule import Topology
 from pycollective.schedule.cost import BETWEEN_HOSTS, Link, Links, price
 from pycollective.schedule.select import Measurement, Table, choose

@@ -57,7 +57,7 @@ _PORT = 29512
 
 def bytes_across(algorithm: str, dtype: str, size: int) -> float:
     """Bytes that each of the two hosts sends to the other, as the schedule says."""
-    from pycollective.elements import ELEMENTS
+    from pycollective.planning.elements import ELEMENTS
     from pycollective.schedule import Topology
     from pycollective.schedule.cost import counts
 

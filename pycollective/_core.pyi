@@ -101,7 +101,7 @@ class Communicator:
         offsets: Sequence[int],
         slot_bytes: int,
         timeout: float,
-        world: Any,  # pycollective.world.World
+        world: Any,  # pycollective.planning.world.World
         /,
     ) -> None: ...
     @property

@@ -19,8 +19,8 @@ from pycollective import _core, host_memory
 from pycollective.errors import CollectiveError, ConfigurationError
 from pycollective.gpu import way as device_ways
 from pycollective.placement import number_hosts
+from pycollective.planning.world import World
 from pycollective.refusal import let_all_hear
-from pycollective.world import World
 
 _log = logging.getLogger("pycollective")
 

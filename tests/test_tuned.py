@@ -12,9 +12,9 @@ import pytest
 import pycollective as pc
 from pycollective import reference
 from pycollective.bench.problem import leaves
-from pycollective.elements import ELEMENTS
 from pycollective.join import bootstrap
-from pycollective.programs import Programs
+from pycollective.planning.elements import ELEMENTS
+from pycollective.planning.programs import Programs
 from pycollective.schedule import Topology
 from pycollective.schedule.cost import BETWEEN_HOSTS
 from pycollective.schedule.select import Measurement, Table, choose

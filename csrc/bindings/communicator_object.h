@@ -26,7 +26,7 @@ struct CommunicatorObject {
   PyObject_HEAD std::shared_ptr<Communicator>* core;
   std::shared_ptr<AbandonedCalls>* abandoned;
   std::vector<KnownProgram>* programs;
-  PyObject* program_source;  // pycollective.programs.Programs
+  PyObject* program_source;  // pycollective.planning.programs.Programs
   std::shared_ptr<KeptArrays>* kept;
 
   static CommunicatorObject& of(PyObject* self) {

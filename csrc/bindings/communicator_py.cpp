@@ -172,7 +172,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     if (member < 0 || static_cast<std::size_t>(member) >= offsets.size() || !(timeout > 0))
       throw std::invalid_argument("a communicator needs its rank's offset and a timeout above 0");
     const MailboxRange mailbox = node.take(offsets[static_cast<std::size_t>(member)]);
-    // pycollective.world.World
+    // pycollective.planning.world.World
     const py::object given = tuple[6];
     World world;
     world.id = given.attr("id").cast<std::uint64_t>();

@@ -140,7 +140,7 @@ void bind_device_group(py::module_& module) {
   module.def("use_devices", &use_devices, py::arg("communicator"), py::arg("group"),
              py::arg("programs"),
              "From now on calls on arrays of this GPU are carried out by kernels. On all ranks or "
-             "none; `programs` as pycollective.programs.Programs.");
+             "none; `programs` as pycollective.planning.programs.Programs.");
 }
 
 }  // namespace pycollective

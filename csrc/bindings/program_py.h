@@ -14,7 +14,7 @@ struct ProgramHandle {
   std::shared_ptr<const Program> program;
 };
 
-// Asks `programs` (pycollective.programs.Programs) for what `auto` means, from any thread.
+// Asks `programs` (pycollective.planning.programs.Programs) for what `auto` means, from any thread.
 ProgramChoices::Source program_source(pybind11::object programs);
 
 void bind_program(pybind11::module_& module);

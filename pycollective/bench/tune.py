@@ -26,9 +26,9 @@ from pycollective.bench.operations import find_operation
 from pycollective.bench.problem import PERIOD, TRAITS, numpy_type
 from pycollective.bench.sizes import format_size
 from pycollective.communicator import Communicator
-from pycollective.elements import ELEMENTS
 from pycollective.errors import ConfigurationError
 from pycollective.join import bootstrap
+from pycollective.planning.elements import ELEMENTS
 from pycollective.schedule import ALGORITHMS, Topology, algorithms_for
 from pycollective.schedule.select import Measurement, Table
 from pycollective.tuning.table import read_table, write_table

@@ -11,8 +11,8 @@ import typer
 
 from pycollective.cli import schedule_program, schedule_table
 from pycollective.cli.schedule_messages import Counts, Sizes
-from pycollective.elements import ELEMENTS
 from pycollective.errors import ConfigurationError
+from pycollective.planning.elements import ELEMENTS
 from pycollective.schedule import Schedule, ScheduleError, Topology, make_schedule
 from pycollective.schedule.verify import Fault, check_shard
 

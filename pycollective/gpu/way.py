@@ -96,7 +96,7 @@ def join(
         device: this rank's GPU, as `init` takes it.
         local_rank: this rank among those of its host.
         hosts: on which the communicator's ranks are.
-        programs: pycollective.programs.Programs of this rank.
+        programs: pycollective.planning.programs.Programs of this rank.
 
     Raises:
         ConfigurationError: on every rank: what some rank was given cannot be, or

@@ -41,7 +41,7 @@ from pycollective.join.mpi_talk import Talk
 from pycollective.join.store import StoreClient, StoreServer
 from pycollective.join.wish import Wish
 from pycollective.limits import MAX_RANKS
-from pycollective.world import World
+from pycollective.planning.world import World
 
 # How long a store stays after a failure so that others can read why, seconds. MPI's ranks tell each
 # other in another way.

@@ -31,8 +31,8 @@ from pycollective.join.leaving import END
 from pycollective.join.meeting import Meeting, Record
 from pycollective.join.process import NODE
 from pycollective.limits import MAX_RANKS, MAX_RANKS_PER_HOST
+from pycollective.planning.world import World
 from pycollective.tuning.tuned import describe, load
-from pycollective.world import World
 
 DEFAULT_TIMEOUT = 600.0
 

@@ -25,7 +25,7 @@ from .topology import Topology
 
 @dataclass(frozen=True)
 class Element:
-    """How large elements are; of each type, see `pycollective.elements`.
+    """How large elements are; of each type, see `pycollective.planning.elements`.
 
     Attributes:
         size: bytes of one in the caller's buffer.

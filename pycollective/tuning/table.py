@@ -30,8 +30,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pycollective.elements import ELEMENTS
 from pycollective.errors import ConfigurationError
+from pycollective.planning.elements import ELEMENTS
 from pycollective.schedule import Topology, algorithms_for
 from pycollective.schedule.operation import find_operation
 from pycollective.schedule.select import Measurement, Table

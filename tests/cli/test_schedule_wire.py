@@ -10,7 +10,7 @@ import pytest
 from pycollective import _core
 from pycollective.bench.problem import numpy_type
 from pycollective.cli.schedule_wire import HEADERS, LENGTH, least
-from pycollective.elements import ELEMENTS
+from pycollective.planning.elements import ELEMENTS
 from tests.cli.test_schedule import invoke
 from tests.launchers import launcher
 

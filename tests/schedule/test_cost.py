@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollective import ConfigurationError
-from pycollective.elements import ELEMENTS
+from pycollective.planning.elements import ELEMENTS
 from pycollective.schedule import ALGORITHMS, Topology
 from pycollective.schedule.cost import TYPICAL, Link, Links, price
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from pycollective.elements import ELEMENTS
+from pycollective.planning.elements import ELEMENTS
 from pycollective.schedule import ALGORITHMS, Topology, algorithms_for, make_schedule
 from pycollective.schedule.cost import TYPICAL, counts, price
 from pycollective.schedule.counts import Load, Phase

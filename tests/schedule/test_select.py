@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycollective import ConfigurationError
-from pycollective.elements import ELEMENTS
+from pycollective.planning.elements import ELEMENTS
 from pycollective.schedule import ALGORITHMS, OPERATIONS, Topology, algorithms_for
 from pycollective.schedule.cost import BETWEEN_HOSTS, TYPICAL, price
 from pycollective.schedule.select import Measurement, Table, choose

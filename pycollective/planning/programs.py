@@ -66,7 +66,7 @@ class Programs:
         one_host = self._topology.single
         if operation == "barrier":  # between hosts all hear of all, and nothing is carried
             return None if one_host else self("all_reduce", "recursive_doubling", root)
-        from pycollective.elements import ELEMENTS
+        from pycollective.planning.elements import ELEMENTS
         from pycollective.schedule.cost import BETWEEN_HOSTS
         from pycollective.schedule.select import choose
 

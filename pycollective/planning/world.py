@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pycollective.programs import Programs
+from pycollective.planning.programs import Programs
 
 if TYPE_CHECKING:
     from pycollective.schedule.select import Table

@@ -1,0 +1,1 @@
+"""Which schedule the engine runs for a call, among which ranks."""
