@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pycollective.environment import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE, followed_key
 from pycollective.errors import ConfigurationError
 from pycollective.join.store import StoreServer
-from pycollective.launch.output import Copier, Sink, is_terminal, sink_of
+from pycollective.launch.output import Copier, Sink, is_terminal, sinks_of
 from pycollective.limits import MAX_RANKS_PER_HOST
 
 # How long the other ranks have to notice a failure and say so themselves, and then to end on
@@ -122,7 +122,7 @@ class _Job:
         self._store = store
         self._alive: dict[int, _Rank] = {}
         copied = tag or _is_unbuffered_python(command, env)
-        self._sinks = [sink_of(stream, copied) for stream in (sys.stdout, sys.stderr)]
+        self._sinks = sinks_of((sys.stdout, sys.stderr), copied)
         self._copiers: list[Copier] = []
         self._stop_signal = 0  # the first that came
         self._stops = 0  # how many have come

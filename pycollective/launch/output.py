@@ -10,7 +10,7 @@ import select
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TextIO
 
@@ -21,11 +21,17 @@ _LEFT_OVER = 1 << 20  # bytes; more than a pipe usually holds
 
 
 class Sink:
-    """Where output goes: one of the launcher's own streams. Thread-safe."""
+    """Where output goes: one of the launcher's own streams. Thread-safe.
+
+    Attributes:
+        place: what the stream leads to, the same for all that lead there.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         stream.flush()
         self._fd = stream.fileno()
+        where = os.fstat(self._fd)
+        self.place = where.st_dev, where.st_ino
         self._lock = threading.Lock()
 
     def write(self, data: bytes) -> None:
@@ -59,6 +65,18 @@ def sink_of(stream: TextIO | None, copied: bool) -> Sink | int | None:
         if stream is not None:
             return None if is_terminal(stream) and not copied else Sink(stream)
     return subprocess.DEVNULL  # else a file that a rank opens would be its stderr
+
+
+def sinks_of(streams: Iterable[TextIO | None], copied: bool) -> list[Sink | int | None]:
+    """As `sink_of`; one for all that lead to one place, such as a pipe behind ``2>&1``.
+
+    A pipe takes long lines piecemeal, so each write must wait for the one before.
+    """
+    sinks = [sink_of(stream, copied) for stream in streams]
+    first: dict[tuple[int, int], Sink] = {}
+    return [
+        first.setdefault(sink.place, sink) if isinstance(sink, Sink) else sink for sink in sinks
+    ]
 
 
 class Copier(threading.Thread):

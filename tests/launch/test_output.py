@@ -213,6 +213,35 @@ def test_long_lines_arrive_whole_through_an_unbuffered_launcher(program):
     assert sorted(done.stdout.splitlines()) == expected
 
 
+# On each stream, by turns.
+LONG_LINES_ON_BOTH = """
+import os
+for _ in range(50):
+    os.write(1, os.environ["RANK"].encode() * 20_000 + b"\\n")
+    os.write(2, os.environ["RANK"].encode() * 20_000 + b"!\\n")
+"""
+
+
+@pytest.mark.parametrize("tagged", [False, True], ids=["plain", "tagged"])
+def test_long_lines_of_both_streams_arrive_whole_in_one_pipe(program, tagged):
+    arguments = [*(["--tag-output"] if tagged else []), "-n", "3", program(LONG_LINES_ON_BOTH)]
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+    )
+    expected = [
+        (f"[{rank}] " if tagged else "") + str(rank) * 20_000 + end
+        for rank in range(3)
+        for end in ("", "!")
+        for _ in range(50)
+    ]
+    assert sorted(done.stdout.splitlines()) == expected
+
+
 def test_a_launcher_without_output_runs_ranks_all_the_same():
     closed = subprocess.run(
         ["sh", "-c", '"$@" >&-', "sh", *COMMAND, "-n", "2", "true"],
