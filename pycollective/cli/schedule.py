@@ -146,11 +146,11 @@ def _examine(made: Schedule, shards: Sequence[int], verify: bool) -> tuple[Count
     several = len(made.topology.hosts) > 1
     counts, fault = Counts(ranks, made.topology.host_of if several else ()), None
     for shard in _with_progress(shards):
-        programs = made.lowered(shard)
-        counts.add(programs)
+        lowered = made.lowered(shard)
+        counts.add(lowered)
         if verify and fault is None:
             try:
-                check_shard(made.operation, shard, ranks, made.root, programs)
+                check_shard(made.operation, shard, ranks, made.root, lowered)
             except Fault as found:
                 fault = Fault(f"shard {shard}: {found}")
     return counts, fault

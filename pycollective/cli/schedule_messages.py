@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pycollective.errors import ConfigurationError
 from pycollective.order import Node
 from pycollective.schedule import Schedule
-from pycollective.schedule.steps import INPUT, Combine, RankProgram, Receive, Send, Type
+from pycollective.schedule.steps import INPUT, Combine, RankSteps, Receive, Send, Type
 
 KINDS = (Type.LEAF, Type.NODE, Type.RESULT)
 _MOST_COUNTERS = 1 << 28  # 2 GiB
@@ -65,12 +65,11 @@ class Counts:
         self._keys: NDArray[np.int64] = np.empty(0, np.int64)  # of messages, each once
         self._pending = array("q")
 
-    def add(self, programs: Mapping[int, RankProgram]) -> None:
+    def add(self, lowered: Mapping[int, RankSteps]) -> None:
         """Count what is sent of one shard."""
         n, host_of = self.ranks, self._host_of
-        for rank, program in programs.items():
-            types = program.types
-            for step in program.steps:
+        for rank, (steps, types) in lowered.items():
+            for step in steps:
                 if type(step) is not Send:
                     continue
                 if step.step >= self.steps:
@@ -121,12 +120,12 @@ def messages(schedule: Schedule) -> dict[Key, NDArray[np.int64]]:
     """The buffers in each message, by kind as in `KINDS`."""
     found: dict[Key, NDArray[np.int64]] = {}
     for shard in range(schedule.shards):
-        for rank, program in schedule.lowered(shard).items():
-            for step in program.steps:
+        for rank, (steps, types) in schedule.lowered(shard).items():
+            for step in steps:
                 if isinstance(step, Send):
                     kinds = found.setdefault((step.step, rank, step.to), np.zeros(3, np.int64))
                     for buffer in step.buffers:
-                        kinds[KINDS.index(program.types[buffer])] += 1
+                        kinds[KINDS.index(types[buffer])] += 1
     return found
 
 
@@ -150,20 +149,20 @@ class Made:
 
 def follow(schedule: Schedule, shard: int) -> Iterator[Sent | Made]:
     """The way of one shard: what is sent of it and what is computed, step by step."""
-    programs = schedule.lowered(shard)
+    lowered = schedule.lowered(shard)
     # The node in each rank's buffer; a result has none.
     values: dict[tuple[int, int], Node] = {}
     if schedule.operation.reduces:
-        values = {(rank, INPUT): (rank, rank + 1) for rank in programs}
+        values = {(rank, INPUT): (rank, rank + 1) for rank in lowered}
     parcels: dict[Key, list[Node | None]] = {}
     # What is received in a step was sent in it, by any rank; within a rank, steps are in order.
     steps = sorted(
         (step.step, not isinstance(step, Send), i, rank)
-        for rank, program in programs.items()
-        for i, step in enumerate(program.steps)
+        for rank, own in lowered.items()
+        for i, step in enumerate(own.steps)
     )
     for _, _, i, rank in steps:
-        step = programs[rank].steps[i]
+        step = lowered[rank].steps[i]
         if isinstance(step, Send):
             key = step.step, rank, step.to
             parcels[key] = [values.get((rank, buffer)) for buffer in step.buffers]

@@ -19,7 +19,7 @@ from pycollective.order import Node, cover
 
 from .lower import Holding, ScheduleError, family_of
 from .operation import Operation
-from .steps import INPUT, OUTPUT, RankProgram, Receive, Send, Step, Type
+from .steps import INPUT, OUTPUT, RankSteps, Receive, Send, Step, Type
 
 Ranges = tuple[tuple[int, int], ...]  # half-open, ascending, no two that touch
 
@@ -84,7 +84,7 @@ def lower_rank(
     root: int,
     rank: int,
     handings: list[Handing],
-) -> RankProgram | None:
+) -> RankSteps | None:
     """The steps of one rank for one shard: what `lower` makes of the moves; None if it has none.
 
     Args:
@@ -102,7 +102,7 @@ def lower_rank(
     if len(handings) <= 2:
         simple = _simple(operation, wants, rank, handings)
         if simple is not None:
-            return RankProgram(simple, _PLAIN)
+            return RankSteps(simple, _PLAIN)
     own = Holding(wants)
     if rank in operation.sources(shard, ranks, root):
         own.begin(operation.reduces, rank, ranks)
@@ -145,7 +145,7 @@ def lower_rank(
         if arrived:
             held += taken
             own.add(step, arrived, family_of(ranks))
-    return RankProgram(steps, types) if steps else None
+    return RankSteps(steps, types) if steps else None
 
 
 # The types of a rank that has no buffers but its input, a leaf, and its output.

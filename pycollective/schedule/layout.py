@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from .algorithm import Room
 from .schedule import Schedule
-from .steps import INPUT, OUTPUT, Combine, Copy, RankProgram, Receive, Send, Step, Type
+from .steps import INPUT, OUTPUT, Combine, Copy, RankSteps, Receive, Send, Step, Type
 
 IN_INPUT, IN_OUTPUT, IN_NODE, IN_ITEM = range(4)
 # Within a step number: as `steps.py` has it.
@@ -77,7 +77,7 @@ def copies_first(schedule: Schedule) -> bool:
 def lay_out(
     schedule: Schedule,
     rank: int,
-    lowered: Iterable[tuple[int, RankProgram]] | None = None,
+    lowered: Iterable[tuple[int, RankSteps]] | None = None,
 ) -> Layout:
     """A rank's layout.
 
@@ -91,9 +91,9 @@ def lay_out(
     copy_inputs = copies_first(schedule)
     types: dict[int, list[Type]] = {}
     steps: list[tuple[int, Step]] = []
-    for shard, program in schedule.lowered_for(rank) if lowered is None else lowered:
-        types[shard] = program.types
-        steps += [(shard, step) for step in program.steps]
+    for shard, own_steps in schedule.lowered_for(rank) if lowered is None else lowered:
+        types[shard] = own_steps.types
+        steps += [(shard, step) for step in own_steps.steps]
     # Each begins with another shard, so that they do not all want the same one's owner.
     steps.sort(key=lambda at: (at[1][0], _PHASE[type(at[1])], (at[0] - rank) % schedule.shards))
     own = Layout(rank, steps)
@@ -120,10 +120,10 @@ def lay_out(
 
 def lay_out_all(schedule: Schedule) -> dict[int, Layout]:
     """Every rank's layout: shards times ranks, so for few of either."""
-    lowered: list[dict[int, RankProgram]] = [{} for _ in range(schedule.topology.ranks)]
+    lowered: list[dict[int, RankSteps]] = [{} for _ in range(schedule.topology.ranks)]
     for shard in range(schedule.shards):
-        for rank, program in schedule.lowered(shard).items():
-            lowered[rank][shard] = program
+        for rank, steps in schedule.lowered(shard).items():
+            lowered[rank][shard] = steps
     return {rank: lay_out(schedule, rank, own.items()) for rank, own in enumerate(lowered)}
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pycollective.order import Node, split
 
 from .operation import Operation
-from .steps import INPUT, OUTPUT, Combine, Copy, RankProgram, Receive, Send, Step, Type
+from .steps import INPUT, OUTPUT, Combine, Copy, RankSteps, Receive, Send, Step, Type
 
 
 class Move(NamedTuple):
@@ -168,7 +168,7 @@ class _Holdings(dict[int, Holding]):
 
 def lower(
     operation: Operation, shard: int, ranks: int, root: int, moves: Iterable[Move]
-) -> dict[int, RankProgram]:
+) -> dict[int, RankSteps]:
     """The steps of each rank that has any, for one shard.
 
     Args:
@@ -211,4 +211,4 @@ def lower(
             holdings[taker].result = buffer
         for taker, parts in arrived.items():
             holdings[taker].add(step, parts, family)
-    return {rank: RankProgram(own.steps, own.types) for rank, own in holdings.items() if own.steps}
+    return {rank: RankSteps(own.steps, own.types) for rank, own in holdings.items() if own.steps}

@@ -17,7 +17,7 @@ from .lower import Move, lower
 from .operation import Operation, find_operation
 from .recursive_doubling import RECURSIVE_DOUBLING
 from .ring import RING
-from .steps import RankProgram
+from .steps import RankSteps
 from .topology import Topology
 from .tree import TREE
 
@@ -49,11 +49,11 @@ class Schedule:
         """The algorithm's moves of a shard."""
         return self.algorithm.moves[self.operation.name](self.topology, shard, self.root)
 
-    def lowered(self, shard: int) -> dict[int, RankProgram]:
+    def lowered(self, shard: int) -> dict[int, RankSteps]:
         """The steps of each rank that has any, for a shard."""
         return lower(self.operation, shard, self.topology.ranks, self.root, self.moves(shard))
 
-    def lowered_for(self, rank: int) -> Iterator[tuple[int, RankProgram]]:
+    def lowered_for(self, rank: int) -> Iterator[tuple[int, RankSteps]]:
         """Each shard of which a rank has steps, and these; without lowering the other ranks'."""
         n, root = self.topology.ranks, self.root
         handings = self.algorithm.handings[self.operation.name]
@@ -62,9 +62,9 @@ class Schedule:
             shards = sorted({*range(rank * n, rank * n + n), *range(rank, n * n, n)})
         for shard in shards:
             touching = handings(self.topology, shard, root, rank)
-            program = lower_rank(self.operation, shard, n, root, rank, touching)
-            if program is not None:
-                yield shard, program
+            steps = lower_rank(self.operation, shard, n, root, rank, touching)
+            if steps is not None:
+                yield shard, steps
 
     def room(self) -> Room | None:
         """The places and steps of all ranks, where there is a formula for them."""

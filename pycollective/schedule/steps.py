@@ -72,7 +72,7 @@ class Copy(NamedTuple):
 Step = Send | Receive | Combine | Copy
 
 
-class RankProgram(NamedTuple):
+class RankSteps(NamedTuple):
     """One rank's steps for one shard, in the order in which it does them; each buffer's type."""
 
     steps: list[Step]

@@ -26,7 +26,7 @@ from pycollective.order import Node, split
 
 from .operation import Operation
 from .schedule import Schedule
-from .steps import INPUT, OUTPUT, Combine, Copy, RankProgram, Receive, Send, Type
+from .steps import INPUT, OUTPUT, Combine, Copy, RankSteps, Receive, Send, Type
 from .traffic import Traffic
 
 __all__ = ["Fault", "Traffic", "check_shard", "verify"]
@@ -54,9 +54,9 @@ def verify(schedule: Schedule, shards: Iterable[int] | None = None) -> Traffic:
     ranks = schedule.topology.ranks
     traffic = Traffic(ranks, schedule.shards)
     for shard in range(schedule.shards) if shards is None else shards:
-        programs = schedule.lowered(shard)
+        lowered = schedule.lowered(shard)
         try:
-            check_shard(schedule.operation, shard, ranks, schedule.root, programs, traffic)
+            check_shard(schedule.operation, shard, ranks, schedule.root, lowered, traffic)
         except Fault as fault:
             raise Fault(
                 f"{schedule.operation.name}, {schedule.algorithm.name}, {schedule.topology}, shard "
@@ -70,7 +70,7 @@ def check_shard(
     shard: int,
     ranks: int,
     root: int,
-    programs: Mapping[int, RankProgram],
+    lowered: Mapping[int, RankSteps],
     traffic: Traffic | None = None,
 ) -> None:
     """Prove the steps of one shard, and add what they send to `traffic`.
@@ -81,15 +81,15 @@ def check_shard(
     traffic = traffic or Traffic(ranks, 1)
     sources = operation.sources(shard, ranks, root)
     holders: list[_Rank] = []
-    for rank, program in programs.items():
+    for rank, steps in lowered.items():
         if not 0 <= rank < ranks:
             raise Fault(f"there is no rank {rank}")
-        own = _Rank(rank, program.types)
+        own = _Rank(rank, steps.types)
         if rank in sources:
             own.begin((rank, rank + 1) if operation.reduces else _DONE)
         holders.append(own)
 
-    numbers = _by_number(holders, programs)
+    numbers = _by_number(holders, lowered)
     order = _nodes(ranks)
     for number in sorted(numbers):
         sends, receives, rest = numbers[number]
@@ -189,12 +189,12 @@ def _nodes(leaves: int) -> frozenset[Node]:
     return frozenset(found)
 
 
-def _by_number(holders: list[_Rank], programs: Mapping[int, RankProgram]) -> dict[int, _Number]:
+def _by_number(holders: list[_Rank], lowered: Mapping[int, RankSteps]) -> dict[int, _Number]:
     """The steps of all ranks, by number, once each rank's are shown to be in order."""
     numbers: dict[int, _Number] = {}
-    for own, program in zip(holders, programs.values(), strict=True):
+    for own, (steps, _) in zip(holders, lowered.values(), strict=True):
         now, phase = -2, 0
-        for step in program.steps:
+        for step in steps:
             number, kind = step[0], _PHASE[type(step)]
             if number != now:
                 if number < now:

@@ -43,8 +43,8 @@ def execute(
     """
     ranks = [_Rank(rank, schedule, inputs[rank], op) for rank in range(schedule.topology.ranks)]
     for shard in range(schedule.shards):
-        for rank, program in schedule.lowered(shard).items():
-            ranks[rank].add(shard, program.steps, program.types)
+        for rank, (steps, types) in schedule.lowered(shard).items():
+            ranks[rank].add(shard, steps, types)
     wire: Wire = {}
     turns = random.Random(seed)
     waiting = [rank.run(wire) for rank in ranks]

@@ -81,8 +81,8 @@ def observe(operation: str, algorithm: str, topology: Topology, root: int = 0) -
     schedule = make_schedule(operation, algorithm, topology, root)
     steps: dict[int, Step] = {}
     for shard in range(schedule.shards):
-        for rank, (program, types) in schedule.lowered(shard).items():
-            for step in program:
+        for rank, (own, types) in schedule.lowered(shard).items():
+            for step in own:
                 here = steps.setdefault(step.step, Step())
                 if isinstance(step, Send):
                     sent = here.sent.setdefault((rank, step.to), [0, 0, 0])

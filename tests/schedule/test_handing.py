@@ -23,7 +23,7 @@ from pycollective.schedule.algorithm import Algorithm, Room
 from pycollective.schedule.assemble import assemble
 from pycollective.schedule.handing import Handing, lower_rank, merged, nodes_of, ranges_of
 from pycollective.schedule.layout import Layout, counted, lay_out, lay_out_all, room
-from pycollective.schedule.steps import RankProgram
+from pycollective.schedule.steps import RankSteps
 from tests.schedule.placements import any_placements
 
 STORM = pytest.mark.storm
@@ -53,20 +53,20 @@ def schedules(operation: str, name: str, n: int) -> Iterator[Schedule]:
             yield make_schedule(operation, name, topology, root)
 
 
-def lowered_whole(schedule: Schedule) -> list[dict[int, RankProgram]]:
+def lowered_whole(schedule: Schedule) -> list[dict[int, RankSteps]]:
     """By rank and shard, from all moves of all shards."""
-    found: list[dict[int, RankProgram]] = [{} for _ in range(schedule.topology.ranks)]
+    found: list[dict[int, RankSteps]] = [{} for _ in range(schedule.topology.ranks)]
     for shard in range(schedule.shards):
-        for rank, program in schedule.lowered(shard).items():
-            found[rank][shard] = program
+        for rank, steps in schedule.lowered(shard).items():
+            found[rank][shard] = steps
     return found
 
 
 def check(schedule: Schedule) -> dict[int, Layout]:
     """Every rank's steps, and the room for all; the layouts that the whole comes to."""
     whole = lowered_whole(schedule)
-    for rank, programs in enumerate(whole):
-        assert dict(schedule.lowered_for(rank)) == programs, (schedule, rank)
+    for rank, own in enumerate(whole):
+        assert dict(schedule.lowered_for(rank)) == own, (schedule, rank)
     layouts = {rank: lay_out(schedule, rank, own.items()) for rank, own in enumerate(whole)}
     assert room(schedule) == counted(layouts.values()), schedule
     return layouts
@@ -143,13 +143,13 @@ def test_some_shards_and_ranks_of_many(operation: str, name: str, topology: Topo
         schedule = make_schedule(operation, name, topology, root)
         shards = {0, schedule.shards - 1, turns.randrange(schedule.shards)}
         for shard in shards:
-            programs = schedule.lowered(shard)
+            lowered = schedule.lowered(shard)
             owner, pair = shard % n, shard // n
             for rank in {0, root, owner, pair, n - 1, *turns.sample(range(n), 12)}:
-                assert lowered_for(schedule, shard, rank) == programs.get(rank), (shard, rank)
+                assert lowered_for(schedule, shard, rank) == lowered.get(rank), (shard, rank)
 
 
-def lowered_for(schedule: Schedule, shard: int, rank: int) -> RankProgram | None:
+def lowered_for(schedule: Schedule, shard: int, rank: int) -> RankSteps | None:
     operation, topology, root = schedule.operation, schedule.topology, schedule.root
     handings = schedule.algorithm.handings[operation.name](topology, shard, root, rank)
     return lower_rank(operation, shard, topology.ranks, root, rank, handings)
@@ -192,7 +192,7 @@ def test_a_rank_never_looks_at_all(
 
 def spoiled(
     schedule: Schedule, spoil: Callable[[Handing], Handing | None]
-) -> Iterator[tuple[int, RankProgram | None]]:
+) -> Iterator[tuple[int, RankSteps | None]]:
     """Each rank's steps of the middle shard, from handings that are not what they were."""
     operation, topology, root = schedule.operation, schedule.topology, schedule.root
     shard = schedule.shards // 2
@@ -233,7 +233,7 @@ def test_wrong_leaves_are_found(name: str, spoil: Callable[[Handing], Handing | 
     right = schedule.lowered(schedule.shards // 2)
     found = 0
     try:
-        found = sum(program != right.get(rank) for rank, program in spoiled(schedule, spoil))
+        found = sum(steps != right.get(rank) for rank, steps in spoiled(schedule, spoil))
     except (ScheduleError, KeyError):  # KeyError: no such node
         found = 1
     assert found

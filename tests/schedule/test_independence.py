@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "pycollective.order": {"Node", "split"},
     "operation": {"Operation"},
     "schedule": {"Schedule"},
-    "steps": {"INPUT", "OUTPUT", "Combine", "Copy", "RankProgram", "Receive", "Send", "Type"},
+    "steps": {"INPUT", "OUTPUT", "Combine", "Copy", "RankSteps", "Receive", "Send", "Type"},
     "traffic": {"Traffic"},
 }
 OF_A_SCHEDULE = {"operation", "algorithm", "topology", "root", "shards", "lowered"}
@@ -55,9 +55,9 @@ def test_of_a_schedule_the_proof_takes_the_lowered_steps_alone() -> None:
 def test_steps_made_elsewhere_are_proved_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """With nothing left that could make steps, or say how they were made."""
     made = make_schedule("all_reduce", "ring", Topology.single_host(5))
-    programs = made.lowered(2)
+    lowered = made.lowered(2)
     for name in ("lower", "family_of", "Holding"):
         monkeypatch.setattr(lower, name, None)
-    check_shard(OPERATIONS["all_reduce"], 2, 5, 0, programs)
+    check_shard(OPERATIONS["all_reduce"], 2, 5, 0, lowered)
     with pytest.raises(verify.Fault):
-        check_shard(OPERATIONS["all_reduce"], 2, 5, 0, rotated(programs, 5))
+        check_shard(OPERATIONS["all_reduce"], 2, 5, 0, rotated(lowered, 5))

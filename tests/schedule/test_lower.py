@@ -27,8 +27,8 @@ ALL_GATHER = OPERATIONS["all_gather"]
 
 def test_what_three_ranks_do() -> None:
     """Rank 1 and then rank 2 to rank 0, and the root from there to rank 2."""
-    programs = lower(REDUCE, 0, 3, 2, [Move(0, 1, 0), Move(1, 2, 0), Move(2, 0, 2)])
-    zero, one, two = (programs[rank] for rank in range(3))
+    lowered = lower(REDUCE, 0, 3, 2, [Move(0, 1, 0), Move(1, 2, 0), Move(2, 0, 2)])
+    zero, one, two = (lowered[rank] for rank in range(3))
     assert one.steps == [Send(0, 0, (INPUT,))]
     assert two.steps == [Send(1, 0, (INPUT,)), Receive(2, 0, (OUTPUT,))]
     assert zero.steps == [
@@ -43,18 +43,18 @@ def test_what_three_ranks_do() -> None:
 
 def test_what_arrives_together_is_combined_at_once() -> None:
     """One step over all operands: an engine reads each once, and writes nothing in between."""
-    programs = lower(REDUCE, 0, 5, 0, [Move(0, rank, 0) for rank in range(1, 5)])
-    last = programs[0].steps[-1]
+    lowered = lower(REDUCE, 0, 5, 0, [Move(0, rank, 0) for rank in range(1, 5)])
+    last = lowered[0].steps[-1]
     operands = tuple(((rank, rank + 1), rank + 1 if rank else INPUT) for rank in range(5))
     assert last == Combine(0, OUTPUT, (0, 5), operands, True)
-    assert sum(isinstance(step, Combine) for step in programs[0].steps) == 1
+    assert sum(isinstance(step, Combine) for step in lowered[0].steps) == 1
 
 
 def test_nodes_are_sent_ascending() -> None:
     """Rank 4 gets leaf 3 first, and then leaf 0."""
     moves = [Move(0, 3, 4), Move(1, 0, 4), Move(2, 4, 1)]
-    programs = lower(REDUCE, 0, 6, 1, moves)
-    assert programs[4].steps == [
+    lowered = lower(REDUCE, 0, 6, 1, moves)
+    assert lowered[4].steps == [
         Receive(0, 3, (2,)),
         Receive(1, 0, (3,)),
         Send(2, 1, (3, 2, INPUT)),
@@ -63,10 +63,10 @@ def test_nodes_are_sent_ascending() -> None:
 
 def test_only_what_is_lacking_is_sent() -> None:
     moves = [Move(0, 0, 1), Move(1, 2, 3), Move(2, 3, 1), Move(3, 1, 3)]
-    programs = lower(ALL_REDUCE, 0, 4, 0, [*moves, Move(4, 1, 0), Move(4, 3, 2)])
+    lowered = lower(ALL_REDUCE, 0, 4, 0, [*moves, Move(4, 1, 0), Move(4, 3, 2)])
     # Rank 3 has (2, 4) when rank 1 has all: it needs no node, but the result.
-    assert programs[3].steps[-2] == Receive(3, 1, (OUTPUT,))
-    assert programs[1].steps[1].node == (0, 2)
+    assert lowered[3].steps[-2] == Receive(3, 1, (OUTPUT,))
+    assert lowered[1].steps[1].node == (0, 2)
 
 
 def test_alone_a_rank_finishes_or_copies_its_input() -> None:
@@ -122,6 +122,6 @@ def test_any_tree_at_all_keeps_the_order(n: int, shuffler: random.Random) -> Non
         step = ready[rank] + shuffler.randrange(3)
         moves.append(Move(step, rank, target))
         ready[target] = max(ready[target], step + 1)
-    programs = lower(REDUCE, 0, n, ranks[-1], moves)
-    check_shard(REDUCE, 0, n, ranks[-1], programs)
-    assert sum(isinstance(step, Send) for own in programs.values() for step in own.steps) == n - 1
+    lowered = lower(REDUCE, 0, n, ranks[-1], moves)
+    check_shard(REDUCE, 0, n, ranks[-1], lowered)
+    assert sum(isinstance(step, Send) for own in lowered.values() for step in own.steps) == n - 1

@@ -13,14 +13,14 @@ from pycollective.schedule.steps import (
     OUTPUT,
     Combine,
     Copy,
-    RankProgram,
+    RankSteps,
     Receive,
     Send,
     Type,
 )
 from pycollective.schedule.verify import Fault, check_shard
 from tests.schedule.mutations import (
-    Programs,
+    Lowered,
     buffer_used_twice,
     changed,
     dropped,
@@ -65,12 +65,12 @@ def over(cases: dict[str, tuple[Schedule, int]], *but: str) -> pytest.MarkDecora
     return pytest.mark.parametrize("case", kept.values(), ids=kept)
 
 
-def check(schedule: Schedule, shard: int, programs: Programs) -> None:
-    check_shard(schedule.operation, shard, schedule.topology.ranks, schedule.root, programs)
+def check(schedule: Schedule, shard: int, lowered: Lowered) -> None:
+    check_shard(schedule.operation, shard, schedule.topology.ranks, schedule.root, lowered)
 
 
 def all_caught(
-    case: tuple[Schedule, int], mutate: Callable[[Programs], Iterable[Programs]], says: str
+    case: tuple[Schedule, int], mutate: Callable[[Lowered], Iterable[Lowered]], says: str
 ) -> None:
     """The proof accepts the schedule, and none of its mutants; it says what is wrong with each."""
     schedule, shard = case
@@ -87,13 +87,13 @@ def all_caught(
 
 @over(ANY)
 def test_a_dropped_send_is_caught(case: tuple[Schedule, int]) -> None:
-    all_caught(case, lambda programs: dropped(programs, Send), r"rank \d awaits what \d does not")
+    all_caught(case, lambda lowered: dropped(lowered, Send), r"rank \d awaits what \d does not")
 
 
 @over(ANY)
 def test_a_dropped_receive_is_caught(case: tuple[Schedule, int]) -> None:
     all_caught(
-        case, lambda programs: dropped(programs, Receive), r"sends to \d, which does not receive it"
+        case, lambda lowered: dropped(lowered, Receive), r"sends to \d, which does not receive it"
     )
 
 
@@ -110,9 +110,7 @@ def test_two_swapped_receives_are_caught(case: tuple[Schedule, int]) -> None:
 @over(SPOILT)
 def test_leaves_rotated_by_one_are_caught(case: tuple[Schedule, int]) -> None:
     ranks = case[0].topology.ranks
-    all_caught(
-        case, lambda programs: [rotated(programs, ranks)], r"takes \(\d, \d\) for \(\d, \d\)"
-    )
+    all_caught(case, lambda lowered: [rotated(lowered, ranks)], r"takes \(\d, \d\) for \(\d, \d\)")
 
 
 @over(ANY)
@@ -178,7 +176,7 @@ def test_an_output_nobody_asked_for_is_caught(case: tuple[Schedule, int]) -> Non
     (owner,) = case[0].operation.wants(case[1], ranks, case[0].root)
     all_caught(
         case,
-        lambda programs: output_nobody_asked_for(programs, owner, ranks),
+        lambda lowered: output_nobody_asked_for(lowered, owner, ranks),
         r"rank \d gets an output that it must not have",
     )
 
@@ -186,7 +184,7 @@ def test_an_output_nobody_asked_for_is_caught(case: tuple[Schedule, int]) -> Non
 RING, SHARD = SPOILT["ring"]
 
 
-def ring() -> Programs:
+def ring() -> Lowered:
     return RING.lowered(SHARD)
 
 
@@ -199,13 +197,13 @@ def test_a_step_after_a_later_one_is_caught() -> None:
 
 def test_a_receive_before_a_send_of_the_same_step_is_caught() -> None:
     schedule, shard = SPOILT["doubling"]
-    programs = schedule.lowered(shard)
+    lowered = schedule.lowered(shard)
     rank, index, send = next(
-        found for found in positions(programs, Send) if type(programs[found[0]].steps[1]) is Receive
+        found for found in positions(lowered, Send) if type(lowered[found[0]].steps[1]) is Receive
     )
-    receive = programs[rank].steps[index + 1]
+    receive = lowered[rank].steps[index + 1]
     assert receive.step == send.step
-    swapped = changed(changed(programs, rank, index + 1, send), rank, index, receive)
+    swapped = changed(changed(lowered, rank, index + 1, send), rank, index, receive)
     with pytest.raises(Fault, match="does not first send, then receive, then compute"):
         check(schedule, shard, swapped)
 
@@ -226,7 +224,7 @@ def test_a_message_to_no_other_rank_is_caught(to: int) -> None:
 
 def test_a_rank_beyond_the_last_is_caught() -> None:
     with pytest.raises(Fault, match="there is no rank 6"):
-        check(RING, SHARD, {**ring(), 6: RankProgram([], [Type.LEAF, Type.RESULT])})
+        check(RING, SHARD, {**ring(), 6: RankSteps([], [Type.LEAF, Type.RESULT])})
 
 
 @pytest.mark.parametrize("buffer", [-1, 99])
@@ -239,19 +237,19 @@ def test_a_buffer_that_is_not_there_is_caught(buffer: int) -> None:
 
 @pytest.mark.parametrize(("buffer", "kind"), [(0, "input is a result"), (1, "output is a node")])
 def test_an_input_or_output_of_the_wrong_type_is_caught(buffer: int, kind: str) -> None:
-    programs = ring()
-    types = list(programs[3].types)
+    lowered = ring()
+    types = list(lowered[3].types)
     types[buffer] = [Type.RESULT, Type.NODE][buffer]
     with pytest.raises(Fault, match=rf"rank 3's {kind}"):
-        check(RING, SHARD, {**programs, 3: RankProgram(programs[3].steps, types)})
+        check(RING, SHARD, {**lowered, 3: RankSteps(lowered[3].steps, types)})
 
 
 def test_a_copy_of_what_is_no_result_is_caught() -> None:
-    programs = ring()
-    steps, types = programs[3]
-    copies = RankProgram([Copy(-1, len(types), INPUT), *steps], [*types, Type.RESULT])
+    lowered = ring()
+    steps, types = lowered[3]
+    copies = RankSteps([Copy(-1, len(types), INPUT), *steps], [*types, Type.RESULT])
     with pytest.raises(Fault, match=r"rank 3 copies \(3, 4\), which is no result"):
-        check(RING, SHARD, {**programs, 3: copies})
+        check(RING, SHARD, {**lowered, 3: copies})
 
 
 @pytest.mark.parametrize("inner", [(1, 3), (0, 3)])
@@ -259,8 +257,8 @@ def test_a_node_of_another_order_is_caught(inner: tuple[int, int]) -> None:
     """0+(1+2)+3 and ((0+1)+2)+3: each step adds neighbours, and the sum has other bits."""
     leaves = [((rank, rank + 1), buffer) for rank, buffer in enumerate((INPUT, 2, 3, 4))]
     lo, hi = inner
-    programs = {
-        rank: RankProgram([Send(0, 0, (INPUT,))], [Type.LEAF, Type.RESULT]) for rank in (1, 2, 3)
+    lowered = {
+        rank: RankSteps([Send(0, 0, (INPUT,))], [Type.LEAF, Type.RESULT]) for rank in (1, 2, 3)
     }
     receives = [Receive(0, rank, (rank + 1,)) for rank in (1, 2, 3)]
     combines = [
@@ -268,15 +266,15 @@ def test_a_node_of_another_order_is_caught(inner: tuple[int, int]) -> None:
         Combine(0, OUTPUT, (0, 4), (*leaves[:lo], (inner, 5), *leaves[hi:]), True),
     ]
     types = [Type.LEAF, Type.RESULT, *[Type.LEAF] * 3, Type.NODE]
-    programs[0] = RankProgram([*receives, *combines], types)
+    lowered[0] = RankSteps([*receives, *combines], types)
     with pytest.raises(Fault, match=rf"computes \({lo}, {hi}\), which is no node of the order"):
-        check_shard(OPERATIONS["reduce"], 0, 4, 0, programs)
+        check_shard(OPERATIONS["reduce"], 0, 4, 0, lowered)
 
 
 def test_a_result_in_the_place_of_an_input_is_caught() -> None:
     schedule = make_schedule("broadcast", "direct", Topology.single_host(2))
     received = [Receive(0, 0, (INPUT,)), Copy(0, OUTPUT, INPUT)]
-    wrong = RankProgram(received, [Type.RESULT, Type.RESULT])
+    wrong = RankSteps(received, [Type.RESULT, Type.RESULT])
     with pytest.raises(Fault, match="rank 1 writes to its input"):
         check(schedule, 0, {**schedule.lowered(0), 1: wrong})
 
