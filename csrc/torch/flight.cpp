@@ -48,28 +48,28 @@ std::function<void(const Failure*)> Flight::on_done() {
 }
 
 void Flight::one_done(const Failure* failure) {
-  bool settles = false;
+  bool completes = false;
   {
     const std::lock_guard lock(mutex_);
     if (failure != nullptr && !failure_) failure_ = *failure;
     if (--outstanding_ > 0) return;
     profile_.reset();
-    const bool future_waits = future_ && !settled_;
-    settles = future_waits || (!failure_ && transfer_.copies_back());
+    const bool future_waits = future_ && !completed_;
+    completes = future_waits || (!failure_ && transfer_.copies_back());
   }
-  if (settles) threads_->post([flight = shared_from_this()] { flight->settle(); });
+  if (completes) threads_->post([flight = shared_from_this()] { flight->complete(); });
   threads_->call_ends();  // not before: in between nothing would seem to be under way
 }
 
-void Flight::settle() {
+void Flight::complete() {
   c10::intrusive_ptr<Future> future;
   {
     const std::lock_guard lock(mutex_);
-    if (!settled_) future = future_;
-    settled_ = settled_ || future;
+    if (!completed_) future = future_;
+    completed_ = completed_ || future;
   }
   if (future) {
-    complete(*future, failure_ ? &*failure_ : nullptr);
+    complete_future(*future, failure_ ? &*failure_ : nullptr);
     return;
   }
   try {
@@ -96,13 +96,13 @@ c10::intrusive_ptr<Future> Flight::future(bool done, const Failure* failure) {
       failure = failure_ ? &*failure_ : nullptr;
     }
     if (!done) return future_;
-    settled_ = true;
+    completed_ = true;
   }
-  complete(*future_, failure);
+  complete_future(*future_, failure);
   return future_;
 }
 
-void Flight::complete(Future& future, const Failure* failure) {
+void Flight::complete_future(Future& future, const Failure* failure) {
   const at::ThreadLocalStateGuard state(*futures_state_);
   if (failure != nullptr) {
     future.setError(typed_exception(*failure));

@@ -43,8 +43,8 @@ class Flight : public std::enable_shared_from_this<Flight> {
 
   void one_done(const Failure* failure);
   // On a completion thread: lands, and completes the future if there is one.
-  void settle();
-  void complete(Future& future, const Failure* failure);
+  void complete();
+  void complete_future(Future& future, const Failure* failure);
 
   Transfer transfer_;
   std::shared_ptr<CompletionThreads> threads_;  // none for a call that has ended
@@ -54,7 +54,7 @@ class Flight : public std::enable_shared_from_this<Flight> {
   std::unique_ptr<at::RecordFunction> profile_;
   c10::intrusive_ptr<Future> future_;
   std::optional<at::ThreadLocalState> futures_state_;  // grad mode and the like, for its callbacks
-  bool settled_ = false;                               // someone completes, or completed, future_
+  bool completed_ = false;                             // someone completes, or completed, future_
 
   std::mutex landing_;
   bool landed_ = false;
