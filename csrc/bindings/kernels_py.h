@@ -1,4 +1,4 @@
-// The kernels, one call at a time, for tests.
+// The kernels that reduce, one call at a time: what pycollective/compression/ adds with, and tests.
 #pragma once
 
 #include <pybind11/pybind11.h>

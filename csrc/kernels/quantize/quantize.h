@@ -50,7 +50,7 @@ struct QuantizeCodec {
   Quantizing (*find)(Dtype dtype);  // null for types other than fp16, bf16 and fp32
 };
 
-// All that there are (quantize/codecs.h), in the same order at each level.
+// All that there are (quantize/codecs.inl), in the same order at each level.
 struct QuantizeCodecs {
   const QuantizeCodec* first;
   std::size_t count;
