@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pycollective import placement
 from pycollective.errors import ConfigurationError
 from pycollective.join.host import host_identity
-from pycollective.join.mpi_talk import Talk
+from pycollective.join.mpi_talk import TALKS, Talk
 from pycollective.join.store import StoreServer
 from pycollective.transport.mpi import MpiTransport
 from pycollective.tuning.tuned import describe, load
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _GRACE = 1.0
-
-# Duplicates of MPI's world that were begun in an `init` that failed. MPI matches them by their
-# order on each rank, so the next `init` goes on with what has begun.
-_begun: list[tuple[Any, Any]] = []
 
 
 class _Wish(NamedTuple):
@@ -89,9 +85,7 @@ class Launch:
 
         That all have it is agreed on before it is returned.
         """
-        if not _begun:
-            _begun.append(self.talk.world.Idup())
-        comm, request = _begun[0]
+        comm, request = TALKS.duplicate(self.talk.world)
 
         def duplicated() -> bool:
             self.talk.glance()
@@ -100,7 +94,7 @@ class Launch:
         self.talk.until(duplicated, lambda: "not all ranks have duplicated MPI's communicator")
         transport = MpiTransport(comm, list(range(self.size)), self.talk.timeout)
         self.talk.round(None, lambda said: lambda rank: True)
-        del _begun[0]
+        TALKS.part_with_duplicate()
         return transport
 
 

@@ -33,10 +33,55 @@ class _Word(NamedTuple):
     value: Any
 
 
-# The ranks count their talks alike: a word of an earlier one comes too late.
-_numbers = itertools.count(1)
-_early: list[_Word] = []  # of talks that this rank has not come to
-_unsent: list[Any] = []  # sends that nobody took: their memory is MPI's until the end
+class Talks:
+    """What a process keeps from one talk to the next, of those that have failed too."""
+
+    def __init__(self) -> None:
+        # The ranks count their talks alike: a word of an earlier one comes too late.
+        self._numbers = itertools.count(1)
+        self._early: list[_Word] = []  # of talks that this rank has not come to
+        self._unsent: list[Any] = []  # sends that nobody took: their memory is MPI's until the end
+        self._duplicate: tuple[Any, Any] | None = None
+
+    def begin(self) -> int:
+        """The number of a new one."""
+        return next(self._numbers)
+
+    def put_off(self, word: _Word) -> None:
+        """Keep a word of a talk that is still to come."""
+        self._early.append(word)
+
+    def take_up(self, number: int) -> _Word | None:
+        """A word that was put off, of the talk of that number or an earlier one."""
+        for index, word in enumerate(self._early):
+            if word.talk <= number:
+                return self._early.pop(index)
+        return None
+
+    def sent(self, request: Any) -> None:
+        """Keep a send, with its memory, for as long as it goes on."""
+        self._unsent.append(request)
+
+    def forget_sent(self) -> None:
+        """Forget the sends that have ended."""
+        self._unsent = [request for request in self._unsent if not request.test()[0]]
+
+    def duplicate(self, world: Any) -> tuple[Any, Any]:
+        """A duplicate of MPI's world, and the request that makes it: begun unless one has begun.
+
+        MPI matches duplicates by their order on each rank, so one that was begun in an `init` that
+        failed is gone on with by the next.
+        """
+        if self._duplicate is None:
+            self._duplicate = world.Idup()
+        return self._duplicate
+
+    def part_with_duplicate(self) -> None:
+        """Who asked for it has it, as all ranks have: the next is another."""
+        self._duplicate = None
+
+
+TALKS = Talks()
 
 
 class Talk:
@@ -56,7 +101,7 @@ class Talk:
         self.rank, self.size = self.world.Get_rank(), self.world.Get_size()
         self.timeout = timeout
         self.deadline = time.monotonic() + timeout
-        self._number = next(_numbers)
+        self._number = TALKS.begin()
         self._tag = _tag(self.world)
         self._ended = False  # by a report that has gone out
         self._heard = ""  # the report of another
@@ -144,7 +189,7 @@ class Talk:
 
     def _send(self, other: int, value: Any, report: str = "") -> Any:
         request = self.world.isend((self._number, report, value), other, self._tag)
-        _unsent.append(request)
+        TALKS.sent(request)
         return request
 
     def _receive(self) -> _Word | None:
@@ -153,7 +198,7 @@ class Talk:
             if word.talk < self._number:
                 continue
             if word.talk > self._number:
-                _early.append(word)
+                TALKS.put_off(word)
                 self._gone.add(word.source)
                 raise ConfigurationError(
                     f"rank {word.source} has begun another init than rank {self.rank}: all must "
@@ -167,9 +212,9 @@ class Talk:
         return None
 
     def _take(self) -> _Word | None:
-        for index, word in enumerate(_early):
-            if word.talk <= self._number:
-                return _early.pop(index)
+        word = TALKS.take_up(self._number)
+        if word is not None:
+            return word
         from mpi4py import MPI
 
         status = MPI.Status()
@@ -195,7 +240,7 @@ def _await_sent(sends: list[Any], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not all(request.test()[0] for request in sends) and time.monotonic() < end:
         time.sleep(_POLL)
-    _unsent[:] = [request for request in _unsent if not request.test()[0]]
+    TALKS.forget_sent()
 
 
 def _tag(world: Any) -> int:
