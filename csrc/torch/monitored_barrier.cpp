@@ -2,7 +2,11 @@
 // turn, and answers each once all have come. 2 (n - 1) messages of a byte. Of ranks that have not
 // come in time rank 0 names the first, or all, and aborts the group, so that those that wait for
 // its answer end, too. The words are those that PyTorch's users know from Gloo's.
+//
+// A group that fails ends all receives, those from ranks that are merely late, too: what a receive
+// ends with is not about the rank that it is from.
 #include <algorithm>
+#include <cstdio>
 #include <sstream>
 
 #include "torch/backend.h"
@@ -27,6 +31,19 @@ std::string not_passed(const std::vector<int>& absent, Milliseconds timeout) {
   for (std::size_t i = 0; i < absent.size(); ++i) said << (i == 0 ? "" : ", ") << absent[i];
   said << " failed to pass monitoredBarrier in " << timeout.count() << " ms";
   return said.str();
+}
+
+// What rank 0 says where the group fails before all have come; `absent`: whose time was over then.
+std::string cut_short(const std::vector<int>& absent, Milliseconds timeout, const Failure& cause) {
+  int lost = -1;
+  // The account of a lost rank begins with it, whoever reports it.
+  if (cause.kind == FailureKind::kPeerFailure)
+    std::sscanf(cause.message.c_str(), "rank %d ", &lost);
+  return (absent.empty() ? "" : not_passed(absent, timeout) + "; ") +
+         (lost >= 0 ? "Rank " + std::to_string(lost) + " failed to pass monitoredBarrier: "
+                    : "Rank 0 successfully reached monitoredBarrier, but received errors while "
+                      "waiting for others: ") +
+         cause.message;
 }
 
 }  // namespace
@@ -97,18 +114,18 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_r
       return;
     }
     const auto end = Clock::now() + timeout;
-    Works come;
-    for (int rank = 1; rank < size_; ++rank) come.push_back(receive(rank));
     std::vector<int> absent;
-    for (int rank = 1; rank < size_; ++rank) {
-      const auto& work = come[static_cast<std::size_t>(rank - 1)];
-      try {
-        if (work->wait(seconds_until(end), interrupted)) continue;
-      } catch (const CollectiveFailure& error) {
-        fail(error.failure().kind, not_passed({rank}, timeout) + ": " + error.failure().message);
+    try {
+      Works come;
+      for (int rank = 1; rank < size_; ++rank) come.push_back(receive(rank));
+      for (int rank = 1; rank < size_; ++rank) {
+        if (come[static_cast<std::size_t>(rank - 1)]->wait(seconds_until(end), interrupted))
+          continue;
+        absent.push_back(rank);
+        if (!wait_all_ranks) break;
       }
-      absent.push_back(rank);
-      if (!wait_all_ranks) break;
+    } catch (const CollectiveFailure& error) {
+      fail(error.failure().kind, cut_short(absent, timeout, error.failure()));
     }
     if (!absent.empty()) {
       collectives_->abort(not_passed(absent, timeout));

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pycollective import CollectiveAborted, CollectiveError, CollectiveTimeout
+from pycollective import CollectiveAborted, CollectiveError, CollectiveTimeout, PeerFailure
 from tests.harness import PerRank, await_, run_ranks
 from tests.torch.groups import process_group
 
@@ -65,6 +67,51 @@ def test_others_wait_for_rank_0_no_longer_than_their_time(tmp_path):
     assert other[0] is CollectiveTimeout
     assert "Rank 1 successfully reached monitoredBarrier" in other[1]
     assert 1.8 < other[2] < 5  # twice its timeout, and a second
+
+
+def dies(group):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def aborts(group):
+    time.sleep(0.5)  # rank 0 waits
+    group.abort()
+
+
+def one_late_another_ends(comm, end, wait_all_ranks, told: Path):
+    """Rank 1 is only late; rank 2 does not come."""
+    with process_group(comm) as group:
+        group.monitored_barrier(timedelta(seconds=20))
+        if comm.rank == 2:
+            end(group)
+        if comm.rank != 0:
+            return await_(told.exists)
+        with pytest.raises(CollectiveError) as error:
+            group.monitored_barrier(timedelta(seconds=20), wait_all_ranks)
+        told.touch()
+        return error.type, str(error.value)
+
+
+@pytest.mark.parametrize("wait_all_ranks", [False, True])
+@pytest.mark.parametrize("topology", ["", "2,1"])
+def test_who_died_is_named_and_not_who_is_late(tmp_path, topology, wait_all_ranks):
+    variables = {"PYCOLLECTIVE_TOPOLOGY": topology} if topology else {}
+    arguments = (dies, wait_all_ranks, tmp_path / "told")
+    kind, text = run_ranks(one_late_another_ends, 3, *arguments, variables=variables)[0].result
+    assert kind is PeerFailure
+    assert text.startswith("Rank 2 failed to pass monitoredBarrier: rank 2 ")
+    assert " died" in text
+    assert "ank 1" not in text
+    assert " in 20000 ms" not in text  # which had not passed
+
+
+def test_who_is_late_is_not_named_for_anothers_abort(tmp_path):
+    arguments = (aborts, True, tmp_path / "told")
+    kind, text = run_ranks(one_late_another_ends, 3, *arguments)[0].result
+    assert kind is CollectiveAborted
+    assert text.startswith("Rank 0 successfully reached monitoredBarrier, but received errors")
+    assert "rank 2 aborted the communicator" in text
+    assert "failed to pass" not in text
 
 
 def no_time(comm):
