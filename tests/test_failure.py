@@ -302,7 +302,7 @@ def wait_too_briefly(comm):
 
 def test_a_wait_that_runs_out_only_raises():
     (ran_out, done, value), other = results(run_ranks(wait_too_briefly, 2))
-    text = "wait(timeout=0.05 s) ran out on rank 0; all_reduce number 1 goes on"
+    text = "wait timed out on rank 0 after its timeout of 0.05 s; all_reduce number 1 goes on"
     assert ran_out == (0, "all_reduce", 1, text)
     assert done
     assert value == other[2] == 2

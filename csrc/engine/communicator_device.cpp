@@ -75,7 +75,8 @@ void Communicator::finish_device(const InterruptHook& stop) {
       abort("interrupted");
     } else if (Clock::now() >= until) {
       fail({FailureKind::kTimeout, rank(), OpKind::kBarrier, 0,
-            "rank " + std::to_string(rank()) + " closed its communicator, and after " +
+            "rank " + std::to_string(rank()) +
+                " timed out where it closed its communicator: after its timeout of " +
                 seconds_text(seconds) +
                 " work was still under way on GPUs: look at what is on their streams before"});
     }

@@ -102,8 +102,8 @@ bool Pending::wait(double timeout, const InterruptHook& interrupted) {
 
 Failure Pending::ran_out(double timeout) const {
   return {FailureKind::kTimeout, owner_rank_, request_.kind, sequence_,
-          "wait(timeout=" + seconds_text(timeout) + ") ran out on rank " +
-              std::to_string(owner_rank_) + "; " + name_of(request_.kind) + " number " +
+          "wait timed out on rank " + std::to_string(owner_rank_) + " after its timeout of " +
+              seconds_text(timeout) + "; " + name_of(request_.kind) + " number " +
               std::to_string(sequence_) + " goes on"};
 }
 

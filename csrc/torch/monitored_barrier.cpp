@@ -103,7 +103,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_r
         for (const auto& work : works)
           if (!work->wait(seconds_until(end), interrupted)) {
             const std::string late =
-                ": no answer within twice " + std::to_string(timeout.count()) + " ms";
+                ": timed out after twice its timeout of " + std::to_string(timeout.count()) + " ms";
             collectives_->abort(reached + late);
             fail(FailureKind::kTimeout, reached + late);
           }

@@ -63,8 +63,8 @@ bool Work::wait(std::chrono::milliseconds timeout) {
         const Transfer& transfer = flight_->transfer();
         throw CollectiveFailure(
             {FailureKind::kTimeout, rank_, transfer.requests().front().kind, sequence_,
-             std::string(transfer.name()) + ": wait(timeout=" + std::to_string(timeout.count()) +
-                 " ms) ran out; the operation goes on"});
+             std::string(transfer.name()) + ": wait timed out after its timeout of " +
+                 std::to_string(timeout.count()) + " ms; the operation goes on"});
       }
     }
   });

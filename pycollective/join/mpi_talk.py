@@ -226,7 +226,11 @@ class Talk:
         done, told = request.test()
         while not done:  # its end is on the way
             if time.monotonic() > self.deadline + _GRACE:
-                raise CollectiveTimeout("a message did not arrive whole", self.rank, "init")
+                raise CollectiveTimeout(
+                    f"init timed out on rank {self.rank}: a message did not arrive whole",
+                    self.rank,
+                    "init",
+                )
             done, told = request.test()
         return _Word(status.Get_source(), *told)
 

@@ -342,7 +342,8 @@ class StoreClient:
                     ) from error
                 if time.monotonic() >= deadline:
                     raise CollectiveTimeout(
-                        f"no store answers at {self._address} within {self._timeout:g} s: {error}"
+                        f"no store answers at {self._address} within the timeout of "
+                        f"{self._timeout:g} s: {error}"
                     ) from error
             if self._glance is not None:
                 self._glance()
@@ -370,7 +371,7 @@ class StoreClient:
             self.close()  # or a late answer would be taken for the next one's
             raise CollectiveTimeout(
                 f"the store at {self._address} had no answer to {verb.decode()} {key!r} within "
-                f"{timeout:g} s"
+                f"the timeout of {timeout:g} s"
             ) from error
         except OSError as error:
             self.close()

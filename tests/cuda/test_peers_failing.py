@@ -104,7 +104,7 @@ def test_a_wait_on_the_device_ends_with_its_time(tmp_path):
         told = tmp_path / "told"
         (first, first_lives), (second, second_lives) = results(ranks.call(timed_out, told))
     assert first[0] is second[0] is CollectiveTimeout
-    assert "GPU 0 waited for rank 1" in first[1]
+    assert "GPU 0 timed out where it waited for rank 1" in first[1]
     assert "reported by rank 0" in second[1]
     assert (first_lives, second_lives) == (True, True)
 

@@ -363,9 +363,9 @@ std::optional<Failure> DeviceGroup::failure(const Group& group) const {
   // Whoever aborted it knows why.
   if (!ended || ended->why == cuda::Ending::kAborted) return std::nullopt;
   return Failure{FailureKind::kTimeout, rank, OpKind::kBarrier, 0,
-                 gpu + " waited for " + group.describe(ended->member) +
-                     " until its time ran out (block " + std::to_string(ended->block) +
-                     "): that rank's GPU has not come to the call. Look at what is on its stream "
+                 gpu + " timed out where it waited for " + group.describe(ended->member) +
+                     ", in block " + std::to_string(ended->block) +
+                     ": that rank's GPU has not come to the call. Look at what is on its stream "
                      "before, or give a longer timeout"};
 }
 
