@@ -1,8 +1,10 @@
 """PyTorch's own tests of torch.distributed, with this library standing in for Gloo.
 
 The tests are those of ``torch.testing._internal.distributed.distributed_test``, which is in the
-wheel. They ask for the backend "gloo"; `stand_in` has them get pycollective's. Ranks are forked
-from this process, where torch is imported already: that is a second a test and not four.
+wheel. They ask for the backend "gloo"; `stand_in` has them get pycollective's. To C++ it is what
+it is, a backend of the type CUSTOM: DDP takes what is registered as Gloo's for an object of its
+class. Ranks are forked from this process, where torch is imported already: that is a second a test
+and not four.
 
 Run one by name: ``python -m tests.torch.pytorch_suite.running test_send_recv``.
 """
@@ -10,7 +12,6 @@ Run one by name: ``python -m tests.torch.pytorch_suite.running test_send_recv``.
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from typing import Any
 
 from tests.torch.pytorch_suite import RANKS
@@ -20,27 +21,21 @@ ENV_BACKEND = "PYCOLLECTIVE_SUITE_BACKEND"  # "pycollective", or "gloo" to compa
 os.environ.update(BACKEND="gloo", WORLD_SIZE=str(RANKS), RANK="0")
 
 import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
-from pycollective import _torch  # noqa: E402
-from pycollective.torch import backend  # noqa: E402
+import pycollective.torch  # noqa: E402, F401
 
-_Gloo = c10d.ProcessGroupGloo
+_make = c10d._new_process_group_helper
 _profiled = distributed_test.get_profiling_event
 
 
-class _CountsAsGloo(type):
-    """c10d asks whether a backend is Gloo's, and goes on with one that is."""
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, (_Gloo, _torch.Backend))
-
-
-class _StandIn(metaclass=_CountsAsGloo):
-    def __new__(cls, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-        return backend.create(store, rank, size, timeout)
+def _made(size: int, rank: int, ranks: list[int], backend: str, *rest: Any, **named: Any) -> Any:
+    """A process group of pycollective's, which Python calls "gloo"."""
+    group, store = _make(size, rank, ranks, backend.replace("gloo", "pycollective"), *rest, **named)
+    if store is not None:
+        c10d._world.pg_map[group] = (c10d.Backend(backend), store)
+    return group, store
 
 
 def _events(name: str, *args: Any, **kwargs: Any) -> list[Any]:
@@ -53,7 +48,7 @@ def _events(name: str, *args: Any, **kwargs: Any) -> list[Any]:
 
 def stand_in() -> None:
     """From now on, whoever asks for Gloo gets pycollective."""
-    c10d.ProcessGroupGloo = _StandIn
+    c10d._new_process_group_helper = _made
     distributed_test.get_profiling_event = _events
 
 
