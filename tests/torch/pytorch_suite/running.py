@@ -1,4 +1,7 @@
-"""Runs PyTorch's tests in this process, one after the other, and tells how each ended."""
+"""Runs PyTorch's tests in this process, one after the other, and tells how each ended.
+
+All of them as they are; or those that are named, of which those of all_to_all are not skipped.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ import unittest
 
 os.environ.setdefault("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "60")
 
-from tests.torch.pytorch_suite.cases import Suite
+from tests.torch.pytorch_suite import is_unskipped
+from tests.torch.pytorch_suite.cases import Suite, Unskipped
 
 
 class _Outcomes(unittest.TestResult):
@@ -40,17 +44,23 @@ def names() -> list[str]:
     return unittest.TestLoader().getTestCaseNames(Suite)
 
 
-def run(chosen: list[str]) -> dict[str, tuple[str, str]]:
+def run(chosen: list[Suite]) -> dict[str, tuple[str, str]]:
     """By name: "passed", "failed" or "skipped", and why."""
     result = _Outcomes()
     logging.getLogger("torch.testing._internal.common_distributed").setLevel(logging.WARNING)
-    for name in chosen:
+    for test in chosen:
+        name = test.id().rpartition(".")[2]
         begin = time.monotonic()
-        Suite(name).run(result)
+        test.run(result)
         print(f"{name}: {result.ended.get(name)} {time.monotonic() - begin:.1f} s", file=sys.stderr)
     return result.ended
 
 
+def named(name: str) -> Suite:
+    """The test, if it is of all_to_all without its marks to be skipped."""
+    return (Unskipped if is_unskipped(name) else Suite)(name)
+
+
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or names()
+    chosen = [named(name) for name in sys.argv[1:]] or [Suite(name) for name in names()]
     print(json.dumps(run(chosen)))
