@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -71,5 +72,10 @@ def test_pytorchs_own_tests_pass():
 def test_the_page_has_the_differences_and_their_reasons():
     """The page is written by `make test-torch-suite`, which nobody runs when a reason changes."""
     page = (ROOT / "docs" / "torch_suite.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", page, re.M)
-    assert sorted(rows) == sorted(REASONS.items())
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (\w+) \| (.*) \|$", page, re.M)
+    assert sorted((name, why) for name, _, _, why in rows) == sorted(REASONS.items())
+    counts = re.findall(r"^\| (?:gloo|pycollective) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.M)
+    for how, gloo, ours in zip(("passed", "failed", "skipped"), *counts, strict=True):
+        differ = [(a == how) - (b == how) for _, a, b, _ in rows]
+        assert int(gloo) - int(ours) == sum(differ), how
+    assert f" PyTorch {version('torch').partition('+')[0]}, " in page
