@@ -152,6 +152,53 @@ def test_torchrun(tmp_path):
     assert sorted(done.stdout.splitlines()) == [f"rank {r} of 2 is fine" for r in range(2)]
 
 
+KILLED_PROGRAM = """
+import os, signal, sys
+import numpy as np
+import pycollective as pc
+
+time, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+
+def die_at(place):
+    if (time, rank, place) in [(0, 1, "between"), (1, 2, "end")]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def works(comm):
+    x = np.full(1000, 10.0**time * (comm.rank + 1))  # what an earlier attempt left would be less
+    comm.all_reduce(x)
+    return bool((x == 10**time * 6).all())
+
+one = pc.init(timeout=30)
+assert works(one)
+die_at("between")  # the others wait for it in `init`
+two = pc.init(timeout=30)
+assert works(one) and works(two)
+die_at("end")
+one.barrier()
+sys.stdout.write(f"rank {rank} is fine after {time} restarts\\n")
+"""
+
+
+@pytest.mark.storm
+def test_ranks_that_torchrun_starts_anew_twice_meet(tmp_path):
+    pytest.importorskip("torch")
+    program = tmp_path / "program.py"
+    program.write_text(KILLED_PROGRAM)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "3", "--max-restarts", "2", program),
+        ],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [f"rank {rank} is fine after 2 restarts" for rank in range(3)]
+    assert sorted(done.stdout.splitlines()) == said
+
+
 def test_torchs_environment_without_torchrun(tmp_path):
     """Rank 0 serves the store itself, and must not end it before the others have joined."""
     pytest.importorskip("torch")
