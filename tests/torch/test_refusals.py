@@ -186,6 +186,12 @@ REFUSALS = [
         ValueError,
         "the timeout must be positive",
     ),
+    (
+        "the barrier that tells, by torch's function",
+        lambda n: dist.monitored_barrier(),
+        ValueError,
+        "monitored_barrier is only implemented for GLOO backend",
+    ),
     ("splitting", lambda n: dist.split_group(dist.group.WORLD, [[0, 1]]), RuntimeError, "split"),
 ]
 
