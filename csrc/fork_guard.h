@@ -2,6 +2,9 @@
 //
 // After fork the child has the parent's objects without its mappings (MADV_DONTFORK) and without
 // its threads. Whatever would touch them asks here first.
+//
+// A shared library counts forks for itself from its first guard on, so what one has made another
+// does not ask.
 #pragma once
 
 #include <pthread.h>

@@ -18,6 +18,7 @@ class PerProcess {
     Made* now = made_.load(std::memory_order_acquire);
     while (now == nullptr || now->guard.forked()) {
       auto fresh = std::make_unique<Made>();
+      fresh->before = now;
       if (made_.compare_exchange_strong(now, fresh.get())) return fresh.release()->value;
     }
     return now->value;
@@ -26,6 +27,7 @@ class PerProcess {
 
  private:
   struct Made {
+    Made* before = nullptr;  // the parent's, where leak checkers find it
     ForkGuard guard;
     T value;
   };

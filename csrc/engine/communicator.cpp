@@ -105,13 +105,10 @@ std::uint64_t Communicator::next_number(Queue& queue, const Request& request) {
   const std::uint64_t number = ++queues_.sequence_of(queue);
   if (request.kind != OpKind::kSend || request.tag < 0) return number;
   Messages& messages = group_->messages();
-  if (const auto peer = group_->member_of(request.root)) {
-    Outgoing& to = messages.to(*peer);
-    const std::lock_guard lock(to.mutex);
-    to.order.call(request.tag, number);
-  } else if (FarPair::needs_lane(request)) {
-    messages.far().order(request.root, request.tag, number);
-  }
+  if (const auto peer = group_->member_of(request.root))
+    messages.to(*peer).order.call(request.tag, number);
+  else if (FarPair::needs_lane(request))
+    messages.far().order(request.root).call(request.tag, number);
   return number;
 }
 

@@ -25,6 +25,7 @@ class Sink:
 
     Attributes:
         place: what the stream leads to, the same for all that lead there.
+        lock: held for a whole write.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -32,7 +33,7 @@ class Sink:
         self._fd = stream.fileno()
         where = os.fstat(self._fd)
         self.place = where.st_dev, where.st_ino
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     def write(self, data: bytes) -> None:
         """All of it, in one piece; waits as long as its reader does.
@@ -40,7 +41,7 @@ class Sink:
         Raises:
             OSError: nobody reads it any more.
         """
-        with self._lock:
+        with self.lock:
             while data:
                 try:
                     data = data[os.write(self._fd, data) :]
@@ -68,15 +69,16 @@ def sink_of(stream: TextIO | None, copied: bool) -> Sink | int | None:
 
 
 def sinks_of(streams: Iterable[TextIO | None], copied: bool) -> list[Sink | int | None]:
-    """As `sink_of`; one for all that lead to one place, such as a pipe behind ``2>&1``.
+    """As `sink_of`; those that lead to one place, such as a pipe behind ``2>&1``, share a lock.
 
     A pipe takes long lines piecemeal, so each write must wait for the one before.
     """
     sinks = [sink_of(stream, copied) for stream in streams]
-    first: dict[tuple[int, int], Sink] = {}
-    return [
-        first.setdefault(sink.place, sink) if isinstance(sink, Sink) else sink for sink in sinks
-    ]
+    locks: dict[tuple[int, int], threading.Lock] = {}
+    for sink in sinks:
+        if isinstance(sink, Sink):
+            sink.lock = locks.setdefault(sink.place, sink.lock)
+    return sinks
 
 
 class Copier(threading.Thread):

@@ -242,6 +242,23 @@ def test_long_lines_of_both_streams_arrive_whole_in_one_pipe(program, tagged):
     assert sorted(done.stdout.splitlines()) == expected
 
 
+def test_a_file_that_is_opened_twice_keeps_what_comes_last(tmp_path):
+    """``>log 2>log``: each stream has its place in the file, as without the launcher."""
+    log = tmp_path / "log"
+    script = "echo a line; echo an error >&2; exit 3"
+    with log.open("wb") as out, log.open("r+b") as errors:
+        subprocess.run(
+            [*COMMAND, "-n", "1", "sh", "-c", script],
+            env=environment(),
+            stdout=out,
+            stderr=errors,
+            timeout=60,
+        )
+    text = log.read_text()
+    assert "an error\n" in text
+    assert "rank 0" in text  # the launcher's own words, behind the rank's
+
+
 def test_a_launcher_without_output_runs_ranks_all_the_same():
     closed = subprocess.run(
         ["sh", "-c", '"$@" >&-', "sh", *COMMAND, "-n", "2", "true"],

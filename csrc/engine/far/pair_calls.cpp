@@ -39,7 +39,7 @@ PairCalls::PairCalls(Messenger* messenger)
                  : static_cast<std::size_t>(messenger->ranks().back()) + 1) {}
 
 PairCalls::Peer& PairCalls::make(int rank) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(making_);
   std::atomic<Peer*>& known = known_[static_cast<std::size_t>(rank)];
   if (Peer* const made = known.load(std::memory_order_relaxed)) return *made;
   Peer& peer = peers_.emplace_back();
@@ -136,12 +136,6 @@ bool PairCalls::expect_if_there(int rank, int tag, bool& kept) {
   want(peer, kLanePairCall, tag);
   messenger_->expect_call(rank, kLanePairCall);
   return true;
-}
-
-void PairCalls::order(int rank, int tag, std::uint64_t number) {
-  Peer& peer = at(rank);
-  const std::lock_guard lock(mutex_);
-  peer.order.call(tag, number);
 }
 
 std::optional<DataLane> PairCalls::begin_data(Peer& peer, int tag, std::uint64_t number) {

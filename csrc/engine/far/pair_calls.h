@@ -72,8 +72,8 @@ class PairCalls {
   // Where a call has come that no other receive wants it is expected.
   bool expect_if_there(int rank, int tag, bool& kept);
 
-  // A user's send that will need a lane, in the order of the calls.
-  void order(int rank, int tag, std::uint64_t number);
+  // Of users' sends that need a lane: to be told of each call.
+  SendOrder& order(int rank) { return at(rank).order; }
   // Of the sender, from the call until the data have left; none while all are in use, or what is
   // free is for others. The last is for the library's own tags, so that no number of users'
   // messages keeps these waiting.
@@ -113,6 +113,7 @@ class PairCalls {
 
   Messenger* const messenger_;
   std::mutex mutex_;
+  std::mutex making_;  // never held while anything is sent
   std::deque<Peer> peers_;
   std::vector<std::atomic<Peer*>> known_;  // by rank
   bool hears_anyone_ = false;
