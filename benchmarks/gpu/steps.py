@@ -199,7 +199,7 @@ def _peers_of_two_processes(small: bool) -> list[Step]:
     """Kernels that wait for those of another process which shares the GPU."""
     operations = "all_reduce" if small else "all_reduce,reduce_scatter,all_gather,broadcast"
     verified = ("--quick", "--timeout", "60", "--operation", operations, "-d")
-    dtypes = "float32" if small else "float32,bfloat16"
+    dtypes = "float32" if small else "float32,bfloat16,float8_e5m2"
     two = {**_ONE_GPU, "PYCOLLECTIVE_CUDA_WAY": "peer"}
     return [
         *(

@@ -135,8 +135,8 @@ std::size_t every_program(Devices& devices, int n, bool on_one, std::size_t slot
       pairs = reductions;
     } else if (reduces(program.kind)) {
       for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProd})
-        for (const Dtype dtype :
-             {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat32, Dtype::kFloat64})
+        for (const Dtype dtype : {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat32,
+                                  Dtype::kFloat64, Dtype::kFloat8E4M3, Dtype::kFloat8E5M2})
           pairs.emplace_back(dtype, op);
       pairs.insert(pairs.end(), {{Dtype::kBFloat16, ReduceOp::kMax},
                                  {Dtype::kInt32, ReduceOp::kSum},

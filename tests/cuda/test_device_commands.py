@@ -31,9 +31,11 @@ def on_gpus(*arguments, status=0, **options):
     return run(*arguments, "--device", "cuda", status=status, **standin.environment(**options))
 
 
-# Of numbers that round and such that do not, every operation and algorithm; and large counts.
+# Of numbers that round and such that do not, every operation and algorithm; of a byte, whose nodes
+# have four, every algorithm; and large counts.
 TABLES = [
     (3, "--quick", "-d", "bfloat16,int32"),
+    (3, "--quick", "-d", "float8_e5m2", "--operation", "all_reduce"),
     (2, "-d", "float32", "--operation", "all_reduce"),
 ]
 
