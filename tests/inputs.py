@@ -31,13 +31,15 @@ PAIRS = [(d, op) for d in DTYPES for op in OPS if reference.is_defined(dtype_of(
 def crossed(ranks: Sequence[int], kinds: Sequence[Any]) -> list[tuple[Any, ...]]:
     """(ranks, *kind) for each kind, a dtype or a pair; of floats of a byte, in turns, half of them.
 
-    What these add is how they round, which the tests of kernels have in full.
+    What these add is how they round, which the tests of kernels have in full. Averages are by 3
+    ranks too: a division by 2, 4 or 8 is exact.
     """
     found = []
     for row, number in enumerate(ranks):
         for column, kind in enumerate(kinds):
             parts = (kind,) if isinstance(kind, str) else kind
-            if parts[0] not in EIGHT_BITS or (row + column) % 2 == 0:
+            by_three = number == 3 and parts[-1] == "avg"
+            if parts[0] not in EIGHT_BITS or (row + column) % 2 == 0 or by_three:
                 found.append((number, *parts))
     return found
 
