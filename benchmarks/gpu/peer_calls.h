@@ -1,8 +1,7 @@
 // All-reduces that the benchmarks of kernels measure: their programs, bytes, launches and sums.
 #pragma once
 
-#include <algorithm>
-
+#include "repeated.h"
 #include "tests/device_calls.h"
 
 namespace pycollective::testing {
@@ -23,9 +22,9 @@ inline double moved(int ranks, std::size_t bytes) {
   return n * static_cast<double>(bytes) * (3 + 2 * (n - 1) / n);
 }
 
-// Calls that add up ones, a bfloat16 each, of so many bytes of a rank; results lie behind them.
-inline std::vector<Request> ones(DeviceRanks& ranks, const Programs& programs, std::size_t bytes) {
-  constexpr unsigned kOnes = 0x3F803F80;  // two
+// Calls that add up these arrays of so many bytes of a rank; results lie behind them.
+inline std::vector<Request> sums_of(DeviceRanks& ranks, const Programs& programs,
+                                    const cuda::Repeated& arrays, std::size_t bytes) {
   std::vector<Request> requests;
   for (int r = 0; r < ranks.size(); ++r) {
     const Rank& rank = ranks.at(r);
@@ -39,11 +38,18 @@ inline std::vector<Request> ones(DeviceRanks& ranks, const Programs& programs, s
     request.input = reinterpret_cast<void*>(rank.memory);
     request.output = reinterpret_cast<void*>(rank.memory + bytes);
     requests.push_back(request);
-    OK(driver().cuMemsetD32Async(rank.memory, kOnes, bytes / 4, rank.stream));
+    arrays.write(rank.memory, r, bytes, rank.stream);
+  }
+  return requests;
+}
+
+// So that what is compared is what the next call makes.
+inline void spoil_sums(DeviceRanks& ranks, std::size_t bytes) {
+  for (int r = 0; r < ranks.size(); ++r) {
+    const Rank& rank = ranks.at(r);
     OK(driver().cuMemsetD32Async(rank.memory + bytes, ~0U, bytes / 4, rank.stream));
   }
   ranks.synchronize();
-  return requests;
 }
 
 // All begin at one place of the first rank's stream, and it goes on once all have ended.
@@ -64,16 +70,8 @@ inline void launch_all(DeviceRanks& ranks, const std::vector<Request>& requests)
   OK(driver().cuEventDestroy(event));
 }
 
-// Ones of 2, 4 or 8 ranks, which bfloat16 has exactly.
-inline void check_sums(DeviceRanks& ranks, std::size_t bytes) {
-  unsigned exponent = 127;
-  for (int n = ranks.size(); n > 1; n /= 2) ++exponent;
-  const auto sum = static_cast<std::uint16_t>(exponent << 7);
-  for (int r = 0; r < ranks.size(); ++r) {
-    const Data got = ranks.at(r).read(bytes, bytes);
-    const auto* const sums = reinterpret_cast<const std::uint16_t*>(got.data());
-    CHECK(std::all_of(sums, sums + bytes / 2, [&](std::uint16_t each) { return each == sum; }));
-  }
+inline void check_sums(DeviceRanks& ranks, const cuda::Repeated& arrays, std::size_t bytes) {
+  for (int r = 0; r < ranks.size(); ++r) arrays.check_sums(ranks.at(r).read(bytes, bytes));
 }
 
 }  // namespace pycollective::testing

@@ -9,8 +9,8 @@
 // launch. Direct is of bfloat16, and counts the bytes that all ranks read and write
 // (engine/device/peer_memory.h); beside it a copy of as many, up to 2 GiB. A rank has a quarter of
 // the blocks that fit the GPU, as in the library, or its share where that is less, and is measured
-// with its share too where that is more. Medians. Prints a line of JSON: microseconds, and bytes a
-// second.
+// with its share too where that is more. What the last call of each size has made is compared with
+// the CPU's sums. Medians. Prints a line of JSON: microseconds, and bytes a second.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -85,13 +85,16 @@ class Bench {
 
   // Lines of JSON, one for each size.
   std::vector<std::string> direct_of(int n, unsigned blocks) {
-    std::size_t memory = 4 * plan_.checked + 4096;
-    for (const std::size_t bytes : plan_.sizes) memory = std::max(memory, 2 * bytes);
+    std::size_t memory = 4 * plan_.checked + 4096, largest = 0;
+    for (const std::size_t bytes : plan_.sizes) largest = std::max(largest, bytes);
+    memory = std::max(memory, 2 * largest);
     DeviceRanks ranks = make(n, blocks, memory);
     const Programs programs = programs_of("direct", OpKind::kAllReduce, n);
     check_bits(ranks, Placed(call_of(programs, Dtype::kBFloat16, plan_.checked), 0, random_));
+    const cuda::Repeated arrays(n, largest, random_);
     std::vector<std::string> lines;
-    for (const std::size_t bytes : plan_.sizes) lines.push_back(bandwidth(ranks, programs, bytes));
+    for (const std::size_t bytes : plan_.sizes)
+      lines.push_back(bandwidth(ranks, programs, arrays, bytes));
     return lines;
   }
 
@@ -126,14 +129,16 @@ class Bench {
     cuda::launch_reduce(*devices_.at(0).kernels, Dtype::kFloat32, ReduceOp::kSum, p, stream);
   }
 
-  std::string bandwidth(DeviceRanks& ranks, const Programs& programs, std::size_t bytes) {
+  std::string bandwidth(DeviceRanks& ranks, const Programs& programs, const cuda::Repeated& arrays,
+                        std::size_t bytes) {
     const int n = ranks.size();
-    const std::vector<Request> requests = ones(ranks, programs, bytes);
+    const std::vector<Request> requests = sums_of(ranks, programs, arrays, bytes);
     const CUstream stream = ranks.at(0).stream;
     const std::size_t copied =
         std::min(half_, static_cast<std::size_t>(moved(n, bytes)) / 512 * 256);
     std::vector<double> copies, calls;
     for (int i = -kWarmup; i < plan_.measurements; ++i) {
+      spoil_sums(ranks, bytes);
       const auto before = [&] { fill(stream); };
       const double copy = timer_.seconds(stream, before, [&] {
         OK(driver().cuMemcpyAsync(scratch_ + half_, scratch_, copied, stream));
@@ -145,7 +150,7 @@ class Bench {
     }
     ranks.synchronize();
     ranks.check_no_endings();
-    check_sums(ranks, bytes);
+    check_sums(ranks, arrays, bytes);
     const double copy = 2.0 * static_cast<double>(copied) / cuda::median(copies);
     const double call = moved(n, bytes) / cuda::median(calls);
     char line[200];
