@@ -3,10 +3,10 @@
 Usage: python -m benchmarks.gpu.symmetric_memory [CALLS]
 
 Two processes share the first GPU. 4 Ki float32, each call with the end of its stream, by the host's
-clock, after a barrier: contexts take turns, so it is no latency of a GPU of one's own. PyTorch
-refuses ranks that share a GPU unless it is told not to (TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES);
-if it still does, its words are the result. Prints lines of JSON, the last of which counts: medians,
-in microseconds.
+clock, after a barrier: contexts take turns, so it is no latency of a GPU of one's own. Each call
+has other numbers, and what it makes of them is compared with the oracle. PyTorch refuses ranks that
+share a GPU unless it is told not to (TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES); if it still does,
+its words are the result. Prints lines of JSON, the last of which counts: medians, in microseconds.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import pycollective as pc
+from pycollective import reference
+from pycollective.bench.problem import leaves
 from pycollective.environment import ENV_RANK
 
 COUNT = 4096  # elements
@@ -31,27 +33,52 @@ TIMEOUT = 40.0  # seconds
 _WIDTH = 160  # of what PyTorch says
 
 
-def microseconds(comm: pc.Communicator, calls: int, call: Callable[[], Any]) -> float:
-    """The median of so many; `call` ends with its stream."""
+class Numbers:
+    """What the ranks have in each call, and what must come of it: no two calls' are alike."""
+
+    def __init__(self, comm: pc.Communicator, torch: Any) -> None:
+        inputs = leaves("float32", "sum", comm.size, COUNT, 1)
+        self._mine = torch.from_numpy(inputs[comm.rank])
+        self._sums = torch.from_numpy(reference.reduce(inputs)).view(torch.int32)
+
+    def put(self, x: Any, call: int) -> None:
+        """Those of this rank."""
+        x.copy_(self._mine.roll(call))
+
+    def check(self, out: Any, call: int) -> None:
+        """Raise where a bit is wrong."""
+        found = out.cpu().view(self._sums.dtype)
+        if not bool((found == self._sums.roll(call)).all()):
+            raise RuntimeError("the sum is wrong")
+
+
+def microseconds(
+    comm: pc.Communicator, calls: int, x: Any, numbers: Numbers, call: Callable[[], Any]
+) -> float:
+    """The median of so many; `call` adds up `x`, and ends with its stream."""
     times = []
     for i in range(-WARMUP, calls):
+        comm.barrier()  # nobody reads the last call's any more
+        numbers.put(x, i)
         comm.barrier()
         started = time.perf_counter()
-        call()
+        out = call()
         if i >= 0:
             times.append(1e6 * (time.perf_counter() - started))
+        numbers.check(out, i)
     return round(statistics.median(times), 2)
 
 
-def by_us(comm: pc.Communicator, torch: Any, calls: int) -> float:
-    """By kernels; where the sum is wrong, nothing."""
-    x = torch.full((COUNT,), float(comm.rank + 1), device="cuda")
+def by_us(comm: pc.Communicator, torch: Any, calls: int, device: str = "cuda") -> float:
+    """By kernels; where a sum is wrong, nothing."""
+    x = torch.empty(COUNT, device=device)
     out = torch.empty_like(x)
-    torch.cuda.synchronize()
-    took = microseconds(comm, calls, lambda: comm.all_reduce(x, out=out))
-    if not bool((out == comm.size * (comm.size + 1) / 2).all()):
-        raise RuntimeError("the sum is wrong")
-    return took
+
+    def call() -> Any:
+        comm.all_reduce(x, out=out)
+        return out
+
+    return microseconds(comm, calls, x, Numbers(comm, torch), call)
 
 
 def by_torch(comm: pc.Communicator, torch: Any, calls: int, rendezvous: str) -> float:
@@ -61,19 +88,16 @@ def by_torch(comm: pc.Communicator, torch: Any, calls: int, rendezvous: str) -> 
 
     store = dist.FileStore(rendezvous, comm.size)
     dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
-    x = symmetric.empty(COUNT, dtype=torch.float32, device="cuda:0").fill_(comm.rank + 1)
+    x = symmetric.empty(COUNT, dtype=torch.float32, device="cuda:0")
     symmetric.rendezvous(x, dist.group.WORLD)
     name = dist.group.WORLD.group_name
-    sums = []
 
-    def call() -> None:
-        sums[:] = [torch.ops.symm_mem.one_shot_all_reduce(x, "sum", name)]
+    def call() -> Any:
+        out = torch.ops.symm_mem.one_shot_all_reduce(x, "sum", name)
         torch.cuda.synchronize()
+        return out
 
-    took = microseconds(comm, calls, call)
-    if not bool((sums[0] == comm.size * (comm.size + 1) / 2).all()):
-        raise RuntimeError("the sum is wrong")
-    return took
+    return microseconds(comm, calls, x, Numbers(comm, torch), call)
 
 
 def rank(calls: int, rendezvous: str) -> None:
