@@ -7,7 +7,8 @@ milliseconds lets every library see the same weather, and a ratio of medians mea
 The loop is the same for all libraries. A block is a number of back-to-back calls, in place, timed
 as one; before it each rank restores its inputs and waits at the start line. From RESTORE_SIZE up a
 block is one call. Below, repeated sums grow to infinity within a block, which changes no time.
-A block's time is that of the slowest rank.
+A block's time is that of the slowest rank. A call of each library is verified before it is timed,
+and after the last round what the last one has left; of sums of sums, a block of one call more.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _MAX_CALLS = 20_000
 _MIN_CALLS = 10
 _LONGEST_TURN = 0.25  # seconds, unless a block of a single call takes longer
 _ANSWER_SECONDS = 300.0
+# Of which a call more, in place, makes what is there already; "" where nothing is reduced.
+_UNCHANGED_BY_MORE = ("", "min", "max", "band", "bor")
 
 Progress = Callable[[str], None]
 
@@ -173,6 +176,9 @@ class _Run:
                 turn = self._run(library, *turns[library.name])
                 samples[library.name].append(turn.seconds)
                 sent[library.name] += turn.sent
+                if number == settings.rounds - 1 and library.name in wrong:
+                    calls = turns[library.name][1]
+                    wrong[library.name] = max(wrong[library.name], self._left(library, calls))
             between.append(limits.measure_core_to_core())
         timings = {name: Timing.of(rounds, turns[name][1]) for name, rounds in samples.items()}
         for name, (blocks, calls) in turns.items():
@@ -207,7 +213,18 @@ class _Run:
 
     def _check(self, library: Library) -> int:
         """Wrong elements of one call, over all ranks."""
-        message = {"command": "check", "variant": library.variant}
+        return self._wrong("check", library)
+
+    def _left(self, library: Library, calls: int) -> int:
+        """Those of what a turn has left, just after it; its blocks had so many calls."""
+        settings = self._settings
+        reduce_op = settings.reduce_op if settings.the_operation.reduces else ""
+        if calls > 1 and reduce_op not in _UNCHANGED_BY_MORE:
+            self._run(library, 1, 1)
+        return self._wrong("left", library)
+
+    def _wrong(self, command: str, library: Library) -> int:
+        message = {"command": command, "variant": library.variant}
         replies = self._groups[library.group].ask(message, _ANSWER_SECONDS)
         return sum(reply["wrong"] for reply in replies)
 

@@ -97,6 +97,21 @@ def test_of_a_variant_with_a_loop_of_its_own_the_loop_is_checked(problem, tmp_pa
     assert library.calls == 1
 
 
+def test_what_timed_calls_have_left_is_counted(problem, tmp_path):
+    process, library = _process(problem, tmp_path)
+    for variant in ("python", "native"):
+        process.prepare(variant)
+        assert process.check(variant) == {"wrong": 0}
+        process.run(variant, blocks=2, calls=1)
+        assert process.left(variant) == {"wrong": 0}
+        library._flip = 0  # right when it was verified, and not when it was timed
+        process.run(variant, blocks=2, calls=1)
+        assert process.left(variant) == {"wrong": 1}
+        library._flip = None
+    process.run("python", blocks=1, calls=2)
+    assert process.left("python")["wrong"] > 200  # a sum of sums is none
+
+
 @pytest.mark.parametrize("order", [p for p in itertools.permutations(range(3)) if p[2] != 2])
 def test_another_order_of_the_leaves_is_wrong_in_many_elements(problem, tmp_path, order):
     process, _ = _process(problem, tmp_path, order=order)

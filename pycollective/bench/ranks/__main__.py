@@ -67,7 +67,6 @@ class RankProcess:
 
     def check(self, variant: str) -> dict[str, Any]:
         """Run what is timed once, and count the elements whose bits are not the oracle's."""
-        assert self._case is not None, "load comes first"
         prepared = self._prepared[variant]
         self._restore()
         self._wait()
@@ -76,8 +75,13 @@ class RankProcess:
         else:
             prepared.call()
             prepared.finish()
+        return self.left(variant)
+
+    def left(self, variant: str) -> dict[str, Any]:
+        """Count those of what the last call has left, which was this variant's."""
+        assert self._case is not None, "load comes first"
         bits = np.dtype(f"u{self._case.item_size}")
-        result = self._buffers.read(prepared.result).view(bits)
+        result = self._buffers.read(self._prepared[variant].result).view(bits)
         return {"wrong": int(np.count_nonzero(result != self._expected.view(bits)))}
 
     def run(self, variant: str, blocks: int, calls: int) -> dict[str, Any]:
