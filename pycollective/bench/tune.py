@@ -4,7 +4,7 @@ Runs in the ranks themselves, inside any launch. For each size the algorithms ta
 after round, so that all see the same weather; a turn is a number of back-to-back calls, its time
 that of the slowest rank, and what counts is the median of the rounds. Each turn begins with the
 same numbers, which look like data, since it depends on them how well they pack between hosts; and
-all algorithms must make the same bits of them.
+all algorithms must make the same bits of them, the first the oracle's.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pycollective import reference
 from pycollective.bench.machine import describe_machine, describe_versions
 from pycollective.bench.operations import find_operation
 from pycollective.bench.problem import PERIOD, TRAITS, numpy_type
 from pycollective.bench.sizes import format_size
+from pycollective.bench.slowest import largest, slowest
 from pycollective.communicator import Communicator
 from pycollective.errors import ConfigurationError
 from pycollective.join import bootstrap
@@ -37,6 +39,8 @@ OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather")
 ROUNDS = 11
 _TURN_SECONDS = 0.02
 _MOST_CALLS = 1000
+# Elements of all ranks' inputs that each rank makes to compare with: all, up to 8 ranks.
+_MOST_COMPARED = 8 * PERIOD
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,8 @@ def turns(
         Seconds a call of each round, by algorithm, of the rank that was slowest in it.
 
     Raises:
-        AssertionError: two algorithms made different bits of the same inputs.
+        AssertionError: two algorithms made different bits of the same inputs, or the first other
+            ones than the oracle.
     """
     names = [*algorithms_for(operation), *extra]
     whole, calls = _calls(communicator, operation, size, dtype, names)
@@ -192,10 +197,13 @@ def turns(
     for name, call in calls.items():
         whole[:] = inputs
         call()  # makes the program
-        if whole.tobytes() != (bits := bits or whole.tobytes()):
+        if not bits:
+            bits = whole.tobytes()
+            _compare(communicator, operation, whole, dtype, name)
+        if whole.tobytes() != bits:
             raise AssertionError(f"{operation} of {size} bytes: {name} makes other bits")
         communicator.barrier()
-        once = _slowest(communicator, [_timed(call, 2)])[0]
+        once = max(1e-9, slowest(communicator, _timed(call, 2)))
         repeats[name] = max(1, min(_MOST_CALLS, int(_TURN_SECONDS / once)))
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
@@ -205,9 +213,9 @@ def turns(
             whole[:] = inputs
             communicator.barrier()
             mine[name] = _timed(calls[name], repeats[name])
-        slowest = _slowest(communicator, [mine[name] for name in names])
-        for name, took in zip(names, slowest, strict=True):
-            seconds[name].append(took)
+        longest = largest(communicator, [mine[name] for name in names])
+        for name, took in zip(names, longest, strict=True):
+            seconds[name].append(max(1e-9, took))
     return seconds
 
 
@@ -219,21 +227,13 @@ def _timed(call: Callable[[], Any], repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def _slowest(communicator: Communicator, seconds: list[float]) -> list[float]:
-    """Of each number the largest of all ranks'; at least a nanosecond."""
-    all_of = np.array([max(1e-9, each) for each in seconds])
-    communicator.all_reduce(all_of, op="max")
-    return [float(each) for each in all_of]
-
-
 def _calls(
     communicator: Communicator, operation: str, size: int, dtype: str, names: Sequence[str]
 ) -> tuple[NDArray[Any], dict[str, Callable[[], Any]]]:
     """The buffer with this rank's inputs, and the calls, in place."""
     element = numpy_type(dtype)
     count = size // element.itemsize
-    numbers = np.random.default_rng(communicator.rank).standard_normal(min(count, PERIOD))
-    whole: NDArray[Any] = np.resize(numbers.astype(element), count)
+    whole: NDArray[Any] = np.resize(_numbers(communicator.rank, min(count, PERIOD), dtype), count)
     length = len(whole) // communicator.size
     own = whole[communicator.rank * length : (communicator.rank + 1) * length]
     arguments = {
@@ -242,9 +242,43 @@ def _calls(
         "all_gather": (whole, own),
     }[operation]
     method = getattr(communicator, operation)
-    if find_operation(operation).reduces and "avg" in TRAITS[dtype].reduce_ops:
-        method = partial(method, op="avg")  # sums of sums of sums would end in infinities
+    if find_operation(operation).reduces:
+        method = partial(method, op=_reduce_op(dtype))
     return whole, {name: partial(method, *arguments, algorithm=name) for name in names}
+
+
+def _numbers(rank: int, count: int, dtype: str) -> NDArray[Any]:
+    """The first so many of a rank's."""
+    numbers: NDArray[Any] = np.random.default_rng(rank).standard_normal(count)
+    return numbers.astype(numpy_type(dtype))
+
+
+def _reduce_op(dtype: str) -> str:
+    """Averages, where there are: sums of sums of sums would end in infinities."""
+    return "avg" if "avg" in TRAITS[dtype].reduce_ops else "sum"
+
+
+def _compare(
+    communicator: Communicator, operation: str, whole: NDArray[Any], dtype: str, name: str
+) -> None:
+    """Raise where a first call's result is not the oracle's; of many ranks, of some elements."""
+    ranks, count = communicator.size, len(whole)
+    period, length = min(count, PERIOD), len(whole) // communicator.size
+    known = min(period, _MOST_COMPARED // ranks)
+    leaves = [_numbers(rank, known, dtype) for rank in range(ranks)]
+    if operation == "all_gather":
+        parts = [(rank * length, length, leaf) for rank, leaf in enumerate(leaves)]
+    else:
+        answer = reference.reduce(leaves, _reduce_op(dtype))
+        own = (communicator.rank * length, length)
+        parts = [(*((0, count) if operation == "all_reduce" else own), answer)]
+    for begin, size, wanted in parts:
+        places = np.arange(begin, begin + size) % period
+        some = places < known
+        if whole[begin : begin + size][some].tobytes() != wanted[places[some]].tobytes():
+            raise AssertionError(
+                f"{operation} of {whole.nbytes} bytes: {name} makes other bits than the oracle"
+            )
 
 
 def _header(communicator: Communicator, plan: Plan) -> list[str]:

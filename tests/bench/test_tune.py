@@ -1,20 +1,24 @@
-"""What `pycollective bench --tune` times: real inputs each turn, and one result for all."""
+"""What `pycollective bench --tune` times: real inputs each turn, and the oracle's result of all."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from pycollective.bench.tune import turns
+from pycollective import reference
+from pycollective.bench import tune
+from pycollective.bench.tune import _numbers, turns
 from pycollective.schedule import algorithms_for
+from tests.harness import results, run_ranks
 
 
 class Alone:
-    """A communicator of one rank that counts; of a `wrong` algorithm the last bit is off."""
+    """The first of three ranks, which plays the others too, with what they begin with; of `wrong`
+    algorithms the last bit is off."""
 
-    rank, size = 0, 1
+    rank, size = 0, 3
 
-    def __init__(self, wrong: str = "") -> None:
+    def __init__(self, *wrong: str) -> None:
         self.wrong = wrong
         self.turns: list[np.ndarray] = []
         self.starts = True
@@ -28,8 +32,9 @@ class Alone:
         if self.starts:
             self.turns.append(x.copy())
             self.starts = False
-        x += 1
-        if algorithm == self.wrong:
+        others = [_numbers(rank, x.size, "float32") for rank in (1, 2)]
+        x[:] = reference.reduce([x, *others], op)
+        if algorithm in self.wrong:
             x.view(np.uint32)[-1] ^= 1
 
 
@@ -42,6 +47,47 @@ def test_each_turn_begins_with_the_same_inputs() -> None:
     assert len(np.unique(inputs)) > 900
     timed = alone.turns[-2 * len(taken) :]
     assert all(np.array_equal(each, inputs) for each in timed)
+
+
+def test_other_bits_than_the_oracles_are_not_timed() -> None:
+    every = algorithms_for("all_reduce")
+    wrong = f"all_reduce of 4096 bytes: {every[0]} makes other bits than the oracle"
+    with pytest.raises(AssertionError, match=wrong):
+        turns(Alone(*every), "all_reduce", 4096, "float32", rounds=1)
+
+
+class Spoiled:
+    """A communicator by which no element is right."""
+
+    def __init__(self, comm) -> None:
+        self._comm, self.rank, self.size = comm, comm.rank, comm.size
+
+    def __getattr__(self, operation):
+        def call(out: np.ndarray, *arguments: np.ndarray, **how: str) -> None:
+            getattr(self._comm, operation)(out, *arguments, **how)
+            out.view(np.uint32)[:] ^= 1
+
+        return call
+
+
+def compared(comm, known: int) -> list[bool]:
+    """Of each operation whether right bits pass and wrong ones do not."""
+    tune.PERIOD, tune._MOST_COMPARED, tune._TURN_SECONDS = 1001, known, 1e-6
+    found = []
+    for operation in tune.OPERATIONS:
+        turns(comm, operation, 24 << 10, "float32", rounds=1)
+        try:
+            turns(Spoiled(comm), operation, 24 << 10, "float32", rounds=1)
+            found.append(False)
+        except AssertionError as error:
+            found.append("than the oracle" in str(error))
+    return found
+
+
+@pytest.mark.parametrize("known", [8 << 20, 100])
+def test_all_that_is_known_is_compared(known: int) -> None:
+    """Of inputs that repeat, and where only some of all ranks' are made."""
+    assert results(run_ranks(compared, 3, known)) == [[True] * len(tune.OPERATIONS)] * 3
 
 
 def test_other_bits_are_not_timed() -> None:

@@ -1,0 +1,22 @@
+"""What the slowest rank took: every rank's numbers, and of each the largest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pycollective.communicator import Communicator
+
+
+def largest(communicator: Communicator, numbers: Sequence[float]) -> list[float]:
+    """Of each number the largest of all ranks'; every rank must call it."""
+    all_of = np.array(numbers, np.float64)
+    communicator.all_reduce(all_of, op="max")
+    found: list[float] = all_of.tolist()
+    return found
+
+
+def slowest(communicator: Communicator, number: float) -> float:
+    """Of one."""
+    return largest(communicator, [number])[0]
