@@ -9,11 +9,13 @@ compared with the oracle, bit for bit.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from benchmarks.checked import Sum
 from benchmarks.driver import Benchmark, Record, Run
 from benchmarks.turns import Call, seconds_of, take_turns
+from pycollective.bench.slowest import slowest
 
 KI, MI = 1 << 10, 1 << 20
 SIZES = (KI, 16 * KI, 128 * KI, MI, 4 * MI, 16 * MI, 64 * MI)
@@ -33,11 +35,7 @@ def on_a_rank(run: Run) -> Record | None:
     comm = pc.init(timeout=60)
     dist.init_process_group("gloo")
 
-    def slowest(number: float) -> float:
-        tensor = torch.tensor([number], dtype=torch.float64)
-        comm.all_reduce(tensor, op="max")
-        return tensor.item()
-
+    slowest_of = partial(slowest, comm)
     rows = []
     for size in SIZES:
         repeats = max(1, min(50, 4 * MI // size))
@@ -47,9 +45,9 @@ def on_a_rank(run: Run) -> Record | None:
             name: lambda x=x, name=name: comm.all_reduce(x, algorithm=name) for name in NAMES
         }
         calls["gloo"] = lambda x=x: dist.all_reduce(x)
-        turn = buffers.turn(seconds_of(repeats, comm.barrier, slowest))
+        turn = buffers.turn(seconds_of(repeats, comm.barrier, slowest_of))
         seconds = {name: each[0] for name, each in take_turns(calls, run.rounds, turn).items()}
-        wrong = {name: int(slowest(each)) for name, each in buffers.wrong(calls).items()}
+        wrong = {name: int(slowest_of(each)) for name, each in buffers.wrong(calls).items()}
         of_gloo = wrong.pop("gloo")
         row = {"size": size, "wrong": sum(wrong.values()), "gloo's wrong": of_gloo}
         rows.append({**row, "seconds": seconds})

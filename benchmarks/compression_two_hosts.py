@@ -13,20 +13,27 @@ Two hosts of one rank each, as network namespaces joined by a link of 1 Gbit/s
 A time is that of the slowest rank, a figure the median of the rounds. Bytes: those that this rank
 counts as it hands them over (`stats()`), and those that the interface counts with all headers.
 Error: of the mean, relative L2, in the first step; and of the sum of 8 steps of the same gradients,
-which error feedback makes smaller.
+which error feedback makes smaller. Each has a bound (`WORST`). After each turn what came out is
+compared between the ranks, bit for bit, in whole steps the gradients; of dense calls of this
+library's also with the oracle.
 
 Usage: python -m benchmarks.compression_two_hosts [--out DIR] [--rounds N] [--batches 1,4,8]
 """
 
 import contextlib
 import os
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import large_gradients
 from benchmarks.driver import Benchmark, Record, Run, require_two_hosts
 from benchmarks.turns import Call, seconds_of, take_turns
+from pycollective import reference
+from pycollective.bench.problem import numpy_type
+from pycollective.bench.slowest import alike, slowest
 
 MI = 1 << 20
 FIRST_BUCKET, BUCKET = MI, 25 * MI  # bytes of fp32, as DDP's
@@ -34,7 +41,17 @@ BASE, ALONE = "gloo fp32", "alone"
 # How many times faster than that, at least.
 TARGETS = {"one_bit": 6.0, "top_k 1 % by tensor": 8.0, "top_k 1 % by chunk": 8.0}
 STEPS = 8
+# The most that each way's mean may be off, in a first step and over STEPS; zeros would be off by 1.
+WORST = {
+    BASE: (1e-6, 1e-6),
+    **dict.fromkeys(("gloo bf16", "bf16 raw", "bf16 exact"), (4e-3, 4e-3)),
+    "one_bit": (0.85, 0.5),
+    "int8": (0.02, 0.004),
+    "top_k 1 % by tensor": (0.7, 0.5),
+    "top_k 1 % by chunk": (0.95, 0.8),
+}
 BATCHES = "1,4,8"
+Check = Callable[[Call], None]
 
 
 def buckets_of(counts: dict[str, int]) -> list[list[str]]:
@@ -65,6 +82,16 @@ def states(parameters: Any, group: Any) -> dict[str, tuple[Any, Any]]:
     }
 
 
+def crc(tensors: Iterable[Any]) -> int:
+    """Of these tensors' bytes, one after another."""
+    import torch
+
+    found = 0
+    for each in tensors:
+        found = zlib.crc32(each.contiguous().view(torch.uint8).numpy(), found)
+    return found
+
+
 class Rank:
     """One of the two ranks, its groups, and what both measure with."""
 
@@ -83,29 +110,25 @@ class Rank:
         (interface,) = [name for name in os.listdir("/sys/class/net") if name != "lo"]
         self._counter = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
 
-    def slowest(self, number: float) -> float:
-        """The larger of both ranks' numbers."""
-        import torch
-        import torch.distributed as dist
-
-        tensor = torch.tensor([number], dtype=torch.float64)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return float(tensor.item())
-
     def measure(
-        self, calls: dict[str, Call], rounds: int, restore: Call = lambda: None
+        self, calls: dict[str, Call], rounds: int, check: Check, restore: Call = lambda: None
     ) -> dict[str, tuple[float, ...]]:
-        """Of each call its seconds, and the bytes that left this host; `restore` goes before."""
+        """Of each call its seconds, and the bytes that left this host.
+
+        Before each turn is `restore`, after it `check` of the call.
+        """
         import torch.distributed as dist
 
-        timed = seconds_of(1, dist.barrier, self.slowest)
+        timed = seconds_of(1, dist.barrier, partial(slowest, self.comm))
 
         def turn(call: Call) -> tuple[float, ...]:
             restore()
             dist.barrier()
             before = int(self._counter.read_text())
             (seconds,) = timed(call)
-            return seconds, int(self._counter.read_text()) - before
+            left = int(self._counter.read_text()) - before
+            check(call)
+            return seconds, left
 
         return take_turns(calls, rounds, turn)
 
@@ -139,6 +162,8 @@ class Gradients:
         spans = [(starts[b[-1]], starts[b[0]] + counts[b[0]]) for b in self._buckets]
         self._fp32 = [self.out[start:stop] for start, stop in spans]
         self._bf16 = [each.to(torch.bfloat16) for each in self._fp32]
+        sums = reference.reduce([each.astype(numpy_type("bfloat16")) for each in self._every])
+        self._sums = crc([torch.from_numpy(sums[a:b].view("i2")) for a, b in spans])
         self.states = states(
             [(name, torch.empty(shape, requires_grad=True)) for name, shape in shapes.items()],
             rank.own,
@@ -162,6 +187,14 @@ class Gradients:
         self.out.copy_(self.x)
         for wide, narrow in zip(self._fp32, self._bf16, strict=True):
             narrow.copy_(wide)
+
+    def check(self, call: Call) -> None:
+        """Raise where what a call has left is not the other rank's too, or not the oracle's."""
+        (name,) = [name for name, each in self.ways.items() if each is call]
+        found = crc(self._bf16 if "bf16" in name else [self.out])
+        wanted = self._sums if name in ("bf16 raw", "bf16 exact") else found
+        if not alike(self._rank.comm, found) or found != wanted:
+            raise AssertionError(f"{name}: the ranks have other bits than they should")
 
     def _gloo(self, buckets: Any) -> None:
         import torch.distributed as dist
@@ -201,14 +234,16 @@ class Gradients:
 
 
 def sync_alone(rank: Rank, rounds: int) -> dict[str, Any]:
-    """Time and bytes of each way, and how far off it is."""
+    """Time and bytes of each way, and how far off it is, which has a bound."""
     gradients = Gradients(rank)
-    measured = rank.measure(gradients.ways, rounds, gradients.restore)
+    measured = rank.measure(gradients.ways, rounds, gradients.check, gradients.restore)
     # Each turn is a warm call and a timed one.
     handed_over = {name: count() / (2 * rounds) for name, count in gradients.sent.items()}
     rows: dict[str, Any] = {}
     for name, (seconds, left) in measured.items():
         first, after = gradients.errors(name)
+        if not (first <= WORST[name][0] and after <= WORST[name][1]):
+            raise AssertionError(f"{name} is {first:.2e} off, {after:.2e} over {STEPS} steps")
         rows[name] = {
             "seconds": seconds,
             "bytes_on_the_wire": left,
@@ -257,16 +292,22 @@ def whole_steps(rank: Rank, rounds: int, batches: list[int]) -> list[dict[str, A
     def step(name: str, rows: int) -> None:
         nonlocal way
         way = name
+        optimizer.zero_grad()  # here, so that they are there when all is timed
         batch = batch_of(text, random, rows, large_gradients.LENGTH)
         with replica.no_sync() if name == ALONE else contextlib.nullcontext():
             loss_of(replica, batch).backward()
         optimizer.step()
-        optimizer.zero_grad()
+
+    def check(call: Call) -> None:
+        if way == ALONE:
+            return  # each rank has its own
+        if not alike(rank.comm, crc([each.grad for each in replica.parameters()])):
+            raise AssertionError(f"{way}: the ranks have other gradients than each other")
 
     found = []
     for rows in batches:
         calls = {name: (lambda name=name, rows=rows: step(name, rows)) for name in [*hooks, ALONE]}
-        measured = rank.measure(calls, rounds)
+        measured = rank.measure(calls, rounds, check)
         found.append(
             {
                 "rows": rows,

@@ -23,6 +23,7 @@ import socket
 import threading
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from benchmarks.driver import Benchmark, Record, Run, require_two_hosts
 from benchmarks.gradients import KEPT, load
 from benchmarks.turns import Call, Turn, seconds_of, take_turns
 from benchmarks.two_hosts_network import ADDRESSES
+from pycollective.bench.slowest import slowest
 
 KI, MI = 1 << 10, 1 << 20
 TOPOLOGY = "2x2"
@@ -123,11 +125,7 @@ def on_a_rank(run: Run) -> Record | None:
     (interface,) = [name for name in os.listdir("/sys/class/net") if name != "lo"]
     counter = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
 
-    def slowest(number: float) -> float:
-        tensor = torch.tensor([number], dtype=torch.float64)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return tensor.item()
-
+    slowest_of = partial(slowest, comm)
     rows = []
     for dtype, size, data in CASES:
         element = numpy_type(dtype)
@@ -154,7 +152,7 @@ def on_a_rank(run: Run) -> Record | None:
             )
         calls["gloo"] = lambda x=x, y=y: dist.all_reduce(y.copy_(x))
         calls["link"] = lambda expected=expected: wire.both_ways(int(expected))
-        timed = seconds_of(repeats, dist.barrier, slowest)
+        timed = seconds_of(repeats, dist.barrier, slowest_of)
 
         def turn(call: Call, timed: Turn = timed, repeats: int = repeats) -> tuple[float, ...]:
             before = int(counter.read_text())
@@ -165,7 +163,7 @@ def on_a_rank(run: Run) -> Record | None:
             calls["auto"]()
         measured = take_turns(calls, run.rounds, buffers.turn(turn))
         one.close()
-        wrong = {name: int(slowest(each)) for name, each in buffers.wrong(calls).items()}
+        wrong = {name: int(slowest_of(each)) for name, each in buffers.wrong(calls).items()}
         wrong.pop("link")  # which adds nothing up
         of_gloo = wrong.pop("gloo")
         rows.append(

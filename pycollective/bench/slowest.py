@@ -1,4 +1,4 @@
-"""What the slowest rank took: every rank's numbers, and of each the largest."""
+"""What the slowest rank took, of every rank's numbers; and whether all have the same."""
 
 from __future__ import annotations
 
@@ -20,3 +20,9 @@ def largest(communicator: Communicator, numbers: Sequence[float]) -> list[float]
 def slowest(communicator: Communicator, number: float) -> float:
     """Of one."""
     return largest(communicator, [number])[0]
+
+
+def alike(communicator: Communicator, number: float) -> bool:
+    """Whether all ranks have the same; every rank must call it."""
+    most, least = largest(communicator, [number, -number])
+    return most == -least
