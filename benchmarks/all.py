@@ -14,7 +14,7 @@ from benchmarks import (
     small_messages,
     targets,
 )
-from benchmarks.question import answer, parse_arguments
+from benchmarks.question import answer, end_if_wrong, parse_arguments
 from pycollective.bench.record import Record
 
 QUESTIONS = (
@@ -26,7 +26,7 @@ QUESTIONS = (
 
 
 def main() -> None:
-    """Answer all, write all, print the targets."""
+    """Answer all, write all, print the targets; status 1 where elements of ours are wrong."""
     arguments = parse_arguments("every benchmark, then a table of the targets")
     started = time.monotonic()
     records: dict[str, Record] = {}
@@ -36,6 +36,7 @@ def main() -> None:
     for line in targets.table(records):
         print(line)
     print(f"\n{len(records)} runs in {time.monotonic() - started:.0f} s; see {arguments.out}")
+    end_if_wrong(records)
 
 
 if __name__ == "__main__":

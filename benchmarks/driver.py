@@ -2,7 +2,8 @@
 
 A benchmark is a `Benchmark`; its module ends with its `main()`. Where ranks are needed, `measure`
 asks for them in one of three places, and each runs the same module with ``--on-a-rank``: what rank
-0 makes of it comes back. `checked.py` is what they time and compare.
+0 makes of it comes back. `checked.py` is what they time and compare. Where a record says that
+elements of ours were ``wrong``, the program ends with 1 once it is written.
 """
 
 from __future__ import annotations
@@ -95,6 +96,18 @@ class Run:
             return json.loads(out.read_text())
 
 
+def wrong_elements(record: object) -> int:
+    """Those that a record has as ``wrong``, at any depth: a number, or the least and most of all
+    ranks'. What peers got wrong has other names."""
+    if isinstance(record, list):
+        return sum(map(wrong_elements, record))
+    if not isinstance(record, dict):
+        return 0
+    rest = sum(wrong_elements(each) for name, each in record.items() if name != "wrong")
+    wrong = record.get("wrong", 0)
+    return rest + int(wrong["most"] if isinstance(wrong, dict) else wrong)
+
+
 def _start(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, cwd=ROOT)
 
@@ -157,3 +170,5 @@ class Benchmark:
         given["out"].mkdir(parents=True, exist_ok=True)
         path = given["out"] / f"{self.file or self.name}.json"
         path.write_text(json.dumps(record, indent=1) + "\n")
+        if wrong := wrong_elements(record):
+            raise SystemExit(f"{wrong} elements are wrong: see {path}")

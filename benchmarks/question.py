@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,6 +44,12 @@ def answer(question: Question, out: Path, quick: bool) -> dict[str, Record]:
     return records
 
 
+def end_if_wrong(records: Mapping[str, Record]) -> None:
+    """End the program with status 1 where elements of this library's are wrong."""
+    if bad := [stem for stem, record in records.items() if record.wrong]:
+        raise SystemExit(f"elements are wrong: see {', '.join(bad)}")
+
+
 def _shortened(settings: Settings) -> Settings:
     """Every fourth size, where there are many, up to 1 Mi; two short rounds."""
     step = 4 if len(settings.sizes) > 8 else 1
@@ -61,4 +68,5 @@ def parse_arguments(description: str) -> argparse.Namespace:
 def main(question: Question) -> None:
     """Answer one question from the command line."""
     arguments = parse_arguments(question.text)
-    answer(question, arguments.out, arguments.quick)
+    records = answer(question, arguments.out, arguments.quick)
+    end_if_wrong(records)

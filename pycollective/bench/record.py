@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = "pycollective-bench/1"
+_OURS = ("pycollective", "native", "torch")  # of the libraries' names
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,11 @@ class Record:
     def row(self, library: str, size: int) -> Row | None:
         """The row of `library` at `size`, if there is one."""
         return next((r for r in self.rows if r.library == library and r.size == size), None)
+
+    @property
+    def wrong(self) -> int:
+        """Elements of this library that are wrong, by whatever way; a peer's are no mistakes."""
+        return sum(row.wrong or 0 for row in self.rows if row.library in _OURS)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, with the name of its schema; an infinite copy rate (one core) is None."""

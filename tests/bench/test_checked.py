@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 
@@ -88,6 +89,31 @@ def test_a_benchmark_writes_what_it_measured(tmp_path, monkeypatch: pytest.Monke
     assert (record["rounds"], record["place"]) == (3, "there")
     assert record["machine"]["cores"] >= 1
     assert record["versions"]["pycollective"]
+
+
+@pytest.mark.parametrize(
+    ("measured", "wrong"),
+    [
+        ({"2 ranks": {"rows": [{"wrong": 0, "gloo's wrong": 7}]}}, 0),
+        (
+            {
+                "2 ranks": {"rows": [{"wrong": 0}, {"wrong": 3}]},
+                "4 ranks": {"rows": [{"wrong": 2}]},
+            },
+            5,
+        ),
+        ({"16 ranks": {"wrong": {"least": 0, "median": 0, "most": 1}}}, 1),
+    ],
+)
+def test_a_benchmark_with_wrong_elements_fails_once_it_has_written(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, measured, wrong: int
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path)])
+    says = pytest.raises(SystemExit, match=f"^{wrong} elements are wrong: see .*/x.json")
+    with says if wrong else contextlib.nullcontext():
+        Benchmark("x", "", lambda run: measured).main()
+    record = json.loads((tmp_path / "x.json").read_text())
+    assert record == {**record, **measured}
 
 
 def test_ranks_hand_over_what_rank_0_made(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.question import end_if_wrong
 from pycollective import _core
 from pycollective.bench import table
 from pycollective.bench.plot import plot
@@ -134,6 +135,10 @@ def test_the_footer_judges_this_librarys_bits_alone(record):
     assert lines[1] == "# Avg bus bandwidth    : 0.25"
     record.rows[0] = Row("pycollective", 1024, 128, record.rows[0].timing, 0.5, 0.25, 3, 1.0)
     assert next(table.footer(record)) == "# Out of bounds values : 3 FAILED"
+    with pytest.raises(SystemExit, match="elements are wrong: see two"):
+        end_if_wrong({"one": replace(record, rows=record.rows[1:]), "two": record})
+    native = Row("native", 1024, 128, record.rows[0].timing, 0.5, 0.25, 2, 1.0)
+    assert replace(record, rows=[native, *record.rows[1:]]).wrong == 2
 
 
 def test_a_plot_is_a_picture(record, tmp_path):
