@@ -31,19 +31,21 @@ def on_gpus(*arguments, status=0, **options):
     return run(*arguments, "--device", "cuda", status=status, **standin.environment(**options))
 
 
-# Of numbers that round and such that do not, every operation and algorithm; of a byte, whose nodes
-# have four, every algorithm; and large counts.
+# Of numbers that round and such that do not, every operation and algorithm; large counts; and by
+# kernels, which ranks that share a GPU do not have, every algorithm of floats of a byte, whose
+# nodes have four.
 TABLES = [
-    (3, "--quick", "-d", "bfloat16,int32"),
-    (3, "--quick", "-d", "float8_e5m2", "--operation", "all_reduce"),
-    (2, "-d", "float32", "--operation", "all_reduce"),
+    (2, "host", (3, "--quick", "-d", "bfloat16,int32")),
+    (2, "peer", (2, "-d", "float32", "--operation", "all_reduce")),
+    (3, "peer", (3, "--quick", "-d", "float8_e5m2", "--operation", "all_reduce")),
 ]
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_the_digest_is_the_cpus(table):
+@pytest.mark.parametrize(("devices", "way", "table"), TABLES)
+def test_the_digest_is_the_cpus(devices, way, table):
     table = ("verify", "-n", *table)
-    gpu = on_gpus(*table)
+    gpu = on_gpus(*table, devices=devices)
+    assert f"by way {way!r}" in gpu.stdout
     assert "arrays in GPU memory, each host's GPUs in turn: rank 0 on GPU 0" in gpu.stdout
     assert digest_of(gpu.stdout) == digest_of(run(*table).stdout)
 
