@@ -68,6 +68,7 @@ class Measurement {
     for (int i = -kWarmup; i < rounds_; ++i)
       for (int turn = 0; turn < kVariants; ++turn) {
         const int v = (turn + i + kWarmup) % kVariants;  // each is first as often
+        if (i + 1 == rounds_) call.write(*groups[v]);    // what is compared, of this call alone
         const double took = is_one_shot ? last_of(*groups[v], call) : all_of(*groups[v], call);
         if (i >= 0) times[v].push_back(1e6 * took);
       }

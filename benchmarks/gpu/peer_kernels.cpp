@@ -57,6 +57,7 @@ class Bench {
     Rank& last = ranks.at(n - 1);
     std::vector<double> times;
     for (int i = -kWarmup; i < plan_.rounds; ++i) {
+      if (i + 1 == plan_.rounds) call.write(ranks);  // what is compared, of this call alone
       const auto others = [&] {
         for (int r = 0; r + 1 < n; ++r) call.launch(ranks.at(r), r, kLongestWait);
         fill(last.stream);

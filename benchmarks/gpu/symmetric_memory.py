@@ -69,9 +69,9 @@ def microseconds(
     return round(statistics.median(times), 2)
 
 
-def by_us(comm: pc.Communicator, torch: Any, calls: int, device: str = "cuda") -> float:
+def by_us(comm: pc.Communicator, torch: Any, calls: int) -> float:
     """By kernels; where a sum is wrong, nothing."""
-    x = torch.empty(COUNT, device=device)
+    x = torch.empty(COUNT, device="cuda")
     out = torch.empty_like(x)
 
     def call() -> Any:

@@ -36,9 +36,10 @@ std::string not_passed(const std::vector<int>& absent, Milliseconds timeout) {
 // What rank 0 says where the group fails before all have come; `absent`: whose time was over then.
 std::string cut_short(const std::vector<int>& absent, Milliseconds timeout, const Failure& cause) {
   int lost = -1;
-  // The account of a lost rank begins with it, whoever reports it.
-  if (cause.kind == FailureKind::kPeerFailure)
-    std::sscanf(cause.message.c_str(), "rank %d ", &lost);
+  // The account of a lost rank names it first, whoever reports it.
+  const std::size_t at = cause.message.find("rank ");
+  if (cause.kind == FailureKind::kPeerFailure && at != std::string::npos)
+    std::sscanf(cause.message.c_str() + at, "rank %d", &lost);
   return (absent.empty() ? "" : not_passed(absent, timeout) + "; ") +
          (lost >= 0 ? "Rank " + std::to_string(lost) + " failed to pass monitoredBarrier: "
                     : "Rank 0 successfully reached monitoredBarrier, but received errors while "
@@ -108,7 +109,9 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_r
             fail(FailureKind::kTimeout, reached + late);
           }
       } catch (const CollectiveFailure& error) {
-        if (error.failure().message.compare(0, reached.size(), reached) == 0) throw;
+        if (error.failure().kind == FailureKind::kConfiguration ||
+            error.failure().message.compare(0, reached.size(), reached) == 0)
+          throw;
         fail(error.failure().kind, reached + ": " + error.failure().message);
       }
       return;
@@ -125,6 +128,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_r
         if (!wait_all_ranks) break;
       }
     } catch (const CollectiveFailure& error) {
+      if (error.failure().kind == FailureKind::kConfiguration) throw;  // it is closed
       fail(error.failure().kind, cut_short(absent, timeout, error.failure()));
     }
     if (!absent.empty()) {

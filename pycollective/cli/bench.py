@@ -33,7 +33,12 @@ def bench(
         int, typer.Option("-w", "--warmup_iters", help="Untimed calls before each size.")
     ] = 5,
     checks: Annotated[
-        int, typer.Option("-c", "--check", help="Calls a size that are verified; 0: none.")
+        int,
+        typer.Option(
+            "-c",
+            "--check",
+            help="Calls a size that are verified, beside the last timed one; 0: none.",
+        ),
     ] = 1,
     dtype: Annotated[
         str, typer.Option("-d", "--datatype", help="Element type; half, float and double too.")
