@@ -134,22 +134,26 @@ def clean_environment(**more):
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
 
 
-def test_torchrun(tmp_path):
+def torchrun(*arguments):
+    """The lines that its ranks have written, in the order of the alphabet."""
     pytest.importorskip("torch")
-    program = tmp_path / "program.py"
-    program.write_text(TORCH_PROGRAM)
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", program),
-        ],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments],
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=150,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"rank {r} of 2 is fine" for r in range(2)]
+    return sorted(done.stdout.splitlines())
+
+
+def test_torchrun(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(TORCH_PROGRAM)
+    assert torchrun("--nproc-per-node", "2", program) == [
+        f"rank {r} of 2 is fine" for r in range(2)
+    ]
 
 
 KILLED_PROGRAM = """
@@ -181,22 +185,10 @@ sys.stdout.write(f"rank {rank} is fine after {time} restarts\\n")
 
 @pytest.mark.storm
 def test_ranks_that_torchrun_starts_anew_twice_meet(tmp_path):
-    pytest.importorskip("torch")
     program = tmp_path / "program.py"
     program.write_text(KILLED_PROGRAM)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "3", "--max-restarts", "2", program),
-        ],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stderr
-    said = [f"rank {rank} is fine after 2 restarts" for rank in range(3)]
-    assert sorted(done.stdout.splitlines()) == said
+    lines = torchrun("--nproc-per-node", "3", "--max-restarts", "2", program)
+    assert lines == [f"rank {rank} is fine after 2 restarts" for rank in range(3)]
 
 
 def test_torchs_environment_without_torchrun(tmp_path):
