@@ -231,7 +231,7 @@ def killed_within(_, way, fraction):
     if comm.rank == HARMED:
         kill = (os.getpid(), signal.SIGKILL)
         threading.Timer(at + fraction * length - time.monotonic(), os.kill, kill).start()
-    time.sleep(at - time.monotonic())
+    time.sleep(max(0.0, at - time.monotonic()))
     told = None
     try:
         comm.all_reduce(array)
