@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -87,10 +87,37 @@ def _command(program: list[str]) -> list[str]:
     return program
 
 
-def _is_unbuffered_python(command: list[str], env: dict[str, str]) -> bool:
+def _is_unbuffered_python(command: list[str], env: Mapping[str, str]) -> bool:
     """Whether ranks are Python that writes a line and its end apart, on a terminal too."""
-    python = command[0] == sys.executable or os.path.basename(command[0]).startswith("python")
-    return python and bool(env.get("PYTHONUNBUFFERED", "").strip("0"))  # 0 is as if it were unset
+    if command[0] != sys.executable and not os.path.basename(command[0]).startswith("python"):
+        return False
+    options = _python_options(command[1:])
+    if "u" in options:
+        return True
+    asked = env.get("PYTHONUNBUFFERED", "").strip("0")  # 0 is as if it were unset
+    return bool(asked) and options.isdisjoint("EI")
+
+
+def _python_options(arguments: Sequence[str]) -> set[str]:
+    """Letters of the interpreter's own options: those before the program."""
+    found: set[str] = set()
+    words = iter(arguments)
+    for word in words:
+        if word in ("-", "--") or not word.startswith("-"):
+            break
+        if word.startswith("--"):
+            if word == "--check-hash-based-pycs":
+                next(words, None)
+            continue
+        for place, letter in enumerate(word[1:], 2):
+            if letter in "cm":  # the rest of the word or the next is the program
+                return found
+            if letter in "WX":  # so it is an argument
+                if place == len(word):
+                    next(words, None)
+                break
+            found.add(letter)
+    return found
 
 
 def _defaults(ranks: int, copied: bool) -> dict[str, str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from pycollective.launch.launcher import _python_options
 from tests.harness import await_
 from tests.launch.test_launcher import COMMAND, environment, program, run, run_together
 
@@ -89,6 +90,11 @@ def read_to_the_end(terminal):
         pytest.param(["--tag-output"], "both", {}, (COPIED, COPIED), id="tagged"),
         pytest.param([], "both", UNBUFFERED, (COPIED, COPIED), id="a user who buffers nothing"),
         pytest.param([], "both", BUFFERED, (TERMINAL, TERMINAL), id="a user who says 0"),
+        pytest.param([sys.executable, "-u"], "both", {}, (COPIED, COPIED), id="an option"),
+        pytest.param(
+            *([sys.executable, "-E"], "both", UNBUFFERED, (TERMINAL, TERMINAL)),
+            id="an option to ignore what the user says",
+        ),
         pytest.param(
             *(["env", sys.executable], "both", UNBUFFERED, (AS_IT_IS, AS_IT_IS)),
             id="another program than Python, which may buffer",
@@ -125,6 +131,31 @@ def test_lines_arrive_whole_on_a_terminal(
         assert said == {"file": f"{line}\n", "terminal": ""}
     else:
         assert said == {"file": "", "terminal": f"{line}\r\n"}
+
+
+@pytest.mark.parametrize(
+    ("words", "unbuffered"),
+    [
+        ("-u x.py", True),
+        ("-Bu x.py", True),
+        ("-uc print()", True),
+        ("-X dev -W error -u x.py", True),
+        ("-Xdev -Werror -um x", True),
+        ("--check-hash-based-pycs never -u x.py", True),
+        ("x.py -u", False),
+        ("-m x -u", False),
+        ("-mu", False),
+        ("-Bc u -u", False),
+        ("-X u x.py", False),
+        ("-W -u x.py", False),
+        ("-Xu x.py", False),
+        ("-- -u", False),
+        ("- -u", False),
+        ("", False),
+    ],
+)
+def test_options_of_the_interpreter_stand_before_the_program(words, unbuffered):
+    assert ("u" in _python_options(words.split())) == unbuffered
 
 
 def test_tagged_output_names_the_rank_of_each_line():
