@@ -30,16 +30,18 @@ DTYPES = {name: each.size for name, each in TRAITS.items()}
 ALIASES = {each.alias: name for name, each in TRAITS.items() if each.alias}
 REDUCE_OPS = tuple(_core.reduce_ops())
 
-# How many powers of two below the numbers that cancel the small ones lie: by so many, a sum loses
-# some of the small ones' bits, or all, where a large one is added before it is cancelled.
-# (Sums of e4m3fn lose nothing: all its multiples are fewer than fp32 has.)
-_BELOW = {
-    **{"float8_e5m2": (23, 28), "float16": (14, 24), "bfloat16": (17, 28)},
-    **{"float32": (1, 24), "float64": (1, 53)},
-}
-_LARGE = {
+# For inputs that tell orders of addition apart, here and in `conformance/inputs.py`: exponents of
+# the numbers that cancel, least and end ...
+LARGE = {
     **{"float8_e5m2": (13, 15), "float16": (9, 15), "bfloat16": (-20, 20)},
     **{"float32": (-20, 20), "float64": (-20, 20)},
+}
+# ... and how many powers of two below them the small ones lie: by so many, a sum loses some of the
+# small ones' bits, or all, where a large one is added before it is cancelled.
+# (Sums of e4m3fn lose nothing: all its multiples are fewer than fp32 has.)
+BELOW = {
+    **{"float8_e5m2": (23, 29), "float16": (14, 25), "bfloat16": (17, 29)},
+    **{"float32": (1, 25), "float64": (1, 54)},
 }
 
 
@@ -67,6 +69,13 @@ def exponent_bias(dtype: str) -> int:
     return (1 << (8 * TRAITS[dtype].size - TRAITS[dtype].mantissa - 2)) - 1
 
 
+def exponents_of(dtype: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """A float's rows of `LARGE` and `BELOW`; where there is none, all of a narrow one's range."""
+    bias = exponent_bias(dtype)
+    below = 1, bias + TRAITS[dtype].mantissa
+    return LARGE.get(dtype, (bias // 2, bias)), BELOW.get(dtype, below)
+
+
 def leaves(dtype: str, reduce_op: str, ranks: int, count: int, seed: int) -> list[NDArray[Any]]:
     """One array of `count` elements a rank, such that the order of a reduction shows.
 
@@ -88,11 +97,9 @@ def leaves(dtype: str, reduce_op: str, ranks: int, count: int, seed: int) -> lis
     signs = random.choice([-1, 1], (ranks, count))
     if reduce_op == "prod":  # near 1, so that products stay in range
         return list((signs * np.exp2(random.uniform(-1, 1, (ranks, count)))).astype(element))
-    # Of a narrower float, all of its range.
-    bias = exponent_bias(dtype)
-    exponents = random.integers(*_LARGE.get(dtype, (bias // 2, bias)), count)
-    least, most = _BELOW.get(dtype, (1, bias + TRAITS[dtype].mantissa))
-    below = random.integers(least, most, (ranks, count), endpoint=True)
+    above, under = exponents_of(dtype)
+    exponents = random.integers(*above, count)
+    below = random.integers(*under, (ranks, count))
     values = signs * np.ldexp(1 + random.random((ranks, count)), exponents - below)
     if ranks > 2:  # in each element two ranks, any two, hold a large number and its negation
         large = np.ldexp(1 + random.random(count), exponents) * random.choice([-1, 1], count)

@@ -19,16 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pycollective.bench.problem import TRAITS, exponent_bias, numpy_type
+from pycollective.bench.problem import TRAITS, exponent_bias, exponents_of, numpy_type
 
 _Words = NDArray[np.uint64]
 
-# Exponents of the large numbers, and by how much the small ones' are below: least and end.
-_LARGE = {"float8_e5m2": (13, 15), "float16": (9, 15)}
-_BELOW = {
-    **{"float8_e5m2": (23, 29), "float16": (14, 25), "bfloat16": (17, 29)},
-    **{"float32": (1, 25), "float64": (1, 54)},
-}
 _ANY_BITS, _ZEROS = 0.2, 0.05  # share of the elements that are special so
 
 
@@ -56,9 +50,7 @@ def _floats(
     """The words of floats: sign, exponent and mantissa out of random bits."""
     ranks, mantissa = len(raw), TRAITS[dtype].mantissa
     bias = exponent_bias(dtype)
-    # Of a narrower float, all of its range.
-    above = _LARGE.get(dtype, (-20, 20) if bias > 20 else (bias // 2, bias))
-    below = _BELOW.get(dtype, (1, bias + mantissa))
+    above, below = exponents_of(dtype)
     sign = np.uint64(1 << (bits - 1))
 
     def number(word: _Words, exponent: NDArray[np.int64]) -> _Words:
