@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
+from itertools import compress
+from operator import not_
 
-from pycollective.order import parent
-
-from .blocks import largest_block
 from .circle import circle_of
 from .counts import NOTHING, Load, Phase, Phases
+from .ring_room import handed_on, neighbours
 from .topology import Topology
 
 
-def sent_by(places: Sequence[int], place: int) -> tuple[int, int]:
-    """Leaves and nodes, each of one shard, that the rank at `place` sends to be reduced.
-
-    It sends n - 1 partials, of the arcs of 1 to n - 1 places that end with its own. Such an arc
-    holds a node of the order if it begins no later than the first of the node's leaves behind
-    `place`: when that one lies ``k + 1`` places on, this is so for k arcs. The nodes of a partial
-    are those whose parent is not in it, and each parent has two children; so the sum of k over all
-    leaves less the sum over all inner nodes is what is sent.
-
-    Args:
-        places: of each rank on the ring.
-        place: of the rank that sends.
-    """
-    n = len(places)
-    arcs = [(at - place - 1) % n for at in places]
-    leaves = buffers = n * (n - 1) // 2
-    leaves -= 2 * sum(map(min, arcs[::2], arcs[1::2]))
-    if n % 2 and n > 1:
-        leaves -= min(arcs[parent((n - 1, n), n)[0] :])
-    while len(arcs) > 1:  # a level of the order after another, from the leaves up
-        above = list(map(min, arcs[::2], arcs[1::2]))
-        buffers -= sum(above)
-        arcs = above + arcs[2 * len(above) :]
-    return leaves, buffers - leaves
-
-
-# Up to so many ranks, each is looked at for who sends most.
-_FEW = 64
-
-
-def _busiest(sent: Mapping[int, tuple[int, int]], ranks: int) -> Load:
+def _busiest(sent: Iterable[tuple[int, int]], ranks: int) -> Load:
     """The load of the place that sends most."""
-    loads = (Load(ranks - 1, leaves / ranks, nodes / ranks) for leaves, nodes in sent.values())
+    loads = (Load(ranks - 1, leaves / ranks, nodes / ranks) for leaves, nodes in sent)
     return max(loads, key=lambda load: load.buffers, default=NOTHING)
 
 
@@ -54,34 +24,15 @@ def _both_ways(load: Load) -> Load:
 
 
 def _reduce_scatter_count(topology: Topology) -> Phases:
-    """Exact for few ranks; for many, who sends and who adds most is looked for where it should be.
-
-    Partials are largest before the middle of the largest aligned block of ranks, and before its
-    end, and the next rank completes most nodes.
-    """
     n = topology.ranks
     if n == 1:
         return ()
-    order, place_of, _ = circle_of(topology)
-    places = [place_of[rank] for rank in range(n)]
-    host = [topology.host_of[rank] for rank in order]
-    ends = [place for place in range(n) if host[place] != host[(place + 1) % n]]
-    looked_at = set(range(n))
-    if n > _FEW:
-        looked_at = set()
-        for middle in (largest_block(n) // 2 - 1, largest_block(n) - 1):
-            before = max((end for end in ends if end < middle), default=n - 1)
-            looked_at |= {middle - 1, middle, before}
-        # One of each kind, where there is one.
-        looked_at.update(ends[:1], sorted(set(range(n)).difference(ends))[:1])
-    sent = {place: sent_by(places, place) for place in looked_at}
-    adds = max(
-        sum(sent[before]) - sum(sent[place]) + n - 1
-        for place in looked_at
-        if (before := (place - 1) % n) in looked_at
-    )
-    across = {place: sent[place] for place in looked_at.intersection(ends)}
-    local = {place: sent[place] for place in looked_at.difference(ends)}
+    place_of = circle_of(topology).place
+    sent = list(zip(*handed_on([place_of[rank] for rank in range(n)]), strict=True))
+    near = neighbours(topology)
+    buffers = list(map(sum, sent))
+    adds = max(buffers[place - 1] - buffers[place] for place in range(n)) + n - 1
+    local, across = compress(sent, near), compress(sent, map(not_, near))
     return (Phase(_busiest(local, n), _both_ways(_busiest(across, n)), adds / n, n - 1),)
 
 
