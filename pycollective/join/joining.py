@@ -69,7 +69,7 @@ def connect(
         world = World.on_one_host(0, 1, load(tuning))
         communicator = Communicator(*join_alone(), timeout, world)
     else:
-        where = Placement(
+        where = FirstMeeting(
             store, rank, size, timeout, prefix, tuple(played), transport, tuning, more
         )
         communicator = _connect(where, transport)
@@ -96,8 +96,8 @@ def shared_memory_alone(host_of: Sequence[int]) -> ConfigurationError:
     )
 
 
-class Placement:
-    """Which rank is on which host, as all ranks have told each other.
+class FirstMeeting:
+    """The first meeting, of all ranks: who is there, on which host, and what they agree on.
 
     Attributes:
         host_of: the host of each rank, numbered from 0 in the order of their first ranks.
@@ -200,7 +200,7 @@ def _described(played: tuple[int, ...]) -> str:
     return f"hosts {','.join(map(str, played))}" if played else "as found"
 
 
-def _connect(where: Placement, transport: str) -> Communicator:
+def _connect(where: FirstMeeting, transport: str) -> Communicator:
     if len(set(where.host_of)) > 1:
         if transport == "shm":
             raise shared_memory_alone(where.host_of)
@@ -209,7 +209,7 @@ def _connect(where: Placement, transport: str) -> Communicator:
     return Communicator(*join_host(where.of_host()), where.timeout, world)
 
 
-def _connect_hosts(where: Placement) -> Communicator:
+def _connect_hosts(where: FirstMeeting) -> Communicator:
     from pycollective.transport.c10d import C10dTransport, MessageStore
 
     rank, size = where.rank, where.size

@@ -104,7 +104,7 @@ def record(rank, size):
 
 def join(store, rank, size, timeout=30.0, played=()):
     """What `connect` does with the store; the tokens of this rank's host."""
-    where = joining.Placement(store, rank, size, timeout, "init1", played, "", "")
+    where = joining.FirstMeeting(store, rank, size, timeout, "init1", played, "", "")
     assert where.host_of[rank] == rank * len(set(where.host_of)) // size
     mine = record(rank, size)
     whole = where.of_all()
@@ -227,7 +227,7 @@ def test_a_rank_that_ends_once_all_have_come_keeps_nobody_waiting(monkeypatch, k
         return outcome
 
     if known:
-        take, interrupts = joining.Placement._take, []
+        take, interrupts = joining.FirstMeeting._take, []
 
         def taken(self, packed):
             take(self, packed)
@@ -235,7 +235,7 @@ def test_a_rank_that_ends_once_all_have_come_keeps_nobody_waiting(monkeypatch, k
                 interrupts.append(self)
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(joining.Placement, "_take", taken)
+        monkeypatch.setattr(joining.FirstMeeting, "_take", taken)
     else:
         monkeypatch.setattr(meeting.Meeting, "_await_all", interrupted)
     start = time.monotonic()
