@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.launchers import launcher
-from tests.turns import in_turns
 
 # The calls of `pycollective verify`, at two counts of which one is too long to go with a call. Of
 # each 1,024 elements half are the table's, with bits of all kinds, and half pack well: so messages
@@ -59,7 +58,8 @@ with pc.init(timeout=60, wire="exact") as comm:
 """
 
 
-@pytest.mark.parametrize(("name", "dtype"), in_turns(["forks", "mpich"], ["bfloat16", "float32"]))
+@pytest.mark.parametrize("name", ["forks", "mpich"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_operation_and_algorithm_keeps_its_bits_packed(tmp_path, name, dtype):
     (tmp_path / "program.py").write_text(TABLE.format(dtype=dtype))
     program = str(tmp_path / "program.py")

@@ -10,19 +10,36 @@ import pytest
 
 
 def in_turns(*axes: Sequence[Any], among: Collection[tuple[Any, ...]] = ()) -> list[Any]:
-    """The product; with each combination of the others the usual run has one value of the last
-    axis, in turns: a value of another axis meets as many of them as the axes besides these two have
-    values together (where there are only two: one; of those that `among` leaves, about as many).
-    The rest is for `make storm`.
+    """The product of three axes or more; the usual run has every two values that meet in it.
+
+    With each combination of the others that is one value of the last axis, in turns, and whatever
+    else it takes for every pair. The rest is for `make storm`. (Of two axes that would be all.)
 
     Args:
         among: if given, what the first of each combination must be.
     """
-    made = []
-    for places in itertools.product(*(range(len(axis)) for axis in axes)):
-        case = tuple(axis[place] for axis, place in zip(axes, places, strict=True))
-        if among and case[: len(next(iter(among)))] not in among:
-            continue
-        usual = sum(places[:-1]) % len(axes[-1]) == places[-1]
-        made.append(pytest.param(*case, marks=() if usual else pytest.mark.storm))
-    return made
+    assert len(axes) > 2, "every pair of two axes is their product"
+    cases = [
+        places
+        for places in itertools.product(*(range(len(axis)) for axis in axes))
+        if not among or _values(axes, places)[: len(next(iter(among)))] in among
+    ]
+    usual = {each for each in cases if sum(each[:-1]) % len(axes[-1]) == each[-1]}
+    met = {pair for each in usual for pair in _pairs(each)}
+    for each in cases:
+        if not met.issuperset(_pairs(each)):
+            usual.add(each)
+            met.update(_pairs(each))
+    return [
+        pytest.param(*_values(axes, each), marks=() if each in usual else pytest.mark.storm)
+        for each in cases
+    ]
+
+
+def _values(axes: Sequence[Sequence[Any]], places: tuple[int, ...]) -> tuple[Any, ...]:
+    return tuple(axis[place] for axis, place in zip(axes, places, strict=True))
+
+
+def _pairs(places: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
+    """Every two values of a combination, each with its axis."""
+    return set(itertools.combinations(enumerate(places), 2))

@@ -17,7 +17,6 @@ import pytest
 from pycollective import reference
 from tests.compression import oracle
 from tests.compression.players import make, wide
-from tests.turns import in_turns
 
 COUNT = 21 * oracle.CHUNK + 77
 SHAPES = {"w": (1, COUNT)}
@@ -123,7 +122,8 @@ def steps_of(comm, host_of, kind):
     return found, float(error.max()) / bound, bool(held.any()), still
 
 
-@pytest.mark.parametrize(("kind", "host_of"), in_turns(INPUTS, [(0, 0, 1, 1), (0, 1, 2, 3)]))
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("host_of", [(0, 0, 1, 1), (0, 1, 2, 3)])
 def test_what_is_held_contracts_and_is_what_was_not_delivered(pool, kind, host_of):
     for found, error, held, still in pool(4).call(steps_of, host_of, kind):
         assert error <= 1
