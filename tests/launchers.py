@@ -18,6 +18,11 @@ from tests.harness import ROOT, PerRank, Ranks
 NAMES = ("mpich", "openmpi")
 
 
+def parts(text: str) -> list[str]:
+    """What ranks have printed, each behind the word RANK, wherever their lines were cut."""
+    return sorted(part.strip() for part in text.split("RANK ")[1:])
+
+
 class Launcher:
     """Starts ranks of a Python program."""
 

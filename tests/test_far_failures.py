@@ -8,7 +8,7 @@ import re
 import pytest
 
 import pycollective as pc
-from tests.launchers import find, launcher
+from tests.launchers import find, launcher, parts
 
 # A rank is killed while all are at work; the clock is the machine's, the same for all.
 DIES = """
@@ -132,10 +132,6 @@ def run(tmp_path):
         return launcher("forks").run(ranks, program, PYCOLLECTIVE_TOPOLOGY=topology)
 
     return run_ranks
-
-
-def parts(text):
-    return sorted(part.strip() for part in text.split("RANK ")[1:])
 
 
 @pytest.mark.alone  # how soon is part of it

@@ -13,7 +13,7 @@ import time
 import pytest
 
 import pycollective as pc
-from tests.launchers import find, launcher
+from tests.launchers import find, launcher, parts
 
 VERIFY = """
 import sys
@@ -186,10 +186,6 @@ def test_a_program(launch, tmp_path, ranks, topology):
 
 
 # mpiexec may mix the ranks' lines, so each part of the output begins with a word of its own.
-def parts(text):
-    return sorted(part.strip() for part in text.split("RANK ")[1:])
-
-
 def test_a_mismatch_between_hosts_names_both_sides(launch, tmp_path):
     said = parts(run(launch, tmp_path, MISMATCH, 4, "2x2").stdout)
     first = [part for part in said if "again" not in part]

@@ -14,14 +14,9 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from tests.harness import ROOT, Ranks, await_, committed, results, run_ranks
+from tests.harness import ROOT, Ranks, await_, committed, counts, results, run_ranks
 
 MIB = 1 << 20
-
-
-def counts():
-    maps = Path("/proc/self/maps").read_text().count("memfd:pycollective")
-    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), maps
 
 
 def test_sixteen_ranks_take_at_most_64_mb():

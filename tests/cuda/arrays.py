@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 
 from pycollective import _core, reference
 from pycollective.gpu.array import DeviceArray
-from tests.harness import PerRank
+from tests.cuda import standin
+from tests.harness import PerRank, Ranks, results
 from tests.inputs import awkward, same_bits
 
 DEVICES = 2  # the stand-in's
@@ -23,6 +26,19 @@ def for_device(comm):
     """Have kernels carry out calls on arrays of the rank's GPU."""
     comm.use_device("cuda")
     return comm.device, comm.way[0]
+
+
+def starting(module):
+    """`started(n)` for a module of tests: ranks of it whose calls kernels carry out."""
+
+    @contextmanager
+    def started(size, **more):
+        variables = standin.environment(devices=8, **more)
+        with Ranks(size, module=module, variables=variables) as ranks:
+            assert results(ranks.call(for_device)) == [(rank, "peer") for rank in range(size)]
+            yield ranks
+
+    return started
 
 
 def on_its_gpu(comm, x, offset=0, stream=None):

@@ -7,7 +7,7 @@ import ctypes
 import gc
 import os
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +16,12 @@ import pytest
 from pycollective import CollectiveError, CollectiveMismatch, ConfigurationError, _core, reference
 from pycollective.gpu.array import DeviceArray
 from tests.cuda import standin
-from tests.cuda.arrays import for_device, on_its_gpu
+from tests.cuda.arrays import on_its_gpu, starting
 from tests.cuda.captures import Capture
-from tests.harness import PerRank, Ranks, results
+from tests.harness import PerRank, results
 from tests.inputs import order_sensitive, same_bits
 
-
-@contextmanager
-def started(size, **more):
-    with Ranks(size, module=__name__, variables=standin.environment(devices=8, **more)) as ranks:
-        assert results(ranks.call(for_device)) == [(rank, "peer") for rank in range(size)]
-        yield ranks
+started = starting(__name__)
 
 
 def on_several_streams(comm, inputs):

@@ -8,22 +8,17 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 
 import pycollective as pc
 from pycollective import _core
 from tests.cuda import standin
-from tests.cuda.arrays import for_device, on_its_gpu
+from tests.cuda.arrays import on_its_gpu, starting
 from tests.harness import Ranks, results
 
-
-@contextmanager
-def started(size):
-    with Ranks(size, module=__name__, variables=standin.environment(devices=8)) as ranks:
-        assert results(ranks.call(for_device)) == [(rank, "peer") for rank in range(size)]
-        yield ranks
+started = starting(__name__)
 
 
 def used(comm):

@@ -5,24 +5,20 @@ from __future__ import annotations
 
 import gc
 import os
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 
 from pycollective import CollectiveAborted, ConfigurationError, _core
 from pycollective.gpu.array import DeviceArray
 from tests.cuda import standin
-from tests.cuda.arrays import for_device, on_its_gpu
-from tests.harness import Ranks, results
+from tests.cuda.arrays import on_its_gpu, starting
+from tests.harness import results
 
 MOST = 3  # of two, one and one block
 
 
-@contextmanager
-def started(size):
-    with Ranks(size, module=__name__, variables=standin.environment(devices=8)) as ranks:
-        assert results(ranks.call(for_device)) == [(rank, "peer") for rank in range(size)]
-        yield ranks
+started = starting(__name__)
 
 
 def in_other_orders(comm, many, count):

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -22,18 +21,12 @@ from pycollective import (
 )
 from pycollective.gpu.array import DeviceArray
 from tests.cuda import standin
-from tests.cuda.arrays import for_device, on_its_gpu
+from tests.cuda.arrays import on_its_gpu, starting
 from tests.cuda.captures import Capture
-from tests.harness import Ranks, await_, results
+from tests.harness import await_, results
 from tests.launchers import launcher
 
-
-@contextmanager
-def started(size):
-    """Ranks whose calls kernels carry out."""
-    with Ranks(size, module=__name__, variables=standin.environment(devices=8)) as ranks:
-        assert results(ranks.call(for_device)) == [(rank, "peer") for rank in range(size)]
-        yield ranks
+started = starting(__name__)
 
 
 class Late:

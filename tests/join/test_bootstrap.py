@@ -8,14 +8,13 @@ import signal
 import socket
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 import pycollective as pc
 from pycollective.join import attach, joining, meeting
 from pycollective.join.store import StoreClient, StoreServer
-from tests.harness import PerRank, Ranks, results, run_ranks
+from tests.harness import PerRank, Ranks, counts, results, run_ranks
 from tests.joining import await_listeners_of, failing, works
 
 
@@ -348,11 +347,6 @@ def test_strangers_keep_nobody_from_joining():
         ):
             assert joined
             assert files < 20  # none of the strangers' is kept
-
-
-def counts():
-    maps = Path("/proc/self/maps").read_text().count("memfd:pycollective")
-    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), maps
 
 
 def connect_often(comm, address, groups):

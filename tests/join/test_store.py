@@ -14,19 +14,14 @@ import pytest
 
 from pycollective import CollectiveTimeout, ConfigurationError
 from pycollective.join.store import StoreClient, StoreServer, parse_address
-
-
-def free_tcp():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+from tests.joining import free_place
 
 
 def free_unix():
     return f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
 
 
-@pytest.fixture(params=[free_unix, free_tcp], ids=["unix", "tcp"])
+@pytest.fixture(params=[free_unix, free_place], ids=["unix", "tcp"])
 def address(request):
     return request.param()
 
@@ -276,7 +271,7 @@ def test_a_lingering_server_waits_for_its_clients(address):
 
 
 def test_a_client_may_come_before_a_tcp_server():
-    address = free_tcp()
+    address = free_place()
     with ThreadPoolExecutor(1) as threads:
         early = threads.submit(StoreClient, address, "", 10.0)
         time.sleep(0.2)
@@ -317,7 +312,7 @@ def test_a_place_that_is_taken_is_said(address, server):
 
 def test_nobody_there_is_a_timeout_over_tcp_and_at_once_a_fault_over_unix():
     with pytest.raises(CollectiveTimeout, match=r"no store answers at tcp://127.0.0.1:\d+ within"):
-        StoreClient(free_tcp(), timeout=0.3)
+        StoreClient(free_place(), timeout=0.3)
     start = time.monotonic()
     with pytest.raises(ConfigurationError, match="there is no store"):
         StoreClient(free_unix(), timeout=30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 
+import pytest
 import torch
 import torch._dynamo  # DDP does, in each fork unless it is there
 import torch.distributed as dist
@@ -12,11 +13,23 @@ import torch.distributed.checkpoint
 
 import pycollective.torch as pct
 from pycollective.compression import CODECS
+from tests.harness import Ranks, results
 from tests.torch.groups import standing_group, to_numpy
 
 HOOKS = {codec: getattr(pct, f"{codec}_hook") for codec in CODECS}
 
 _groups: dict[str, dist.ProcessGroup] = {}
+
+
+def ranks_of(module, size, timeout=100.0, scope="module"):
+    """The fixture `ranks` of a module of tests: results of a call on so many ranks of it."""
+
+    @pytest.fixture(scope=scope)
+    def ranks():
+        with Ranks(size, timeout=timeout, module=module) as started:
+            yield lambda function, *args: results(started.call(function, *args))
+
+    return ranks
 
 
 def group_of(comm, backend):

@@ -8,16 +8,12 @@ import torch.distributed.checkpoint
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.compression.players import held_by
-from tests.harness import Ranks, results
-from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, state_of
+from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
 
 TOPOLOGIES = ["4x1", "2x2"]
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4, timeout=100.0, module=__name__) as started:
-        yield lambda function, *args: results(started.call(function, *args))
+ranks = ranks_of(__name__, 4)
 
 
 class Net(torch.nn.Module):

@@ -15,17 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 import pycollective.torch as pct
 from pycollective import CollectiveMismatch, ConfigurationError, compression
 from pycollective.torch import groups as groups_module
-from tests.harness import Ranks, results
-from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, state_of
+from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
 
 BACKENDS = {"pycollective": pct.all_reduce_hook, "gloo": default_hooks.allreduce_hook}
 HOSTS = "2x2"
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4, timeout=100.0, module=__name__) as started:
-        yield lambda function, *args: results(started.call(function, *args))
+ranks = ranks_of(__name__, 4)
 
 
 def played(topology, group):

@@ -9,8 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
 from pycollective import ConfigurationError
-from tests.harness import Ranks, results
-from tests.torch.compressed import HOOKS, Given, given, group_of, state_of
+from tests.torch.compressed import HOOKS, Given, given, group_of, ranks_of, state_of
 
 # A call that waits for a thread that has ended waits for ever: the ranks are ended soon.
 WAITS = 30.0
@@ -31,10 +30,7 @@ CALLS = {
 }
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4, timeout=WAITS, module=__name__) as started:
-        yield lambda function, *args: results(started.call(function, *args))
+ranks = ranks_of(__name__, 4, WAITS)
 
 
 def closed(comm, codec, topology, used):

@@ -11,16 +11,12 @@ import pycollective.torch as pct
 from pycollective import ConfigurationError
 from pycollective.torch.tensors import OfTensor
 from tests.compression.test_choice import Clock, Seen
-from tests.harness import Ranks, results
-from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, state_of
+from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
 
 BACKENDS = {"pycollective": pct.all_reduce_hook, "gloo": default_hooks.allreduce_hook}
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4, timeout=100.0, module=__name__) as started:
-        yield lambda function, *args: results(started.call(function, *args))
+ranks = ranks_of(__name__, 4)
 
 
 def averages(model, comm, steps, spoil=None):

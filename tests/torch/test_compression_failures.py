@@ -12,16 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pycollective import ConfigurationError
 from tests.compression.players import held_by
-from tests.harness import Ranks, await_, results
-from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, state_of
+from tests.harness import await_
+from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
 
 SOON = 20  # seconds; the groups' timeout is 30
 
 
-@pytest.fixture
-def ranks():
-    with Ranks(2, timeout=100.0, module=__name__) as started:
-        yield lambda function, *args: results(started.call(function, *args))
+ranks = ranks_of(__name__, 2, scope="function")
 
 
 def fails_alone(comm, what):

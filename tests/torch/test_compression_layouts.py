@@ -10,14 +10,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from pycollective import ConfigurationError
-from tests.harness import Ranks, results
-from tests.torch.compressed import HOOKS, Convolution, group_of, state_of
+from tests.torch.compressed import HOOKS, Convolution, group_of, ranks_of, state_of
 
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(2, timeout=100.0, module=__name__) as started:
-        yield lambda function, *args: results(started.call(function, *args))
+ranks = ranks_of(__name__, 2)
 
 
 def normal(rank, step, *shape):

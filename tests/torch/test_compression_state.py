@@ -11,14 +11,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
 from pycollective import ConfigurationError
-from tests.harness import Ranks, await_, results
-from tests.torch.compressed import HOOKS, Convolution, Given, digest_of, given, group_of, state_of
+from tests.harness import await_
+from tests.torch.compressed import (
+    HOOKS,
+    Convolution,
+    Given,
+    digest_of,
+    given,
+    group_of,
+    ranks_of,
+    state_of,
+)
 
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(4, timeout=100.0, module=__name__) as started:
-        yield lambda function, *args: results(started.call(function, *args))
+ranks = ranks_of(__name__, 4)
 
 
 def channels_last(comm, codec):
