@@ -9,6 +9,7 @@ from pycollective import _core
 from pycollective.conformance.cases import counts
 from pycollective.conformance.reports import Report
 from pycollective.conformance.selection import Selection
+from pycollective.join.meeting import named
 from pycollective.version import VERSION
 
 _DIGITS = 32  # of a digest: half of them are more than enough
@@ -116,9 +117,9 @@ def footer(
         found = []
         if line.wrong:
             where = [rank for rank, report in enumerate(line.reports) if report and report.wrong]
-            found.append(f"{_number(line.wrong, 'element')} on {_ranks(where)}")
+            found.append(f"{_number(line.wrong, 'element')} on {named(where)}")
         if lost := [rank for rank, report in enumerate(line.reports) if report is None]:
-            found.append(f"no report from {_ranks(lost)}")
+            found.append(f"no report from {named(lost)}")
         yield (f"# WRONG: {line.dtype} {line.operation} by {line.algorithm}: {', '.join(found)}")
     covered = f", {selection.name}" if selection.name else ""
     by_digest: dict[str, list[str]] = {}
@@ -131,10 +132,6 @@ def footer(
         yield f"digest of {_number(ranks, 'rank')}{covered}: {digest[:_DIGITS]} ({who})"
     if not digests:
         yield f"no digest of {_number(ranks, 'rank')}{covered}: reports are missing"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank(s) {', '.join(map(str, ranks))}"
 
 
 def _number(count: int, noun: str) -> str:
