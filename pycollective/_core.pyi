@@ -99,7 +99,7 @@ class Communicator:
         rank: int,
         tokens: Sequence[bytes],
         offsets: Sequence[int],
-        slot_bytes: int,
+        data_bytes: int,
         timeout: float,
         world: Any,  # pycollective.planning.world.World
         /,

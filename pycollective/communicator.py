@@ -67,7 +67,7 @@ class Communicator(_core.Communicator):
         rank: int,
         tokens: Sequence[bytes],
         offsets: Sequence[int],
-        slot_bytes: int,
+        data_bytes: int,
         timeout: float,
         world: World | None = None,
     ) -> None:
@@ -78,12 +78,12 @@ class Communicator(_core.Communicator):
             rank: this rank among those of its host.
             tokens: the segment of each rank of this host.
             offsets: where each one's mailbox lies in its segment, bytes.
-            slot_bytes: the least that any rank allocated for data; the same on all ranks.
+            data_bytes: of the smallest data area among them; the same on all ranks.
             timeout: seconds an operation may take.
             world: all ranks; None where all are on this host.
         """
         world = world or World.on_one_host(rank, len(tokens))
-        super().__init__(node, rank, list(tokens), list(offsets), slot_bytes, timeout, world)
+        super().__init__(node, rank, list(tokens), list(offsets), data_bytes, timeout, world)
         self._node = node
         self._tokens = list(tokens)
         self._world = world

@@ -158,7 +158,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     const auto tuple = py::reinterpret_borrow<py::tuple>(args);
     if (tuple.size() != 7 || (names != nullptr && PyDict_GET_SIZE(names) != 0)) {
       PyErr_SetString(PyExc_TypeError,
-                      "Communicator(node, rank, tokens, offsets, slot_bytes, timeout, world)");
+                      "Communicator(node, rank, tokens, offsets, data_bytes, timeout, world)");
       return -1;
     }
     auto& node = tuple[0].cast<NodeHandle&>();
@@ -167,7 +167,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     for (const auto& token : tuple[2].cast<std::vector<std::string>>())
       tokens.push_back(token_from_bytes(token));
     const auto offsets = tuple[3].cast<std::vector<std::size_t>>();
-    const auto slot_bytes = tuple[4].cast<std::size_t>();
+    const auto data_bytes = tuple[4].cast<std::size_t>();
     const auto timeout = tuple[5].cast<double>();
     if (member < 0 || static_cast<std::size_t>(member) >= offsets.size() || !(timeout > 0))
       throw std::invalid_argument("a communicator needs its rank's offset and a timeout above 0");
@@ -182,7 +182,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     world.on_machine = given.attr("on_machine").cast<int>();
     if (!given.attr("link").is_none()) world.link = link_in(given.attr("link"));
     auto group = std::make_unique<Group>(node.node, Member(member), tokens, offsets, mailbox,
-                                         slot_bytes, std::move(world));
+                                         data_bytes, std::move(world));
     Object* object = &Object::of(self);
     if (object->core != nullptr) throw std::invalid_argument("initialised twice");
     object->core = new std::shared_ptr<Communicator>(

@@ -85,7 +85,7 @@ void bind_node(py::module_& module) {
           },
           py::arg("size"), py::arg("far") = false,
           "Commit a mailbox for a group of `size` ranks, which has others on other hosts if `far`: "
-          "(offset in the segment, slot bytes).")
+          "(offset in the segment, bytes of its data area).")
       .def(
           "release",
           [](NodeHandle& self, std::size_t offset) { translated([&] { self.release(offset); }); },

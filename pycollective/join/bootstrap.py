@@ -245,8 +245,8 @@ def _start_mpiexec(talk: Talk, wish: Wish) -> Communicator:
     with _store_of_host(launch) as store:
         joined = _join_host_of(launch, store, several)
         # All have what they need from the stores, and all join or none.
-        slot_bytes = talk.round(joined.slot_bytes, lambda every: lambda rank: min(every))
-    joined = joined._replace(slot_bytes=slot_bytes)
+        data_bytes = talk.round(joined.data_bytes, lambda every: lambda rank: min(every))
+    joined = joined._replace(data_bytes=data_bytes)
     transport = launch.transport() if several else None
     world = World(
         launch.rank, launch.host_of, transport, launch.table, launch.on_machine, launch.id

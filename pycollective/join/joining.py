@@ -217,20 +217,20 @@ def _connect_hosts(where: FirstMeeting) -> Communicator:
     with whole.sharing_problems():
         joined = join_host(where.of_host(), far=True)
         store = MessageStore(where.store, rank, where.one_machine)
-        mine = Record(size=size, slot_bytes=joined.slot_bytes, address=store.address)
+        mine = Record(size=size, data_bytes=joined.data_bytes, address=store.address)
         common = json.loads(whole.exchange(mine, _common))
         store.reach(common["address"], where.timeout)
         transport = C10dTransport(store, f"{where.prefix}/messages", rank, size, where.timeout)
         whole.confirm()
-    joined = joined._replace(slot_bytes=common["slot_bytes"])
+    joined = joined._replace(data_bytes=common["data_bytes"])
     world = World(rank, where.host_of, transport, where.table, where.on_machine)
     return Communicator(*joined, where.timeout, world)
 
 
 def _common(records: list[Record]) -> str:
     """What ranks of all hosts must know of each other before they connect."""
-    slot_bytes = min(each.slot_bytes for each in records)
-    return json.dumps({"slot_bytes": slot_bytes, "address": records[0].address})
+    data_bytes = min(each.data_bytes for each in records)
+    return json.dumps({"data_bytes": data_bytes, "address": records[0].address})
 
 
 class Joined(NamedTuple):
@@ -240,15 +240,15 @@ class Joined(NamedTuple):
     rank: int
     tokens: list[bytes]
     offsets: list[int]
-    slot_bytes: int
+    data_bytes: int
 
 
 def join_alone(far: bool = False) -> Joined:
     """The only rank of this host; `far`: there are others on other hosts."""
     node = NODE.get()
     host_memory.check(node.mailbox_bytes(1, far), 1)
-    offset, slot_bytes = node.allocate(1, far)
-    return Joined(node, 0, [node.token], [offset], slot_bytes)
+    offset, data_bytes = node.allocate(1, far)
+    return Joined(node, 0, [node.token], [offset], data_bytes)
 
 
 def join_host(meeting: Meeting, far: bool = False) -> Joined:
@@ -271,14 +271,14 @@ def _meet_and_attach(meeting: Meeting, after: ExitStack, far: bool) -> Joined:
     rank, size = meeting.rank, meeting.size
     node = NODE.get()
     host_memory.check(node.mailbox_bytes(size, far), size)
-    offset, slot_bytes = node.allocate(size, far)
+    offset, data_bytes = node.allocate(size, far)
     listener = after.enter_context(closing(Listener()))
     mine = Record(
         size=size,
         host=socket.gethostname(),
         token=node.token.hex(),
         offset=offset,
-        slot_bytes=slot_bytes,
+        data_bytes=data_bytes,
         socket_name=listener.name,
     )
     table = HostTable.from_text(meeting.exchange(mine, HostTable.of_records))
@@ -303,7 +303,7 @@ def _meet_and_attach(meeting: Meeting, after: ExitStack, far: bool) -> Joined:
         rank,
         [peer.token for peer in peers],
         table.offsets,
-        min(table.slot_bytes),
+        min(table.data_bytes),
     )
 
 
@@ -312,14 +312,14 @@ class HostTable(NamedTuple):
 
     tokens: list[str]
     offsets: list[int]
-    slot_bytes: list[int]
+    data_bytes: list[int]
     socket_names: list[str]
     hosts: list[str]
 
     @staticmethod
     def of_records(records: list[Record]) -> str:
         """The table of these ranks, as text."""
-        rows = ((r.token, r.offset, r.slot_bytes, r.socket_name, r.host) for r in records)
+        rows = ((r.token, r.offset, r.data_bytes, r.socket_name, r.host) for r in records)
         return json.dumps(list(zip(*rows, strict=True)))
 
     @classmethod

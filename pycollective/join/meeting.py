@@ -57,7 +57,7 @@ class Record:
     wish: str = ""  # what its caller asked for, and all must alike
     token: str = ""  # of its shared memory, hexadecimal
     offset: int = 0  # of its mailbox in there, bytes
-    slot_bytes: int = 0
+    data_bytes: int = 0  # of the data area there
     socket_name: str = ""  # where higher ranks attach
     address: str = ""  # of what it serves to the ranks of other hosts
     problem: str = ""  # why it cannot join

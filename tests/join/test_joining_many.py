@@ -97,7 +97,7 @@ def record(rank, size):
         host="node-0123.cluster.example",
         token=f"{rank:032x}",
         offset=4096 * rank,
-        slot_bytes=4 << 20,
+        data_bytes=4 << 20,
         socket_name=f"pycollective-{1_000_000 + rank}-0123456789abcdef",
     )
 
