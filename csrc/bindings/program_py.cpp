@@ -44,7 +44,7 @@ ProgramHandle from_python(const py::object& given) {
   program->rank = get("rank").cast<int>();
   program->ranks = get("ranks").cast<int>();
   program->members = get("members").cast<int>();
-  program->tags = get("tags").cast<int>();
+  program->steps = get("steps").cast<int>();
   program->pieces = pieces_named(get("pieces").cast<std::string>());
   program->shards = get("shards").cast<int>();
   program->nodes = get("nodes").cast<int>();
@@ -62,9 +62,9 @@ ProgramHandle from_python(const py::object& given) {
   for (const int each : numbers("recipes"))
     program->recipes.push_back(number<std::uint8_t>(each, 2, "step of a recipe"));
   for (const int reader : numbers("readers")) program->readers.emplace_back(reader);
-  for (const auto& [rank, tag, first, count] :
+  for (const auto& [rank, step, first, count] :
        get("messages").cast<std::vector<std::array<int, 4>>>())
-    program->messages.push_back({rank, tag, first, count});
+    program->messages.push_back({rank, step, first, count});
   program->message_pieces = numbers("message_pieces");
   program->far = numbers("far");
   program->check(Member(get("member").cast<int>()));

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kMostPending = 16;               // of a recipe; see kernels/combine.inl
 constexpr std::int32_t kMostEvents = 1 << 20;  // of a chunk; see engine/scheduled.cpp
-constexpr std::int32_t kMostTags = 1 << 24;    // so that three slots' worth is a number
+constexpr std::int32_t kMostSteps = 1 << 24;   // so that three slots' worth is a number
 
 void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(std::string("a schedule's program is broken: ") + what);
@@ -71,7 +71,7 @@ class Checker {
     require(is_rank(p_.rank) && is_rank(p_.root), "rank or root");
     require(p_.members >= 1 && p_.members <= p_.ranks && p_.members <= kMaxMembers, "members");
     require(is_member(me_.index()) && (far() || me_.index() == p_.rank), "member");
-    require(p_.nodes >= 0 && p_.items >= 0 && p_.tags >= 0 && p_.tags <= kMostTags, "places");
+    require(p_.nodes >= 0 && p_.items >= 0 && p_.steps >= 0 && p_.steps <= kMostSteps, "places");
     require(p_.pieces == traits_.pieces, "pieces");
     const std::int32_t n = p_.ranks;
     require(p_.pieces == Pieces::kCut ? p_.shards >= 1 && p_.shards <= kMaxRanks
@@ -142,7 +142,7 @@ class Checker {
     for (const std::int32_t piece : p_.message_pieces) ref(piece);
     for (const Message& each : p_.messages) {
       require(std::binary_search(p_.far.begin(), p_.far.end(), each.rank), "a message's rank");
-      require(within(each.tag, std::size_t(p_.tags)), "a tag");
+      require(within(each.step, std::size_t(p_.steps)), "a step");
       require(is_slice(each.first_piece, each.pieces, p_.message_pieces.size()), "pieces");
     }
   }

@@ -56,7 +56,7 @@ struct CombineStep {
 
 struct Message {
   std::int32_t rank;         // of the other side, as the communicator counts
-  std::int32_t tag;          // different for each step
+  std::int32_t step;         // of the schedule; from one rank to another one message a step
   std::int32_t first_piece;  // of `message_pieces`
   std::int32_t pieces;
 };
@@ -66,10 +66,10 @@ struct Program {
   std::string algorithm;
   OpKind kind = OpKind::kBarrier;
   int root = 0;
-  int rank = 0;     // whose program it is
-  int ranks = 0;    // of the communicator
-  int members = 0;  // of the group on this host
-  std::int32_t tags = 0;
+  int rank = 0;            // whose program it is
+  int ranks = 0;           // of the communicator
+  int members = 0;         // of the group on this host
+  std::int32_t steps = 0;  // of the schedule, on all ranks
   Pieces pieces = Pieces::kCut;
   std::int32_t shards = 0;
   std::int32_t nodes = 0;  // places of each kind in a slot: the most that any rank needs

@@ -54,7 +54,7 @@ inline RealProgram read_program(const std::string (&words)[3], Numbers numbers) 
   const auto next_member = [&] { return Member(next()); };
   p.root = next(), p.rank = next(), p.ranks = next();
   real.me = next_member();
-  p.members = next(), p.tags = next(), p.shards = next(), p.nodes = next(), p.items = next();
+  p.members = next(), p.steps = next(), p.shards = next(), p.nodes = next(), p.items = next();
   // In braces, so that they are taken from left to right.
   numbers.read(p.refs, 4,
                [&] { return Ref{static_cast<Place>(next()), next_member(), next(), next()}; });

@@ -97,7 +97,7 @@ inline void spoil_messages(Random& random, Program& p) {
       break;
     default: {
       Message& each = *any_of(random, p.messages);
-      std::int32_t* fields[] = {&each.rank, &each.tag, &each.first_piece, &each.pieces};
+      std::int32_t* fields[] = {&each.rank, &each.step, &each.first_piece, &each.pieces};
       const std::int32_t length = static_cast<std::int32_t>(p.message_pieces.size());
       *fields[below(random, 4)] = below(random, 2) == 0 ? number : below(random, length + 2);
     }
@@ -156,8 +156,8 @@ inline void spoil(Random& random, Program& p) {
       if (Member* reader = any_of(random, p.readers)) *reader = Member(number);
       break;
     default: {
-      std::int32_t* fields[] = {&p.root, &p.rank,   &p.ranks, &p.members,
-                                &p.tags, &p.shards, &p.nodes, &p.items};
+      std::int32_t* fields[] = {&p.root,  &p.rank,   &p.ranks, &p.members,
+                                &p.steps, &p.shards, &p.nodes, &p.items};
       if (const int field = below(random, 10); field < 8)
         *fields[field] = number;
       else if (field == 8)

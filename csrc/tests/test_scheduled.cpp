@@ -18,7 +18,7 @@ class Builder {
     program_.kind = OpKind::kAllReduce;
     program_.rank = rank;
     program_.ranks = program_.members = ranks;
-    program_.tags = program_.shards = 1;
+    program_.steps = program_.shards = 1;
     program_.items = 1;
   }
 

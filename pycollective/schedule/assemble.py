@@ -54,7 +54,7 @@ class Program:
     ranks: int
     member: int
     members: int
-    tags: int
+    steps: int
     pieces: str
     shards: int
     nodes: int = 0

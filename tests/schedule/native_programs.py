@@ -49,7 +49,7 @@ def words_of(program: Program) -> str:
 def numbers_of(program: Program) -> list[int]:
     """All the rest."""
     p = program
-    numbers = [p.root, p.rank, p.ranks, p.member, p.members, p.tags, p.shards, p.nodes, p.items]
+    numbers = [p.root, p.rank, p.ranks, p.member, p.members, p.steps, p.shards, p.nodes, p.items]
     for each in (
         list(chain.from_iterable(p.refs)),
         list(chain.from_iterable(p.instructions)),

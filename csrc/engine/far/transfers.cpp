@@ -27,15 +27,15 @@ FarTransfers::~FarTransfers() {
 std::array<std::vector<std::int32_t>, 2> FarTransfers::first_messages() const {
   std::array<std::vector<std::int32_t>, 2> firsts;
   for (auto& each : firsts) each.assign(program_.far.size(), -1);
-  const auto tag_of = [&](std::int32_t message) {
-    return program_.messages[static_cast<std::size_t>(message)].tag;
+  const auto step_of = [&](std::int32_t message) {
+    return program_.messages[static_cast<std::size_t>(message)].step;
   };
   for (const Instruction& each : program_.instructions) {
     const bool receives = each.kind == Instruction::Kind::kReceive;
     if (!receives && each.kind != Instruction::Kind::kSend) continue;
     std::int32_t& first = firsts[receives ? 1 : 0][peer_of(each.a)];
     // Both sides number the steps alike.
-    if (first < 0 || tag_of(each.a) < tag_of(first)) first = each.a;
+    if (first < 0 || step_of(each.a) < step_of(first)) first = each.a;
   }
   return firsts;
 }

@@ -79,7 +79,7 @@ class FarTransfers {
   }
   // The chunks of a slot follow each other, so one lane a slot and step is enough.
   int lane(std::size_t slot, const Message& message) const {
-    return kLaneFirst + static_cast<int>(slot) * program_.tags + message.tag;
+    return kLaneFirst + static_cast<int>(slot) * program_.steps + message.step;
   }
   // By direction and peer: the first message that goes that way; -1 for none.
   std::array<std::vector<std::int32_t>, 2> first_messages() const;
