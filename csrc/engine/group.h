@@ -74,6 +74,12 @@ class Group {
   std::byte* data(Member member) const {
     return reinterpret_cast<std::byte*>(mailboxes_[member.at()]) + mailbox_header_bytes(size_);
   }
+  // Behind the small buffers: where the slots of larger messages begin, and how many bytes there
+  // are for them. Each operation cuts this up for itself.
+  std::byte* slots(Member member) const {
+    return data(member) + 2 * small_buffer_bytes(data_bytes_);
+  }
+  std::size_t slot_room() const { return data_bytes_ - 2 * small_buffer_bytes(data_bytes_); }
   // The half that `member` writes of its channel to, or from, `peer`.
   SendingHalf& sending_half(Member member, Member peer) const {
     return *reinterpret_cast<SendingHalf*>(half(member, peer.index()));

@@ -13,7 +13,6 @@
 
 #include "engine/copy.h"
 #include "engine/group.h"
-#include "engine/one_shot.h"
 #include "kernels/kernels.h"
 
 namespace pycollective {
@@ -26,9 +25,7 @@ class HostExecutor {
   }
 
   // Where a member's slots begin, for this rank.
-  std::byte* slots(Member member) const {
-    return group_.data(member) + 2 * small_buffer_bytes(group_.data_bytes());
-  }
+  std::byte* slots(Member member) const { return group_.slots(member); }
 
   // `from` may be `to`; otherwise they do not overlap.
   void copy(void* to, const void* from, std::size_t bytes) const { copy_bytes(to, from, bytes); }

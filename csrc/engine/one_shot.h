@@ -13,12 +13,6 @@
 
 namespace pycollective {
 
-// Bytes of one small buffer in a data area of this size; what is left is for larger messages.
-constexpr std::size_t small_buffer_bytes(std::size_t data_bytes) {
-  const std::size_t share = data_bytes / 8 / kLine * kLine;
-  return share < (std::size_t{64} << 10) ? share : std::size_t{64} << 10;
-}
-
 class OneShot final : public Operation {
  public:
   // Whether all ranks take this path for such a request: depends on what they agree on alone.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "engine/one_shot.h"
 #include "engine/program_buffers.h"
 #include "engine/wire_trial.h"
 
@@ -33,7 +32,7 @@ Scheduled::Slot Scheduled::slot_of(const Group& group, const Request& request) {
   const auto nodes = static_cast<std::size_t>(program.nodes);
   const auto items = static_cast<std::size_t>(program.items);
   return {nodes * node_size(request.dtype, request.reduce_op) + items * size_of(request.dtype),
-          group.data_bytes() - 2 * small_buffer_bytes(group.data_bytes())};
+          group.slot_room()};
 }
 
 bool Scheduled::has_room(const Group& group, const Request& request) {

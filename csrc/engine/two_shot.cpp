@@ -3,12 +3,10 @@
 #include <algorithm>
 
 #include "engine/copy.h"
-#include "engine/one_shot.h"
 
 namespace pycollective {
 namespace {
 
-constexpr std::size_t kSlots = 3;
 // Parts larger than this leave the cache before they are read; with fewer, flags cost more.
 constexpr std::size_t kLargestPart = std::size_t{128} << 10;
 constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
@@ -27,8 +25,7 @@ TwoShot::TwoShot(Group& group, const Request& request, std::uint64_t sequence)
   const std::size_t leaves = only_shares(request.kind) ? 0 : n - 1;
   const std::size_t results =
       traits_of(request.kind).output.holds == Holds::kShard || only_exchanges(request.kind) ? 0 : 1;
-  const std::size_t room = group.data_bytes() - 2 * small_buffer_bytes(group.data_bytes());
-  const std::size_t fits = room / (kSlots * (leaves + results));
+  const std::size_t fits = group.slot_room() / (kChunkSlots * (leaves + results));
   const std::size_t wanted =
       std::clamp(shards_.longest() * element_ / kFewestChunks, kSmallestPart, kLargestPart);
   part_ = std::max(std::min(fits, wanted) / kLine * kLine, kLine) / element_;
@@ -60,15 +57,13 @@ bool TwoShot::finished_by(Member member) const {
 std::byte* TwoShot::leaf_slot(Member member, std::size_t chunk, Member owner) const {
   const auto n = static_cast<std::size_t>(group_.size());
   const std::size_t index = owner.index() < member.index() ? owner.at() : owner.at() - 1;
-  return group_.data(member) + 2 * small_buffer_bytes(group_.data_bytes()) +
-         ((chunk % kSlots) * (n - 1) + index) * part_ * element_;
+  return group_.slots(member) + ((chunk % kChunkSlots) * (n - 1) + index) * part_ * element_;
 }
 
 std::byte* TwoShot::result_slot(Member member, std::size_t chunk) const {
   const auto n = static_cast<std::size_t>(group_.size());
-  const std::size_t leaves = only_shares(request_.kind) ? 0 : kSlots * (n - 1);
-  return group_.data(member) + 2 * small_buffer_bytes(group_.data_bytes()) +
-         (leaves + chunk % kSlots) * part_ * element_;
+  const std::size_t leaves = only_shares(request_.kind) ? 0 : kChunkSlots * (n - 1);
+  return group_.slots(member) + (leaves + chunk % kChunkSlots) * part_ * element_;
 }
 
 State TwoShot::advance() {

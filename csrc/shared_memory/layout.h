@@ -17,7 +17,7 @@ namespace pycollective {
 
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kChunkSlots = 3;  // chunks of a scheduled operation under way at once
+constexpr std::size_t kChunkSlots = 3;  // chunks of a large operation under way at once
 constexpr std::size_t kSegmentBytes = std::size_t{256} << 20;  // virtual; committed as needed
 constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0004;    // last digits: layout version
 
@@ -95,10 +95,15 @@ struct Mailbox {
 };
 
 // A mailbox is followed by its halves of channels (to each peer, then from each peer) and its data
-// area.
+// area: two small buffers, one after the other, and slots in all that is left (Group::slots).
 constexpr std::size_t mailbox_header_bytes(int members) {
   return (sizeof(Mailbox) + 2 * static_cast<std::size_t>(members) * kLine + kPage - 1) / kPage *
          kPage;
+}
+// Bytes of one small buffer in a data area of this size.
+constexpr std::size_t small_buffer_bytes(std::size_t data_bytes) {
+  const std::size_t share = data_bytes / 8 / kLine * kLine;
+  return share < (std::size_t{64} << 10) ? share : std::size_t{64} << 10;
 }
 
 static_assert(sizeof(Arrival) == kLine && sizeof(SendingHalf) == kLine &&

@@ -91,9 +91,8 @@ class Rank {
  private:
   template <class Act>
   void for_slots(const Act& act) const {
-    const std::size_t small = 2 * small_buffer_bytes(kDataBytes);
     for (const Member each : group_.members())
-      act(group_.data(each), group_.data(each) + small, kDataBytes - small);
+      act(group_.data(each), group_.slots(each), group_.slot_room());
   }
   std::vector<std::byte> others() const {
     std::vector<std::byte> all;

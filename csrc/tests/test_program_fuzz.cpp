@@ -41,12 +41,8 @@ class OneHost {
   }
   Group& group(int rank) { return ranks_[static_cast<std::size_t>(rank)]->group(); }
   int size() const { return static_cast<int>(ranks_.size()); }
-  std::byte* slots(Member member) {
-    return group(0).data(member) + 2 * small_buffer_bytes(kDataBytes);
-  }
-  static constexpr std::size_t slot_bytes() {
-    return kDataBytes - 2 * small_buffer_bytes(kDataBytes);
-  }
+  std::byte* slots(Member member) { return group(0).slots(member); }
+  std::size_t slot_room() { return group(0).slot_room(); }
   void reset() {
     for (const Member each : group(0).members()) {
       Mailbox& mailbox = group(0).mailbox(each);
@@ -92,7 +88,7 @@ void run(Random& random, OneHost& ranks, const std::vector<RealProgram>& schedul
   }
   for (const auto& operation : operations) operation->start();
   std::vector<bool> done(static_cast<std::size_t>(n), false);
-  std::vector<std::byte> before(OneHost::slot_bytes() * static_cast<std::size_t>(n));
+  std::vector<std::byte> before(ranks.slot_room() * static_cast<std::size_t>(n));
   bool progressed = true;
   for (int turn = 0; progressed && turn < kMostTurns; ++turn) {
     progressed = false;
@@ -101,16 +97,16 @@ void run(Random& random, OneHost& ranks, const std::vector<RealProgram>& schedul
       if (done[index]) continue;
       const auto slots = [&](const auto& act) {
         for (const Member each : ranks.group(0).members())
-          if (each.index() != r) act(before.data() + each.at() * OneHost::slot_bytes(), each);
+          if (each.index() != r) act(before.data() + each.at() * ranks.slot_room(), each);
       };
       if (r == spoiled)
         slots([&](std::byte* copy, Member each) {
-          std::memcpy(copy, ranks.slots(each), OneHost::slot_bytes());
+          std::memcpy(copy, ranks.slots(each), ranks.slot_room());
         });
       const State state = operations[index]->advance();
       if (r == spoiled)
         slots([&](std::byte* copy, Member each) {  // it writes none of its peers'
-          CHECK(std::memcmp(copy, ranks.slots(each), OneHost::slot_bytes()) == 0);
+          CHECK(std::memcmp(copy, ranks.slots(each), ranks.slot_room()) == 0);
         });
       done[index] = state == State::kDone;
       progressed = progressed || state != State::kBlocked;
