@@ -9,10 +9,13 @@
 
 namespace pycollective {
 
-// Ranks of a communicator, over all hosts. (Those of one host are Members, shared_memory/member.h.)
-// More would need shards of pairs to be counted in more than 31 bits (engine/program.h), and
-// recipes a deeper stack than 16 operands (kernels/combine.inl).
-constexpr int kMaxRanks = 1 << 15;
+// To how many ranks of a communicator, over all hosts, the native code can count. (Those of one
+// host are Members, shared_memory/member.h.) More would need shards of pairs to be counted in more
+// than 31 bits (engine/program.h), and recipes a deeper stack than 16 operands
+// (kernels/combine.inl). How many there may be is less, as far as joining and the schedules are
+// tested: MAX_RANKS (pycollective/limits.py), which can grow up to here without a change of what is
+// compiled.
+constexpr int kCountableRanks = 1 << 15;
 
 // The row of a table with this name; nullptr where there is none.
 template <class Traits, std::size_t N>

@@ -1,4 +1,6 @@
 """How many ranks there can be."""
 
 MAX_RANKS_PER_HOST = 64  # the width of the masks in shared memory: kMaxMembers
-MAX_RANKS = 4096  # of a world, on however many hosts
+# Of a world, on however many hosts: what is tested. Native code checks only what its numbers can
+# count, which is more: kCountableRanks (csrc/types.h).
+MAX_RANKS = 4096

@@ -132,9 +132,9 @@ void dequantize(const std::string& codec_name, long long chunk_size, const py::o
   const Argument from(messages, "messages", false), to(out, "out", true);
   from.must_be(Dtype::kUInt8);
   const Quantizing quantizing = quantizing_of(codec, to.dtype());
-  if (from.dimensions() != 2 || from.extent(0) < 1 || from.extent(0) > kMaxRanks)
+  if (from.dimensions() != 2 || from.extent(0) < 1 || from.extent(0) > kCountableRanks)
     throw std::invalid_argument("messages must be a row for each rank, 1 to " +
-                                std::to_string(kMaxRanks) + " of them");
+                                std::to_string(kCountableRanks) + " of them");
   const std::size_t rows = from.extent(0), stride = from.extent(1);
   const std::size_t needed = quantized_bytes(codec, chunk, to.count());
   if (at < 0 || static_cast<std::size_t>(at) > stride ||

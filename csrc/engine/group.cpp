@@ -45,7 +45,7 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
   // Ascending: so on one host, where the direct paths are, rank r is member r.
   const auto& near = world_.near;
   if (static_cast<int>(near.size()) != size_ || rank_of(me) != world_.rank || world_.size < size_ ||
-      world_.size > kMaxRanks || near.front() < 0 || near.back() >= world_.size ||
+      world_.size > kCountableRanks || near.front() < 0 || near.back() >= world_.size ||
       std::adjacent_find(near.begin(), near.end(), std::greater_equal<>()) != near.end() ||
       (world_.size != size_ && !world_.link))
     throw std::invalid_argument("a group's ranks and its world's do not go together");

@@ -67,14 +67,14 @@ class Checker {
 
   void check_numbers() const {
     require(!traits_.pair, "operation");
-    require(p_.ranks >= 1 && p_.ranks <= kMaxRanks, "ranks");
+    require(p_.ranks >= 1 && p_.ranks <= kCountableRanks, "ranks");
     require(is_rank(p_.rank) && is_rank(p_.root), "rank or root");
     require(p_.members >= 1 && p_.members <= p_.ranks && p_.members <= kMaxMembers, "members");
     require(is_member(me_.index()) && (far() || me_.index() == p_.rank), "member");
     require(p_.nodes >= 0 && p_.items >= 0 && p_.steps >= 0 && p_.steps <= kMostSteps, "places");
     require(p_.pieces == traits_.pieces, "pieces");
     const std::int32_t n = p_.ranks;
-    require(p_.pieces == Pieces::kCut ? p_.shards >= 1 && p_.shards <= kMaxRanks
+    require(p_.pieces == Pieces::kCut ? p_.shards >= 1 && p_.shards <= kCountableRanks
                                       : p_.shards == (p_.pieces == Pieces::kPairs ? n * n : n),
             "shards");
     require(!p_.algorithm.empty() && p_.algorithm.size() <= kAlgorithmName, "name");

@@ -42,7 +42,7 @@ class Checker {
   }
 
  private:
-  static constexpr std::size_t kMost = SIZE_MAX / 16 / sizeof(double) / kMaxRanks;
+  static constexpr std::size_t kMost = SIZE_MAX / 16 / sizeof(double) / kCountableRanks;
 
   void check_counts() const {
     if (!takes_counts(request_.kind)) refuse("takes no counts");

@@ -23,7 +23,7 @@ SimdLevel active_simd_level();
 // out[i] = finish(T[0, n) over inputs[0..n)[i]), with one rounding at the end.
 //
 //   inputs   n pointers; inputs[i] is leaf i. Any alignment.
-//   n        number of leaves, 1 to kMaxRanks; `avg` divides by it.
+//   n        number of leaves, 1 to kCountableRanks; `avg` divides by it.
 //   out      may be exactly one of the inputs; no other overlap.
 //   copy     where a second copy of the result goes, or nullptr; overlaps nothing.
 //   count    elements; 0 is allowed.

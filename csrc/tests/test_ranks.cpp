@@ -22,7 +22,8 @@ static_assert(!std::is_invocable_v<decltype(&Group::mailbox), const Group&, int>
 static_assert(!std::is_invocable_v<decltype(&Group::rank_of), const Group&, int>);
 static_assert(!std::is_invocable_v<decltype(&Group::member_of), const Group&, Member>);
 static_assert(!std::is_invocable_v<decltype(&bit), int>);
-static_assert(kMaxMembers == 64 && kMaxRanks >= 4096);
+// As many as Python lets join (pycollective/limits.py).
+static_assert(kMaxMembers == 64 && kCountableRanks >= 4096);
 
 Request request_of(OpKind kind, std::size_t count) {
   Request request;
@@ -49,7 +50,7 @@ void check_shards(const Shards& shards, int number, const Length& length) {
 }
 
 void shards_of_any_number_of_ranks() {
-  for (const int ranks : {1, 3, 64, 65, 4096, kMaxRanks})
+  for (const int ranks : {1, 3, 64, 65, 4096, kCountableRanks})
     for (const std::size_t count : {std::size_t{0}, std::size_t{1}, std::size_t{1000003}}) {
       const auto n = static_cast<std::size_t>(ranks);
       const std::size_t equal = ((count + n - 1) / n + 15) / 16 * 16;  // whole lines of fp32
@@ -71,7 +72,7 @@ void shards_of_any_number_of_ranks() {
 }
 
 void a_call_travels_with_any_root() {
-  for (const int root : {0, 255, 4096, kMaxRanks - 1}) {
+  for (const int root : {0, 255, 4096, kCountableRanks - 1}) {
     Request request = request_of(OpKind::kBroadcast, 7);
     request.root = root;
     const Called mine = called(request);
@@ -115,7 +116,7 @@ void worlds_that_make_no_sense_are_refused() {
   CHECK(!attempt({0, 0}, 2));
   CHECK(!attempt({0, 2}, 2));
   CHECK(!attempt({-1, 0}, 2));
-  CHECK(!attempt({0}, kMaxRanks + 1));
+  CHECK(!attempt({0}, kCountableRanks + 1));
 }
 
 }  // namespace

@@ -171,7 +171,7 @@ void broken_programs_are_refused() {
   // On one host there is nobody to wait for.
   refuses([](Program& p) { p.instructions.push_back({Instruction::Kind::kSettle, 0, 0, 0}); });
   refuses([](Program& p) { p.rank = 1; });
-  refuses([](Program& p) { p.shards = kMaxRanks + 1; });
+  refuses([](Program& p) { p.shards = kCountableRanks + 1; });
   refuses([](Program& p) { p.kind = OpKind::kReduceScatter; });  // which has no such pieces
   refuses([](Program& p) { p.kind = OpKind::kBroadcast; });      // which reduces nothing
   refuses([](Program& p) { p.kind = static_cast<OpKind>(kOpKinds); });

@@ -90,7 +90,7 @@ struct Node {
 // Four rows at a time are added in registers; their nodes wait for those beside them.
 constexpr std::size_t kFour = 4;
 constexpr int kWaiting = 16;  // one of each size
-static_assert(kMaxRanks <= static_cast<int>(kFour) << (kWaiting - 2));
+static_assert(kCountableRanks <= static_cast<int>(kFour) << (kWaiting - 2));
 
 template <int kRows, class Read>
 inline Group sum_of(const Read& read) {

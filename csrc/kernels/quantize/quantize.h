@@ -30,7 +30,7 @@ using QuantizeFn = bool (*)(const void* x, const float* held, float* left, std::
 // Whatever they hold, nothing outside of their quantized_bytes() is read.
 //
 //   payloads  the first row's; the next ones are `stride` bytes apart.
-//   rows      1 to kMaxRanks.
+//   rows      1 to kCountableRanks.
 //   out       room for `count` elements; overlaps nothing.
 //   divisor   1: do not divide.
 using DequantizeFn = void (*)(const std::byte* payloads, std::size_t rows, std::size_t stride,
