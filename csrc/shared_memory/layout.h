@@ -63,7 +63,7 @@ constexpr std::uint64_t kNoChunk = ~std::uint64_t{0};
 // empty message counts as one. Between messages both are equal.
 struct alignas(kLine) SendingHalf {
   Announcement first;                 // the others stand behind the buffer
-  std::atomic<std::uint64_t> chunks;  //
+  std::atomic<std::uint64_t> chunks;  // written into the buffer
   std::atomic<std::uint64_t> places;  // how many announcements to look at
   std::uint64_t buffer;               // offset in the sender's segment
   // One more than the last chunk that lies in the buffer before it is granted, beyond the first.
@@ -73,7 +73,7 @@ struct alignas(kLine) ReceivingHalf {
   std::atomic<std::uint64_t> granted;  // number of an announcement; written after what was called:
   std::uint64_t dtype;
   std::uint64_t count;
-  std::atomic<std::uint64_t> chunks;
+  std::atomic<std::uint64_t> chunks;  // read from there
 };
 struct Mailbox {
   Arrival arrival[2];
@@ -85,12 +85,15 @@ struct Mailbox {
   struct alignas(kLine) {
     std::atomic<std::uint64_t> mark;
   } published[kChunkSlots];
-  // Bit m: member m sleeps and wants its doorbell rung. Only that of member 0's mailbox is used, by
-  // all: one line that stays shared in every cache while nobody sleeps.
+  // What peers write, four words. Bit m of a mask is set by member m alone.
+  // It sleeps and wants its doorbell rung; who rings takes the bit away. Only the mask in member
+  // 0's mailbox is used, by all: one line that stays shared in every cache while nobody sleeps.
   alignas(kLine) std::atomic<Mask> sleepers;
   alignas(kLine) std::atomic<std::uint64_t> failure;  // written by any member: the first cause
-  std::atomic<Mask> left;      // bit m is set by member m, which will touch no data here any more
-  std::atomic<Mask> unmapped;  // nor maps memory of another kind that is its owner's; set last
+  std::atomic<Mask> left;                             // it will touch no data here any more
+  // Nor does it map memory of another kind (GPUs') that is the owner's: set just before `left`
+  // where there is none, else after all else, which may be long after.
+  std::atomic<Mask> unmapped;
   alignas(kLine) char report[448];  // the owner's account of a failure that it reports
 };
 
