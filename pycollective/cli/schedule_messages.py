@@ -84,7 +84,7 @@ class Counts:
                     if across:
                         self.across[kind] += 1
         if len(self._pending) > max(_PENDING, len(self._keys)):
-            self._settle()
+            self._merge()
 
     def _make_room(self, steps: int) -> None:
         """For counters of so many steps."""
@@ -96,14 +96,14 @@ class Counts:
         self._buffers.frombytes(bytes(self._buffers.itemsize * more))
         self.steps = steps
 
-    def _settle(self) -> None:
+    def _merge(self) -> None:
         """All that goes to one rank in one step is one message, of however many shards."""
         self._keys = np.union1d(self._keys, np.array(self._pending, np.int64))
         self._pending = array("q")
 
     def messages(self) -> NDArray[np.int64]:
         """Number of messages, by step and sender."""
-        self._settle()
+        self._merge()
         n = self.ranks
         return np.bincount(self._keys // n, minlength=self.steps * n).reshape(self.steps, n)
 

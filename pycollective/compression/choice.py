@@ -81,7 +81,7 @@ class Choice:
         return self._trying and not self.starting
 
     @property
-    def settled(self) -> str | None:
+    def final(self) -> str | None:
         """The way of all steps from here on; None while there is more to come."""
         return None if self._trying or self.starting else self._way
 

@@ -147,8 +147,8 @@ class Steps:
             for each in self._kinds.values():
                 each.discard()
         self._counts["steps" if self._finite else "steps_given_up"] += 1
-        settles = self._choice.steps_since_start > self._warm_up
-        counts = self._finite and self._compressible and settles
+        warmed_up = self._choice.steps_since_start > self._warm_up
+        counts = self._finite and self._compressible and warmed_up
         with self._ends.telling():
             if self._choice.end_step(counts, self._reduced):
                 self._deliver_later(self._keeper.mean())
@@ -258,7 +258,7 @@ class Steps:
     @property
     def _dense_for_good(self) -> bool:
         """Whether hooks only average, in the group of all ranks, where all calls then begin."""
-        return self._choice.settled == "dense" and not self._undelivered
+        return self._choice.final == "dense" and not self._undelivered
 
     def _check_same_call(self, items: Sequence[Item]) -> None:
         """Of a dense call, whose messages say nothing of what it is about."""

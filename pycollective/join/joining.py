@@ -139,7 +139,7 @@ class FirstMeeting:
             identity=host_identity(),
             wish=", ".join(filter(None, (*wishes, describe(self.table), more))),
         )
-        self._take(meeting.exchange(mine, self._decide))
+        self._take(meeting.agree(mine, self._decide))
 
     def _decide(self, records: list[Record]) -> str:
         first = records[0].wish
@@ -218,7 +218,7 @@ def _connect_hosts(where: FirstMeeting) -> Communicator:
         joined = join_host(where.of_host(), far=True)
         store = MessageStore(where.store, rank, where.one_machine)
         mine = Record(size=size, data_bytes=joined.data_bytes, address=store.address)
-        common = json.loads(whole.exchange(mine, _common))
+        common = json.loads(whole.agree(mine, _common))
         store.reach(common["address"], where.timeout)
         transport = C10dTransport(store, f"{where.prefix}/messages", rank, size, where.timeout)
         whole.confirm()
@@ -281,7 +281,7 @@ def _meet_and_attach(meeting: Meeting, after: ExitStack, far: bool) -> Joined:
         data_bytes=data_bytes,
         socket_name=listener.name,
     )
-    table = HostTable.from_text(meeting.exchange(mine, HostTable.of_records))
+    table = HostTable.from_text(meeting.agree(mine, HostTable.of_records))
     peers = [
         PeerAddress(number, bytes.fromhex(token), socket_name, host)
         for number, token, socket_name, host in zip(

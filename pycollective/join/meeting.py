@@ -195,7 +195,7 @@ class Meeting:
         """The first `claimant` of `give_up`, or nobody."""
         return self._claim("given up by", "nobody")
 
-    def exchange(self, record: Record, decide: Callable[[list[Record]], str]) -> str:
+    def agree(self, record: Record, decide: Callable[[list[Record]], str]) -> str:
         """Publish one's own record; what was decided, once all have come.
 
         Args:
@@ -220,14 +220,14 @@ class Meeting:
         return outcome
 
     def decided(self) -> str | None:
-        """What `exchange` would give, where that is known already; does not wait."""
+        """What `agree` would give, where that is known already; does not wait."""
         if not self._full or not self._store.check([self._key(_COME)]):
             return None
         text = self._text(_COME)
         return text[len(_DECIDED) :] if text.startswith(_DECIDED) else None
 
     def confirm(self) -> None:
-        """Wait until every rank has attached its peers; raises like `exchange`."""
+        """Wait until every rank has attached its peers; raises like `agree`."""
         if self._full:
             self._store.set(self._key(_ATTACHED, self.rank), b"")
             self._await_all(_ATTACHED, str)

@@ -36,7 +36,7 @@ def test_the_counts_are_those_of_the_proof():
     assert seen > 150
 
 
-def test_messages_count_once_however_often_they_are_settled(monkeypatch):
+def test_messages_count_once_however_often_they_are_merged(monkeypatch):
     monkeypatch.setattr(schedule_messages, "_PENDING", 3)
     made = make_schedule("all_reduce", "hierarchical", Topology.parse("2x4", 8))
     counts = Counts(8)

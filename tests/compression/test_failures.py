@@ -168,7 +168,7 @@ def measure(names_of, most):
         with choice.timed():
             pass
         choice.end_step(True, names_of(step))
-        if choice.settled:
+        if choice.final:
             return step + 1, choice.why
     return most, "never"
 

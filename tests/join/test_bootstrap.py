@@ -208,7 +208,7 @@ class Overwritten:
 
 def test_two_processes_of_one_rank_in_a_store_that_cannot_count():
     with pytest.raises(pc.ConfigurationError, match="another process claims rank 0, too"):
-        meeting.Meeting(Overwritten(), 0, 1, 5.0, "").exchange(meeting.Record(1), str)
+        meeting.Meeting(Overwritten(), 0, 1, 5.0, "").agree(meeting.Record(1), str)
 
 
 @pytest.mark.parametrize("minimal", [False, True])

@@ -112,9 +112,9 @@ def join(store, rank, size, timeout=30.0, played=()):
         host = where.of_host()
         mine.size = host.size
         with host.sharing_problems():
-            table = host.exchange(mine, joining.HostTable.of_records)
+            table = host.agree(mine, joining.HostTable.of_records)
             host.confirm()
-        common = json.loads(whole.exchange(Record(size, address="here:1"), joining._common))
+        common = json.loads(whole.agree(Record(size, address="here:1"), joining._common))
         whole.confirm()
     assert common["address"] == "here:1"
     return [int(token, 16) for token in joining.HostTable.from_text(table).tokens]
