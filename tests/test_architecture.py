@@ -90,7 +90,7 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "mpi": {"engine"},
     "cuda": {"csrc"},
     "bindings": {"csrc", "kernels", "shared_memory", "engine", "mpi", "bench", "cuda"},
-    "torch": {"engine", "bindings"},  # the bindings' errors and lock alone: test below
+    "torch": {"csrc", "engine", "bindings"},  # the bindings' errors and lock alone: test below
     "tests": {"csrc", "kernels", "engine", "cuda"},
 }
 

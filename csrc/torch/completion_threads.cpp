@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "bindings/gil.h"
+#include "fork_guard.h"
+#include "per_process.h"
 #include "torch/ending.h"
 
 namespace pycollective::shim {
@@ -28,7 +30,7 @@ constexpr std::chrono::seconds kWarnAfter{5};
 }  // namespace
 
 struct CompletionThreads::State {
-  const pid_t process = getpid();  // its threads, and whoever holds the mutex, live there alone
+  ForkGuard guard;  // its threads, and whoever holds the mutex, are this process's alone
   int rank = 0;
   std::chrono::milliseconds limit{0};
   std::atomic<int> calls{0};
@@ -40,17 +42,15 @@ struct CompletionThreads::State {
   int idle = 0;
   bool closed = false;
 
-  // Of all objects, for the end of the process; under the GIL, and never destroyed.
+  // Of all objects of this process, for its end; under the GIL.
   static std::vector<std::weak_ptr<State>>& all() {
-    static auto& states = *new std::vector<std::weak_ptr<State>>();
-    return states;
+    static PerProcess<std::vector<std::weak_ptr<State>>> states;
+    return *states;
   }
-  // Those of this process.
   static std::vector<std::shared_ptr<State>> living() {
     std::vector<std::shared_ptr<State>> found;
     for (const auto& each : all())
-      if (std::shared_ptr<State> state = each.lock(); state && state->process == getpid())
-        found.push_back(std::move(state));
+      if (std::shared_ptr<State> state = each.lock()) found.push_back(std::move(state));
     return found;
   }
 };
@@ -72,7 +72,7 @@ CompletionThreads::CompletionThreads(int rank, std::chrono::milliseconds limit)
 CompletionThreads::~CompletionThreads() { close(std::chrono::milliseconds(0)); }
 
 void CompletionThreads::post(std::function<void()> task) {
-  if (state_->process != getpid()) return;
+  if (state_->guard.forked()) return;
   if (others_have_ended()) {
     new std::function<void()>(std::move(task));
     return;
@@ -109,7 +109,7 @@ void CompletionThreads::post(std::function<void()> task) {
 void CompletionThreads::close(std::chrono::milliseconds limit) { close(*state_, limit); }
 
 void CompletionThreads::close(State& state, std::chrono::milliseconds limit) {
-  if (state.process != getpid()) return;
+  if (state.guard.forked()) return;
   std::unique_lock lock(state.mutex);
   state.closed = true;
   state.posted.notify_all();

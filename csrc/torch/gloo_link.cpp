@@ -2,7 +2,6 @@
 
 #include <ATen/ops/from_blob.h>
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -18,6 +17,8 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "fork_guard.h"
 
 namespace pycollective::shim {
 namespace {
@@ -47,7 +48,7 @@ struct GlooLink::State : std::enable_shared_from_this<GlooLink::State> {
     std::deque<Entry> entries;
   };
 
-  const pid_t process = getpid();  // its threads, and whoever holds the mutex, live there alone
+  ForkGuard guard;  // its threads, and whoever holds the mutex, are this process's alone
   c10::intrusive_ptr<c10d::Backend> group;
   std::mutex mutex;
   std::condition_variable ready_or_closed;
@@ -63,7 +64,7 @@ struct GlooLink::State : std::enable_shared_from_this<GlooLink::State> {
   bool closed = false;
   Transfer next = 1;
 
-  bool forked() const { return process != getpid(); }
+  bool forked() const { return guard.forked(); }
   // With the lock held, all of these.
   Transfer begin(int rank, int lane, bool receives, void* data, std::size_t bytes, bool awaited);
   void serve(Lane& lane);
