@@ -79,10 +79,10 @@ void Communicator::decide_wire(Request& request) {
   if (request.wire == Wire::kDefault) request.wire = wire_.load(std::memory_order_relaxed);
   // Without a source there is no program for what a trial needs.
   if (request.wire != Wire::kAuto || !request.program || !choices_.has_source()) return;
-  const WireTrials::Turn turn = wire_trials_.next(request, size());
-  request.trial = turn.trial;
-  request.call_of_trial = turn.call;
-  if (!turn.trial) return;
+  const WireTrials::NextCall next = wire_trials_.next(request, size());
+  request.trial = next.trial;
+  request.call_of_trial = next.call;
+  if (!next.trial) return;
   // It is carried out before this request, and after all that were made before.
   if (const auto before = WireTrial::before(request)) submit(*before, nullptr);
 }

@@ -41,7 +41,7 @@ std::size_t WireTrials::Hash::operator()(const Kind& each) const {
   return (reinterpret_cast<std::size_t>(each.program) ^ small << 16) * 0x9e3779b97f4a7c15u >> 20;
 }
 
-WireTrials::Turn WireTrials::next(const Request& request, int ranks) {
+WireTrials::NextCall WireTrials::next(const Request& request, int ranks) {
   if (!find_packing(request.dtype, SimdLevel::kPortable).pack) return {};
   const std::size_t bytes = whole_bytes(request, ranks);
   if (bytes < kLeast) return {};

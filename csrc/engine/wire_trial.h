@@ -54,11 +54,11 @@ class WireTrials {
  public:
   // Of the request's kind, and which call of it this is; none where packing can save nothing worth
   // the trial: other types than floats of 16 and 32 bits, and less than kLeast bytes.
-  struct Turn {
+  struct NextCall {
     std::shared_ptr<WireTrial> trial;
     int call = 0;
   };
-  Turn next(const Request& request, int ranks);
+  NextCall next(const Request& request, int ranks);
 
   // Bytes of a rank's input or output. What goes to another host is a part of that, and below some
   // tens of KB a message's latency is longer than its bytes take on any link.

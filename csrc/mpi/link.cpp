@@ -81,7 +81,7 @@ class MpiLink final : public Link {
   Outcome test(Transfer transfer) override {
     Slot& slot = slots_[index(transfer)];
     if (slot.outcome == Outcome::kUnderWay) return Outcome::kUnderWay;
-    ++slot.turn;
+    ++slot.uses;
     free_.push_back(index(transfer));
     return slot.outcome;
   }
@@ -115,7 +115,7 @@ class MpiLink final : public Link {
     Outcome outcome = Outcome::kUnderWay;
     bool receives = false;
     bool cancelled = false;
-    std::uint32_t turn = 0;  // how often it has been used before: no transfer has a former's number
+    std::uint32_t uses = 0;  // how often it has been used before: no transfer has a former's number
   };
 
   static std::size_t index(Transfer transfer) { return (transfer & 0xffffffff) - 1; }
@@ -140,14 +140,14 @@ class MpiLink final : public Link {
     }
     const std::size_t slot = free_.back();
     free_.pop_back();
-    slots_[slot] = {requests_.size(), Outcome::kUnderWay, receives, false, slots_[slot].turn};
+    slots_[slot] = {requests_.size(), Outcome::kUnderWay, receives, false, slots_[slot].uses};
     requests_.push_back(request);
     owners_.push_back(slot);
     if (completed_.size() < requests_.size()) {
       completed_.resize(2 * requests_.size());
       statuses_.resize(completed_.size() * status_bytes_);
     }
-    return Transfer{slots_[slot].turn} << 32 | (slot + 1);
+    return Transfer{slots_[slot].uses} << 32 | (slot + 1);
   }
 
   const MpiFunctions<Handle> mpi_;
