@@ -5,13 +5,17 @@ with row scales that vary as those of real layers do, another one in every step.
 calls in fp32 and bf16 take turns, round after round; a time is the slowest rank's, and what counts
 is the median. Where all ranks are on one host, each is taken for a host of its own; exact packing
 is of what goes to other hosts, and wants some.
+
+What each call has made is looked at: dense averages, packed ones too, are the oracle's, bit for
+bit; a codec's are the same on all ranks, and with what its state keeps they make the averages.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +23,10 @@ from typing import Any
 import numpy as np
 
 from pycollective import reference
+from pycollective.bench.owed import Owed, off
 from pycollective.bench.problem import numpy_type
 from pycollective.bench.sizes import format_size
+from pycollective.bench.slowest import alike, largest
 from pycollective.communicator import Communicator
 from pycollective.compression import CODECS, State
 from pycollective.compression.arrays import Floats
@@ -85,21 +91,26 @@ class Way:
         seconds: a call, the median of the rounds of the slowest rank.
         sent: bytes a call that this rank handed over for other hosts; None if not counted.
         error: of one call's average, relative to it (L2).
+        wrong: whether any call of any rank has made what it should not.
     """
 
     name: str
     seconds: float
     sent: float | None
     error: float
+    wrong: bool
 
 
-def compare(plan: Plan, topology: str, show: Callable[[str], None]) -> None:
+def compare(plan: Plan, topology: str, show: Callable[[str], None]) -> bool:
     """Join the launch, measure, and print on rank 0; every rank must call it.
 
     Args:
         plan: the same on all ranks.
         topology: as in `pycollective.init`; empty for the hosts there are.
         show: called on rank 0, with each line as soon as it is known.
+
+    Returns:
+        Whether all that was made was right; the same on all ranks.
 
     Raises:
         ConfigurationError: the launch cannot be joined.
@@ -118,12 +129,15 @@ def compare(plan: Plan, topology: str, show: Callable[[str], None]) -> None:
             f"median of {plan.rounds} rounds"
         )
         show_here(f"{'size':>9} {'':>10} {'ms':>10} {'sent':>12} {'of fp32':>9} {'error':>10}")
+        right = True
         for size in plan.sizes:
             ways = measure(communicator, plan, size, between)
             for way in ways.values():
                 show_here(_row(size, way, ways["fp32"]))
             for line in _verdicts(plan, size, ways):
                 show_here(line)
+            right = right and not any(way.wrong for way in ways.values())
+    return right
 
 
 @dataclass(frozen=True)
@@ -134,11 +148,15 @@ class _Call:
         dtype: of the gradient that it takes.
         run: averages it in place.
         sent: bytes handed over for other hosts so far; None if they are not counted.
+        wrong: whether that is no average of all ranks' gradients; collective.
+        lost: whether all averages so far lack what is not kept for later ones, either; collective.
     """
 
     dtype: str
     run: Callable[[Any], object]
     sent: Callable[[], float | None]
+    wrong: Callable[[Any, Sequence[Floats]], bool]
+    lost: Callable[[], bool] = lambda: False
 
 
 @contextmanager
@@ -151,7 +169,11 @@ def calls_of(
         return float(communicator.stats()["sent_bytes"]) if max(communicator.host_of) else None
 
     def plain(dtype: str, wire: str) -> _Call:
-        return _Call(dtype, lambda x: communicator.all_reduce(x, "avg", wire=wire), sent)
+        def wrong(out: Any, leaves: Sequence[Floats]) -> bool:
+            answer = reference.reduce([leaf.astype(out.dtype) for leaf in leaves], "avg")
+            return out.tobytes() != answer.tobytes()
+
+        return _Call(dtype, lambda x: communicator.all_reduce(x, "avg", wire=wire), sent, wrong)
 
     dense = {"fp32": plain("float32", "raw"), "bf16": plain("bfloat16", "raw")}
     if plan.codec == "exact":
@@ -161,10 +183,18 @@ def calls_of(
     make: Callable[..., State] = CODECS[plan.codec]
     more = {"density": plan.density} if plan.codec == "top_k" else {}
     state = make({"x": shape}, communicator, between=between, compress=_all, **more)
+    owed = Owed()
+
+    def wrong(out: Any, leaves: Sequence[Floats]) -> bool:
+        owed.add(reference.reduce(leaves, "avg"), out)
+        return not alike(communicator, zlib.crc32(out)) or not out.any()  # all kept
+
     codec = _Call(
         "float32",
         lambda x: state.all_reduce({"x": x}),
         lambda: float(state.stats()["payload_bytes"]),
+        wrong,
+        lambda: owed.lost(state.flush()["x"]),
     )
     yield {plan.codec: codec, **dense}
     state.close()  # not after an error: the caller's communicator then tells the others
@@ -183,10 +213,11 @@ def _measure(
     taken: dict[str, list[float]] = {name: [] for name in calls}
     sent: dict[str, list[float | None]] = {name: [] for name in calls}
     errors = {}
-    for number in range(1 + plan.rounds):  # the first warms up, and is looked at for its error
-        x = gradient(communicator.rank, number, shape)
+    wrong = dict.fromkeys(calls, False)
+    for number in range(1 + plan.rounds):  # the first warms up, and has the error that is shown
+        leaves = [gradient(rank, number, shape) for rank in range(communicator.size)]
         for name, call in calls.items():
-            out = x.astype(numpy_type(call.dtype))
+            out = leaves[communicator.rank].astype(numpy_type(call.dtype))
             communicator.barrier()
             before = call.sent()
             start = time.perf_counter()
@@ -194,14 +225,18 @@ def _measure(
             seconds = np.array([time.perf_counter() - start])
             after = call.sent()
             communicator.all_reduce(seconds, "max")
+            wrong[name] |= call.wrong(out, leaves)
             if number == 0:
-                errors[name] = _error(communicator.size, shape, out)
+                errors[name] = off(_mean(leaves), out)
                 continue
             taken[name].append(float(seconds[0]))
             sent[name].append(None if after is None or before is None else after - before)
+    found = largest(communicator, [call.lost() or wrong[name] for name, call in calls.items()])
     return {
-        name: Way(name, statistics.median(taken[name]), _median(sent[name]), errors[name])
-        for name in calls
+        name: Way(
+            name, statistics.median(taken[name]), _median(sent[name]), errors[name], bool(bad)
+        )
+        for name, bad in zip(calls, found, strict=True)
     }
 
 
@@ -212,12 +247,8 @@ def gradient(rank: int, number: int, shape: tuple[int, int]) -> Floats:
     return (random.standard_normal(shape, np.float32) * scales).astype(np.float32)
 
 
-def _error(ranks: int, shape: tuple[int, int], out: Any) -> float:
-    mean = reference.tree(
-        [gradient(rank, 0, shape).astype(np.float64) for rank in range(ranks)], np.add
-    )
-    mean /= ranks
-    return float(np.linalg.norm(out.astype(np.float64) - mean) / np.linalg.norm(mean))
+def _mean(leaves: Sequence[Floats]) -> Any:
+    return reference.tree([leaf.astype(np.float64) for leaf in leaves], np.add) / len(leaves)
 
 
 def _median(numbers: list[float | None]) -> float | None:
@@ -235,6 +266,9 @@ def _row(size: int, way: Way, dense: Way) -> str:
 
 
 def _verdicts(plan: Plan, size: int, ways: Mapping[str, Way]) -> list[str]:
+    if bad := [way.name for way in ways.values() if way.wrong]:
+        why = "not the averages, or what they lack is not kept"
+        return [f"# {format_size(size)}: WRONG: {', '.join(bad)} ({why})"]
     dense = {name: ways[name] for name in ("fp32", "bf16")}
     if plan.codec == "exact":
         return [
@@ -250,4 +284,4 @@ def _verdict(what: str, codec: Way, dense: Way, kept: str) -> str:
     factor = dense.seconds / codec.seconds
     if factor > 1:
         return f"# {what}: pays: {factor:.2f}x as fast as dense {dense.name}; {kept}"
-    return f"# {what}: does not pay: dense {dense.name} takes {factor:.2f} of its time"
+    return f"# {what}: does not pay: dense {dense.name} takes {factor:.2f} of its time; {kept}"

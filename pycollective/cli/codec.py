@@ -28,8 +28,8 @@ def compare(
         # The very same command, of which each rank now takes part in a launch.
         return launch(["-m", "pycollective", *sys.argv[1:]], ranks)
     try:
-        comparing.compare(plan, topology, lambda line: print(line, flush=True))
+        right = comparing.compare(plan, topology, lambda line: print(line, flush=True))
     except CollectiveError as error:
         sys.stderr.write(f"pycollective bench: {error}\n")
         return 3
-    return 0
+    return 0 if right else 1

@@ -76,8 +76,7 @@ def test_exact_loses_no_bit():
     assert list(found) == ["exact fp32", "exact bf16", "fp32", "bf16"]
     for dtype, raw in (("fp32", RAW), ("bf16", RAW / 2)):
         assert int(found[f"exact {dtype}"][1]) < 0.95 * raw
-        assert found[f"exact {dtype}"][2] == found[dtype][2]
-        assert f"# 256K of {dtype}: " in done.stdout
+        assert re.search(f"^# 256K of {dtype}: .*; no bit lost$", done.stdout, re.M)
 
 
 def test_on_one_host_each_rank_is_taken_for_one():

@@ -1,12 +1,22 @@
-"""What comparing a codec with dense calls leaves behind: nothing."""
+"""What comparing a codec with dense calls leaves behind, and that it sees what is wrong."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from unittest.mock import patch
+
 import pytest
 
+from pycollective.bench import codec as comparing
 from pycollective.bench.codec import Plan, measure
+from pycollective.cli.codec import compare
 from pycollective.compression import CODECS
+from pycollective.join import bootstrap
 from tests.compression.players import noted_splits
+
+RANKS, ROUNDS = 3, 2
 
 
 def measured(comm, codec):
@@ -22,3 +32,64 @@ def test_the_state_of_each_size_is_closed(pool, codec):
     for ways, closed in pool(2).call(measured, codec):
         assert ways == [[codec, "fp32", "bf16"]] * 2
         assert closed == [True, True]
+
+
+def one_bit_of_a_rank(rank, x):
+    x.ravel().view("u1")[0] ^= rank == 1
+
+
+def zeros(rank, x):
+    x.fill(0)
+
+
+def compared(comm, codec, way="", spoil=None):
+    """Status and output, where a way's last timed call has its result spoiled.
+
+    The ranks are one host's, for which exact packing does nothing: it is as if it were asked for.
+    """
+    calls_of = comparing.calls_of
+
+    @contextmanager
+    def spoiled(*arguments):
+        with calls_of(*arguments) as calls:
+            numbers = iter(range(1 + ROUNDS))
+
+            def run(x):
+                calls[way].run(x)
+                if next(numbers) == ROUNDS:
+                    spoil(comm.rank, x)
+
+            yield {**calls, way: replace(calls[way], run=run)} if spoil else calls
+
+    with (
+        patch.object(bootstrap, "launched", lambda: True),
+        patch.object(bootstrap, "init", lambda topology: nullcontext(comm)),
+        patch.object(Plan, "refuse_one_host", lambda plan: None),
+        patch.object(comparing, "calls_of", spoiled),
+        redirect_stdout(StringIO()) as output,
+    ):
+        status = compare(codec, [1 << 14], 0.01, ROUNDS, RANKS, "")
+    return status, output.getvalue()
+
+
+@pytest.mark.parametrize("spoil", [one_bit_of_a_rank, zeros])
+@pytest.mark.parametrize(
+    ("codec", "way"),
+    [
+        *(("exact", way) for way in ("exact fp32", "exact bf16", "fp32", "bf16")),
+        *((codec, codec) for codec in CODECS),
+        ("int8", "bf16"),
+    ],
+)
+def test_what_a_timed_call_has_made_is_looked_at(pool, codec, way, spoil):
+    found = pool(RANKS).call(compared, codec, way, spoil)
+    assert [status for status, _ in found] == [1] * RANKS
+    assert f"# 16K: WRONG: {way} (" in found[0][1]
+    assert "no bit lost" not in found[0][1]
+
+
+@pytest.mark.parametrize("codec", comparing.COMPARED)
+def test_what_is_right_is_said_to_be(pool, codec):
+    found = pool(RANKS).call(compared, codec)
+    assert [status for status, _ in found] == [0] * RANKS
+    assert found[0][1].count("no bit lost") == (2 if codec == "exact" else 0)
