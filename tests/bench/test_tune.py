@@ -56,6 +56,34 @@ def test_other_bits_than_the_oracles_are_not_timed() -> None:
         turns(Alone(*every), "all_reduce", 4096, "float32", rounds=1)
 
 
+class Late(Alone):
+    """By whom the last bit of a tree is off from its call of that number on."""
+
+    def __init__(self, right: int) -> None:
+        super().__init__()
+        self.right = right
+
+    def all_reduce(self, x: np.ndarray, op: str = "sum", algorithm: str = "auto") -> None:
+        super().all_reduce(x, op, algorithm)
+        if algorithm == "tree":
+            self.right -= 1
+            if self.right < 0:
+                x.view(np.uint32)[-1] ^= 1
+
+
+@pytest.mark.parametrize("seconds", [1e-6, 1.0])  # turns of one call, and of many
+def test_the_last_call_of_a_turn_is_compared(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "_TURN_SECONDS", seconds)
+    monkeypatch.setattr(tune, "_MOST_CALLS", 5)
+    rounds = 2
+    calls = 1 + 2 + rounds * (1 if seconds < 1 else 5)  # one and two before the turns
+    turns(Late(calls), "all_reduce", 4096, "float32", rounds)
+    with pytest.raises(AssertionError, match="all_reduce of 4096 bytes: tree makes other bits"):
+        turns(Late(calls - 1), "all_reduce", 4096, "float32", rounds)
+
+
 class Spoiled:
     """A communicator by which no element is right."""
 
