@@ -24,7 +24,6 @@ Usage: python -m benchmarks.convergence [--tasks digits,text,text_10m] [--seeds 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -38,9 +37,9 @@ from typing import Any
 
 from benchmarks.convergence_plot import plot, training
 from benchmarks.convergence_train import Method, Run, Task
-from pycollective.bench.machine import describe_machine, describe_versions
+from benchmarks.driver import ROOT, Benchmark, Record
+from benchmarks.driver import Run as Asked
 
-ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "build" / "convergence.jsonl"
 SEEDS = (1, 2, 3)
 TASKS = {
@@ -222,27 +221,16 @@ def report(task: str, rows: dict[str, dict[str, Any]], missing: Sequence[Run]) -
 MEASURES = {"held_out": held_out_loss, "training": training_loss}
 
 
-def main() -> None:
-    """Run what is missing, print the tables, write the file and the plot."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--tasks", default="digits,text")
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--cache", type=Path, default=CACHE)
-    parser.add_argument("--report", action="store_true", help="only of what has ended")
-    arguments = parser.parse_args()
-    record: dict[str, Any] = {
-        "machine": describe_machine(),
-        "versions": describe_versions(),
-        "tasks": {},
-    }
+def measure(asked: Asked) -> Record:
+    """Run what is missing, print the tables, draw the plot."""
+    cache, seeds = Path(asked.options["cache"]), asked.options["seeds"].split(",")
+    tasks: dict[str, Any] = {}
     curves: dict[str, tuple[str, list[dict[str, Any]]]] = {}
-    for task in arguments.tasks.split(","):
+    for task in asked.options["tasks"].split(","):
         runs = runs_of(task)
-        if not arguments.report:
-            chosen = [run for run in runs if str(run.seed) in arguments.seeds.split(",")]
-            carry_out(chosen, arguments.cache)
-        found = ended(arguments.cache)
+        if "report" not in asked.flags:
+            carry_out([run for run in runs if str(run.seed) in seeds], cache)
+        found = ended(cache)
         results = [found[run.to_json()] for run in runs if run.to_json() in found]
         missing = [run for run in runs if run.to_json() not in found]
         rows = judge(task, results)
@@ -250,7 +238,7 @@ def main() -> None:
         if not results:
             continue
         curves[TITLES[task]] = (SHOWN[task], results)
-        record["tasks"][task] = {
+        tasks[task] = {
             "settings": results[0]["run"]["task"],
             "parameters": results[0]["parameters"],
             "methods": rows,
@@ -265,10 +253,20 @@ def main() -> None:
                 for each in results
             ],
         }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "convergence.json").write_text(json.dumps(record, indent=1) + "\n")
-    plot(curves, arguments.out / "convergence.png")
+    plot(curves, asked.out / "convergence.png")
+    return {"tasks": tasks}
 
+
+BENCHMARK = Benchmark(
+    *("convergence", __doc__, measure),
+    rounds=0,
+    options={
+        "tasks": "digits,text",
+        "seeds": ",".join(map(str, SEEDS)),
+        "cache": str(CACHE),
+    },
+    flags={"report": "only of what has ended"},
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,22 @@ class Run:
     Attributes:
         rounds: how many.
         options: the benchmark's own.
+        flags: those of its flags that were given; the ranks do not see them.
+        out: the folder of the results, for what goes beside the file.
     """
 
-    def __init__(self, module: str, rounds: int, options: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        module: str,
+        rounds: int,
+        options: Mapping[str, str],
+        flags: Sequence[str] = (),
+        out: Path = RESULTS,
+    ) -> None:
         self.rounds = rounds
         self.options = options
+        self.flags = flags
+        self.out = out
         self._module = module
 
     def ranks_here(self, ranks: int, topology: str = "", **options: str) -> Any:
@@ -127,9 +138,10 @@ class Benchmark:
         text: what is asked.
         measure: measures, prints, and returns the record, to which machine and versions are added.
         on_a_rank: what each of its ranks runs; it returns what rank 0 hands over, None elsewhere.
-        rounds: unless ``--rounds`` says otherwise.
+        rounds: unless ``--rounds`` says otherwise; 0 where it has none.
         options: of the command line, beside, with what they are unless given; and `hidden`, which
             are for the ranks alone.
+        flags: of the command line, beside: names, each with what it does.
         file: name of the file of results, where it is not the module's.
     """
 
@@ -140,6 +152,7 @@ class Benchmark:
     rounds: int = 9
     options: Mapping[str, str] = field(default_factory=dict)
     hidden: Mapping[str, str] = field(default_factory=dict)
+    flags: Mapping[str, str] = field(default_factory=dict)
     file: str = ""
 
     def main(self) -> None:
@@ -148,16 +161,21 @@ class Benchmark:
             description=self.text, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         parser.add_argument("--out", type=Path, default=RESULTS)
-        parser.add_argument("--rounds", type=int, default=self.rounds)
+        hide = None if self.rounds else argparse.SUPPRESS
+        parser.add_argument("--rounds", type=int, default=self.rounds, help=hide)
         for name, default in self.options.items():
             parser.add_argument(f"--{name}", default=default)
         for name, default in {"on-a-rank": "", **self.hidden}.items():
             parser.add_argument(f"--{name}", default=default, help=argparse.SUPPRESS)
+        for name, what in self.flags.items():
+            parser.add_argument(f"--{name}", action="store_true", help=what)
         given = vars(parser.parse_args())
         run = Run(
             f"benchmarks.{self.name}",
             given["rounds"],
             {name: given[name.replace("-", "_")] for name in [*self.options, *self.hidden]},
+            [name for name in self.flags if given[name.replace("-", "_")]],
+            given["out"],
         )
         if given["on_a_rank"]:
             assert self.on_a_rank is not None
@@ -165,10 +183,10 @@ class Benchmark:
             if answer is not None:
                 Path(given["on_a_rank"]).write_text(json.dumps(answer))
             return
+        run.out.mkdir(parents=True, exist_ok=True)  # so that nothing is measured in vain
         record = {"machine": describe_machine(), "versions": describe_versions()}
         record |= self.measure(run)
-        given["out"].mkdir(parents=True, exist_ok=True)
-        path = given["out"] / f"{self.file or self.name}.json"
+        path = run.out / f"{self.file or self.name}.json"
         path.write_text(json.dumps(record, indent=1) + "\n")
         if wrong := wrong_elements(record):
             raise SystemExit(f"{wrong} elements are wrong: see {path}")

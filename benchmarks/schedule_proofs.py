@@ -8,9 +8,7 @@ Usage: python -m benchmarks.schedule_proofs [--processes N] [--out DIR] [--quick
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import multiprocessing
 import os
 import sys
@@ -19,9 +17,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from pycollective.bench.machine import describe_machine, describe_versions
+from benchmarks.driver import Benchmark, Record, Run
 from pycollective.schedule import ALGORITHMS, Schedule, Topology, algorithms_for, make_schedule
 from pycollective.schedule.verify import Fault, Traffic, verify
 
@@ -179,33 +176,20 @@ def _line(proof: Proof) -> str:
     )
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-    partial.replace(path)
+def measure(run: Run) -> Record:
+    """Prove all, and print a line a schedule."""
+    processes = int(run.options["processes"])
+    if processes < 1:
+        raise SystemExit("--processes must be at least 1")
 
-
-def main() -> None:
-    """Prove all, print a line a schedule, write the file."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--quick", action="store_true", help="few ranks: shows that all works")
-    arguments = parser.parse_args()
-    if arguments.processes < 1:
-        parser.error("--processes must be at least 1")
-
-    print(
-        f"{arguments.processes} processes; messages and bytes (for each element of the buffer) are"
-    )
+    print(f"{processes} processes; messages and bytes (for each element of the buffer) are")
     print("those that the busiest rank sends; MiB is the sum of all processes' peaks\n")
     print(_columns(*TITLES), flush=True)
     started = time.monotonic()
     proofs = []
-    for case in cases(arguments.quick):
+    for case in cases("quick" in run.flags):
         try:
-            proof = prove(case, arguments.processes)
+            proof = prove(case, processes)
         except Fault as fault:
             sys.exit(f"not a right schedule: {fault}")
         proofs.append(proof)
@@ -215,19 +199,20 @@ def main() -> None:
     seconds = time.monotonic() - started
     peak = max(proof.peak_memory for proof in proofs)
     print(f"\n{len(proofs)} schedules proved in {seconds:.0f} s, in {peak / 2**20:.0f} MiB at most")
-    _write(
-        arguments.out / "schedule_proofs.json",
-        {
-            "schema": SCHEMA,
-            "command": ["python", "-m", "benchmarks.schedule_proofs", *sys.argv[1:]],
-            "processes": arguments.processes,
-            "seconds": seconds,
-            "machine": describe_machine(),
-            "versions": describe_versions(),
-            "proofs": [asdict(proof) for proof in proofs],
-        },
-    )
+    return {
+        "schema": SCHEMA,
+        "processes": processes,
+        "seconds": seconds,
+        "proofs": [asdict(proof) for proof in proofs],
+    }
 
+
+BENCHMARK = Benchmark(
+    *("schedule_proofs", __doc__, measure),
+    rounds=0,
+    options={"processes": str(len(os.sched_getaffinity(0)))},
+    flags={"quick": "few ranks: shows that all works"},
+)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

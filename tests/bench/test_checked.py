@@ -91,6 +91,28 @@ def test_a_benchmark_writes_what_it_measured(tmp_path, monkeypatch: pytest.Monke
     assert record["versions"]["pycollective"]
 
 
+@pytest.mark.parametrize("given", [[], ["--fast-one"]])
+def test_a_benchmark_has_flags_and_may_have_no_rounds(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given
+) -> None:
+    def measure(run: Run) -> dict[str, object]:
+        (run.out / "beside").touch()
+        return {"flags": list(run.flags)}
+
+    flags = {"fast-one": "hurry", "other": "something else"}
+    benchmark = Benchmark("x", "What?", measure, rounds=0, flags=flags)
+    monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path / "new"), *given])
+    benchmark.main()
+    record = json.loads((tmp_path / "new" / "x.json").read_text())
+    assert record["flags"] == [each.removeprefix("--") for each in given]
+    monkeypatch.setattr(sys, "argv", ["x", "--help"])
+    with pytest.raises(SystemExit):
+        benchmark.main()
+    described = capsys.readouterr().out
+    assert "hurry" in described
+    assert "--rounds" not in described
+
+
 @pytest.mark.parametrize(
     ("measured", "wrong"),
     [

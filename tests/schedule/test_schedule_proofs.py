@@ -44,7 +44,7 @@ def test_the_file_says_what_was_proved(
     asked = [Case("all_gather", "recursive_doubling", 5), Case("all_reduce", "tree", 5)]
     monkeypatch.setattr(schedule_proofs, "cases", lambda quick: iter(asked))
     monkeypatch.setattr(sys, "argv", ["schedule_proofs", "--out", str(tmp_path), "--processes=2"])
-    schedule_proofs.main()
+    schedule_proofs.BENCHMARK.main()
     assert "2 schedules proved in" in capsys.readouterr().out
     written = json.loads((tmp_path / "schedule_proofs.json").read_text())
     assert written["schema"] == schedule_proofs.SCHEMA
@@ -65,5 +65,5 @@ def test_a_wrong_schedule_ends_the_run(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(schedule_proofs, "prove", prove_here)
     monkeypatch.setattr(sys, "argv", ["schedule_proofs", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="not a right schedule: all_reduce, ring, 1x5, shard 0"):
-        schedule_proofs.main()
+        schedule_proofs.BENCHMARK.main()
     assert not list(tmp_path.iterdir())
