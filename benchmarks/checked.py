@@ -1,4 +1,7 @@
-"""What is timed is compared bit for bit: all-reduces with the oracle each time, kernels once."""
+"""What is timed is compared: all-reduces with the oracle each time, kernels once, bit for bit.
+
+And what states of compression give and keep with the averages.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.turns import Call, Turn
 from pycollective import reference
+from pycollective.bench.owed import Owed
 from pycollective.bench.problem import PERIOD, leaves
 
 Array = NDArray[Any]
@@ -37,6 +41,17 @@ def check(
     for array, wanted in made:
         if array.dtype != wanted.dtype or not np.array_equal(array.view("u1"), wanted.view("u1")):
             raise AssertionError(f"{name} makes other bits than it should")
+
+
+def check_owed(owed: Owed, state: Any, counts: dict[str, int]) -> None:
+    """Raise where a state has given too little, or lost the rest; collective, and it keeps nothing.
+
+    Averages were of parameters of so many elements, one after another.
+    """
+    held, none = state.flush(), np.zeros(max(counts.values()), np.float32)
+    each = [held[n].numpy().ravel() if n in held else none[:count] for n, count in counts.items()]
+    if why := owed.wrong(np.concatenate(each)):
+        raise AssertionError(f"{type(state).__name__}: {why}")
 
 
 class Sum:

@@ -13,9 +13,9 @@ Two hosts of one rank each, as network namespaces joined by a link of 1 Gbit/s
 A time is that of the slowest rank, a figure the median of the rounds. Bytes: those that this rank
 counts as it hands them over (`stats()`), and those that the interface counts with all headers.
 Error: of the mean, relative L2, in the first step; and of the sum of 8 steps of the same gradients,
-which error feedback makes smaller. Each has a bound (`WORST`). After each turn what came out is
-compared between the ranks, bit for bit, in whole steps the gradients; of dense calls of this
-library's also with the oracle.
+which error feedback makes smaller. Each has a bound (`WORST`), in whole steps, too. What each call
+has made is compared between the ranks, bit for bit; of this library's dense calls, but for whole
+steps in bf16, with the oracle. What a state has given and what it keeps must make up the averages.
 
 Usage: python -m benchmarks.compression_two_hosts [--out DIR] [--rounds N] [--batches 1,4,8]
 """
@@ -28,26 +28,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import large_gradients
+from benchmarks.checked import check_owed
 from benchmarks.driver import Benchmark, Record, Run, require_two_hosts
 from benchmarks.turns import Call, seconds_of, take_turns
 from pycollective import reference
+from pycollective.bench.owed import Owed, off
 from pycollective.bench.problem import numpy_type
 from pycollective.bench.slowest import alike, slowest
 
 MI = 1 << 20
 FIRST_BUCKET, BUCKET = MI, 25 * MI  # bytes of fp32, as DDP's
-BASE, ALONE = "gloo fp32", "alone"
+BASE, ALONE, EXACT = "gloo fp32", "alone", "pycollective fp32"
 # How many times faster than that, at least.
 TARGETS = {"one_bit": 6.0, "top_k 1 % by tensor": 8.0, "top_k 1 % by chunk": 8.0}
 STEPS = 8
 # The most that each way's mean may be off, in a first step and over STEPS; zeros would be off by 1.
 WORST = {
     BASE: (1e-6, 1e-6),
-    **dict.fromkeys(("gloo bf16", "bf16 raw", "bf16 exact"), (4e-3, 4e-3)),
+    EXACT: (0.0, 0.0),
+    **dict.fromkeys(("gloo bf16", "bf16 raw", "bf16 exact", "pycollective bf16"), (4e-3, 4e-3)),
     "one_bit": (0.85, 0.5),
     "int8": (0.02, 0.004),
-    "top_k 1 % by tensor": (0.7, 0.5),
+    "top_k 1 % by tensor": (0.8, 0.5),  # 0.70 in the whole steps of a model that is not trained
     "top_k 1 % by chunk": (0.95, 0.8),
 }
 BATCHES = "1,4,8"
@@ -115,19 +120,21 @@ class Rank:
     ) -> dict[str, tuple[float, ...]]:
         """Of each call its seconds, and the bytes that left this host.
 
-        Before each turn is `restore`, after it `check` of the call.
+        After each call, the warm ones too, are `check` of it and `restore`.
         """
         import torch.distributed as dist
 
         timed = seconds_of(1, dist.barrier, partial(slowest, self.comm))
 
         def turn(call: Call) -> tuple[float, ...]:
+            check(call)
             restore()
             dist.barrier()
             before = int(self._counter.read_text())
             (seconds,) = timed(call)
             left = int(self._counter.read_text()) - before
             check(call)
+            restore()
             return seconds, left
 
         return take_turns(calls, rounds, turn)
@@ -137,6 +144,7 @@ class Gradients:
     """A step's gradients on this rank, in buckets, and the ways to average them.
 
     Attributes:
+        counts: elements of each parameter, by name, one after another.
         ways: by name, what averages or adds up `out`, in place.
         sent: of those that count, the bytes handed over so far.
     """
@@ -164,10 +172,13 @@ class Gradients:
         self._bf16 = [each.to(torch.bfloat16) for each in self._fp32]
         sums = reference.reduce([each.astype(numpy_type("bfloat16")) for each in self._every])
         self._sums = crc([torch.from_numpy(sums[a:b].view("i2")) for a, b in spans])
+        self._mean = reference.reduce(list(self._every), "avg")
         self.states = states(
             [(name, torch.empty(shape, requires_grad=True)) for name, shape in shapes.items()],
             rank.own,
         )
+        self.counts = counts
+        self._owed = {name: Owed(WORST[name][0]) for name in self.states}
         comm = rank.comm
         self.ways: dict[str, Call] = {
             BASE: lambda: self._gloo(self._fp32),
@@ -195,6 +206,8 @@ class Gradients:
         wanted = self._sums if name in ("bf16 raw", "bf16 exact") else found
         if not alike(self._rank.comm, found) or found != wanted:
             raise AssertionError(f"{name}: the ranks have other bits than they should")
+        if name in self._owed:
+            self._owed[name].add(self._mean, self.out.numpy())
 
     def _gloo(self, buckets: Any) -> None:
         import torch.distributed as dist
@@ -209,34 +222,30 @@ class Gradients:
 
     def errors(self, name: str) -> tuple[float, float]:
         """Relative L2 of the mean: of a first step, and of the sum of `STEPS` steps."""
-        import torch
-
-        mean = torch.from_numpy(self._every[0].astype("f8") + self._every[1]) / 2
-
-        def off(got: torch.Tensor) -> float:
-            return float((got - mean).norm() / mean.norm())
-
+        mean = (self._every[0].astype("f8") + self._every[1]) / 2
         self.restore()
         if name not in self.states:
             self.ways[name]()
             for wide, narrow in zip(self._fp32, self._bf16, strict=True) if "bf16" in name else ():
                 wide.copy_(narrow)
-            return off(self.out.double() / 2), off(self.out.double() / 2)
+            return (off(mean, self.out.numpy() / 2),) * 2
         self.states[name][0].reset()
-        total = torch.zeros_like(mean)
+        total = np.zeros_like(mean)
         for step in range(STEPS):
             self.restore()
             self.ways[name]()
-            total += self.out
+            total += self.out.numpy()
             if step == 0:
-                first = off(total)
-        return first, off(total / STEPS)
+                first = off(mean, total)
+        return first, off(mean, total / STEPS)
 
 
 def sync_alone(rank: Rank, rounds: int) -> dict[str, Any]:
     """Time and bytes of each way, and how far off it is, which has a bound."""
     gradients = Gradients(rank)
     measured = rank.measure(gradients.ways, rounds, gradients.check, gradients.restore)
+    for name, owed in gradients._owed.items():
+        check_owed(owed, gradients.states[name][0], gradients.counts)
     # Each turn is a warm call and a timed one.
     handed_over = {name: count() / (2 * rounds) for name, count in gradients.sent.items()}
     rows: dict[str, Any] = {}
@@ -258,9 +267,9 @@ def whole_steps(rank: Rank, rounds: int, batches: list[int]) -> list[dict[str, A
     """Seconds of a step under DDP by each way, at each batch size.
 
     One model and one DDP: the hook asks which way it is. The learning rate is 0, so that all see
-    the same weights. "alone" is a step without synchronisation.
+    the same weights, and a batch size has one batch, so that all have the same gradients. "alone"
+    is a step without synchronisation.
     """
-    import numpy as np
     import torch
     import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -276,10 +285,11 @@ def whole_steps(rank: Rank, rounds: int, batches: list[int]) -> list[dict[str, A
     hooks: dict[str, tuple[Any, Any]] = {
         BASE: (None, default_hooks.allreduce_hook),
         "gloo bf16": (None, default_hooks.bf16_compress_hook),
-        "pycollective fp32": (rank.own, pct.all_reduce_hook),
+        EXACT: (rank.own, pct.all_reduce_hook),
         "pycollective bf16": (rank.own, default_hooks.bf16_compress_hook),
-        **states(replica, rank.own),
+        **(compressed := states(replica, rank.own)),
     }
+    owed = {name: Owed(WORST[name][0]) for name in compressed}
     way = BASE
 
     def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -289,24 +299,39 @@ def whole_steps(rank: Rank, rounds: int, batches: list[int]) -> list[dict[str, A
 
     replica.register_comm_hook(None, hook)
 
-    def step(name: str, rows: int) -> None:
+    def step(name: str) -> None:
         nonlocal way
         way = name
         optimizer.zero_grad()  # here, so that they are there when all is timed
-        batch = batch_of(text, random, rows, large_gradients.LENGTH)
         with replica.no_sync() if name == ALONE else contextlib.nullcontext():
             loss_of(replica, batch).backward()
         optimizer.step()
 
+    def flat() -> Any:
+        return torch.cat([each.grad.flatten() for each in replica.parameters()]).numpy()
+
     def check(call: Call) -> None:
         if way == ALONE:
             return  # each rank has its own
-        if not alike(rank.comm, crc([each.grad for each in replica.parameters()])):
+        found = flat()
+        if not alike(rank.comm, zlib.crc32(found)):
             raise AssertionError(f"{way}: the ranks have other gradients than each other")
+        if way in owed:
+            owed[way].add(mean, found)
+        elif way == EXACT and found.tobytes() != mean.tobytes():
+            raise AssertionError(f"{way}: the gradients have other bits than the oracle's")
+        elif not off(mean, found) <= WORST[way][0]:
+            raise AssertionError(f"{way}: the gradients are {off(mean, found):.2e} off")
 
     found = []
     for rows in batches:
-        calls = {name: (lambda name=name, rows=rows: step(name, rows)) for name in [*hooks, ALONE]}
+        batch = batch_of(text, random, rows, large_gradients.LENGTH)
+        step(ALONE)
+        own = flat()
+        every = np.empty((2, own.size), own.dtype)
+        rank.comm.all_gather(every, own)
+        mean = reference.reduce(list(every), "avg")
+        calls = {name: partial(step, name) for name in [*hooks, ALONE]}
         measured = rank.measure(calls, rounds, check)
         found.append(
             {
@@ -315,6 +340,9 @@ def whole_steps(rank: Rank, rounds: int, batches: list[int]) -> list[dict[str, A
                 "seconds": {name: seconds for name, (seconds, _) in measured.items()},
             }
         )
+    counts = {name: each.numel() for name, each in replica.module.named_parameters()}
+    for name, (state, _) in compressed.items():
+        check_owed(owed[name], state, counts)
     return found
 
 

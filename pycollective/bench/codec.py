@@ -194,7 +194,7 @@ def calls_of(
         lambda x: state.all_reduce({"x": x}),
         lambda: float(state.stats()["payload_bytes"]),
         wrong,
-        lambda: owed.lost(state.flush()["x"]),
+        lambda: bool(owed.wrong(state.flush()["x"])),
     )
     yield {plan.codec: codec, **dense}
     state.close()  # not after an error: the caller's communicator then tells the others

@@ -7,6 +7,7 @@ same for every codec, and tight.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,27 @@ def off(mean: Any, out: Any) -> float:
 class Owed:
     """What the calls of one state have left out of the averages so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, worst: float = math.inf) -> None:
+        """`worst`: how far off a first call may be, which has nothing to make good."""
+        self._worst = worst
+        self._first = 0.0
         self._owed: Any = np.float32(0)
-        self._mean: Any = np.float32(0)
+        self._mean: Any = None
 
     def add(self, mean: Floats, out: Floats) -> None:
         """Note a call, each of them, by what it should have averaged to and what it made: fp32."""
+        if self._mean is None:
+            self._first = off(mean, out)
         self._owed = self._owed + (mean - out)
         self._mean = mean
 
-    def lost(self, held: Floats) -> bool:
-        """Whether that is not what the state keeps, which its `flush` gave: fp32, of one shape."""
-        rest = np.linalg.norm(self._owed - held)
-        return not rest <= _MOST_LOST * np.linalg.norm(self._mean)  # NaN, too
+    def wrong(self, held: Floats) -> str:
+        """What is wrong with the calls, of which there was one; empty if nothing is.
+
+        Args:
+            held: what the state's `flush` gave, fp32, of the same shape.
+        """
+        if not self._first <= self._worst:  # so that NaN is wrong
+            return f"the first average is {self._first:.2e} off"
+        lost = float(np.linalg.norm(self._owed - held) / np.linalg.norm(self._mean))
+        return "" if lost <= _MOST_LOST else f"{lost:.2e} of an average is neither given nor kept"
