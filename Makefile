@@ -99,9 +99,11 @@ format: $(VENV)/.requirements
 	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
 
-# The stand-in for a GPU's driver, which the first test that wants it makes otherwise.
+# The stand-in for a GPU's driver, and what else of native code tests in Python call: what the
+# first test that wants it makes otherwise.
 standin:
 	$(MAKE) -C tests/cuda_driver
+	$(MAKE) -C csrc/tests python
 
 # Under a make -j of several targets, among its jobs.
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 2)

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from benchmarks.driver import Benchmark, Record, Run
 from benchmarks.gradients import KEPT, load
+from benchmarks.packing_library import pack_into, unpack_into
 from benchmarks.turns import take_turns
 from pycollective import _core, reference
 from pycollective.bench.machine import describe_versions
@@ -121,8 +122,8 @@ def ours(x: Array, back: Array, level: str) -> Peer:
     """The library's codec for the type of `x`."""
     out = np.empty(x.nbytes, np.uint8)
     return Peer(
-        lambda: out[: _core.pack_into(x, out, level)],
-        lambda payload: _core.unpack_into(payload, back, level),
+        lambda: out[: pack_into(x, out, level)],
+        lambda payload: unpack_into(payload, back, level),
     )
 
 

@@ -13,9 +13,7 @@
 #include "bindings/errors_py.h"
 #include "bindings/gil.h"
 #include "cuda/driver.h"
-#include "cuda/embedded.h"
 #include "cuda/images.h"
-#include "cuda/nvrtc.h"
 
 namespace py = pybind11;
 
@@ -51,18 +49,6 @@ py::dict report(const std::vector<std::string>& nvrtc_folders) {
   }
 }
 
-py::dict compile(const std::vector<std::string>& nvrtc_folders, int major, int minor,
-                 const std::vector<std::string>& flags) {
-  constexpr int kAnyDriver = 1 << 30;
-  const cuda::Nvrtc compiler(nvrtc_folders, kAnyDriver);
-  py::dict images;
-  for (const cuda::EmbeddedModule& module : cuda::embedded().modules) {
-    const cuda::Bytes image = compiler.compile(module, compiler.architecture(major, minor), flags);
-    images[module.name] = py::bytes(image.data(), image.size());
-  }
-  return images;
-}
-
 void prepare(const std::vector<std::string>& nvrtc_folders, std::optional<int> device) {
   translated([&] {
     const GilReleased unlocked;
@@ -91,11 +77,6 @@ void bind_cuda(py::module_& module) {
              "`apart` (pairs of GPUs that cannot map each other), `images` of the kernels; or `no "
              "driver`, `no images`: why, and the cure. Initialises "
              "CUDA in this process.");
-  module.def("cuda_compile", &compile, py::arg("nvrtc_folders"), py::arg("major"), py::arg("minor"),
-             py::arg("flags"),
-             "What NVRTC makes of each module of kernels, by name, for a GPU of this compute "
-             "capability, with these flags beside the usual ones. RuntimeError: there is no NVRTC, "
-             "or it warns.");
   module.def("prepare_kernels", &prepare, py::arg("nvrtc_folders"), py::arg("device"),
              "Have NVRTC compile what nvcc did not, for this GPU or, without one, for each kind of "
              "GPU that there is. What does not compile, whoever loads it is told. "

@@ -12,7 +12,6 @@
 #include "bindings/link_py.h"
 #include "bindings/machine_py.h"
 #include "bindings/node_py.h"
-#include "bindings/pack_py.h"
 #include "bindings/program_py.h"
 #include "bindings/quantize_py.h"
 #include "bindings/sparse_py.h"
@@ -25,7 +24,6 @@ PYBIND11_MODULE(_core, module) {
   if (!init_errors() || !init_array_view()) throw pybind11::error_already_set();
   bind_traits(module);
   bind_kernels(module);
-  bind_pack(module);
   bind_quantize(module);
   bind_sparse(module);
   bind_node(module);

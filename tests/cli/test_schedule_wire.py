@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from pycollective import _core
+from benchmarks.packing_library import pack_into
 from pycollective.bench.problem import numpy_type
 from pycollective.cli.schedule_wire import HEADERS, LENGTH, least
 from pycollective.planning.elements import ELEMENTS
@@ -41,11 +41,11 @@ def test_the_least_is_what_zeros_take(dtype, count):
     size = ELEMENTS[dtype].size
     if dtype not in HEADERS:
         with pytest.raises(ValueError, match="no packing of"):
-            _core.pack_into(np.zeros(1, numpy_type(dtype)), np.empty(99, np.uint8))
+            pack_into(np.zeros(1, numpy_type(dtype)), np.empty(99, np.uint8))
         assert least(dtype, size, count) == size * count
         return
     room = np.empty(size * count + 64, np.uint8)
-    packed = _core.pack_into(np.zeros(count, numpy_type(dtype)), room)
+    packed = pack_into(np.zeros(count, numpy_type(dtype)), room)
     assert least(dtype, size, count) == min(size * count, LENGTH + packed)
 
 

