@@ -54,7 +54,6 @@ class Group {
 
   // How long a wait is that is worth a line on stderr.
   std::chrono::duration<double> warn_after() const { return warn_after_; }
-  void set_warn_after(std::chrono::duration<double> time) { warn_after_ = time; }
 
   // The communicator, of which the group may be the part on one host: its ranks are the numbers
   // that a user sees or gives.
@@ -142,6 +141,7 @@ class Group {
   bool may_spin() const { return may_spin_; }
 
  private:
+  friend struct testing::Inside;
   std::atomic<Mask>& sleepers() const { return mailboxes_[0]->sleepers; }
   std::byte* half(Member member, int index) const {
     return reinterpret_cast<std::byte*>(mailboxes_[member.at()]) + sizeof(Mailbox) +

@@ -84,20 +84,10 @@ void Node::attach(const Token& token, int fd, pid_t pid) {
   peers_[token] = std::make_shared<Peer>(Segment::attach(fd, token), pid);
 }
 
-void Node::attach_local(const Node& other) {
-  const std::lock_guard lock(mutex_);
-  peers_[other.token()] = other.own_;
-}
-
 std::shared_ptr<Peer> Node::find(const Token& token) const {
   const std::lock_guard lock(mutex_);
   const auto found = peers_.find(token);
   return found == peers_.end() ? nullptr : found->second;
-}
-
-std::size_t Node::attached() const {
-  const std::lock_guard lock(mutex_);
-  return peers_.size();
 }
 
 std::size_t Node::take(std::size_t bytes) {

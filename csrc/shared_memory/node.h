@@ -19,6 +19,10 @@
 
 namespace pycollective {
 
+namespace testing {
+struct Inside;
+}
+
 // The part of an own segment that a group uses: header, channels, data area.
 struct MailboxRange {
   std::size_t offset = 0;
@@ -51,11 +55,8 @@ class Node {
 
   // Throws std::invalid_argument or std::system_error; see Segment::attach and Peer.
   void attach(const Token& token, int fd, pid_t pid);
-  // A rank of the same process, run by another thread: shares its mapping, as sanitizers need.
-  void attach_local(const Node& other);
   // nullptr where no such peer is attached.
   std::shared_ptr<Peer> find(const Token& token) const;
-  std::size_t attached() const;  // segments, the own one included
 
   // Commits a zeroed mailbox for a group of `members`. Early groups get large data areas, later
   // ones small ones, so that the sum stays bounded. Throws std::system_error (ENOMEM). `far`: some
@@ -92,6 +93,7 @@ class Node {
   void reclaim();
 
  private:
+  friend struct testing::Inside;
   // A retired group whose ranks map each other's memory. These outlive their node, since peers may
   // unmap that long after this process has left them.
   struct Mapping;

@@ -5,6 +5,7 @@
 
 #include "tests/calls.h"
 #include "tests/check.h"
+#include "tests/inside.h"
 #include "tests/thread_ranks.h"
 
 using namespace pycollective;
@@ -83,10 +84,10 @@ void peers_that_are_gone_are_let_go_of() {
   std::vector<std::shared_ptr<Communicator>> kept;
   for (int i = 0; i < 50; ++i) {
     const auto other = std::make_shared<Node>();
-    mine->attach_local(*other);
+    Inside::attach(*mine, *other);
     const MailboxRange mailbox = mine->allocate_mailbox(2);
     const MailboxRange others = other->allocate_mailbox(2);
-    other->attach_local(*mine);
+    Inside::attach(*other, *mine);
     const std::vector<Token> tokens = {mine->token(), other->token()};
     const std::vector<std::size_t> offsets = {mailbox.offset, others.offset};
     const std::size_t bytes = std::min(mailbox.data_bytes, others.data_bytes);
@@ -98,7 +99,7 @@ void peers_that_are_gone_are_let_go_of() {
     kept.back()->close();
     theirs->close();
     CHECK(mine->find(other->token()) != nullptr);  // it lives: others count on it
-    CHECK(mine->attached() <= 3);                  // the own one, this one, the one before
+    CHECK(Inside::attached(*mine) <= 3);           // the own one, this one, the one before
   }
 }
 

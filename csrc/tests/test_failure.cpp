@@ -9,6 +9,7 @@
 
 #include "tests/calls.h"
 #include "tests/check.h"
+#include "tests/inside.h"
 #include "tests/thread_ranks.h"
 
 using namespace pycollective;
@@ -75,7 +76,8 @@ std::string stderr_of(const std::function<void()>& act) {
 void a_long_wait_names_the_absent_once() {
   ThreadRanks threads(2);
   const auto group = threads.make_group();
-  for (const auto& each : group) each->group().set_warn_after(std::chrono::milliseconds(100));
+  for (const auto& each : group)
+    Inside::set_warn_after(each->group(), std::chrono::milliseconds(100));
   const std::string text = stderr_of([&] {
     threads.run([&](int r) {
       if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
@@ -91,7 +93,7 @@ void a_long_wait_names_the_absent_once() {
 void many_messages_that_wait_long_write_one_line() {
   ThreadRanks threads(2);
   const auto group = threads.make_group();
-  group[0]->group().set_warn_after(std::chrono::milliseconds(100));
+  Inside::set_warn_after(group[0]->group(), std::chrono::milliseconds(100));
   std::vector<std::vector<float>> x(50, std::vector<float>(1));
   std::vector<std::shared_ptr<Work>> works;
   const std::string text = stderr_of([&] {

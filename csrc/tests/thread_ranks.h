@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/communicator.h"
+#include "tests/inside.h"
 
 namespace pycollective::testing {
 
@@ -103,7 +104,7 @@ class ThreadRanks {
     }
     for (std::size_t a = first; a < nodes_.size(); ++a)
       for (std::size_t b = first; b < nodes_.size(); ++b)
-        if (a != b) nodes_[a]->attach_local(*nodes_[b]);
+        if (a != b) Inside::attach(*nodes_[a], *nodes_[b]);
   }
 
   std::vector<int> host_sizes_;
