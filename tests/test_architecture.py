@@ -254,6 +254,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.alone  # it looks at all of /dev/shm, where other tests' jobs make files
 def test_importing_the_package_needs_numpy_alone_and_changes_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROBE]
     environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -187,7 +187,7 @@ def test_the_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_failing_rank_ends_the_demo_with_its_error(capfd: pytest.CaptureFixture[str]) -> None:
     unknown = Configuration("no-such-backend", "fp32", 25.0, 1)
     with pytest.raises(DemoFailure, match=r"rank \d failed in .*no-such-backend"):
-        train(Settings(ranks=1), [unknown], time.monotonic() + 60, lambda _: None)
+        train(Settings(ranks=1), [unknown], time.monotonic() + 110, lambda _: None)
     assert "Unknown backend type no-such-backend" in capfd.readouterr().err
     assert not multiprocessing.active_children()
 

@@ -70,7 +70,7 @@ def bench(program, status, *arguments):
         env=clean_environment(OMPI_MCA_btl="^ofi"),  # which sleeps a second as Open MPI starts
         capture_output=True,
         text=True,
-        timeout=50,  # a rank waits 120 s for another
+        timeout=110,  # a rank waits 120 s for another
     )
     assert done.returncode == status, done.stdout + done.stderr
     return time.monotonic() - started, done.stderr
@@ -79,7 +79,7 @@ def bench(program, status, *arguments):
 def test_what_one_rank_refuses_while_the_others_wait_in_the_call():
     seconds, said = bench(REFUSES, 2, "--ranks", 3)
     assert said == "pycollective bench: rank 1 of own: not on this rank\n"
-    assert seconds < 30
+    assert seconds < 100
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,8 @@ def test_what_has_come_for_a_thread_that_fails_is_not_lost(ranks, monkeypatch):
     assert third.node.is_attached(first.node.token)  # another thread may wait for it
 
 
-def test_who_refuses_may_have_been_attached_by_another_thread(ranks):
+def test_who_refuses_may_have_been_attached_by_another_thread(ranks, monkeypatch):
+    monkeypatch.setattr(attach, "_ANSWERED_WITHIN", 20)
     one, other = ranks(2)
     one.listener.close()  # it has joined, and with this store waits for nobody
     with ThreadPoolExecutor(1) as threads:
