@@ -19,7 +19,7 @@ SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name
 # What the build reads besides.
 EMBEDDED := $(wildcard csrc/cuda/embed.py csrc/cuda/nvrtc/*)
 
-.PHONY: install build demo test test-mpi test-torch-suite examples storm scale bench gpu lint format standin sanitize clean
+.PHONY: install build demo test test-mpi test-torch-suite examples storm scale bench gpu lint format standin native-parts sanitize clean
 
 install: $(VENV)/.built
 
@@ -99,11 +99,12 @@ format: $(VENV)/.requirements
 	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format .
 	$(BIN)/clang-format -i $(SOURCES)
 
-# The stand-in for a GPU's driver, and what else of native code tests in Python call: what the
-# first test that wants it makes otherwise.
+# The stand-in for a GPU's driver, and what else of native code tests and benchmarks in Python call:
+# whoever wants it first makes it otherwise.
 standin:
 	$(MAKE) -C tests/cuda_driver
-	$(MAKE) -C csrc/tests python
+native-parts:
+	$(MAKE) -C csrc/tests native-parts
 
 # Under a make -j of several targets, among its jobs.
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 2)

@@ -50,7 +50,7 @@ def check_owed(owed: Owed, state: Any, counts: dict[str, int]) -> None:
     """
     held, none = state.flush(), np.zeros(max(counts.values()), np.float32)
     each = [held[n].numpy().ravel() if n in held else none[:count] for n, count in counts.items()]
-    if why := owed.wrong(np.concatenate(each)):
+    if why := owed.fault(np.concatenate(each)):
         raise AssertionError(f"{type(state).__name__}: {why}")
 
 

@@ -39,7 +39,7 @@ PLACES = {
 DENSE, AGAIN = "dense", "dense again"
 CODECS = ("one_bit", "int8", "top_k 1 % by tensor", "top_k 1 % by chunk")
 MOST_OF_BETTER = 1.05
-SETTLED = 8  # steps after which auto has made up its mind
+DECIDED = 8  # steps after which auto has made up its mind
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def on_a_rank(run: Run) -> Record | None:
             "auto": step_of(hook, auto, buckets),
         }
         owed |= {calls[way]: Owed(WORST[codec][0]) for way in ("always", "auto")}
-        for _ in range(SETTLED):
+        for _ in range(DECIDED):
             calls["auto"]()
             check(calls["auto"])
         measured = take_turns(calls, run.rounds, turn)

@@ -158,7 +158,7 @@ class Gradients:
         self._rank = rank
         shapes = large_gradients.shapes()
         counts = {name: int(torch.Size(shape).numel()) for name, shape in shapes.items()}
-        self._buckets = buckets_of(counts)
+        self.buckets = buckets_of(counts)
         starts, at = {}, 0
         for name in counts:
             starts[name] = at
@@ -167,7 +167,7 @@ class Gradients:
             name: self.out[starts[name] : starts[name] + counts[name]] for name in counts
         }
         # Buckets of dense ways are one piece each: parameters in order lie side by side.
-        spans = [(starts[b[-1]], starts[b[0]] + counts[b[0]]) for b in self._buckets]
+        spans = [(starts[b[-1]], starts[b[0]] + counts[b[0]]) for b in self.buckets]
         self._fp32 = [self.out[start:stop] for start, stop in spans]
         self._bf16 = [each.to(torch.bfloat16) for each in self._fp32]
         sums = reference.reduce([each.astype(numpy_type("bfloat16")) for each in self._every])
@@ -178,7 +178,7 @@ class Gradients:
             rank.own,
         )
         self.counts = counts
-        self._owed = {name: Owed(WORST[name][0]) for name in self.states}
+        self.owed = {name: Owed(WORST[name][0]) for name in self.states}
         comm = rank.comm
         self.ways: dict[str, Call] = {
             BASE: lambda: self._gloo(self._fp32),
@@ -206,8 +206,8 @@ class Gradients:
         wanted = self._sums if name in ("bf16 raw", "bf16 exact") else found
         if not alike(self._rank.comm, found) or found != wanted:
             raise AssertionError(f"{name}: the ranks have other bits than they should")
-        if name in self._owed:
-            self._owed[name].add(self._mean, self.out.numpy())
+        if name in self.owed:
+            self.owed[name].add(self._mean, self.out.numpy())
 
     def _gloo(self, buckets: Any) -> None:
         import torch.distributed as dist
@@ -217,7 +217,7 @@ class Gradients:
 
     def _compressed(self, state: Any) -> None:
         with state.step():
-            for bucket in self._buckets:
+            for bucket in self.buckets:
                 state.all_reduce({name: self._views[name] for name in bucket})
 
     def errors(self, name: str) -> tuple[float, float]:
@@ -244,7 +244,7 @@ def sync_alone(rank: Rank, rounds: int) -> dict[str, Any]:
     """Time and bytes of each way, and how far off it is, which has a bound."""
     gradients = Gradients(rank)
     measured = rank.measure(gradients.ways, rounds, gradients.check, gradients.restore)
-    for name, owed in gradients._owed.items():
+    for name, owed in gradients.owed.items():
         check_owed(owed, gradients.states[name][0], gradients.counts)
     # Each turn is a warm call and a timed one.
     handed_over = {name: count() / (2 * rounds) for name, count in gradients.sent.items()}
@@ -260,7 +260,7 @@ def sync_alone(rank: Rank, rounds: int) -> dict[str, Any]:
             "error": first,
             f"error_of_{STEPS}": after,
         }
-    return {"parameters": gradients.x.numel(), "buckets": len(gradients._buckets), "ways": rows}
+    return {"parameters": gradients.x.numel(), "buckets": len(gradients.buckets), "ways": rows}
 
 
 def whole_steps(rank: Rank, rounds: int, batches: list[int]) -> list[dict[str, Any]]:

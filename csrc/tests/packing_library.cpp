@@ -5,17 +5,17 @@
 #include <cstring>
 
 #include "kernels/pack/pack.h"
+#include "tests/kernel_inputs.h"
 
 namespace pycollective {
 namespace {
 
 // Null where there is no codec for the type, or this CPU has no such level.
 Packing packing_of(const char* dtype, const char* level) {
-  for (const DtypeTraits& traits : kDtypeTable)
-    for (const SimdLevel each : {SimdLevel::kPortable, SimdLevel::kAvx2, SimdLevel::kAvx512})
-      if (std::strcmp(dtype, traits.name) == 0 && std::strcmp(level, name_of(each)) == 0 &&
-          each <= supported_simd_level())
-        return find_packing(traits.dtype, each);
+  const DtypeTraits* const traits = find_named(kDtypeTable, dtype);
+  for (const SimdLevel each : levels())
+    if (traits != nullptr && std::strcmp(level, name_of(each)) == 0)
+      return find_packing(traits->dtype, each);
   return {};
 }
 

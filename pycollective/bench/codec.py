@@ -148,14 +148,14 @@ class _Call:
         dtype: of the gradient that it takes.
         run: averages it in place.
         sent: bytes handed over for other hosts so far; None if they are not counted.
-        wrong: whether that is no average of all ranks' gradients; collective.
+        is_wrong: whether that is no average of all ranks' gradients; collective.
         lost: whether all averages so far lack what is not kept for later ones, either; collective.
     """
 
     dtype: str
     run: Callable[[Any], object]
     sent: Callable[[], float | None]
-    wrong: Callable[[Any, Sequence[Floats]], bool]
+    is_wrong: Callable[[Any, Sequence[Floats]], bool]
     lost: Callable[[], bool] = lambda: False
 
 
@@ -169,11 +169,11 @@ def calls_of(
         return float(communicator.stats()["sent_bytes"]) if max(communicator.host_of) else None
 
     def plain(dtype: str, wire: str) -> _Call:
-        def wrong(out: Any, leaves: Sequence[Floats]) -> bool:
+        def is_wrong(out: Any, leaves: Sequence[Floats]) -> bool:
             answer = reference.reduce([leaf.astype(out.dtype) for leaf in leaves], "avg")
             return out.tobytes() != answer.tobytes()
 
-        return _Call(dtype, lambda x: communicator.all_reduce(x, "avg", wire=wire), sent, wrong)
+        return _Call(dtype, lambda x: communicator.all_reduce(x, "avg", wire=wire), sent, is_wrong)
 
     dense = {"fp32": plain("float32", "raw"), "bf16": plain("bfloat16", "raw")}
     if plan.codec == "exact":
@@ -185,16 +185,17 @@ def calls_of(
     state = make({"x": shape}, communicator, between=between, compress=_all, **more)
     owed = Owed()
 
-    def wrong(out: Any, leaves: Sequence[Floats]) -> bool:
+    def is_wrong(out: Any, leaves: Sequence[Floats]) -> bool:
         owed.add(reference.reduce(leaves, "avg"), out)
-        return not alike(communicator, zlib.crc32(out)) or not out.any()  # all kept
+        # Zeros would pass what is looked at behind all calls: then everything is kept.
+        return not alike(communicator, zlib.crc32(out)) or not out.any()
 
     codec = _Call(
         "float32",
         lambda x: state.all_reduce({"x": x}),
         lambda: float(state.stats()["payload_bytes"]),
-        wrong,
-        lambda: bool(owed.wrong(state.flush()["x"])),
+        is_wrong,
+        lambda: bool(owed.fault(state.flush()["x"])),
     )
     yield {plan.codec: codec, **dense}
     state.close()  # not after an error: the caller's communicator then tells the others
@@ -225,7 +226,7 @@ def _measure(
             seconds = np.array([time.perf_counter() - start])
             after = call.sent()
             communicator.all_reduce(seconds, "max")
-            wrong[name] |= call.wrong(out, leaves)
+            wrong[name] |= call.is_wrong(out, leaves)
             if number == 0:
                 errors[name] = off(_mean(leaves), out)
                 continue

@@ -40,7 +40,7 @@ class Owed:
         self._owed = self._owed + (mean - out)
         self._mean = mean
 
-    def wrong(self, held: Floats) -> str:
+    def fault(self, held: Floats) -> str:
         """What is wrong with the calls, of which there was one; empty if nothing is.
 
         Args:

@@ -196,7 +196,7 @@ def turns(
     repeats = {}
     made: NDArray[Any] | None = None
 
-    def compare(name: str) -> None:
+    def as_the_first(name: str) -> None:
         assert made is not None
         if not np.array_equal(whole.view("u1"), made.view("u1")):
             raise AssertionError(f"{operation} of {size} bytes: {name} makes other bits")
@@ -206,8 +206,8 @@ def turns(
         call()  # makes the program
         if made is None:
             made = whole.copy()
-            _compare(communicator, operation, whole, dtype, name)
-        compare(name)
+            _as_the_oracle(communicator, operation, whole, dtype, name)
+        as_the_first(name)
         communicator.barrier()
         once = max(1e-9, slowest(communicator, _timed(call, 2) / 2))
         repeats[name] = max(1, min(_MOST_CALLS, int(_TURN_SECONDS / once)))
@@ -222,7 +222,7 @@ def turns(
                 communicator.barrier()
                 took += _timed(calls[name], count)
             mine[name] = took / repeats[name]
-            compare(name)
+            as_the_first(name)
         longest = largest(communicator, [mine[name] for name in names])
         for name, took in zip(names, longest, strict=True):
             seconds[name].append(max(1e-9, took))
@@ -268,7 +268,7 @@ def _reduce_op(dtype: str) -> str:
     return "avg" if "avg" in TRAITS[dtype].reduce_ops else "sum"
 
 
-def _compare(
+def _as_the_oracle(
     communicator: Communicator, operation: str, whole: NDArray[Any], dtype: str, name: str
 ) -> None:
     """Raise where a first call's result is not the oracle's; of many ranks, of some elements."""

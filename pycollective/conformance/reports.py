@@ -30,7 +30,7 @@ class Report:
     story: str
 
 
-def exchange(communicator: Communicator, number: int, tally: Tally) -> list[Report | None]:
+def gather(communicator: Communicator, number: int, tally: Tally) -> list[Report | None]:
     """Each rank's report of a combination, in rank order; None where it came damaged.
 
     Args:

@@ -11,7 +11,7 @@ from pycollective.conformance import table
 from pycollective.conformance.calls import Call, Data
 from pycollective.conformance.cases import Case, cases
 from pycollective.conformance.places import place_of
-from pycollective.conformance.reports import Report, exchange
+from pycollective.conformance.reports import Report, gather
 from pycollective.conformance.selection import STAND_IN, Selection, can_do
 from pycollective.conformance.tally import Tally, describe
 from pycollective.errors import CollectiveError
@@ -98,7 +98,7 @@ class _Run:
                 for check in call.make(operation):
                     tally.add(check, at)
             at = "telling the others"
-            reports = exchange(self._communicator, len(self._lines), tally)
+            reports = gather(self._communicator, len(self._lines), tally)
         except CollectiveError as error:
             raise Lost(f"{dtype} {operation} by {algorithm}, {at}: {error}") from error
         self._lines.append(table.Line(operation, algorithm, dtype, len(calls), reports))

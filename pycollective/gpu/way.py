@@ -117,7 +117,7 @@ def join(
                 said.card = mailbox.lend(communicator)
             except ConfigurationError as error:
                 said.problem = str(error)
-        every = said.exchanged(communicator)
+        every = said.of_all(communicator)
         wrong = _first([each.error for each in every])
         kept = ""  # why mailboxes stay until the communicator is closed
         reason = f"the ranks are on {hosts} hosts" if hosts > 1 else why_not(every)
@@ -128,7 +128,7 @@ def join(
                 group = _core.map_devices(communicator, mailbox, [each.card for each in every])
             except ConfigurationError as error:
                 mapped.problem = str(error)
-            reason = _first([each.problem for each in mapped.exchanged(communicator)])
+            reason = _first([each.problem for each in mapped.of_all(communicator)])
             if not reason:
                 assert group is not None
                 _core.use_devices(communicator, group, programs)
@@ -136,7 +136,7 @@ def join(
             undone = _Said()
             if group is not None and not group.unmap():
                 undone.problem = "the driver does not unmap a peer's mailbox"
-            kept = _first([each.problem for each in undone.exchanged(communicator)])
+            kept = _first([each.problem for each in undone.of_all(communicator)])
         if mailbox is not None and not kept:
             mailbox.take_back(communicator)
         if wrong:
@@ -160,7 +160,7 @@ class _Said:
     problem: str = ""  # for which kernels cannot
     card: bytes = b""
 
-    def exchanged(self, communicator: _core.Communicator) -> list[_Said]:
+    def of_all(self, communicator: _core.Communicator) -> list[_Said]:
         """What every rank has said."""
         mine = np.zeros(1 + 2 * _TEXT + _CARD, np.uint8)
         mine[0] = _WISHES.index(self.wish)

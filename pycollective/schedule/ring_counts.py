@@ -8,7 +8,7 @@ from operator import not_
 
 from .circle import circle_of
 from .counts import NOTHING, Load, Phase, Phases
-from .ring_room import handed_on, neighbours
+from .ring_room import handed_on, next_is_near
 from .topology import Topology
 
 
@@ -29,7 +29,7 @@ def _reduce_scatter_count(topology: Topology) -> Phases:
         return ()
     place_of = circle_of(topology).place
     sent = list(zip(*handed_on([place_of[rank] for rank in range(n)]), strict=True))
-    near = neighbours(topology)
+    near = next_is_near(topology)
     buffers = list(map(sum, sent))
     adds = max(buffers[place - 1] - buffers[place] for place in range(n)) + n - 1
     local, across = compress(sent, near), compress(sent, map(not_, near))

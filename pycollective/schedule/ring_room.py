@@ -115,7 +115,7 @@ def to_reduce(places: Sequence[int], near: Sequence[bool]) -> list[tuple[int, in
     return found
 
 
-def neighbours(topology: Topology) -> list[bool]:
+def next_is_near(topology: Topology) -> list[bool]:
     """Of each place, whether the next one is on the same host."""
     ranks = circle_of(topology).ranks
     hosts = [topology.host_of[rank] for rank in ranks]
@@ -125,7 +125,7 @@ def neighbours(topology: Topology) -> list[bool]:
 def _reduce_scatter_room(topology: Topology, _root: int) -> Room:
     place_of = circle_of(topology).place
     n = topology.ranks
-    needed = to_reduce([place_of[rank] for rank in range(n)], neighbours(topology))
+    needed = to_reduce([place_of[rank] for rank in range(n)], next_is_near(topology))
     return Room(max(nodes for nodes, _ in needed), max(leaves for _, leaves in needed), n - 1)
 
 
@@ -137,7 +137,7 @@ def _all_gather_room(topology: Topology, _root: int) -> Room:
 
 def _all_reduce_room(topology: Topology, root: int) -> Room:
     place_of = circle_of(topology).place
-    n, near = topology.ranks, neighbours(topology)
+    n, near = topology.ranks, next_is_near(topology)
     needed = to_reduce([place_of[rank] for rank in range(n)], near)
     items = max(leaves + (n - 1) * near[place] for place, (_, leaves) in enumerate(needed))
     return Room(max(nodes for nodes, _ in needed), items, 2 * (n - 1))

@@ -31,7 +31,7 @@ def said(calls, worst=math.inf):
     for mean, out, held in calls:
         owed.add(mean, out)
         kept = held
-    return owed.wrong(kept)
+    return owed.fault(kept)
 
 
 @pytest.mark.parametrize("spoiled", range(-1, len(MEANS)))

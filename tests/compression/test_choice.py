@@ -28,7 +28,7 @@ class Clock:
         return self._now
 
 
-def settle(comm, kind, host_of, seconds, seed, steps, warm_up=0):
+def decide(comm, kind, host_of, seconds, seed, steps, warm_up=0):
     """The way of each step, the verdict, the worst error of what came and is held, and digests."""
     state = make(comm, host_of, kind, when="auto", **({"warm_up": warm_up} if warm_up else {}))
     mine = {way: each[comm.rank] for way, each in seconds.items()}
@@ -60,7 +60,7 @@ SLOWER = {"compressed": [1.0, 7.0, 1.0, 1.0], "dense": [2.0, 2.0, 2.0, 6.0]}
 @pytest.mark.parametrize("host_of", [(0, 1, 2, 3), (0, 0, 1, 1)])
 def test_all_ranks_go_by_the_slowest_ones_best_time(pool, kind, host_of):
     for seed, (seconds, way) in enumerate([(FASTER, "compressed"), (SLOWER, "dense")]):
-        outcomes = pool(4).call(settle, kind, host_of, seconds, seed, 9)
+        outcomes = pool(4).call(decide, kind, host_of, seconds, seed, 9)
         for ways, why, error, outputs, most in outcomes:
             assert ways == ["compressed", "dense"] * 3 + [way] * 3
             assert "ms compressed and" in why
@@ -71,7 +71,7 @@ def test_all_ranks_go_by_the_slowest_ones_best_time(pool, kind, host_of):
 
 
 def test_a_warm_up_tells_nothing(pool):
-    outcomes = pool(4).call(settle, "top_k", (0, 1, 2, 3), SLOWER, 5, 12, 4)
+    outcomes = pool(4).call(decide, "top_k", (0, 1, 2, 3), SLOWER, 5, 12, 4)
     for ways, *_ in outcomes:
         assert ways == ["compressed"] * 4 + ["compressed", "dense"] * 3 + ["dense"] * 2
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import functools
 import gc
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from benchmarks.native_parts import make
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "cuda_driver"
@@ -26,12 +26,7 @@ def library() -> str:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler.split()[0]) is None:
         pytest.skip("there is no C++ compiler")
-    OUT.mkdir(parents=True, exist_ok=True)
-    with open(OUT / ".lock", "w") as lock:  # the workers of pytest-xdist share the folder
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        command = ["make", "-C", str(ROOT / "tests" / "cuda_driver"), f"CXX={compiler}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
+    make(ROOT / "tests" / "cuda_driver", OUT, f"CXX={compiler}")
     return str(LIBRARY)
 
 

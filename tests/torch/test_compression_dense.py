@@ -54,7 +54,7 @@ def test_on_one_host_the_hooks_are_the_dense_one(ranks, codec, backend):
         assert stats["dense_calls"] > 3  # several buckets a step
 
 
-def settle(comm, backend, codec):
+def decide(comm, backend, codec):
     """Auto is made to go dense: what came of all steps but what was put in, and what is held."""
     group = group_of(comm, backend)
     model = DistributedDataParallel(Given(), process_group=group, bucket_cap_mb=0.001)
@@ -79,7 +79,7 @@ def settle(comm, backend, codec):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("codec", HOOKS)
 def test_what_was_held_comes_before_the_hooks_are_dense_ones(ranks, codec, backend):
-    for ways, error, held in ranks(settle, backend, codec):
+    for ways, error, held in ranks(decide, backend, codec):
         assert ways == ["compressed", "dense"] * 3 + ["dense"] * 3
         assert error < 1e-4
         assert held == 0
