@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import os
 import subprocess
 from pathlib import Path
 
@@ -29,6 +30,10 @@ def make(folder: Path, out: Path, *arguments: str) -> None:
     with open(out / ".lock", "w") as lock:  # the workers of pytest-xdist share the folder
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = ["make", "-C", str(folder), *arguments]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
+        # Not the options of the make that tests may run under: -B would make all of it each time.
+        env = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+        done = subprocess.run(
+            command, check=False, env=env, capture_output=True, text=True, timeout=900
+        )
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")

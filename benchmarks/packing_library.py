@@ -48,6 +48,7 @@ def pack_into(x: Array, out: Array, simd: str = "") -> int:
     """
     codec = _codec(x, out, simd)
     assert len(out) >= x.nbytes
+    assert out.flags.writeable
     return int(_library().pack(*codec, x.ctypes.data, x.size, out.ctypes.data))
 
 
@@ -58,5 +59,6 @@ def unpack_into(payload: Array, out: Array, simd: str = "") -> None:
         ValueError: there is no such codec, or these bytes are no payload of so many elements.
     """
     codec = _codec(out, payload, simd)
+    assert out.flags.writeable
     if not _library().unpack(*codec, payload.ctypes.data, len(payload), out.ctypes.data, out.size):
         raise ValueError(f"{len(payload)} bytes that are no payload of {out.size} elements")

@@ -22,7 +22,7 @@ from benchmarks.driver import Benchmark, Record, Run
 from pycollective.schedule import ALGORITHMS, Schedule, Topology, algorithms_for, make_schedule
 from pycollective.schedule.verify import Fault, Traffic, verify
 
-SCHEMA = "pycollective-schedule-proofs/1"
+SCHEMA = "pycollective-schedule-proofs/2"
 MOST_MEMORY = 4 << 30
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather")
 LOGARITHMIC = ("tree", "halving_doubling", "recursive_doubling", "hierarchical")

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.cli.in_process import pycollective
 from tests.harness import ROOT, RankPool, close_servers
@@ -16,7 +17,10 @@ __all__ = ["pycollective"]  # the fixture
 
 def pytest_configure() -> None:
     """Set what all processes that tests start inherit: signals that a shell's background and nohup
-    ignore are taken, and NumPy has one thread."""
+    ignore are taken, and NumPy has one thread. No example of Hypothesis has a deadline: one that
+    stands still for 200 ms on a busy machine is no finding."""
+    settings.register_profile("tests", settings.default, deadline=None)
+    settings.load_profile("tests")
     # OpenBLAS's others, which no test needs, cost each of some 150 processes 0.1 s of CPU.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -209,7 +209,7 @@ void receives_from_any_end_with_close() {
         comm.run(all.request, {});
         CHECK(served->wait(kEnough, {}));
         wait_for(begun);
-        std::this_thread::sleep_for(milliseconds(100));
+        std::this_thread::sleep_for(milliseconds(400));  // until it waits
         const auto since = Clock::now();
         comm.close();
         CHECK(Clock::now() - since < std::chrono::seconds(5));

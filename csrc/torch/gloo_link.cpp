@@ -245,6 +245,7 @@ std::optional<Link::Loss> GlooLink::lost() {
 }
 
 bool GlooLink::ring_with(std::function<void()> bell) {
+  if (state_->forked()) return true;
   const std::lock_guard lock(state_->mutex);
   state_->bell = std::move(bell);
   return true;

@@ -140,6 +140,28 @@ def compare(plan: Plan, topology: str, show: Callable[[str], None]) -> bool:
     return right
 
 
+class _Round:
+    """What all ranks' gradients of a round are, and what they average to."""
+
+    def __init__(self, leaves: Sequence[Floats]) -> None:
+        self.leaves = leaves
+        self._answers: dict[str, Any] = {}
+
+    def answer(self, dtype: str) -> Any:
+        """The oracle's, of the gradients in this type; several ways ask for it."""
+        if dtype not in self._answers:
+            leaves = [leaf.astype(numpy_type(dtype), copy=False) for leaf in self.leaves]
+            self._answers[dtype] = reference.reduce(leaves, "avg")
+        return self._answers[dtype]
+
+    def mean(self) -> Any:
+        """Nearer the truth, for the error: in float64."""
+        total = np.zeros(self.leaves[0].shape)
+        for leaf in self.leaves:
+            total += leaf
+        return total / len(self.leaves)
+
+
 @dataclass(frozen=True)
 class _Call:
     """One way to average.
@@ -155,7 +177,7 @@ class _Call:
     dtype: str
     run: Callable[[Any], object]
     sent: Callable[[], float | None]
-    is_wrong: Callable[[Any, Sequence[Floats]], bool]
+    is_wrong: Callable[[Any, _Round], bool]
     lost: Callable[[], bool] = lambda: False
 
 
@@ -169,9 +191,8 @@ def calls_of(
         return float(communicator.stats()["sent_bytes"]) if max(communicator.host_of) else None
 
     def plain(dtype: str, wire: str) -> _Call:
-        def is_wrong(out: Any, leaves: Sequence[Floats]) -> bool:
-            answer = reference.reduce([leaf.astype(out.dtype) for leaf in leaves], "avg")
-            return out.tobytes() != answer.tobytes()
+        def is_wrong(out: Any, inputs: _Round) -> bool:
+            return not np.array_equal(out.view("u1"), inputs.answer(dtype).view("u1"))
 
         return _Call(dtype, lambda x: communicator.all_reduce(x, "avg", wire=wire), sent, is_wrong)
 
@@ -185,8 +206,8 @@ def calls_of(
     state = make({"x": shape}, communicator, between=between, compress=_all, **more)
     owed = Owed()
 
-    def is_wrong(out: Any, leaves: Sequence[Floats]) -> bool:
-        owed.add(reference.reduce(leaves, "avg"), out)
+    def is_wrong(out: Any, inputs: _Round) -> bool:
+        owed.add(inputs.answer("float32"), out)
         # Zeros would pass what is looked at behind all calls: then everything is kept.
         return not alike(communicator, zlib.crc32(out)) or not out.any()
 
@@ -216,9 +237,9 @@ def _measure(
     errors = {}
     wrong = dict.fromkeys(calls, False)
     for number in range(1 + plan.rounds):  # the first warms up, and has the error that is shown
-        leaves = [gradient(rank, number, shape) for rank in range(communicator.size)]
+        inputs = _Round([gradient(rank, number, shape) for rank in range(communicator.size)])
         for name, call in calls.items():
-            out = leaves[communicator.rank].astype(numpy_type(call.dtype))
+            out = inputs.leaves[communicator.rank].astype(numpy_type(call.dtype))
             communicator.barrier()
             before = call.sent()
             start = time.perf_counter()
@@ -226,9 +247,9 @@ def _measure(
             seconds = np.array([time.perf_counter() - start])
             after = call.sent()
             communicator.all_reduce(seconds, "max")
-            wrong[name] |= call.is_wrong(out, leaves)
+            wrong[name] |= call.is_wrong(out, inputs)
             if number == 0:
-                errors[name] = off(_mean(leaves), out)
+                errors[name] = off(inputs.mean(), out)
                 continue
             taken[name].append(float(seconds[0]))
             sent[name].append(None if after is None or before is None else after - before)
@@ -246,10 +267,6 @@ def gradient(rank: int, number: int, shape: tuple[int, int]) -> Floats:
     scales = np.exp(np.random.default_rng(number).standard_normal((shape[0], 1)))
     random = np.random.default_rng([number, rank])
     return (random.standard_normal(shape, np.float32) * scales).astype(np.float32)
-
-
-def _mean(leaves: Sequence[Floats]) -> Any:
-    return reference.tree([leaf.astype(np.float64) for leaf in leaves], np.add) / len(leaves)
 
 
 def _median(numbers: list[float | None]) -> float | None:

@@ -175,6 +175,9 @@ def turns(
 ) -> dict[str, list[float]]:
     """Time an operation by every algorithm that can do it; every rank must call it.
 
+    What the last call of a turn leaves is looked at, so it has the inputs again, and its time
+    begins as that of the calls before: when all ranks are there.
+
     Args:
         communicator: of the ranks to measure.
         operation: one of `OPERATIONS`.

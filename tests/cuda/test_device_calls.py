@@ -117,9 +117,11 @@ def follow(comm, how):
     handle = 0 if isinstance(name, int) else busy.handle
     if how == "the array":
         array.stream = out.stream = busy  # else a stream of its own, which has nothing to do
+    go_on = driver.hold(array.device, handle)
     driver.occupy(array, 300, handle)
     with driver.context(array.device):
         assert driver("cuStreamQuery", ctypes.c_void_p(handle)) == NOT_READY
+    go_on()
     given = name(handle) if callable(name) else name
     comm.all_reduce(array, "max", out=out, stream=given)
     with driver.context(array.device):

@@ -267,7 +267,8 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors, 
 
 # What is built is no matter of these two, and storm's builds it: no time, no step.
 @pytest.mark.usefixtures("no_torch")
-def test_results_of_the_stand_in_are_none_of_the_repositorys(monkeypatch):
+def test_results_of_the_stand_in_are_none_of_the_repositorys(monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "RESULTS", tmp_path)  # where a GPU's may be already
     for name, value in standin.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["run", "--no-build", "--small", "--seconds", "0"])

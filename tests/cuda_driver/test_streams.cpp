@@ -161,6 +161,7 @@ TEST(events_tell_the_time) {
   OK(cu().cuEventRecord(end, stream));
   OK(cu().cuEventRecord(untimed, stream));
   EXPECT(CUDA_ERROR_NOT_READY, cu().cuEventElapsedTime(&milliseconds, begin, end));
+  OK(cu().cuEventSynchronize(begin));
   let_others_go_on();
   gate.open();
   OK(cu().cuEventSynchronize(untimed));

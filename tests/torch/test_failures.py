@@ -80,7 +80,7 @@ def test_a_rank_that_dies_in_backward_is_named_by_backward(hook):
         assert f"rank 1 (pid {outcomes[1].pid}) died" in str(first)
         assert isinstance(second, PeerFailure)
         assert "refused" in str(second)
-        assert seconds < 0.2
+        assert seconds < 5
 
 
 def functional_sum(group):
@@ -107,7 +107,8 @@ CALLS = {
 
 def late(comm, how, told):
     """Rank 1 comes after the group's time is over: once rank 0 has been told."""
-    with new_group(comm, timeout=0.5) as group:
+    with new_group(comm) as group:
+        group.set_timeout(datetime.timedelta(seconds=0.5))  # not that of joining
         if comm.rank == 1:
             await_(told.exists)
         try:
@@ -126,21 +127,22 @@ def test_a_timeout_names_the_absentee_everywhere(pool, how, tmp_path):
         assert isinstance(second, CollectiveTimeout)
 
 
-def per_operation_timeout(comm):
+def per_operation_timeout(comm, told):
     with new_group(comm) as group:
         if comm.rank == 1:
-            time.sleep(1)
+            await_(told.exists)
         options = dist.AllreduceOptions()
         options.timeout = datetime.timedelta(seconds=0.3)
         start = time.monotonic()
         first, _, _ = raised(lambda: group.allreduce([torch.ones(1)], options).wait(), group)
+        told.touch()
         return first, time.monotonic() - start
 
 
-def test_an_operation_may_have_a_timeout_of_its_own(pool):
-    (error, seconds), _ = pool(2).call(per_operation_timeout)
+def test_an_operation_may_have_a_timeout_of_its_own(pool, tmp_path):
+    (error, seconds), _ = pool(2).call(per_operation_timeout, tmp_path / "told")
     assert isinstance(error, CollectiveTimeout)
-    assert seconds < 0.9
+    assert seconds < 10  # the group's is 30 s
 
 
 def set_timeout(comm, told):
@@ -226,21 +228,22 @@ def test_a_groups_failure_leaves_other_groups_alone(pool):
     assert all(values == [3.0, 3.0] for _, values in outcomes)
 
 
-def interrupted(comm, how):
+def interrupted(comm, how, told):
     with new_group(comm) as group:
         if comm.rank == 1:
-            time.sleep(0.8)
+            await_(told.exists)
             return raised(lambda: CALLS[how](group), group)[0]
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         start = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             CALLS[how](group)
+        told.touch()
         return time.monotonic() - start
 
 
 @pytest.mark.parametrize("how", ["sync", "wait"])
-def test_ctrl_c_ends_a_blocked_call_and_tells_the_peers(pool, how):
-    seconds, error = pool(2).call(interrupted, how)
-    assert 0.2 < seconds < 0.7
+def test_ctrl_c_ends_a_blocked_call_and_tells_the_peers(pool, how, tmp_path):
+    seconds, error = pool(2).call(interrupted, how, tmp_path / "told")
+    assert 0.2 < seconds < 10
     assert isinstance(error, CollectiveAborted)
     assert "rank 0 was interrupted" in str(error)

@@ -20,7 +20,7 @@ from torch.profiler import profile
 
 import pycollective.torch
 from pycollective import ConfigurationError
-from tests.harness import ROOT, results, run_ranks
+from tests.harness import ROOT, await_, results, run_ranks
 from tests.torch.groups import backend_of, process_group, standing_group
 
 
@@ -101,6 +101,7 @@ def many_groups(comm, count):
     """All at once, issued on in opposite orders, then destroyed."""
     standing_group(comm)
     dist.all_reduce(torch.ones(1 << 16), async_op=True).wait()  # the progress thread is there
+    await_(lambda: footprint()[0] == 1)  # and alone: those for earlier futures end when idle
     before = footprint()
     groups = [dist.new_group() for _ in range(count)]
     tensors = [torch.full((5,), float(i)) for i in range(count)]
@@ -134,6 +135,7 @@ def leftovers(_, path):
         during = footprint()
         del future
         dist.destroy_process_group()
+        await_(lambda: footprint()[0] == 0)
         footprints.append((during[0], *footprint()))
     return footprints
 

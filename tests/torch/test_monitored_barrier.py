@@ -19,7 +19,7 @@ from tests.torch.groups import process_group
 TIMEOUT = timedelta(seconds=0.5)
 
 
-def meet(comm, comes: bool, wait_all_ranks: bool = False, given_up: Path | None = None):
+def meet(comm, comes: bool, wait_all_ranks: bool, given_up: Path):
     with process_group(comm) as group:
         for _ in range(3):  # it can be used again
             group.monitored_barrier(timedelta(seconds=20), wait_all_ranks)
@@ -29,13 +29,9 @@ def meet(comm, comes: bool, wait_all_ranks: bool = False, given_up: Path | None 
                 group.monitored_barrier(TIMEOUT, wait_all_ranks)
         except CollectiveError as error:
             took = time.monotonic() - begin
-            if given_up is not None:
-                given_up.touch()
+            given_up.touch()
             return type(error), str(error), took
-        if given_up is not None:  # alive, and elsewhere, until the other has given up
-            await_(given_up.exists, 20)
-        while not comes and time.monotonic() < begin + 1:
-            time.sleep(0.01)
+        await_(given_up.exists, 20)  # alive, and elsewhere
         return None, "", 0.0
 
 
@@ -43,8 +39,9 @@ def results(size, *args):
     return [outcome.result for outcome in run_ranks(meet, size, *args)]
 
 
-def test_rank_0_names_the_first_that_did_not_come():
-    first, absent, last = results(3, PerRank([True, False, True]))
+def test_rank_0_names_the_first_that_did_not_come(tmp_path):
+    comes = PerRank([True, False, True])
+    first, absent, last = results(3, comes, False, tmp_path / "given up")
     assert first[0] is CollectiveTimeout
     assert first[1].startswith("Rank 1 failed to pass monitoredBarrier in 500 ms")
     assert absent[0] is None
@@ -55,8 +52,9 @@ def test_rank_0_names_the_first_that_did_not_come():
     assert last[2] < 5
 
 
-def test_rank_0_names_all_that_did_not_come():
-    first = results(4, PerRank([True, False, True, False]), True)[0]
+def test_rank_0_names_all_that_did_not_come(tmp_path):
+    comes = PerRank([True, False, True, False])
+    first = results(4, comes, True, tmp_path / "given up")[0]
     assert first[0] is CollectiveTimeout
     assert first[1].startswith("Ranks 1, 3 failed to pass monitoredBarrier in 500 ms")
 
