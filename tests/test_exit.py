@@ -13,9 +13,10 @@ import pytest
 import pycollective as pc
 from pycollective.join.store import StoreClient, StoreServer
 from tests.harness import ROOT, results, run_ranks
+from tests.launch.test_launcher import OUTLIVE, timed
 
 PROGRAM = """
-import os, sys, time
+import sys
 import numpy as np
 import pycollective as pc
 
@@ -30,7 +31,7 @@ if comm.rank == 0:
     {end}
 else:
     open(sys.argv[1], "w").close()
-    time.sleep({pause})  # rank 0 is through by now
+    outlive_the_others()
     try:
         while True:
             comm.all_reduce(x)
@@ -39,13 +40,12 @@ else:
 """
 
 
-def run(end, status, begun):
+def run(end, begun):
     """What rank 1 sees when rank 0 ends in this way."""
-    pause = 1 if status == 0 else 0.4  # a second after a failure the launcher ends the others
     return subprocess.run(
         [
-            *(sys.executable, "-m", "pycollective", "run", "-n", "2"),
-            *(sys.executable, "-c", PROGRAM.format(end=end, pause=pause), str(begun)),
+            *(*timed(_NOTICE=30), "-n", "2"),  # rank 1 calls once rank 0 has failed
+            *(sys.executable, "-c", OUTLIVE + PROGRAM.format(end=end), str(begun)),
         ],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -76,10 +76,7 @@ def ended(tmp_path_factory):
     """Three beside each other, as they wait much of their time."""
     folder = tmp_path_factory.mktemp("begun")
     with ThreadPoolExecutor(3) as threads:
-        yield {
-            how: threads.submit(run, end, status, folder / how)
-            for how, (end, status, *_) in ENDS.items()
-        }
+        yield {how: threads.submit(run, end, folder / how) for how, (end, *_) in ENDS.items()}
 
 
 @pytest.mark.parametrize("how", ENDS)

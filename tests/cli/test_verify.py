@@ -21,6 +21,7 @@ from tests.cli.test_verify_table import digest_of
 from tests.cuda import standin
 from tests.harness import ROOT
 from tests.inputs import DTYPES
+from tests.launch.test_launcher import timed
 from tests.launchers import NAMES, find
 from tests.test_launches import clean_environment
 
@@ -135,7 +136,7 @@ def test_a_wrong_result_is_status_1(tmp_path):
 
 def test_a_lost_rank_is_status_3():
     with subprocess.Popen(
-        [sys.executable, *VERIFY, "-n", "3"],
+        [*timed("verify", _NOTICE=30), "-n", "3"],  # the others say so however slow they are
         env=clean_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

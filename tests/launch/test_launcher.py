@@ -18,6 +18,21 @@ from tests.harness import ROOT
 
 COMMAND = [sys.executable, "-m", "pycollective", "run"]
 
+TIMED = """
+import json, sys
+from pycollective.launch import launcher, output
+for name, seconds in json.loads(sys.argv.pop(1)).items():
+    (where,) = [each for each in (launcher, output) if hasattr(each, name)]
+    setattr(where, name, seconds)
+from pycollective.cli import main
+main()
+"""
+
+
+def timed(command="run", **times):
+    """The command, with these times of its launcher and of what copies its ranks' output."""
+    return [sys.executable, "-c", TIMED, json.dumps(times), command]
+
 
 def environment(**changes):
     """The test's own without what a launcher would give: tests may run under one."""
@@ -27,17 +42,17 @@ def environment(**changes):
     return {**kept, "PYTHONPATH": str(ROOT), **changes}
 
 
-def run(*arguments, **changes):
-    return run_together(arguments, **changes)[0]
+def run(*arguments, command=COMMAND, **changes):
+    return run_together(arguments, command=command, **changes)[0]
 
 
-def run_together(*commands, **changes):
+def run_together(*commands, command=COMMAND, **changes):
     """Each of the commands, at once: they wait more than they work."""
     with ExitStack() as stack:
         started = []
         for arguments in commands:
             process = subprocess.Popen(
-                [*COMMAND, *map(str, arguments)],
+                [*command, *map(str, arguments)],
                 env=environment(**changes),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -93,7 +108,7 @@ def test_the_rank_that_failed_is_named_and_the_others_are_ended():
     script = 'echo $$; if [ "$RANK" = 1 ]; then sleep 0.2; {}; fi; exec sleep 60'
     start = time.monotonic()
     ended = run_together(*(("-n", 3, "sh", "-c", script.format(act)) for act, _, _ in ends))
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 50  # else they sleep to their end
     for done, (_, status, how) in zip(ended, ends, strict=True):
         assert done.returncode == status
         pids = [int(line) for line in done.stdout.split()]
@@ -105,11 +120,25 @@ def test_the_rank_that_failed_is_named_and_the_others_are_ended():
         assert f") {how}; " in said
 
 
+# For a rank's program. The launcher has also seen the end of what is no longer its child.
+OUTLIVE = """
+import os, time
+from pathlib import Path
+
+def outlive_the_others():
+    children = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children")
+    until = time.monotonic() + 20
+    while len(children.read_text().split()) > 1:
+        assert time.monotonic() < until, "the others have not ended"
+        time.sleep(0.01)
+"""
+
 FOLLOWER = """
-import atexit, os, time
+import atexit
 import pycollective as pc
-# The culprit ends well after the ranks that fail because of it: this runs after pycollective's.
-atexit.register(time.sleep, 0.5 if os.environ["RANK"] == "2" else 0.0)
+# The culprit ends after the ranks that fail because of it: this runs after pycollective's.
+if os.environ["RANK"] == "2":
+    atexit.register(outlive_the_others)
 comm = pc.init(timeout=20)
 comm.barrier()
 if comm.rank == 2:
@@ -119,7 +148,7 @@ comm.barrier()
 
 
 def test_a_rank_that_fails_because_of_another_is_not_blamed(program):
-    done = run("-n", 3, program(FOLLOWER))
+    done = run("-n", 3, program(OUTLIVE + FOLLOWER), command=timed(_NOTICE=30))
     assert done.returncode == 1
     assert done.stderr.count("CollectiveAborted: ") == 2  # the others fail, and fail first
     assert "pycollective run: rank 2 of 3 (pid " in done.stderr.splitlines()[-1]
@@ -144,26 +173,34 @@ def test_a_rank_that_the_launcher_had_to_end_is_not_said_to_have_failed(program)
     assert "pycollective run: rank 0 of 2 (pid " in done.stderr.splitlines()[-1]
 
 
-def test_ranks_that_ignore_sigterm_are_killed(monkeypatch, capfd):
+def test_ranks_that_ignore_sigterm_are_killed(monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(launcher, "_NOTICE", 0.2)
     monkeypatch.setattr(launcher, "_GRACE", 0.4)
     script = (
-        'trap "" TERM; echo $$; [ "$RANK" = 1 ] && sleep 0.2 && exit 5; while :; do sleep 1; done'
+        'trap "" TERM; echo $$; if [ "$RANK" = 0 ]; then touch "$0"; exec sleep 60; fi; '
+        'until [ -e "$0" ]; do sleep 0.01; done; exit 5'
     )
     start = time.monotonic()
-    assert launcher.launch(["sh", "-c", script], 2) == 5
+    assert launcher.launch(["sh", "-c", script, str(tmp_path / "ignores")], 2) == 5
     took = time.monotonic() - start
     said, blamed = capfd.readouterr()
-    assert 0.6 < took < 10  # SIGTERM came first, and had its time
-    assert_ended(map(int, said.split()))
+    assert 0.6 < took < 50  # SIGTERM came first, and had its time
+    pids = [int(line) for line in said.split()]
+    assert len(pids) == 2
+    assert_ended(pids)
     assert "rank 1 of 2" in blamed
 
 
-def test_ranks_have_time_to_say_what_they_saw():
-    script = 'if [ "$RANK" = 0 ]; then exit 3; fi; sleep 0.5; echo last words; exit 4'
-    done = run("-n", 2, "sh", "-c", script)
-    assert done.stdout == "last words\n"
-    assert done.returncode == 3  # the first
+def test_ranks_have_time_to_say_what_they_saw(monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(launcher, "_NOTICE", 20)
+    # The launcher has seen the first end once its pid is nobody's; it would end the other then.
+    script = """
+        if [ "$RANK" = 0 ]; then echo $$ >"$0"; exit 3; fi
+        until [ -s "$0" ] && ! kill -0 $(cat "$0") 2>/dev/null; do sleep 0.01; done
+        sleep 0.3; echo last words; exit 4
+    """
+    assert launcher.launch(["sh", "-c", script, str(tmp_path / "pid")], 2) == 3  # the first
+    assert capfd.readouterr().out == "last words\n"
 
 
 @pytest.mark.parametrize(
@@ -175,35 +212,28 @@ def test_a_signal_to_the_launcher_ends_the_ranks(program, number, status):
     # One write a line: lines that `print` writes in pieces may mix with another rank's.
     path = program("import os, sys, time\nsys.stdout.write(f'{os.getpid()}\\n')\ntime.sleep(60)\n")
     with subprocess.Popen(
-        [*COMMAND, "-n", "2", path],
+        [*timed(_GRACE=60), "-n", "2", path],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        pids = [int(process.stdout.readline()) for _ in range(2)]
-        start = time.monotonic()
-        process.send_signal(number)
-        _, said = process.communicate(timeout=30)
+        try:
+            pids = [int(process.stdout.readline()) for _ in range(2)]
+            process.send_signal(number)
+            _, said = process.communicate(timeout=30)  # the first grace is longer
+        finally:
+            process.kill()
     assert process.returncode == status
-    assert time.monotonic() - start < 4  # by the signal itself, before the first grace is over
     assert_ended(pids)
     assert "pycollective run: rank" not in said  # nobody is to blame
     assert ("KeyboardInterrupt" in said) == (number == signal.SIGINT)
 
 
-IMPATIENT = """
-import sys
-from pycollective.launch import launcher
-launcher._GRACE = 0.3
-sys.exit(launcher.launch(sys.argv[1:], 2))
-"""
-
-
 def test_a_signal_ends_ranks_that_ignore_it():
-    rank = 'trap "" INT TERM; echo $$; while :; do sleep 1; done'
+    rank = 'trap "" INT TERM; echo $$; exec sleep 60'
     with subprocess.Popen(
-        [sys.executable, "-c", IMPATIENT, "sh", "-c", rank],
+        [*timed(_GRACE=0.3), "-n", "2", "sh", "-c", rank],
         env=environment(),
         stdout=subprocess.PIPE,
         text=True,
@@ -215,21 +245,23 @@ def test_a_signal_ends_ranks_that_ignore_it():
 
 
 def test_a_second_ctrl_c_does_not_wait():
-    rank = 'trap "" INT TERM; echo $$; while :; do sleep 1; done'
+    rank = 'trap "echo seen" INT; trap "" TERM; echo $$; sleep 60; sleep 60'
     with subprocess.Popen(
-        [*COMMAND, "-n", "2", "sh", "-c", rank],
+        [*timed(_GRACE=60), "-n", "2", "sh", "-c", rank],
         env=environment(),
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        pids = [int(process.stdout.readline()) for _ in range(2)]
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-        assert all(map(alive, pids))
-        start = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
-        assert time.monotonic() - start < 4  # before the first grace is over
+        try:
+            pids = [int(process.stdout.readline()) for _ in range(2)]
+            process.send_signal(signal.SIGINT)
+            # What comes before the launcher has handled the first is one with it.
+            assert [process.stdout.readline() for _ in range(2)] == ["seen\n"] * 2
+            assert all(map(alive, pids))
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130  # the first grace is longer
+        finally:
+            process.kill()
     assert_ended(pids)
 
 
