@@ -241,13 +241,13 @@ class _Job:
                         selector.unregister(key.data.pidfd)
                         self._ended(key.data)
                 now = time.monotonic()
-                if self._stops > stops_seen:
+                if (stops := self._stops) > stops_seen:  # another may come meanwhile
                     if stops_seen == 0:
                         self._signal_all(self._stop_signal)
                         steps = [(now + _GRACE, signal.SIGTERM), (now + 2 * _GRACE, signal.SIGKILL)]
                     else:  # whoever asks twice does not want to wait
                         steps = [(now, signal.SIGKILL)]
-                    stops_seen = self._stops
+                    stops_seen = stops
                 elif self._failed and not steps and self._alive:
                     steps = [
                         (now + _NOTICE, signal.SIGTERM),
