@@ -75,6 +75,21 @@ void bind_node(py::module_& module) {
           },
           py::arg("token"))
       .def(
+          "has_mailbox",
+          [](const NodeHandle& self, const std::string& token, std::size_t offset,
+             std::size_t data_bytes, int size) {
+            return translated([&] {
+              const std::shared_ptr<Peer> peer = self.node->find(token_from_bytes(token));
+              if (!peer || size < 1 || size > kMaxMembers) return false;
+              const Mailbox* mailbox = find_mailbox(peer->segment(), offset, size, data_bytes);
+              return mailbox != nullptr && mailbox->data_bytes == data_bytes;
+            });
+          },
+          py::arg("token"), py::arg("offset"), py::arg("data_bytes"), py::arg("size"),
+          "Whether the segment of that token, which is attached, has a mailbox there as its "
+          "owner's "
+          "allocate(size) has given it.")
+      .def(
           "allocate",
           [](NodeHandle& self, int size, bool far) {
             const MailboxRange range = translated([&] {

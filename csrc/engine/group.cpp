@@ -34,7 +34,8 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
       world_(std::move(world)),
       may_spin_(available_cores() >= std::max(size_, world_.on_machine)) {
   if (size_ < 1 || size_ > kMaxMembers || me.index() < 0 || me.index() >= size_ ||
-      offsets.size() != tokens.size() || data_bytes > mailbox.data_bytes)
+      offsets.size() != tokens.size() || tokens[me.at()] != node_->token() ||
+      offsets[me.at()] != mailbox.offset)
     throw std::invalid_argument("a group needs 1 to " + std::to_string(kMaxMembers) +
                                 " members, each with its token and offset");
   if (world_.near.empty()) {
@@ -55,10 +56,12 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
     if (!peer)
       throw std::invalid_argument("rank " + std::to_string(rank_of(each)) +
                                   "'s segment is not attached");
-    if (offset % kPage != 0 || offset + mailbox_header_bytes(size_) + data_bytes > kSegmentBytes)
+    mailboxes_[each.at()] = find_mailbox(peer->segment(), offset, size_, data_bytes);
+    if (mailboxes_[each.at()] == nullptr)
       throw std::invalid_argument("rank " + std::to_string(rank_of(each)) +
-                                  "'s mailbox lies outside");
-    mailboxes_[each.at()] = reinterpret_cast<Mailbox*>(peer->segment().at(offset));
+                                  " has no mailbox for this group at offset " +
+                                  std::to_string(offset) + " of its segment with " +
+                                  std::to_string(data_bytes) + " bytes of data");
     members_.push_back(std::move(peer));
   }
   if (world_.link) {

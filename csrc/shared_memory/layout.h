@@ -19,7 +19,7 @@ constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kChunkSlots = 3;  // chunks of a large operation under way at once
 constexpr std::size_t kSegmentBytes = std::size_t{256} << 20;  // virtual; committed as needed
-constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0004;    // last digits: layout version
+constexpr std::uint64_t kSegmentMagic = 0x7079636f6c6c0005;    // last digits: layout version
 
 using Mask = std::uint64_t;  // bit m: member m
 constexpr Mask bit(Member member) { return Mask{1} << member.index(); }
@@ -94,6 +94,10 @@ struct Mailbox {
   // Nor does it map memory of another kind (GPUs') that is the owner's: set just before `left`
   // where there is none, else after all else, which may be long after.
   std::atomic<Mask> unmapped;
+  // What the owner has made: of how many members, and how long its data area is. Who looks in a
+  // wrong place finds something else.
+  std::uint64_t members;
+  std::uint64_t data_bytes;
   alignas(kLine) char report[448];  // the owner's account of a failure that it reports
 };
 

@@ -42,6 +42,19 @@ std::size_t data_bytes_for(int members, bool far, std::size_t committed) {
 
 }  // namespace
 
+Mailbox* find_mailbox(const Segment& segment, std::size_t offset, int members,
+                      std::size_t data_bytes) {
+  // Compared by subtraction: a sum of such numbers may wrap. The first page is the segment's own.
+  const std::size_t room = kSegmentBytes - mailbox_header_bytes(members);
+  if (offset < kPage || offset % kPage != 0 || data_bytes < kLeastData || data_bytes % kPage != 0 ||
+      data_bytes > room || offset > room - data_bytes)
+    return nullptr;
+  auto* mailbox = reinterpret_cast<Mailbox*>(segment.at(offset));
+  const bool made =
+      mailbox->members == static_cast<std::uint64_t>(members) && mailbox->data_bytes >= data_bytes;
+  return made ? mailbox : nullptr;
+}
+
 struct Node::Mapping {
   Retired group;
   std::shared_ptr<Peer> own;
@@ -119,7 +132,9 @@ MailboxRange Node::allocate_mailbox(int members, bool far) {
   committed_[far] += range.data_bytes;
   std::byte* memory = own_->segment().at(range.offset);
   std::memset(memory, 0, mailbox_header_bytes(members));
-  new (memory) Mailbox();
+  auto* mailbox = new (memory) Mailbox();
+  mailbox->members = static_cast<std::uint64_t>(members);
+  mailbox->data_bytes = range.data_bytes;
   std::byte* half = memory + sizeof(Mailbox);
   for (int i = 0; i < members; ++i, half += kLine) new (half) SendingHalf();
   for (int i = 0; i < members; ++i, half += kLine) new (half) ReceivingHalf();
@@ -183,6 +198,8 @@ void Node::unmap_retired() {
 }
 
 void Node::give_back(const Retired& group) {
+  // No mailbox any more, wherever somebody may look for one.
+  reinterpret_cast<Mailbox*>(own_->segment().at(group.mailbox.offset))->members = 0;
   arena_.give_back(group.mailbox.offset, group.mailbox.bytes);
   committed_[group.mailbox.far] -= group.mailbox.data_bytes;
   for (const std::size_t buffer : group.buffers) arena_.give_back(buffer, group.buffer_bytes);

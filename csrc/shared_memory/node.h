@@ -31,6 +31,11 @@ struct MailboxRange {
   bool far = false;            // its group has ranks on other hosts
 };
 
+// The mailbox at `offset` of a segment, of a group of so many members, with a data area of at least
+// `data_bytes`. nullptr where there is none, whatever these numbers are: they come out of stores.
+Mailbox* find_mailbox(const Segment& segment, std::size_t offset, int members,
+                      std::size_t data_bytes);
+
 // Memory of another kind (GPUs') that the ranks of a group map of each other, as one rank has it.
 // Its owner frees it after all others have unmapped it, which may be long after they have left.
 class MappedMemory {
