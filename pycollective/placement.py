@@ -25,10 +25,18 @@ def pack(host_of: Sequence[int]) -> str:
     return base64.b64encode(zlib.compress(raw)).decode()
 
 
-def unpack(text: str) -> tuple[int, ...]:
-    """What `pack` was given."""
-    raw = zlib.decompress(base64.b64decode(text))
-    return struct.unpack(f"<{len(raw) // 2}H", raw)
+def unpack(text: str, size: int) -> tuple[int, ...]:
+    """What `pack` was given for `size` ranks.
+
+    Raises:
+        ValueError, zlib.error, struct.error: this cannot be.
+    """
+    # No more than it must be, whatever it was made of.
+    raw = zlib.decompressobj().decompress(base64.b64decode(text), 2 * size)
+    host_of = struct.unpack(f"<{size}H", raw)
+    if number_hosts(host_of) != host_of:
+        raise ValueError("its hosts are not numbered in the order of their first ranks")
+    return host_of
 
 
 def check_hosts(host_of: Sequence[int], names: Sequence[str] = ()) -> None:

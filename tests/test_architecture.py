@@ -23,7 +23,7 @@ LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
     "installing": set(),
-    "limits": set(),
+    "limits": {"errors"},
     "placement": {"errors", "limits"},
     "order": set(),
     "refusal": set(),

@@ -16,7 +16,6 @@ store: all raise at once instead of waiting for it.
 from __future__ import annotations
 
 import hashlib
-import json
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
@@ -28,8 +27,15 @@ from pycollective.errors import ConfigurationError
 from pycollective.join.attach import Listener, PeerAddress, attach_peers
 from pycollective.join.host import host_identity
 from pycollective.join.leaving import END
-from pycollective.join.meeting import Meeting, Record
+from pycollective.join.meeting import Meeting
 from pycollective.join.process import NODE
+from pycollective.join.records import (
+    Common,
+    Record,
+    host_table,
+    read_host_table,
+    understanding,
+)
 from pycollective.limits import MAX_RANKS, MAX_RANKS_PER_HOST
 from pycollective.planning.world import World
 from pycollective.tuning.tuned import describe, load
@@ -154,7 +160,8 @@ class FirstMeeting:
         return placement.pack(machines)
 
     def _take(self, packed: str) -> None:
-        machines = placement.unpack(packed)
+        with understanding("where the ranks are"):
+            machines = placement.unpack(packed, self.size)
         self.one_machine = not any(machines)
         self.on_machine = machines.count(machines[self.rank])
         self.host_of = self._played or machines
@@ -218,19 +225,13 @@ def _connect_hosts(where: FirstMeeting) -> Communicator:
         joined = join_host(where.of_host(), far=True)
         store = MessageStore(where.store, rank, where.one_machine)
         mine = Record(size=size, data_bytes=joined.data_bytes, address=store.address)
-        common = json.loads(whole.agree(mine, _common))
-        store.reach(common["address"], where.timeout)
+        common = Common.from_text(whole.agree(mine, Common.of_records), joined.data_bytes)
+        store.reach(common.address, where.timeout)
         transport = C10dTransport(store, f"{where.prefix}/messages", rank, size, where.timeout)
         whole.confirm()
-    joined = joined._replace(data_bytes=common["data_bytes"])
+    joined = joined._replace(data_bytes=common.data_bytes)
     world = World(rank, where.host_of, transport, where.table, where.on_machine)
     return Communicator(*joined, where.timeout, world)
-
-
-def _common(records: list[Record]) -> str:
-    """What ranks of all hosts must know of each other before they connect."""
-    data_bytes = min(each.data_bytes for each in records)
-    return json.dumps({"data_bytes": data_bytes, "address": records[0].address})
 
 
 class Joined(NamedTuple):
@@ -259,11 +260,9 @@ def join_host(meeting: Meeting, far: bool = False) -> Joined:
         # The socket closes after the report: who finds it closed looks there for the reason.
         with ExitStack() as after, meeting.sharing_problems():
             return _meet_and_attach(meeting, after, far)
-    except BaseException as error:
+    except BaseException:
         # Peers may have attached it or not: the next group had better begin with a new one.
         NODE.forget()
-        if isinstance(error, OSError):  # too many open files, say
-            raise ConfigurationError(f"rank {meeting.number} cannot join: {error}") from error
         raise
 
 
@@ -281,12 +280,11 @@ def _meet_and_attach(meeting: Meeting, after: ExitStack, far: bool) -> Joined:
         data_bytes=data_bytes,
         socket_name=listener.name,
     )
-    table = HostTable.from_text(meeting.agree(mine, HostTable.of_records))
+    text = meeting.agree(mine, host_table)
+    rows = read_host_table(text, mine, rank, meeting.numbers)
     peers = [
-        PeerAddress(number, bytes.fromhex(token), socket_name, host)
-        for number, token, socket_name, host in zip(
-            meeting.numbers, table.tokens, table.socket_names, table.hosts, strict=True
-        )
+        PeerAddress(number, bytes.fromhex(row.token), row.socket_name, row.host)
+        for number, row in zip(meeting.numbers, rows, strict=True)
     ]
     missing = [peer for peer in peers if not node.is_attached(peer.token)]
     attach_peers(
@@ -297,32 +295,13 @@ def _meet_and_attach(meeting: Meeting, after: ExitStack, far: bool) -> Joined:
         meeting.deadline,
         meeting.raise_problem,
     )
+    for peer, row in zip(peers, rows, strict=True):
+        if not node.has_mailbox(peer.token, row.offset, row.data_bytes, size):
+            raise ConfigurationError(
+                f"rank {peer.rank} has no mailbox of {row.data_bytes} bytes at offset {row.offset} "
+                "of its shared memory, as the store says: something else writes to this store"
+            )
     meeting.confirm()
-    return Joined(
-        node,
-        rank,
-        [peer.token for peer in peers],
-        table.offsets,
-        min(table.data_bytes),
-    )
-
-
-class HostTable(NamedTuple):
-    """What the ranks of a host must know to attach each other: a column for each fact."""
-
-    tokens: list[str]
-    offsets: list[int]
-    data_bytes: list[int]
-    socket_names: list[str]
-    hosts: list[str]
-
-    @staticmethod
-    def of_records(records: list[Record]) -> str:
-        """The table of these ranks, as text."""
-        rows = ((r.token, r.offset, r.data_bytes, r.socket_name, r.host) for r in records)
-        return json.dumps(list(zip(*rows, strict=True)))
-
-    @classmethod
-    def from_text(cls, text: str) -> HostTable:
-        """What `of_records` gave."""
-        return cls(*json.loads(text))
+    offsets = [row.offset for row in rows]
+    tokens = [peer.token for peer in peers]
+    return Joined(node, rank, tokens, offsets, min(row.data_bytes for row in rows))

@@ -19,12 +19,13 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from time import monotonic
 from typing import Any, NoReturn
 
 from pycollective.errors import CollectiveAborted, CollectiveTimeout, ConfigurationError
+from pycollective.join.records import Record, understanding
+from pycollective.limits import described
 from pycollective.version import VERSION
 
 _log = logging.getLogger("pycollective")
@@ -46,23 +47,6 @@ _NOT_YET = {
 }
 
 
-@dataclass
-class Record:
-    """What a rank publishes about itself."""
-
-    size: int
-    version: str = field(default_factory=lambda: VERSION)
-    host: str = ""  # for messages only
-    identity: str = ""  # of the host
-    wish: str = ""  # what its caller asked for, and all must alike
-    token: str = ""  # of its shared memory, hexadecimal
-    offset: int = 0  # of its mailbox in there, bytes
-    data_bytes: int = 0  # of the data area there
-    socket_name: str = ""  # where higher ranks attach
-    address: str = ""  # of what it serves to the ranks of other hosts
-    problem: str = ""  # why it cannot join
-
-
 def this_process() -> str:
     """A name for this process, in messages and to tell it from others."""
     return f"process {os.getpid()} on {socket.gethostname()}"
@@ -82,12 +66,15 @@ def report_of(error: BaseException, number: int) -> str:
     if _PASSED_ON in vars(error):
         return str(vars(error)[_PASSED_ON])
     kind = type(error).__name__
-    return json.dumps([kind, f"rank {number}: {str(error) or kind}"])
+    text = str(error) or kind
+    named = text if text.startswith(f"rank {number} ") else f"rank {number}: {text}"
+    return json.dumps([kind, named])
 
 
 def raise_reported(report: bytes | str, number: int) -> NoReturn:
     """Raise on rank `number` what another has reported."""
-    kind, text = json.loads(report)
+    with understanding("what another rank has reported"):
+        kind, text = map(str, json.loads(report))
     error: Exception
     if kind == CollectiveTimeout.__name__:
         error = CollectiveTimeout(text, number, "init")
@@ -234,9 +221,16 @@ class Meeting:
 
     @contextmanager
     def sharing_problems(self) -> Iterator[None]:
-        """Tell all other ranks of whatever ends the block, so that they need not wait in vain."""
+        """Tell all other ranks of whatever ends the block, so that they need not wait in vain.
+
+        What the system refuses becomes a `ConfigurationError`, here too.
+        """
         try:
             yield
+        except OSError as error:  # too many open files, say
+            refused = ConfigurationError(f"rank {self.number} cannot join: {described(error)}")
+            self.report(refused)
+            raise refused from error
         except BaseException as error:
             self.report(error)
             raise
@@ -277,7 +271,7 @@ class Meeting:
 
     def _publish(self, record: Record) -> None:
         self._published = True
-        self._store.set(self._key(_COME, self.rank), json.dumps(asdict(record)).encode())
+        self._store.set(self._key(_COME, self.rank), record.as_text().encode())
 
     def _read_all(self) -> list[Record]:
         """Every rank's record; raises where they do not go together."""
@@ -302,9 +296,7 @@ class Meeting:
         return records
 
     def _read(self, rank: int) -> Record:
-        raw = json.loads(self._store.get(self._key(_COME, rank)))
-        # Another version may say more or less.
-        return Record(**{each.name: raw[each.name] for each in fields(Record) if each.name in raw})
+        return Record.from_text(self._text(_COME, rank), self.numbers[rank])
 
     def _await_all(self, step: str, decide: Callable[[], str]) -> str:
         """Count this rank for a step, and wait until all are, or one has reported a problem.
@@ -355,11 +347,11 @@ class Meeting:
         return text
 
     def _claim(self, name: str, value: str) -> str:
-        return bytes(self._store.compare_set(self._key(name), "", value)).decode()
+        return bytes(self._store.compare_set(self._key(name), "", value)).decode(errors="replace")
 
     def _text(self, *names: object) -> str:
         raw = self._store.get(self._key(*names))
-        return raw if isinstance(raw, str) else bytes(raw).decode()
+        return raw if isinstance(raw, str) else bytes(raw).decode(errors="replace")
 
     def _key(self, *names: object) -> str:
         return self._prefix + "/".join(map(str, names))

@@ -131,7 +131,7 @@ def agree(
     try:
         mine = _Wish(VERSION, wish, host_identity(), socket.gethostname(), address, secret)
         place = _Place(*talk.round(tuple(mine), _decide(topology)))
-        host_of = placement.unpack(place.host_of)
+        host_of = placement.unpack(place.host_of, talk.size)
         if place.address != address:
             server.close()
         return Launch(

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 import pycollective as pc
-from pycollective.join import attach, joining, meeting
+from pycollective.join import attach, joining, meeting, records
 from pycollective.join.store import StoreClient, StoreServer
 from tests.harness import PerRank, Ranks, counts, results, run_ranks
 from tests.joining import await_listeners_of, failing, works
@@ -209,7 +209,7 @@ class Overwritten:
 
 def test_two_processes_of_one_rank_in_a_store_that_cannot_count():
     with pytest.raises(pc.ConfigurationError, match="another process claims rank 0, too"):
-        meeting.Meeting(Overwritten(), 0, 1, 5.0, "").agree(meeting.Record(1), str)
+        meeting.Meeting(Overwritten(), 0, 1, 5.0, "").agree(records.Record(1), str)
 
 
 @pytest.mark.parametrize("minimal", [False, True])
@@ -226,7 +226,7 @@ def test_ranks_with_other_ideas_of_the_size(address, minimal):
 
 
 def be_older():
-    meeting.VERSION = "0.0.1"
+    meeting.VERSION = records.VERSION = "0.0.1"
 
 
 def test_ranks_of_other_versions(address):

@@ -7,7 +7,6 @@ store counts, and lies in this process's memory.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
@@ -20,7 +19,7 @@ import pytest
 import pycollective as pc
 from pycollective import placement
 from pycollective.join import joining, meeting, mpi_launch
-from pycollective.join.meeting import Record
+from pycollective.join.records import Common, Record, host_table, read_host_table
 from pycollective.join.store import StoreClient, StoreServer
 from pycollective.version import VERSION
 
@@ -112,12 +111,13 @@ def join(store, rank, size, timeout=30.0, played=()):
         host = where.of_host()
         mine.size = host.size
         with host.sharing_problems():
-            table = host.agree(mine, joining.HostTable.of_records)
+            table = host.agree(mine, host_table)
             host.confirm()
-        common = json.loads(whole.agree(Record(size, address="here:1"), joining._common))
+        common = whole.agree(Record(size, data_bytes=1, address="here:1"), Common.of_records)
         whole.confirm()
-    assert common["address"] == "here:1"
-    return [int(token, 16) for token in joining.HostTable.from_text(table).tokens]
+    assert Common.from_text(common, 1).address == "here:1"
+    rows = read_host_table(table, mine, host.rank, host.numbers)
+    return [int(row.token, 16) for row in rows]
 
 
 def run_all(size, act, per_host, monkeypatch):
@@ -271,7 +271,7 @@ def test_more_ranks_on_a_played_host_are_refused(monkeypatch):
 )
 def test_hosts_are_told_in_few_bytes(host_of):
     packed = placement.pack(host_of)
-    assert placement.unpack(packed) == host_of
+    assert placement.unpack(packed, len(host_of)) == host_of
     round_robin = tuple(rank % 64 for rank in range(4096))
     assert len(placement.pack(round_robin)) < 300
     assert len(packed) < 12_000
@@ -293,7 +293,7 @@ def test_under_mpiexec_each_of_thousands_is_answered_in_few_bytes():
         assert len(pickle.dumps(tuple(place))) < 500
         assert place.address == f"unix:@store-{rank % 64}"
         assert place.on_machine == 64
-    assert placement.unpack(place.host_of) == tuple(rank % 64 for rank in range(4096))
+    assert placement.unpack(place.host_of, 4096) == tuple(rank % 64 for rank in range(4096))
 
 
 def test_under_mpiexec_a_crowded_host_is_refused_by_name():
