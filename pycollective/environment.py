@@ -9,6 +9,8 @@ from pycollective.errors import ConfigurationError
 # What `pycollective run` tells its ranks.
 ENV_RANK, ENV_SIZE = "PYCOLLECTIVE_RANK", "PYCOLLECTIVE_SIZE"
 ENV_STORE, ENV_SECRET = "PYCOLLECTIVE_STORE", "PYCOLLECTIVE_SECRET"
+# In place of the secret itself, which a user may give without a launcher too: a file with it.
+ENV_SECRET_FILE = "PYCOLLECTIVE_SECRET_FILE"
 # What a user may say under any launcher.
 ENV_TOPOLOGY, ENV_TUNING = "PYCOLLECTIVE_TOPOLOGY", "PYCOLLECTIVE_TUNING"
 ENV_WIRE = "PYCOLLECTIVE_WIRE"

@@ -16,6 +16,8 @@ from pycollective.join.store import StoreServer
 from tests.harness import ROOT, PerRank, results, run_ranks
 from tests.joining import failing, free_place, works
 
+SECRET = {"variables": {"PYCOLLECTIVE_SECRET": "5ec2e7"}}
+
 
 def close_late(server, close, *args):
     time.sleep(0.1)  # the others are well into their next `init`
@@ -41,7 +43,7 @@ def over_tcp(comm, rank, size, place, short):
 
 def test_explicit_arguments_over_tcp_again_and_again():
     for answers, threads in results(
-        run_ranks(over_tcp, 3, PerRank([1, 2, 0]), 3, free_place(), None, join=False)
+        run_ranks(over_tcp, 3, PerRank([1, 2, 0]), 3, free_place(), None, join=False, **SECRET)
     ):
         assert answers == [None] * 8
         assert threads == 0
@@ -51,7 +53,11 @@ def test_explicit_arguments_over_tcp_again_and_again():
 def test_a_problem_reaches_all_over_tcp(short):
     shorts = PerRank([rank == short for rank in range(3)])
     for rank, ((error,), threads) in enumerate(
-        results(run_ranks(over_tcp, 3, PerRank([0, 1, 2]), 3, free_place(), shorts, join=False))
+        results(
+            run_ranks(
+                over_tcp, 3, PerRank([0, 1, 2]), 3, free_place(), shorts, join=False, **SECRET
+            )
+        )
     ):
         assert isinstance(error, pc.ConfigurationError)
         assert "the limit of a test leaves" in str(error)

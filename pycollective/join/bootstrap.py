@@ -18,7 +18,6 @@ from typing import Any
 from pycollective.communicator import Communicator
 from pycollective.environment import (
     ENV_RANK,
-    ENV_SECRET,
     ENV_SIZE,
     ENV_STORE,
     environment_number,
@@ -26,6 +25,7 @@ from pycollective.environment import (
 from pycollective.errors import ConfigurationError
 from pycollective.gpu import way as device_ways
 from pycollective.join import mpi_launch
+from pycollective.join.address import job_secret
 from pycollective.join.attempts import ATTEMPT, process_identity
 from pycollective.join.joining import (
     DEFAULT_TIMEOUT,
@@ -73,7 +73,11 @@ def init(
         store: where the ranks find each other: ``"tcp://host:port"``, at which rank 0 serves while
             the ranks meet, or an object with ``set(key, bytes)`` and a blocking ``get(key)``, such
             as a `torch.distributed.Store`, which must outlast the call on every rank. A store
-            that has no more than those two serves one `init` only.
+            that has no more than those two serves one `init` only. ``tcp://`` wants a secret, the
+            same word on all ranks: in the environment variable PYCOLLECTIVE_SECRET (which
+            `pycollective run` sets), or in a file that its owner alone may read, which
+            PYCOLLECTIVE_SECRET_FILE names. An object is trusted, and so is torchrun's store:
+            whoever can write to it can keep the ranks from joining, or lead them astray.
         timeout: seconds that joining, and later each operation, may take.
         topology: which ranks share a host, instead of what is found: ``"2x2"``, hosts x ranks a
             host, or ``"3,1"``, the ranks of each host. Ranks of different hosts exchange nothing
@@ -158,8 +162,9 @@ def _init_explicit(rank: int | None, size: int | None, store: Any, wish: Wish) -
     if not isinstance(store, str):
         prefix = _next_prefix(store, rank)
         return _connect(store, rank, size, prefix, played, wish)
-    server = StoreServer(store, clients=size) if rank == 0 else None
-    return _meet_at(store, "", server, rank, size, played, wish)
+    secret = job_secret()
+    server = StoreServer(store, secret, clients=size) if rank == 0 else None
+    return _meet_at(store, secret, server, rank, size, played, wish)
 
 
 def _connect(
@@ -212,7 +217,7 @@ class _Launch:
 def _start_run(wish: Wish) -> Communicator:
     rank, size = environment_number(ENV_RANK), environment_number(ENV_SIZE)
     played = wish.hosts(size)
-    address, secret = os.environ[ENV_STORE], os.environ.get(ENV_SECRET, "")
+    address, secret = os.environ[ENV_STORE], job_secret()
     if size == 1:
         return connect(None, rank, size, wish.timeout, tuning=wish.tuning)
     with closing(StoreClient(address, secret, wish.timeout)) as client:

@@ -24,13 +24,13 @@ from contextlib import ExitStack
 from pycollective import _core
 from pycollective.environment import (
     ENV_RANK,
-    ENV_SECRET,
     ENV_STORE,
     environment_number,
     followed_key,
 )
 from pycollective.errors import CollectiveError, CollectiveTimeout, ConfigurationError
 from pycollective.join import mpi_launch
+from pycollective.join.address import job_secret
 from pycollective.join.store import StoreClient
 
 # How long a daemon thread that was blocked in an operation has to come back to Python, seconds.
@@ -94,9 +94,8 @@ def _crash() -> BaseException | None:
 
 
 def _tell_launcher_that_others_failed() -> None:
-    address, secret = os.environ[ENV_STORE], os.environ.get(ENV_SECRET, "")
     try:
-        client = StoreClient(address, secret, timeout=1.0)
+        client = StoreClient(os.environ[ENV_STORE], job_secret(), timeout=1.0)
         client.set(followed_key(environment_number(ENV_RANK)), b"")
         client.close()
     except (CollectiveTimeout, ConfigurationError):

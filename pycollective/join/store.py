@@ -4,7 +4,7 @@ A server thread (in `pycollective run`, or in rank 0 for ``store="tcp://host:por
 values; clients set them and wait for them. Keys live as long as the server.
 
 A message is one line of four words: secret, verb, key, value; the answer is one line, the value.
-The secret is hexadecimal, keys and values are base64: the server compares and keeps bytes, and
+The secret is a word, keys and values are base64: the server compares and keeps bytes, and
 decodes nothing, so a stranger's bytes can do no more than lose their own connection.
 """
 
@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import base64
 import hmac
-import os
-import resource
 import selectors
 import socket
 import threading
@@ -23,44 +21,17 @@ from datetime import timedelta
 from typing import Any
 
 from pycollective.errors import CollectiveTimeout, ConfigurationError
-from pycollective.limits import MAX_RANKS_PER_HOST
+from pycollective.join.address import place_of
+from pycollective.limits import MAX_RANKS_PER_HOST, connections_for, described
 
 # Bytes of a message. An answer is no longer, so that it fits into an empty socket buffer: whoever
 # reads the last before asking again can always be answered without a wait.
 _MAX_LINE = 1 << 17
-_STRANGERS = 192  # for whom there is room beside the clients
 _GLANCE = 0.005  # seconds between looks elsewhere while a client waits
-_OTHER_FILES = 64  # descriptors that the serving process needs for itself
-
-
-def parse_address(address: str) -> tuple[int, Any]:
-    """``unix:@name`` (abstract) or ``tcp://host:port`` as a socket family and address."""
-    if address.startswith("unix:@"):
-        return socket.AF_UNIX, "\0" + address[len("unix:@") :]
-    if address.startswith("tcp://"):
-        host, separator, port = address[len("tcp://") :].rpartition(":")
-        if separator and host and port.isdecimal() and 0 < int(port) < 65536:
-            return socket.AF_INET, (host, int(port))
-    raise ConfigurationError(f"store address {address!r} is not tcp://host:port or unix:@name")
 
 
 def _word(text: bytes) -> bytes:
     return base64.b64encode(text)
-
-
-def _room(clients: int) -> int:
-    """For how many connections there is room where `clients` must have theirs."""
-    if clients <= MAX_RANKS_PER_HOST:
-        return MAX_RANKS_PER_HOST + _STRANGERS
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = limit - len(os.listdir("/proc/self/fd")) - _OTHER_FILES
-    if free < clients:
-        raise ConfigurationError(
-            f"a store for {clients} ranks needs {clients + limit - free} open files, and this "
-            f"process may open {limit}: raise its limit (ulimit -n), or give a store that another "
-            "process serves, such as torch's"
-        )
-    return min(clients + _STRANGERS, free)
 
 
 class StoreServer:
@@ -70,14 +41,14 @@ class StoreServer:
 
     Args:
         address: where to listen; see `parse_address`.
-        secret: what every client must present, hexadecimal; empty for none.
+        secret: a word that every client must present; empty for none, at ``unix:`` alone.
         start: False to call `start` later: a process that still has to fork had better not have
             threads.
         clients: how many will come.
 
     Raises:
-        ConfigurationError: the address cannot be listened at, or so many clients take more
-            descriptors than this process may open.
+        ConfigurationError: the address cannot be listened at, or wants a secret, or so many
+            clients take more descriptors than this process may open.
     """
 
     def __init__(
@@ -88,8 +59,8 @@ class StoreServer:
         start: bool = True,
         clients: int = MAX_RANKS_PER_HOST,
     ) -> None:
-        family, target = parse_address(address)
-        self._room = _room(clients)
+        family, target = place_of(address, secret)
+        self._room = connections_for(clients)
         self._secret = secret.encode()
         self._values: dict[bytes, bytes] = {}
         self._counts: dict[bytes, int] = {}
@@ -261,6 +232,9 @@ class StoreClient:
     """A connection to a `StoreServer`, with the calls of a `torch.distributed.Store` that ranks use
     to find each other. Not thread-safe.
 
+    Attributes:
+        host: where it serves; empty where that is this host.
+
     Args:
         address: see `parse_address`.
         secret: what the server wants.
@@ -280,7 +254,9 @@ class StoreClient:
         timeout: float = 600.0,
         glance: Callable[[], None] | None = None,
     ) -> None:
+        self._family, self._target = place_of(address, secret)
         self._address = address
+        self.host = self._target[0] if self._family == socket.AF_INET else ""
         self._glance = glance
         self._secret = secret.encode()
         self._timeout = timeout
@@ -293,7 +269,7 @@ class StoreClient:
 
     def get(self, key: str) -> bytes:
         """The value of `key`; waits until it is set."""
-        return base64.b64decode(self._ask(b"get", key, self._timeout))
+        return bytes(self._ask(b"get", key, self._timeout, read=base64.b64decode))
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         """Wait until all `keys` are set."""
@@ -309,13 +285,14 @@ class StoreClient:
         """Count up by `amount`, which must be 1: the new count. Counts are no values."""
         if amount != 1:
             raise ConfigurationError("this store counts by 1 only")
-        return int(self._ask(b"count", key, self._timeout))
+        return int(self._ask(b"count", key, self._timeout, read=int))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Set `key` to `desired` if it is not set; its value then. `expected` must be empty."""
         if expected:
             raise ConfigurationError("this store compares with the empty value only")
-        return base64.b64decode(self._ask(b"claim", key, self._timeout, desired.encode()))
+        value = desired.encode()
+        return bytes(self._ask(b"claim", key, self._timeout, value, base64.b64decode))
 
     def close(self) -> None:
         """Close the connection; a later call opens another."""
@@ -324,18 +301,22 @@ class StoreClient:
         self._socket, self._buffer = None, b""
 
     def _connect(self) -> socket.socket:
-        family, target = parse_address(self._address)
         deadline = time.monotonic() + self._timeout
         while True:
-            attempt = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                attempt = socket.socket(self._family, socket.SOCK_STREAM)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"the store at {self._address} cannot be connected to: {described(error)}"
+                ) from error
             attempt.settimeout(max(0.1, deadline - time.monotonic()))
             try:
-                attempt.connect(target)
+                attempt.connect(self._target)
                 return attempt
             except OSError as error:
                 attempt.close()
                 # Abstract sockets stand before any rank starts; a name that is none stays none.
-                ended = family == socket.AF_UNIX and isinstance(error, ConnectionRefusedError)
+                ended = self._family == socket.AF_UNIX and isinstance(error, ConnectionRefusedError)
                 if ended or isinstance(error, socket.gaierror):
                     raise ConfigurationError(
                         f"there is no store at {self._address}: {error}"
@@ -349,7 +330,14 @@ class StoreClient:
                 self._glance()
             time.sleep(0.02)  # rank 0 may not serve yet
 
-    def _ask(self, verb: bytes, key: str, timeout: float, value: bytes = b"") -> bytes:
+    def _ask(
+        self,
+        verb: bytes,
+        key: str,
+        timeout: float,
+        value: bytes = b"",
+        read: Callable[[bytes], Any] = bytes,
+    ) -> Any:
         message = b" ".join((self._secret, verb, _word(key.encode()), _word(value)))
         if len(message) >= _MAX_LINE:
             raise ConfigurationError(
@@ -367,6 +355,8 @@ class StoreClient:
                 if not data:
                     raise ConnectionResetError("it has ended, or wants another secret")
                 self._buffer += data
+                if len(self._buffer) > _MAX_LINE:
+                    raise ConnectionResetError("its answer is too long for a store's")
         except TimeoutError as error:
             self.close()  # or a late answer would be taken for the next one's
             raise CollectiveTimeout(
@@ -379,7 +369,10 @@ class StoreClient:
                 f"the store at {self._address} closed the connection: {error}"
             ) from error
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
+        try:
+            return read(line)
+        except ValueError as error:
+            raise ConfigurationError(f"no store answers at {self._address}: {error}") from error
 
     def _receive(self, connection: socket.socket, deadline: float) -> bytes:
         while self._glance is not None:

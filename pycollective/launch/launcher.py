@@ -22,8 +22,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pycollective.environment import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE, followed_key
+from pycollective.environment import (
+    ENV_RANK,
+    ENV_SECRET,
+    ENV_SIZE,
+    ENV_STORE,
+    followed_key,
+)
 from pycollective.errors import ConfigurationError
+from pycollective.join.address import job_secret
 from pycollective.join.store import StoreServer
 from pycollective.launch.output import Copier, Sink, is_terminal, sinks_of
 from pycollective.limits import MAX_RANKS_PER_HOST
@@ -67,7 +74,8 @@ def launch(program: Sequence[str], ranks: int, *, tag_output: bool = False) -> i
         )
     command = _command(list(program))
     address = f"unix:@pycollective-run-{os.getpid()}-{secrets.token_hex(4)}"
-    secret = secrets.token_hex(16)
+    # One that was given stays: ranks of several launches may meet by it.
+    secret = job_secret() or secrets.token_hex(16)
     # Ranks may connect at once; the serving thread starts after the last of them was forked.
     with StoreServer(address, secret, start=False) as store:
         defaults = _defaults(ranks, copied=tag_output or not is_terminal(sys.stdout))

@@ -13,8 +13,11 @@ from datetime import timedelta
 import pytest
 
 from pycollective import CollectiveTimeout, ConfigurationError
-from pycollective.join.store import StoreClient, StoreServer, parse_address
+from pycollective.join.address import parse_address
+from pycollective.join.store import StoreClient, StoreServer
 from tests.joining import free_place
+
+SECRET = "5ec2e7"
 
 
 def free_unix():
@@ -28,7 +31,7 @@ def address(request):
 
 @pytest.fixture
 def server(address):
-    with StoreServer(address, "5ec2e7") as each:
+    with StoreServer(address, SECRET) as each:
         yield each
 
 
@@ -37,7 +40,7 @@ def connect(address, server):
     """Makes clients, with the secret unless another is given, and closes them."""
     made = []
 
-    def make(secret="5ec2e7", timeout=5.0):
+    def make(secret=SECRET, timeout=5.0):
         made.append(StoreClient(address, secret, timeout))
         return made[-1]
 
@@ -144,8 +147,8 @@ def test_more_strangers_than_there_is_room_for_keep_no_client_out(address, serve
 
 
 def test_there_is_room_for_as_many_clients_as_it_was_made_for(address):
-    with StoreServer(address, clients=300) as server:
-        clients = [StoreClient(address, timeout=20) for _ in range(300)]
+    with StoreServer(address, SECRET, clients=300) as server:
+        clients = [StoreClient(address, SECRET, timeout=20) for _ in range(300)]
         assert [each.add("n", 1) for each in clients] == list(range(1, 301))
         clients[0].set("key", b"1")  # nobody had to make room for another
         assert all(each.get("key") == b"1" for each in clients)
@@ -157,8 +160,8 @@ def test_there_is_room_for_as_many_clients_as_it_was_made_for(address):
 def test_more_clients_than_the_process_may_open_files_for_are_refused(monkeypatch):
     monkeypatch.setattr("resource.getrlimit", lambda which: (1024, 4096))
     with pytest.raises(ConfigurationError, match=r"for 4096 ranks needs .* may open 1024.*ulimit"):
-        StoreServer(free_unix(), clients=4096)
-    StoreServer(free_unix(), clients=512).close()
+        StoreServer(free_unix(), SECRET, clients=4096)
+    StoreServer(free_unix(), SECRET, clients=512).close()
 
 
 def test_a_client_looks_elsewhere_while_it_waits(connect, address):
@@ -170,7 +173,7 @@ def test_a_client_looks_elsewhere_while_it_waits(connect, address):
             raise Enough
 
     start = time.monotonic()
-    client = StoreClient(address, "5ec2e7", 20.0, enough)
+    client = StoreClient(address, SECRET, 20.0, enough)
     with pytest.raises(Enough):
         client.get("never")
     assert 0.15 < time.monotonic() - start < 2
@@ -181,7 +184,7 @@ def test_a_client_looks_elsewhere_while_it_waits(connect, address):
 
 
 def test_a_client_that_looks_elsewhere_keeps_its_deadline(connect, address, server):
-    client = StoreClient(address, "5ec2e7", 0.3, lambda: None)
+    client = StoreClient(address, SECRET, 0.3, lambda: None)
     start = time.monotonic()
     with pytest.raises(CollectiveTimeout, match="'never'"):
         client.get("never")
@@ -232,8 +235,8 @@ def test_a_wrong_secret_gets_nothing(connect):
 
 
 def test_the_end_of_the_server_reaches_who_waits(address):
-    server = StoreServer(address)
-    client = StoreClient(address, timeout=30)
+    server = StoreServer(address, SECRET)
+    client = StoreClient(address, SECRET, timeout=30)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(client.get, "never")
         time.sleep(0.1)
@@ -243,26 +246,26 @@ def test_the_end_of_the_server_reaches_who_waits(address):
 
 
 def test_a_server_that_stops_listening_keeps_its_clients(address):
-    with StoreServer(address) as server:
-        client = StoreClient(address, timeout=5)
+    with StoreServer(address, SECRET) as server:
+        client = StoreClient(address, SECRET, timeout=5)
         client.set("key", b"1")
         server.stop_listening()
         assert client.get("key") == b"1"
         with pytest.raises((CollectiveTimeout, ConfigurationError), match="no store"):
-            StoreClient(address, timeout=0.2)
+            StoreClient(address, SECRET, timeout=0.2)
         client.close()
 
 
 def test_a_lingering_server_waits_for_its_clients(address):
-    server = StoreServer(address)
-    client = StoreClient(address, timeout=5)
+    server = StoreServer(address, SECRET)
+    client = StoreClient(address, SECRET, timeout=5)
     client.set("key", b"1")
     with ThreadPoolExecutor(1) as threads, stranger(address):
         closing = threads.submit(server.close, 5.0, 2)
         time.sleep(0.1)
         assert client.get("key") == b"1"
         client.close()
-        late = StoreClient(address, timeout=5)
+        late = StoreClient(address, SECRET, timeout=5)
         assert late.get("key") == b"1"
         late.close()
         start = time.monotonic()
@@ -273,15 +276,15 @@ def test_a_lingering_server_waits_for_its_clients(address):
 def test_a_client_may_come_before_a_tcp_server():
     address = free_place()
     with ThreadPoolExecutor(1) as threads:
-        early = threads.submit(StoreClient, address, "", 10.0)
+        early = threads.submit(StoreClient, address, SECRET, 10.0)
         time.sleep(0.2)
-        with StoreServer(address):
+        with StoreServer(address, SECRET):
             early.result(5).close()
 
 
 def test_a_server_answers_from_its_start_on(address):
-    server = StoreServer(address, start=False)
-    client = StoreClient(address, timeout=5)
+    server = StoreServer(address, SECRET, start=False)
+    client = StoreClient(address, SECRET, timeout=5)
     server.start()
     assert client.add("n", 1) == 1
     client.close()
@@ -294,28 +297,28 @@ def test_nothing_is_left_behind(address):
 
     before = counts()
     for _ in range(20):
-        with StoreServer(address) as server:
+        with StoreServer(address, SECRET) as server:
             with stranger(address):
-                client = StoreClient(address, timeout=5)
+                client = StoreClient(address, SECRET, timeout=5)
                 client.set("key", b"1")
                 client.close()
             server.close()  # and once more at the end of the block
-    never_started = StoreServer(address, start=False)
+    never_started = StoreServer(address, SECRET, start=False)
     never_started.close()
     assert counts() == before
 
 
 def test_a_place_that_is_taken_is_said(address, server):
     with pytest.raises(ConfigurationError, match="cannot serve"):
-        StoreServer(address)
+        StoreServer(address, SECRET)
 
 
 def test_nobody_there_is_a_timeout_over_tcp_and_at_once_a_fault_over_unix():
     with pytest.raises(CollectiveTimeout, match=r"no store answers at tcp://127.0.0.1:\d+ within"):
-        StoreClient(free_place(), timeout=0.3)
+        StoreClient(free_place(), SECRET, timeout=0.3)
     start = time.monotonic()
     with pytest.raises(ConfigurationError, match="there is no store"):
-        StoreClient(free_unix(), timeout=30)
+        StoreClient(free_unix(), SECRET, timeout=30)
     assert time.monotonic() - start < 5
 
 
