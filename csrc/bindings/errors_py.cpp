@@ -1,5 +1,7 @@
 #include "bindings/errors_py.h"
 
+#include <sys/resource.h>
+
 #include <cstdarg>
 #include <stdexcept>
 #include <system_error>
@@ -78,6 +80,13 @@ void raise_current_exception() {
     raise_failure(error.failure());
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
+  } catch (const std::system_error& error) {
+    rlimit limit{};
+    if (error.code() == std::errc::too_many_files_open && getrlimit(RLIMIT_NOFILE, &limit) == 0)
+      raise_configuration_error("%s: this process may have %llu, raise its limit (ulimit -n)",
+                                error.what(), static_cast<unsigned long long>(limit.rlim_cur));
+    else
+      raise_configuration_error("%s", error.what());
   } catch (const std::exception& error) {
     raise_configuration_error("%s", error.what());
   }

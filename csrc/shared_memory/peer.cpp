@@ -16,10 +16,12 @@ namespace pycollective {
 Peer::Peer(std::shared_ptr<Segment> segment, pid_t pid) : segment_(std::move(segment)), pid_(pid) {
   if (pid == 0) return;
   pidfd_ = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-  if (pidfd_ < 0)
-    throw std::system_error(errno, std::generic_category(),
-                            "pidfd_open of peer " + std::to_string(pid) +
-                                " (Linux 5.3 or later, in a shared pid namespace, is needed)");
+  if (pidfd_ >= 0) return;
+  const int error = errno;
+  const std::string why =
+      error == EMFILE ? "" : " (Linux 5.3 or later, in a shared pid namespace, is needed)";
+  throw std::system_error(error, std::generic_category(),
+                          "pidfd_open of peer " + std::to_string(pid) + why);
 }
 
 Peer::~Peer() {

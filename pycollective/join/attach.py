@@ -262,17 +262,24 @@ def _receive(
 ) -> PeerAddress | None:
     """Attach who sends a hello that is meant for this process; None for a stranger."""
     try:
-        data, descriptors, _, _ = socket.recv_fds(
+        data, descriptors, flags, _ = socket.recv_fds(
             connection, _HELLO.size, 1, socket.MSG_CMSG_CLOEXEC
         )
     except OSError:
         return None  # it has gone
     try:
-        if len(data) != _HELLO.size or len(descriptors) != 1:
+        if len(data) != _HELLO.size:
             return None
         token, wanted = _HELLO.unpack(data)
         peer = expected.get(token)
         if peer is None or wanted != node.token:
+            return None
+        if not descriptors and flags & socket.MSG_CTRUNC:
+            # The kernel has dropped what this process has no number for.
+            raise OSError(
+                errno.EMFILE, f"{os.strerror(errno.EMFILE)}, for rank {peer.rank}'s memory"
+            )
+        if len(descriptors) != 1:
             return None
         pid, uid, _ = _credentials(connection)
         if uid != os.getuid():
