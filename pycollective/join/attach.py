@@ -110,6 +110,7 @@ class _Attaching:
         self._answers: dict[socket.socket, PeerAddress] = {}  # of lower ranks, awaited
         # A stranger may connect and say nothing: every connection waits beside the others.
         self._silent: list[socket.socket] = []
+        self._others: set[int] = set()  # users whose processes have knocked
         self._closed: dict[int, PeerAddress] = {}  # by the pidfds of processes that closed theirs
         self._refused: list[tuple[float, PeerAddress, OSError]] = []  # and until when
         self._selector = selectors.DefaultSelector()
@@ -128,6 +129,13 @@ class _Attaching:
                     if monotonic() > self._deadline:
                         raise
                     sleep(0.01)
+            _, uid, _ = _credentials(connection)  # of who listens: the kernel says
+            if uid != os.getuid():
+                connection.close()
+                raise ConfigurationError(
+                    f"rank {peer.rank} runs as user {uid} and this rank as user {os.getuid()}: "
+                    "all ranks of a job must be of one user"
+                )
             with suppress(BrokenPipeError, ConnectionResetError):  # closed, as reading will tell
                 _send(connection, self._node, peer.token)
         except OSError as error:
@@ -177,8 +185,11 @@ class _Attaching:
         left = self._deadline - monotonic()
         if left <= 0:
             names = ", ".join(str(peer.rank) for peer in missing)
+            knocked = ", ".join(map(str, sorted(self._others)))
             raise CollectiveTimeout(
-                f"init timed out: rank(s) {names} have come but did not attach", op="init"
+                f"init timed out: rank(s) {names} have come but did not attach"
+                + (f"; processes of user(s) {knocked} were refused" if knocked else ""),
+                op="init",
             )
         while_others_attach = self._closed or self._refused
         events = self._selector.select(min(left, _LOOK_AGAIN if while_others_attach else _GLANCE))
@@ -229,6 +240,12 @@ class _Attaching:
             connection, _ = self._listener.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return  # gone again
+        # Any user of this machine can connect. Only this one's processes are given a place.
+        _, uid, _ = _credentials(connection)
+        if uid != os.getuid():
+            self._others.add(uid)
+            connection.close()
+            return
         connection.setblocking(False)
         self._selector.register(connection, selectors.EVENT_READ)
         self._silent.append(connection)
@@ -281,12 +298,7 @@ def _receive(
             )
         if len(descriptors) != 1:
             return None
-        pid, uid, _ = _credentials(connection)
-        if uid != os.getuid():
-            raise ConfigurationError(
-                f"rank {peer.rank} runs as user {uid} and this rank as user {os.getuid()}: all "
-                "ranks of a job must be of one user"
-            )
+        pid, _, _ = _credentials(connection)
         if pid == 0:
             raise ConfigurationError(
                 f"rank {peer.rank} runs in another pid namespace, where its death could not be seen"
