@@ -121,3 +121,49 @@ def test_two_hosts(program: str, on_one_host: list[list[str]]) -> None:
     assert {each[1] for each in answers} == {"2"}
     assert [each[2:] for each in answers] == [each[2:] for each in on_one_host]
     assert min(sent) > 1_000_000  # over the link it went
+
+
+# What Debian makes of a host's own name, which no other host finds there.
+BY_ITSELF = """
+import socket, sys
+socket.gethostname = lambda: "127.0.1.1"
+import numpy as np
+import pycollective as pc
+
+rank = int(sys.argv[1])
+with pc.init(rank=rank, size=2, store=sys.argv[2], timeout=20) as comm:
+    x = np.full(100_000, rank + 1.0)
+    comm.all_reduce(x)
+    sys.stdout.write(f"RANK {rank}: {comm.host_of} {x[-1]}\\n")
+"""
+
+
+def test_two_hosts_whose_names_lead_to_themselves(tmp_path: Path) -> None:
+    """Ranks that bootstrap themselves: what Gloo listens at must be found from outside."""
+    problem = why_not()
+    if problem:
+        pytest.skip(problem)
+    program = tmp_path / "program.py"
+    program.write_text(BY_ITSELF)
+    clean = Launcher().environment(PYCOLLECTIVE_SECRET="a-word-of-this-test")
+    clean.pop("GLOO_SOCKET_IFNAME", None)
+    with two_hosts() as hosts:
+        place = f"tcp://{hosts[0].address}:29517"
+        jobs = [
+            subprocess.Popen(
+                host.command(sys.executable, str(program), str(rank), place),
+                env=clean,
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, host in enumerate(hosts)
+        ]
+        try:
+            outputs = [job.communicate(timeout=80) for job in jobs]
+        finally:
+            for job in jobs:
+                job.kill()
+    for rank, (out, err) in enumerate(outputs):
+        assert out == f"RANK {rank}: (0, 1) 3.0\n", err

@@ -6,6 +6,7 @@ connects all of its ranks over TCP. The messages are native (`csrc/torch/gloo_li
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import Any
 from pycollective.errors import ConfigurationError
 
 _LOOPBACK = "127.0.0.1"
+_OUTSIDE = "192.0.2.1"  # of no host (RFC 5737): the way there is the way to all that is far
 
 
 class MessageStore:
@@ -38,13 +40,14 @@ class MessageStore:
         dist = _distributed()
         self.address = ""
         self.torch: Any = None
-        self.device = _LOOPBACK if one_machine else _towards_master()
+        host = _LOOPBACK if one_machine else own_address(getattr(store, "host", ""))
+        self.device = "" if os.environ.get("GLOO_SOCKET_IFNAME") and not one_machine else host
         self._rank = rank
         if isinstance(store, dist.Store):
             self.torch = store
         elif rank == 0:
-            host = _LOOPBACK if one_machine else socket.gethostname()
-            listener = socket.create_server((host, 0), backlog=128)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host, 0), family=family, backlog=128)
             port = listener.getsockname()[1]
             self.torch = dist.TCPStore(
                 host,
@@ -60,19 +63,38 @@ class MessageStore:
         if self.torch is None:
             host, _, port = address.rpartition(":")
             limit = timedelta(seconds=timeout)
-            self.torch = _distributed().TCPStore(host, int(port), is_master=False, timeout=limit)
+            try:
+                self.torch = _distributed().TCPStore(
+                    host, int(port), is_master=False, timeout=limit
+                )
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise ConfigurationError(
+                    f"rank {self._rank} cannot reach the store of rank 0 at {address!r}: {error}. "
+                    "MASTER_ADDR, on rank 0, names a host of the network to use"
+                ) from error
 
 
-def _towards_master() -> str:
-    """This host's address on the way to torchrun's master, which all ranks can reach."""
-    master = os.environ.get("MASTER_ADDR")
-    if not master or os.environ.get("GLOO_SOCKET_IFNAME"):
-        return ""
+def own_address(meets_at: str = "") -> str:
+    """This host's address for ranks of others: from which packets go to torchrun's master, to
+    `meets_at`, to where this host's own name leads, or out of this network.
+
+    A host's name may lead to 127.0.1.1 (on Debian it does), where no other host finds it: loopback
+    comes last.
+    """
+    targets = os.environ.get("MASTER_ADDR", ""), meets_at, socket.gethostname(), _OUTSIDE
+    found = [address for address in map(_towards, targets) if address]
+    outside = [address for address in found if not ipaddress.ip_address(address).is_loopback]
+    return next(iter([*outside, *found]), _LOOPBACK)
+
+
+def _towards(target: str) -> str:
+    """From which address packets go there; empty where none can. Nothing is sent."""
     with suppress(OSError):
-        family, _, _, _, address = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing
-            probe.connect(address)
-            return str(probe.getsockname()[0])
+        if target:
+            family, _, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
     return ""
 
 
