@@ -18,8 +18,12 @@ Peer::Peer(std::shared_ptr<Segment> segment, pid_t pid) : segment_(std::move(seg
   pidfd_ = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
   if (pidfd_ >= 0) return;
   const int error = errno;
-  const std::string why =
-      error == EMFILE ? "" : " (Linux 5.3 or later, in a shared pid namespace, is needed)";
+  const bool denied = error == EPERM || error == EACCES || error == ENOSYS;
+  const char* why = error == EMFILE ? ""
+                    : denied ? ", without which its death could not be seen, is denied or not "
+                               "there: Linux 5.3 or later is needed and, in a container, a seccomp "
+                               "profile that allows it"
+                             : " (Linux 5.3 or later, in a shared pid namespace, is needed)";
   throw std::system_error(error, std::generic_category(),
                           "pidfd_open of peer " + std::to_string(pid) + why);
 }

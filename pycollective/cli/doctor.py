@@ -81,7 +81,10 @@ def _pidfd() -> tuple[str, str]:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
-        return f"no pidfd: {error}", "dead peers cannot be seen; Linux 5.3 or later is needed"
+        cost = (
+            "dead peers cannot be seen: Linux 5.3 or later, or another seccomp profile, is needed"
+        )
+        return f"no pidfd: {error}", cost
     return "pidfd", ""
 
 

@@ -213,6 +213,13 @@ class _Attaching:
         try:
             process = os.pidfd_open(pid)
         except OSError as error:
+            if error.errno in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+                self._look_for_problem()
+                raise ConfigurationError(
+                    f"whether rank {peer.rank} lives cannot be seen, as pidfd_open is denied or "
+                    f"not there ({error}): Linux 5.3 or later is needed and, in a container, a "
+                    "seccomp profile that allows it"
+                ) from error
             # ENOENT, EINVAL: the number is a thread's by now.
             if error.errno not in (errno.ESRCH, errno.ENOENT, errno.EINVAL):
                 raise

@@ -49,7 +49,11 @@ _PR_SET_PDEATHSIG = 1
 class _Rank:
     rank: int
     process: subprocess.Popen[bytes]
-    pidfd: int
+
+    def has_ended(self) -> bool:
+        """Whether it has, while no other process can have its number: it is not waited for yet."""
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.process.pid, options) is not None
 
 
 def launch(program: Sequence[str], ranks: int, *, tag_output: bool = False) -> int:
@@ -171,6 +175,8 @@ class _Job:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             if signal.getsignal(number) is not signal.SIG_IGN  # nohup, or a shell's background
         }
+        # The end of a rank wakes this process: no pidfds, which some containers deny.
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         # A signal that comes between two waits must still end the next one.
         old_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         try:
@@ -184,7 +190,6 @@ class _Job:
             self._signal_all(signal.SIGKILL)
             for each in self._alive.values():
                 each.process.wait()
-                os.close(each.pidfd)
             self._let_output_end()
             signal.set_wakeup_fd(old_wake)
             for number, handler in before.items():
@@ -225,7 +230,7 @@ class _Job:
             )
         except OSError as error:
             raise ConfigurationError(f"{self._command[0]} cannot be started: {error}") from error
-        self._alive[rank] = _Rank(rank, process, os.pidfd_open(process.pid))
+        self._alive[rank] = _Rank(rank, process)
         tag = f"[{rank}] ".encode() if self._tag else b""
         for stream, sink in zip((process.stdout, process.stderr), self._sinks, strict=True):
             if stream is not None and isinstance(sink, Sink):
@@ -238,16 +243,13 @@ class _Job:
         stops_seen = 0
         with selectors.DefaultSelector() as selector:
             selector.register(wake, selectors.EVENT_READ)
-            for each in self._alive.values():
-                selector.register(each.pidfd, selectors.EVENT_READ, each)
             while self._alive:
                 left = None if not steps else max(0.0, steps[0][0] - time.monotonic())
-                for key, _ in selector.select(left):
-                    if key.fd == wake:
-                        os.read(wake, 4096)
-                    elif isinstance(key.data, _Rank):
-                        selector.unregister(key.data.pidfd)
-                        self._ended(key.data)
+                if selector.select(left):
+                    os.read(wake, 4096)
+                for each in [*self._alive.values()]:
+                    if each.has_ended():
+                        self._ended(each)
                 now = time.monotonic()
                 if (stops := self._stops) > stops_seen:  # another may come meanwhile
                     if stops_seen == 0:
@@ -281,7 +283,6 @@ class _Job:
         # while no other process can have its number.
         _signal_group(each.process.pid, signal.SIGKILL)
         code = each.process.wait()
-        os.close(each.pidfd)
         del self._alive[each.rank]
         if code != 0 and not self._ending:
             self._failed.append((each.rank, each.process.pid, code))

@@ -1,0 +1,78 @@
+"""Ranks in a sandbox that denies pidfd_open, as older container runtimes do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.harness import ROOT
+from tests.launch.test_launcher import environment
+
+# `pycollective run`, behind a seccomp filter that answers pidfd_open with EPERM.
+SANDBOXED = """
+import ctypes, struct, sys
+
+PIDFD_OPEN = 434  # on every architecture
+LOAD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
+steps = [
+    (LOAD, 0, 0, 0),  # the number of the call
+    (JUMP_IF_EQUAL, 0, 1, PIDFD_OPEN),
+    (RETURN, 0, 0, 0x00050000 | 1),  # EPERM
+    (RETURN, 0, 0, 0x7FFF0000),  # allowed
+]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in steps))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", 4, ctypes.addressof(code)))
+prctl, number = ctypes.CDLL(None, use_errno=True).prctl, ctypes.c_ulong
+NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2
+none = number(0)
+if prctl(NO_NEW_PRIVILEGES, number(1), none, none, none) or prctl(
+    SECCOMP, number(FILTER), number(ctypes.addressof(program)), none, none
+):
+    sys.exit("no seccomp here")
+from pycollective.cli import main
+main()
+"""
+
+RANK = """
+import pycollective as pc
+
+pc.init(timeout=20)
+"""
+
+
+def run(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", SANDBOXED, "run", *arguments],
+        env=environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if "no seccomp here" in done.stderr:
+        pytest.skip("no seccomp filter can be installed here")
+    return done
+
+
+def test_the_launcher_needs_no_pidfd():
+    done = run("-n", "3", "sh", "-c", "echo rank $RANK")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0", "rank 1", "rank 2"]
+    done = run("-n", "3", "sh", "-c", 'if [ "$RANK" = 1 ]; then exit 7; fi; exec sleep 50')
+    assert done.returncode == 7
+    assert "rank 1 of 3" in done.stderr
+
+
+def test_ranks_that_could_not_see_each_other_die_say_what_is_missing(tmp_path):
+    program = tmp_path / "rank.py"
+    program.write_text(RANK)
+    done = run("-n", "2", str(program))
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if "ConfigurationError: " in line]
+    assert len(errors) == 2  # one of them is told by the other, or sees it itself
+    for each in errors:
+        assert "pidfd_open" in each
+        assert "a seccomp profile that allows it" in each
+        assert "Operation not permitted" in each
