@@ -222,3 +222,25 @@ def test_split_orders_by_key_and_leaves_out_who_asks():
         (0, [3, 1], False),
         (0, [4, 2, 0], False),
     ]
+
+
+def fork_a_child_that_looks(comm):
+    """What of this rank's memory a fork holds that lives on."""
+    comm.all_reduce(np.ones(1000, np.float32))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        held = [os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")]
+        os.write(write, str(sum("memfd:pycollective" in each for each in held)).encode())
+        os._exit(0)
+    os.close(write)
+    with open(read) as told:
+        count = int(told.read())
+    os.waitpid(child, 0)
+    with comm.split(0) as group:  # whose memory is made by the descriptor that the child closed
+        group.all_reduce(np.ones(1000, np.float32))
+    return count
+
+
+def test_a_fork_that_lives_on_keeps_nothing_of_a_dead_ranks_memory():
+    assert results(run_ranks(fork_a_child_that_looks, 2)) == [0, 0]

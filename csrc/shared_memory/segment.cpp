@@ -1,16 +1,20 @@
 #include "shared_memory/segment.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <stdexcept>
 #include <system_error>
+#include <vector>
 
 namespace pycollective {
 namespace {
@@ -18,6 +22,45 @@ namespace {
 [[noreturn]] void throw_errno(const char* what) {
   throw std::system_error(errno, std::generic_category(), what);
 }
+
+// The descriptors of this process's own segments. A fork closes them as it begins: one that lives
+// on would keep the memory of a rank that has died. (Close-on-exec is not enough, since workers
+// that load data are forks that execute nothing.)
+class OwnDescriptors {
+ public:
+  static int open() {
+    const std::lock_guard lock(all().mutex_);
+    const int fd = memfd_create("pycollective", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) throw_errno("memfd_create");
+    all().open_.push_back(fd);
+    return fd;
+  }
+
+  static void close(int fd) {
+    const std::lock_guard lock(all().mutex_);
+    auto& open = all().open_;
+    open.erase(std::remove(open.begin(), open.end(), fd), open.end());
+    ::close(fd);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<int> open_;
+
+  // Never destroyed, as segments may end after all else.
+  static OwnDescriptors& all() {
+    static auto* const made = new OwnDescriptors;
+    return *made;
+  }
+  // No fork begins while the list changes.
+  static inline const int registered_ =
+      pthread_atfork([] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); },
+                     [] {
+                       for (const int fd : all().open_) ::close(fd);
+                       all().open_.clear();
+                       all().mutex_.unlock();
+                     });
+};
 
 std::byte* map_whole(int fd) {
   void* base = mmap(nullptr, kSegmentBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -30,12 +73,11 @@ std::byte* map_whole(int fd) {
 }  // namespace
 
 std::shared_ptr<Segment> Segment::create() {
-  const int fd = memfd_create("pycollective", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) throw_errno("memfd_create");
+  const int fd = OwnDescriptors::open();
   if (ftruncate(fd, kSegmentBytes) != 0 ||
       fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     const int error = errno;
-    close(fd);
+    OwnDescriptors::close(fd);
     throw std::system_error(error, std::generic_category(), "sealing a shared-memory segment");
   }
   Token token;
@@ -45,7 +87,7 @@ std::shared_ptr<Segment> Segment::create() {
       throw_errno("getrandom");
     base = map_whole(fd);
   } catch (...) {
-    close(fd);
+    OwnDescriptors::close(fd);
     throw;
   }
   std::shared_ptr<Segment> segment(new Segment(base, fd, token));
@@ -73,9 +115,11 @@ std::shared_ptr<Segment> Segment::attach(int fd, const Token& token) {
 }
 
 Segment::~Segment() {
-  // In a forked child the range was never mapped and may be in use for something else.
-  if (!guard_.forked()) munmap(base_, kSegmentBytes);
-  if (fd_ >= 0) close(fd_);
+  // In a forked child the range was never mapped, and the descriptor was closed: both may be in use
+  // for something else.
+  if (guard_.forked()) return;
+  munmap(base_, kSegmentBytes);
+  if (fd_ >= 0) OwnDescriptors::close(fd_);
 }
 
 void Segment::commit(std::size_t offset, std::size_t bytes) {

@@ -33,7 +33,7 @@ class Segment {
   std::byte* at(std::size_t offset) const { return base_ + offset; }
   SegmentHeader& header() const { return *reinterpret_cast<SegmentHeader*>(base_); }
   const Token& token() const { return token_; }
-  int fd() const { return fd_; }  // -1 for a peer's
+  int fd() const { return guard_.forked() ? -1 : fd_; }  // -1 for a peer's, and in a fork
 
   // Gives a range of the own segment its memory, touched by this thread. Throws std::system_error.
   void commit(std::size_t offset, std::size_t bytes);
