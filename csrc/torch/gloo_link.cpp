@@ -25,6 +25,16 @@ namespace {
 
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
 constexpr std::chrono::milliseconds kThreadsEndWithin{500};
+// How long lanes may wait for a thread where none can be started: one may come free.
+constexpr std::chrono::milliseconds kWithoutThread{1000};
+
+using Clock = std::chrono::steady_clock;
+
+std::system_error no_thread() {
+  return {std::make_error_code(std::errc::resource_unavailable_try_again),
+          "no thread could be started, which messages between hosts need: raise the limit of "
+          "processes and threads (ulimit -u, or pids.max of the cgroup)"};
+}
 
 // The sentence that tells what happened: not where in Gloo's sources, nor its advice.
 std::string in_words(const std::string& what) {
@@ -61,6 +71,7 @@ struct GlooLink::State : std::enable_shared_from_this<GlooLink::State> {
   std::function<void()> bell;
   int threads = 0;
   int idle = 0;
+  std::optional<Clock::time_point> short_since;  // lanes are ready, and no thread takes one
   bool closed = false;
   Transfer next = 1;
 
@@ -81,9 +92,10 @@ Link::Transfer GlooLink::State::begin(int rank, int number, bool receives, void*
   static std::byte nothing;
   std::vector<at::Tensor> tensors = {at::from_blob(data != nullptr ? data : &nothing,
                                                    {static_cast<std::int64_t>(bytes)}, at::kByte)};
-  // Before Gloo has the memory: later nobody could be told.
+  // Before Gloo has the memory: later nobody could be told. A word that nobody awaits goes without:
+  // it may be that which tells the other ranks.
   if (threads == 0) start_thread();
-  if (threads == 0) throw std::runtime_error("no thread can be started");
+  if (threads == 0 && awaited) throw no_thread();
   const Transfer transfer = next++;
   c10::intrusive_ptr<c10d::Work> work;
   try {
@@ -139,6 +151,7 @@ void GlooLink::State::run(const std::shared_ptr<State>& state) {
     if (state->ready.empty()) break;
     Lane& lane = *state->ready.front();
     state->ready.pop_front();
+    state->short_since.reset();
     --state->idle;
     while (!lane.entries.empty()) state->wait_for_first(lane, lock);
     lane.served = false;
@@ -203,6 +216,22 @@ Link::Transfer GlooLink::receive(int rank, int lane, void* data, std::size_t cap
   return state_->begin(rank, lane, true, data, capacity, true);
 }
 
+void GlooLink::progress() {
+  if (state_->forked()) return;
+  const std::lock_guard lock(state_->mutex);
+  std::optional<Clock::time_point>& since = state_->short_since;
+  const auto is_short = [&] {
+    return static_cast<std::size_t>(state_->idle) < state_->ready.size();
+  };
+  if (is_short()) state_->start_thread();
+  if (!is_short()) return since.reset();
+  const Clock::time_point now = Clock::now();
+  if (!since) since = now;
+  if (now - *since < kWithoutThread) return;
+  since.reset();
+  throw no_thread();
+}
+
 Link::Outcome GlooLink::test(Transfer transfer) {
   if (state_->forked()) return Outcome::kUnderWay;
   const std::lock_guard lock(state_->mutex);
@@ -212,7 +241,6 @@ Link::Outcome GlooLink::test(Transfer transfer) {
     state_->ended.erase(ended);
     return outcome;
   }
-  if (static_cast<std::size_t>(state_->idle) < state_->ready.size()) state_->start_thread();
   const auto unserved = state_->unserved.find(transfer);
   if (unserved != state_->unserved.end()) state_->serve(*unserved->second);
   return Outcome::kUnderWay;

@@ -7,6 +7,9 @@
 //
 // Gloo lets go of memory at the end of the work that holds it, if need be after what it is reading
 // at that moment: that is when a cancelled message has ended. So every cancelled message ends.
+//
+// A lane for which no thread can be started waits for one that comes free. Where none does within a
+// second, progress() throws std::system_error; the first message of all throws it at once.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -27,7 +30,8 @@ class GlooLink final : public Link {
 
   Transfer send(int rank, int lane, const void* data, std::size_t bytes, bool awaited) override;
   Transfer receive(int rank, int lane, void* data, std::size_t capacity) override;
-  void progress() override {}  // Gloo has threads of its own
+  // Gloo's own threads bring messages: this only judges whether there are enough to see their ends.
+  void progress() override;
   Outcome test(Transfer transfer) override;
   void cancel(Transfer transfer) noexcept override;
   std::optional<Loss> lost() override;

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from pycollective import threads
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 from pycollective.join.address import place_of
 from pycollective.limits import MAX_RANKS_PER_HOST, connections_for, described
@@ -85,11 +86,15 @@ class StoreServer:
         self._listening_ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="pycollective-store", daemon=True)
         if start:
-            self.start()
+            try:
+                self.start()
+            except BaseException:
+                self.close()
+                raise
 
     def start(self) -> None:
-        """Begin to answer."""
-        self._thread.start()
+        """Begin to answer. Raises `ConfigurationError` where no thread is to be had."""
+        threads.start(self._thread)
 
     def has(self, key: str) -> bool:
         """Whether `key` is set; from any thread of the serving process."""

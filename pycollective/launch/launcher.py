@@ -22,13 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pycollective.environment import (
-    ENV_RANK,
-    ENV_SECRET,
-    ENV_SIZE,
-    ENV_STORE,
-    followed_key,
-)
+from pycollective import threads
+from pycollective.environment import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE, followed_key
 from pycollective.errors import ConfigurationError
 from pycollective.join.address import job_secret
 from pycollective.join.store import StoreServer
@@ -70,7 +65,7 @@ def launch(program: Sequence[str], ranks: int, *, tag_output: bool = False) -> i
 
     Raises:
         ConfigurationError: no such program, one that cannot be executed, or a number of ranks
-            that cannot be.
+            that cannot be; or this process may have no more threads.
     """
     if not 1 <= ranks <= MAX_RANKS_PER_HOST:
         raise ConfigurationError(
@@ -184,7 +179,7 @@ class _Job:
                 self._start(rank)
             self._store.start()
             for copier in self._copiers:
-                copier.start()
+                threads.start(copier)
             self._watch(wake_read)
         finally:
             self._signal_all(signal.SIGKILL)

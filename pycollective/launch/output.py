@@ -94,7 +94,7 @@ class Copier(threading.Thread):
 
     def __init__(self, source: int, sink: Sink, tag: bytes) -> None:
         # A daemon: what a rank has started in another session may hold its output open.
-        super().__init__(daemon=True)
+        super().__init__(name="pycollective-output", daemon=True)
         self._source, self._sink, self._tag = source, sink, tag
         self._begun = b""  # of a line
         self._busy = False  # what it has read is on its way

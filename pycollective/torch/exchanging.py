@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from pycollective import threads
 from pycollective.errors import ConfigurationError
 from pycollective.join.leaving import END
 
@@ -97,7 +98,7 @@ class Exchanger:
 
         Raises:
             ConfigurationError: the state was closed, this process ends, or it is a fork of the one
-                that made the state.
+                that made the state; or it may have no more threads.
         """
         if os.getpid() != self._process:
             raise ConfigurationError("a state of compression does not work in a forked process")
@@ -109,7 +110,7 @@ class Exchanger:
             if self._ended:
                 raise ConfigurationError("the state of compression was closed")
             if worker.ident is None:
-                worker.start()
+                threads.start(worker)
             worker.issued += 1
             worker.calls.put(call)
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from pycollective import threads
 from pycollective.errors import ConfigurationError
 
 _LOOPBACK = "127.0.0.1"
@@ -49,13 +50,17 @@ class MessageStore:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listener = socket.create_server((host, 0), family=family, backlog=128)
             port = listener.getsockname()[1]
-            self.torch = dist.TCPStore(
-                host,
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                master_listen_fd=listener.detach(),
-            )
+            try:
+                self.torch = dist.TCPStore(
+                    host,
+                    port,
+                    is_master=True,
+                    wait_for_workers=False,
+                    master_listen_fd=listener.detach(),
+                )
+            except RuntimeError as error:
+                threads.check(error, "a store")
+                raise
             self.address = f"{host}:{port}"
 
     def reach(self, address: str, timeout: float) -> None:
@@ -162,6 +167,7 @@ def _gloo(store: MessageStore, prefix: str, rank: int, size: int, timeout: float
         options._timeout = limit
         return dist.ProcessGroupGloo(keys, rank, size, options)
     except RuntimeError as error:
+        threads.check(error, "messages between hosts")
         raise ConfigurationError(
             f"rank {rank} cannot be connected with the ranks of other hosts: {error}. "
             "GLOO_SOCKET_IFNAME names the network interface to use"

@@ -15,7 +15,8 @@
 namespace pycollective {
 
 // One communicator's. No call waits. Called by one thread at a time; the messenger sees to that.
-// What cannot be done at all throws std::exception.
+// What cannot be done at all throws std::exception: std::system_error where it is this process that
+// lacks something, such as threads, else what keeps it from the other rank.
 class PYCOLLECTIVE_PUBLIC Link {
  public:
   using Transfer = std::uint64_t;  // a message under way, by a number that is not

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <system_error>
 
 namespace pycollective {
 namespace {
@@ -35,6 +36,9 @@ void Messenger::poll() {
   if (!lock || closing_) return;  // another thread does it
   try {
     link_->progress();
+  } catch (const std::system_error& error) {  // this process lacks something, such as threads
+    return set_notice({FailureKind::kAborted, rank_,
+                       "rank " + std::to_string(rank_) + " cannot go on: " + error.what()});
   } catch (const std::exception& error) {
     return set_notice(
         {FailureKind::kPeerFailure, rank_,

@@ -22,6 +22,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -231,6 +232,8 @@ template <class Act>
 auto Messenger::asked(int rank, const Act& act) {
   try {
     return act();
+  } catch (const std::system_error&) {
+    throw;  // this process lacks something, such as threads: no other rank is to blame
   } catch (const std::exception& error) {
     throw CollectiveFailure(
         {FailureKind::kPeerFailure, rank_, OpKind::kBarrier, 0,
