@@ -46,3 +46,11 @@ def await_listeners_of(pids):
             return found
         time.sleep(0.02)
     raise AssertionError(f"not all of {pids} came to listen")
+
+
+def clear_launch(variables):
+    """Take out of an environment what launchers say in it."""
+    names = ("PYCOLLECTIVE_", "MASTER_", "PMI", "OMPI_", "SLURM_", "TORCHELASTIC")
+    for name in list(variables):
+        if name.startswith(names) or "RANK" in name or name == "WORLD_SIZE":
+            del variables[name]

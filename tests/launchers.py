@@ -32,7 +32,7 @@ class Launcher:
 
     def environment(self, **more: str) -> dict[str, str]:
         """The environment for it: without another launcher's variables."""
-        launchers = ("PYCOLLECTIVE_", "MASTER_", "PMI", "OMPI_", "TORCHELASTIC")
+        launchers = ("PYCOLLECTIVE_", "MASTER_", "PMI", "OMPI_", "SLURM_", "TORCHELASTIC")
         kept = {
             name: value
             for name, value in os.environ.items()

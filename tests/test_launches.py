@@ -8,13 +8,15 @@ import sys
 import threading
 import time
 from functools import partialmethod
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import pycollective as pc
 from pycollective.join.store import StoreServer
 from tests.harness import ROOT, PerRank, results, run_ranks
-from tests.joining import failing, free_place, works
+from tests.joining import clear_launch, failing, free_place, works
 
 SECRET = {"variables": {"PYCOLLECTIVE_SECRET": "5ec2e7"}}
 
@@ -67,9 +69,10 @@ def test_a_problem_reaches_all_over_tcp(short):
 
 @pytest.fixture
 def no_launch(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith(("PYCOLLECTIVE_", "MASTER_", "PMI", "OMPI_")) or "RANK" in name:
-            monkeypatch.delenv(name)
+    kept = dict(os.environ)
+    clear_launch(kept)
+    for name in os.environ.keys() - kept.keys():
+        monkeypatch.delenv(name)
 
 
 @pytest.mark.usefixtures("no_launch")
@@ -100,6 +103,65 @@ def test_alone_is_one_rank():
 def test_arguments_that_cannot_be_right(arguments, said):
     with pytest.raises(pc.ConfigurationError, match=said):
         pc.init(**arguments)
+
+
+@pytest.mark.usefixtures("no_launch")
+@pytest.mark.parametrize("given", [["RANK", "MASTER_PORT"], []])
+def test_ranks_that_cannot_be_found_are_no_reason_to_train_alone(monkeypatch, given):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for name in given:
+        monkeypatch.setenv(name, "1")
+    missing = ", ".join(
+        name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in given
+    )
+    with pytest.raises(pc.ConfigurationError, match=f"WORLD_SIZE there are 4.*without {missing} "):
+        pc.init()
+    with pc.init(rank=0, size=1) as comm:
+        assert works(comm)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pc.init() as comm:
+        assert comm.size == 1
+
+
+@pytest.mark.usefixtures("no_launch")
+def test_an_mpi_that_sees_one_rank_is_no_reason_to_train_alone(monkeypatch):
+    """srun has started two ranks for one MPI, and mpi4py belongs to another."""
+    world = SimpleNamespace(Get_size=lambda: 1)
+    other = SimpleNamespace(
+        COMM_WORLD=world, Is_finalized=lambda: False, Get_library_version=lambda: "Other MPI 1"
+    )
+    mpi4py = ModuleType("mpi4py")
+    mpi4py.MPI, mpi4py.__spec__ = other, ModuleSpec("mpi4py", None)
+    monkeypatch.setitem(sys.modules, "mpi4py", mpi4py)
+    variables = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "PMIX_RANK": "0"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(pc.ConfigurationError, match=r"has started 2 ranks.*sees 1.*Other MPI 1"):
+        pc.init(timeout=5)
+
+
+def join_without_torch(comm, rank, place, more):
+    clear_launch(os.environ)
+    port = place.rpartition(":")[2]
+    os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    os.environ.update(more)
+    sys.modules["torch"] = None  # as where it is not installed
+
+    def join_twice():
+        assert all(works(pc.init(timeout=20)) for _ in range(2))
+
+    return failing(join_twice)[0]
+
+
+def test_torchs_variables_where_torch_is_not_installed():
+    place, secret = (PerRank([0, 1, 2]), free_place()), {"PYCOLLECTIVE_SECRET": "0123abcd"}
+    assert results(run_ranks(join_without_torch, 3, *place, secret, join=False)) == [None] * 3
+    # Torchrun's store is its own, and only torch can speak to it.
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for more, said in [({}, "wants a secret"), (agent, "torch is not installed here")]:
+        (error,) = results(run_ranks(join_without_torch, 1, 0, free_place(), more, join=False))
+        assert isinstance(error, pc.ConfigurationError)
+        assert said in str(error)
 
 
 @pytest.mark.usefixtures("no_launch")

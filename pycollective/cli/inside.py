@@ -13,7 +13,7 @@ def refuse_inside_a_launch(what: str, instead: str) -> None:
         instead: what to do, for the message.
 
     Raises:
-        ConfigurationError: this process is a rank of `pycollective run`, torchrun or mpiexec.
+        ConfigurationError: this process is a rank of some launch.
     """
     # Here, because the other commands of this program should not wait for it.
     from pycollective.join import bootstrap
@@ -21,5 +21,5 @@ def refuse_inside_a_launch(what: str, instead: str) -> None:
     if bootstrap.launched():
         raise ConfigurationError(
             f"{what} starts ranks of its own, and this process is a rank already, of "
-            f"`pycollective run`, torchrun or mpiexec, by its environment: {instead}"
+            f"`pycollective run`, torchrun, mpiexec or srun, by its environment: {instead}"
         )

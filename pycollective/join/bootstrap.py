@@ -1,7 +1,8 @@
 """Finds the launch that this process is part of, and joins its ranks.
 
-The launch is given by arguments, or is `pycollective run`'s, torchrun's, mpiexec's, or none (one
-rank). What follows, with a store, a rank and a size, is in `joining.py`.
+The launch is given by arguments, or is `pycollective run`'s, torchrun's, mpiexec's, Slurm's, or
+none (one rank). Where a launcher's variables speak of ranks that cannot be found, it is refused:
+nobody trains alone by mistake. What follows, with a store, a rank and a size, is in `joining.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.util import find_spec
 from time import monotonic
 from typing import Any
 
@@ -24,7 +26,7 @@ from pycollective.environment import (
 )
 from pycollective.errors import ConfigurationError
 from pycollective.gpu import way as device_ways
-from pycollective.join import mpi_launch
+from pycollective.join import mpi_launch, slurm
 from pycollective.join.address import job_secret
 from pycollective.join.attempts import ATTEMPT, process_identity
 from pycollective.join.joining import (
@@ -63,8 +65,16 @@ def init(
 ) -> Communicator:
     """Join the job's ranks; every rank must call it, as often as the others.
 
-    Without arguments the launch is found from the environment: `pycollective run`, torchrun,
-    mpiexec (through mpi4py), or none, which gives a communicator of one rank.
+    Without arguments the launch is found from the environment: `pycollective run`, torchrun (or its
+    variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, with torch or without), mpiexec
+    (through mpi4py), Slurm's srun, or none, which gives a communicator of one rank. Where variables
+    say that there are more ranks, and they cannot be found, it is refused;
+    ``init(rank=0, size=1)`` is one rank on purpose.
+
+    Under srun the ranks of one node need nothing more. Those of several meet at a port of the
+    step's first node (PYCOLLECTIVE_PORT names another), and want a secret: once before srun,
+    ``export PYCOLLECTIVE_SECRET=$(openssl rand -hex 16)``. Batch scripts and the shells of salloc
+    are one rank.
 
     Args:
         rank: this rank, 0 to ``size - 1``; with `size` and `store`, for programs that bootstrap
@@ -117,6 +127,7 @@ def init(
         if launch.detected():
             wish.check_transport(f"a launch by {launch.name}", mpi=False)
             return wish.granted(launch.start(wish))
+    _refuse_to_be_alone()
     wish.check_transport("one rank without a launcher", mpi=False)
     wish.hosts(1)
     return wish.granted(connect(None, 0, 1, timeout, tuning=wish.tuning))
@@ -126,6 +137,23 @@ def _by_mpi(transport: str | None) -> bool:
     """Whether ranks find each other through mpiexec: where nothing else is, or it was asked for."""
     others = any(launch.detected() for launch in _LAUNCHES)
     return mpi_launch.detected() and (transport == "mpi" or not others)
+
+
+def _by_slurm() -> bool:
+    """Whether they do so by srun's variables. To ranks of MPI it may be an mpiexec as well."""
+    return slurm.detected() and not (mpi_launch.detected() and find_spec("mpi4py"))
+
+
+def _refuse_to_be_alone() -> None:
+    size = os.environ.get("WORLD_SIZE", "")
+    if not size.isdigit() or int(size) < 2:
+        return
+    missing = [name for name in _TORCH_VARIABLES if name not in os.environ]
+    raise ConfigurationError(
+        f"by WORLD_SIZE there are {size} ranks, and without {', '.join(missing)} this one cannot "
+        "find the others. Set RANK, WORLD_SIZE, MASTER_ADDR (the host of rank 0) and MASTER_PORT, "
+        "as torchrun does, or call init(rank=0, size=1) to be one rank on purpose"
+    )
 
 
 def launched() -> bool:
@@ -183,7 +211,7 @@ def _meet_at(
     played: Sequence[int],
     wish: Wish,
 ) -> Communicator:
-    """Join through a store that rank 0 serves for this one `init`."""
+    """Join through a store that one rank serves for this one `init`."""
     with _store_at(address, secret, server, size, wish.timeout) as client:
         communicator = _connect(client, rank, size, "init", played, wish)
         if server is not None:
@@ -225,6 +253,8 @@ def _start_run(wish: Wish) -> Communicator:
 
 
 def _start_torchrun(wish: Wish) -> Communicator:
+    if find_spec("torch") is None:
+        return _start_without_torch(wish)
     from torch.distributed import PrefixStore, rendezvous
 
     limit = timedelta(seconds=wish.timeout)
@@ -239,6 +269,24 @@ def _start_torchrun(wish: Wish) -> Communicator:
     del store
     communicator.barrier()
     return communicator
+
+
+def _start_without_torch(wish: Wish) -> Communicator:
+    """Join by torchrun's variables in a store of our own."""
+    rank, size = environment_number("RANK"), environment_number("WORLD_SIZE")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and size > 1:
+        raise ConfigurationError(
+            "torchrun's ranks meet in its store, and torch is not installed here: install it, or "
+            "start the ranks with `pycollective run -n N`"
+        )
+    address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return _init_explicit(rank, size, address, wish)
+
+
+def _start_slurm(wish: Wish) -> Communicator:
+    step = slurm.find_step()
+    played = wish.hosts(step.size)
+    return _meet_at(step.address, step.secret, step.server(), step.rank, step.size, played, wish)
 
 
 def _start_mpiexec(talk: Talk, wish: Wish) -> Communicator:
@@ -316,14 +364,15 @@ def _end_server(launch: mpi_launch.Launch, linger: float) -> None:
         launch.server.close(linger)
 
 
-# In this order: a launcher's own variables before those that others inherit; then mpiexec's.
+_TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# In this order: a launcher's own variables before those that others inherit; then mpiexec's. Slurm
+# may have started any of them.
 _LAUNCHES = (
     _Launch("`pycollective run`", lambda: ENV_STORE in os.environ, _start_run),
     _Launch(
         "torchrun",
-        lambda: all(
-            name in os.environ for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
-        ),
+        lambda: all(name in os.environ for name in _TORCH_VARIABLES),
         _start_torchrun,
     ),
+    _Launch("Slurm's srun", _by_slurm, _start_slurm),
 )

@@ -27,7 +27,7 @@ from pycollective.version import VERSION
 if TYPE_CHECKING:
     from pycollective.schedule.select import Table
 
-_RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _GRACE = 1.0
 
 
@@ -100,7 +100,7 @@ class Launch:
 
 def detected() -> bool:
     """Whether mpiexec has started this process."""
-    return any(name in os.environ for name in _RANK_VARIABLES)
+    return any(name in os.environ for name in RANK_VARIABLES)
 
 
 def agree(

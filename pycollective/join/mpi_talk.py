@@ -19,7 +19,8 @@ from pycollective import installing
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 from pycollective.join.meeting import named, raise_reported, report_of
 
-_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+# How many ranks mpiexec has started.
+SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 _EAGER = 0.002  # seconds of looking without a pause
 _POLL = 0.0005  # seconds between looks after that
 _GRACE = 1.0  # seconds longer than rank 0, so that it can say who did not come
@@ -264,12 +265,15 @@ def _world() -> Any:
     if MPI.Is_finalized():
         raise ConfigurationError("MPI has been finalized: call init before that")
     world = MPI.COMM_WORLD
-    for name in _SIZE_VARIABLES:
-        launched = os.environ.get(name, "")
+    sizes = [os.environ[name] for name in SIZE_VARIABLES if name in os.environ]
+    if not sizes and world.Get_size() == 1:
+        sizes = [os.environ.get("SLURM_STEP_NUM_TASKS", "")]  # srun --mpi=pmix says no other
+    for launched in sizes:
         if launched.isdigit() and int(launched) != world.Get_size():
             raise ConfigurationError(
                 f"mpiexec has started {launched} ranks, and mpi4py sees {world.Get_size()}: it "
                 f"belongs to another MPI ({MPI.Get_library_version().split(',')[0].strip()}). Use "
-                "that one's mpiexec, or the mpi4py of this one"
+                "that one's mpiexec, or the mpi4py of this one; under Slurm, `srun --mpi=none` "
+                "starts ranks that need none"
             )
     return world

@@ -1,7 +1,7 @@
 """A small key-value store with which ranks find each other where no torch store is at hand.
 
-A server thread (in `pycollective run`, or in rank 0 for ``store="tcp://host:port"``) keeps the
-values; clients set them and wait for them. Keys live as long as the server.
+A server thread (in `pycollective run`, or in one rank) keeps the values; clients set them and wait
+for them. Keys live as long as the server.
 
 A message is one line of four words: secret, verb, key, value; the answer is one line, the value.
 The secret is a word, keys and values are base64: the server compares and keeps bytes, and
@@ -23,16 +23,14 @@ from typing import Any
 from pycollective import threads
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 from pycollective.join.address import place_of
+from pycollective.join.host import check_user, other_user
 from pycollective.limits import MAX_RANKS_PER_HOST, connections_for, described
 
 # Bytes of a message. An answer is no longer, so that it fits into an empty socket buffer: whoever
 # reads the last before asking again can always be answered without a wait.
 _MAX_LINE = 1 << 17
 _GLANCE = 0.005  # seconds between looks elsewhere while a client waits
-
-
-def _word(text: bytes) -> bytes:
-    return base64.b64encode(text)
+_word = base64.b64encode
 
 
 class StoreServer:
@@ -42,7 +40,7 @@ class StoreServer:
 
     Args:
         address: where to listen; see `parse_address`.
-        secret: a word that every client must present; empty for none, at ``unix:`` alone.
+        secret: a word that every client must present; without it ``unix:`` serves this user.
         start: False to call `start` later: a process that still has to fork had better not have
             threads.
         clients: how many will come.
@@ -152,6 +150,9 @@ class StoreServer:
             return  # gone again
         except OSError:  # no descriptor is left; the client stays in the queue meanwhile
             time.sleep(0.01)
+            return
+        if not self._secret and other_user(client) is not None:
+            client.close()
             return
         if len(self._buffers) >= self._room:
             # The oldest of those that have said nothing yet makes room.
@@ -317,11 +318,14 @@ class StoreClient:
             attempt.settimeout(max(0.1, deadline - time.monotonic()))
             try:
                 attempt.connect(self._target)
+                if not self._secret:
+                    check_user(attempt, self._address)
                 return attempt
             except OSError as error:
                 attempt.close()
-                # Abstract sockets stand before any rank starts; a name that is none stays none.
-                ended = self._family == socket.AF_UNIX and isinstance(error, ConnectionRefusedError)
+                # A launcher has a secret, and listens before ranks start; no name stays none.
+                by_launcher = self._family == socket.AF_UNIX and bool(self._secret)
+                ended = by_launcher and isinstance(error, ConnectionRefusedError)
                 if ended or isinstance(error, socket.gaierror):
                     raise ConfigurationError(
                         f"there is no store at {self._address}: {error}"
