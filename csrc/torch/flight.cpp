@@ -27,6 +27,8 @@ std::shared_ptr<Flight> Flight::start(Transfer transfer,
   flight->threads_ = std::move(threads);
   flight->outstanding_ = flight->transfer_.requests().size();
   flight->profile_ = flight->transfer_.profile();
+  flight->profiled_ = flight->profile_ != nullptr;
+  if (flight->profiled_) flight->profiler_ = c10::ThreadLocalDebugInfo::current();
   return flight;
 }
 
@@ -47,13 +49,22 @@ std::function<void(const Failure*)> Flight::on_done() {
   };
 }
 
+// A profiler finds itself by what its thread has in thread-local memory, which the core's has not.
+void Flight::end_profile() {
+  if (!profile_) return;
+  auto profiler = profiler_.lock();
+  if (!profiler) profiler = std::make_shared<c10::ThreadLocalDebugInfo>();  // nor finds another
+  const c10::DebugInfoGuard guard(std::move(profiler));
+  profile_.reset();
+}
+
 void Flight::one_done(const Failure* failure) {
   bool completes = false;
   {
     const std::lock_guard lock(mutex_);
     if (failure != nullptr && !failure_) failure_ = *failure;
     if (--outstanding_ > 0) return;
-    profile_.reset();
+    end_profile();
     const bool future_waits = future_ && !completed_;
     completes = future_waits || (!failure_ && transfer_.copies_back());
   }
@@ -80,6 +91,10 @@ void Flight::complete() {
 }
 
 void Flight::land() {
+  if (profiled_) {  // the core tells who waits before it tells us
+    const std::lock_guard lock(mutex_);
+    end_profile();
+  }
   const std::lock_guard lock(landing_);
   if (std::exchange(landed_, true)) return;
   transfer_.copy_back();

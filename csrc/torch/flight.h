@@ -4,6 +4,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <functional>
 #include <memory>
@@ -42,6 +43,8 @@ class Flight : public std::enable_shared_from_this<Flight> {
   explicit Flight(Transfer transfer) : transfer_(std::move(transfer)) {}
 
   void one_done(const Failure* failure);
+  // Under mutex_.
+  void end_profile();
   // On a completion thread: lands, and completes the future if there is one.
   void complete();
   void complete_future(Future& future, const Failure* failure);
@@ -52,6 +55,9 @@ class Flight : public std::enable_shared_from_this<Flight> {
   std::size_t outstanding_ = 0;  // requests
   std::optional<Failure> failure_;
   std::unique_ptr<at::RecordFunction> profile_;
+  bool profiled_ = false;  // from the start; may be read without mutex_
+  // Weak, because one that has stopped has freed the event that profile_ would write to.
+  std::weak_ptr<c10::ThreadLocalDebugInfo> profiler_;
   c10::intrusive_ptr<Future> future_;
   std::optional<at::ThreadLocalState> futures_state_;  // grad mode and the like, for its callbacks
   bool completed_ = false;                             // someone completes, or completed, future_

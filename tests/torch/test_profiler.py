@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, record_function
 
+import pycollective.torch
 from tests.torch.groups import standing_group
 
 
@@ -49,3 +56,90 @@ def test_calls_are_shown_with_their_shapes(pool):
         assert len(shown) == 18
         for seen, expected in shown:
             assert seen == expected
+
+
+def trace_of(recorded):
+    """By prefix, the events of its Chrome trace: name, end, arguments."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        recorded.export_chrome_trace(str(file))
+        found = json.loads(file.read_text())["traceEvents"]
+    return {
+        prefix: [
+            (e["name"].removeprefix(prefix), e["ts"] + e["dur"], e["args"])
+            for e in sorted(found, key=lambda e: e.get("ts", 0))
+            if e["ph"] == "X" and e["name"].startswith(prefix) and e["cat"] == "user_annotation"
+        ]
+        for prefix in ("gloo:", "pycollective:", "test:")
+    }
+
+
+def traced(comm, backend, hook):
+    """Of a step of DDP and of calls that are waited for: events, and whether none is too long."""
+    standing_group(comm)
+    group = dist.new_group(backend=backend)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256))
+    ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.1)
+    if hook:
+        ddp.register_comm_hook(group, pycollective.torch.all_reduce_hook)
+
+    def step():
+        with record_function("test:step"):
+            ddp(torch.ones(4, 256)).sum().backward()
+
+    step()  # buckets are formed anew after the first
+    step()
+    ones = torch.ones(10_000)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
+        step()
+        for _ in range(30):
+            with record_function("test:wait"):
+                dist.all_reduce(ones, group=group, async_op=True).wait()
+        dist.barrier(group=group)
+    trace = trace_of(recorded)
+    calls = [event for event in trace[f"{backend}:"] if event[0] == "all_reduce"]
+    steps = [end for name, end, _ in trace["test:"] if name == "step"]
+    waits = [end for name, end, _ in trace["test:"] if name == "wait"]
+    buckets = len(calls) - len(waits)
+    bounds = steps * buckets + waits
+    late = [
+        (end - bound, args)
+        for (_, end, args), bound in zip(calls, bounds, strict=True)
+        if "finished" in args or end > bound + 1  # microseconds
+    ]
+    return [args["Input Dims"] for *_, args in calls], late
+
+
+def test_a_trace_of_ddp_is_as_with_gloo_and_no_call_outlasts_its_wait(pool):
+    with_gloo = pool(2).call(traced, "gloo", False)
+    for shapes, _ in with_gloo:
+        assert len(shapes) == 2 + 30
+    for hook in (False, True):
+        outcomes = pool(2).call(traced, "pycollective", hook)
+        assert [late for _, late in outcomes] == [[]] * 2
+        assert [shapes for shapes, _ in outcomes] == [shapes for shapes, _ in with_gloo]
+
+
+def stopped_amid(comm):
+    """A call that ends after its profiler has, and while the next one runs."""
+    standing_group(comm)
+    ones = torch.ones(100_000)
+    if comm.rank == 1:
+        comm.barrier()  # the other's profiler has stopped
+        dist.all_reduce(ones)
+        return None
+    with profile(activities=[ProfilerActivity.CPU]) as first:
+        work = dist.all_reduce(ones, async_op=True)
+    with profile(activities=[ProfilerActivity.CPU]) as second:
+        comm.barrier()
+        work.wait()
+    (call,) = trace_of(first)["pycollective:"]
+    return (
+        call[2].get("finished"),
+        trace_of(second)["pycollective:"],
+        ones.tolist() == [2] * 100_000,
+    )
+
+
+def test_a_call_may_end_after_its_profiler(pool):
+    assert pool(2).call(stopped_amid)[0] == (False, [], True)
