@@ -54,12 +54,14 @@ class Keeper:
         shapes: Mapping[str, tuple[int, ...]],
         dense: Mapping[str, bool],
         kinds: Mapping[str, Residuals],
+        scale: float,
         chunk: int,
         sharded: Collection[str],
     ) -> None:
         self._ends = ends
         self._sizes = {n: math.prod(shape) for n, shape in shapes.items() if not dense[n]}
         self._kinds = kinds
+        self._scale = scale  # what is gathered, handed out or loaded is in this
         self._chunk = chunk
         self._sharded = sharded
 
@@ -102,7 +104,7 @@ class Keeper:
         row = np.zeros(max(sum(part.count for part in parts) for parts in of), np.float32)
         at = 0
         for part in of[places.rank]:
-            held = self._kinds[kind].get(part.name)
+            held = self._kinds[kind].get(part.name, self._scale)
             if held is not None:
                 row[at : at + part.count] = held
             at += part.count
@@ -174,7 +176,8 @@ class Keeper:
                 for part in self._parts(kind, name):
                     if part.rank == self._ends.places.rank:
                         row = whole[part.host] if kind == "worker" else whole
-                        self._kinds[kind].set(part.name, row[slice(*part.elements)])
+                        part_of = row[slice(*part.elements)]
+                        self._kinds[kind].set(part.name, part_of, self._scale)
 
 
 def mean_of(residuals: Mapping[str, Mapping[str, Floats]], ranks: int) -> dict[str, Floats]:

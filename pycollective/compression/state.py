@@ -105,8 +105,9 @@ class State(Steps):
     def set_loss_scale(self, scale: float | Callable[[], float]) -> None:
         """Say by what the loss is multiplied, or a function that does (``scaler.get_scale``).
 
-        Looked at when a step begins. Residuals are kept in the scale of the gradients: when it
-        changes, they are multiplied by the ratio, which is exact for powers of two.
+        Looked at when a step begins. Residuals are kept in the scale of the step that left them:
+        one in another scale adds them times the ratio, which is exact for powers of two. Where
+        that is not finite the step is given up, and what is held is what it was.
         """
         self._scale = scale if callable(scale) else lambda: float(scale)
 
@@ -114,8 +115,8 @@ class State(Steps):
         """Give back what is held, and hold exactly nothing; collective, between steps.
 
         Returns:
-            By parameter, in its shape, fp32, in the scale of the last step: what all ranks' held
-            error adds to the average. Add it to a gradient, or drop it.
+            By parameter, in its shape, fp32, in the scale of the last step that counted: what all
+            ranks' held error adds to the average. Add it to a gradient, or drop it.
 
         Raises:
             ConfigurationError: a step is under way, or the state was closed.
@@ -123,8 +124,8 @@ class State(Steps):
         """
         self._together("flush", _nothing)
         with self._ends.telling():
-            self._undelivered.add(self._keeper.mean())
-        found = dict(self._undelivered)
+            self._undelivered.add(self._keeper.mean(), self._scaled)
+        found = self._undelivered.to(self._scaled)
         self._forget()
         return {name: error.reshape(self._shapes[name]) for name, error in found.items()}
 
@@ -151,6 +152,7 @@ class State(Steps):
         with self._ends.telling():
             residuals = self._keeper.gather()
         zeros = {name: np.zeros(size, np.float32) for name, size in self._sizes().items()}
+        undelivered = self._undelivered.to(self._scaled)
         return {
             "version": 1,
             "steps": self._steps,
@@ -160,7 +162,7 @@ class State(Steps):
             "codec": dict(self._described),
             "residuals": residuals,
             "undelivered": {
-                name: np.array(self._undelivered.get(name, zero)) for name, zero in zeros.items()
+                name: np.array(undelivered.get(name, zero)) for name, zero in zeros.items()
             },
             "whole": sorted(name for name, way in self._went_by.items() if way == WHOLE),
             "sharded": sorted(self._sharded()),
@@ -189,10 +191,10 @@ class State(Steps):
             **dict.fromkeys(saved.whole, WHOLE),
             **dict.fromkeys(saved.sharded, SHARDS),
         }
+        self._scaled = saved.loss_scale
         self._keeper.load(saved.residuals, saved.ranks, saved.hosts)
         self._choice.steps = saved.steps
-        self._scaled = saved.loss_scale
-        self._undelivered = Undelivered.of(saved.undelivered)
+        self._undelivered = Undelivered.of(saved.undelivered, saved.loss_scale)
         if self._choice.dense_for_good:
             self._deliver_later(mean_of(saved.residuals, saved.ranks))
 

@@ -100,7 +100,7 @@ class Steps:
         self._choice = Choice(common.when, places.hosts, self._ends.all, common.dense_steps)
         self._undelivered = Undelivered()
         self._scale: Callable[[], float] = lambda: 1.0
-        self._scaled = 1.0
+        self._scaled = self._scaled_now = 1.0  # by the last step that counted; by the last begun
         self._went_by: dict[str, str] = {}  # WHOLE or SHARDS, of parameters that have gone
         self._open, self._finite, self._closed = False, True, False
         self._counts = Counts()
@@ -119,21 +119,17 @@ class Steps:
     def _begin(self) -> None:
         """Begin a step; what an unfinished one left is forgotten."""
         self._check_not_closed()
-        for each in self._kinds.values():
-            each.discard()
         with self._ends.telling():
             scale = float(np.float32(self._scale()))  # as messages carry it
         if not (scale > 0 and math.isfinite(scale)):
             raise ConfigurationError(f"the loss scale {scale} is not a positive number")
-        if scale != self._scaled:
-            for each in self._kinds.values():
-                each.scale(scale / self._scaled)
-            self._undelivered.scale(scale / self._scaled)
-            self._scaled = scale
+        for each in self._kinds.values():
+            each.begin(scale)
+        self._undelivered.begin(scale)
+        self._scaled_now = scale
         self._open, self._finite, self._compressible = True, True, False
         self._reduced = Reduced()
         self._choice.begin_step()
-        self._undelivered.begin()
 
     def _end(self) -> bool:
         """End the step: whether it counts. If not, what is held is what it was before."""
@@ -143,9 +139,7 @@ class Steps:
             self._commit()
             self._choice.steps += 1
             self._undelivered.commit()
-        else:
-            for each in self._kinds.values():
-                each.discard()
+            self._scaled = self._scaled_now
         self._counts["steps" if self._finite else "steps_given_up"] += 1
         warmed_up = self._choice.steps_since_start > self._warm_up
         counts = self._finite and self._compressible and warmed_up
@@ -197,8 +191,8 @@ class Steps:
 
         All ranks have the same bytes here, and come to the same end.
         """
-        self._undelivered.deliver(items)
-        finite = all(item.flat.is_finite() for item in items if item.flat.narrow)
+        finite = self._undelivered.deliver(items)
+        finite &= all(item.flat.is_finite() for item in items if item.flat.narrow)
         for item in () if finite else items:
             item.flat.fill(float("nan"))
         return finite
@@ -290,7 +284,7 @@ class Steps:
         types = [str(item.flat.part(0, 0).dtype) for item in items] if of_types else []
         owed = sorted(self._undelivered)
         told = [self._digest, self._steps, names, types, owed]
-        return Agreement(digest_of(told), self._scaled)
+        return Agreement(digest_of(told), self._scaled_now)
 
     # What codecs do.
 
@@ -305,9 +299,8 @@ class Steps:
     @property
     def _keeper(self) -> Keeper:
         """Gathers and hands out what is held."""
-        return Keeper(
-            self._ends, self._shapes, self._dense, self._kinds, self._chunk, self._sharded()
-        )
+        kept = self._kinds, self._scaled, self._chunk, self._sharded()
+        return Keeper(self._ends, self._shapes, self._dense, *kept)
 
     def _sharded(self) -> set[str]:
         """The parameters whose error is of shards."""
@@ -316,7 +309,8 @@ class Steps:
     def _deliver_later(self, mean: Mapping[str, NDArray[np.float32]]) -> None:
         """Hold no residuals: what they add to the average goes with the next."""
         # What is zero is not owed: of a parameter that no rank used it would never be delivered.
-        self._undelivered.add({name: error for name, error in mean.items() if error.any()})
+        owed = {name: error for name, error in mean.items() if error.any()}
+        self._undelivered.add(owed, self._scaled)
         for each in self._kinds.values():
             each.clear()
 

@@ -204,8 +204,9 @@ class OfTorch(State):
     def set_loss_scale(self, scale: Any) -> None:
         """Say by what the loss is multiplied: a number, a function, or a ``GradScaler``.
 
-        Looked at when a step begins. Residuals are kept in the scale of the gradients: when it
-        changes, they are multiplied by the ratio, which is exact for powers of two.
+        Looked at when a step begins. Residuals are kept in the scale of the step that left them:
+        one in another scale adds them times the ratio, which is exact for powers of two. Where
+        that is not finite the step is given up, and what is held is what it was.
         """
         super().set_loss_scale(getattr(scale, "get_scale", scale))
 
@@ -213,8 +214,8 @@ class OfTorch(State):
         """Give back what is held, and hold exactly nothing; collective, between steps.
 
         Returns:
-            By parameter, in its shape, an fp32 tensor, in the scale of the last step: what all
-            ranks' held error adds to the average. Add it to a gradient, or drop it.
+            By parameter, in its shape, an fp32 tensor, in the scale of the last step that counted:
+            what all ranks' held error adds to the average. Add it to a gradient, or drop it.
 
         Raises:
             ConfigurationError: a step is under way, or the state was closed.

@@ -340,7 +340,7 @@ def owed_by_others(comm):
     state_of, options = KINDS["one_bit"]
     _alive.append(state_of(SHAPES, ends, **options, **OPTIONS["dense"]))
     state = _alive[-1]
-    state._undelivered.add({"w": np.ones(7000, np.float32)})  # as `auto` does
+    state._undelivered.add({"w": np.ones(7000, np.float32)}, 1.0)  # as `auto` does
     if comm.rank == 1:
         state.reset()
     comm.barrier()

@@ -184,18 +184,26 @@ def test_powers_of_two_as_loss_scale_do_not_change_a_bit(pool, kind, host_of):
     assert outcomes[0][1]  # something is held where there is a share
 
 
+def saved_by(state):
+    """The residuals of all ranks, in the loss scale of the last step that counted."""
+    saved = state.state_dict()["residuals"]
+    return {f"{kind} of {name}": held for kind, of in saved.items() for name, held in of.items()}
+
+
 def odd_scales(comm):
     """Scales that fp32 has not; and ones that cannot be."""
     state = make(comm, (0, 1, 2, 3), "int8", SHAPES)
     ratios = []
     for step, scale in enumerate([0.1, 3.3, 1 / 3]):
         state.set_loss_scale(scale)
-        before = held_by(state)
+        before = saved_by(state)
         state._begin()
         state._end()
-        after = held_by(state)
+        after = saved_by(state)
         ratios += [
-            float(after[name][held != 0][0] / held[held != 0][0]) for name, held in before.items()
+            float(after[name][held != 0][0] / held[held != 0][0])
+            for name, held in before.items()
+            if held.any()
         ]
         state.all_reduce(gradients(5, comm.rank, step, SHAPES))
     refused = []
@@ -212,6 +220,69 @@ def test_any_positive_loss_scale_will_do(pool):
     for ratios, refused in pool(4).call(odd_scales):
         assert ratios == pytest.approx([33] * 6 + [1 / 9.9] * 6, rel=1e-6)
         assert refused == [True] * 4
+
+
+EXTREME = [2.0**127, 2.0**-100, 2.0**-149, 1.0, 2.0**-149, 2.0**127, 1e-38]
+
+
+def given_up_in(comm, host_of, kind, owed):
+    """Steps in extreme loss scales, which do not count, between two of one that has no such."""
+    state, without = (make(comm, host_of, kind, SHAPES) for _ in range(2))
+    for each in (state, without):
+        assert each.all_reduce(gradients(10, comm.rank, 0, SHAPES))
+        if owed:  # as `auto` leaves it
+            each._undelivered.add({"w": np.ones(7000, np.float32)}, 1.0)
+    before, saved = digest(held_by(state)), digest(saved_by(state))
+    for scale in EXTREME:
+        state.set_loss_scale(scale)
+        mine = gradients(10, comm.rank, 1, SHAPES)
+        if comm.rank == 1:
+            mine["v"][3, 3] = np.nan
+        assert not state.all_reduce(mine)
+    for scale in (0.0, float("inf")):
+        state.set_loss_scale(scale)
+        with pytest.raises(ConfigurationError):
+            state.all_reduce(gradients(10, comm.rank, 1, SHAPES))
+    same = [digest(held_by(state)) == before, digest(saved_by(state)) == saved]
+    state.set_loss_scale(1.0)
+    outputs = []
+    for each in (state, without):
+        mine = gradients(10, comm.rank, 2, SHAPES)
+        assert each.all_reduce(mine)
+        outputs.append(digest(mine) + digest(held_by(each)))
+    return [*same, outputs[0] == outputs[1], not state._undelivered]
+
+
+@pytest.mark.parametrize(
+    ("kind", "host_of", "owed"), [*in_turns([*KINDS], TOPOLOGIES, [False, True])]
+)
+def test_a_step_that_does_not_count_leaves_no_trace_of_its_loss_scale(pool, kind, host_of, owed):
+    assert pool(4).call(given_up_in, host_of, kind, owed) == [[True] * 4] * 4
+
+
+def out_of_range(comm, kind):
+    """Steps in a loss scale in which what is held is not finite, alone or owed; then in others."""
+    state = make(comm, (0, 0, 1, 1), kind, {"w": (70, 100), "v": (70, 100)})
+    w, v = (np.full((70, 100), comm.rank + each, np.float32) for each in (1, 2))
+    w[::2] *= 100
+    assert state.all_reduce({"w": w})
+    if "top_k" in kind:  # its residuals are large
+        state.set_loss_scale(2.0**127)
+        assert not state.all_reduce({"w": np.ones_like(w)})
+    state._undelivered.add({"v": np.full(7000, 8, np.float32)}, 1.0)
+    state.set_loss_scale(2.0**126)
+    assert not state.all_reduce({"v": v})
+    assert np.isnan(v).all()
+    # From the smallest scale there is to a large one: the ratio is beyond fp32.
+    state.set_loss_scale(2.0**-149)
+    assert state.all_reduce({"w": np.full_like(w, 2.0**-149)})
+    state.set_loss_scale(2.0**20)
+    return state.all_reduce({"w": np.ones_like(w)}), state.stats()["steps_given_up"]
+
+
+@pytest.mark.parametrize("kind", ["one_bit", "int8", "top_k"])
+def test_what_is_not_finite_in_a_loss_scale_waits_for_another(pool, kind):
+    assert pool(4).call(out_of_range, kind) == [(True, 1 + ("top_k" in kind))] * 4
 
 
 def warm(comm):
