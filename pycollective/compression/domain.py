@@ -94,6 +94,11 @@ class Domain:
         """Where their elements begin in a message, bytes."""
         return header_bytes(self.count)
 
+    def longest(self, dtype: np.dtype[Any]) -> int:
+        """Bytes of a message that holds every element."""
+        stream = _core.pack_indices_bound(self.size, self.size)
+        return self.dense_at + 4 * self.dense_count + 8 + stream + self.size * dtype.itemsize
+
     def write(self, header: Header, dense: Floats, chosen: Sparse) -> Bytes:
         """A message.
 

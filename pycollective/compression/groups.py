@@ -16,8 +16,6 @@ from pycollective.errors import CollectiveMismatch
 
 Bytes = NDArray[np.uint8]
 
-_LONGEST = 1 << 40  # bytes of a message
-
 
 class Group(Protocol):
     """Ranks that exchange bytes; each calls the same, in the same order.
@@ -122,33 +120,63 @@ def by_dtype(parts: Sequence[Any]) -> list[list[Any]]:
     return list(found.values())
 
 
-def _checked(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Lengths of messages, in bytes, before as much memory is asked for."""
-    if lengths.min() < 0 or lengths.max() > _LONGEST:
-        raise CollectiveMismatch(
-            "compressed exchange: a rank sends what is no length; all ranks must make the same "
-            "calls in the same order"
-        )
+def _lengths(
+    group: Group, rows: Sequence[Bytes], ranks: Sequence[int], most: int
+) -> NDArray[np.int64]:
+    """How long every rank's rows are, in bytes; checked before as much memory is asked for.
+
+    Raises:
+        CollectiveMismatch: a row is longer than `most`.
+    """
+    mine = np.array([row.size for row in rows], np.int64)
+    lengths = group.all_gather(mine.view(np.uint8)).view(np.int64)
+    for rank, found in zip(ranks, lengths, strict=True):
+        for length in found[(found < 0) | (found > most)]:
+            raise CollectiveMismatch(
+                f"compressed exchange: rank {rank} tells of a message of {length} bytes, where "
+                f"{most} are the most: it sends other parameters, or compresses them in another "
+                "way, or what it told was damaged; all ranks must make the same calls in the same "
+                "order"
+            )
     return lengths
 
 
-def gather_lengths(group: Group, row: Bytes) -> list[Bytes]:
-    """Every rank's row where lengths differ: the lengths first, then all as long as the longest."""
-    mine = np.array([row.size], np.int64)
-    lengths = _checked(group.all_gather(mine.view(np.uint8)).view(np.int64))[:, 0]
+def gather_lengths(group: Group, row: Bytes, ranks: Sequence[int], most: int) -> list[Bytes]:
+    """Every rank's row where lengths differ: the lengths first, then all as long as the longest.
+
+    Args:
+        group: exchanges them.
+        row: this rank's.
+        ranks: of the group, by the numbers that an error tells.
+        most: bytes that a row may have.
+
+    Raises:
+        CollectiveMismatch: a row is longer.
+    """
+    lengths = _lengths(group, [row], ranks, most)[:, 0]
     padded = np.zeros(int(lengths.max()), np.uint8)
     padded[: row.size] = row
     return [found[:n] for found, n in zip(group.all_gather(padded), lengths, strict=True)]
 
 
-def exchange_lengths(group: Group, rows: Sequence[Bytes]) -> tuple[list[Bytes], int]:
+def exchange_lengths(
+    group: Group, rows: Sequence[Bytes], ranks: Sequence[int], most: int
+) -> tuple[list[Bytes], int]:
     """Row r goes to rank r, where lengths differ: the lengths first, then all as the longest.
+
+    Args:
+        group: exchanges them.
+        rows: this rank's.
+        ranks: see `gather_lengths`.
+        most: see there.
 
     Returns:
         What came from each rank; how long the longest row is that any rank sends.
+
+    Raises:
+        CollectiveMismatch: a row is longer than `most`.
     """
-    mine = np.array([row.size for row in rows], np.int64)
-    lengths = _checked(group.all_gather(mine.view(np.uint8)).view(np.int64))
+    lengths = _lengths(group, rows, ranks, most)
     padded = np.zeros((group.size, int(lengths.max())), np.uint8)
     for row, place in zip(rows, padded, strict=True):
         place[: row.size] = row

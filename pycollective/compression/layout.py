@@ -57,6 +57,10 @@ class Layout:
         firsts = np.searchsorted(numbers[self._order], np.arange(items + 1))
         self.edges: Numbers = self._tiles[firsts]
 
+    def longest(self, dtype: np.dtype[Any]) -> int:
+        """Bytes that a message about a domain has at most."""
+        return max(domain.longest(dtype) for domain in self.domains)
+
     def merge(
         self, parts: Sequence[Sparse], absent: Sequence[NDArray[np.bool_]]
     ) -> tuple[Numbers, NDArray[Any]]:

@@ -105,7 +105,7 @@ class SparseExchange:
             exchange = self._gather if gathers else self._by_region
             rows, sent = exchange(bucket, plan, own, chosen, header)
         layout = plan.shares if gathers else plan.all_regions
-        finite = self._spread(bucket, layout, self._to_host(rows), agreement)
+        finite = self._spread(bucket, layout, self._to_host(rows, layout), agreement)
         if not finite:
             bucket.fill_nan()
         return Outcome(finite, sent)
@@ -190,8 +190,9 @@ class SparseExchange:
         (taken,) = layout.split(*self._take(bucket, layout, chosen or {}))
         (domain,) = layout.domains
         message = domain.write(header, self._dense(bucket, domain, own), taken)
-        rows = gather_lengths(across, message)
-        headers = read_headers(rows, header, places.across(places.share))
+        senders = places.across(places.share)
+        rows = gather_lengths(across, message, senders, domain.longest(self._values))
+        headers = read_headers(rows, header, senders)
         self._keep(bucket, headers)
         return rows, (places.hosts - 1) * (8 + max(row.size for row in rows))
 
@@ -281,8 +282,9 @@ class SparseExchange:
             domain.write(header, self._dense(bucket, domain, own), part)
             for domain, part in zip(layout.domains, layout.split(taken, values), strict=True)
         ]
-        came, longest = exchange_lengths(across, rows)
-        headers = read_headers(came, header, places.across(places.share))
+        senders = places.across(places.share)
+        came, longest = exchange_lengths(across, rows, senders, layout.longest(self._values))
+        headers = read_headers(came, header, senders)
         self._keep(bucket, headers)
         return _Came(
             came,
@@ -306,9 +308,11 @@ class SparseExchange:
         """The owners' messages about this share's regions, and how many bytes this rank sent."""
         across, places = self._ends.across, self._ends.places
         assert across is not None
+        assert places.share is not None
         came = self._to_regions(bucket, plan, own, chosen, header)
         message = self._merge(bucket, came, header)
-        results = gather_lengths(across, message)
+        senders, most = places.across(places.share), came.layout.longest(self._values)
+        results = gather_lengths(across, message, senders, most)
         if came.finite:
             self._return_dropped(bucket, came, results)
         return results, came.sent + (places.hosts - 1) * (8 + max(row.size for row in results))
@@ -365,15 +369,16 @@ class SparseExchange:
             if indices.size and not came.absent[number]:
                 self.worker.left(bucket.items[number].name)[indices] += values[there]
 
-    def _to_host(self, rows: Sequence[Bytes]) -> list[list[Bytes]]:
+    def _to_host(self, rows: Sequence[Bytes], layout: Layout) -> list[list[Bytes]]:
         """Of each share its messages, on every rank of this host."""
-        local = self._ends.local
+        local, places = self._ends.local, self._ends.places
         if local.size == 1:
             return [list(rows)]
+        most = 8 + places.hosts * (8 + layout.longest(self._values))
         lengths = np.array([len(rows), *(row.size for row in rows)], np.int64).view(np.uint8)
         mine = np.concatenate([lengths, *rows]) if rows else np.empty(0, np.uint8)
         found = []
-        for whole in gather_lengths(local, mine)[: self._ends.places.shares]:
+        for whole in gather_lengths(local, mine, places.local, most)[: places.shares]:
             count = int(whole[:8].copy().view(np.int64)[0])
             sizes = whole[8 : 8 * (1 + count)].copy().view(np.int64)
             bounds = 8 * (1 + count) + np.concatenate([[0], np.cumsum(sizes)])

@@ -67,6 +67,43 @@ def test_a_damaged_payload_is_a_mismatch_on_every_rank(pool, kind):
         assert same
 
 
+def damaged_length(comm, kind, host_of, length):
+    """How long a message is that comes to rank 1 from rank 0 is not what rank 0 said."""
+    state = own(comm, host_of, kind)
+    state.all_reduce(gradients(1, comm.rank, 0))
+    ends = state._ends
+    group = ends.local if ends.local.size > 1 else ends.across
+    whole = group.all_gather
+
+    def damage(row):
+        assert row.nbytes < 1 << 20  # no memory is asked for by what rank 0 did not say
+        came = whole(row)
+        if row.nbytes in (8, 8 * group.size):
+            came.view(np.int64)[0, 0] = length
+        return came
+
+    if comm.rank == 1:
+        group.all_gather = damage
+    before = digest(held_by(state))
+    found = ends_with(lambda: state.all_reduce(gradients(1, comm.rank, 1)))
+    return *found, digest(held_by(state)) == before
+
+
+@pytest.mark.parametrize("length", [1 << 33, 1 << 62, -8])
+@pytest.mark.parametrize(
+    ("host_of", "waiting"),
+    [((0, 1, 2, 3), 4), ((0, 0, 1, 1), 2)],  # what a host hands on within it is for it alone
+)
+@pytest.mark.parametrize("kind", ["top_k", "top_k by region"])
+def test_a_damaged_length_is_a_mismatch_on_every_rank(pool, kind, host_of, waiting, length):
+    outcomes = pool(4).call(damaged_length, kind, host_of, length)
+    for name, text, taken, same in outcomes[:waiting]:
+        assert name == CollectiveMismatch.__name__
+        assert f"rank 0 tells of a message of {length} bytes" in text
+        assert taken < SOON
+        assert same
+
+
 # Calls that are not the same, where no message says what it is about.
 
 TWO = {"a": (70, 100), "b": (70, 100)}
