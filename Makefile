@@ -19,7 +19,7 @@ SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name
 # What the build reads besides.
 EMBEDDED := $(wildcard csrc/cuda/embed.py csrc/cuda/nvrtc/*)
 
-.PHONY: install build demo test test-mpi test-torch-suite examples storm scale bench gpu lint format standin native-parts sanitize clean
+.PHONY: install build demo test test-together test-alone test-mpi test-torch-suite examples storm scale bench gpu lint format standin native-parts sanitize clean
 
 install: $(VENV)/.built
 
@@ -41,13 +41,19 @@ demo: install
 	$(BIN)/python -m benchmarks.demo --out out/demo
 
 # Where the MPIs cannot be had, the tests beside them are skipped, and say so. Most tests wait for
-# processes much of their time, so two at a time; what another test could disturb runs after them.
+# processes much of their time, so two at a time; what another test could disturb runs after them,
+# also if one of them has failed. In workers, for one that has to be ended takes no other test along.
 USUAL := not whole_table and not storm
+WORKERS := --dist loadfile --no-loadscope-reorder
 test: install
 	-$(BIN)/python -m benchmarks.mpi_environments
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-	  -m '$(USUAL) and not alone' tests
-	$(BIN)/python -m pytest -m '$(USUAL) and alone' $$(grep -rl --include='test_*.py' mark.alone tests)
+	$(MAKE) -j 1 --keep-going test-together test-alone
+
+test-together: install
+	$(BIN)/python -m pytest -n 2 $(WORKERS) -m '$(USUAL) and not alone' tests
+test-alone: install
+	$(BIN)/python -m pytest -n 1 $(WORKERS) -m '$(USUAL) and alone' \
+	  $$(grep -rl --include='test_*.py' mark.alone tests)
 
 # The whole conformance table under MPICH and Open MPI: some minutes.
 test-mpi: install

@@ -11,11 +11,12 @@ from hypothesis import settings
 
 from tests.cli.in_process import pycollective
 from tests.harness import ROOT, RankPool, close_servers
+from tests.overtime import OverTime
 
 __all__ = ["pycollective"]  # the fixture
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Set what all processes that tests start inherit: signals that a shell's background and nohup
     ignore are taken, and NumPy has one thread. No example of Hypothesis has a deadline: one that
     stands still for 200 ms on a busy machine is no finding."""
@@ -25,6 +26,7 @@ def pytest_configure() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    config.pluginmanager.register(OverTime(config))
 
 
 # What takes longer than 7 s of one worker, the longest first. The very first compiles the stand-in
