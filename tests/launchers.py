@@ -50,7 +50,7 @@ class Launcher:
         }
 
     def run(
-        self, ranks: int, *program: str, timeout: float = 60, **more: str
+        self, ranks: int, *program: str, timeout: float = 200, **more: str
     ) -> subprocess.CompletedProcess[str]:
         """Run to the end."""
         return subprocess.run(
@@ -85,7 +85,7 @@ class Forks(Launcher):
         self.module = module
 
     def run(
-        self, ranks: int, *program: str, timeout: float = 60, **more: str
+        self, ranks: int, *program: str, timeout: float = 200, **more: str
     ) -> subprocess.CompletedProcess[str]:
         """See `Launcher`; the status is that of the first rank that failed."""
         from tests.torch.programs import run_program

@@ -142,7 +142,6 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo.mp, "start_processes", start_forks)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.usefixtures("forked")
 def test_the_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--steps", "4", "--pairs", "2", "--repeats", "1", "--caps", "0.05,25"]

@@ -24,7 +24,7 @@ def run_example(text: str, ranks: int, folder: Path) -> list[str]:
     program.write_text(text)
     command = [sys.executable, "-m", "pycollective", "run", "-n", str(ranks), "--tag-output"]
     command.append(str(program))
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -45,7 +45,7 @@ def test_the_ddp_example_averages(tmp_path: Path) -> None:
     assert shown != EXAMPLES[1]
     # Forks: two more ranks that import torch would show nothing that the example above does not.
     (tmp_path / "example.py").write_text(shown)
-    done = launcher("forks").run(2, str(tmp_path / "example.py"), timeout=100)
+    done = launcher("forks").run(2, str(tmp_path / "example.py"))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 2

@@ -35,7 +35,7 @@ def ranks_and_program(command: str) -> tuple[int, list[str]]:
 def forked(command: str) -> str:
     """What ranks print that are started so, but as forks."""
     ranks, program = ranks_and_program(command)
-    done = Forks("tests.torch.example_programs").run(ranks, *program, timeout=60)
+    done = Forks("tests.torch.example_programs").run(ranks, *program)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -66,7 +66,7 @@ def test_ranks_that_torchrun_starts_anew_go_on(tmp_path):
         env=Torchrun().environment(),
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert "went on from step 30" in done.stdout

@@ -80,7 +80,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def on_one_host(program: str) -> list[list[str]]:
-    done = launcher("forks").run(4, program, timeout=90)
+    done = launcher("forks").run(4, program)
     assert done.returncode == 0, done.stderr
     answers = said(done.stdout)
     assert {each[1] for each in answers} == {"4"}  # segments, one a rank
@@ -88,7 +88,7 @@ def on_one_host(program: str) -> list[list[str]]:
 
 
 def test_played_hosts(program: str, on_one_host: list[list[str]]) -> None:
-    done = launcher("forks").run(4, program, timeout=90, PYCOLLECTIVE_TOPOLOGY="3,1")
+    done = launcher("forks").run(4, program, PYCOLLECTIVE_TOPOLOGY="3,1")
     assert done.returncode == 0, done.stderr
     assert [each[2:] for each in said(done.stdout)] == [each[2:] for each in on_one_host]
 
@@ -111,7 +111,7 @@ def test_two_hosts(program: str, on_one_host: list[list[str]]) -> None:
             for node, host in enumerate(hosts)
         ]
         try:
-            outputs = [job.communicate(timeout=100) for job in jobs]
+            outputs = [job.communicate(timeout=200) for job in jobs]
         finally:
             for job in jobs:
                 job.kill()

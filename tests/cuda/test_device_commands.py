@@ -21,7 +21,7 @@ def run(*arguments, status=0, **environment):
         env=clean_environment(**environment),
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done

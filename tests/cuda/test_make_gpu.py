@@ -130,7 +130,7 @@ def test_the_rows_of_bench_are_read():
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
     rows = bench_rows(done.stdout)
     assert list(rows) == [

@@ -94,7 +94,7 @@ def compared(folder, then="pass", wrong=0):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
