@@ -145,7 +145,7 @@ void Communicator::run(const Request& given, const InterruptHook& interrupted) {
   try {
     Operation& operation = room.make(*group_, request, sequence);
     operation.start();
-    drive(operation, watch, Clock::time_point::max(), interrupted);
+    drive(operation, watch, nullptr, interrupted);
   } catch (const std::exception& error) {
     const Failure failure = failure_from(error, request.kind, sequence, rank());
     if (fails_group(error)) fail(failure);
@@ -210,7 +210,7 @@ bool Communicator::act_on_first(Queue& queue, Pending& item, Driver driver, cons
   return true;
 }
 
-bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point until,
+bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
                          const InterruptHook& interrupted) {
   const Messenger* const messenger = group_->messenger();
   const bool rung = operation.must_poll() && messenger != nullptr && messenger->rings();
@@ -237,7 +237,7 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
     }
     const Clock::time_point now = Clock::now();
     if (spins == most_spins + 1) sleep_from = now + yield_for;
-    if (now >= until) return false;
+    if (time != nullptr && time->is_over(now)) return false;
     if (now < sleep_from) {
       sched_yield();
       continue;
@@ -260,8 +260,9 @@ bool Communicator::drive(Operation& operation, Watch& watch, Clock::time_point u
       continue;
     }
     const bool unrung = device || (operation.must_poll() && !rung);
-    const auto longest = unrung ? Clock::duration(kPollEvery) : Clock::duration(kLookEvery);
-    group_->sleep(doorbell, std::min<Clock::duration>(longest, until - now));
+    WaitingTime::Seconds longest = unrung ? WaitingTime::Seconds(kPollEvery) : kLookEvery;
+    if (time != nullptr) longest = std::min(longest, time->left());
+    group_->sleep(doorbell, std::chrono::duration_cast<std::chrono::nanoseconds>(longest));
     Sight sight(*group_);
     watch.look(operation, sight);
     if (interrupted && interrupted())
@@ -312,8 +313,7 @@ State Communicator::drive_each(bool look, bool& awaits_device) {
   }
 }
 
-bool Communicator::help(Pending& awaited, Clock::time_point until,
-                        const InterruptHook& interrupted) {
+bool Communicator::help(Pending& awaited, WaitingTime& time, const InterruptHook& interrupted) {
   if (forked()) throw_forked(awaited.request().kind, rank());
   std::unique_lock lock(mutex_);
   Queue& queue = queues_.of(awaited.request());
@@ -326,7 +326,7 @@ bool Communicator::help(Pending& awaited, Clock::time_point until,
   queue.driven_item = item.get();
   lock.unlock();
   return act_on_first(queue, *item, Driver::kCaller,
-                      [&] { return drive(item->start(), item->watch(), until, interrupted); });
+                      [&] { return drive(item->start(), item->watch(), &time, interrupted); });
 }
 
 void Communicator::stop_driving(Queue& queue, Driver driver, bool ended) {

@@ -88,8 +88,8 @@ class Communicator final : public Collectives,
   std::chrono::nanoseconds longest_sleep() const;
 
   // For a thread that waits: drives the queue of `awaited` from here until it is done (true) or
-  // `until` is reached, or until another thread drives that queue (false).
-  bool help(Pending& awaited, Clock::time_point until, const InterruptHook& interrupted);
+  // `time` is over, or until another thread drives that queue (false).
+  bool help(Pending& awaited, WaitingTime& time, const InterruptHook& interrupted);
 
  private:
   // The request itself, or a copy of it with the program that it is to have, and the wire.
@@ -120,8 +120,8 @@ class Communicator final : public Collectives,
   // Closes if nothing is under way. Otherwise what was issued last, or null for a synchronous call.
   bool close_if_idle(std::shared_ptr<Pending>& last);
   bool failed() const;
-  // Drives until done (true) or `until`; sleeps where there is nothing to do.
-  bool drive(Operation& operation, Watch& watch, Clock::time_point until,
+  // Drives until done (true) or until `time`, if any, is over; sleeps where there is nothing to do.
+  bool drive(Operation& operation, Watch& watch, WaitingTime* time,
              const InterruptHook& interrupted);
   // Who drives: the progress thread looks at every queue anyway; another must hand on what is left.
   enum class Driver { kProgressThread, kCaller };

@@ -64,16 +64,12 @@ void Communicator::finish_device(const InterruptHook& stop) {
     return closed_ || failure_ != nullptr;
   };
   const double seconds = std::min(timeout_.load(), 1e9);
-  const auto after = [](double time) {
-    return Clock::now() +
-           std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(time));
-  };
-  for (const auto until = after(seconds); !device_is_done();) {
+  for (WaitingTime time(seconds); !device_is_done();) {
     watch_device(true);
     if (has_failed()) break;
     if (stop && stop()) {
       abort("interrupted");
-    } else if (Clock::now() >= until) {
+    } else if (time.is_over(Clock::now())) {
       fail({FailureKind::kTimeout, rank(), OpKind::kBarrier, 0,
             "rank " + std::to_string(rank()) +
                 " timed out where it closed its communicator: after its timeout of " +
@@ -83,7 +79,7 @@ void Communicator::finish_device(const InterruptHook& stop) {
     std::this_thread::sleep_for(kFinishPoll);
   }
   // Its waits end within milliseconds; what it still writes belongs to the caller.
-  for (const auto until = after(kLongestUnwinding); !device_->look() && Clock::now() < until;)
+  for (WaitingTime time(kLongestUnwinding); !device_->look() && !time.is_over(Clock::now());)
     std::this_thread::sleep_for(kFinishPoll);
 }
 

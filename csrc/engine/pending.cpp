@@ -8,8 +8,10 @@
 namespace pycollective {
 namespace {
 
-// Seconds. A limit beyond any run is none; it also keeps sums within the clock's range.
-constexpr double kForever = 1e9;
+constexpr double kForever = 1e9;  // seconds: a limit beyond any run is none
+// How often a thread looks that waits for one that drives.
+constexpr WaitingTime::Seconds kLookSoon{0.005};
+constexpr WaitingTime::Seconds kLookSoonest{0.001};
 
 }  // namespace
 
@@ -67,31 +69,27 @@ bool Pending::wait(double timeout, const InterruptHook& interrupted) {
   if (done()) return result();
   // Before the lock: in a fork another thread of the parent may hold it for ever.
   if (guard_.forked()) throw_forked(request_.kind, owner_rank_);
-  const auto limit = [](double seconds) {
-    return Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                              std::chrono::duration<double>(std::min(seconds, kForever)));
-  };
-  Clock::time_point until = limit(timeout > 0 ? timeout : kForever);
+  std::shared_ptr<Communicator> owner;
+  {
+    const std::lock_guard lock(mutex_);
+    owner = owner_;
+  }
+  if (!owner) return result();
+  WaitingTime time(timeout > 0 ? timeout : kForever);
   bool stopped = false;
   const InterruptHook stop = [&] { return !stopped && interrupted && (stopped = interrupted()); };
   while (!done()) {
-    std::shared_ptr<Communicator> owner;
-    {
-      const std::lock_guard lock(mutex_);
-      owner = owner_;
-    }
-    if (!owner || owner->help(*this, until, stop)) continue;
-    const Clock::time_point now = Clock::now();
-    if (now >= until) return done() && result();
+    if (owner->help(*this, time, stop)) continue;
+    if (time.is_over(Clock::now())) return done() && result();
     if (stop()) {
       owner->abort("interrupted");
-      until = limit(kForever);  // not long: whoever drives it sees the failure after a chunk
+      time = WaitingTime(kForever);  // not long: whoever drives it sees the failure after a chunk
     }
     // Another thread drives the queue: it notifies when this operation is done, and may also stop
     // driving, so look again soon.
     std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, std::min(until, now + std::chrono::milliseconds(5)),
-                        [this] { return done(); });
+    changed_.wait_for(lock, std::clamp(time.left(), kLookSoonest, kLookSoon),
+                      [this] { return done(); });
   }
   result();
   if (stopped)

@@ -81,19 +81,17 @@ void Watch::look(const Operation& operation, Sight& sight) {
   const Clock::time_point now = sight.now();
   if (now < next_look_) return;
   next_look_ = now + kBetweenLooks;
-  if (start_ == Clock::time_point{}) start_ = now;
   throw_if_failed(operation);
   operation.compare_calls();
   look_for_lost_peers(operation, sight.gone());
-  const std::chrono::duration<double> waited = now - start_;
-  if (waited.count() >= timeout_ + operation.grace()) throw_timeout(operation);
-  if (!warned_ && waited >= operation.group().warn_after()) {
+  if (time_.is_over(now, operation.grace())) throw_timeout(operation);
+  if (!warned_ && time_.waited() >= operation.group().warn_after()) {
     warned_ = true;
     if (!sight.may_warn()) return;
     const std::string text =
         "pycollective: rank " + std::to_string(operation.group().world().rank) + " has waited " +
-        seconds_text(std::floor(waited.count())) + " in " + name_of(operation) + ": " +
-        absentees(operation) + "; it gives up after " + seconds_text(timeout_) + "\n";
+        seconds_text(std::floor(time_.waited().count())) + " in " + name_of(operation) + ": " +
+        absentees(operation) + "; it gives up after " + seconds_text(time_.limit()) + "\n";
     // One write, so that the lines of several ranks do not mix. A lost warning is no error.
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
   }
@@ -121,7 +119,7 @@ void Watch::throw_timeout(const Operation& operation) const {
   throw CollectiveFailure(failure_of(
       operation, FailureKind::kTimeout,
       name_of(operation) + " timed out on rank " + std::to_string(operation.group().world().rank) +
-          " after its timeout of " + seconds_text(timeout_) + ": " + absentees(operation) +
+          " after its timeout of " + seconds_text(time_.limit()) + ": " + absentees(operation) +
           ". Look at what those ranks do instead, or give a longer timeout"));
 }
 

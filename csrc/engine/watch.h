@@ -7,10 +7,9 @@
 #include <utility>
 
 #include "engine/operation.h"
+#include "engine/waiting_time.h"
 
 namespace pycollective {
-
-using Clock = std::chrono::steady_clock;
 
 // A blocked thread looks at least this often, so a death is seen well within 0.2 s.
 constexpr std::chrono::milliseconds kLookEvery{50};
@@ -34,22 +33,21 @@ class Sight {
 
 class Watch {
  public:
-  // `timeout` in seconds, from now.
-  explicit Watch(double timeout) : timeout_(timeout) {}
+  // `timeout` in seconds, from the first look.
+  explicit Watch(double timeout) : time_(timeout) {}
 
   // Another rank's report. One load of an own cache line: cheap enough for every turn of a wait.
   static void throw_if_failed(const Operation& operation);
 
-  // Everything, at most every few milliseconds. Throws CollectiveFailure; the caller tells the
-  // group.
+  // Everything, at most every few milliseconds; after an advance() that was blocked. Throws
+  // CollectiveFailure; the caller tells the group.
   void look(const Operation& operation, Sight& sight);
 
  private:
   void look_for_lost_peers(const Operation& operation, Mask gone) const;
   [[noreturn]] void throw_timeout(const Operation& operation) const;
 
-  double timeout_;
-  Clock::time_point start_{};  // of being blocked long enough to look at all
+  WaitingTime time_;
   Clock::time_point next_look_{};
   bool warned_ = false;
 };

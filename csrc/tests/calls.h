@@ -1,11 +1,14 @@
 // Requests that tests make, and how they fail.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/api.h"
+#include "tests/check.h"
 
 namespace pycollective::testing {
 
@@ -35,6 +38,14 @@ inline Failure failure_of(const std::function<void()>& act) {
     return error.failure();
   }
   return {};
+}
+
+// Waits until it holds, as long as a test may take.
+inline void await(const std::function<bool()>& holds) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!holds() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(holds());
 }
 
 inline bool contains(const std::string& text, const std::string& part) {

@@ -60,14 +60,6 @@ void a_mismatch_with_what_is_not_known_here() {
       contains(failure.message, "called an operation that is not known here as message number 1"));
 }
 
-// Waits until it holds, as long as a test may take.
-void await(const std::function<bool()>& holds) {
-  const auto until = Clock::now() + std::chrono::seconds(30);
-  while (!holds() && Clock::now() < until)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  CHECK(holds());
-}
-
 // In `stderr_of`: whether something has been written.
 bool something_is_said() {
   struct stat file{};

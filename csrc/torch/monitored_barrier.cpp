@@ -9,20 +9,27 @@
 #include <cstdio>
 #include <sstream>
 
+#include "engine/waiting_time.h"
 #include "torch/backend.h"
 #include "torch/errors.h"
 
 namespace pycollective::shim {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 using Works = std::vector<std::shared_ptr<pycollective::Work>>;
 
 constexpr Milliseconds kGrace{1000};
+constexpr double kBetweenLooks = 0.01;  // seconds
 
-double seconds_until(Clock::time_point end) {
-  return std::max(1e-9, std::chrono::duration<double>(end - Clock::now()).count());
+WaitingTime waiting_time(Milliseconds limit) {
+  return WaitingTime(WaitingTime::Seconds(limit).count());
+}
+
+bool ends_in(WaitingTime& time, pycollective::Work& work, const InterruptHook& interrupted) {
+  while (!work.wait(std::clamp(time.left().count(), 1e-9, kBetweenLooks), interrupted))
+    if (time.is_over(Clock::now())) return false;
+  return true;
 }
 
 std::string not_passed(const std::vector<int>& absent, Milliseconds timeout) {
@@ -100,9 +107,9 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_r
         const Works works{send(kRoot), receive(kRoot)};
         // Rank 0 may come last, and then waits as long for others; it knows who is missing, so it
         // is the one to say so.
-        const auto end = Clock::now() + 2 * timeout + kGrace;
+        WaitingTime time = waiting_time(2 * timeout + kGrace);
         for (const auto& work : works)
-          if (!work->wait(seconds_until(end), interrupted)) {
+          if (!ends_in(time, *work, interrupted)) {
             const std::string late =
                 ": timed out after twice its timeout of " + std::to_string(timeout.count()) + " ms";
             collectives_->abort(reached + late);
@@ -116,14 +123,13 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_r
       }
       return;
     }
-    const auto end = Clock::now() + timeout;
+    WaitingTime time = waiting_time(timeout);
     std::vector<int> absent;
     try {
       Works come;
       for (int rank = 1; rank < size_; ++rank) come.push_back(receive(rank));
       for (int rank = 1; rank < size_; ++rank) {
-        if (come[static_cast<std::size_t>(rank - 1)]->wait(seconds_until(end), interrupted))
-          continue;
+        if (ends_in(time, *come[static_cast<std::size_t>(rank - 1)], interrupted)) continue;
         absent.push_back(rank);
         if (!wait_all_ranks) break;
       }

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "engine/far/messenger.h"
+#include "engine/waiting_time.h"
 #include "per_process.h"
 
 namespace pycollective {
@@ -33,7 +34,7 @@ void keep_for_ever(T value) {
 template <class Done>
 bool Messenger::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit,
                          const Done& done) {
-  const Clock::time_point until = Clock::now() + limit;
+  WaitingTime time(WaitingTime::Seconds(limit).count());
   for (;;) {
     try {
       link_->progress();
@@ -42,7 +43,7 @@ bool Messenger::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::millis
     } catch (const std::exception&) {
       return false;
     }
-    if (Clock::now() >= until) return false;
+    if (time.is_over(Clock::now())) return false;
     lock.unlock();
     std::this_thread::sleep_for(kWaitStep);
     lock.lock();
