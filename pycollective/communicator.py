@@ -227,6 +227,9 @@ class Communicator(_core.Communicator):
         Receives from any rank that no message has come for are not waited for: they end with
         `CollectiveAborted`, and nothing else fails.
 
+        In a signal handler that interrupts a call of this communicator it aborts and returns at
+        once; that call ends, and closes as it does.
+
         Idempotent. Later calls raise `ConfigurationError`.
         """
         self._close()

@@ -114,6 +114,7 @@ std::uint64_t Communicator::next_number(Queue& queue, const Request& request) {
 
 void Communicator::run(const Request& given, const InterruptHook& interrupted) {
   if (forked()) throw_forked(given.kind, rank());
+  refuse_in_handler(given.kind);
   validate(given, rank(), size());
   std::optional<Request> room_for_request;
   const Request& programmed = with_program(given, room_for_request, false);
@@ -151,6 +152,7 @@ void Communicator::run(const Request& given, const InterruptHook& interrupted) {
     if (fails_group(error)) fail(failure);
     room.end();  // while there is a group: others may close it from then on
     stop_driving(queue, Driver::kCaller, true);
+    close_for_handler();
     throw CollectiveFailure(failure);
   }
   room.end();
@@ -160,6 +162,7 @@ void Communicator::run(const Request& given, const InterruptHook& interrupted) {
 std::shared_ptr<Work> Communicator::submit(const Request& given,
                                            std::function<void(const Failure*)> on_done) {
   if (forked()) throw_forked(given.kind, rank());
+  refuse_in_handler(given.kind);
   validate(given, rank(), size());
   std::optional<Request> room_for_request;
   const Request& programmed = with_program(given, room_for_request, true);
@@ -265,10 +268,11 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
     group_->sleep(doorbell, std::chrono::duration_cast<std::chrono::nanoseconds>(longest));
     Sight sight(*group_);
     watch.look(operation, sight);
-    if (interrupted && interrupted())
-      throw CollectiveFailure(
-          {FailureKind::kAborted, rank(), operation.request().kind, operation.sequence(),
-           "rank " + std::to_string(rank()) + " was interrupted in " + name_of(operation)});
+    if (!interrupts(interrupted)) continue;
+    Watch::throw_if_failed(operation);
+    throw CollectiveFailure(
+        {FailureKind::kAborted, rank(), operation.request().kind, operation.sequence(),
+         "rank " + std::to_string(rank()) + " was interrupted in " + name_of(operation)});
   }
 }
 

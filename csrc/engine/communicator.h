@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "engine/api.h"
@@ -78,8 +79,17 @@ class Communicator final : public Collectives,
   // Waits for what is under way, but for receives from any rank that have taken no message: these
   // end at once. As close(), but can be interrupted: then the group is aborted, what is under way
   // ends, the communicator is closed all the same, and kAborted is thrown. Once it returns no
-  // on_done of this communicator runs; so it may not be called from one.
+  // on_done of this communicator runs; so it may not be called from one. Where a signal handler
+  // interrupts a call on this very thread it aborts, and that call closes where it ends.
   void close(const InterruptHook& interrupted);
+
+  // For a call that is blocked: asks, which may run a signal handler (or a finalizer) that calls
+  // this communicator, on this thread. True also where that has closed it.
+  bool interrupts(const InterruptHook& interrupted);
+  // Refuses a call that such a handler makes: it would wait for the one that it interrupts.
+  void refuse_in_handler(OpKind kind) const;
+  // For a call that was blocked and ends.
+  void close_for_handler();
 
   // For the progress thread: drives each queue that nobody else drives by one step. kDone: there
   // was none. `look`: also ask the kernel whether what blocks us will ever end.
@@ -123,6 +133,7 @@ class Communicator final : public Collectives,
   // Drives until done (true) or until `time`, if any, is over; sleeps where there is nothing to do.
   bool drive(Operation& operation, Watch& watch, WaitingTime* time,
              const InterruptHook& interrupted);
+  bool in_handler() const;  // under the lock: of a call that is blocked on this thread
   // Who drives: the progress thread looks at every queue anyway; another must hand on what is left.
   enum class Driver { kProgressThread, kCaller };
   // For the thread that drives `queue`. `act` drives the first item and says whether it is done; a
@@ -158,6 +169,9 @@ class Communicator final : public Collectives,
   Queues queues_;
   mutable std::shared_ptr<const Failure> failure_;
   int telling_ = 0;  // operations that are over and whose on_done has yet to return
+  std::vector<std::thread::id> asking_;  // threads that are in interrupts()
+  std::atomic<std::size_t> asked_{0};    // how many
+  std::thread::id closer_;               // the last whose blocked call is to close
   std::atomic<bool> closing_{false};
   bool closed_ = false;
   bool awaits_device_ = false;  // some operation, at the last poll(); the progress thread's

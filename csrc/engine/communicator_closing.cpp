@@ -27,8 +27,57 @@ bool Communicator::close_if_idle(std::shared_ptr<Pending>& last) {
   return true;
 }
 
+bool Communicator::in_handler() const {
+  return std::find(asking_.begin(), asking_.end(), std::this_thread::get_id()) != asking_.end();
+}
+
+bool Communicator::interrupts(const InterruptHook& interrupted) {
+  if (!interrupted) return false;
+  const auto me = std::this_thread::get_id();
+  {
+    const std::lock_guard lock(mutex_);
+    asking_.push_back(me);
+    asked_ = asking_.size();
+  }
+  const bool stop = interrupted();
+  const std::lock_guard lock(mutex_);
+  asking_.erase(std::find(asking_.begin(), asking_.end(), me));
+  asked_ = asking_.size();
+  return stop || closer_ == me;
+}
+
+void Communicator::refuse_in_handler(OpKind kind) const {
+  if (asked_.load(std::memory_order_relaxed) == 0) return;  // what this thread has stored it sees
+  {
+    const std::lock_guard lock(mutex_);
+    if (!in_handler()) return;
+  }
+  throw CollectiveFailure(
+      {FailureKind::kConfiguration, rank(), kind, 0,
+       std::string(name_of(kind)) +
+           " refused: it is called in a signal handler (or a finalizer) that interrupts a blocked "
+           "call of this communicator on the same thread, and would wait for that call. Call it "
+           "once that has returned, or end that call: abort() and close() do, here too"});
+}
+
+void Communicator::close_for_handler() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closer_ != std::this_thread::get_id()) return;
+  }
+  close({});
+}
+
 void Communicator::close(const InterruptHook& interrupted) {
   if (forked()) return;
+  bool is_in_handler = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_in_handler = in_handler();
+    if (is_in_handler) closer_ = std::this_thread::get_id();
+  }
+  // The call that is blocked on this thread can only go on once this returns.
+  if (is_in_handler) return abort("a signal handler closed it in the middle of a call");
   bool stopped = false;
   const InterruptHook stop = [&] { return stopped = stopped || (interrupted && interrupted()); };
   const bool worked = !failed();
@@ -76,7 +125,7 @@ bool Communicator::failed() const {
 bool Communicator::closed() const {
   if (forked()) return true;  // another thread of the parent may have held the lock
   const std::lock_guard lock(mutex_);
-  return closed_;
+  return closed_ || closer_ != std::thread::id();
 }
 
 bool Communicator::busy() const {

@@ -75,13 +75,15 @@ bool Pending::wait(double timeout, const InterruptHook& interrupted) {
     owner = owner_;
   }
   if (!owner) return result();
+  owner->refuse_in_handler(request_.kind);
   WaitingTime time(timeout > 0 ? timeout : kForever);
   bool stopped = false;
   const InterruptHook stop = [&] { return !stopped && interrupted && (stopped = interrupted()); };
   while (!done()) {
     if (owner->help(*this, time, stop)) continue;
     if (time.is_over(Clock::now())) return done() && result();
-    if (stop()) {
+    if (!stopped && owner->interrupts(stop)) {
+      stopped = true;
       owner->abort("interrupted");
       time = WaitingTime(kForever);  // not long: whoever drives it sees the failure after a chunk
     }
@@ -91,6 +93,7 @@ bool Pending::wait(double timeout, const InterruptHook& interrupted) {
     changed_.wait_for(lock, std::clamp(time.left(), kLookSoonest, kLookSoon),
                       [this] { return done(); });
   }
+  owner->close_for_handler();
   result();
   if (stopped)
     throw CollectiveFailure({FailureKind::kAborted, owner_rank_, request_.kind, sequence_,

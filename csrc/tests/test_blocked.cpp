@@ -1,10 +1,14 @@
-// What befalls a blocked call besides its peers: a pause of the process.
+// What befalls a blocked call besides its peers: a pause of the process, signal handlers.
+#include <atomic>
 #include <cstdio>
+#include <functional>
 
-#include "engine/waiting_time.h"
+#include "tests/calls.h"
 #include "tests/check.h"
+#include "tests/thread_ranks.h"
 
 using namespace pycollective;
+using namespace pycollective::testing;
 
 namespace {
 
@@ -26,9 +30,61 @@ void a_pause_uses_up_a_second() {
   CHECK(brief.is_over(after(18.001)));
 }
 
+// What a signal handler does, which runs in the middle of a call on the thread of that call.
+void closing_in_the_middle_of_a_call_ends_it() {
+  for (const bool waits : {false, true}) {
+    ThreadRanks threads(2);
+    const auto group = threads.make_group();
+    threads.run([&](int r) {
+      std::vector<float> x(10, 1.0F);
+      if (r == 1) await([&] { return group[r]->failure() != nullptr; });
+      const InterruptHook handler = [&] {
+        if (r == 0) group[r]->close();
+        return false;
+      };
+      const Failure failure = failure_of([&] {
+        if (!waits || r == 1) return group[r]->run(all_reduce(x), handler);
+        group[r]->submit(all_reduce(x), nullptr)->wait(0, handler);
+      });
+      CHECK(failure.kind == FailureKind::kAborted);
+      CHECK(contains(failure.message, "a signal handler closed it"));
+      CHECK(group[r]->closed() == (r == 0) && !group[r]->busy());
+    });
+  }
+}
+
+void calling_in_the_middle_of_a_call_is_refused() {
+  ThreadRanks threads(2);
+  const auto group = threads.make_group();
+  std::atomic<bool> refused{false};
+  threads.run([&](int r) {
+    std::vector<float> x(10, 1.0F);
+    std::vector<float> y(10, 1.0F);
+    if (r == 1) await([&] { return refused.load(); });
+    const auto work = group[r]->submit(all_reduce(x), nullptr);
+    const auto expect_refusal = [](const std::function<void()>& act) {
+      const Failure failure = failure_of(act);
+      CHECK(failure.kind == FailureKind::kConfiguration);
+      CHECK(contains(failure.message, "signal handler"));
+    };
+    work->wait(0, [&] {
+      if (refused || work->done()) return false;
+      expect_refusal([&] { group[r]->run(all_reduce(y), {}); });
+      expect_refusal([&] { group[r]->submit(all_reduce(y), nullptr); });
+      expect_refusal([&] { work->wait(1, {}); });
+      refused = true;
+      return false;
+    });
+    group[r]->run(all_reduce(y), {});
+    CHECK(x[9] == 2.0F && y[9] == 2.0F);
+  });
+}
+
 }  // namespace
 
 int main() {
   a_pause_uses_up_a_second();
+  closing_in_the_middle_of_a_call_ends_it();
+  calling_in_the_middle_of_a_call_is_refused();
   std::puts("blocked: passed");
 }

@@ -247,3 +247,36 @@ def test_ctrl_c_ends_a_blocked_call_and_tells_the_peers(pool, how, tmp_path):
     assert 0.2 < seconds < 10
     assert isinstance(error, CollectiveAborted)
     assert "rank 0 was interrupted" in str(error)
+
+
+def destroy_in_a_handler(comm, folder):
+    join(comm)
+    group = dist.group.WORLD
+    communicator = backend_of(group).communicator
+
+    def handle(*_):
+        dist.destroy_process_group()
+        (folder / "handled").touch()
+
+    def interrupt():
+        await_(lambda: communicator.pending)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if comm.rank == 0:
+        signal.signal(signal.SIGTERM, handle)
+        threading.Thread(target=interrupt).start()
+    else:
+        await_((folder / "handled").exists)
+    try:
+        dist.all_reduce(torch.ones(1000), group=group)
+    except CollectiveAborted as error:
+        return str(error), communicator.closed, dist.is_initialized()
+    return None
+
+
+def test_a_signal_handler_may_destroy_the_group_whose_call_it_interrupts(tmp_path):
+    said = "rank 0 aborted the communicator: a signal handler closed it in the middle of a call"
+    (own, *here), (others, *there) = results(run_ranks(destroy_in_a_handler, 2, tmp_path))
+    assert own == said
+    assert others.startswith(f"all_reduce refused: this communicator failed before: {said}")
+    assert (here, there) == ([True, False], [False, True])

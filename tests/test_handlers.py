@@ -1,0 +1,119 @@
+"""Signal handlers that call a communicator while the call that they interrupt is blocked in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import pycollective as pc
+from tests.harness import Ranks, asleep, await_, committed, results
+
+BLOCKED = {  # in which the handler finds the rank; what has been issued is added to `works`
+    "a call": lambda comm, x, works: comm.all_reduce(x),
+    "a wait": lambda comm, x, works: (
+        works.append(comm.all_reduce(x, async_op=True)) or works[-1].wait()
+    ),
+    "a call behind another": lambda comm, x, works: (
+        works.append(comm.all_reduce(x, async_op=True)) or comm.all_reduce(x)
+    ),
+    "a receive": lambda comm, x, works: comm.recv(x, pc.ANY_SOURCE),
+}
+ENDS = {
+    "close": lambda comm, works: comm.close(),
+    "abort and close": lambda comm, works: comm.abort("SIGTERM") or comm.close(),
+    "close twice": lambda comm, works: comm.close() or comm.close(),
+    "close and exit": lambda comm, works: comm.close() or sys.exit(3),
+}
+CALLS = {
+    "barrier": lambda comm, works: comm.barrier(),
+    "asynchronous": lambda comm, works: comm.barrier(async_op=True),
+    "send": lambda comm, works: comm.send(np.zeros(1), 1),
+    "recv": lambda comm, works: comm.recv(np.zeros(1), 1),
+    "split": lambda comm, works: comm.split(0),
+    "wait": lambda comm, works: works[-1].wait(),
+}
+
+
+def call_under_a_handler(comm, blocked, act, folder):
+    """Rank 0's handler acts while it is blocked; rank 1 calls once the handler has returned.
+
+    Returns what the rank's call came to, what the handler's did, and what was left of the group.
+    """
+    works, handled = [], []
+    used = memory_of_a_group(comm)
+    group = comm.split(0)
+    x = np.full(100, comm.rank + 1.0)
+
+    def handle(*_):
+        try:
+            (ENDS | CALLS)[act](group, works)
+        except pc.ConfigurationError as error:
+            handled.append(str(error))
+        else:
+            handled.append("closed" if group.closed else "")
+        finally:
+            (folder / "handled").touch()
+
+    if comm.rank == 0:
+        signal.signal(signal.SIGTERM, handle)
+        (folder / "blocked").touch()
+    else:
+        await_((folder / "handled").exists)
+    try:
+        if comm.rank == 0 or blocked != "a receive":
+            BLOCKED[blocked](group, x, works)
+        else:
+            group.send(x, 0)
+        outcome = float(x[0])
+    except (pc.CollectiveError, SystemExit) as error:
+        outcome = f"{type(error).__name__}: {error}"
+    if comm.rank == 1 or act in CALLS:  # else the call that was interrupted has closed it
+        group.close()
+    return outcome, handled, memory_of_a_group(comm) - used
+
+
+def memory_of_a_group(comm):
+    """What this rank's shared memory takes with one group more, which it no longer has."""
+    comm.barrier()  # all have left the one before
+    comm.split(0).close()
+    return committed(comm)
+
+
+def outcomes_of(blocked, act, folder):
+    """What `call_under_a_handler` returns on each rank."""
+    with Ranks(2, module=__name__) as ranks:
+        pid = ranks.joined().pids[0]
+
+        def interrupt():
+            await_((folder / "blocked").exists)
+            await_(lambda: asleep(pid))
+            os.kill(pid, signal.SIGTERM)
+
+        threading.Thread(target=interrupt).start()
+        return results(ranks.call(call_under_a_handler, blocked, act, folder))
+
+
+@pytest.mark.parametrize("blocked", BLOCKED)
+@pytest.mark.parametrize("act", ENDS)
+def test_a_handler_may_close_what_it_interrupts(act, blocked, tmp_path):
+    (own, handled, kept), (others, _, also_kept) = outcomes_of(blocked, act, tmp_path)
+    assert handled == (["closed"] if act != "close and exit" else [])
+    assert own.startswith("SystemExit: 3" if act == "close and exit" else "CollectiveAborted")
+    assert others.startswith("CollectiveAborted")
+    why = "SIGTERM" if act.startswith("abort") else "a signal handler closed it"
+    assert f"rank 0 aborted the communicator: {why}" in others
+    assert kept == also_kept == 0  # of the memory of the group that was closed
+
+
+@pytest.mark.parametrize("act", CALLS)
+def test_other_calls_of_a_handler_are_refused_and_harm_nothing(act, tmp_path):
+    blocked = "a wait" if act == "wait" else "a call"
+    (own, handled, _), (others, *_) = outcomes_of(blocked, act, tmp_path)
+    assert len(handled) == 1
+    assert "in a signal handler" in handled[0]
+    assert own == others == 3.0
