@@ -16,7 +16,7 @@ from tests.harness import ROOT, results, run_ranks
 from tests.launch.test_launcher import OUTLIVE, timed
 
 PROGRAM = """
-import sys
+import os, sys, threading, time
 import numpy as np
 import pycollective as pc
 
@@ -55,6 +55,33 @@ def run(end, begun):
     )
 
 
+# What ends the main thread, while another that the interpreter joins is blocked in a call.
+BESIDE_A_THREAD = """
+    threading.Thread(target=comm.recv, args=(x, 1)).start()
+    while not comm.pending:
+        time.sleep(0.01)
+    raise ValueError("bad batch")
+"""
+BESIDE_AN_EXECUTOR = """
+    from concurrent.futures import ThreadPoolExecutor
+    threads = ThreadPoolExecutor(1)
+    threads.submit(comm.recv, x, 1)
+    while not comm.pending:
+        time.sleep(0.01)
+    raise ValueError("bad batch")
+"""
+# Ctrl-C cancels the task, and is raised when asyncio has joined its threads.
+IN_ASYNCIO = """
+    import asyncio, signal
+    async def main():
+        call = asyncio.create_task(asyncio.to_thread(comm.recv, x, 1))
+        while not comm.pending:
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        await call
+    asyncio.run(main())
+"""
+
 ENDS = {
     "end": ("pass", 0, "PeerFailure", "closed its communicator"),
     "exit": ("sys.exit(5)", 5, "PeerFailure", "closed its communicator"),
@@ -68,7 +95,19 @@ ENDS = {
         *(1, "CollectiveAborted", "exits with an exception"),
     ),
     "sudden end": ("os._exit(6)", 6, "PeerFailure", "died"),
+    "exception beside a thread": (
+        BESIDE_A_THREAD,
+        *(1, "CollectiveAborted", "exits with an exception"),
+    ),
+    "exception beside an executor": (
+        BESIDE_AN_EXECUTOR,
+        *(1, "CollectiveAborted", "exits with an exception"),
+    ),
+    "Ctrl-C in asyncio": (IN_ASYNCIO, 130, "CollectiveAborted", "rank 0 was interrupted in recv"),
 }
+
+if sys.version_info < (3, 11):
+    del ENDS["Ctrl-C in asyncio"]  # nothing tells there that asyncio waits for its threads
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +125,58 @@ def test_an_end_without_close_is_seen_at_once(how, ended):
     assert done.returncode == status, done.stderr
     assert done.stdout.startswith(kind)
     assert said in done.stdout
+
+
+# Rank 0's thread is blocked while asyncio ends with an exception, and goes on beyond main's end.
+GOES_ON = """
+import asyncio, sys, threading, time
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=20)
+x = np.ones(10)
+
+async def fail():
+    call = asyncio.create_task(asyncio.to_thread(time.sleep, 0.3))
+    await asyncio.sleep(0.01)
+    raise ValueError
+
+def work():
+    comm.recv(x, 1)
+    threading.main_thread().join()
+    reduce()
+
+def reduce():
+    for _ in range(100):
+        comm.all_reduce(x)
+    sys.stdout.write(f"rank {comm.rank} has come to the end\\n")
+
+if comm.rank == 0:
+    threading.Thread(target=work).start()
+    while not comm.pending:
+        time.sleep(0.01)
+    try:
+        asyncio.run(fail())
+    except ValueError:
+        comm.send(x, 1)
+else:
+    comm.recv(x, 0)
+    comm.send(x, 0)
+    reduce()
+"""
+
+
+def test_threads_go_on_where_main_just_ends():
+    done = subprocess.run(
+        [sys.executable, "-m", "pycollective", "run", "-n", "2", sys.executable, "-c", GOES_ON],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = sorted(done.stdout.splitlines())
+    assert lines == [f"rank {rank} has come to the end" for rank in range(2)]
 
 
 def test_ranks_that_all_just_end_have_no_complaints():

@@ -46,7 +46,8 @@ auto or_raise(Result (*function)(Arguments...)) {
 // Once, when the module is made. False with a Python error set.
 bool init_errors();
 
-// Asks Python for signals (Ctrl-C), from a thread that has released the GIL.
+// Asks Python for signals (Ctrl-C), from a thread that has released the GIL; and whether asyncio
+// has given up what the thread does.
 const InterruptHook& python_interrupts();
 
 }  // namespace pycollective

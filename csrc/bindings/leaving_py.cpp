@@ -41,8 +41,16 @@ struct Ending {
 };
 PerProcess<Ending> ending;
 
+void abort_all(const std::string& reason) {
+  std::vector<std::shared_ptr<Communicator>> open = ending->communicators.shares();
+  const GilReleased unlocked;  // the last share of a communicator joins the progress thread
+  for (const auto& each : open)
+    if (!each->closed()) each->abort(reason);
+  open.clear();
+}
+
 // Fails what is busy, and then closes all, the newest first. Whether anything was busy.
-bool leave_all(bool after_exception) {
+bool leave_all() {
   std::vector<std::shared_ptr<Communicator>> open = ending->communicators.shares();
   std::reverse(open.begin(), open.end());
   bool any_busy = false;
@@ -51,12 +59,9 @@ bool leave_all(bool after_exception) {
     const GilReleased unlocked;
     for (const auto& each : open) {
       if (each->closed()) continue;  // by another thread perhaps, which may not have left yet
-      const bool busy = each->busy();
-      any_busy = any_busy || busy;
-      if (busy)
-        each->abort("the process exits with operations pending");
-      else if (after_exception)
-        each->abort("the process exits with an exception");
+      if (!each->busy()) continue;
+      any_busy = true;
+      each->abort("the process exits with operations pending");
     }
     for (const auto& each : open) {
       // Another thread may still begin an operation, which no peer will come to.
@@ -98,11 +103,13 @@ void remember(const std::shared_ptr<Communicator>& communicator) {
 void remember(const std::shared_ptr<Progress>& progress) { ending->progresses.add(progress); }
 
 void bind_leaving(py::module_& module) {
-  module.def(
-      "leave_all", &leave_all, py::arg("after_exception"),
-      "Close every communicator of this process, those included whose Python object is gone; "
-      "abort first what has operations pending, or all after an exception.\n\n"
-      "Returns whether any operation was pending. KeyboardInterrupt: all are closed.");
+  module.def("abort_all", &abort_all, py::arg("reason"),
+             "Abort every communicator of this process that is open, those included whose Python "
+             "object is gone.");
+  module.def("leave_all", &leave_all,
+             "Close every communicator of this process, those included whose Python object is "
+             "gone; abort first what has operations pending.\n\n"
+             "Returns whether any operation was pending. KeyboardInterrupt: all are closed.");
   module.def("stop_progress", &stop_progress,
              "End the progress thread for good, and wait until it has ended.");
 }

@@ -3,11 +3,15 @@
 And the one order in which everything of this library that may need the interpreter ends, before
 the interpreter does:
 
-1. what was issued and never waited for gets a short time, where a face of the library gives it one;
-2. every communicator is closed, those from `split` too, and those that were let go of while
-   operations were pending; one that is busy, or all after an exception, is aborted first;
-3. the progress thread ends;
-4. the threads of the faces of the library end, with the users' callbacks that run on them.
+1. after an exception of the main thread every communicator is aborted, before Python joins the
+   other threads: one of them may be blocked in an operation, and the peers wait for this rank;
+2. what was issued and never waited for gets a short time, where a face of the library gives it one;
+3. every communicator is closed, those from `split` too, and those that were let go of while
+   operations were pending; one that is busy is aborted first;
+4. the progress thread ends;
+5. the threads of the faces of the library end, with the users' callbacks that run on them.
+
+Where the main thread ends without an exception, the other threads go on until they have done.
 
 Whatever still holds Python objects after that keeps them.
 """
@@ -17,9 +21,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from pycollective import _core
 from pycollective.environment import (
@@ -43,6 +48,7 @@ class ProcessEnd:
 
     def __init__(self) -> None:
         self._arranged = False
+        self._has_told = False
         self._before: list[Callable[[], None]] = []
         self._after: list[Callable[[], None]] = []
 
@@ -51,6 +57,7 @@ class ProcessEnd:
         if not self._arranged:
             self._arranged = True
             atexit.register(self._come)
+            _before_threads_are_joined(self._tell_of_crash)
 
     def add(self, before: Callable[[], None], after: Callable[[], None]) -> None:
         """Add what a face of the library does at exit.
@@ -62,12 +69,19 @@ class ProcessEnd:
         self._before.append(before)
         self._after.append(after)
 
-    def _come(self) -> None:
+    def _tell_of_crash(self) -> None:
         crash = _crash()
+        if crash is None or self._has_told:
+            return
+        self._has_told = True
         if isinstance(crash, CollectiveError) and ENV_STORE in os.environ:
             _tell_launcher_that_others_failed()
+        _core.abort_all("the process exits with an exception")
+
+    def _come(self) -> None:
         # Each step is taken even if Ctrl-C ends the one before.
         with ExitStack() as steps:
+            crash = _crash()
             if crash is not None:
                 steps.callback(mpi_launch.end_after_failure)
             for each in self._after:
@@ -77,6 +91,7 @@ class ProcessEnd:
             if crash is None:
                 for each in self._before:
                     steps.callback(each)
+            steps.callback(self._tell_of_crash)
 
 
 END = ProcessEnd()
@@ -84,8 +99,39 @@ END = ProcessEnd()
 
 def leave_all() -> None:
     """Say goodbye at exit, so that the peers need not find out: the last chance for both sides."""
-    if _core.leave_all(_crash() is not None):
+    if _core.leave_all():
         time.sleep(_COMING_BACK)
+
+
+def is_given_up() -> bool:
+    """Whether asyncio joins the calling thread after an exception; blocked operations ask.
+
+    Ctrl-C, or what a coroutine raises, ends `asyncio.run` only once the threads of `to_thread`
+    have ended; all tasks are cancelled by then, and nobody awaits these threads any more. asyncio
+    tells nobody of that: it shows in what the main thread is about. (From Python 3.11 on.)
+    """
+    runner = getattr(sys.modules.get("asyncio.runners"), "Runner", None)
+    main = threading.main_thread().ident
+    if runner is None or main is None:
+        return False
+    frame = sys._current_frames().get(main)
+    while frame is not None and frame.f_code is not runner.__exit__.__code__:
+        frame = frame.f_back
+    if frame is None or frame.f_locals.get("exc_type") is None:
+        return False
+    return threading.current_thread().name.startswith("asyncio_")  # those of its own executor
+
+
+def _before_threads_are_joined(act: Callable[[], None]) -> None:
+    """Have `act` called when the main thread has ended, and other threads have not been joined."""
+    # Executors join their threads there, too, and who registers last is called first.
+    import concurrent.futures.thread  # noqa: F401
+
+    # Private: without it the exit handlers have to do, which come when all threads have ended.
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:
+        with suppress(RuntimeError):  # the main thread has ended already
+            register(act)
 
 
 def _crash() -> BaseException | None:
