@@ -107,4 +107,8 @@ std::string ReceiveAny::far_absentees() const {
   return ranks;
 }
 
+std::set<int> ReceiveAny::far_unfinished() const {
+  return found_ != nullptr ? found_->far_unfinished() : std::set<int>();
+}
+
 }  // namespace pycollective

@@ -27,6 +27,7 @@ class ReceiveAny final : public Operation {
   bool finished_by(Member member) const override;
   bool called_by(Member member) const override;
   std::string far_absentees() const override;
+  std::set<int> far_unfinished() const override;
   bool must_poll() const override { return group_.messenger() != nullptr; }
 
  private:

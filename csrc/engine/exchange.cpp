@@ -88,4 +88,10 @@ std::string Exchanges::far_absentees() const {
   return ranks;
 }
 
+std::set<int> Exchanges::far_unfinished() const {
+  std::set<int> ranks;
+  for (const auto& part : parts_) ranks.merge(part->far_unfinished());
+  return ranks;
+}
+
 }  // namespace pycollective

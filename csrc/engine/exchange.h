@@ -22,6 +22,7 @@ class Exchanges final : public Operation {
   bool called_by(Member member) const override { return rendezvous_.arrived(member); }
   void compare_calls() const override;
   std::string far_absentees() const override;
+  std::set<int> far_unfinished() const override;
   bool must_poll() const override { return group_.messenger() != nullptr; }
 
  private:

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 
 #include "engine/group.h"
@@ -29,8 +30,10 @@ class Operation {
   virtual bool finished_by(Member member) const = 0;
   // Throws kMismatch where a rank that has called disagrees, while the operation waits for others.
   virtual void compare_calls() const {}
-  // The ranks of other hosts that are awaited, for messages; empty where none is.
+  // The ranks of other hosts that have not called, for messages; empty where none is.
   virtual std::string far_absentees() const { return {}; }
+  // Those of them that have called, and whose messages are not through yet, either way.
+  virtual std::set<int> far_unfinished() const { return {}; }
   // Whether it awaits something that rings no doorbell, and must look again soon.
   virtual bool must_poll() const { return false; }
   // What of this rank's own it awaits, in words; empty where it awaits others.

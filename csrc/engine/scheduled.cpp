@@ -110,6 +110,10 @@ std::string Scheduled::far_absentees() const {
   return far_ ? far_->call().absentees() : std::string();
 }
 
+std::set<int> Scheduled::far_unfinished() const {
+  return far_ ? far_->unfinished() : std::set<int>();
+}
+
 bool Scheduled::finished_by(Member member) const {
   // Also before this rank has begun: others may have come, and be through, since it looked.
   const std::uint64_t base = begun_ ? base_ : executor_.chunks_done();

@@ -48,6 +48,7 @@ class Scheduled final : public Operation {
   }
   bool called_by(Member member) const override { return rendezvous_.arrived(member); }
   std::string far_absentees() const override;
+  std::set<int> far_unfinished() const override;
   bool must_poll() const override { return far_.has_value(); }
 
  private:

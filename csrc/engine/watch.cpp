@@ -31,6 +31,8 @@ std::string absentees(const Operation& operation) {
   const std::string far = operation.far_absentees();
   if (!far.empty()) absent += (absent.empty() ? "" : ", ") + far;
   if (!absent.empty()) return "rank(s) " + absent + " have not called it";
+  for (const int rank : operation.far_unfinished())
+    unfinished += (unfinished.empty() ? "" : ", ") + std::to_string(rank);
   if (!unfinished.empty()) return "rank(s) " + unfinished + " have called it but not finished";
   return "all ranks have finished their part";
 }

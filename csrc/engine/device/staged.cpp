@@ -83,6 +83,10 @@ std::string Staged::far_absentees() const {
   return inner_ != nullptr ? inner_->far_absentees() : std::string();
 }
 
+std::set<int> Staged::far_unfinished() const {
+  return inner_ != nullptr ? inner_->far_unfinished() : std::set<int>();
+}
+
 std::string Staged::held_up() const {
   switch (step_) {
     case Step::kToHost:

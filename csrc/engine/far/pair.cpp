@@ -120,4 +120,7 @@ std::string FarPair::far_absentees() const {
   return expecting_ || !began_ ? std::to_string(request_.root) : std::string();
 }
 
+// One that is through is over, and waits for nobody.
+std::set<int> FarPair::far_unfinished() const { return {request_.root}; }
+
 }  // namespace pycollective

@@ -25,6 +25,7 @@ class FarPair final : public Operation {
   bool finished_by(Member) const override { return true; }  // of its own host nobody takes part
   bool called_by(Member) const override { return true; }
   std::string far_absentees() const override;
+  std::set<int> far_unfinished() const override;
   bool must_poll() const override { return true; }
 
  private:

@@ -65,6 +65,18 @@ void FarTransfers::poll() {
     put_off_.erase(std::remove_if(put_off_.begin(), put_off_.end(), posted), put_off_.end());
 }
 
+std::set<int> FarTransfers::unfinished() const {
+  std::set<int> ranks;
+  const auto add_open = [&](std::vector<Ticket>& tickets) {
+    // What has come, and the operation has not looked at yet, is not its rank's to finish.
+    for (Ticket& each : tickets)
+      if (!messenger_.done(each)) ranks.insert(each.rank);
+  };
+  add_open(receives_);
+  for (auto& sends : sends_) add_open(sends);
+  return ranks;
+}
+
 const std::byte* FarTransfers::rider(std::int32_t message, std::size_t bytes) const {
   const std::size_t peer = peer_of(message);
   if (!call_.heard(peer)) return nullptr;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,8 @@ class FarTransfers {
   // Whether every peer has called the same.
   bool all_have_called() const { return call_.complete(); }
   const FarCall& call() const { return call_; }
+  // The ranks whose messages have not all come, or have not taken all of this one's.
+  std::set<int> unfinished() const;
 
   // Data that go, or come, with a call; `first` says that it is the first chunk.
   bool rides(bool first, std::int32_t message) const {
@@ -97,10 +100,11 @@ class FarTransfers {
   const Request& request_;
   const Program& program_;
   FarCall call_;
-  std::vector<bool> rides_;                             // by message
-  std::vector<Ticket> receives_;                        // by slot and message
-  std::vector<PutOff> put_off_;                         // receives
-  std::array<std::vector<Ticket>, kChunkSlots> sends_;  // by slot, in their order
+  std::vector<bool> rides_;               // by message
+  mutable std::vector<Ticket> receives_;  // by slot and message
+  std::vector<PutOff> put_off_;           // receives
+  // By slot, in their order.
+  mutable std::array<std::vector<Ticket>, kChunkSlots> sends_;
 };
 
 }  // namespace pycollective
