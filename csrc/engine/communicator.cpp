@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "engine/far/messenger.h"
@@ -42,9 +43,11 @@ Failure failure_from(const std::exception& error, OpKind kind, std::uint64_t seq
     if (failure.sequence == 0) failure.op = kind, failure.sequence = sequence;
     return failure;
   }
+  const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
   return {FailureKind::kAborted, rank, kind, sequence,
           "rank " + std::to_string(rank) + " could not carry out " + name_of(kind) + " number " +
-              std::to_string(sequence) + ": " + error.what()};
+              std::to_string(sequence) + ": " +
+              (no_memory ? "it has no memory left" : error.what())};
 }
 
 bool fails_group(const std::exception& error) {

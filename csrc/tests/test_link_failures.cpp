@@ -1,5 +1,6 @@
-// Whom a failure between hosts names: ranks that stop amid a call.
+// Whom a failure between hosts names: ranks that stop amid a call, and not a peer that is well.
 #include <cstdio>
+#include <new>
 #include <string>
 
 #include "engine/far/messenger.h"
@@ -12,6 +13,8 @@ using namespace pycollective;
 using namespace pycollective::testing;
 
 namespace {
+
+using Outcome = Link::Outcome;
 
 // Both have called, and then nothing of the data comes through.
 void who_stops_amid_a_call_is_named(const std::vector<HostSchedule>& schedules) {
@@ -68,10 +71,64 @@ void who_does_not_take_a_message_is_named() {
   CHECK(blocked > 0);
 }
 
+// The link of a rank that has no memory left, but for what it tells others.
+class WithoutMemory final : public Link {
+ public:
+  explicit WithoutMemory(std::shared_ptr<Link> link) : link_(std::move(link)) {}
+  Transfer send(int rank, int lane, const void* data, std::size_t bytes, bool awaited) override {
+    if (lane != kLaneControl) throw std::bad_alloc();
+    return link_->send(rank, lane, data, bytes, awaited);
+  }
+  Transfer receive(int rank, int lane, void* data, std::size_t capacity) override {
+    return link_->receive(rank, lane, data, capacity);
+  }
+  void progress() override { link_->progress(); }
+  Outcome test(Transfer transfer) override { return link_->test(transfer); }
+  void cancel(Transfer transfer) noexcept override { link_->cancel(transfer); }
+  std::optional<Loss> lost() override { return link_->lost(); }
+  bool ring_with(std::function<void()> bell) override { return link_->ring_with(std::move(bell)); }
+  void close(bool quiet) noexcept override { link_->close(quiet); }
+
+ private:
+  const std::shared_ptr<Link> link_;
+};
+
+class RankWithoutMemory : private ThreadRanks {
+ public:
+  explicit RankWithoutMemory(FakeNetwork& network)
+      : ThreadRanks({1, 1}), groups(make_groups(0, [&](int rank) -> std::shared_ptr<Link> {
+          if (rank == 0) return std::make_shared<WithoutMemory>(network.link(rank));
+          return network.link(rank);
+        })) {}
+  using ThreadRanks::run;
+  std::vector<std::shared_ptr<Communicator>> make() {
+    return make_communicators(std::move(groups), 20);
+  }
+
+ private:
+  Groups groups;
+};
+
+void no_memory_is_no_death_of_a_peer() {
+  FakeNetwork network(2, {});
+  RankWithoutMemory ranks(network);
+  const auto group = ranks.make();
+  ranks.run([&](int r) {
+    std::vector<float> x(10, 1.0F);
+    const Request request = pair(r == 0 ? OpKind::kSend : OpKind::kRecv, x, 1 - r);
+    const Failure failure =
+        failure_of([&] { group[static_cast<std::size_t>(r)]->run(request, {}); });
+    CHECK(failure.kind == FailureKind::kAborted);
+    CHECK(contains(failure.message, "rank 0 could not carry out send number 1: it has no memory"));
+  });
+  ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+}
+
 }  // namespace
 
 int main() {
   who_stops_amid_a_call_is_named(read_host_schedules("programs.txt", OpKind::kAllReduce));
   who_does_not_take_a_message_is_named();
+  no_memory_is_no_death_of_a_peer();
   std::puts("failures of links: passed");
 }

@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
@@ -102,6 +103,8 @@ Link::Transfer GlooLink::State::begin(int rank, int number, bool receives, void*
     work = !receives          ? group->send(tensors, rank, number)
            : rank == kAnyRank ? group->recvAnysource(tensors, number)
                               : group->recv(tensors, rank, number);
+  } catch (const std::bad_alloc&) {
+    throw;  // this rank's own trouble
   } catch (const std::exception& error) {
     if (rank == kAnyRank) throw;
     losses.push_back({rank, in_words(error.what())});

@@ -15,8 +15,8 @@
 namespace pycollective {
 
 // One communicator's. No call waits. Called by one thread at a time; the messenger sees to that.
-// What cannot be done at all throws std::exception: std::system_error where it is this process that
-// lacks something, such as threads, else what keeps it from the other rank.
+// A rank that cannot be reached is told by lost(), and ends its transfers as kLost. What cannot be
+// done for a reason of this rank's own throws std::exception.
 class PYCOLLECTIVE_PUBLIC Link {
  public:
   using Transfer = std::uint64_t;  // a message under way, by a number that is not

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <system_error>
 
 namespace pycollective {
 namespace {
@@ -36,12 +35,9 @@ void Messenger::poll() {
   if (!lock || closing_) return;  // another thread does it
   try {
     link_->progress();
-  } catch (const std::system_error& error) {  // this process lacks something, such as threads
-    return set_notice({FailureKind::kAborted, rank_,
-                       "rank " + std::to_string(rank_) + " cannot go on: " + error.what()});
   } catch (const std::exception& error) {
     return set_notice(
-        {FailureKind::kPeerFailure, rank_,
+        {FailureKind::kAborted, rank_,
          "the transport of rank " + std::to_string(rank_) + " failed: " + error.what()});
   }
   hear();
@@ -65,7 +61,7 @@ Messenger::Traffic Messenger::sent() const {
 Ticket Messenger::send(int rank, int lane, const void* data, std::size_t bytes,
                        std::size_t raw_bytes) {
   const std::lock_guard lock(mutex_);
-  const auto transfer = asked(rank, [&] { return link_->send(rank, lane, data, bytes, true); });
+  const auto transfer = link_->send(rank, lane, data, bytes, true);
   count(bytes, raw_bytes);
   Peer& peer = peers_[rank];
   peer.talked = true;
@@ -76,7 +72,7 @@ Ticket Messenger::send(int rank, int lane, const void* data, std::size_t bytes,
 
 Ticket Messenger::receive(int rank, int lane, void* data, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  const auto transfer = asked(rank, [&] { return link_->receive(rank, lane, data, bytes); });
+  const auto transfer = link_->receive(rank, lane, data, bytes);
   Peer& peer = peers_[rank];
   peer.talked = true;
   peer.under_way.push_back(transfer);

@@ -10,6 +10,9 @@
 // on to those that it has exchanged messages with, so that it reaches all who wait for each other
 // even if the first teller dies in the middle. A goodbye tells a rank's end from its death.
 //
+// What the link throws is this rank's own trouble (no memory, say), and passes through: no other
+// rank is to be blamed. Those that cannot be reached the link tells as lost.
+//
 // Memory and messages of a rank grow with the ranks that it talks to; what is told to all is sent
 // to each once.
 #pragma once
@@ -22,7 +25,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -195,8 +197,6 @@ class Messenger {
   template <class Done>
   bool wait_for(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit,
                 const Done& done);
-  template <class Act>
-  auto asked(int rank, const Act& act);
 
   const std::shared_ptr<Link> link_;
   const std::uint64_t id_;
@@ -226,19 +226,5 @@ class Messenger {
   bool let_go_ = true;
   std::atomic<bool> lingers_{false};
 };
-
-// What the link refuses is a lost rank, and the caller's failure.
-template <class Act>
-auto Messenger::asked(int rank, const Act& act) {
-  try {
-    return act();
-  } catch (const std::system_error&) {
-    throw;  // this process lacks something, such as threads: no other rank is to blame
-  } catch (const std::exception& error) {
-    throw CollectiveFailure(
-        {FailureKind::kPeerFailure, rank_, OpKind::kBarrier, 0,
-         "the transport to rank " + std::to_string(rank) + " failed: " + error.what()});
-  }
-}
 
 }  // namespace pycollective

@@ -26,25 +26,25 @@ void Messenger::send_call(int rank, int lane, Parcel call) {
   const std::lock_guard lock(mutex_);
   peers_[rank].talked = true;
   const std::size_t bytes = call.header().bytes;
-  asked(rank, [&] { post(std::move(call), ParcelKind::kCall, bytes, rank, lane); });
+  post(std::move(call), ParcelKind::kCall, bytes, rank, lane);
 }
 
 void Messenger::exchange_calls(int rank, int lane, Parcel call, int answer, bool expects) {
   const std::lock_guard lock(mutex_);
   Peer& peer = peers_[rank];
   peer.talked = true;
-  if (expects) ++peer.awaited, ++awaited_;
-  asked(rank, [&] {
-    if (expects) open(peer, answer, rank);
-    const std::size_t bytes = call.header().bytes;
-    post(std::move(call), ParcelKind::kCall, bytes, rank, lane);
-  });
+  if (expects) {
+    ++peer.awaited, ++awaited_;
+    open(peer, answer, rank);
+  }
+  const std::size_t bytes = call.header().bytes;
+  post(std::move(call), ParcelKind::kCall, bytes, rank, lane);
 }
 
 void Messenger::expect_call(int rank, int lane) {
   const std::lock_guard lock(mutex_);
   Peer& peer = peers_[rank];
-  asked(rank, [&] { open(peer, lane, rank); });
+  open(peer, lane, rank);
   peer.talked = true;
   ++peer.awaited, ++awaited_;
 }
@@ -71,7 +71,7 @@ void Messenger::count_heard(int rank, int calls) {
 
 void Messenger::open_call(int rank, int lane) {
   const std::lock_guard lock(mutex_);
-  asked(rank, [&] { open(peers_[rank], lane, rank); });
+  open(peers_[rank], lane, rank);
 }
 
 Parcel Messenger::next_call(Peer& peer, int rank, int lane, bool more, bool needed) {
@@ -94,7 +94,7 @@ Parcel Messenger::next_call(Peer& peer, int rank, int lane, bool more, bool need
     throw CollectiveFailure({FailureKind::kAborted, rank_, OpKind::kBarrier, 0,
                              "rank " + std::to_string(rank_) + " received from rank " +
                                  std::to_string(rank) + " what is no call of this library"});
-  if (more) asked(rank, [&] { open(peer, lane, rank); });
+  if (more) open(peer, lane, rank);
   return call;
 }
 
@@ -121,7 +121,7 @@ void Messenger::put_back(Parcel call) {
 void Messenger::remind(const std::vector<int>& ranks, const CallNote& note) {
   const std::lock_guard lock(mutex_);
   for (const int rank : ranks)
-    asked(rank, [&] { say(ParcelKind::kReminder, FailureKind::kNone, &note, sizeof(note), rank); });
+    say(ParcelKind::kReminder, FailureKind::kNone, &note, sizeof(note), rank);
 }
 
 std::optional<std::pair<int, CallNote>> Messenger::find_other_call(const CallNote& mine) const {
