@@ -96,7 +96,7 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "cuda": {"csrc"},
     "bindings": {"csrc", "kernels", "shared_memory", "engine", "mpi", "bench", "cuda"},
     "torch": {"csrc", "engine", "bindings"},  # the bindings' errors and lock alone: test below
-    "tests": {"csrc", "kernels", "engine", "cuda"},
+    "tests": {"csrc", "kernels", "engine", "mpi", "cuda"},
 }
 
 

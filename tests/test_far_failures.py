@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 
 import pytest
 
@@ -98,6 +99,26 @@ for _ in range(1000):
 print(f"RANK {comm.rank} {before[0] == 0 < during[0]} {before[1] < during[1]} {seen() == before}")
 """
 
+# Open MPI goes on when it has lost a rank, and says which: ULFM.
+LOST = """
+import os, signal, sys, threading
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=40)
+x = np.ones(1 << 16, np.float32)
+comm.all_reduce(x)
+if comm.rank == 2:
+    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+try:
+    while True:
+        comm.all_reduce(x)
+except pc.CollectiveError as error:
+    sys.stdout.write(f"RANK {comm.rank} {type(error).__name__} {error}\\n")
+    sys.stdout.flush()
+    os._exit(0)  # MPI's own end may wait for the dead
+"""
+
 FORKS = """
 import os, sys, threading
 import numpy as np
@@ -146,6 +167,23 @@ def test_a_killed_rank_is_named_on_every_host_within_a_second(run, topology):
         assert kind == "PeerFailure"
         assert float(at) - died < 1.0
         assert re.search(r"rank 3 (\(pid \d+\) )?died", text), text
+
+
+def test_a_rank_that_mpi_has_lost_is_named_by_all():
+    openmpi = find("openmpi")
+    mpiexec, *more = openmpi.command(3, "-c", LOST)
+    done = subprocess.run(
+        [mpiexec, "--with-ft", "ulfm", *more],
+        env=openmpi.environment(PYCOLLECTIVE_TOPOLOGY="3x1"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    said = parts(done.stdout)
+    assert len(said) == 2, done.stdout + done.stderr
+    for rank, part in enumerate(said):
+        assert part.startswith(f"{rank} PeerFailure rank 2 died or cannot be reached"), part
+        assert "MPI_ERR_PROC_FAILED" in part
 
 
 def test_a_rank_that_has_left_harms_nobody(run):

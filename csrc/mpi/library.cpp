@@ -24,6 +24,7 @@ MpiFunctions<Handle> load_mpi(const std::string& library) {
   find("MPI_Test_cancelled", mpi.test_cancelled);
   find("MPI_Comm_free", mpi.comm_free);
   find("MPI_Finalized", mpi.finalized);
+  find("MPI_Error_class", mpi.error_class);
   find("MPI_Error_string", mpi.error_string);
   return mpi;
 }

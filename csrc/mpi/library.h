@@ -14,8 +14,14 @@ struct MpiConstants {
   std::string library;  // a file that is loaded, and linked with MPI
   std::size_t handle_bytes = 0;
   std::size_t status_bytes = 0;
-  std::uint64_t byte = 0;  // the datatype
+  std::uint64_t byte = 0;          // the datatype
+  std::uint64_t null_request = 0;  // MPI_REQUEST_NULL
   int any_source = 0;
+  std::size_t error_offset = 0;  // of MPI_ERROR in a status, bytes
+  // Classes of errors.
+  int in_status = 0;            // MPI_ERR_IN_STATUS
+  int proc_failed = 0;          // MPI_ERR_PROC_FAILED (MPIX_ before MPI 5)
+  int proc_failed_pending = 0;  // of a receive from any rank, which goes on
 };
 
 template <class Handle>
@@ -27,6 +33,7 @@ struct MpiFunctions {
   int (*test_cancelled)(const void*, int*);
   int (*comm_free)(Handle*);
   int (*finalized)(int*);
+  int (*error_class)(int, int*);
   int (*error_string)(int, char*, int*);
 };
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstring>
+#include <deque>
 #include <functional>
 #include <stdexcept>
 #include <utility>
@@ -25,10 +27,10 @@ class MpiLink final : public Link {
   MpiLink(const MpiConstants& constants, std::uint64_t comm, std::vector<int> ranks,
           bool frees_unused)
       : mpi_(load_mpi<Handle>(constants.library)),
+        is_(constants),
         comm_(as_handle<Handle>(comm)),
         byte_(as_handle<Handle>(constants.byte)),
-        any_source_(constants.any_source),
-        status_bytes_(constants.status_bytes),
+        null_(as_handle<Handle>(constants.null_request)),
         ranks_(std::move(ranks)),
         frees_unused_(frees_unused) {}
 
@@ -38,43 +40,40 @@ class MpiLink final : public Link {
 
   Transfer send(int rank, int lane, const void* data, std::size_t bytes, bool) override {
     Handle request;
-    check(mpi_.isend(data, length(bytes), byte_, at(rank), lane, comm_, &request), "MPI_Isend");
-    return begun(request, false);
+    const int error = mpi_.isend(data, length(bytes), byte_, at(rank), lane, comm_, &request);
+    return begun(error, "MPI_Isend", request, rank, false);
   }
 
   Transfer receive(int rank, int lane, void* data, std::size_t capacity) override {
     Handle request;
-    const int source = rank == kAnyRank ? any_source_ : at(rank);
-    check(mpi_.irecv(data, length(capacity), byte_, source, lane, comm_, &request), "MPI_Irecv");
-    return begun(request, true);
+    const int source = rank == kAnyRank ? is_.any_source : at(rank);
+    const int error = mpi_.irecv(data, length(capacity), byte_, source, lane, comm_, &request);
+    return begun(error, "MPI_Irecv", request, rank, true);
   }
 
   void progress() override {
     if (requests_.empty()) return;
     int done = 0;
-    check(mpi_.testsome(static_cast<int>(requests_.size()), requests_.data(), &done,
-                        completed_.data(), statuses_.data()),
-          "MPI_Testsome");
-    if (done <= 0) return;  // or MPI_UNDEFINED
-    for (int i = 0; i < done; ++i) {
+    const int error = mpi_.testsome(static_cast<int>(requests_.size()), requests_.data(), &done,
+                                    completed_.data(), statuses_.data());
+    // Then each that is told of has an error of its own in its status, or none.
+    const bool in_status = error != kMpiSuccess && class_of(error) == is_.in_status;
+    if (!in_status) check(error, "MPI_Testsome");
+    int ended = 0;
+    for (int i = 0; i < done; ++i) {  // none where it is MPI_UNDEFINED
+      const std::byte* status = statuses_.data() + static_cast<std::size_t>(i) * is_.status_bytes;
       Slot& slot = slots_[owners_[static_cast<std::size_t>(completed_[i])]];
-      slot.outcome = Outcome::kDone;
-      int cancelled = 0;
-      if (slot.cancelled) {
-        const std::byte* status = statuses_.data() + static_cast<std::size_t>(i) * status_bytes_;
-        check(mpi_.test_cancelled(status, &cancelled), "MPI_Test_cancelled");
-      }
-      if (cancelled) slot.outcome = Outcome::kCancelled;
+      if (!end(slot, status, in_status ? error_in(status) : kMpiSuccess)) continue;
+      completed_[ended++] = completed_[i];
     }
     // From the last on, so that what moves into a gap is not itself done.
-    std::sort(completed_.begin(), completed_.begin() + done, std::greater<>());
-    for (int i = 0; i < done; ++i) {
-      const auto gap = static_cast<std::size_t>(completed_[i]);
-      requests_[gap] = requests_.back();
-      owners_[gap] = owners_.back();
-      slots_[owners_[gap]].request = gap;
-      requests_.pop_back();
-      owners_.pop_back();
+    std::sort(completed_.begin(), completed_.begin() + ended, std::greater<>());
+    for (int i = 0; i < ended; ++i) remove(static_cast<std::size_t>(completed_[i]));
+    // Open MPI 5 does not tell of a message that fails beside a receive that is pending.
+    for (std::size_t i = in_status ? requests_.size() : 0; i-- > 0;) {
+      if (requests_[i] != null_) continue;
+      lose(slots_[owners_[i]], text_of(is_.proc_failed));
+      remove(i);
     }
   }
 
@@ -92,7 +91,13 @@ class MpiLink final : public Link {
     slot.cancelled = mpi_.cancel(&requests_[slot.request]) == kMpiSuccess;
   }
 
-  std::optional<Loss> lost() override { return std::nullopt; }  // MPI ends the job instead
+  // Mostly MPI ends the job instead.
+  std::optional<Loss> lost() override {
+    if (losses_.empty()) return std::nullopt;
+    Loss loss = std::move(losses_.front());
+    losses_.pop_front();
+    return loss;
+  }
   bool ring_with(std::function<void()>) override {
     used_ = true;
     return false;
@@ -113,6 +118,7 @@ class MpiLink final : public Link {
   struct Slot {
     std::size_t request = 0;  // place of the request, while it is under way
     Outcome outcome = Outcome::kUnderWay;
+    int rank = 0;  // of the other side, or kAnyRank
     bool receives = false;
     bool cancelled = false;
     std::uint32_t uses = 0;  // how often it has been used before: no transfer has a former's number
@@ -126,35 +132,83 @@ class MpiLink final : public Link {
   }
 
   void check(int error, const char* call) const {
-    if (error == kMpiSuccess) return;
+    if (error != kMpiSuccess) throw std::runtime_error(std::string(call) + ": " + text_of(error));
+  }
+
+  std::string text_of(int error) const {
     char text[1024] = "";  // more than MPI_MAX_ERROR_STRING of any MPI
     int size = 0;
     mpi_.error_string(error, text, &size);
-    throw std::runtime_error(std::string(call) + ": " + text);
+    return text;
   }
 
-  Transfer begun(Handle request, bool receives) {
+  int class_of(int error) const {
+    int found = error;
+    mpi_.error_class(error, &found);
+    return found;
+  }
+
+  int error_in(const std::byte* status) const {
+    int error = kMpiSuccess;
+    std::memcpy(&error, status + is_.error_offset, sizeof(error));
+    return error;
+  }
+
+  // Of what is under way.
+  void remove(std::size_t gap) {
+    requests_[gap] = requests_.back();
+    owners_[gap] = owners_.back();
+    slots_[owners_[gap]].request = gap;
+    requests_.pop_back();
+    owners_.pop_back();
+  }
+
+  void lose(Slot& slot, const std::string& how) {
+    slot.outcome = Outcome::kLost;
+    if (slot.rank != kAnyRank) losses_.push_back({slot.rank, how});
+  }
+
+  // What MPI tells of a message; false where it goes on all the same.
+  bool end(Slot& slot, const std::byte* status, int error) {
+    if (error != kMpiSuccess) {
+      if (class_of(error) == is_.proc_failed_pending) return false;
+      lose(slot, text_of(error));
+      return true;
+    }
+    int cancelled = 0;
+    if (slot.cancelled) mpi_.test_cancelled(status, &cancelled);
+    slot.outcome = cancelled ? Outcome::kCancelled : Outcome::kDone;
+    return true;
+  }
+
+  Transfer begun(int error, const char* call, Handle request, int rank, bool receives) {
+    const bool lost = error != kMpiSuccess && class_of(error) == is_.proc_failed;
+    if (!lost) check(error, call);
     if (free_.empty()) {
       free_.push_back(slots_.size());
       slots_.emplace_back();
     }
     const std::size_t slot = free_.back();
     free_.pop_back();
-    slots_[slot] = {requests_.size(), Outcome::kUnderWay, receives, false, slots_[slot].uses};
-    requests_.push_back(request);
-    owners_.push_back(slot);
+    slots_[slot] = {requests_.size(), Outcome::kUnderWay, rank, receives, false, slots_[slot].uses};
+    if (lost) {
+      lose(slots_[slot], text_of(error));
+    } else {
+      requests_.push_back(request);
+      owners_.push_back(slot);
+    }
     if (completed_.size() < requests_.size()) {
       completed_.resize(2 * requests_.size());
-      statuses_.resize(completed_.size() * status_bytes_);
+      statuses_.resize(completed_.size() * is_.status_bytes);
     }
     return Transfer{slots_[slot].uses} << 32 | (slot + 1);
   }
 
   const MpiFunctions<Handle> mpi_;
+  const MpiConstants is_;
   Handle comm_;
   const Handle byte_;
-  const int any_source_;
-  const std::size_t status_bytes_;
+  const Handle null_;
   const std::vector<int> ranks_;
   std::vector<Handle> requests_;     // under way
   std::vector<std::size_t> owners_;  // the slot of each
@@ -162,6 +216,7 @@ class MpiLink final : public Link {
   std::vector<std::size_t> free_;    // slots
   std::vector<int> completed_;
   std::vector<std::byte> statuses_;
+  std::deque<Loss> losses_;
   const bool frees_unused_;
   bool used_ = false;
   bool closed_ = false;

@@ -1,11 +1,20 @@
-// Whom a failure between hosts names: ranks that stop amid a call, and not a peer that is well.
+// Whom a failure between hosts names: ranks that stop amid a call, ranks that MPI has lost, and not
+// a peer that is well.
+#include <dlfcn.h>
+
+#include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <new>
+#include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "engine/far/messenger.h"
+#include "mpi/link.h"
 #include "tests/calls.h"
 #include "tests/check.h"
+#include "tests/fake_mpi.h"
 #include "tests/far_programs.h"
 #include "tests/host_ranks.h"
 
@@ -124,11 +133,98 @@ void no_memory_is_no_death_of_a_peer() {
   ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
 }
 
+struct MpiBeside {
+  explicit MpiBeside(const std::string& library) {
+    void* const loaded = dlopen(library.c_str(), RTLD_NOW);
+    CHECK(loaded != nullptr);
+    mpi = reinterpret_cast<FakeMpi* (*)()>(dlsym(loaded, "fake_mpi"))();
+    *mpi = {};
+    MpiConstants constants;
+    constants.library = library;
+    constants.handle_bytes = sizeof(int);
+    constants.status_bytes = kStatusBytes;
+    constants.any_source = -2;
+    constants.error_offset = kErrorOffset;
+    constants.in_status = kInStatus;
+    constants.proc_failed = kProcFailed;
+    constants.proc_failed_pending = kProcFailedPending;
+    link = make_mpi_link(constants, 1, {0, 1, 2}, false);
+  }
+  FakeMpi* mpi;
+  std::shared_ptr<Link> link;
+};
+
+// MPI tells of several at once, and that one of them has failed.
+void what_came_beside_a_failure_is_kept(const std::string& library) {
+  MpiBeside beside(library);
+  Link& link = *beside.link;
+  float data[4] = {};
+  const auto failed = link.receive(1, kLaneFirst, data, 4);
+  const auto come = link.receive(2, kLaneFirst, data + 1, 4);
+  const auto from_any = link.receive(Link::kAnyRank, kLaneControl, data + 2, 4);
+  const auto sent = link.send(2, kLaneFirst, data + 3, 4, true);
+  const auto forgotten = link.send(1, kLaneFirst, data + 3, 4, true);
+  beside.mpi->ends = {{1, code_of(kProcFailed)}, {2, 0}, {3, code_of(kProcFailedPending)}};
+  beside.mpi->forgets = 5;
+  link.progress();
+  CHECK(link.test(come) == Outcome::kDone);
+  CHECK(link.test(failed) == Outcome::kLost && link.test(forgotten) == Outcome::kLost);
+  CHECK(link.test(from_any) == Outcome::kUnderWay && link.test(sent) == Outcome::kUnderWay);
+  const auto loss = link.lost();
+  CHECK(loss && loss->rank == 1 && loss->how == "process failed");
+  CHECK(link.lost()->rank == 1 && !link.lost());
+  beside.mpi->ends = {{3, 0}, {4, 0}};
+  link.progress();
+  CHECK(link.test(from_any) == Outcome::kDone && link.test(sent) == Outcome::kDone);
+}
+
+// A rank is lost where MPI says so as a message begins, and for no other error.
+void who_cannot_be_sent_to_is_lost(const std::string& library) {
+  MpiBeside beside(library);
+  float data = 0;
+  beside.mpi->begins = code_of(kProcFailed);
+  const auto lost = beside.link->send(2, kLaneFirst, &data, 4, true);
+  CHECK(beside.link->test(lost) == Outcome::kLost);
+  const auto loss = beside.link->lost();
+  CHECK(loss && loss->rank == 2);
+  beside.mpi->begins = code_of(kOther);
+  bool thrown = false;
+  try {
+    beside.link->send(2, kLaneFirst, &data, 4, true);
+  } catch (const std::runtime_error& error) {
+    thrown = contains(error.what(), "MPI_Isend: another error");
+  }
+  CHECK(thrown && !beside.link->lost());
+}
+
+void a_rank_that_mpi_has_lost_is_named(const std::string& library) {
+  MpiBeside beside(library);
+  Messenger messenger(beside.link, 7, 0, {1, 2}, [] {});  // whose notices are request 1
+  float data[2] = {};
+  Ticket failed = messenger.receive(1, kLaneFirst, data, 4);
+  Ticket come = messenger.receive(2, kLaneFirst, data + 1, 4);
+  beside.mpi->ends = {{2, code_of(kProcFailed)}, {3, 0}};
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!messenger.notice() && std::chrono::steady_clock::now() < until) {
+    messenger.poll();
+    std::this_thread::yield();
+  }
+  CHECK(messenger.notice() && messenger.notice()->kind == FailureKind::kPeerFailure);
+  CHECK(contains(messenger.notice()->report,
+                 "rank 1 died or cannot be reached any more (process failed)"));
+  CHECK(messenger.done(come));
+  messenger.give_up({failed}, nullptr);
+}
+
 }  // namespace
 
-int main() {
+int main(int, char** arguments) {
   who_stops_amid_a_call_is_named(read_host_schedules("programs.txt", OpKind::kAllReduce));
   who_does_not_take_a_message_is_named();
   no_memory_is_no_death_of_a_peer();
+  const std::string mpi = std::filesystem::absolute(arguments[0]).parent_path() / "libfake_mpi.so";
+  what_came_beside_a_failure_is_kept(mpi);
+  who_cannot_be_sent_to_is_lost(mpi);
+  a_rank_that_mpi_has_lost_is_named(mpi);
   std::puts("failures of links: passed");
 }

@@ -7,6 +7,8 @@ others; making one is polled, so that no wait is unbounded.
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import time
 from typing import Any
 
@@ -14,6 +16,8 @@ from pycollective import _core
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 
 _POLL = 0.0002  # seconds
+_NO_CLASS = -1  # of errors: they are above 0
+_MARK = 0x5A5A1234  # a number that a status does not have by chance
 
 
 class MpiTransport:
@@ -47,7 +51,13 @@ class MpiTransport:
             handle_bytes=MPI._sizeof(MPI.Comm),
             status_bytes=MPI._sizeof(MPI.Status),
             byte=_handle(MPI._handleof(MPI.BYTE)),
+            null_request=_handle(MPI._handleof(MPI.REQUEST_NULL)),
             any_source=MPI.ANY_SOURCE,
+            error_offset=_error_offset(MPI),
+            in_status=MPI.ERR_IN_STATUS,
+            # mpi4py before 4 does not know them.
+            proc_failed=getattr(MPI, "ERR_PROC_FAILED", _NO_CLASS),
+            proc_failed_pending=getattr(MPI, "ERR_PROC_FAILED_PENDING", _NO_CLASS),
             comm=_handle(MPI._handleof(comm)),
             ranks=ranks,
             frees_unused=frees_unused,
@@ -83,6 +93,14 @@ class MpiTransport:
             time.sleep(_POLL)
         del self._begun[0]
         return made
+
+
+def _error_offset(mpi: Any) -> int:
+    """Where MPI_ERROR lies in a status, in bytes, which differs between MPIs."""
+    status = mpi.Status()
+    status.Set_error(_MARK)
+    raw = ctypes.string_at(mpi._addressof(status), mpi._sizeof(mpi.Status))
+    return raw.index(struct.pack("=i", _MARK))
 
 
 def _handle(value: int) -> int:
