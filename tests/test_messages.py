@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pycollective as pc
+from pycollective import host_memory
 from tests.harness import await_, results, run_ranks
 from tests.launchers import launcher
 
@@ -161,3 +162,27 @@ def test_what_cannot_be_is_refused(call, said):
         with pytest.raises(pc.ConfigurationError, match=said):
             call(comm, np.zeros(3))
         assert comm.failure is None
+
+
+def send_without_room(comm):
+    x = np.arange(5000.0)
+    if comm.rank == 0:
+        said = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(host_memory, "headroom", lambda: host_memory.Headroom(9, "a limit"))
+            for call in (lambda: comm.send(x, 1), lambda: comm.send(x, 1, async_op=True)):
+                with pytest.raises(pc.ConfigurationError) as refused:
+                    call()
+                said.append(str(refused.value))
+        comm.send(x, 1)  # there is room again
+        return said
+    got = np.empty_like(x)
+    comm.recv(got, 0)
+    return got.tobytes() == x.tobytes()
+
+
+def test_the_first_message_asks_whether_there_is_room_for_its_buffer():
+    said, received = results(run_ranks(send_without_room, 2))
+    for text in said:
+        assert text.startswith("send: 2 ranks need 0.1 MiB of shared memory together, and a limit")
+    assert received

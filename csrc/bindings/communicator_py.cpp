@@ -24,6 +24,18 @@ namespace {
 
 using Object = CommunicatorObject;
 
+// Keeps nothing of Python's: whoever lets go of it needs no interpreter.
+void check_room(OpKind kind, std::size_t bytes, int ranks) {
+  const GilHeld gil;
+  try {
+    py::module_::import("pycollective.host_memory").attr("check")(bytes, ranks);
+  } catch (py::error_already_set& error) {
+    throw CollectiveFailure(
+        {FailureKind::kConfiguration, -1, kind, 0,
+         std::string(name_of(kind)) + ": " + py::str(error.value()).cast<std::string>()});
+  }
+}
+
 Communicator* core_of(PyObject* self) { return Object::core_of(self); }
 
 PyObject* abort(PyObject* self, PyObject* args, PyObject* names) {
@@ -187,6 +199,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     if (object->core != nullptr) throw std::invalid_argument("initialised twice");
     object->core = new std::shared_ptr<Communicator>(
         std::make_shared<Communicator>(std::move(group), node.progress, timeout));
+    (*object->core)->set_room_check(&check_room);
     remember(*object->core);
     object->program_source = py::object(given.attr("programs")).release().ptr();
     // On one host without a table there is nothing to choose, and calls ask nobody.

@@ -122,6 +122,7 @@ void Communicator::run(const Request& given, const InterruptHook& interrupted) {
   std::optional<Request> room_for_request;
   const Request& programmed = with_program(given, room_for_request, false);
   if (programmed.program && !programmed.device) Scheduled::require_room(*group_, programmed);
+  if (programmed.kind == OpKind::kSend || programmed.exchange) require_room(programmed);
   const double timeout = programmed.timeout > 0 ? programmed.timeout : timeout_.load();
   std::unique_lock lock(mutex_);
   Queue& queue = queues_.of(programmed);
@@ -170,6 +171,7 @@ std::shared_ptr<Work> Communicator::submit(const Request& given,
   std::optional<Request> room_for_request;
   const Request& programmed = with_program(given, room_for_request, true);
   if (programmed.program && !programmed.device) Scheduled::require_room(*group_, programmed);
+  if (programmed.kind == OpKind::kSend || programmed.exchange) require_room(programmed);
   const double timeout = programmed.timeout > 0 ? programmed.timeout : timeout_.load();
   std::unique_lock lock(mutex_);
   Queue& queue = queues_.of(programmed);

@@ -56,6 +56,12 @@ class Communicator final : public Collectives,
   // In place of a program: the direct paths, whatever would be chosen.
   static const std::shared_ptr<const Program>& direct_paths();
 
+  // Asks whether each of `ranks` may commit so many bytes of shared memory, and throws
+  // CollectiveFailure (kConfiguration) if not: the kernel would kill whoever touched them. Set
+  // before the first call; without it nobody is asked.
+  using RoomCheck = std::function<void(OpKind, std::size_t bytes, int ranks)>;
+  void set_room_check(RoomCheck check) { room_check_ = std::move(check); }
+
   // From then on calls on arrays of its GPU are carried out there. Once, before any such call, on
   // all ranks or none.
   void set_device(std::shared_ptr<DeviceGroup> device) { device_ = std::move(device); }
@@ -106,6 +112,8 @@ class Communicator final : public Collectives,
   const Request& with_program(const Request& request, std::optional<Request>& room,
                               bool asynchronous);
   void decide_wire(Request& request);
+  // The first message to a rank of this host makes a channel's buffer.
+  void require_room(const Request& request);
   // For calls that kernels carry out: a copy of the request with its program.
   const Request& for_device(const Request& request, std::optional<Request>& room,
                             bool asynchronous);
@@ -161,6 +169,7 @@ class Communicator final : public Collectives,
   std::shared_ptr<Progress> progress_;
   std::shared_ptr<DeviceGroup> device_;
   ProgramChoices choices_;
+  RoomCheck room_check_;
   WireTrials wire_trials_;
   std::atomic<Wire> wire_{Wire::kAuto};
   std::atomic<double> timeout_;

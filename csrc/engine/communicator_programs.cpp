@@ -87,4 +87,23 @@ void Communicator::decide_wire(Request& request) {
   if (const auto before = WireTrial::before(request)) submit(*before, nullptr);
 }
 
+void Communicator::require_room(const Request& request) {
+  if (!room_check_) return;
+  std::vector<Outgoing*> first;
+  const auto add = [&](Member peer) {
+    Outgoing& channel = group_->messages().to(peer);
+    if (!channel.has_room.load(std::memory_order_relaxed)) first.push_back(&channel);
+  };
+  if (!request.exchange) {
+    if (const auto peer = group_->member_of(request.root)) add(*peer);
+  } else {
+    for (const Member each : group_->members())
+      if (each != group_->me()) add(each);
+  }
+  if (first.empty()) return;
+  room_check_(request.kind, first.size() * kChannelBuffer,
+              static_cast<int>(group_->world().near.size()));
+  for (Outgoing* each : first) each->has_room.store(true, std::memory_order_relaxed);
+}
+
 }  // namespace pycollective
