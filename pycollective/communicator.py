@@ -214,7 +214,14 @@ class Communicator(_core.Communicator):
             hosts = Counter(color for color, _ in groups if color >= 0)
             across = any(number > 1 for number in hosts.values())
             alone = colors[self.rank] < 0 or not any(host_of)
-            transport = whole.transport.split(None if alone else members, across)
+            try:
+                transport = whole.transport.split(
+                    None if alone else members, across, self._check_peers
+                )
+            except BaseException as error:  # the others wait, here or in what follows
+                if self.failure is None:
+                    self.abort(f"split was given up: {type(error).__name__}: {error}")
+                raise
         self._splits += 1
         number = f"{whole.id}/{self._splits}/{members[0]}".encode()
         number_of_64_bits = int.from_bytes(blake2b(number, digest_size=8).digest(), "little")

@@ -21,13 +21,13 @@ def start(thread: Thread) -> None:
         raise _refused(thread.name, error) from error
 
 
-def check(error: RuntimeError, what: str) -> None:
+def check(error: Exception, what: str) -> None:
     """Raise `ConfigurationError` if that is why native code has failed to make something."""
     if os.strerror(errno.EAGAIN) in str(error):  # of std::thread
         raise _refused(what, error) from error
 
 
-def _refused(what: str, error: RuntimeError) -> ConfigurationError:
+def _refused(what: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
         f"no thread could be started for {what} ({error}): raise the limit of processes and "
         "threads (ulimit -u, or pids.max of the cgroup)"

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "pycollective"
 CSRC = ROOT / "csrc"
-MOST_LINES = 400
+MOST_LINES = 430
 NATIVE = {".cpp", ".cu", ".h", ".inl"}
 
 # Each layer, and the layers of the package that it may import. `_core` is the native core.

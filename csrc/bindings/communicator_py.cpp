@@ -71,6 +71,19 @@ PyObject* close(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* check_peers(PyObject* self, PyObject*) {
+  Communicator* core = core_of(self);
+  if (core == nullptr) return nullptr;
+  try {
+    const GilReleased unlocked;
+    core->check_peers();
+  } catch (const std::exception&) {
+    raise_current_exception();
+    return nullptr;
+  }
+  Py_RETURN_NONE;
+}
+
 PyObject* stats(PyObject* self, PyObject*) {
   Communicator* core = core_of(self);
   if (core == nullptr) return nullptr;
@@ -240,7 +253,7 @@ void finalise(PyObject* self) {
 }
 
 // The collectives' first; the interpreter keeps pointers into this.
-PyMethodDef methods[kCollectiveMethods + 5] = {};
+PyMethodDef methods[kCollectiveMethods + 6] = {};
 
 const PyMethodDef own_methods[] = {
     {"abort", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(abort)),
@@ -251,6 +264,7 @@ const PyMethodDef own_methods[] = {
      "What this rank has sent to other hosts so far: a dict of sent_messages, sent_bytes (payloads "
      "as they left, with the library's own headers; not the transport's) and sent_raw_bytes (what "
      "the same would have been unpacked)."},
+    {"_check_peers", check_peers, METH_NOARGS, nullptr},
     {"_close", close, METH_NOARGS, nullptr},
     {"_capsule", capsule, METH_NOARGS, nullptr},
 };

@@ -49,6 +49,9 @@ class Communicator final : public Collectives,
   void abort(const std::string& reason) override;
   void close() override { close({}); }
   std::shared_ptr<const Failure> failure() override;
+  // For who waits for all ranks outside of operations, again and again: throws CollectiveFailure
+  // where the communicator has failed, or any rank has died, which it then fails of.
+  void check_peers();
 
   // Chooses for requests that have no program. Without a source all take the direct paths, which
   // are for one host.

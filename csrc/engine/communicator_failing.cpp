@@ -1,5 +1,7 @@
 // How a communicator fails, and hears that it has: the first cause counts, and ends all that is
 // pending.
+#include <optional>
+
 #include "engine/communicator.h"
 #include "engine/far/messenger.h"
 
@@ -70,6 +72,35 @@ std::shared_ptr<const Failure> Communicator::failure() {
   // and have yet to tell the device.
   if (known && device_) device_->abort();
   return known;
+}
+
+void Communicator::check_peers() {
+  if (forked()) return;
+  std::optional<Failure> found;
+  if (Messenger* const messenger = group_->messenger()) {
+    messenger->await_anyone(true);
+    messenger->poll();
+    messenger->await_anyone(false);
+    if (const auto notice = messenger->notice())
+      found = Failure{notice->kind, rank(), OpKind::kBarrier, 0,
+                      reported_text(notice->report, notice->reporter, rank())};
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_)
+      throw CollectiveFailure(
+          {FailureKind::kConfiguration, rank(), OpKind::kBarrier, 0, "it is closed"});
+    for (const Member each : group_->members())
+      if (!found && each != group_->me() && !group_->alive(each))
+        found = Failure{FailureKind::kPeerFailure, rank(), OpKind::kBarrier, 0,
+                        group_->describe(each) + " died: its process ended, seen by rank " +
+                            std::to_string(rank()) +
+                            ". The communicator does no more work; the output of rank " +
+                            std::to_string(group_->rank_of(each)) +
+                            " tells why, and the job must be started again"};
+  }
+  if (found) fail(*found);
+  if (const auto known = failure()) throw CollectiveFailure(*known);
 }
 
 }  // namespace pycollective

@@ -2,12 +2,15 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <chrono>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings/gil.h"
 #include "torch/average.h"
 #include "torch/backend.h"
+#include "torch/connecting.h"
 #include "torch/ending.h"
 #include "torch/errors.h"
 #include "torch/gloo_link.h"
@@ -26,6 +29,10 @@ c10::intrusive_ptr<Backend> make_backend(py::object communicator,
   return c10::make_intrusive<Backend>(*core, std::move(threads), std::move(communicator));
 }
 
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+}
+
 }  // namespace
 }  // namespace pycollective::shim
 
@@ -39,8 +46,7 @@ PYBIND11_MODULE(_torch, module) {
       module, "CompletionThreads",
       "Threads that complete futures and run their callbacks, started when needed.")
       .def(py::init([](int rank, double limit) {
-             return std::make_shared<CompletionThreads>(
-                 rank, std::chrono::milliseconds(static_cast<std::int64_t>(limit * 1e3)));
+             return std::make_shared<CompletionThreads>(rank, milliseconds_of(limit));
            }),
            py::arg("rank"), py::arg("limit"))
       .def_static("any_busy", &CompletionThreads::any_busy,
@@ -62,18 +68,42 @@ PYBIND11_MODULE(_torch, module) {
       .def_property_readonly("communicator", &Backend::communicator,
                              "The communicator that does the work.");
 
-  module.def(
-      "gloo_link",
-      [](c10::intrusive_ptr<c10d::Backend> group) {
-        using pycollective::kLinkCapsule;
-        using pycollective::Link;
-        auto* link = new std::shared_ptr<Link>(std::make_shared<GlooLink>(std::move(group)));
-        return py::capsule(link, kLinkCapsule, [](PyObject* it) {
-          delete static_cast<std::shared_ptr<Link>*>(PyCapsule_GetPointer(it, kLinkCapsule));
-        });
-      },
-      py::arg("group"),
-      "A link over a c10d backend, in a capsule; the backend is its own from now on.");
+  py::class_<Connecting>(
+      module, "Connecting",
+      "Connects to a TCPStore, or the ranks of a Gloo group, on a thread of its own. Given up, it "
+      "leaves that thread behind, which needs no interpreter.")
+      .def_static(
+          "to_store",
+          [](std::string host, std::uint16_t port, double timeout) {
+            return Connecting::to_store(std::move(host), port, milliseconds_of(timeout));
+          },
+          py::arg("host"), py::arg("port"), py::arg("timeout"))
+      .def_static("to_ranks", &Connecting::to_ranks, py::arg("alone"), py::arg("store"),
+                  py::arg("rank"), py::arg("size"),
+                  "All ranks with each other; `alone`: a Gloo group of one rank, with the devices "
+                  "and the timeout of the new one.")
+      .def(
+          "wait",
+          [](const Connecting& self, double seconds) {
+            const pycollective::GilReleased unlocked;
+            return self.wait(milliseconds_of(seconds));
+          },
+          py::arg("seconds"), "Whether it has ended.")
+      .def("give_up", &Connecting::give_up)
+      .def_property_readonly("absent", &Connecting::absent,
+                             "Once it has failed: the ranks that were not there.")
+      .def_property_readonly("store", &Connecting::store, "Once it has ended; or raises why not.")
+      .def(
+          "link",
+          [](Connecting& self) {
+            using pycollective::kLinkCapsule;
+            using pycollective::Link;
+            auto* link = new std::shared_ptr<Link>(std::make_shared<GlooLink>(self.take_group()));
+            return py::capsule(link, kLinkCapsule, [](PyObject* it) {
+              delete static_cast<std::shared_ptr<Link>*>(PyCapsule_GetPointer(it, kLinkCapsule));
+            });
+          },
+          "Once it has ended: a link over the group, in a capsule; or raises why not.");
 
   module.def(
       "average",

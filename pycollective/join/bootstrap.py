@@ -109,6 +109,7 @@ def init(
     Raises:
         ConfigurationError: the launch or the arguments cannot be right, or memory is short.
         CollectiveTimeout: not every rank came; the message names the absentees.
+        PeerFailure: a rank died meanwhile, and the store is the library's own.
     """
     if device is not None:
         device_ways.prepare(device)  # before anybody waits for this rank

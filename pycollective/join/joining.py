@@ -226,8 +226,10 @@ def _connect_hosts(where: FirstMeeting) -> Communicator:
         store = MessageStore(where.store, rank, where.one_machine)
         mine = Record(size=size, data_bytes=joined.data_bytes, address=store.address)
         common = Common.from_text(whole.agree(mine, Common.of_records), joined.data_bytes)
-        store.reach(common.address, where.timeout)
-        transport = C10dTransport(store, f"{where.prefix}/messages", rank, size, where.timeout)
+        store.reach(common.address, where.timeout, whole.raise_problem, size)
+        transport = C10dTransport(
+            store, f"{where.prefix}/messages", rank, size, where.timeout, whole.raise_problem
+        )
         whole.confirm()
     joined = joined._replace(data_bytes=common.data_bytes)
     world = World(rank, where.host_of, transport, where.table, where.on_machine)

@@ -17,13 +17,19 @@ import json
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, NoReturn
 
-from pycollective.errors import CollectiveAborted, CollectiveTimeout, ConfigurationError
+from pycollective.errors import (
+    CollectiveAborted,
+    CollectiveTimeout,
+    ConfigurationError,
+    PeerFailure,
+)
 from pycollective.join.records import Record, understanding
 from pycollective.limits import described
 from pycollective.version import VERSION
@@ -32,6 +38,7 @@ _log = logging.getLogger("pycollective")
 
 _WARN_AFTER = 30.0  # seconds until the log names the ranks that are awaited
 _NAMED_AT_MOST = 32  # ranks in a message
+_LOOKS_IN_A_SECOND = 20_000  # of all ranks together, at torch's store
 _GRACE = 2.0  # seconds for the one rank that looks who is absent to say so
 
 _PASSED_ON = "report"  # attribute of an exception that another rank has reported
@@ -78,6 +85,8 @@ def raise_reported(report: bytes | str, number: int) -> NoReturn:
     error: Exception
     if kind == CollectiveTimeout.__name__:
         error = CollectiveTimeout(text, number, "init")
+    elif kind == PeerFailure.__name__:
+        error = PeerFailure(f"{text}; its own output tells why", number, "init")
     elif kind == ConfigurationError.__name__:
         error = ConfigurationError(text)
     else:
@@ -89,6 +98,12 @@ def raise_reported(report: bytes | str, number: int) -> NoReturn:
 def is_full(store: Any) -> bool:
     """Whether the store has more than `set` and `get`."""
     return all(hasattr(store, name) for name in ("add", "compare_set", "wait", "check"))
+
+
+def _is_torchs(store: Any) -> bool:
+    """Whether it waits in torch, which looks at no signal meanwhile, such as Ctrl-C's."""
+    torch = sys.modules.get("torch.distributed")
+    return torch is not None and isinstance(store, torch.Store)
 
 
 class Meeting:
@@ -123,6 +138,7 @@ class Meeting:
                 "a blocking get(key)"
             )
         self._store, self._full = store, is_full(store)
+        self._deaf = self._full and _is_torchs(store)
         self.rank, self.size = rank, size
         self.numbers = list(numbers or range(size))
         self.number = self.numbers[rank]
@@ -194,6 +210,10 @@ class Meeting:
             ConfigurationError: what another rank has reported, or records that do not go together.
             CollectiveTimeout: names the ranks that did not come.
         """
+        if hasattr(self._store, "will"):
+            died = f"rank {self.number} ({this_process()}) died before all had joined"
+            keys = [self._key(step) for step in (_COME, _ATTACHED)]
+            self._store.will(keys, json.dumps([PeerFailure.__name__, died]).encode())
         self._publish(record)
         if self._full:
             return self._await_all(_COME, lambda: decide(self._read_all()))
@@ -323,12 +343,23 @@ class Meeting:
     def _is_set_within(self, key: str, seconds: float) -> bool:
         seconds = max(0.001, seconds)
         end = monotonic() + seconds
+        if self._deaf:
+            return self._look_until(key, end)
         try:
             self._store.wait([key], timedelta(seconds=seconds))
         except RuntimeError:  # of which every store raises another kind
             if monotonic() < end - 0.1:  # it was not the time that ran out
                 raise
             return False
+        return True
+
+    def _look_until(self, key: str, end: float) -> bool:
+        pause, longest = 0.001, max(0.02, self.size / _LOOKS_IN_A_SECOND)
+        while not self._store.check([key]):
+            if monotonic() >= end:
+                return False
+            sleep(pause)
+            pause = min(2 * pause, longest)
         return True
 
     def _absent(self, step: str, when: str) -> str:

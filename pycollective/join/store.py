@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -67,6 +68,7 @@ class StoreServer:
         self._buffers: dict[socket.socket, bytes] = {}  # of each client, in order of arrival
         self._known: set[socket.socket] = set()  # those that have sent a proper message
         self._served = 0  # how many ever have
+        self._wills: dict[socket.socket, list[tuple[bytes, bytes]]] = {}  # for who dies
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -171,6 +173,9 @@ class StoreServer:
         self._known.discard(client)
         self._selector.unregister(client)
         client.close()
+        for key, value in self._wills.pop(client, []):
+            if key not in self._values:
+                self._set(key, value)
 
     def _read(self, client: socket.socket) -> None:
         if client not in self._buffers:
@@ -215,6 +220,10 @@ class StoreServer:
             if key not in self._values:
                 self._set(key, value)
             self._answer(client, self._values[key])
+        elif verb == b"will":  # not answered, nor is the next
+            self._wills.setdefault(client, []).extend((each, value) for each in key.split(b","))
+        elif verb == b"bye":
+            self._wills.pop(client, None)
         elif verb == b"count":
             self._counts[key] = self._counts.get(key, 0) + 1
             self._answer(client, str(self._counts[key]).encode())
@@ -248,9 +257,8 @@ class StoreClient:
         glance: asked now and then while a call waits; what it raises ends the call.
 
     Raises:
-        CollectiveTimeout: nobody serves there in time, or a key was not set in time.
-        ConfigurationError: the server has ended, or wants another secret; or key and value take
-            more than some 90 KB.
+        CollectiveTimeout: nobody serves there, or a key was not set, in time.
+        ConfigurationError: the server has ended, or wants another secret; or a value takes 90 KB.
     """
 
     def __init__(
@@ -267,6 +275,7 @@ class StoreClient:
         self._secret = secret.encode()
         self._timeout = timeout
         self._buffer = b""
+        self._wills = self._unsent = b""  # for each connection; those that it has not been told
         self._socket: socket.socket | None = self._connect()
 
     def set(self, key: str, value: bytes) -> None:
@@ -300,11 +309,18 @@ class StoreClient:
         value = desired.encode()
         return bytes(self._ask(b"claim", key, self._timeout, value, base64.b64decode))
 
+    def will(self, keys: list[str], value: bytes) -> None:
+        """Have `value` set under `keys`, where none is, should this process die before `close`."""
+        line = self._line(b"will", keys, value)
+        self._wills, self._unsent = self._wills + line, self._unsent + line
+
     def close(self) -> None:
         """Close the connection; a later call opens another."""
         if self._socket is not None:
+            with suppress(OSError):
+                self._socket.sendall(self._line(b"bye", []))
             self._socket.close()
-        self._socket, self._buffer = None, b""
+        self._socket, self._buffer, self._unsent = None, b"", self._wills
 
     def _connect(self) -> socket.socket:
         deadline = time.monotonic() + self._timeout
@@ -339,6 +355,10 @@ class StoreClient:
                 self._glance()
             time.sleep(0.02)  # rank 0 may not serve yet
 
+    def _line(self, verb: bytes, keys: list[str], value: bytes = b"") -> bytes:
+        words = b",".join(_word(key.encode()) for key in keys)
+        return b" ".join((self._secret, verb, words, _word(value))) + b"\n"
+
     def _ask(
         self,
         verb: bytes,
@@ -347,18 +367,19 @@ class StoreClient:
         value: bytes = b"",
         read: Callable[[bytes], Any] = bytes,
     ) -> Any:
-        message = b" ".join((self._secret, verb, _word(key.encode()), _word(value)))
-        if len(message) >= _MAX_LINE:
+        message = self._line(verb, [key], value)
+        if len(message) > _MAX_LINE:
             raise ConfigurationError(
-                f"{verb.decode()} {key[:100]!r}: {len(message)} bytes are too long a message for "
-                f"the store, which takes {_MAX_LINE - 1}"
+                f"{verb.decode()} {key[:100]!r}: {len(message) - 1} bytes are too long a message "
+                f"for the store, which takes {_MAX_LINE - 1}"
             )
         deadline = time.monotonic() + timeout
         if self._socket is None:
             self._socket = self._connect()
+        message, self._unsent = self._unsent + message, b""
         try:
             self._socket.settimeout(max(0.001, timeout))
-            self._socket.sendall(message + b"\n")
+            self._socket.sendall(message)
             while b"\n" not in self._buffer:
                 data = self._receive(self._socket, deadline)
                 if not data:

@@ -9,15 +9,23 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from pycollective import threads
-from pycollective.errors import ConfigurationError
+from pycollective.errors import CollectiveTimeout, ConfigurationError
+
+if TYPE_CHECKING:
+    from pycollective._torch import Connecting
 
 _LOOPBACK = "127.0.0.1"
 _OUTSIDE = "192.0.2.1"  # of no host (RFC 5737): the way there is the way to all that is far
+_LOOK_EVERY = 0.05  # seconds, while it connects, for signals and failures
+_GLANCES_IN_A_SECOND = 5_000  # of all ranks together, which may be at one store
+_NAMED_AT_MOST = 32  # ranks in a message
 
 
 class MessageStore:
@@ -63,20 +71,29 @@ class MessageStore:
                 raise
             self.address = f"{host}:{port}"
 
-    def reach(self, address: str, timeout: float) -> None:
-        """Connect to the store that rank 0 serves, where it does."""
+    def reach(self, address: str, timeout: float, glance: Callable[[], None], size: int) -> None:
+        """Connect to the store that rank 0 serves, where it does; see `C10dTransport`."""
         if self.torch is None:
+            _distributed()
+            from pycollective._torch import Connecting
+
             host, _, port = address.rpartition(":")
-            limit = timedelta(seconds=timeout)
             try:
-                self.torch = _distributed().TCPStore(
-                    host, int(port), is_master=False, timeout=limit
-                )
+                connecting = Connecting.to_store(host, int(port), timeout)
             except (RuntimeError, TypeError, ValueError) as error:
-                raise ConfigurationError(
-                    f"rank {self._rank} cannot reach the store of rank 0 at {address!r}: {error}. "
-                    "MASTER_ADDR, on rank 0, names a host of the network to use"
-                ) from error
+                raise self._not_reached(address, error) from error
+            _await(connecting, glance, size)  # whose errors are glance's
+            try:
+                self.torch = connecting.store
+            except RuntimeError as error:
+                raise self._not_reached(address, error) from error
+
+    def _not_reached(self, address: str, error: Exception) -> ConfigurationError:
+        threads.check(error, "messages between hosts")
+        return ConfigurationError(
+            f"rank {self._rank} cannot reach the store of rank 0 at {address!r}: {error}. "
+            "MASTER_ADDR, on rank 0, names a host of the network to use"
+        )
 
 
 def own_address(meets_at: str = "") -> str:
@@ -125,50 +142,110 @@ class C10dTransport:
         rank: this rank of the communicator.
         size: its ranks.
         timeout: seconds that connecting may take.
+        glance: asked now and then while it connects; what it raises ends that.
+        op: for whom it connects, in messages.
 
     Raises:
         ConfigurationError: torch is not here, or the ranks cannot be connected.
+        CollectiveTimeout: names the ranks that did not come.
     """
 
     name = "c10d"
 
     def __init__(
-        self, store: MessageStore, prefix: str, rank: int, size: int, timeout: float
+        self,
+        store: MessageStore,
+        prefix: str,
+        rank: int,
+        size: int,
+        timeout: float,
+        glance: Callable[[], None],
+        op: str = "init",
     ) -> None:
         self._store, self._prefix, self._timeout = store, prefix, timeout
         self._rank = rank
         self._splits = 0
-        group = _gloo(store, prefix, rank, size, timeout)
-        from pycollective import _torch
+        self.link = _connect(store, prefix, rank, size, timeout, glance, op)
 
-        self.link = _torch.gloo_link(group)
-
-    def split(self, members: list[int] | None, across: bool) -> C10dTransport | None:
+    def split(
+        self, members: list[int] | None, across: bool, glance: Callable[[], None]
+    ) -> C10dTransport | None:
         """See `Transport`."""
         self._splits += 1
         if members is None or not across:
             return None
         prefix = f"{self._prefix}/split{self._splits}/{members[0]}"
+        rank = members.index(self._rank)
         return C10dTransport(
-            self._store, prefix, members.index(self._rank), len(members), self._timeout
+            self._store, prefix, rank, len(members), self._timeout, glance, "split"
         )
 
 
-def _gloo(store: MessageStore, prefix: str, rank: int, size: int, timeout: float) -> Any:
+def _connect(
+    store: MessageStore,
+    prefix: str,
+    rank: int,
+    size: int,
+    timeout: float,
+    glance: Callable[[], None],
+    op: str,
+) -> object:
+    """A link that joins all ranks."""
     dist = _distributed()
-    limit = timedelta(seconds=timeout)
+    from pycollective._torch import Connecting
+
     keys = dist.PrefixStore(f"pycollective/{prefix}", store.torch)
     try:
-        if not store.device:
-            return dist.ProcessGroupGloo(keys, rank, size, limit)
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=store.device)]
-        options._threads = 1  # of collectives, which nobody calls
-        options._timeout = limit
-        return dist.ProcessGroupGloo(keys, rank, size, options)
+        connecting = Connecting.to_ranks(_alone(store.device, timeout), keys, rank, size)
     except RuntimeError as error:
-        threads.check(error, "messages between hosts")
-        raise ConfigurationError(
-            f"rank {rank} cannot be connected with the ranks of other hosts: {error}. "
-            "GLOO_SOCKET_IFNAME names the network interface to use"
+        raise _not_connected(rank, error) from error
+    _await(connecting, glance, size)
+    try:
+        return connecting.link()
+    except RuntimeError as error:
+        absent = connecting.absent
+        if not absent:
+            raise _not_connected(rank, error) from error
+        more = " and more" if len(absent) > _NAMED_AT_MOST else ""
+        raise CollectiveTimeout(
+            f"{op} timed out on rank {rank} after {timeout:g} s: rank(s) "
+            f"{', '.join(map(str, absent[:_NAMED_AT_MOST]))}{more} of {size} did not come to be "
+            "connected. Look at what those ranks do instead",
+            rank,
+            op,
         ) from error
+
+
+def _await(connecting: Connecting, glance: Callable[[], None], size: int) -> None:
+    """Wait until it has ended; give it up where `glance`, or a signal's handler, raises."""
+    between = max(_LOOK_EVERY, size / _GLANCES_IN_A_SECOND)
+    next_glance = monotonic() + _LOOK_EVERY
+    try:
+        while not connecting.wait(_LOOK_EVERY):
+            if monotonic() >= next_glance:
+                glance()
+                next_glance = monotonic() + between
+    except BaseException:
+        connecting.give_up()
+        raise
+
+
+def _alone(device: str, timeout: float) -> Any:
+    """A Gloo group of one rank, with the devices that others are to have."""
+    dist = _distributed()
+    limit = timedelta(seconds=timeout)
+    if not device:
+        return dist.ProcessGroupGloo(dist.HashStore(), 0, 1, limit)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=device)]
+    options._threads = 1  # of collectives, which nobody calls
+    options._timeout = limit
+    return dist.ProcessGroupGloo(dist.HashStore(), 0, 1, options)
+
+
+def _not_connected(rank: int, error: RuntimeError) -> ConfigurationError:
+    threads.check(error, "messages between hosts")
+    return ConfigurationError(
+        f"rank {rank} cannot be connected with the ranks of other hosts: {error}. "
+        "GLOO_SOCKET_IFNAME names the network interface to use"
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pycollective import _core
@@ -65,17 +66,19 @@ class MpiTransport:
         # Duplicates that were begun in a `split` that failed: MPI matches them by their order.
         self._begun: list[tuple[Any, Any]] = []
 
-    def split(self, members: list[int] | None, across: bool) -> MpiTransport | None:
+    def split(
+        self, members: list[int] | None, across: bool, glance: Callable[[], None]
+    ) -> MpiTransport | None:
         """See `Transport`. The groups share one duplicate: their ranks send each other nothing."""
         if not across:
             return None
-        comm = self._duplicate()
+        comm = self._duplicate(glance)
         if members is None:
             comm.Free()
             return None
         return MpiTransport(comm, [self._ranks[member] for member in members], self._timeout, True)
 
-    def _duplicate(self) -> Any:
+    def _duplicate(self, glance: Callable[[], None]) -> Any:
         """A duplicate of the MPI communicator, which all of its ranks make."""
         if not self._begun:
             self._begun.append(self._comm.Idup())
@@ -90,6 +93,7 @@ class MpiTransport:
                     rank,
                     "split",
                 )
+            glance()
             time.sleep(_POLL)
         del self._begun[0]
         return made

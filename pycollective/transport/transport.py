@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -14,10 +15,13 @@ class Transport(Protocol):
     def link(self) -> object:
         """A capsule with a native link (csrc/engine/far/link.h), for one communicator."""
 
-    def split(self, members: list[int] | None, across: bool) -> Transport | None:
+    def split(
+        self, members: list[int] | None, across: bool, glance: Callable[[], None]
+    ) -> Transport | None:
         """A transport for some of the ranks; all must call it. None where there is no need.
 
         Args:
             members: they, in the new communicator's order; None on ranks that are in none.
             across: whether any of the groups that are made now is on several hosts.
+            glance: asked now and then while it waits for others; what it raises ends that.
         """

@@ -15,6 +15,7 @@ import pytest
 from pycollective import CollectiveTimeout, ConfigurationError
 from pycollective.join.address import parse_address
 from pycollective.join.store import StoreClient, StoreServer
+from tests.harness import await_
 from tests.joining import free_place
 
 SECRET = "5ec2e7"
@@ -335,3 +336,26 @@ def test_nobody_there_is_a_timeout_over_tcp_and_at_once_a_fault_over_unix():
 def test_a_wrong_address_is_said(address):
     with pytest.raises(ConfigurationError, match="is not tcp://host:port"):
         parse_address(address)
+
+
+def test_a_will_is_done_where_its_client_dies_and_nowhere_else(connect, server):
+    dies, leaves, waits = connect(), connect(timeout=0.1), connect(timeout=20)
+    dies.will(["death", "known"], b"it died")
+    leaves.will(["end"], b"it died")
+    with pytest.raises(CollectiveTimeout):  # which ends a connection, and is no death
+        leaves.get("never")
+    dies.set("known", b"before")
+    leaves.set("left", b"1")
+    dies._socket.close()  # without a word, as the kernel does it
+    assert waits.get("death") == b"it died"
+    assert waits.get("known") == b"before"
+    leaves.close()
+    await_(lambda: len(server._known) == 1)
+    assert not waits.check(["end"])
+    again = connect()
+    again.will(["end"], b"it died")
+    with pytest.raises(CollectiveTimeout):
+        again.wait(["never"], timedelta(seconds=0.05))
+    again.set("told", b"anew")  # and so is the will, on the next connection
+    again._socket.close()
+    assert waits.get("end") == b"it died"

@@ -64,7 +64,7 @@ def test_a_call_that_needs_more_threads_than_there_can_be():
     (error, took), (told, heard) = between_hosts(call_with_no_thread_left)
     for each in (error, told):
         assert isinstance(each, pc.CollectiveAborted)
-        assert "rank 0 cannot go on: no thread could be started" in str(each)
+        assert "rank 0 failed: no thread could be started" in str(each)
         assert CURE in str(each)
     assert max(took, heard) < WITHIN
 

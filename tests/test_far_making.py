@@ -1,0 +1,153 @@
+"""Ranks of other hosts that end, stay away or are interrupted while groups are made."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import torch.distributed as dist  # what ranks are forked of has it
+
+import pycollective as pc
+from pycollective.transport.c10d import C10dTransport
+from tests.harness import results, run_ranks
+
+HOSTS = {"PYCOLLECTIVE_TOPOLOGY": "3x1"}
+LONG = 60.0  # a timeout that no test waits for
+
+
+def ended(act):
+    """How it ended: the error's name and words, and after how many seconds."""
+    start = time.monotonic()
+    try:
+        act()
+    except BaseException as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return "", "", time.monotonic() - start
+
+
+def interrupt_soon():
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+
+def connecting_threads():
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            names.append((task / "comm").read_text().strip())
+        except OSError:  # gone
+            continue
+    return names.count("pycoll-connect")
+
+
+def torch_store(port):
+    rank = int(os.environ["PYCOLLECTIVE_RANK"])
+    return dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def split_beside_a_death(comm):
+    comm.timeout = comm._world.transport._timeout = LONG
+    comm.barrier()
+    if comm.rank == 2:
+        C10dTransport.split = lambda *_: os._exit(3)
+    return *ended(lambda: comm.split(0)), comm.failure
+
+
+def test_a_rank_that_dies_in_a_split_is_named_by_all():
+    outcomes = run_ranks(split_beside_a_death, 3, variables=HOSTS)
+    for outcome in outcomes[:2]:
+        kind, text, seconds, failure = outcome.result
+        assert kind == "PeerFailure", text
+        assert "rank 2 died or cannot be reached any more" in text
+        assert seconds < LONG / 3
+        assert failure is not None  # of the communicator that was split
+
+
+def interrupted_in_a_split(comm):
+    comm.timeout = comm._world.transport._timeout = LONG
+    comm.barrier()
+    if comm.rank == 0:
+        interrupt_soon()
+    else:
+        # It never connects, and sees what befalls the group.
+        def waits(self, members, across, glance):
+            while True:
+                glance()
+                time.sleep(0.01)
+
+        C10dTransport.split = waits
+    how = ended(lambda: comm.split(0))
+    end = time.monotonic() + LONG / 3
+    while connecting_threads() and time.monotonic() < end:
+        time.sleep(0.01)
+    return *how, connecting_threads()
+
+
+def test_ctrl_c_ends_a_split_and_all_are_told():
+    first, *others = results(run_ranks(interrupted_in_a_split, 3, variables=HOSTS))
+    assert first[0] == "KeyboardInterrupt"
+    assert first[2] < LONG / 3
+    assert first[3] == 0  # nothing of it is left
+    for kind, text, seconds, _ in others:
+        assert kind == "CollectiveAborted"
+        assert "rank 0 aborted" in text
+        assert "split was given up: KeyboardInterrupt" in text
+        assert seconds < LONG / 3
+
+
+def init_beside_a_death(_):
+    if os.environ["PYCOLLECTIVE_RANK"] == "2":
+        C10dTransport.__init__ = lambda *_: os._exit(3)
+    return ended(lambda: pc.init(timeout=LONG))
+
+
+def test_a_rank_that_dies_in_init_is_named_where_the_store_is_our_own():
+    outcomes = run_ranks(init_beside_a_death, 3, join=False, variables=HOSTS)
+    for outcome in outcomes[:2]:
+        kind, text, seconds = outcome.result
+        assert kind == "PeerFailure", text
+        assert "rank 2 (process" in text
+        assert "died before all had joined" in text
+        assert seconds < LONG / 3
+
+
+def init_beside_who_stays_away(_, port):
+    store = torch_store(port)
+    rank = int(os.environ["PYCOLLECTIVE_RANK"])
+    if rank == 2:
+        # In place of connecting: alive, and told of nothing.
+        C10dTransport.__init__ = lambda *_: store.wait(["over 0", "over 1"])
+    how = ended(lambda: pc.init(rank=rank, size=3, store=store, timeout=4, topology="3x1"))
+    store.set(f"over {rank}", "")
+    if rank == 0:  # which serves it
+        store.wait(["over 1", "over 2"])
+    return how
+
+
+def test_who_stays_away_is_named_at_the_timeout_where_the_store_is_torchs():
+    outcomes = run_ranks(init_beside_who_stays_away, 3, free_port(), join=False)
+    kinds = [outcome.result[0] for outcome in outcomes[:2]]
+    assert kinds == ["CollectiveTimeout"] * 2, outcomes
+    for outcome in outcomes[:2]:
+        assert "rank(s) 2 of 3 did not come to be connected" in outcome.result[1]
+
+
+def interrupted_alone(_, port):
+    store = torch_store(port)
+    interrupt_soon()
+    return ended(lambda: pc.init(rank=0, size=2, store=store, timeout=LONG))
+
+
+def test_ctrl_c_ends_an_init_that_waits_at_torchs_store():
+    [(kind, text, seconds)] = results(run_ranks(interrupted_alone, 1, free_port(), join=False))
+    assert kind == "KeyboardInterrupt", text
+    assert seconds < 15  # torch's own wait begins anew after 30 s
