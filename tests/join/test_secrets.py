@@ -15,6 +15,7 @@ from pycollective.join.address import job_secret
 from pycollective.join.store import StoreClient
 from tests.harness import PerRank, Ranks, results, run_ranks
 from tests.joining import failing, free_place, works
+from tests.launchers import OwnLauncher
 
 WORD = "a-word-of-this-test"
 
@@ -88,6 +89,15 @@ def test_a_secret_that_cannot_be_one_is_said(no_secret, monkeypatch, secret_file
     monkeypatch.setenv("PYCOLLECTIVE_SECRET", "two words")
     with pytest.raises(pc.ConfigurationError, match="PYCOLLECTIVE_SECRET is not one word"):
         job_secret()
+
+
+@pytest.mark.parametrize("name", ["PYCOLLECTIVE_SECRET", "PYCOLLECTIVE_SECRET_FILE"])
+def test_a_launcher_keeps_the_secret_that_it_is_given(secret_file, name):
+    """Ranks of several launches can meet by it."""
+    given = {name: WORD if name == "PYCOLLECTIVE_SECRET" else str(secret_file)}
+    says = "import os; print(os.environ['PYCOLLECTIVE_SECRET'])"
+    done = OwnLauncher().run(2, "-c", says, **given)
+    assert done.stdout.split() == [WORD, WORD], done.stdout + done.stderr
 
 
 def forge(spy, change):
