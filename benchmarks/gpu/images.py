@@ -23,6 +23,12 @@ from benchmarks.gpu.steps import BUILT, IMAGES, LITMUS, NO_ABORT_LOOK, ROOT
 _EMBED = runpy.run_path(str(ROOT / "csrc" / "cuda" / "embed.py"))
 
 
+def find_nvcc() -> str | None:
+    """Its path, if there is one."""
+    found: str | None = _EMBED["find_nvcc"]()
+    return found
+
+
 def put(built: Path, folder: Path) -> None:
     """Copy the images into the folder; `built` keeps what nvcc makes.
 

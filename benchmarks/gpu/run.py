@@ -12,6 +12,7 @@ than benchmarks/results.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -28,6 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import images
 from benchmarks.gpu.steps import BUILT, IMAGES, PYTHON, ROOT, Step, builds, checks, last_json
 from benchmarks.gpu.table import Outcome, table
 
@@ -58,22 +60,46 @@ if failed or count.value == 0:
     print(json.dumps({"no driver": f"{name}: CUDA error {failed}, {count.value} GPUs"}))
     raise SystemExit
 driver.cuDriverGetVersion(ctypes.byref(version))
-devices = []
+devices, architectures, part = [], set(), ctypes.c_int()
 for number in range(count.value):
     driver.cuDeviceGetName(gpu, 100, number)
     devices.append([gpu.value.decode()])
-print(json.dumps({"devices": devices, "driver": name, "version": version.value}))
+    capability = 0
+    for attribute in (75, 76):  # major, minor
+        driver.cuDeviceGetAttribute(ctypes.byref(part), attribute, number)
+        capability = 10 * capability + part.value
+    architectures.add(capability)
+report = {"devices": devices, "architectures": [str(each) for each in sorted(architectures)]}
+print(json.dumps({**report, "driver": name, "version": version.value}))
 """
 
 
+@functools.cache
+def architectures() -> str:
+    """Of this machine's GPUs, as nvcc names them; empty where nvcc or the driver does not tell.
+
+    Then nvcc compiles for the usual ones, and to PTX that later GPUs take.
+    """
+    bare = subprocess.run(
+        [PYTHON, "-c", _BARE_REPORT], check=False, capture_output=True, text=True, timeout=60
+    )
+    found = last_json(bare.stdout).get("architectures", [])
+    nvcc = images.find_nvcc()
+    if nvcc is None:
+        return ""
+    listed = subprocess.run([nvcc, "--list-gpu-arch"], check=False, capture_output=True, text=True)
+    known = listed.stdout.split()
+    return " ".join(found) if all(f"compute_{each}" in known for each in found) else ""
+
+
 def environment() -> dict[str, str]:
-    """Of every step: this tree, one architecture, and the images that were compiled for it."""
+    """Of every step: this tree, its GPUs' architectures, and the images that are made for them."""
     mine = {
         "PATH": os.pathsep.join([os.environ.get("PATH", ""), TOOLKIT]),
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
-        "PYCOLLECTIVE_CUDA_ARCHS": "90",
+        "PYCOLLECTIVE_CUDA_ARCHS": architectures(),
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "CUDA_MODULE_LOADING": "EAGER",
     }

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.gpu import images, run, shown, steps
 from benchmarks.gpu.steps import PYTHON, ROOT, Step, bench_rows, last_json
 from benchmarks.gpu.table import Outcome, table
-from tests.cuda import standin
+from tests.cuda import fake_driver, standin
 from tests.cuda.test_embedding import make_nvcc
 from tests.harness import await_
 from tests.test_launches import clean_environment
@@ -153,6 +153,23 @@ def start(*arguments, **environment):
         text=True,
         timeout=500,
     )
+
+
+@pytest.mark.parametrize(
+    ("capability", "made_for"),
+    # What an nvcc does not know yet takes the PTX that is made with the usual ones.
+    [(86, "86"), (90, "90"), (120, "")],
+)
+def test_images_are_made_for_the_machines_own_gpu(tmp_path, monkeypatch, capability, made_for):
+    make_nvcc(tmp_path, monkeypatch)
+    monkeypatch.setenv("KNOWN", "compute_80 compute_86 compute_90 compute_100")
+    library = fake_driver.build(tmp_path, capability=capability)
+    monkeypatch.setenv("PYCOLLECTIVE_CUDA_DRIVER", library)
+    run.architectures.cache_clear()
+    try:
+        assert run.environment()["PYCOLLECTIVE_CUDA_ARCHS"] == made_for
+    finally:
+        run.architectures.cache_clear()
 
 
 def test_images_are_put_where_the_native_tests_take_them(tmp_path, monkeypatch):
