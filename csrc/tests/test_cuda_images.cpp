@@ -275,14 +275,20 @@ void test_who_has_no_compiler_is_told_what_to_install(const std::string& fake) {
   CHECK(holds(refusal(), "libm.so.6 is no NVRTC of 12 or later: it has no nvrtcVersion; install"));
 }
 
-void test_a_warning_is_an_error(const std::string& fake) {
+void test_an_error_is_told(const std::string& fake) {
   const Folder folder(fake);
-  for (const char* const log : {"warning: a test's", "error"}) {
-    set("FAKE_NVRTC_LOG", log);
-    CHECK(holds(refusal(), "does not compile cuda/reduce.cu for sm_90"));
-    CHECK(holds(refusal(), log));
-  }
+  set("FAKE_NVRTC_LOG", "error");
+  CHECK(holds(refusal(), "does not compile cuda/reduce.cu for sm_90"));
+  CHECK(holds(refusal(), "FAKE_ERROR\nerror"));
   CHECK(!fs::exists(folder.path / "pycollective"));
+}
+
+// As NVRTC 12 has of every program for a V100.
+void test_a_warning_is_no_error(const std::string& fake) {
+  const Folder folder(fake);
+  set("FAKE_NVRTC_LOG", "Architectures prior to '<compute/sm>_75' are deprecated");
+  CHECK(load().origin == "NVRTC 13.0 for sm_90");
+  CHECK(fs::exists(folder.cached()));
 }
 
 void test_the_order(const std::string& fake) {
@@ -379,7 +385,8 @@ int main(int, char** arguments) {
   test_a_disk_that_is_full_costs_the_file_alone(fake);
   test_a_later_gpu_gets_ptx_and_an_earlier_one_nothing(fake);
   test_who_has_no_compiler_is_told_what_to_install(fake);
-  test_a_warning_is_an_error(fake);
+  test_an_error_is_told(fake);
+  test_a_warning_is_no_error(fake);
   test_the_order(fake);
   test_a_failure_that_is_not_the_images_is_raised(fake);
   test_what_is_prepared_is_not_made_again(fake);  // last: it is kept in the process
