@@ -84,7 +84,9 @@ void bind_work(py::module_& module) {
           py::arg("timeout") = py::none(),
           "Block until the operation is done, at most `timeout` seconds.\n\n"
           "Raises the operation's CollectiveError if it failed, and CollectiveTimeout if the time "
-          "ran out, in which case the operation goes on.");
+          "ran out, in which case the operation goes on. A call on a GPU's stream is done once it "
+          "is "
+          "launched; if its communicator has failed since, wait raises that.");
 }
 
 }  // namespace pycollective

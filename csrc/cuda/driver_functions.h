@@ -38,6 +38,7 @@
   X(cuEventQuery, 2000, (CUevent))                                                              \
   X(cuStreamCreate, 2000, (CUstream*, unsigned))                                                \
   X(cuStreamDestroy, 4000, (CUstream))                                                          \
+  X(cuStreamGetFlags, 5050, (CUstream, unsigned*))                                              \
   X(cuStreamQuery, 2000, (CUstream))                                                            \
   X(cuStreamSynchronize, 2000, (CUstream))                                                      \
   X(cuStreamWaitEvent, 3020, (CUstream, CUevent, unsigned))                                     \

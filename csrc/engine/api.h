@@ -32,6 +32,7 @@ enum class FailureKind : std::uint8_t {
 struct Program;     // engine/program.h
 class WireTrial;    // engine/wire_trial.h
 class DeviceGroup;  // engine/device/device_group.h
+class LaunchTurn;   // engine/device/launch_order.h
 namespace cuda {
 class Staging;  // cuda/staging.h
 }
@@ -123,6 +124,8 @@ struct Request {
   // Of a call on a device, one of them: by way of the host, or by kernels. Set by the communicator.
   std::shared_ptr<cuda::Staging> staging;
   std::shared_ptr<DeviceGroup> device;
+  // Of a call by kernels that no graph captures: when it may be launched. Set likewise.
+  std::shared_ptr<LaunchTurn> launch_turn;
   // The algorithm's program for this kind, root and rank; none for the direct paths, which choose
   // themselves.
   std::shared_ptr<const Program> program;

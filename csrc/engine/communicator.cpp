@@ -106,6 +106,8 @@ void Communicator::check_usable(std::unique_lock<std::mutex>& lock, Queue& queue
 
 std::uint64_t Communicator::next_number(Queue& queue, const Request& request) {
   const std::uint64_t number = ++queues_.sequence_of(queue);
+  if (request.launch_turn)
+    request.launch_turn->take(progress_->launch_order(), {request.kind, number, weak_from_this()});
   if (request.kind != OpKind::kSend || request.tag < 0) return number;
   Messages& messages = group_->messages();
   if (const auto peer = group_->member_of(request.root))
@@ -261,11 +263,17 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
     }
     Watch::throw_if_failed(operation);
     // Where no other thread does it. A peer may wait for another of this rank's operations, and
-    // only then go on with this one.
+    // only then go on with this one; calls of other
+    // communicators may be launched before it.
     bool device = operation.awaits_device();
-    if (!progress_->runs() && drive_each(true, device) == State::kProgressed) {
-      spins = 0;
-      continue;
+    if (!progress_->runs()) {
+      state = drive_each(true, device);
+      for (const auto& each : progress_->launch_order()->communicators())
+        if (each->drive_each(true, device) == State::kProgressed) state = State::kProgressed;
+      if (state == State::kProgressed) {
+        spins = 0;
+        continue;
+      }
     }
     const bool unrung = device || (operation.must_poll() && !rung);
     WaitingTime::Seconds longest = unrung ? WaitingTime::Seconds(kPollEvery) : kLookEvery;

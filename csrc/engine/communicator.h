@@ -49,6 +49,8 @@ class Communicator final : public Collectives,
   void abort(const std::string& reason) override;
   void close() override { close({}); }
   std::shared_ptr<const Failure> failure() override;
+  // The same, unless this launch was seen to have ended well before.
+  std::shared_ptr<const Failure> failure_of(std::uint64_t launch);
   // For who waits for all ranks outside of operations, again and again: throws CollectiveFailure
   // where the communicator has failed, or any rank has died, which it then fails of.
   void check_peers();
@@ -161,8 +163,8 @@ class Communicator final : public Collectives,
   bool telling() const;
   void count_telling(const Pending& item) { telling_ += item.tells() ? 1 : 0; }  // under the lock
   void finish_first(Queue& queue, Driver driver, const Failure* failure);
-  // For the next operation of a queue; a send takes its turn among those to its peer. Under the
-  // lock.
+  // For the next operation of a queue; a send takes its turn among those to its peer, a launch its
+  // turn on its stream. Under the lock.
   std::uint64_t next_number(Queue& queue, const Request& request);
   // Tells the group, and ends all that is pending but what another thread drives: that thread sees
   // it and ends it.

@@ -39,10 +39,12 @@ void Communicator::watch_device(bool look) {
   }
   if (failed) device_->abort();
   std::optional<Failure> failure;
-  // First what needs nobody else: a launch may take its time, and holds up the rest.
+  // First what needs no driver: a call of it may wait for the very kernel that waits for the dead.
+  // fail() sets the abort word before it calls the driver.
   if (!failed && look && device_->under_way()) failure = device_->lost_peer(*group_);
+  if (failure) return fail(*failure);
   device_->look();
-  if (!failed && !failure) failure = device_->failure(*group_);
+  if (!failed) failure = device_->failure(*group_);
   if (failure) fail(*failure);
 }
 
@@ -64,9 +66,10 @@ void Communicator::finish_device(const InterruptHook& stop) {
     return closed_ || failure_ != nullptr;
   };
   const double seconds = std::min(timeout_.load(), 1e9);
-  for (WaitingTime time(seconds); !device_is_done();) {
+  // Watched first: on a dead peer no driver's call may come before the abort.
+  for (WaitingTime time(seconds);;) {
     watch_device(true);
-    if (has_failed()) break;
+    if (has_failed() || device_is_done()) break;
     if (stop && stop()) {
       abort("interrupted");
     } else if (time.is_over(Clock::now())) {

@@ -67,6 +67,9 @@ std::shared_ptr<const Failure> Communicator::failure() {
     const std::lock_guard lock(mutex_);
     learn_failure();
     known = failure_;
+    // Another thread that watches the device may have yet to tell what has ended badly there.
+    if (!known && device_ && !closed_)
+      if (const auto ended = device_->failure(*group_)) known = std::make_shared<Failure>(*ended);
   }
   // Whoever is told may replay a graph next, and another thread may have been told before this one
   // and have yet to tell the device.
@@ -101,6 +104,11 @@ void Communicator::check_peers() {
   }
   if (found) fail(*found);
   if (const auto known = failure()) throw CollectiveFailure(*known);
+}
+
+std::shared_ptr<const Failure> Communicator::failure_of(std::uint64_t launch) {
+  std::shared_ptr<const Failure> known = failure();
+  return known && !device_->has_ended_well(launch) ? known : nullptr;
 }
 
 }  // namespace pycollective

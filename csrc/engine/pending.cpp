@@ -57,6 +57,11 @@ void Pending::finish(const Failure* failure) {
     const std::lock_guard lock(mutex_);
     if (failure != nullptr) failure_ = std::make_unique<Failure>(*failure);
     owner = std::move(owner_);
+    if (request_.launch_turn) {
+      request_.launch_turn->pass();
+      launch_ = request_.location.ends ? 0 : request_.launch_turn->launch();
+      if (launch_ != 0) launcher_ = owner;
+    }
     done_.store(true, std::memory_order_release);
   }
   changed_.notify_all();
@@ -110,6 +115,10 @@ Failure Pending::ran_out(double timeout) const {
 
 bool Pending::result() const {
   if (failure_) throw CollectiveFailure(*failure_);
+  const auto launcher = launcher_.lock();
+  if (!launcher) return true;
+  if (const auto since = launcher->failure_of(launch_))
+    throw CollectiveFailure({since->kind, owner_rank_, request_.kind, sequence_, since->message});
   return true;
 }
 

@@ -42,7 +42,8 @@ class Pending final : public Work {
   void finish(const Failure* failure);
 
  private:
-  bool result() const;  // of a done operation: true, or throws its failure
+  // Of a done operation: true, or throws its failure, which may have come after the launch.
+  bool result() const;
 
   std::shared_ptr<Communicator> owner_;  // until done
   int owner_rank_;
@@ -55,6 +56,9 @@ class Pending final : public Work {
   AnyOperation room_;
   Operation* operation_ = nullptr;
   std::unique_ptr<Failure> failure_;
+  // Where it is done with its launch: who learns how that ends.
+  std::weak_ptr<Communicator> launcher_;
+  std::uint64_t launch_ = 0;
   std::atomic<bool> done_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <thread>
 
+#include "engine/device/launch_order.h"
 #include "shared_memory/node.h"
 
 namespace pycollective {
@@ -26,6 +27,9 @@ class Progress {
   // Whether there is a thread that does.
   bool runs() const;
 
+  // In which all communicators launch on GPUs.
+  const std::shared_ptr<LaunchOrder>& launch_order() const { return launch_order_; }
+
   // Ends the thread for good, and returns when it has ended; whoever waits then drives. For the end
   // of the process. Not by two threads at once; in a forked child it does nothing.
   void stop();
@@ -34,6 +38,7 @@ class Progress {
   struct State;
   static void run(const std::shared_ptr<State>& state);
 
+  const std::shared_ptr<LaunchOrder> launch_order_ = std::make_shared<LaunchOrder>();
   std::shared_ptr<State> state_;  // the thread's own share keeps it until the thread ends
   std::thread thread_;
 };

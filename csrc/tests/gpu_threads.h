@@ -121,20 +121,13 @@ class GpuThreads : public ThreadRanks {
 
   explicit GpuThreads(int ranks, Way way = Way::kKernels)
       : ThreadRanks(ranks), group_(make_group()) {
-    if (way == Way::kHost) return;
-    std::vector<std::shared_ptr<DeviceMailbox>> own;
-    std::vector<DeviceCard> cards;
-    for (int r = 0; r < ranks; ++r) {
-      own.push_back(make_mailbox(device(r)));
-      cards.push_back(own.back()->card());
-    }
-    for (int r = 0; r < ranks; ++r) {
-      const auto rank = static_cast<std::size_t>(r);
-      auto device = std::make_shared<DeviceGroup>(own[rank], Member(r), cards);
-      device->set_source(
-          [rank, ranks](OpKind kind, int) { return programs_of("direct", kind, ranks)[rank]; });
-      group_[rank]->set_device(std::move(device));
-    }
+    if (way == Way::kKernels) set_devices(group_);
+  }
+  // Another communicator of the same ranks, by kernels.
+  std::vector<std::shared_ptr<Communicator>> another() {
+    auto made = make_group();
+    set_devices(made);
+    return made;
   }
   static int device(int rank) { return rank % driver().devices; }
   // So many ranks, or as many as GPUs have blocks for: of one H200 for six.
@@ -150,6 +143,23 @@ class GpuThreads : public ThreadRanks {
   Communicator& at(int rank) { return *group_[static_cast<std::size_t>(rank)]; }
 
  private:
+  void set_devices(const std::vector<std::shared_ptr<Communicator>>& group) {
+    std::vector<std::shared_ptr<DeviceMailbox>> own;
+    std::vector<DeviceCard> cards;
+    for (int r = 0; r < size(); ++r) {
+      own.push_back(make_mailbox(device(r)));
+      cards.push_back(own.back()->card());
+    }
+    for (int r = 0; r < size(); ++r) {
+      const auto rank = static_cast<std::size_t>(r);
+      auto device = std::make_shared<DeviceGroup>(own[rank], Member(r), cards);
+      device->set_source([rank, ranks = size()](OpKind kind, int) {
+        return programs_of("direct", kind, ranks)[rank];
+      });
+      group[rank]->set_device(std::move(device));
+    }
+  }
+
   std::vector<std::shared_ptr<Communicator>> group_;
 };
 

@@ -21,6 +21,11 @@ struct Inside {
     const std::lock_guard lock(node.mutex_);
     return node.peers_.size();
   }
+  // From now on the member is alive, to this rank's eyes, as long as that process is.
+  static void set_process(Group& group, Member member, pid_t pid) {
+    std::shared_ptr<Peer>& peer = group.members_[member.at()];
+    peer = std::make_shared<Peer>(std::shared_ptr<Segment>(peer, &peer->segment()), pid);
+  }
   static void set_warn_after(Group& group, std::chrono::duration<double> time) {
     group.warn_after_ = time;
   }

@@ -56,6 +56,7 @@ CUresult cuEventElapsedTime_v2(float*, CUevent, CUevent);
 
 CUresult cuStreamCreate(CUstream*, unsigned);
 CUresult cuStreamDestroy_v2(CUstream);
+CUresult cuStreamGetFlags(CUstream, unsigned*);
 CUresult cuStreamQuery(CUstream);
 CUresult cuStreamSynchronize(CUstream);
 CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned);
@@ -126,6 +127,7 @@ CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsi
   X(cuEventElapsedTime, 2000, cuEventElapsedTime_v2)                             \
   X(cuStreamCreate, 2000, cuStreamCreate)                                        \
   X(cuStreamDestroy, 4000, cuStreamDestroy_v2)                                   \
+  X(cuStreamGetFlags, 5050, cuStreamGetFlags)                                    \
   X(cuStreamQuery, 2000, cuStreamQuery)                                          \
   X(cuStreamSynchronize, 2000, cuStreamSynchronize)                              \
   X(cuStreamWaitEvent, 3020, cuStreamWaitEvent)                                  \

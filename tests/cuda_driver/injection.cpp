@@ -1,9 +1,11 @@
 #include "injection.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "context.h"
 
@@ -63,10 +65,12 @@ Counted* counted() {
 }
 
 std::atomic<int> ended{CUDA_SUCCESS};
+std::atomic<int> locked{0};
 
 }  // namespace
 
 CUresult planted(Row row) {
+  while (locked != 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
   Counted& one = counted()[row];
   const long n = ++one.calls;
   const long fails_at = one.fails_at;
@@ -91,6 +95,8 @@ int standinFail(const char* name, int n, int code) {
   if (one) plant(*one, n, code);
   return one ? 0 : -1;
 }
+
+void standinLock(int to) { locked = to; }
 
 long standinCalls(const char* name) {
   Counted* const one = find(counted(), name, std::strlen(name));

@@ -13,6 +13,9 @@ extern "C" {
 // (CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_LAUNCH_FAILED) all of the process's have it from then on.
 // Returns 0, or -1 where there is no such function.
 int standinFail(const char* name, int n, int code);
+// Calls that begin while it is locked wait until it is not, as where another thread of the process
+// holds the driver's lock. 1: it is locked from now on; 0: no more.
+void standinLock(int locked);
 // Calls of the function so far; -1 alike.
 long standinCalls(const char* name);
 }

@@ -199,6 +199,16 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
   });
 }
 
+CUresult cuStreamGetFlags(CUstream handle, unsigned* flags) {
+  return call(Safety::kSafe, [&](const std::shared_ptr<Context>& context) {
+    const std::shared_ptr<Stream> stream = find_stream(context, handle);
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!flags) return CUDA_ERROR_INVALID_VALUE;
+    *flags = stream->blocking ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
+    return CUDA_SUCCESS;
+  });
+}
+
 CUresult cuStreamQuery(CUstream handle) {
   return call(Safety::kUnsafe, [&](const std::shared_ptr<Context>& context) {
     const std::shared_ptr<Stream> stream = find_stream(context, handle);

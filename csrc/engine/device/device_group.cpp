@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "engine/device/launch_order.h"
 #include "engine/device/one_shot_program.h"
 #include "engine/program_choices.h"
 #include "per_process.h"
@@ -186,9 +187,13 @@ void DeviceGroup::prepare(Request& request) {
                                 "mailboxes; use algorithm='auto'");
   const std::lock_guard lock(mutex_);
   const Current current(own_->gpu().context());
-  const std::uint64_t capture = capture_of(static_cast<cuda::CUstream>(request.location.stream));
+  const auto stream = static_cast<cuda::CUstream>(request.location.stream);
+  const std::uint64_t capture = capture_of(stream);
   request.captured = capture != 0;
   refuse_forgotten(capture);
+  // What a graph captures is launched at the call, and ordered by the capture and by replays.
+  if (!request.captured)
+    request.launch_turn = std::make_shared<LaunchTurn>(LaunchOrder::stream_of(device(), stream));
   if (!request.captured)
     peers_->upload(request.program);
   else if (!peers_->knows(*request.program))
@@ -227,7 +232,7 @@ DeviceGroup::InCapture& DeviceGroup::of_capture(std::uint64_t capture) {
   return in_captures_.back();
 }
 
-void DeviceGroup::launch(const Request& request, double seconds) {
+std::uint64_t DeviceGroup::launch(const Request& request, double seconds) {
   const auto stream = static_cast<cuda::CUstream>(request.location.stream);
   const auto nanoseconds = static_cast<std::uint64_t>(std::min(seconds, kLongest) * 1e9);
   const std::lock_guard lock(mutex_);
@@ -249,7 +254,7 @@ void DeviceGroup::launch(const Request& request, double seconds) {
     ++launches_;
     check(driver().cuEventRecord(before.event, stream), "cuEventRecord");
     before.capture = capture;
-    return;
+    return launches_;
   }
   if (launched_) check(driver().cuStreamWaitEvent(stream, last_, 0), "cuStreamWaitEvent");
   peers_->launch(request, stream, nanoseconds);
@@ -259,6 +264,7 @@ void DeviceGroup::launch(const Request& request, double seconds) {
   if (recorded != cuda::CUDA_SUCCESS) static_cast<void>(driver().cuEventRecord(last_, stream));
   launched_ = true;
   check(recorded, "cuEventRecord");
+  return launches_;
 }
 
 bool DeviceGroup::look() {
@@ -271,6 +277,7 @@ bool DeviceGroup::look() {
     const cuda::CUresult result = driver().cuEventQuery(last_);
     if (result == cuda::CUDA_ERROR_NOT_READY) return false;
     check(result, "cuEventQuery");
+    if (!aborted()) ended_well_ = launches_.load();
   } catch (const cuda::DriverError& error) {
     note(error);
   }

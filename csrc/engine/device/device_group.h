@@ -52,10 +52,11 @@ class DeviceGroup final : public MappedMemory {
   // driver, or where a capture has begun or ended since. Throws std::invalid_argument,
   // cuda::DriverError.
   void prepare(Request& request);
-  // In the order of the calls. Each wait on the device lasts at most so many seconds. Throws
-  // std::runtime_error where the capture of its stream has begun or ended since prepare(),
-  // std::invalid_argument where a capture forbids the call since, cuda::DriverError.
-  void launch(const Request& request, double seconds);
+  // In the order of the calls. Returns the launch's number. Each wait on the device lasts at most
+  // so many seconds. Throws std::runtime_error where the capture of its stream has begun or ended
+  // since prepare(), std::invalid_argument where a capture forbids the call since,
+  // cuda::DriverError.
+  std::uint64_t launch(const Request& request, double seconds);
 
   // Whether something may be under way on the device: a launch that is not done, or a graph that
   // was captured, which may be replayed at any time. Cheap; as of the last look().
@@ -71,6 +72,8 @@ class DeviceGroup final : public MappedMemory {
   }
   // Asks the device what is done. Returns whether all launches are, well or badly: see failure().
   bool look();
+  // Whether a launch was seen to have ended well.
+  bool has_ended_well(std::uint64_t launch) const { return launch <= ended_well_; }
   // Whether all peers that live have done with what look() says is done here: this rank's mailbox
   // may go. True where a wait has ended badly, for results are none then; false where the driver
   // does not say: then there is a failure().
@@ -133,6 +136,7 @@ class DeviceGroup final : public MappedMemory {
   std::atomic<bool> launched_{false};
   std::atomic<bool> captured_{false};
   std::atomic<std::uint64_t> launches_{0};
+  std::atomic<std::uint64_t> ended_well_{0};  // the last launch that was seen to
   std::atomic<bool> watched_{false};
   std::atomic<bool> aborted_{false};
   std::mutex poison_mutex_;

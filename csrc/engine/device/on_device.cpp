@@ -32,18 +32,25 @@ State OnDevice::advance() {
   DeviceGroup& device = *request_.device;
   if (!launched_) {
     // What has failed the communicator, whoever drives this looks for.
-    if (!rendezvous_.complete() || device.aborted()) return State::kBlocked;
+    met_ = rendezvous_.complete();
+    if (!met_ || device.aborted()) return State::kBlocked;
+    if (request_.launch_turn && request_.launch_turn->before()) return State::kBlocked;
     launched_ = true;  // also where it fails half way: the kernel is waited for
-    device.launch(request_, seconds_left());
+    const std::uint64_t launch = device.launch(request_, seconds_left());
+    if (request_.launch_turn && request_.launch_turn->pass(launch)) group_.ring_own();
   }
   if (!request_.location.ends) return State::kDone;
-  const bool done = device.look();
-  auto failure = device.failure(group_);
-  if (done && !failure) return device.aborted() ? State::kBlocked : State::kDone;
+  // First what needs no driver: a call of it may wait for the very kernel that waits for the dead.
+  std::optional<Failure> failure;
   const auto now = std::chrono::steady_clock::now();
-  if (!failure && now >= next_look_) {
+  if (now >= next_look_) {
     next_look_ = now + kBetweenLooks;
     failure = device.lost_peer(group_);
+  }
+  if (!failure) {
+    const bool done = device.look();
+    failure = device.failure(group_);
+    if (done && !failure) return device.aborted() ? State::kBlocked : State::kDone;
   }
   if (failure) {
     failure->op = request_.kind;
@@ -51,6 +58,17 @@ State OnDevice::advance() {
     throw CollectiveFailure(*failure);
   }
   return State::kBlocked;
+}
+
+std::string OnDevice::held_up() const {
+  if (launched_) return "all ranks have called it, and its GPUs have not come to its end";
+  if (!met_ || !request_.launch_turn) return "";
+  const auto before = request_.launch_turn->before();
+  if (!before) return "";
+  return "all ranks have called it, and " + std::string(name_of(before->kind)) + " number " +
+         std::to_string(before->sequence) +
+         ", which this rank called before it on the same stream, is not launched: all ranks must "
+         "make the calls on a stream in the same order, whatever their communicators";
 }
 
 }  // namespace pycollective

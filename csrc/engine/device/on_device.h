@@ -1,10 +1,12 @@
-// A call that kernels carry out (device_group.h): the ranks meet, then each launches. Where its
-// stream has a name the call is done then, and its result comes in that stream's order.
+// A call that kernels carry out (device_group.h): the ranks meet, then each launches, in the
+// order of the calls on its stream (launch_order.h). Where that has a name the call is done then,
+// and its result comes in that stream's order.
 #pragma once
 
 #include <chrono>
 
 #include "engine/device/device_group.h"
+#include "engine/device/launch_order.h"
 #include "engine/operation.h"
 #include "engine/rendezvous.h"
 
@@ -26,9 +28,7 @@ class OnDevice final : public Operation {
   bool must_poll() const override { return awaits_device(); }
   bool awaits_device() const override { return launched_; }
   double grace() const override { return launched_ ? kGrace : 0; }
-  std::string held_up() const override {
-    return launched_ ? "all ranks have called it, and its GPUs have not come to its end" : "";
-  }
+  std::string held_up() const override;
   // On the host: what the device needs of it is looked after by whoever watches.
   bool finished_by(Member member) const override { return rendezvous_.arrived(member); }
   void compare_calls() const override { rendezvous_.compare_arrived(); }
@@ -42,6 +42,7 @@ class OnDevice final : public Operation {
   double seconds_left() const;
 
   Rendezvous rendezvous_;
+  bool met_ = false;
   bool launched_ = false;
   std::chrono::steady_clock::time_point begin_{}, next_look_{};
 };
