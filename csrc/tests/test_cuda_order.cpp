@@ -202,7 +202,9 @@ void a_wait_says_what_has_failed() {
           ranks.at(r).submit(Ranks::call(ranks.a(r), ranks.b(r).stream(), false, kShort), nullptr);
     await([&] { return bad[0]->done() && bad[1]->done(); });
     CHECK(ranks.b(0).idle_in(kSoon));
-    for (const auto& work : bad) {
+    for (int r = 0; r < 2; ++r) {
+      if (r == 1) await([&] { return ranks.at(1).failure() != nullptr; });  // by rank 0's report
+      const auto& work = bad[r];
       const Failure told = failure_of([&] { work->wait(kLongest, {}); });
       CHECK(told.kind == FailureKind::kTimeout && told.sequence == 2);
       CHECK(contains(told.message, "waited for rank 1"));
