@@ -172,6 +172,7 @@ class _Job:
         }
         # The end of a rank wakes this process: no pidfds, which some containers deny.
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # by a supervisor
         # A signal that comes between two waits must still end the next one.
         old_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         try:
@@ -189,6 +190,7 @@ class _Job:
             signal.set_wakeup_fd(old_wake)
             for number, handler in before.items():
                 signal.signal(number, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             os.close(wake_read)
             os.close(wake_write)
         if self._stop_signal:

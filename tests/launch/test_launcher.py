@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -100,6 +101,17 @@ def test_ranks_that_all_succeed():
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["rank 0", "rank 1", "rank 2"]
     assert done.stderr == ""
+
+
+def test_a_launcher_whose_parent_blocks_sigchld_sees_its_ranks_end():
+    done = subprocess.run(
+        [sys.executable, "-m", "pycollective", "run", "-n", "2", "true"],
+        env=environment(),
+        cwd=ROOT,
+        timeout=60,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD}),
+    )
+    assert done.returncode == 0
 
 
 def test_the_rank_that_failed_is_named_and_the_others_are_ended():
