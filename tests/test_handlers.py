@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -91,7 +92,8 @@ def outcomes_of(blocked, act, folder):
 
         def interrupt():
             await_((folder / "blocked").exists)
-            await_(lambda: asleep(pid))
+            # Several times: on the way to its call it may wait for something else.
+            await_(lambda: all(asleep(pid) and not time.sleep(0.01) for _ in range(10)))
             os.kill(pid, signal.SIGTERM)
 
         threading.Thread(target=interrupt).start()

@@ -13,7 +13,7 @@ import pytest
 import pycollective as pc
 from tests.harness import Ranks, asleep, await_, results
 
-TIMEOUT = 3.0
+TIMEOUT = 5.0
 LONGER = TIMEOUT + 0.5
 LOOKS = 0.2  # several looks of a blocked thread
 
