@@ -8,6 +8,22 @@ usable.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+_NAMED_AT_MOST = 32  # ranks in a message; kMostAbsent of connecting.cpp is one more
+
+
+def named(ranks: Sequence[int], counted: bool = True) -> str:
+    """These ranks in a message: ``rank(s) 1, 3``.
+
+    Args:
+        ranks: in order.
+        counted: whether they are all there are. Otherwise there may be others beyond the last.
+    """
+    more = len(ranks) - _NAMED_AT_MOST
+    names = ", ".join(map(str, ranks[:_NAMED_AT_MOST]))
+    return f"rank(s) {names}" + (f" and {more} more" if counted else " and more") * (more > 0)
+
 
 class CollectiveError(RuntimeError):
     """A collective operation failed.

@@ -36,5 +36,6 @@ def described(error: OSError) -> str:
     """The error in words; with the limit and the cure where no more files can be opened."""
     if error.errno != errno.EMFILE:
         return str(error)
+    # csrc/bindings/errors_py.cpp has the same words for errors of native code.
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return f"{error}: this process may have {limit}, raise its limit (ulimit -n)"

@@ -28,6 +28,7 @@ def check(error: Exception, what: str) -> None:
 
 
 def _refused(what: str, error: Exception) -> ConfigurationError:
+    # csrc/torch/gloo_link.cpp has the same words for a thread that it needs later.
     return ConfigurationError(
         f"no thread could be started for {what} ({error}): raise the limit of processes and "
         "threads (ulimit -u, or pids.max of the cgroup)"

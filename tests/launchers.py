@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROOT, PerRank, Ranks
+from tests.joining import clear_launch
 
 NAMES = ("mpich", "openmpi")
 
@@ -32,12 +33,8 @@ class Launcher:
 
     def environment(self, **more: str) -> dict[str, str]:
         """The environment for it: without another launcher's variables."""
-        launchers = ("PYCOLLECTIVE_", "MASTER_", "PMI", "OMPI_", "SLURM_", "TORCHELASTIC")
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(launchers) and "RANK" not in name
-        }
+        kept = dict(os.environ)
+        clear_launch(kept)
         return {
             **kept,
             "PYTHONPATH": str(ROOT),

@@ -127,7 +127,54 @@ def test_an_end_without_close_is_seen_at_once(how, ended):
     assert said in done.stdout
 
 
-# Rank 0's thread is blocked while asyncio ends with an exception, and goes on beyond main's end.
+ANOTHER_PROGRAM = """
+import sys, threading
+import numpy as np
+import pycollective as pc
+
+comm = pc.init(timeout=20)
+made = []
+
+def make_another():
+    try:
+        comm.recv(np.ones(1), 1)
+    except pc.CollectiveAborted:  # by the end of the main thread
+        made.append(pc.init(timeout=20))
+
+if comm.rank == 0:
+    threading.Thread(target=make_another).start()
+    raise ValueError("bad batch")
+
+def say_how_it_ends(comm):
+    try:
+        comm.barrier()
+    except pc.CollectiveError as error:
+        sys.stdout.write(f"{type(error).__name__}: {error}\\n")
+
+say_how_it_ends(comm)
+say_how_it_ends(pc.init(timeout=20))
+"""
+
+
+def test_what_a_thread_makes_after_the_exception_is_aborted_too():
+    done = subprocess.run(
+        [*timed(_NOTICE=30), "-n", "2", sys.executable, "-c", ANOTHER_PROGRAM],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1, done.stderr
+    said = done.stdout.splitlines()
+    assert len(said) == 2, done.stderr
+    for each in said:
+        assert each.startswith("CollectiveAborted")
+        assert "exits with an exception" in each
+
+
+# Rank 0's threads are blocked while asyncio ends with an exception that is handled; one goes on
+# beyond main's end.
 GOES_ON = """
 import asyncio, sys, threading, time
 import numpy as np
@@ -137,7 +184,7 @@ comm = pc.init(timeout=20)
 x = np.ones(10)
 
 async def fail():
-    call = asyncio.create_task(asyncio.to_thread(time.sleep, 0.3))
+    call = asyncio.create_task(asyncio.to_thread(comm.recv, np.ones(10), 1, tag=1))
     await asyncio.sleep(0.01)
     raise ValueError
 
@@ -160,6 +207,8 @@ if comm.rank == 0:
     except ValueError:
         comm.send(x, 1)
 else:
+    time.sleep(0.3)  # several looks of who is blocked
+    comm.send(x, 0, tag=1)
     comm.recv(x, 0)
     comm.send(x, 0)
     reduce()

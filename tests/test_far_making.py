@@ -14,19 +14,10 @@ import torch.distributed as dist  # what ranks are forked of has it
 import pycollective as pc
 from pycollective.transport.c10d import C10dTransport
 from tests.harness import results, run_ranks
+from tests.joining import failing
 
 HOSTS = {"PYCOLLECTIVE_TOPOLOGY": "3x1"}
 LONG = 60.0  # a timeout that no test waits for
-
-
-def ended(act):
-    """How it ended: the error's name and words, and after how many seconds."""
-    start = time.monotonic()
-    try:
-        act()
-    except BaseException as error:
-        return type(error).__name__, str(error), time.monotonic() - start
-    return "", "", time.monotonic() - start
 
 
 def interrupt_soon():
@@ -59,17 +50,24 @@ def split_beside_a_death(comm):
     comm.barrier()
     if comm.rank == 2:
         C10dTransport.split = lambda *_: os._exit(3)
-    return *ended(lambda: comm.split(0)), comm.failure
+    return *failing(comm.split, 0), comm.failure
 
 
 def test_a_rank_that_dies_in_a_split_is_named_by_all():
     outcomes = run_ranks(split_beside_a_death, 3, variables=HOSTS)
     for outcome in outcomes[:2]:
-        kind, text, seconds, failure = outcome.result
-        assert kind == "PeerFailure", text
-        assert "rank 2 died or cannot be reached any more" in text
+        error, seconds, failure = outcome.result
+        assert isinstance(error, pc.PeerFailure), error
+        assert "rank 2 died or cannot be reached any more" in str(error)
         assert seconds < LONG / 3
         assert failure is not None  # of the communicator that was split
+
+
+def stay_away(_self, _members, _across, glance):
+    """In place of connecting: alive, until the group fails."""
+    while True:
+        glance()
+        time.sleep(0.01)
 
 
 def interrupted_in_a_split(comm):
@@ -78,14 +76,8 @@ def interrupted_in_a_split(comm):
     if comm.rank == 0:
         interrupt_soon()
     else:
-        # It never connects, and sees what befalls the group.
-        def waits(self, members, across, glance):
-            while True:
-                glance()
-                time.sleep(0.01)
-
-        C10dTransport.split = waits
-    how = ended(lambda: comm.split(0))
+        C10dTransport.split = stay_away
+    how = failing(comm.split, 0)
     end = time.monotonic() + LONG / 3
     while connecting_threads() and time.monotonic() < end:
         time.sleep(0.01)
@@ -94,29 +86,29 @@ def interrupted_in_a_split(comm):
 
 def test_ctrl_c_ends_a_split_and_all_are_told():
     first, *others = results(run_ranks(interrupted_in_a_split, 3, variables=HOSTS))
-    assert first[0] == "KeyboardInterrupt"
-    assert first[2] < LONG / 3
-    assert first[3] == 0  # nothing of it is left
-    for kind, text, seconds, _ in others:
-        assert kind == "CollectiveAborted"
-        assert "rank 0 aborted" in text
-        assert "split was given up: KeyboardInterrupt" in text
+    assert isinstance(first[0], KeyboardInterrupt)
+    assert first[1] < LONG / 3
+    assert first[2] == 0  # nothing of it is left
+    for error, seconds, _ in others:
+        assert isinstance(error, pc.CollectiveAborted), error
+        assert "rank 0 aborted" in str(error)
+        assert "split was given up: KeyboardInterrupt" in str(error)
         assert seconds < LONG / 3
 
 
 def init_beside_a_death(_):
     if os.environ["PYCOLLECTIVE_RANK"] == "2":
         C10dTransport.__init__ = lambda *_: os._exit(3)
-    return ended(lambda: pc.init(timeout=LONG))
+    return failing(pc.init, timeout=LONG)
 
 
 def test_a_rank_that_dies_in_init_is_named_where_the_store_is_our_own():
     outcomes = run_ranks(init_beside_a_death, 3, join=False, variables=HOSTS)
     for outcome in outcomes[:2]:
-        kind, text, seconds = outcome.result
-        assert kind == "PeerFailure", text
-        assert "rank 2 (process" in text
-        assert "died before all had joined" in text
+        error, seconds = outcome.result
+        assert isinstance(error, pc.PeerFailure), error
+        assert "rank 2 (process" in str(error)
+        assert "died before all had joined" in str(error)
         assert seconds < LONG / 3
 
 
@@ -125,8 +117,12 @@ def init_beside_who_stays_away(_, port):
     rank = int(os.environ["PYCOLLECTIVE_RANK"])
     if rank == 2:
         # In place of connecting: alive, and told of nothing.
-        C10dTransport.__init__ = lambda *_: store.wait(["over 0", "over 1"])
-    how = ended(lambda: pc.init(rank=rank, size=3, store=store, timeout=4, topology="3x1"))
+        def stays_away(*_):
+            store.wait(["over 0", "over 1"])
+            raise pc.CollectiveAborted("it has stayed away")
+
+        C10dTransport.__init__ = stays_away
+    how = failing(pc.init, rank=rank, size=3, store=store, timeout=10, topology="3x1")
     store.set(f"over {rank}", "")
     if rank == 0:  # which serves it
         store.wait(["over 1", "over 2"])
@@ -135,19 +131,35 @@ def init_beside_who_stays_away(_, port):
 
 def test_who_stays_away_is_named_at_the_timeout_where_the_store_is_torchs():
     outcomes = run_ranks(init_beside_who_stays_away, 3, free_port(), join=False)
-    kinds = [outcome.result[0] for outcome in outcomes[:2]]
-    assert kinds == ["CollectiveTimeout"] * 2, outcomes
     for outcome in outcomes[:2]:
-        assert "rank(s) 2 of 3 did not come to be connected" in outcome.result[1]
+        error, _ = outcome.result
+        assert isinstance(error, pc.CollectiveTimeout), outcomes
+        assert "rank(s) 2 did not come to be connected" in str(error)
+
+
+def split_beside_who_stays_away(comm):
+    comm.timeout, comm._world.transport._timeout = LONG, 4
+    if comm.rank == 3:
+        C10dTransport.split = stay_away
+    return failing(comm.split, comm.rank // 2)
+
+
+def test_who_stays_away_from_a_split_is_named_by_its_number_there():
+    hosts = {"PYCOLLECTIVE_TOPOLOGY": "4x1"}
+    error, _ = results(run_ranks(split_beside_who_stays_away, 4, variables=hosts))[2]
+    assert isinstance(error, pc.CollectiveTimeout), error
+    assert "split timed out on rank 2" in str(error)
+    assert "rank(s) 3 did not come" in str(error)
+    assert error.rank == 2
 
 
 def interrupted_alone(_, port):
     store = torch_store(port)
     interrupt_soon()
-    return ended(lambda: pc.init(rank=0, size=2, store=store, timeout=LONG))
+    return failing(pc.init, rank=0, size=2, store=store, timeout=LONG)
 
 
 def test_ctrl_c_ends_an_init_that_waits_at_torchs_store():
-    [(kind, text, seconds)] = results(run_ranks(interrupted_alone, 1, free_port(), join=False))
-    assert kind == "KeyboardInterrupt", text
+    [(error, seconds)] = results(run_ranks(interrupted_alone, 1, free_port(), join=False))
+    assert isinstance(error, KeyboardInterrupt), error
     assert seconds < 15  # torch's own wait begins anew after 30 s

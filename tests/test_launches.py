@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import pycollective as pc
+from pycollective.join import bootstrap
 from pycollective.join.store import StoreServer
 from tests.harness import ROOT, PerRank, results, run_ranks
 from tests.joining import clear_launch, failing, free_place, works
@@ -121,6 +122,9 @@ def test_ranks_that_cannot_be_found_are_no_reason_to_train_alone(monkeypatch, gi
     monkeypatch.setenv("WORLD_SIZE", "1")
     with pc.init() as comm:
         assert comm.size == 1
+    monkeypatch.setenv("PYCOLLECTIVE_SIZE", "4")  # and what `docker exec -e` did not hand on
+    with pytest.raises(pc.ConfigurationError, match="without PYCOLLECTIVE_STORE"):
+        pc.init()
 
 
 @pytest.mark.usefixtures("no_launch")
@@ -136,7 +140,7 @@ def test_an_mpi_that_sees_one_rank_is_no_reason_to_train_alone(monkeypatch):
     variables = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "PMIX_RANK": "0"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(pc.ConfigurationError, match=r"has started 2 ranks.*sees 1.*Other MPI 1"):
+    with pytest.raises(pc.ConfigurationError, match=r"^srun has started 2 .*sees 1.*Other MPI"):
         pc.init(timeout=5)
 
 
@@ -162,6 +166,25 @@ def test_torchs_variables_where_torch_is_not_installed():
         (error,) = results(run_ranks(join_without_torch, 1, 0, free_place(), more, join=False))
         assert isinstance(error, pc.ConfigurationError)
         assert said in str(error)
+
+
+@pytest.mark.usefixtures("no_launch")
+def test_rank_0_listens_everywhere_where_torchs_variables_name_no_interface_of_it(monkeypatch):
+    served = []
+
+    class Server:
+        def __init__(self, address, *_, **__):
+            served.append(address)
+            raise pc.ConfigurationError("enough")
+
+    monkeypatch.setattr(bootstrap, "StoreServer", Server)
+    monkeypatch.setattr(bootstrap, "find_spec", lambda name: None)
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "service", "MASTER_PORT": "4242"}
+    for name, value in {**variables, "PYCOLLECTIVE_SECRET": "0123abcd"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(pc.ConfigurationError, match="enough"):
+        pc.init()
+    assert served == ["tcp://0.0.0.0:4242"]
 
 
 @pytest.mark.usefixtures("no_launch")

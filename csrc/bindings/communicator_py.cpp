@@ -24,7 +24,7 @@ namespace {
 
 using Object = CommunicatorObject;
 
-// Keeps nothing of Python's: whoever lets go of it needs no interpreter.
+// Asks pycollective.host_memory; a plain function, so that ending a communicator needs no GIL.
 void check_room(OpKind kind, std::size_t bytes, int ranks) {
   const GilHeld gil;
   try {

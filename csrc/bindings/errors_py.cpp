@@ -40,8 +40,8 @@ PyObject* class_of(FailureKind kind) {
 // Of each thread; one that polls a link asks more often than that.
 constexpr std::chrono::milliseconds kBetweenLooks{50};
 
-// Whether nobody waits any more for what this thread does (pycollective.join.leaving.is_given_up).
-bool is_given_up() {
+// Whether nobody waits any more for what this thread does: asks pycollective.join.leaving.
+bool is_abandoned_by_asyncio() {
   static thread_local std::chrono::steady_clock::time_point next_look;
   const auto now = std::chrono::steady_clock::now();
   if (now < next_look) return false;
@@ -49,13 +49,13 @@ bool is_given_up() {
   PyObject* name = PyUnicode_FromString("pycollective.join.leaving");
   PyObject* module = name != nullptr ? PyImport_GetModule(name) : nullptr;
   PyObject* answer =
-      module != nullptr ? PyObject_CallMethod(module, "is_given_up", nullptr) : nullptr;
-  const bool given_up = answer != nullptr && PyObject_IsTrue(answer) == 1;
+      module != nullptr ? PyObject_CallMethod(module, "is_abandoned_by_asyncio", nullptr) : nullptr;
+  const bool abandoned = answer != nullptr && PyObject_IsTrue(answer) == 1;
   Py_XDECREF(answer);
   Py_XDECREF(module);
   Py_XDECREF(name);
   if (PyErr_Occurred()) PyErr_WriteUnraisable(nullptr);
-  return given_up;
+  return abandoned;
 }
 
 }  // namespace
@@ -103,6 +103,7 @@ void raise_current_exception() {
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::system_error& error) {
+    // pycollective.limits.described has the same words for Python's OSError.
     rlimit limit{};
     if (error.code() == std::errc::too_many_files_open && getrlimit(RLIMIT_NOFILE, &limit) == 0)
       raise_configuration_error("%s: this process may have %llu, raise its limit (ulimit -n)",
@@ -117,7 +118,7 @@ void raise_current_exception() {
 const InterruptHook& python_interrupts() {
   static const InterruptHook hook = [] {
     const GilHeld gil;
-    return PyErr_CheckSignals() != 0 || is_given_up();
+    return PyErr_CheckSignals() != 0 || is_abandoned_by_asyncio();
   };
   return hook;
 }

@@ -117,14 +117,18 @@ std::uint64_t Communicator::next_number(Queue& queue, const Request& request) {
   return number;
 }
 
+void Communicator::require_memory(const Request& request) {
+  if (request.program && !request.device) Scheduled::require_room(*group_, request);
+  if (request.kind == OpKind::kSend || request.exchange) require_channel_room(request);
+}
+
 void Communicator::run(const Request& given, const InterruptHook& interrupted) {
   if (forked()) throw_forked(given.kind, rank());
   refuse_in_handler(given.kind);
   validate(given, rank(), size());
   std::optional<Request> room_for_request;
   const Request& programmed = with_program(given, room_for_request, false);
-  if (programmed.program && !programmed.device) Scheduled::require_room(*group_, programmed);
-  if (programmed.kind == OpKind::kSend || programmed.exchange) require_room(programmed);
+  require_memory(programmed);
   const double timeout = programmed.timeout > 0 ? programmed.timeout : timeout_.load();
   std::unique_lock lock(mutex_);
   Queue& queue = queues_.of(programmed);
@@ -172,8 +176,7 @@ std::shared_ptr<Work> Communicator::submit(const Request& given,
   validate(given, rank(), size());
   std::optional<Request> room_for_request;
   const Request& programmed = with_program(given, room_for_request, true);
-  if (programmed.program && !programmed.device) Scheduled::require_room(*group_, programmed);
-  if (programmed.kind == OpKind::kSend || programmed.exchange) require_room(programmed);
+  require_memory(programmed);
   const double timeout = programmed.timeout > 0 ? programmed.timeout : timeout_.load();
   std::unique_lock lock(mutex_);
   Queue& queue = queues_.of(programmed);

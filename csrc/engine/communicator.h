@@ -117,8 +117,10 @@ class Communicator final : public Collectives,
   const Request& with_program(const Request& request, std::optional<Request>& room,
                               bool asynchronous);
   void decide_wire(Request& request);
+  // The shared memory that the call is the first to need.
+  void require_memory(const Request& request);
   // The first message to a rank of this host makes a channel's buffer.
-  void require_room(const Request& request);
+  void require_channel_room(const Request& request);
   // For calls that kernels carry out: a copy of the request with its program.
   const Request& for_device(const Request& request, std::optional<Request>& room,
                             bool asynchronous);
@@ -139,7 +141,9 @@ class Communicator final : public Collectives,
   bool has_come(const Request& request, int source) const override;
   bool closes() const override { return closing_; }
   bool heard_of_failure() const;  // from another host
-  void learn_failure() const;     // under the lock: from another rank's report, unless closed
+  // Under the lock, both: from another rank's report. Not once the group is left.
+  std::optional<Failure> reported_failure() const;
+  void learn_failure() const;  // the same, unless closed
   // Closes if nothing is under way. Otherwise what was issued last, or null for a synchronous call.
   bool close_if_idle(std::shared_ptr<Pending>& last);
   bool failed() const;
@@ -185,7 +189,7 @@ class Communicator final : public Collectives,
   int telling_ = 0;  // operations that are over and whose on_done has yet to return
   std::vector<std::thread::id> asking_;  // threads that are in interrupts()
   std::atomic<std::size_t> asked_{0};    // how many
-  std::thread::id closer_;               // the last whose blocked call is to close
+  std::thread::id closes_after_call_;    // the last whose blocked call is to close
   std::atomic<bool> closing_{false};
   bool closed_ = false;
   bool awaits_device_ = false;  // some operation, at the last poll(); the progress thread's

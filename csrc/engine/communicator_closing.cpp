@@ -43,7 +43,7 @@ bool Communicator::interrupts(const InterruptHook& interrupted) {
   const std::lock_guard lock(mutex_);
   asking_.erase(std::find(asking_.begin(), asking_.end(), me));
   asked_ = asking_.size();
-  return stop || closer_ == me;
+  return stop || closes_after_call_ == me;
 }
 
 void Communicator::refuse_in_handler(OpKind kind) const {
@@ -63,7 +63,7 @@ void Communicator::refuse_in_handler(OpKind kind) const {
 void Communicator::close_for_handler() {
   {
     const std::lock_guard lock(mutex_);
-    if (closer_ != std::this_thread::get_id()) return;
+    if (closes_after_call_ != std::this_thread::get_id()) return;
   }
   close({});
 }
@@ -74,7 +74,7 @@ void Communicator::close(const InterruptHook& interrupted) {
   {
     const std::lock_guard lock(mutex_);
     is_in_handler = in_handler();
-    if (is_in_handler) closer_ = std::this_thread::get_id();
+    if (is_in_handler) closes_after_call_ = std::this_thread::get_id();
   }
   // The call that is blocked on this thread can only go on once this returns.
   if (is_in_handler) return abort("a signal handler closed it in the middle of a call");
@@ -125,7 +125,7 @@ bool Communicator::failed() const {
 bool Communicator::closed() const {
   if (forked()) return true;  // another thread of the parent may have held the lock
   const std::lock_guard lock(mutex_);
-  return closed_ || closer_ != std::thread::id();
+  return closed_ || closes_after_call_ != std::thread::id();
 }
 
 bool Communicator::busy() const {

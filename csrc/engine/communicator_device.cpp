@@ -1,6 +1,5 @@
 // What a communicator does for calls that kernels carry out, beside launching them: failures on the
 // device become its own, and its own end the waits there.
-#include <algorithm>
 #include <optional>
 #include <thread>
 
@@ -65,7 +64,7 @@ void Communicator::finish_device(const InterruptHook& stop) {
     const std::lock_guard lock(mutex_);
     return closed_ || failure_ != nullptr;
   };
-  const double seconds = std::min(timeout_.load(), 1e9);
+  const double seconds = timeout_;
   // Watched first: on a dead peer no driver's call may come before the abort.
   for (WaitingTime time(seconds);;) {
     watch_device(true);

@@ -12,19 +12,24 @@ bool Communicator::heard_of_failure() const {
   return notice && notice->reporter != rank();
 }
 
-void Communicator::learn_failure() const {
-  if (closed_) return;  // the mailbox may serve another group by now
-  if (failure_) return;
-  const auto learn = [&](FailureKind kind, const std::string& report, int reporter) {
-    failure_ = std::make_shared<Failure>(
-        Failure{kind, rank(), OpKind::kBarrier, 0, reported_text(report, reporter, rank())});
+std::optional<Failure> Communicator::reported_failure() const {
+  const auto reported = [&](FailureKind kind, const std::string& report, int reporter) {
+    return Failure{kind, rank(), OpKind::kBarrier, 0, reported_text(report, reporter, rank())};
   };
   const FailureRecord record = group_->failure();
   if (record.kind != FailureKind::kNone)
-    return learn(record.kind, group_->report_of(record.reporter), group_->rank_of(record.reporter));
-  if (group_->messenger() == nullptr) return;
-  if (const auto notice = group_->messenger()->notice())
-    learn(notice->kind, notice->report, notice->reporter);
+    return reported(record.kind, group_->report_of(record.reporter),
+                    group_->rank_of(record.reporter));
+  if (group_->messenger() == nullptr) return std::nullopt;
+  const auto notice = group_->messenger()->notice();
+  if (!notice) return std::nullopt;
+  return reported(notice->kind, notice->report, notice->reporter);
+}
+
+void Communicator::learn_failure() const {
+  if (closed_) return;  // the mailbox may serve another group by now
+  if (failure_) return;
+  if (const auto reported = reported_failure()) failure_ = std::make_shared<Failure>(*reported);
 }
 
 void Communicator::fail(const Failure& failure) {
@@ -84,23 +89,18 @@ void Communicator::check_peers() {
     messenger->await_anyone(true);
     messenger->poll();
     messenger->await_anyone(false);
-    if (const auto notice = messenger->notice())
-      found = Failure{notice->kind, rank(), OpKind::kBarrier, 0,
-                      reported_text(notice->report, notice->reporter, rank())};
   }
   {
     const std::lock_guard lock(mutex_);
     if (closed_)
-      throw CollectiveFailure(
-          {FailureKind::kConfiguration, rank(), OpKind::kBarrier, 0, "it is closed"});
+      throw CollectiveFailure({FailureKind::kConfiguration, rank(), OpKind::kBarrier, 0,
+                               "this communicator is closed"});
+    found = reported_failure();
     for (const Member each : group_->members())
       if (!found && each != group_->me() && !group_->alive(each))
         found = Failure{FailureKind::kPeerFailure, rank(), OpKind::kBarrier, 0,
-                        group_->describe(each) + " died: its process ended, seen by rank " +
-                            std::to_string(rank()) +
-                            ". The communicator does no more work; the output of rank " +
-                            std::to_string(group_->rank_of(each)) +
-                            " tells why, and the job must be started again"};
+                        loss_text(group_->describe(each) + " died: its process ended",
+                                  group_->rank_of(each), rank())};
   }
   if (found) fail(*found);
   if (const auto known = failure()) throw CollectiveFailure(*known);

@@ -87,7 +87,7 @@ void Communicator::decide_wire(Request& request) {
   if (const auto before = WireTrial::before(request)) submit(*before, nullptr);
 }
 
-void Communicator::require_room(const Request& request) {
+void Communicator::require_channel_room(const Request& request) {
   if (!room_check_) return;
   std::vector<Outgoing*> first;
   const auto add = [&](Member peer) {

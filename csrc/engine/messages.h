@@ -31,7 +31,7 @@ struct Outgoing {
   std::uint64_t early = 0;   // whose first chunk lies in the buffer before it is asked for
   std::uint64_t moving = 0;  // which one goes through the buffer
   bool waited_for = false;   // some send has found no place
-  // Whether there is room for the buffer that the first message makes, or it was found there was.
+  // Whether room for its buffer was asked for and granted.
   std::atomic<bool> has_room{false};
 };
 

@@ -32,7 +32,8 @@ class Operation {
   virtual void compare_calls() const {}
   // The ranks of other hosts that have not called, for messages; empty where none is.
   virtual std::string far_absentees() const { return {}; }
-  // Those of them that have called, and whose messages are not through yet, either way.
+  // The ranks of other hosts whose messages are not through yet, either way. Asked once
+  // far_absentees() names none: until then some of these may not have called.
   virtual std::set<int> far_unfinished() const { return {}; }
   // Whether it awaits something that rings no doorbell, and must look again soon.
   virtual bool must_poll() const { return false; }

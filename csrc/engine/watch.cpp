@@ -51,6 +51,12 @@ std::string reported_text(const std::string& report, int reporter, int rank) {
          std::to_string(rank) + ")";
 }
 
+std::string loss_text(const std::string& how, int lost, int rank) {
+  return how + ", seen by rank " + std::to_string(rank) +
+         ". The communicator does no more work; the output of rank " + std::to_string(lost) +
+         " tells why, and the job must be started again";
+}
+
 std::string name_of(const Operation& operation) {
   return std::string(name_of(operation.request().kind)) + " number " +
          std::to_string(operation.sequence());
@@ -107,13 +113,12 @@ void Watch::look_for_lost_peers(const Operation& operation, Mask gone) const {
     const bool left = group.has_left(each);
     // It may have failed, told why and left since this look began: its own report says more.
     throw_if_failed(operation);
-    throw CollectiveFailure(failure_of(
-        operation, FailureKind::kPeerFailure,
-        group.describe(each) + (left ? " closed its communicator" : " died: its process ended") +
-            " before it finished " + name_of(operation) + ", seen by rank " +
-            std::to_string(group.world().rank) +
-            ". The communicator does no more work; the output of rank " +
-            std::to_string(group.rank_of(each)) + " tells why, and the job must be started again"));
+    throw CollectiveFailure(
+        failure_of(operation, FailureKind::kPeerFailure,
+                   loss_text(group.describe(each) +
+                                 (left ? " closed its communicator" : " died: its process ended") +
+                                 " before it finished " + name_of(operation),
+                             group.rank_of(each), group.world().rank)));
   }
 }
 

@@ -56,6 +56,8 @@ class Watch {
 std::string name_of(const Operation& operation);
 // A failure's report, and who gave it to whom.
 std::string reported_text(const std::string& report, int reporter, int rank);
+// How rank `lost` was lost, as this `rank` has seen it, and what to do.
+std::string loss_text(const std::string& how, int lost, int rank);
 // "1800 s"
 std::string seconds_text(double seconds);
 

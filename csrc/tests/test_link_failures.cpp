@@ -212,7 +212,8 @@ void a_rank_that_mpi_has_lost_is_named(const std::string& library) {
   CHECK(messenger.notice() && messenger.notice()->kind == FailureKind::kPeerFailure);
   CHECK(contains(messenger.notice()->report,
                  "rank 1 died or cannot be reached any more (process failed)"));
-  CHECK(messenger.done(come));
+  CHECK(messenger.has_come(come) && !messenger.has_come(failed));
+  CHECK(messenger.has_come(come) && messenger.done(come));
   messenger.give_up({failed}, nullptr);
 }
 

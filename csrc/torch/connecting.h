@@ -3,6 +3,9 @@
 //
 // The thread needs no interpreter, and what it touches it owns, so it may be given up and left
 // behind: it ends at its next look into the store, or when what it waits for has its time-out.
+//
+// The Gloo group is made by another, of one rank, which Python makes: torch's wheel holds none of
+// Gloo's own headers, which c10d's header for Gloo includes.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/waiting_time.h"
 #include "fork_guard.h"
 
 namespace pycollective::shim {
@@ -27,10 +28,9 @@ namespace {
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
 constexpr std::chrono::milliseconds kThreadsEndWithin{500};
 // How long lanes may wait for a thread where none can be started: one may come free.
-constexpr std::chrono::milliseconds kWithoutThread{1000};
+constexpr double kWithoutThread = 1;  // seconds
 
-using Clock = std::chrono::steady_clock;
-
+// pycollective/threads.py has the same words for the threads of Python code.
 std::system_error no_thread() {
   return {std::make_error_code(std::errc::resource_unavailable_try_again),
           "no thread could be started, which messages between hosts need: raise the limit of "
@@ -72,7 +72,7 @@ struct GlooLink::State : std::enable_shared_from_this<GlooLink::State> {
   std::function<void()> bell;
   int threads = 0;
   int idle = 0;
-  std::optional<Clock::time_point> short_since;  // lanes are ready, and no thread takes one
+  std::optional<WaitingTime> without_thread;  // lanes are ready, and no thread takes one
   bool closed = false;
   Transfer next = 1;
 
@@ -154,7 +154,7 @@ void GlooLink::State::run(const std::shared_ptr<State>& state) {
     if (state->ready.empty()) break;
     Lane& lane = *state->ready.front();
     state->ready.pop_front();
-    state->short_since.reset();
+    state->without_thread.reset();
     --state->idle;
     while (!lane.entries.empty()) state->wait_for_first(lane, lock);
     lane.served = false;
@@ -222,16 +222,15 @@ Link::Transfer GlooLink::receive(int rank, int lane, void* data, std::size_t cap
 void GlooLink::progress() {
   if (state_->forked()) return;
   const std::lock_guard lock(state_->mutex);
-  std::optional<Clock::time_point>& since = state_->short_since;
+  std::optional<WaitingTime>& waiting = state_->without_thread;
   const auto is_short = [&] {
     return static_cast<std::size_t>(state_->idle) < state_->ready.size();
   };
   if (is_short()) state_->start_thread();
-  if (!is_short()) return since.reset();
-  const Clock::time_point now = Clock::now();
-  if (!since) since = now;
-  if (now - *since < kWithoutThread) return;
-  since.reset();
+  if (!is_short()) return waiting.reset();
+  if (!waiting) waiting.emplace(kWithoutThread);
+  if (!waiting->is_over(Clock::now())) return;
+  waiting.reset();
   throw no_thread();
 }
 

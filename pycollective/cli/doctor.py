@@ -19,6 +19,7 @@ import numpy as np
 from pycollective import _core, host_memory, installing
 from pycollective.environment import ENV_CUDA_WAY, ENV_TOPOLOGY
 from pycollective.gpu import nvrtc
+from pycollective.join.host import PIDFD_NEEDS
 from pycollective.limits import MAX_RANKS_PER_HOST
 from pycollective.version import VERSION
 
@@ -81,10 +82,7 @@ def _pidfd() -> tuple[str, str]:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
-        cost = (
-            "dead peers cannot be seen: Linux 5.3 or later, or another seccomp profile, is needed"
-        )
-        return f"no pidfd: {error}", cost
+        return f"no pidfd: {error}", f"dead peers cannot be seen: {PIDFD_NEEDS}"
     return "pidfd", ""
 
 

@@ -176,8 +176,8 @@ class Keeper:
                 for part in self._parts(kind, name):
                     if part.rank == self._ends.places.rank:
                         row = whole[part.host] if kind == "worker" else whole
-                        part_of = row[slice(*part.elements)]
-                        self._kinds[kind].set(part.name, part_of, self._scale)
+                        values = row[slice(*part.elements)]
+                        self._kinds[kind].set(part.name, values, self._scale)
 
 
 def mean_of(residuals: Mapping[str, Mapping[str, Floats]], ranks: int) -> dict[str, Floats]:

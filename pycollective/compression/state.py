@@ -109,7 +109,7 @@ class State(Steps):
         one in another scale adds them times the ratio, which is exact for powers of two. Where
         that is not finite the step is given up, and what is held is what it was.
         """
-        self._scale = scale if callable(scale) else lambda: float(scale)
+        self._loss_scale_of = scale if callable(scale) else lambda: float(scale)
 
     def flush(self) -> dict[str, NDArray[np.float32]]:
         """Give back what is held, and hold exactly nothing; collective, between steps.
@@ -124,8 +124,8 @@ class State(Steps):
         """
         self._together("flush", _nothing)
         with self._ends.telling():
-            self._undelivered.add(self._keeper.mean(), self._scaled)
-        found = self._undelivered.to(self._scaled)
+            self._undelivered.add(self._keeper.mean(), self._held_scale)
+        found = self._undelivered.to(self._held_scale)
         self._forget()
         return {name: error.reshape(self._shapes[name]) for name, error in found.items()}
 
@@ -152,11 +152,11 @@ class State(Steps):
         with self._ends.telling():
             residuals = self._keeper.gather()
         zeros = {name: np.zeros(size, np.float32) for name, size in self._sizes().items()}
-        undelivered = self._undelivered.to(self._scaled)
+        undelivered = self._undelivered.to(self._held_scale)
         return {
             "version": 1,
             "steps": self._steps,
-            "loss_scale": self._scaled,
+            "loss_scale": self._held_scale,
             "ranks": self._ends.places.ranks,
             "hosts": self._ends.places.hosts,
             "codec": dict(self._described),
@@ -191,7 +191,7 @@ class State(Steps):
             **dict.fromkeys(saved.whole, WHOLE),
             **dict.fromkeys(saved.sharded, SHARDS),
         }
-        self._scaled = saved.loss_scale
+        self._held_scale = saved.loss_scale
         self._keeper.load(saved.residuals, saved.ranks, saved.hosts)
         self._choice.steps = saved.steps
         self._undelivered = Undelivered.of(saved.undelivered, saved.loss_scale)

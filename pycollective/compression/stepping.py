@@ -99,8 +99,9 @@ class Steps:
             )
         self._choice = Choice(common.when, places.hosts, self._ends.all, common.dense_steps)
         self._undelivered = Undelivered()
-        self._scale: Callable[[], float] = lambda: 1.0
-        self._scaled = self._scaled_now = 1.0  # by the last step that counted; by the last begun
+        self._loss_scale_of: Callable[[], float] = lambda: 1.0
+        self._held_scale = 1.0  # of the last step that counted, and so of what is held
+        self._step_scale = 1.0  # of the last step that began
         self._went_by: dict[str, str] = {}  # WHOLE or SHARDS, of parameters that have gone
         self._open, self._finite, self._closed = False, True, False
         self._counts = Counts()
@@ -120,13 +121,13 @@ class Steps:
         """Begin a step; what an unfinished one left is forgotten."""
         self._check_not_closed()
         with self._ends.telling():
-            scale = float(np.float32(self._scale()))  # as messages carry it
+            scale = float(np.float32(self._loss_scale_of()))  # as messages carry it
         if not (scale > 0 and math.isfinite(scale)):
             raise ConfigurationError(f"the loss scale {scale} is not a positive number")
         for each in self._kinds.values():
             each.begin(scale)
         self._undelivered.begin(scale)
-        self._scaled_now = scale
+        self._step_scale = scale
         self._open, self._finite, self._compressible = True, True, False
         self._reduced = Reduced()
         self._choice.begin_step()
@@ -139,7 +140,7 @@ class Steps:
             self._commit()
             self._choice.steps += 1
             self._undelivered.commit()
-            self._scaled = self._scaled_now
+            self._held_scale = self._step_scale
         self._counts["steps" if self._finite else "steps_given_up"] += 1
         warmed_up = self._choice.steps_since_start > self._warm_up
         counts = self._finite and self._compressible and warmed_up
@@ -284,7 +285,7 @@ class Steps:
         types = [str(item.flat.part(0, 0).dtype) for item in items] if of_types else []
         owed = sorted(self._undelivered)
         told = [self._digest, self._steps, names, types, owed]
-        return Agreement(digest_of(told), self._scaled_now)
+        return Agreement(digest_of(told), self._step_scale)
 
     # What codecs do.
 
@@ -299,8 +300,15 @@ class Steps:
     @property
     def _keeper(self) -> Keeper:
         """Gathers and hands out what is held."""
-        kept = self._kinds, self._scaled, self._chunk, self._sharded()
-        return Keeper(self._ends, self._shapes, self._dense, *kept)
+        return Keeper(
+            self._ends,
+            self._shapes,
+            self._dense,
+            kinds=self._kinds,
+            scale=self._held_scale,
+            chunk=self._chunk,
+            sharded=self._sharded(),
+        )
 
     def _sharded(self) -> set[str]:
         """The parameters whose error is of shards."""
@@ -310,7 +318,7 @@ class Steps:
         """Hold no residuals: what they add to the average goes with the next."""
         # What is zero is not owed: of a parameter that no rank used it would never be delivered.
         owed = {name: error for name, error in mean.items() if error.any()}
-        self._undelivered.add(owed, self._scaled)
+        self._undelivered.add(owed, self._held_scale)
         for each in self._kinds.values():
             each.clear()
 

@@ -60,7 +60,8 @@ class Undelivered(dict[str, Scaled]):
             self._owed.add(name)
             total = np.empty(flat.count, np.float32)
             flat.widen(0, flat.count, total)
-            flat.put(0, total + error.to(self._scale)[start : start + flat.count])
+            part = Scaled(error.values[start : start + flat.count], error.scale)
+            flat.put(0, total + part.to(self._scale))
 
     def commit(self) -> None:
         """What the step delivered is no longer held."""

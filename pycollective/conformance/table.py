@@ -9,7 +9,7 @@ from pycollective import _core
 from pycollective.conformance.cases import counts
 from pycollective.conformance.reports import Report
 from pycollective.conformance.selection import Selection
-from pycollective.join.meeting import named
+from pycollective.errors import named
 from pycollective.version import VERSION
 
 _DIGITS = 32  # of a digest: half of them are more than enough

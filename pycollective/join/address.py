@@ -18,28 +18,27 @@ from pycollective.errors import ConfigurationError
 _MOST_SECRET = 4096  # bytes of a file
 
 
-def parse_address(address: str) -> tuple[int, Any]:
-    """``unix:@name`` (abstract) or ``tcp://host:port`` as a socket family and address."""
+def parse_address(address: str, secret: str) -> tuple[int, Any]:
+    """``unix:@name`` (abstract) or ``tcp://host:port`` as a socket family and address.
+
+    Raises:
+        ConfigurationError: it is neither, or a port without a secret: anybody could write to what
+            the ranks read there.
+    """
     if address.startswith("unix:@"):
         return socket.AF_UNIX, "\0" + address[len("unix:@") :]
     if address.startswith("tcp://"):
         host, separator, port = address[len("tcp://") :].rpartition(":")
         if separator and host and port.isdecimal() and 0 < int(port) < 65536:
+            if not secret:
+                raise ConfigurationError(
+                    f"the store at {address} wants a secret, or whoever reaches that port could "
+                    f"write to it. On all ranks set {ENV_SECRET} to the same random word (openssl "
+                    f"rand -hex 16), or {ENV_SECRET_FILE} to a file that holds it and that its "
+                    "owner alone may read (chmod 600)"
+                )
             return socket.AF_INET, (host, int(port))
     raise ConfigurationError(f"store address {address!r} is not tcp://host:port or unix:@name")
-
-
-def place_of(address: str, secret: str) -> tuple[int, Any]:
-    """`parse_address`, refused where anybody could write to what the ranks read there."""
-    place = parse_address(address)
-    if place[0] == socket.AF_INET and not secret:
-        raise ConfigurationError(
-            f"the store at {address} wants a secret, or whoever reaches that port could write to "
-            f"it. On all ranks set {ENV_SECRET} to the same random word (openssl rand -hex 16), or "
-            f"{ENV_SECRET_FILE} to a file that holds it and that its owner alone may read "
-            "(chmod 600)"
-        )
-    return place
 
 
 def job_secret() -> str:

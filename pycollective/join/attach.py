@@ -23,9 +23,9 @@ from typing import Any
 
 from pycollective import _core
 from pycollective.errors import CollectiveTimeout, ConfigurationError
+from pycollective.join.host import PIDFD_NEEDS, credentials, other_user
 
 _HELLO = struct.Struct("=16s16s")  # the sender's token, the token of whom it wants
-_CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _MOST_STRANGERS = 64  # connections that have said nothing yet
 _ANSWERED_WITHIN = 2.0  # seconds; whoever refuses has attached before
 _LOOK_AGAIN = 0.05  # seconds until a look whether another thread has attached a peer
@@ -110,7 +110,7 @@ class _Attaching:
         self._answers: dict[socket.socket, PeerAddress] = {}  # of lower ranks, awaited
         # A stranger may connect and say nothing: every connection waits beside the others.
         self._silent: list[socket.socket] = []
-        self._others: set[int] = set()  # users whose processes have knocked
+        self._others: set[int] = set()  # users whose connections were refused
         self._closed: dict[int, PeerAddress] = {}  # by the pidfds of processes that closed theirs
         self._refused: list[tuple[float, PeerAddress, OSError]] = []  # and until when
         self._selector = selectors.DefaultSelector()
@@ -129,11 +129,10 @@ class _Attaching:
                     if monotonic() > self._deadline:
                         raise
                     sleep(0.01)
-            _, uid, _ = _credentials(connection)  # of who listens: the kernel says
-            if uid != os.getuid():
+            if (user := other_user(connection)) is not None:
                 connection.close()
                 raise ConfigurationError(
-                    f"rank {peer.rank} runs as user {uid} and this rank as user {os.getuid()}: "
+                    f"rank {peer.rank} runs as user {user} and this rank as user {os.getuid()}: "
                     "all ranks of a job must be of one user"
                 )
             with suppress(BrokenPipeError, ConnectionResetError):  # closed, as reading will tell
@@ -185,10 +184,10 @@ class _Attaching:
         left = self._deadline - monotonic()
         if left <= 0:
             names = ", ".join(str(peer.rank) for peer in missing)
-            knocked = ", ".join(map(str, sorted(self._others)))
+            others = ", ".join(map(str, sorted(self._others)))
             raise CollectiveTimeout(
                 f"init timed out: rank(s) {names} have come but did not attach"
-                + (f"; processes of user(s) {knocked} were refused" if knocked else ""),
+                + (f"; processes of user(s) {others} were refused" if others else ""),
                 op="init",
             )
         while_others_attach = self._closed or self._refused
@@ -207,7 +206,7 @@ class _Attaching:
         with connection:
             if _receive(self._node, connection, {peer.token: peer}) is not None:
                 return
-            pid, _, _ = _credentials(connection)
+            pid, _ = credentials(connection)
         if pid == 0:
             return  # of another pid namespace: there is but the deadline
         try:
@@ -217,8 +216,7 @@ class _Attaching:
                 self._look_for_problem()
                 raise ConfigurationError(
                     f"whether rank {peer.rank} lives cannot be seen, as pidfd_open is denied or "
-                    f"not there ({error}): Linux 5.3 or later is needed and, in a container, a "
-                    "seccomp profile that allows it"
+                    f"not there ({error}): {PIDFD_NEEDS}"
                 ) from error
             # ENOENT, EINVAL: the number is a thread's by now.
             if error.errno not in (errno.ESRCH, errno.ENOENT, errno.EINVAL):
@@ -248,9 +246,8 @@ class _Attaching:
         except (BlockingIOError, ConnectionAbortedError):
             return  # gone again
         # Any user of this machine can connect. Only this one's processes are given a place.
-        _, uid, _ = _credentials(connection)
-        if uid != os.getuid():
-            self._others.add(uid)
+        if (user := other_user(connection)) is not None:
+            self._others.add(user)
             connection.close()
             return
         connection.setblocking(False)
@@ -273,12 +270,6 @@ def _unreachable(peer: PeerAddress, error: OSError) -> ConfigurationError:
 
 def _send(connection: socket.socket, node: _core.Node, wanted: bytes) -> None:
     socket.send_fds(connection, [_HELLO.pack(node.token, wanted)], [node.fileno()])
-
-
-def _credentials(connection: socket.socket) -> tuple[int, int, int]:
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(raw)
-    return pid, uid, gid
 
 
 def _receive(
@@ -305,7 +296,7 @@ def _receive(
             )
         if len(descriptors) != 1:
             return None
-        pid, _, _ = _credentials(connection)
+        pid, _ = credentials(connection)
         if pid == 0:
             raise ConfigurationError(
                 f"rank {peer.rank} runs in another pid namespace, where its death could not be seen"

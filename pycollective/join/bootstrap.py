@@ -20,6 +20,7 @@ from typing import Any
 from pycollective.communicator import Communicator
 from pycollective.environment import (
     ENV_RANK,
+    ENV_SECRET,
     ENV_SIZE,
     ENV_STORE,
     environment_number,
@@ -66,10 +67,12 @@ def init(
     """Join the job's ranks; every rank must call it, as often as the others.
 
     Without arguments the launch is found from the environment: `pycollective run`, torchrun (or its
-    variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, with torch or without), mpiexec
-    (through mpi4py), Slurm's srun, or none, which gives a communicator of one rank. Where variables
-    say that there are more ranks, and they cannot be found, it is refused;
-    ``init(rank=0, size=1)`` is one rank on purpose.
+    variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT), mpiexec (through mpi4py), Slurm's
+    srun, or none, which gives a communicator of one rank. Where variables say that there are more
+    ranks, and they cannot be found, it is refused; ``init(rank=0, size=1)`` is one rank on purpose.
+
+    Where torch is not installed, the ranks that torchrun's variables name meet in a store of this
+    library, at ``tcp://MASTER_ADDR:MASTER_PORT``, and want a secret as any store there does.
 
     Under srun the ranks of one node need nothing more. Those of several meet at a port of the
     step's first node (PYCOLLECTIVE_PORT names another), and want a secret: once before srun,
@@ -141,19 +144,26 @@ def _by_mpi(transport: str | None) -> bool:
 
 
 def _by_slurm() -> bool:
-    """Whether they do so by srun's variables. To ranks of MPI it may be an mpiexec as well."""
+    """Whether srun started this process, and not for MPI ranks, which mpi4py joins."""
     return slurm.detected() and not (mpi_launch.detected() and find_spec("mpi4py"))
 
 
 def _refuse_to_be_alone() -> None:
-    size = os.environ.get("WORLD_SIZE", "")
-    if not size.isdigit() or int(size) < 2:
+    if os.environ.get(ENV_SIZE, "1").strip() != "1":
+        raise ConfigurationError(
+            f"by {ENV_SIZE} `pycollective run` has started more ranks, and without {ENV_STORE} "
+            "this one cannot find them. Hand on all variables of PYCOLLECTIVE, or call "
+            "init(rank=0, size=1) to be one rank on purpose"
+        )
+    size = os.environ.get("WORLD_SIZE", "").strip()
+    if size in ("", "1"):
         return
     missing = [name for name in _TORCH_VARIABLES if name not in os.environ]
     raise ConfigurationError(
         f"by WORLD_SIZE there are {size} ranks, and without {', '.join(missing)} this one cannot "
         "find the others. Set RANK, WORLD_SIZE, MASTER_ADDR (the host of rank 0) and MASTER_PORT, "
-        "as torchrun does, or call init(rank=0, size=1) to be one rank on purpose"
+        f"as torchrun does (and, where torch is not installed, {ENV_SECRET}), or call "
+        "init(rank=0, size=1) to be one rank on purpose"
     )
 
 
@@ -181,7 +191,9 @@ def _next_prefix(store: Any, rank: int) -> str:
     return f"init{store.add(f'pycollective/inits/{rank}/{process_identity()}', 1)}"
 
 
-def _init_explicit(rank: int | None, size: int | None, store: Any, wish: Wish) -> Communicator:
+def _init_explicit(
+    rank: int | None, size: int | None, store: Any, wish: Wish, listen: str | None = None
+) -> Communicator:
     if rank is None or size is None or (store is None and size != 1):
         raise ConfigurationError("init needs rank, size and store together, or none of them")
     played = wish.hosts(size)
@@ -192,7 +204,7 @@ def _init_explicit(rank: int | None, size: int | None, store: Any, wish: Wish) -
         prefix = _next_prefix(store, rank)
         return _connect(store, rank, size, prefix, played, wish)
     secret = job_secret()
-    server = StoreServer(store, secret, clients=size) if rank == 0 else None
+    server = StoreServer(listen or store, secret, clients=size) if rank == 0 else None
     return _meet_at(store, secret, server, rank, size, played, wish)
 
 
@@ -280,8 +292,10 @@ def _start_without_torch(wish: Wish) -> Communicator:
             "torchrun's ranks meet in its store, and torch is not installed here: install it, or "
             "start the ranks with `pycollective run -n N`"
         )
-    address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    return _init_explicit(rank, size, address, wish)
+    port = os.environ["MASTER_PORT"]
+    # As torch does: MASTER_ADDR may be a name of no interface here, or of loopback.
+    listen = f"tcp://0.0.0.0:{port}"
+    return _init_explicit(rank, size, f"tcp://{os.environ['MASTER_ADDR']}:{port}", wish, listen)
 
 
 def _start_slurm(wish: Wish) -> Communicator:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from pycollective.errors import ConfigurationError
 
+# What pidfd_open wants, by which the death of a process of this host is seen (also peer.cpp).
+PIDFD_NEEDS = "Linux 5.3 or later is needed and, in a container, a seccomp profile that allows it"
+
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 
 
@@ -23,13 +26,22 @@ def host_identity() -> str:
     return "/".join([boot, *spaces])
 
 
+def credentials(connection: socket.socket) -> tuple[int, int]:
+    """The process and the user on the other side of a Unix socket, as the kernel says.
+
+    The process is 0 where it is of another pid namespace.
+    """
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(raw)
+    return pid, user
+
+
 def other_user(connection: socket.socket) -> int | None:
-    """Who is on the other side of a Unix socket, as the kernel says, unless it is this user."""
+    """The user on the other side of a Unix socket, unless it is this process's own."""
     if connection.family != socket.AF_UNIX:
         return None
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(raw)
-    return None if user == os.getuid() else int(user)
+    _, user = credentials(connection)
+    return None if user == os.getuid() else user
 
 
 def check_user(connection: socket.socket, address: str) -> None:

@@ -71,11 +71,12 @@ class ProcessEnd:
 
     def _tell_of_crash(self) -> None:
         crash = _crash()
-        if crash is None or self._has_told:
+        if crash is None:
             return
-        self._has_told = True
-        if isinstance(crash, CollectiveError) and ENV_STORE in os.environ:
+        if not self._has_told and isinstance(crash, CollectiveError) and ENV_STORE in os.environ:
             _tell_launcher_that_others_failed()
+        self._has_told = True
+        # At exit once more: a thread that was joined meanwhile may have made another.
         _core.abort_all("the process exits with an exception")
 
     def _come(self) -> None:
@@ -103,12 +104,12 @@ def leave_all() -> None:
         time.sleep(_COMING_BACK)
 
 
-def is_given_up() -> bool:
-    """Whether asyncio joins the calling thread after an exception; blocked operations ask.
+def is_abandoned_by_asyncio() -> bool:
+    """Whether asyncio joins the calling thread after Ctrl-C or an exit; blocked operations ask.
 
-    Ctrl-C, or what a coroutine raises, ends `asyncio.run` only once the threads of `to_thread`
-    have ended; all tasks are cancelled by then, and nobody awaits these threads any more. asyncio
-    tells nobody of that: it shows in what the main thread is about. (From Python 3.11 on.)
+    Either ends `asyncio.run` only once the threads of `to_thread` have ended; all tasks are
+    cancelled by then, and nobody awaits these threads any more. asyncio tells nobody of that: it
+    shows in what the main thread is about. (From Python 3.11 on.)
     """
     runner = getattr(sys.modules.get("asyncio.runners"), "Runner", None)
     main = threading.main_thread().ident
@@ -117,8 +118,9 @@ def is_given_up() -> bool:
     frame = sys._current_frames().get(main)
     while frame is not None and frame.f_code is not runner.__exit__.__code__:
         frame = frame.f_back
-    if frame is None or frame.f_locals.get("exc_type") is None:
-        return False
+    ended_by = None if frame is None else frame.f_locals.get("exc_type")
+    if ended_by is None or not issubclass(ended_by, (KeyboardInterrupt, SystemExit)):
+        return False  # a program may handle any other, and go on
     return threading.current_thread().name.startswith("asyncio_")  # those of its own executor
 
 

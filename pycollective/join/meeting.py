@@ -29,6 +29,7 @@ from pycollective.errors import (
     CollectiveTimeout,
     ConfigurationError,
     PeerFailure,
+    named,
 )
 from pycollective.join.records import Record, understanding
 from pycollective.limits import described
@@ -37,8 +38,9 @@ from pycollective.version import VERSION
 _log = logging.getLogger("pycollective")
 
 _WARN_AFTER = 30.0  # seconds until the log names the ranks that are awaited
-_NAMED_AT_MOST = 32  # ranks in a message
-_LOOKS_IN_A_SECOND = 20_000  # of all ranks together, at torch's store
+# Of all ranks together, at torch's store. connecting.cpp looks as often, since a rank does but one
+# or the other; c10d.py's glances go beside connecting.cpp's looks, so they are a quarter of them.
+_LOOKS_IN_A_SECOND = 20_000
 _GRACE = 2.0  # seconds for the one rank that looks who is absent to say so
 
 _PASSED_ON = "report"  # attribute of an exception that another rank has reported
@@ -57,12 +59,6 @@ _NOT_YET = {
 def this_process() -> str:
     """A name for this process, in messages and to tell it from others."""
     return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-def named(ranks: Sequence[int]) -> str:
-    """These ranks in a message: ``rank(s) 1, 3``."""
-    more = f" and {len(ranks) - _NAMED_AT_MOST} more" if len(ranks) > _NAMED_AT_MOST else ""
-    return f"rank(s) {', '.join(map(str, ranks[:_NAMED_AT_MOST]))}{more}"
 
 
 def report_of(error: BaseException, number: int) -> str:
@@ -100,10 +96,10 @@ def is_full(store: Any) -> bool:
     return all(hasattr(store, name) for name in ("add", "compare_set", "wait", "check"))
 
 
-def _is_torchs(store: Any) -> bool:
-    """Whether it waits in torch, which looks at no signal meanwhile, such as Ctrl-C's."""
-    torch = sys.modules.get("torch.distributed")
-    return torch is not None and isinstance(store, torch.Store)
+def _waits_in_torch(store: Any) -> bool:
+    """Whether a wait there looks at no signal meanwhile, such as Ctrl-C's: torch looks at none."""
+    store_class = getattr(sys.modules.get("torch.distributed"), "Store", None)
+    return store_class is not None and isinstance(store, store_class)
 
 
 class Meeting:
@@ -138,7 +134,7 @@ class Meeting:
                 "a blocking get(key)"
             )
         self._store, self._full = store, is_full(store)
-        self._deaf = self._full and _is_torchs(store)
+        self._looks = self._full and _waits_in_torch(store)  # now and then, in place of a wait
         self.rank, self.size = rank, size
         self.numbers = list(numbers or range(size))
         self.number = self.numbers[rank]
@@ -343,7 +339,7 @@ class Meeting:
     def _is_set_within(self, key: str, seconds: float) -> bool:
         seconds = max(0.001, seconds)
         end = monotonic() + seconds
-        if self._deaf:
+        if self._looks:
             return self._look_until(key, end)
         try:
             self._store.wait([key], timedelta(seconds=seconds))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pycollective import placement
 from pycollective.errors import ConfigurationError
 from pycollective.join.host import host_identity
-from pycollective.join.mpi_talk import TALKS, Talk
+from pycollective.join.mpi_talk import RANK_VARIABLES, TALKS, Talk
 from pycollective.join.store import StoreServer
 from pycollective.transport.mpi import MpiTransport
 from pycollective.tuning.tuned import describe, load
@@ -27,7 +27,6 @@ from pycollective.version import VERSION
 if TYPE_CHECKING:
     from pycollective.schedule.select import Table
 
-RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _GRACE = 1.0
 
 

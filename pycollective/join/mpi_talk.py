@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from pycollective import installing
-from pycollective.errors import CollectiveTimeout, ConfigurationError
-from pycollective.join.meeting import named, raise_reported, report_of
+from pycollective.errors import CollectiveTimeout, ConfigurationError, named
+from pycollective.join.meeting import raise_reported, report_of
 
-# How many ranks mpiexec has started.
+# Which rank mpiexec has started this process as, and of how many.
+RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 _EAGER = 0.002  # seconds of looking without a pause
 _POLL = 0.0005  # seconds between looks after that
@@ -265,15 +266,16 @@ def _world() -> Any:
     if MPI.Is_finalized():
         raise ConfigurationError("MPI has been finalized: call init before that")
     world = MPI.COMM_WORLD
-    sizes = [os.environ[name] for name in SIZE_VARIABLES if name in os.environ]
-    if not sizes and world.Get_size() == 1:
-        sizes = [os.environ.get("SLURM_STEP_NUM_TASKS", "")]  # srun --mpi=pmix says no other
-    for launched in sizes:
-        if launched.isdigit() and int(launched) != world.Get_size():
+    sizes = [("mpiexec", os.environ[name]) for name in SIZE_VARIABLES if name in os.environ]
+    if not sizes and world.Get_size() == 1:  # srun --mpi=pmix says no other
+        sizes = [("srun", os.environ.get("SLURM_STEP_NUM_TASKS", ""))]
+    for launcher, size in sizes:
+        if size.isdigit() and int(size) != world.Get_size():
+            way = "mpiexec" if launcher == "mpiexec" else "way of `srun --mpi`"
             raise ConfigurationError(
-                f"mpiexec has started {launched} ranks, and mpi4py sees {world.Get_size()}: it "
+                f"{launcher} has started {size} ranks, and mpi4py sees {world.Get_size()}: it "
                 f"belongs to another MPI ({MPI.Get_library_version().split(',')[0].strip()}). Use "
-                "that one's mpiexec, or the mpi4py of this one; under Slurm, `srun --mpi=none` "
+                f"that one's {way}, or the mpi4py of this one; under Slurm, `srun --mpi=none` "
                 "starts ranks that need none"
             )
     return world

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from pycollective.errors import ConfigurationError
 from pycollective.version import VERSION
 
-_MOST_NAME = 107  # bytes of an abstract socket's
-_WORD = 1 << 63
+_MOST_NAME = 107  # bytes of an abstract socket's name, with the NUL that it begins with
+_OVER_INT64 = 1 << 63
 _SHOWN = 60  # characters of what is wrong
 
 
@@ -100,9 +100,9 @@ class Row(NamedTuple):
             _check(name, value, "int" if name in ("offset", "data_bytes") else "str")
         if len(bytes.fromhex(self.token)) != 16:
             raise ValueError(f"token is {self.token[:_SHOWN]!r}")
-        if not 0 <= self.offset < _WORD:
+        if not 0 <= self.offset < _OVER_INT64:
             raise ValueError(f"offset is {str(self.offset)[:_SHOWN]}")
-        if not 0 <= self.data_bytes < _WORD:
+        if not 0 <= self.data_bytes < _OVER_INT64:
             raise ValueError(f"data_bytes is {str(self.data_bytes)[:_SHOWN]}")
         if not (self.socket_name.isascii() and 0 < len(self.socket_name) < _MOST_NAME):
             raise ValueError(f"socket_name is {self.socket_name[:_SHOWN]!r}")

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pycollective.environment import ENV_PORT, ENV_SECRET, environment_number
 from pycollective.errors import ConfigurationError
 from pycollective.join.address import job_secret
-from pycollective.join.mpi_launch import RANK_VARIABLES
-from pycollective.join.mpi_talk import SIZE_VARIABLES
+from pycollective.join.mpi_talk import RANK_VARIABLES, SIZE_VARIABLES
 from pycollective.join.store import StoreServer
+from pycollective.limits import MAX_RANKS
 
 _RANK, _SIZE = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"
 # Below the ports that Linux gives to connections. Steps of one job, and jobs that follow each
@@ -78,6 +78,11 @@ def find_step() -> Step:
         ConfigurationError: variables are missing or wrong, or there is no secret for several nodes.
     """
     rank, size = environment_number(_RANK), environment_number(_SIZE)
+    if not 0 <= rank < size <= MAX_RANKS:
+        raise ConfigurationError(
+            f"by {_RANK} and {_SIZE} this is rank {rank} of {size}: ranks count from 0, and there "
+            f"are at most {MAX_RANKS}"
+        )
     job, step = environment_number("SLURM_JOB_ID"), environment_number("SLURM_STEP_ID")
     # Rank 0 may be on another node: `srun --distribution` says so.
     first = environment_number("SLURM_NODEID") == environment_number("SLURM_LOCALID") == 0

@@ -23,7 +23,7 @@ from typing import Any
 
 from pycollective import threads
 from pycollective.errors import CollectiveTimeout, ConfigurationError
-from pycollective.join.address import place_of
+from pycollective.join.address import parse_address
 from pycollective.join.host import check_user, other_user
 from pycollective.limits import MAX_RANKS_PER_HOST, connections_for, described
 
@@ -59,7 +59,7 @@ class StoreServer:
         start: bool = True,
         clients: int = MAX_RANKS_PER_HOST,
     ) -> None:
-        family, target = place_of(address, secret)
+        family, target = parse_address(address, secret)
         self._room = connections_for(clients)
         self._secret = secret.encode()
         self._values: dict[bytes, bytes] = {}
@@ -268,7 +268,7 @@ class StoreClient:
         timeout: float = 600.0,
         glance: Callable[[], None] | None = None,
     ) -> None:
-        self._family, self._target = place_of(address, secret)
+        self._family, self._target = parse_address(address, secret)
         self._address = address
         self.host = self._target[0] if self._family == socket.AF_INET else ""
         self._glance = glance

@@ -9,14 +9,14 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from pycollective import threads
-from pycollective.errors import CollectiveTimeout, ConfigurationError
+from pycollective.errors import CollectiveTimeout, ConfigurationError, named
 
 if TYPE_CHECKING:
     from pycollective._torch import Connecting
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 _LOOPBACK = "127.0.0.1"
 _OUTSIDE = "192.0.2.1"  # of no host (RFC 5737): the way there is the way to all that is far
 _LOOK_EVERY = 0.05  # seconds, while it connects, for signals and failures
-_GLANCES_IN_A_SECOND = 5_000  # of all ranks together, which may be at one store
-_NAMED_AT_MOST = 32  # ranks in a message
+_GLANCES_IN_A_SECOND = 5_000  # of all ranks together, perhaps at one store; see meeting.py
 
 
 class MessageStore:
@@ -74,7 +73,6 @@ class MessageStore:
     def reach(self, address: str, timeout: float, glance: Callable[[], None], size: int) -> None:
         """Connect to the store that rank 0 serves, where it does; see `C10dTransport`."""
         if self.torch is None:
-            _distributed()
             from pycollective._torch import Connecting
 
             host, _, port = address.rpartition(":")
@@ -103,15 +101,19 @@ def own_address(meets_at: str = "") -> str:
     A host's name may lead to 127.0.1.1 (on Debian it does), where no other host finds it: loopback
     comes last.
     """
-    targets = os.environ.get("MASTER_ADDR", ""), meets_at, socket.gethostname(), _OUTSIDE
-    found = [address for address in map(_towards, targets) if address]
-    outside = [address for address in found if not ipaddress.ip_address(address).is_loopback]
-    return next(iter([*outside, *found]), _LOOPBACK)
+    loopback = ""
+    # One after the other: to look up a name may take long.
+    for target in (os.environ.get("MASTER_ADDR", ""), meets_at, socket.gethostname(), _OUTSIDE):
+        address = _towards(target)
+        if address and not ipaddress.ip_address(address).is_loopback:
+            return address
+        loopback = loopback or address
+    return loopback or _LOOPBACK
 
 
 def _towards(target: str) -> str:
     """From which address packets go there; empty where none can. Nothing is sent."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # of a name that is none, too
         if target:
             family, _, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -143,7 +145,7 @@ class C10dTransport:
         size: its ranks.
         timeout: seconds that connecting may take.
         glance: asked now and then while it connects; what it raises ends that.
-        op: for whom it connects, in messages.
+        members: of `split`: what its ranks are called on the group that is split, in messages.
 
     Raises:
         ConfigurationError: torch is not here, or the ranks cannot be connected.
@@ -160,12 +162,13 @@ class C10dTransport:
         size: int,
         timeout: float,
         glance: Callable[[], None],
-        op: str = "init",
+        members: list[int] | None = None,
     ) -> None:
         self._store, self._prefix, self._timeout = store, prefix, timeout
         self._rank = rank
         self._splits = 0
-        self.link = _connect(store, prefix, rank, size, timeout, glance, op)
+        op, numbers = ("split", members) if members else ("init", range(size))
+        self.link = _connect(store, prefix, rank, numbers, timeout, glance, op)
 
     def split(
         self, members: list[int] | None, across: bool, glance: Callable[[], None]
@@ -177,7 +180,7 @@ class C10dTransport:
         prefix = f"{self._prefix}/split{self._splits}/{members[0]}"
         rank = members.index(self._rank)
         return C10dTransport(
-            self._store, prefix, rank, len(members), self._timeout, glance, "split"
+            self._store, prefix, rank, len(members), self._timeout, glance, members
         )
 
 
@@ -185,33 +188,33 @@ def _connect(
     store: MessageStore,
     prefix: str,
     rank: int,
-    size: int,
+    numbers: Sequence[int],
     timeout: float,
     glance: Callable[[], None],
     op: str,
 ) -> object:
-    """A link that joins all ranks."""
+    """A link that joins all ranks; `numbers`: theirs in messages."""
     dist = _distributed()
+    size, number = len(numbers), numbers[rank]
     from pycollective._torch import Connecting
 
     keys = dist.PrefixStore(f"pycollective/{prefix}", store.torch)
     try:
         connecting = Connecting.to_ranks(_alone(store.device, timeout), keys, rank, size)
     except RuntimeError as error:
-        raise _not_connected(rank, error) from error
+        raise _not_connected(number, error) from error
     _await(connecting, glance, size)
     try:
         return connecting.link()
     except RuntimeError as error:
-        absent = connecting.absent
+        absent = [numbers[each] for each in connecting.absent]
         if not absent:
-            raise _not_connected(rank, error) from error
-        more = " and more" if len(absent) > _NAMED_AT_MOST else ""
+            raise _not_connected(number, error) from error
         raise CollectiveTimeout(
-            f"{op} timed out on rank {rank} after {timeout:g} s: rank(s) "
-            f"{', '.join(map(str, absent[:_NAMED_AT_MOST]))}{more} of {size} did not come to be "
-            "connected. Look at what those ranks do instead",
-            rank,
+            f"{op} timed out on rank {number} after {timeout:g} s: "
+            f"{named(absent, counted=False)} did not come to be connected. Look at what those "
+            "ranks do instead",
+            number,
             op,
         ) from error
 

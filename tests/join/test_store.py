@@ -51,7 +51,7 @@ def connect(address, server):
 
 
 def stranger(address):
-    family, target = parse_address(address)
+    family, target = parse_address(address, SECRET)
     each = socket.socket(family, socket.SOCK_STREAM)
     each.settimeout(5)
     while True:
@@ -335,7 +335,7 @@ def test_nobody_there_is_a_timeout_over_tcp_and_at_once_a_fault_over_unix():
 )
 def test_a_wrong_address_is_said(address):
     with pytest.raises(ConfigurationError, match="is not tcp://host:port"):
-        parse_address(address)
+        parse_address(address, SECRET)
 
 
 def test_a_will_is_done_where_its_client_dies_and_nowhere_else(connect, server):

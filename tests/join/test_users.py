@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 import pytest
 
 from pycollective import ConfigurationError, _core
-from pycollective.join import attach
+from pycollective.join import attach, host
 from pycollective.join.attach import Listener, PeerAddress, attach_peers
 
 
@@ -19,15 +19,15 @@ from pycollective.join.attach import Listener, PeerAddress, attach_peers
 def another_user(monkeypatch):
     """Whose sockets begin with this name, as the kernel would say."""
     name = f"\0pycollective-another-user-{os.urandom(4).hex()}-"
-    ask = attach._credentials
+    ask = host.credentials
 
     def credentials(connection):
-        pid, uid, gid = ask(connection)
+        pid, user = ask(connection)
         far = connection.getpeername()
         far = far.decode() if isinstance(far, bytes) else far
-        return pid, uid + far.startswith(name), gid
+        return pid, user + far.startswith(name)
 
-    monkeypatch.setattr(attach, "_credentials", credentials)
+    monkeypatch.setattr(host, "credentials", credentials)
     return name
 
 

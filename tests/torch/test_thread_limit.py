@@ -11,7 +11,6 @@ import pytest
 import torch.distributed
 
 import pycollective as pc
-from pycollective import _torch
 from pycollective.transport import c10d
 from tests.harness import Ranks, results, run_ranks
 from tests.joining import failing, free_place
@@ -73,13 +72,14 @@ def join_and_have_no_thread_for_messages(comm):
     rank = int(os.environ["PYCOLLECTIVE_RANK"])
     limited = []
     if rank == 0:
-        make_link = _torch.gloo_link
+        connect = c10d._connect
 
-        def make_link_and_no_thread(group):
+        def connect_and_have_no_thread(*args):
+            link = connect(*args)
             limited.append(reach_the_limit())
-            return make_link(group)
+            return link
 
-        _torch.gloo_link = make_link_and_no_thread
+        c10d._connect = connect_and_have_no_thread
     comm = pc.init(timeout=TIMEOUT)
     if limited == [False]:
         comm.abort("no limit can be reached")
@@ -149,4 +149,4 @@ class Nowhere:
 
 def test_what_else_keeps_hosts_from_connecting_is_said_as_ever():
     with pytest.raises(pc.ConfigurationError, match=r"cannot be connected.*GLOO_SOCKET_IFNAME"):
-        c10d._gloo(Nowhere(), "", 0, 2, 5.0)
+        c10d._connect(Nowhere(), "", 0, range(2), 5.0, lambda: None, "init")

@@ -10,6 +10,7 @@
 #include "engine/device/launch_order.h"
 #include "engine/device/one_shot_program.h"
 #include "engine/program_choices.h"
+#include "engine/watch.h"
 #include "per_process.h"
 
 namespace pycollective {
@@ -383,13 +384,9 @@ std::optional<Failure> DeviceGroup::lost_peer(const Group& group) const {
     if (group.has_left(each) || group.alive(each)) continue;
     const int rank = group.world().rank;
     return Failure{FailureKind::kPeerFailure, rank, OpKind::kBarrier, 0,
-                   group.describe(each) +
-                       " died: its process ended while work was under way on GPUs, seen by rank " +
-                       std::to_string(rank) +
-                       ". The communicator does no more work; the output of "
-                       "rank " +
-                       std::to_string(group.rank_of(each)) +
-                       " tells why, and the job must be started again"};
+                   loss_text(group.describe(each) +
+                                 " died: its process ended while work was under way on GPUs",
+                             group.rank_of(each), rank)};
   }
   return std::nullopt;
 }

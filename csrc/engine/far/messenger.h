@@ -88,6 +88,8 @@ class Messenger {
   Ticket receive(int rank, int lane, void* data, std::size_t bytes);
   // Whether it is done; then the ticket is none.
   bool done(Ticket& ticket);
+  // Whether done() would say so; the ticket stays for that.
+  bool has_come(const Ticket& ticket);
   // Ends what an operation leaves under way. `keep` is kept until the link has let go of it all.
   void give_up(std::vector<Ticket> tickets, std::shared_ptr<const void> keep) noexcept;
 
@@ -181,7 +183,10 @@ class Messenger {
   bool knows(const Parcel& parcel) const;  // that it is a message of this communicator
   void open(Peer& peer, int lane, int rank);
   Parcel next_call(Peer& peer, int rank, int lane, bool more, bool needed);
+  // How it stands; its end is told once.
   Link::Outcome look_at(Link::Transfer transfer);
+  // The same, and its end is kept for look_at(). `news`: set where it is seen done the first time.
+  bool is_seen_done(Link::Transfer transfer, bool& news);
   // Whether anything that is awaited of it has yet to come, and nothing has come since the last
   // time.
   bool misses(Peer& peer);
@@ -207,7 +212,7 @@ class Messenger {
   std::unordered_map<int, Peer> peers_;  // those that there is something to know of
   int awaited_ = 0;                      // of all peers
   Traffic traffic_;
-  // How messages ended that misses() has looked at, and their operations have not.
+  // How messages ended that is_seen_done() has looked at, and their operations have not.
   std::unordered_map<Link::Transfer, Link::Outcome> seen_;
   std::vector<Inbox> control_;  // where notices arrive
   std::size_t oldest_ = 0;      // of them

@@ -1,5 +1,6 @@
 // What a messenger makes of ranks that have left, or cannot be reached any more.
 #include "engine/far/messenger.h"
+#include "engine/watch.h"
 
 namespace pycollective {
 namespace {
@@ -18,21 +19,30 @@ void Messenger::note_news(Peer& peer) {
   if (peer.left) peer.left = Clock::now();
 }
 
+bool Messenger::is_seen_done(Link::Transfer transfer, bool& news) {
+  const auto seen = seen_.find(transfer);
+  if (seen != seen_.end()) return seen->second == Link::Outcome::kDone;
+  const Link::Outcome outcome = link_->test(transfer);
+  if (outcome != Link::Outcome::kUnderWay) seen_[transfer] = outcome;
+  news = news || outcome == Link::Outcome::kDone;
+  return outcome == Link::Outcome::kDone;
+}
+
+bool Messenger::has_come(const Ticket& ticket) {
+  if (ticket.transfer == 0) return true;
+  const std::lock_guard lock(mutex_);
+  if (ticket.transfer == Ticket::kSpent) return false;
+  bool news = false;
+  const bool come = is_seen_done(ticket.transfer, news);
+  if (news) note_news(peers_[ticket.rank]);
+  return come;
+}
+
 bool Messenger::misses(Peer& peer) {
   int come = peer.heard;
   bool news = false;
   for (const Link::Transfer each : peer.under_way) {
-    const auto seen = seen_.find(each);
-    if (seen != seen_.end()) {
-      if (seen->second != Link::Outcome::kDone) return true;
-      ++come;
-      continue;
-    }
-    const Link::Outcome outcome = link_->test(each);
-    if (outcome == Link::Outcome::kUnderWay) return true;
-    seen_[each] = outcome;
-    if (outcome != Link::Outcome::kDone) return true;
-    news = true;
+    if (!is_seen_done(each, news)) return true;
     ++come;
   }
   for (auto& [lane, inbox] : peer.inboxes) {
@@ -52,11 +62,8 @@ void Messenger::look_for_lost() {
   if (notice_) return;
   const Clock::time_point now = Clock::now();
   const auto found = [&](int rank, const std::string& how) {
-    const std::string number = std::to_string(rank);
     set_notice({FailureKind::kPeerFailure, rank_,
-                "rank " + number + how + ", seen by rank " + std::to_string(rank_) +
-                    ". The communicator does no more work; the output of rank " + number +
-                    " tells why, and the job must be started again"});
+                loss_text("rank " + std::to_string(rank) + how, rank, rank_)});
   };
   for (auto& [rank, peer] : peers_) {
     if (peer.left) {

@@ -67,13 +67,13 @@ void FarTransfers::poll() {
 
 std::set<int> FarTransfers::unfinished() const {
   std::set<int> ranks;
-  const auto add_open = [&](std::vector<Ticket>& tickets) {
+  const auto add_open = [&](const std::vector<Ticket>& tickets) {
     // What has come, and the operation has not looked at yet, is not its rank's to finish.
-    for (Ticket& each : tickets)
-      if (!messenger_.done(each)) ranks.insert(each.rank);
+    for (const Ticket& each : tickets)
+      if (!messenger_.has_come(each)) ranks.insert(each.rank);
   };
   add_open(receives_);
-  for (auto& sends : sends_) add_open(sends);
+  for (const auto& sends : sends_) add_open(sends);
   return ranks;
 }
 

@@ -100,11 +100,11 @@ class FarTransfers {
   const Request& request_;
   const Program& program_;
   FarCall call_;
-  std::vector<bool> rides_;               // by message
-  mutable std::vector<Ticket> receives_;  // by slot and message
-  std::vector<PutOff> put_off_;           // receives
+  std::vector<bool> rides_;       // by message
+  std::vector<Ticket> receives_;  // by slot and message
+  std::vector<PutOff> put_off_;   // receives
   // By slot, in their order.
-  mutable std::array<std::vector<Ticket>, kChunkSlots> sends_;
+  std::array<std::vector<Ticket>, kChunkSlots> sends_;
 };
 
 }  // namespace pycollective
