@@ -96,6 +96,7 @@ void Communicator::check_usable(std::unique_lock<std::mutex>& lock, Queue& queue
                                      std::string(name_of(request.kind)) + " refused: " + why});
     const bool failed = failure_ != nullptr;
     lock.unlock();
+    if (failed) tell_own_notice();
     if (failed && device_) device_->abort();  // as failure() does before it tells of one
     throw refused;
   };

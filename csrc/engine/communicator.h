@@ -144,6 +144,9 @@ class Communicator final : public Collectives,
   // Under the lock, both: from another rank's report. Not once the group is left.
   std::optional<Failure> reported_failure() const;
   void learn_failure() const;  // the same, unless closed
+  // Fails with what its messenger has found out on this rank, unless others have been told: they
+  // may wait for this rank. Not under the lock.
+  void tell_own_notice();
   // Closes if nothing is under way. Otherwise what was issued last, or null for a synchronous call.
   bool close_if_idle(std::shared_ptr<Pending>& last);
   bool failed() const;
@@ -186,7 +189,8 @@ class Communicator final : public Collectives,
   std::mutex leaving_mutex_;
   Queues queues_;
   mutable std::shared_ptr<const Failure> failure_;
-  int telling_ = 0;  // operations that are over and whose on_done has yet to return
+  bool told_ = false;  // of it the others
+  int telling_ = 0;    // operations that are over and whose on_done has yet to return
   std::vector<std::thread::id> asking_;  // threads that are in interrupts()
   std::atomic<std::size_t> asked_{0};    // how many
   std::thread::id closes_after_call_;    // the last whose blocked call is to close

@@ -35,14 +35,18 @@ void Communicator::learn_failure() const {
 void Communicator::fail(const Failure& failure) {
   bool tell = false;
   bool first = false;  // nobody has told this rank
+  std::shared_ptr<const Failure> cause;
   std::list<std::shared_ptr<Pending>> ended;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
-    tell = group_->messenger() != nullptr && !failure_;
+    // Also where this rank has known it before, and told nobody.
+    tell = group_->messenger() != nullptr && !told_;
+    told_ = true;
     first = tell && group_->failure().kind == FailureKind::kNone && !heard_of_failure();
-    group_->fail(failure.kind, failure.message);
     if (!failure_) failure_ = std::make_shared<Failure>(failure);
+    cause = failure_;
+    group_->fail(cause->kind, cause->message);
     for (auto each = queues_.all().begin(); each != queues_.all().end();) {
       Queue& queue = (each++)->second;
       auto first = queue.items.begin();
@@ -52,9 +56,19 @@ void Communicator::fail(const Failure& failure) {
     }
     for (const std::shared_ptr<Pending>& item : ended) count_telling(*item);
   }
-  if (tell) group_->messenger()->tell({failure.kind, rank(), failure.message}, first);
+  if (tell) group_->messenger()->tell({cause->kind, rank(), cause->message}, first);
   if (device_) device_->abort();
   end(ended, &failure);
+}
+
+void Communicator::tell_own_notice() {
+  const auto notice = group_->messenger() != nullptr ? group_->messenger()->notice() : nullptr;
+  if (!notice || notice->reporter != rank()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (told_) return;
+  }
+  fail({notice->kind, rank(), OpKind::kBarrier, 0, notice->report});
 }
 
 void Communicator::abort(const std::string& reason) {
@@ -66,6 +80,7 @@ void Communicator::abort(const std::string& reason) {
 std::shared_ptr<const Failure> Communicator::failure() {
   if (forked()) return nullptr;
   if (group_->messenger() != nullptr) group_->messenger()->poll();
+  tell_own_notice();
   if (device_) watch_device(false);
   std::shared_ptr<const Failure> known;
   {

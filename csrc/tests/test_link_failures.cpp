@@ -2,6 +2,7 @@
 // a peer that is well.
 #include <dlfcn.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -80,10 +81,12 @@ void who_does_not_take_a_message_is_named() {
   CHECK(blocked > 0);
 }
 
-// The link of a rank that has no memory left, but for what it tells others.
+// The link of a rank that has no memory left, but for what it tells others; or whose transport
+// fails, from when `fails` is set on.
 class WithoutMemory final : public Link {
  public:
   explicit WithoutMemory(std::shared_ptr<Link> link) : link_(std::move(link)) {}
+  std::atomic<bool> fails{false};
   Transfer send(int rank, int lane, const void* data, std::size_t bytes, bool awaited) override {
     if (lane != kLaneControl) throw std::bad_alloc();
     return link_->send(rank, lane, data, bytes, awaited);
@@ -91,7 +94,10 @@ class WithoutMemory final : public Link {
   Transfer receive(int rank, int lane, void* data, std::size_t capacity) override {
     return link_->receive(rank, lane, data, capacity);
   }
-  void progress() override { link_->progress(); }
+  void progress() override {
+    if (fails) throw std::runtime_error("no thread");
+    link_->progress();
+  }
   Outcome test(Transfer transfer) override { return link_->test(transfer); }
   void cancel(Transfer transfer) noexcept override { link_->cancel(transfer); }
   std::optional<Loss> lost() override { return link_->lost(); }
@@ -106,15 +112,23 @@ class RankWithoutMemory : private ThreadRanks {
  public:
   explicit RankWithoutMemory(FakeNetwork& network)
       : ThreadRanks({1, 1}), groups(make_groups(0, [&](int rank) -> std::shared_ptr<Link> {
-          if (rank == 0) return std::make_shared<WithoutMemory>(network.link(rank));
+          if (rank == 0) return link = std::make_shared<WithoutMemory>(network.link(rank));
           return network.link(rank);
         })) {}
   using ThreadRanks::run;
+  std::shared_ptr<WithoutMemory> link;
+  // Rank 0's transport fails where no operation sees it.
+  void fail() {
+    link->fails = true;
+    messenger->poll();
+  }
   std::vector<std::shared_ptr<Communicator>> make() {
+    messenger = groups[0]->messenger();
     return make_communicators(std::move(groups), 20);
   }
 
  private:
+  Messenger* messenger = nullptr;
   Groups groups;
 };
 
@@ -131,6 +145,27 @@ void no_memory_is_no_death_of_a_peer() {
     CHECK(contains(failure.message, "rank 0 could not carry out send number 1: it has no memory"));
   });
   ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+}
+
+// Between calls: whether the next is refused, or the program asks, or aborts.
+void a_transport_that_fails_unseen_is_told_to_all() {
+  for (const std::string then : {"call", "ask", "abort"}) {
+    FakeNetwork network(2, {});
+    RankWithoutMemory ranks(network);
+    const auto group = ranks.make();
+    ranks.fail();
+    std::vector<float> x(10, 1.0F);
+    if (then == "call")
+      CHECK(contains(failure_of([&] { group[0]->run(all_reduce(x), {}); }).message, "no thread"));
+    if (then == "ask") CHECK(contains(group[0]->failure()->message, "no thread"));
+    if (then == "abort") group[0]->abort("it is broken");
+    await([&] { return group[1]->failure() != nullptr; });
+    CHECK(group[1]->failure()->kind == FailureKind::kAborted);
+    CHECK(contains(group[1]->failure()->message,
+                   then == "abort" ? "rank 0 aborted the communicator: it is"
+                                   : "the transport of rank 0 failed: no thread"));
+    ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+  }
 }
 
 struct MpiBeside {
@@ -223,6 +258,7 @@ int main(int, char** arguments) {
   who_stops_amid_a_call_is_named(read_host_schedules("programs.txt", OpKind::kAllReduce));
   who_does_not_take_a_message_is_named();
   no_memory_is_no_death_of_a_peer();
+  a_transport_that_fails_unseen_is_told_to_all();
   const std::string mpi = std::filesystem::absolute(arguments[0]).parent_path() / "libfake_mpi.so";
   what_came_beside_a_failure_is_kept(mpi);
   who_cannot_be_sent_to_is_lost(mpi);
