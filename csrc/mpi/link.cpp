@@ -60,10 +60,13 @@ class MpiLink final : public Link {
     const bool in_status = error != kMpiSuccess && class_of(error) == is_.in_status;
     if (!in_status) check(error, "MPI_Testsome");
     int ended = 0;
+    int own = kMpiSuccess;            // an error that is no loss of a rank
     for (int i = 0; i < done; ++i) {  // none where it is MPI_UNDEFINED
       const std::byte* status = statuses_.data() + static_cast<std::size_t>(i) * is_.status_bytes;
       Slot& slot = slots_[owners_[static_cast<std::size_t>(completed_[i])]];
-      if (!end(slot, status, in_status ? error_in(status) : kMpiSuccess)) continue;
+      const int error = in_status ? error_in(status) : kMpiSuccess;
+      if (!end(slot, status, error)) continue;
+      if (error != kMpiSuccess && class_of(error) != is_.proc_failed) own = error;
       completed_[ended++] = completed_[i];
     }
     // From the last on, so that what moves into a gap is not itself done.
@@ -75,6 +78,7 @@ class MpiLink final : public Link {
       lose(slots_[owners_[i]], text_of(is_.proc_failed));
       remove(i);
     }
+    check(own, "MPI_Testsome");
   }
 
   Outcome test(Transfer transfer) override {
@@ -171,8 +175,12 @@ class MpiLink final : public Link {
   // What MPI tells of a message; false where it goes on all the same.
   bool end(Slot& slot, const std::byte* status, int error) {
     if (error != kMpiSuccess) {
-      if (class_of(error) == is_.proc_failed_pending) return false;
-      lose(slot, text_of(error));
+      const int kind = class_of(error);
+      if (kind == is_.proc_failed_pending) return false;
+      if (kind == is_.proc_failed)
+        lose(slot, text_of(error));
+      else
+        slot.outcome = Outcome::kLost;  // and progress() throws
       return true;
     }
     int cancelled = 0;

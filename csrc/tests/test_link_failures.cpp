@@ -232,6 +232,28 @@ void who_cannot_be_sent_to_is_lost(const std::string& library) {
   CHECK(thrown && !beside.link->lost());
 }
 
+// Nor as one ends: then it is this rank's own, whatever else has come.
+void an_error_of_this_rank_loses_no_other(const std::string& library) {
+  MpiBeside beside(library);
+  float data[2] = {};
+  const auto failed = beside.link->receive(1, kLaneFirst, data, 4);
+  const auto from_any = beside.link->receive(Link::kAnyRank, kLaneControl, data, 4);
+  const auto come = beside.link->receive(2, kLaneFirst, data + 1, 4);
+  for (const int request : {1, 2}) {
+    beside.mpi->ends = {{request, code_of(kOther)}, {3, 0}};
+    bool thrown = false;
+    try {
+      beside.link->progress();
+    } catch (const std::runtime_error& error) {
+      thrown = contains(error.what(), "MPI_Testsome: another error");
+    }
+    CHECK(thrown && !beside.link->lost());
+  }
+  CHECK(beside.link->test(failed) == Outcome::kLost);
+  CHECK(beside.link->test(from_any) == Outcome::kLost);
+  CHECK(beside.link->test(come) == Outcome::kDone);
+}
+
 void a_rank_that_mpi_has_lost_is_named(const std::string& library) {
   MpiBeside beside(library);
   Messenger messenger(beside.link, 7, 0, {1, 2}, [] {});  // whose notices are request 1
@@ -262,6 +284,7 @@ int main(int, char** arguments) {
   const std::string mpi = std::filesystem::absolute(arguments[0]).parent_path() / "libfake_mpi.so";
   what_came_beside_a_failure_is_kept(mpi);
   who_cannot_be_sent_to_is_lost(mpi);
+  an_error_of_this_rank_loses_no_other(mpi);
   a_rank_that_mpi_has_lost_is_named(mpi);
   std::puts("failures of links: passed");
 }
