@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import pycollective as pc
+from pycollective import host_memory
+from pycollective.join import leaving
 from tests.harness import Ranks, asleep, await_, committed, results
 
 BLOCKED = {  # in which the handler finds the rank; what has been issued is added to `works`
@@ -119,3 +121,45 @@ def test_other_calls_of_a_handler_are_refused_and_harm_nothing(act, tmp_path):
     assert len(handled) == 1
     assert "in a signal handler" in handled[0]
     assert own == others == 3.0
+
+
+def call_with_a_signal_amid_a_question(comm, asked, error, folder):
+    """A signal reaches rank 0 in Python's code that its call runs; its handler raises `error`."""
+    if comm.rank == 1:
+        await_((folder / "asked").exists)
+        x = np.full(100, 2.0)
+    else:
+        x = np.full(100, 1.0)
+        module, name = {
+            "wait": (leaving, "is_abandoned_by_asyncio"),
+            "send": (host_memory, "check"),
+        }[asked]
+        real = getattr(module, name)
+
+        def raise_error(*_):
+            raise error(7)
+
+        def question(*args):
+            setattr(module, name, real)
+            (folder / "asked").touch()
+            signal.raise_signal(signal.SIGTERM)
+            return real(*args)
+
+        signal.signal(signal.SIGTERM, raise_error)
+        setattr(module, name, question)
+    try:
+        if asked == "wait":
+            comm.all_reduce(x)
+        elif comm.rank == 0:
+            comm.send(x, 1)
+    except (pc.CollectiveError, pc.ConfigurationError, SystemExit, TimeoutError) as raised:
+        return f"{type(raised).__name__}: {raised}"
+    return float(x[0])
+
+
+@pytest.mark.parametrize("error", [SystemExit, TimeoutError])
+@pytest.mark.parametrize("asked", ["wait", "send"])
+def test_what_a_handler_raises_amid_a_question_of_the_core_is_kept(asked, error, tmp_path):
+    with Ranks(2, module=__name__) as ranks:
+        calls = ranks.joined().call(call_with_a_signal_amid_a_question, asked, error, tmp_path)
+        assert results(calls)[0] == f"{error.__name__}: 7"

@@ -30,9 +30,12 @@ void check_room(OpKind kind, std::size_t bytes, int ranks) {
   try {
     py::module_::import("pycollective.host_memory").attr("check")(bytes, ranks);
   } catch (py::error_already_set& error) {
-    throw CollectiveFailure(
-        {FailureKind::kConfiguration, -1, kind, 0,
-         std::string(name_of(kind)) + ": " + py::str(error.value()).cast<std::string>()});
+    const std::string why =
+        std::string(name_of(kind)) + ": " + py::str(error.value()).cast<std::string>();
+    if (error.matches(py::module_::import("pycollective.errors").attr("ConfigurationError")))
+      throw CollectiveFailure({FailureKind::kConfiguration, -1, kind, 0, why});
+    error.restore();  // what a signal's handler raises, say: raise_current_exception() leaves it
+    throw CollectiveFailure({FailureKind::kAborted, -1, kind, 0, why});
   }
 }
 

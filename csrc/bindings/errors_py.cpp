@@ -54,8 +54,8 @@ bool is_abandoned_by_asyncio() {
   Py_XDECREF(answer);
   Py_XDECREF(module);
   Py_XDECREF(name);
-  if (PyErr_Occurred()) PyErr_WriteUnraisable(nullptr);
-  return abandoned;
+  // On the main thread it is what the handler of a signal raises that came meanwhile.
+  return abandoned || PyErr_Occurred() != nullptr;
 }
 
 }  // namespace
