@@ -105,6 +105,8 @@ c10::intrusive_ptr<Future> Flight::future(bool done, const Failure* failure) {
     const std::lock_guard lock(mutex_);
     if (future_) return future_;
     future_ = c10::make_intrusive<Future>(c10::ListType::ofTensors());
+    // Without the profiler, which this would keep beyond its stop; see profiler_.
+    const c10::DebugInfoGuard unprofiled(std::make_shared<c10::ThreadLocalDebugInfo>());
     futures_state_.emplace();
     if (outstanding_ == 0) {
       done = true;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -143,3 +144,36 @@ def stopped_amid(comm):
 
 def test_a_call_may_end_after_its_profiler(pool):
     assert pool(2).call(stopped_amid)[0] == (False, [], True)
+
+
+SIZES = [1 << n for n in range(6, 20)] + [300_000]
+
+
+def stopped_before_the_futures_end(comm):
+    """The results of calls whose futures were taken while a profiler ran that stops before."""
+    standing_group(comm)
+    sums = []
+    for _ in range(6):
+        ones = torch.ones(1 << 20)
+        if comm.rank == 1:
+            comm.barrier()  # the other's profiler has stopped
+            dist.all_reduce(ones)
+            continue
+        recorded = profile(activities=[ProfilerActivity.CPU])
+        recorded.start()
+        for _ in range(50):
+            torch.ones(3) + 1
+        work = dist.all_reduce(ones, async_op=True)
+        future = work.get_future()
+        recorded.stop()
+        taken = [bytearray(size) for size in SIZES for _ in range(4)]  # what the profiler has freed
+        comm.barrier()
+        while not future.done():  # a thread of the core's ends it
+            time.sleep(0.1)
+        work.wait()
+        sums.append((ones[0].item(), any(map(any, taken))))
+    return sums
+
+
+def test_a_future_may_end_after_the_profiler(pool):
+    assert pool(2).call(stopped_before_the_futures_end)[0] == [(2.0, False)] * 6
