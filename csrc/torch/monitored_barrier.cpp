@@ -12,6 +12,7 @@
 #include "engine/waiting_time.h"
 #include "torch/backend.h"
 #include "torch/errors.h"
+#include "torch/work.h"
 
 namespace pycollective::shim {
 namespace {
@@ -20,16 +21,9 @@ using Milliseconds = std::chrono::milliseconds;
 using Works = std::vector<std::shared_ptr<pycollective::Work>>;
 
 constexpr Milliseconds kGrace{1000};
-constexpr double kBetweenLooks = 0.01;  // seconds
 
 WaitingTime waiting_time(Milliseconds limit) {
   return WaitingTime(WaitingTime::Seconds(limit).count());
-}
-
-bool ends_in(WaitingTime& time, pycollective::Work& work, const InterruptHook& interrupted) {
-  while (!work.wait(std::clamp(time.left().count(), 1e-9, kBetweenLooks), interrupted))
-    if (time.is_over(Clock::now())) return false;
-  return true;
 }
 
 std::string not_passed(const std::vector<int>& absent, Milliseconds timeout) {

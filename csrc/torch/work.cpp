@@ -8,6 +8,13 @@
 
 namespace pycollective::shim {
 
+bool ends_in(WaitingTime& time, pycollective::Work& work, const InterruptHook& interrupted) {
+  constexpr double kBetweenLooks = 0.01;  // seconds
+  while (!work.wait(std::clamp(time.left().count(), 1e-9, kBetweenLooks), interrupted))
+    if (time.is_over(Clock::now())) return false;
+  return true;
+}
+
 Work::Work(int rank, c10d::OpType type, std::uint64_t sequence, std::shared_ptr<Flight> flight,
            std::vector<std::shared_ptr<pycollective::Work>> cores)
     : c10d::Work(rank, type),
@@ -50,22 +57,16 @@ int Work::sourceRank() const {
 }
 
 bool Work::wait(std::chrono::milliseconds timeout) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
+  WaitingTime time(WaitingTime::Seconds(timeout).count());  // one for all
   typed([&](const InterruptHook& interrupted) {
     for (const auto& core : cores_) {
-      double left = 0;
-      if (timeout.count() > 0) {
-        const std::chrono::duration<double> passed = Clock::now() - start;
-        left = std::max(1e-9, std::chrono::duration<double>(timeout).count() - passed.count());
-      }
-      if (!core->wait(left, interrupted)) {
-        const Transfer& transfer = flight_->transfer();
-        throw CollectiveFailure(
-            {FailureKind::kTimeout, rank_, transfer.requests().front().kind, sequence_,
-             std::string(transfer.name()) + ": wait timed out after its timeout of " +
-                 std::to_string(timeout.count()) + " ms; the operation goes on"});
-      }
+      if (timeout.count() > 0 ? ends_in(time, *core, interrupted) : core->wait(0, interrupted))
+        continue;
+      const Transfer& transfer = flight_->transfer();
+      throw CollectiveFailure(
+          {FailureKind::kTimeout, rank_, transfer.requests().front().kind, sequence_,
+           std::string(transfer.name()) + ": wait timed out after its timeout of " +
+               std::to_string(timeout.count()) + " ms; the operation goes on"});
     }
   });
   flight_->land();

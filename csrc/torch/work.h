@@ -6,9 +6,13 @@
 #include <memory>
 #include <vector>
 
+#include "engine/waiting_time.h"
 #include "torch/flight.h"
 
 namespace pycollective::shim {
+
+// Whether `work` ends before `time` is over, which several may share; throws its failure.
+bool ends_in(WaitingTime& time, pycollective::Work& work, const InterruptHook& interrupted);
 
 class Work final : public c10d::Work {
  public:
