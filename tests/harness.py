@@ -141,7 +141,10 @@ class Ranks:
                 stories = "\n".join(
                     f"rank {r.outcome.rank}:\n{_stderr(r)}" for r in missing.values()
                 )
-                raise RankLost(f"no answer within {self.timeout:g} s from\n{stories}")
+                # What another rank raised may be why.
+                raised = (each.outcome.error for each in self._ranks)
+                cause = next((error for error in raised if error), None)
+                raise RankLost(f"no answer within {self.timeout:g} s from\n{stories}") from cause
             # The end of a process, too: its forked children may hold its pipe open.
             watched = {each.pidfd: each for each in missing.values()}
             for ready in wait([*missing, *watched], left):
@@ -201,6 +204,15 @@ def counts() -> tuple[int, int, int]:
     """Of this process: threads, descriptors, mappings of shared memory."""
     maps = Path("/proc/self/maps").read_text().count("memfd:pycollective")
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), maps
+
+
+def thread_names() -> dict[int, str]:
+    """Of this process's threads, by their ids; one that ends meanwhile is left out."""
+    names = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):
+            names[int(task.name)] = (task / "comm").read_text().strip()
+    return names
 
 
 def _nothing(communicator: Any) -> None:

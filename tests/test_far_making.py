@@ -7,13 +7,12 @@ import signal
 import socket
 import threading
 import time
-from pathlib import Path
 
 import torch.distributed as dist  # what ranks are forked of has it
 
 import pycollective as pc
 from pycollective.transport.c10d import C10dTransport
-from tests.harness import results, run_ranks
+from tests.harness import results, run_ranks, thread_names
 from tests.joining import failing
 
 HOSTS = {"PYCOLLECTIVE_TOPOLOGY": "3x1"}
@@ -25,13 +24,7 @@ def interrupt_soon():
 
 
 def connecting_threads():
-    names = []
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            names.append((task / "comm").read_text().strip())
-        except OSError:  # gone
-            continue
-    return names.count("pycoll-connect")
+    return list(thread_names().values()).count("pycoll-connect")
 
 
 def torch_store(port):

@@ -18,7 +18,7 @@ from pycollective.gpu.array import DeviceArray
 from tests.cuda import standin
 from tests.cuda.arrays import on_its_gpu, starting
 from tests.cuda.captures import Capture
-from tests.harness import PerRank, results
+from tests.harness import PerRank, results, thread_names
 from tests.inputs import order_sensitive, same_bits
 
 started = starting(__name__)
@@ -212,11 +212,10 @@ def test_a_capture_that_begins_beside_a_call_is_told(tmp_path, monkeypatch):
 
 def wakes():
     """Of the library's thread, so far."""
-    for task in Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text().strip() == "pycollective":
-            status = dict(
-                line.split(":\t", 1) for line in (task / "status").read_text().splitlines()
-            )
+    for thread, name in thread_names().items():
+        if name == "pycollective":
+            lines = Path(f"/proc/self/task/{thread}/status").read_text().splitlines()
+            status = dict(line.split(":\t", 1) for line in lines)
             return int(status["voluntary_ctxt_switches"])
     return 0
 

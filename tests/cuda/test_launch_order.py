@@ -12,7 +12,7 @@ import pytest
 from pycollective import _core
 from pycollective.gpu.array import DeviceArray
 from tests.cuda.arrays import on_its_gpu, starting
-from tests.harness import results
+from tests.harness import results, thread_names
 
 started = starting(__name__)
 
@@ -21,10 +21,9 @@ CALLS = 150
 
 def slow_progress():
     """Let the progress thread run only where nobody else wants the core."""
-    for task in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{task}/comm") as name:
-            if name.read().strip() == "pycollective":
-                os.sched_setscheduler(int(task), os.SCHED_IDLE, os.sched_param(0))
+    for thread, name in thread_names().items():
+        if name == "pycollective":
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
 
 
 def mixed(comm, seed, streams):

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from torch.profiler import profile
 
 import pycollective.torch
 from pycollective import ConfigurationError
-from tests.harness import ROOT, await_, results, run_ranks
+from tests.harness import ROOT, await_, results, run_ranks, thread_names
 from tests.torch.groups import backend_of, process_group, standing_group
 
 
@@ -93,8 +92,8 @@ def test_groups_of_part_of_the_ranks(pool):
 def footprint():
     """Threads of ours, and open files, once what is ending has ended."""
     time.sleep(0.05)
-    names = [Path(f"/proc/self/task/{t}/comm").read_text() for t in os.listdir("/proc/self/task")]
-    return sum(name.startswith("pycoll") for name in names), len(os.listdir("/proc/self/fd"))
+    ours = [name for name in thread_names().values() if name.startswith("pycoll")]
+    return len(ours), len(os.listdir("/proc/self/fd"))
 
 
 def many_groups(comm, count):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import pycollective.torch  # noqa: F401  registers the backend
-from tests.harness import results, run_ranks
+from tests.harness import results, run_ranks, thread_names
 
 ROUNDS = 60
 ROOM = 1024  # KiB
@@ -19,13 +19,12 @@ ROOM = 1024  # KiB
 def footprint():
     """Open files, mappings of shared memory, threads of ours, and KiB of shared memory mapped."""
     maps = Path("/proc/self/maps").read_text().count("memfd:pycollective")
-    names = [Path(f"/proc/self/task/{t}/comm").read_text() for t in os.listdir("/proc/self/task")]
     status = Path("/proc/self/status").read_text()
     shared = int(status.split("RssShmem:")[1].split()[0])
     return {
         "files": len(os.listdir("/proc/self/fd")),
         "maps": maps,
-        "threads": sum(name.startswith("pycoll") for name in names),
+        "threads": sum(name.startswith("pycoll") for name in thread_names().values()),
         "KiB": shared,
     }
 

@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ import torch.distributed as dist
 import pycollective as pc
 import pycollective.torch
 from pycollective.torch import backend
+from tests.harness import thread_names
 
 # A daemon thread that torch calls Python in, as DDP's hooks are, ends the process with SIGABRT if
 # that ends meanwhile ("terminate called without an active exception"): seldom here, and in both
@@ -37,9 +37,9 @@ def join_torch(rank, size, path):
     # Idle threads of the lowest class are preempted in the middle of what ends an operation.
     for _ in range(5):  # it may be that the first ended on this thread, and there is none yet
         dist.all_reduce(torch.ones(100_000), async_op=True).wait()
-        for task in Path("/proc/self/task").iterdir():
-            if (task / "comm").read_text().strip() == "pycollective":
-                os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
+        for thread, name in thread_names().items():
+            if name == "pycollective":
+                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
     # Else one that ends now might abort what another, on a busy machine, has yet to see done.
     store.set(f"joined by {rank}", "")
     store.wait([f"joined by {each}" for each in range(size)])
