@@ -21,8 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+
+if 0 < int(setuptools.__version__.split(".")[0]) < 77:  # 0: its metadata are not there
+    raise SystemExit(
+        "pycollective is built with setuptools 77 or later, the first to read the licence in "
+        f"pyproject.toml, and here is {setuptools.__version__}: pip install 'setuptools>=77'"
+    )
 
 # The contract: each add is one IEEE-754 addition. No contraction into fused multiply-adds.
 IEEE_FLAGS = ["-ffp-contract=off", "-fno-fast-math"]

@@ -1,4 +1,4 @@
-"""setup.py on a bare machine: pybind11's headers come with it, or with torch."""
+"""setup.py on a bare machine: pybind11's headers come with it, or with torch; what it asks for."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def bare(tmp_path):
     return tmp_path
 
 
-def include_folders(site):
+def include_folders(site, before=""):
     """Those that the core would be compiled with; what setup.py says where there are none."""
-    code = (
+    code = before + (
         "import runpy, setuptools; setuptools.setup = lambda **given: print(*given['ext_modules']"
         "[0].include_dirs, sep='\\n'); runpy.run_path('setup.py')"
     )
@@ -59,3 +59,9 @@ def test_where_there_are_no_headers_that_is_said(bare):
     (bare / "torch").mkdir()
     (bare / "torch" / "__init__.py").touch()
     assert "no torch that has its headers" in include_folders(bare).stderr
+
+
+def test_an_older_setuptools_is_refused(bare):
+    done = include_folders(bare, "import setuptools; setuptools.__version__ = '76.1.0'; ")
+    assert done.returncode != 0
+    assert done.stderr.endswith("and here is 76.1.0: pip install 'setuptools>=77'\n")
