@@ -4,6 +4,8 @@
 #                takes long, as thousands of processes that end do, which is make storm; 1,024
 #                ranks: make scale
 # make test-torch-suite  PyTorch's own tests of torch.distributed: docs/torch_suite.md
+# make wheel     a wheel of this Python and an sdist, in dist/; make test-wheel installs the wheel into
+#                an environment without compiler, make or git, and tries it
 # make examples  all programs of examples/, with the packages that some of them need
 # make bench     the committed benchmarks (out of benchmarks/)
 # make gpu       all that one GPU can show, with this python3 as it is: no network, no .venv
@@ -19,7 +21,7 @@ SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name
 # What the build reads besides.
 EMBEDDED := $(wildcard csrc/cuda/embed.py csrc/cuda/nvrtc/*)
 
-.PHONY: install build demo test test-together test-alone test-mpi test-torch-suite examples storm scale bench gpu lint format standin native-parts sanitize clean
+.PHONY: install build demo test test-together test-alone test-mpi test-torch-suite wheel test-wheel examples storm scale bench gpu lint format standin native-parts sanitize clean
 
 install: $(VENV)/.built
 
@@ -43,7 +45,7 @@ demo: install
 # Where the MPIs cannot be had, the tests beside them are skipped, and say so. Most tests wait for
 # processes much of their time, so two at a time; what another test could disturb runs after them,
 # also if one of them has failed. In workers, for one that has to be ended takes no other test along.
-USUAL := not whole_table and not storm
+USUAL := not whole_table and not storm and not wheel
 WORKERS := --dist loadfile --no-loadscope-reorder
 test: install
 	-$(BIN)/python -m benchmarks.mpi_environments
@@ -63,6 +65,18 @@ test-mpi: install
 
 test-torch-suite: install
 	$(BIN)/python -m tests.torch.pytorch_suite.report docs/torch_suite.md
+
+# What `make install` has compiled is packed as it is. All else that an earlier build left is removed,
+# or a module that is gone would be packed too. Torch's libraries come with torch.
+wheel: install
+	rm -rf dist build/dist build/lib.* pycollective.egg-info
+	PYCOLLECTIVE_TORCH=0 $(BIN)/python -m build -q --no-isolation --sdist --wheel -o build/dist
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair -w dist \
+	  --exclude 'libtorch*' --exclude 'libc10*' build/dist/*.whl
+	mv build/dist/*.tar.gz dist
+
+test-wheel: wheel
+	$(BIN)/python -m pytest -m wheel tests/test_packages.py
 
 # In an environment of their own, .venv-examples, with Accelerate, Lightning and transformers.
 examples: install
@@ -119,4 +133,4 @@ sanitize:
 	$(MAKE) $(JOBS) -C csrc/tests sanitize
 
 clean:
-	rm -rf build out *.egg-info pycollective/*.so
+	rm -rf build dist out *.egg-info pycollective/*.so

@@ -15,6 +15,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import runpy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,7 @@ import numpy
 import setuptools
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 if 0 < int(setuptools.__version__.split(".")[0]) < 77:  # 0: its metadata are not there
     raise SystemExit(
@@ -149,6 +151,19 @@ def torch_extension() -> Extension | None:
     )
 
 
+def shim_sources() -> list[str]:
+    """The files of csrc/ that the torch shim is compiled from, with all that they include."""
+    left = [*glob.glob("csrc/torch/*"), "csrc/bindings/errors_py.cpp"]
+    found: set[str] = set()
+    while left:
+        path = left.pop()
+        if path not in found:
+            found.add(path)
+            included = re.findall(r'^#include "([^"]+)"', Path(path).read_text(), re.MULTILINE)
+            left += [f"csrc/{name}" for name in included]
+    return sorted(found)
+
+
 def _pybind11_include() -> str:
     """Its headers: the package's own, or those that torch brings with it."""
     if importlib.util.find_spec("pybind11") is not None:
@@ -199,8 +214,25 @@ def _compile_in_parallel(compiler: Any, jobs: int) -> None:
     compiler.compile = compile_all
 
 
+# Where extensions are linked, whichever command asks for them: pip builds an editable install in a
+# folder that it removes, and all would be compiled again for a wheel.
+EXTENSIONS = "build/extensions"
+
+
 class BuildExt(build_ext):
     """Adds each kernel file's own instruction-set flags, and the CUDA kernels."""
+
+    def run(self) -> None:
+        """Build what has changed, and copy it to where the command wants it."""
+        wanted, self.build_lib = self.build_lib, EXTENSIONS
+        try:
+            super().run()
+        finally:
+            self.build_lib = wanted
+        for ext in [] if self.inplace else self.extensions:
+            path = self.get_ext_filename(ext.name)
+            self.mkpath(str(Path(wanted, path).parent))
+            self.copy_file(str(Path(EXTENSIONS, path)), str(Path(wanted, path)))
 
     def build_extensions(self) -> None:
         """Compile several files at once, and the CUDA kernels beside torch's."""
@@ -260,6 +292,18 @@ class BuildExt(build_ext):
             self.compiler.link_shared_object = link
 
 
+class BuildPy(build_py):
+    """Adds the torch shim's sources to a wheel, as pycollective/csrc; a checkout has its own."""
+
+    def run(self) -> None:
+        """Copy the package's files, and those sources."""
+        super().run()
+        for path in [] if self.editable_mode else shim_sources():
+            to = Path(self.build_lib, "pycollective", path)
+            self.mkpath(str(to.parent))
+            self.copy_file(path, str(to))
+
+
 # The core last: nvcc takes as long for its kernels as torch's part takes.
 extensions = [ext for ext in (torch_extension(), core_extension()) if ext is not None]
-setup(ext_modules=extensions, cmdclass={"build_ext": BuildExt})
+setup(ext_modules=extensions, cmdclass={"build_ext": BuildExt, "build_py": BuildPy})
