@@ -16,6 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (".", "benchmarks", "docs", "examples")
 DOCUMENTS = sorted(each for folder in FOLDERS for each in (ROOT / folder).glob("*.md"))
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+# In capitals with an underscore in the sources, and no variables.
+NO_VARIABLES = {"ANY_SOURCE", "ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING"}
+NO_VARIABLES |= {"BFLOAT16_T", "MPIX_BFLOAT16"}
 
 
 def run_example(text: str, ranks: int, folder: Path) -> list[str]:
@@ -102,3 +105,30 @@ def test_every_document_is_reached_from_the_readme() -> None:
             links = re.findall(r"\]\(([^):#]+\.md)[)#]", prose(document))
             left += [(document.parent / link).resolve() for link in links]
     assert not set(DOCUMENTS) - reached
+
+
+def variables_of_the_sources() -> tuple[set[str], set[str]]:
+    """Environment variables that the package and its build read or set, as far as the sources show
+    it; and all words in capitals there, which others may be among."""
+    folders = [(ROOT / "pycollective", "*.py"), (ROOT / "csrc", "*.*")]
+    paths = [path for folder, name in folders for path in folder.rglob(name)]
+    used, words = set(), set()
+    for path in [*paths, ROOT / "setup.py"]:
+        if path.is_relative_to(ROOT / "csrc" / "tests") or "__pycache__" in path.parts:
+            continue
+        text = path.read_text()
+        used |= set(re.findall(r'(?:environ\w*(?:\.\w+)?[\[(]|getenv\()\s*"(\w+)"', text))
+        used |= set(re.findall(r'"(\w+)" (?:not )?in os\.environ', text))
+        words |= set(re.findall(r'"([A-Z][A-Z0-9_]+)"', text))
+    return used | {word for word in words if "_" in word} - NO_VARIABLES, words
+
+
+def test_the_page_of_variables_names_those_that_the_sources_have() -> None:
+    page = (ROOT / "docs" / "variables.md").read_text()
+    cells = re.findall(r"^\| (`[^|]*) \|", page, re.M)
+    named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    used, words = variables_of_the_sources()
+    not_on_the_page, not_in_the_sources = used - set(named), set(named) - words
+    assert not not_on_the_page
+    assert not not_in_the_sources
+    assert len(named) == len(set(named))
