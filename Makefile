@@ -103,6 +103,7 @@ storm: install
 
 bench: install
 	$(BIN)/python -m benchmarks.all --out benchmarks/results
+	$(BIN)/python -m benchmarks.measured_tables
 
 # One bare machine with an H200: builds in place with PYTHON, under 8 minutes (benchmarks/gpu).
 GPU_OUT ?= benchmarks/results

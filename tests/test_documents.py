@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import measured_tables
 from tests.launchers import launcher
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (".", "benchmarks", "docs", "examples")
 DOCUMENTS = sorted(each for folder in FOLDERS for each in (ROOT / folder).glob("*.md"))
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+README = ROOT / "README.md"
+DDP, NUMPY = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.M | re.S)
 # In capitals with an underscore in the sources, and no variables.
 NO_VARIABLES = {"ANY_SOURCE", "ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING"}
 NO_VARIABLES |= {"BFLOAT16_T", "MPIX_BFLOAT16"}
@@ -33,21 +35,14 @@ def run_example(text: str, ranks: int, folder: Path) -> list[str]:
 
 
 def test_the_numpy_example_gives_every_rank_the_same(tmp_path: Path) -> None:
-    lines = [line.partition(" ") for line in run_example(EXAMPLES[0], 4, tmp_path)]
+    lines = [line.partition(" ") for line in run_example(NUMPY, 4, tmp_path)]
     assert sorted(rank for rank, _, _ in lines) == ["[0]", "[1]", "[2]", "[3]"]
     assert len({text for _, _, text in lines}) == 1
 
 
-def test_the_ddp_example_averages(tmp_path: Path) -> None:
-    # Prints what the example computes: the gradient that DDP left in the model.
-    shown = EXAMPLES[1].replace(
-        "torch.distributed.destroy_process_group()",
-        "print(model.weight.grad.double().sum().item(), flush=True)\n"
-        "torch.distributed.destroy_process_group()",
-    )
-    assert shown != EXAMPLES[1]
+def test_the_ddp_example_trains_all_ranks_alike(tmp_path: Path) -> None:
     # Forks: two more ranks that import torch would show nothing that the example above does not.
-    (tmp_path / "example.py").write_text(shown)
+    (tmp_path / "example.py").write_text(DDP)
     done = launcher("forks").run(2, str(tmp_path / "example.py"))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -97,7 +92,7 @@ def test_links_and_named_files_exist(document: Path) -> None:
 
 def test_every_document_is_reached_from_the_readme() -> None:
     """By its links, and those of what they lead to."""
-    reached, left = set(), [ROOT / "README.md"]
+    reached, left = set(), [README]
     while left:
         document = left.pop()
         if document not in reached:
@@ -105,6 +100,22 @@ def test_every_document_is_reached_from_the_readme() -> None:
             links = re.findall(r"\]\(([^):#]+\.md)[)#]", prose(document))
             left += [(document.parent / link).resolve() for link in links]
     assert not set(DOCUMENTS) - reached
+
+
+def test_every_page_of_docs_is_in_their_list() -> None:
+    index = ROOT / "docs" / "README.md"
+    listed = re.findall(r"^- \[[\w./]+\]\(([\w.]+\.md)\): ", index.read_text(), re.M)
+    assert sorted([*listed, index.name]) == sorted(path.name for path in index.parent.glob("*.md"))
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().splitlines()) < 90
+
+
+@pytest.mark.parametrize("document", measured_tables.TABLES)
+def test_measured_tables_are_what_the_result_files_say(document: str) -> None:
+    text = (ROOT / document).read_text()
+    assert measured_tables.filled(document, text) == text  # python -m benchmarks.measured_tables
 
 
 def variables_of_the_sources() -> tuple[set[str], set[str]]:

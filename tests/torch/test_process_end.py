@@ -73,7 +73,7 @@ def run_example(tmp_path, launcher, example, ranks=4):
 # Under torchrun others train and end: test_compression_launches, test_examples' restart.
 @pytest.mark.parametrize("launcher", ["run", pytest.param("torchrun", marks=pytest.mark.storm)])
 def test_the_readmes_training_ends_well(launcher, tmp_path):
-    run_example(tmp_path, launcher, 1, ranks=2)
+    run_example(tmp_path, launcher, 0, ranks=2)
 
 
 @pytest.mark.storm
