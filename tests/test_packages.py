@@ -192,6 +192,7 @@ def test_the_sdist_holds_what_git_tracks(sdist: list[str]) -> None:
 
 
 @pytest.mark.storm
+@pytest.mark.timeout(1500)
 def test_a_wheel_can_be_built_from_the_sdist(tmp_path: Path) -> None:
     """Without git, a checkout, nvcc or torch."""
     variables = {**os.environ, "PYCOLLECTIVE_TORCH": "0", "PYCOLLECTIVE_NVCC": "0"}
