@@ -21,13 +21,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from pycollective import threads
 from pycollective.environment import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE, followed_key
 from pycollective.errors import ConfigurationError
 from pycollective.join.address import job_secret
 from pycollective.join.store import StoreServer
-from pycollective.launch.output import Copier, Sink, is_terminal, sinks_of
+from pycollective.launch.output import (
+    Copier,
+    Sink,
+    is_terminal,
+    make_log_dir,
+    open_logs,
+    sinks_of,
+)
 from pycollective.limits import MAX_RANKS_PER_HOST
 
 # How long the other ranks have to notice a failure and say so themselves, and then to end on
@@ -51,13 +59,21 @@ class _Rank:
         return os.waitid(os.P_PID, self.process.pid, options) is not None
 
 
-def launch(program: Sequence[str], ranks: int, *, tag_output: bool = False) -> int:
+def launch(
+    program: Sequence[str],
+    ranks: int,
+    *,
+    tag_output: bool | None = False,
+    log_dir: Path | None = None,
+) -> int:
     """Run `ranks` processes of `program` to the end.
 
     Args:
         program: ``["prog.py", args…]``, ``["-m", "module", args…]`` or ``[executable, args…]``.
         ranks: how many, 1 to `limits.MAX_RANKS_PER_HOST`.
-        tag_output: begin each line of their output with ``[rank]``.
+        tag_output: begin each line of their output with ``[rank]``; None: where it goes anywhere
+            but to a terminal.
+        log_dir: a new or an empty folder, in which each rank's output is written to files, too.
 
     Returns:
         0, or the status of the first rank that failed: its own, or 128 + its signal. 128 + the
@@ -65,7 +81,8 @@ def launch(program: Sequence[str], ranks: int, *, tag_output: bool = False) -> i
 
     Raises:
         ConfigurationError: no such program, one that cannot be executed, or a number of ranks
-            that cannot be; or this process may have no more threads.
+            that cannot be; files that are there, or cannot be written; or this process may have no
+            more threads.
     """
     if not 1 <= ranks <= MAX_RANKS_PER_HOST:
         raise ConfigurationError(
@@ -75,11 +92,16 @@ def launch(program: Sequence[str], ranks: int, *, tag_output: bool = False) -> i
     address = f"unix:@pycollective-run-{os.getpid()}-{secrets.token_hex(4)}"
     # One that was given stays: ranks of several launches may meet by it.
     secret = job_secret() or secrets.token_hex(16)
+    if log_dir is not None:
+        make_log_dir(log_dir)
     # Ranks may connect at once; the serving thread starts after the last of them was forked.
     with StoreServer(address, secret, start=False) as store:
-        defaults = _defaults(ranks, copied=tag_output or not is_terminal(sys.stdout))
-        base = {**defaults, **os.environ, ENV_STORE: address, ENV_SECRET: secret}
-        return _Job(command, ranks, base, tag_output, store).run()
+        copied = bool(tag_output or log_dir)
+        defaults = _defaults(ranks, copied=copied or not is_terminal(sys.stdout))
+        env = {**defaults, **os.environ, ENV_STORE: address, ENV_SECRET: secret}
+        copied = copied or _is_unbuffered_python(command, env)
+        sinks = sinks_of((sys.stdout, sys.stderr), copied, tag_output)
+        return _Job(command, ranks, env, sinks, log_dir, store).run()
 
 
 def _command(program: list[str]) -> list[str]:
@@ -150,13 +172,18 @@ def _defaults(ranks: int, copied: bool) -> dict[str, str]:
 
 class _Job:
     def __init__(
-        self, command: list[str], size: int, env: dict[str, str], tag: bool, store: StoreServer
+        self,
+        command: list[str],
+        size: int,
+        env: dict[str, str],
+        sinks: Sequence[Sink | int | None],
+        log_dir: Path | None,
+        store: StoreServer,
     ) -> None:
-        self._command, self._size, self._env, self._tag = command, size, env, tag
+        self._command, self._size, self._env = command, size, env
+        self._sinks, self._log_dir = sinks, log_dir
         self._store = store
         self._alive: dict[int, _Rank] = {}
-        copied = tag or _is_unbuffered_python(command, env)
-        self._sinks = sinks_of((sys.stdout, sys.stderr), copied)
         self._copiers: list[Copier] = []
         self._stop_signal = 0  # the first that came
         self._stops = 0  # how many have come
@@ -215,7 +242,11 @@ class _Job:
             "WORLD_SIZE": str(self._size),
             "LOCAL_WORLD_SIZE": str(self._size),
         }
-        pipes = [subprocess.PIPE if isinstance(sink, Sink) else sink for sink in self._sinks]
+        logs = open_logs(self._log_dir, rank) if self._log_dir else (None, None)
+        pipes = [
+            subprocess.PIPE if isinstance(sink, Sink) or log else sink
+            for sink, log in zip(self._sinks, logs, strict=True)
+        ]
         try:
             process = subprocess.Popen(
                 self._command,
@@ -228,10 +259,11 @@ class _Job:
         except OSError as error:
             raise ConfigurationError(f"{self._command[0]} cannot be started: {error}") from error
         self._alive[rank] = _Rank(rank, process)
-        tag = f"[{rank}] ".encode() if self._tag else b""
-        for stream, sink in zip((process.stdout, process.stderr), self._sinks, strict=True):
-            if stream is not None and isinstance(sink, Sink):
-                self._copiers.append(Copier(os.dup(stream.fileno()), sink, tag))
+        streams = process.stdout, process.stderr
+        for stream, sink, log in zip(streams, self._sinks, logs, strict=True):
+            if stream is not None:
+                shown = sink if isinstance(sink, Sink) else None
+                self._copiers.append(Copier(os.dup(stream.fileno()), shown, rank, log))
                 stream.close()
 
     def _watch(self, wake: int) -> None:

@@ -12,7 +12,10 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import TextIO
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from pycollective.errors import ConfigurationError
 
 # After so many seconds the beginning of a line goes out by itself: a prompt, a progress bar.
 _SLOW_LINE = 1.0
@@ -26,10 +29,12 @@ class Sink:
     Attributes:
         place: what the stream leads to, the same for all that lead there.
         lock: held for a whole write.
+        tagged: whether each line begins with the rank that it is of.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, tagged: bool) -> None:
         stream.flush()
+        self.tagged = tagged
         self._fd = stream.fileno()
         where = os.fstat(self._fd)
         self.place = where.st_dev, where.st_ino
@@ -56,24 +61,34 @@ def is_terminal(stream: TextIO | None) -> bool:
     return False
 
 
-def sink_of(stream: TextIO | None, copied: bool) -> Sink | int | None:
+def sink_of(stream: TextIO | None, copied: bool, tagged: bool | None) -> Sink | int | None:
     """Where ranks' output goes; or, as `subprocess` has it, DEVNULL or None for the stream itself.
 
     A terminal's programs send whole lines themselves, and want to know that it is one: so they have
     it, unless all is to be copied.
+
+    Args:
+        stream: one of the launcher's own.
+        copied: also where it is a terminal.
+        tagged: whether lines begin with their rank; None: where it is no terminal.
     """
     with suppress(OSError, ValueError, AttributeError):  # closed, or none of the system's
         if stream is not None:
-            return None if is_terminal(stream) and not copied else Sink(stream)
+            terminal = is_terminal(stream)
+            if terminal and not copied:
+                return None
+            return Sink(stream, not terminal if tagged is None else tagged)
     return subprocess.DEVNULL  # else a file that a rank opens would be its stderr
 
 
-def sinks_of(streams: Iterable[TextIO | None], copied: bool) -> list[Sink | int | None]:
+def sinks_of(
+    streams: Iterable[TextIO | None], copied: bool, tagged: bool | None
+) -> list[Sink | int | None]:
     """As `sink_of`; those that lead to one place, such as a pipe behind ``2>&1``, share a lock.
 
     A pipe takes long lines piecemeal, so each write must wait for the one before.
     """
-    sinks = [sink_of(stream, copied) for stream in streams]
+    sinks = [sink_of(stream, copied, tagged) for stream in streams]
     locks: dict[tuple[int, int], threading.Lock] = {}
     for sink in sinks:
         if isinstance(sink, Sink):
@@ -81,21 +96,54 @@ def sinks_of(streams: Iterable[TextIO | None], copied: bool) -> list[Sink | int 
     return sinks
 
 
+def make_log_dir(folder: Path) -> None:
+    """Make the folder that `open_logs` fills, if it is not there.
+
+    Raises:
+        ConfigurationError: it cannot be made, or holds something: no run writes over another's.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigurationError(
+                f"--log-dir {folder} is not empty, and may hold another run's output: name a new "
+                "folder"
+            )
+    except OSError as error:
+        raise ConfigurationError(f"--log-dir {folder}: {error.strerror}") from error
+
+
+def open_logs(folder: Path, rank: int) -> tuple[BinaryIO, BinaryIO]:
+    """The files of a rank's stdout and stderr, by the names that torchrun has for them.
+
+    Raises:
+        ConfigurationError: they cannot be made.
+    """
+    own = folder / str(rank)
+    try:
+        own.mkdir()
+        return (own / "stdout.log").open("xb"), (own / "stderr.log").open("xb")
+    except OSError as error:
+        raise ConfigurationError(f"--log-dir {own}: {error.strerror}") from error
+
+
 class Copier(threading.Thread):
     """Copies one rank's output, until it is closed on that side.
 
     Args:
         source: the pipe that the rank writes to; the copier's own from now on.
-        sink: where its lines go.
-        tag: before each line.
+        sink: where its lines go; None for nowhere.
+        rank: before each line, in brackets, where the sink is tagged.
+        log: where its lines go as they are; the copier's own from now on.
     """
 
     error: OSError | None = None  # why output is lost, but for nobody reading it
 
-    def __init__(self, source: int, sink: Sink, tag: bytes) -> None:
+    def __init__(self, source: int, sink: Sink | None, rank: int, log: BinaryIO | None) -> None:
         # A daemon: what a rank has started in another session may hold its output open.
         super().__init__(name="pycollective-output", daemon=True)
-        self._source, self._sink, self._tag = source, sink, tag
+        self._source, self._sink, self._log = source, sink, log
+        self._tag = f"[{rank}] ".encode() if sink and sink.tagged else b""
         self._begun = b""  # of a line
         self._busy = False  # what it has read is on its way
         self._left: int | None = None  # bytes that it still takes
@@ -104,14 +152,21 @@ class Copier(threading.Thread):
         """What the thread does."""
         try:
             for line in self._lines():
-                whole = line if line.endswith(b"\n") or not self._tag else line + b"\n"
-                self._sink.write(self._tag + whole)
+                if self._log:
+                    self._log.write(line)
+                    self._log.flush()  # also while a slow reader keeps the sink waiting
+                if self._sink:
+                    whole = line if line.endswith(b"\n") or not self._tag else line + b"\n"
+                    self._sink.write(self._tag + whole)
         except BrokenPipeError:  # nobody reads: the rank is told by a closed pipe
             pass
         except OSError as error:
             self.error = error
         finally:
             os.close(self._source)
+            if self._log:
+                with suppress(OSError):  # said above: the same bytes are written once more
+                    self._log.close()
 
     def is_behind(self) -> bool:
         """Whether there is output that has yet to go out, after the rank has ended."""
