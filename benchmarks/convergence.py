@@ -119,7 +119,7 @@ def carry_out(runs: Sequence[Run], cache: Path) -> None:
     missing = [run.to_json() for run in runs if run.to_json() not in found]
     if not missing:
         return
-    command = (sys.executable, "-m", "pycollective", "run", "-n", "2")
+    command = (sys.executable, "-m", "pycollective", "run", "--no-tag-output", "-n", "2")
     program = ("-m", "benchmarks.convergence_train", str(cache))
     environment = {**os.environ, "PYCOLLECTIVE_TOPOLOGY": "2x1", "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, *program, *missing], cwd=ROOT, env=environment, check=True)

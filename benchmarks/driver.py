@@ -55,7 +55,7 @@ class Run:
 
     def ranks_here(self, ranks: int, topology: str = "", **options: str) -> Any:
         """So many of this host, by `pycollective run`; `topology` plays several hosts."""
-        run = [sys.executable, "-m", "pycollective", "run", "-n", str(ranks)]
+        run = [sys.executable, "-m", "pycollective", "run", "--no-tag-output", "-n", str(ranks)]
         there = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         environment = {**os.environ, **there, "PYCOLLECTIVE_TOPOLOGY": topology}
         return self._answer(lambda program: [_start([*run, *program], environment)], options)

@@ -2,7 +2,7 @@
 
 FROM_SOURCE = "in pycollective's source folder: pip install --no-build-isolation"
 
-CLI = f"{FROM_SOURCE} '.[cli]'"
+PLOT = "pip install matplotlib"
 # The extra `torch` would come too late: the backend is built before its dependencies are installed.
 BACKEND = f"{FROM_SOURCE} ."
 TORCH = f"pip install 'torch>=2.11,<3', then {BACKEND}"

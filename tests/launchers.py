@@ -64,7 +64,7 @@ class OwnLauncher(Launcher):
 
     def command(self, ranks: int, *program: str) -> list[str]:
         """See `Launcher`."""
-        run = [sys.executable, "-m", "pycollective", "run", "-n", str(ranks)]
+        run = [sys.executable, "-m", "pycollective", "run", "--no-tag-output", "-n", str(ranks)]
         return [*run, sys.executable, *program]
 
 

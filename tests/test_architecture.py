@@ -70,7 +70,6 @@ LAYERS: dict[str, set[str]] = {
 # imported where it is used, so that a program pays for no more than it asks for.
 TOP_LEVEL: dict[str, set[str]] = {
     "torch": {"torch"},
-    "cli": {"typer"},
     "bench/ranks/library_torch": {"torch"},
     "bench/ranks/library_mpi": {"mpi4py"},
 }
@@ -80,7 +79,7 @@ LAZY: dict[str, set[str]] = {
     "join/mpi_talk": {"mpi4py"},
     "transport/c10d": {"torch"},
     "transport/mpi": {"mpi4py"},
-    "cli": {"matplotlib", "typer"},
+    "cli": {"matplotlib"},
     "gpu/array": {"ml_dtypes"},
     "bench": {"matplotlib", "ml_dtypes"},
 }

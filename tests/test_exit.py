@@ -216,8 +216,9 @@ else:
 
 
 def test_threads_go_on_where_main_just_ends():
+    untagged = "--no-tag-output", "-n", "2"
     done = subprocess.run(
-        [sys.executable, "-m", "pycollective", "run", "-n", "2", sys.executable, "-c", GOES_ON],
+        [sys.executable, "-m", "pycollective", "run", *untagged, sys.executable, "-c", GOES_ON],
         cwd=ROOT,
         capture_output=True,
         text=True,

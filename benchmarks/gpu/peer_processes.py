@@ -158,7 +158,8 @@ def main() -> None:
     [case] = sys.argv[1:]
     if ENV_RANK in os.environ:
         return rank(case)
-    command = [sys.executable, "-m", "pycollective", "run", "-n", "2", "-m", __spec__.name, case]
+    run = ["pycollective", "run", "--no-tag-output", "-n", "2"]
+    command = [sys.executable, "-m", *run, "-m", __spec__.name, case]
     env = {**os.environ, "PYCOLLECTIVE_CUDA_WAY": "peer"}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
     print(done.stdout, end="")

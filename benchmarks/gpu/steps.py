@@ -267,7 +267,7 @@ def _arrays() -> list[Step]:
         steps.append(
             Step(
                 f"arrays of {name}, 2 processes",
-                _pycollective("run", "-n", "2", *arrays, name),
+                _pycollective("run", "--no-tag-output", "-n", "2", *arrays, name),
                 *(60, (*CORE, *needs)),
                 reads=last_json,
                 shows=shown.arrays,

@@ -126,7 +126,8 @@ def main() -> None:
     if ENV_RANK in os.environ:
         return rank(calls, sys.argv[2])
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pycollective", "run", "-n", "2", "-m", __spec__.name]
+        run = ["pycollective", "run", "--no-tag-output", "-n", "2"]
+        command = [sys.executable, "-m", *run, "-m", __spec__.name]
         env = {
             **os.environ,
             "PYCOLLECTIVE_CUDA_WAY": "peer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pycollective.bench.settings import Settings
 
 def run(settings: Settings) -> Record:
     """Measure, printing the table as it grows and, on a terminal, what is being done."""
-    with _progress_line() as progress:
+    with progress_line() as progress:
         records = measurement.measure(settings, progress)
         record = next(records)
         _print(table.header(record), progress)
@@ -31,8 +32,10 @@ def _print(lines: Iterator[str], progress: measurement.Progress) -> None:
 
 
 @contextmanager
-def _progress_line() -> Iterator[measurement.Progress]:
+def progress_line() -> Iterator[measurement.Progress]:
     """A line on the terminal's last row that is overwritten; nothing where stderr is no terminal.
+
+    An empty one clears it, which is for whoever prints something else meanwhile.
 
     No thread refreshes it: it would run on a core that is being measured.
     """
@@ -40,9 +43,15 @@ def _progress_line() -> Iterator[measurement.Progress]:
         yield lambda line: None
         return
 
+    shown = False
+
     def show(line: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()
+        nonlocal shown
+        if line or shown:  # not what another rank shows
+            columns = shutil.get_terminal_size().columns  # a longer line could not be overwritten
+            sys.stderr.write(f"\r\x1b[K{line[: columns - 1]}")
+            sys.stderr.flush()
+        shown = bool(line)
 
     try:
         yield show

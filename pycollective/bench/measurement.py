@@ -14,6 +14,7 @@ and after the last round what the last one has left; of sums of sums, a block of
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -54,6 +55,7 @@ def measure(settings: Settings, progress: Progress = lambda line: None) -> Itera
         ConfigurationError: something asked for is not installed, or a rank refuses it.
         RankLost: a rank process failed, died or fell silent.
     """
+    load, *_ = os.getloadavg()  # before ranks of its own add to it
     chosen = [OWN, *settings.peers]
     # All of them first: what is missing should not be found out after minutes.
     launches = {
@@ -72,7 +74,7 @@ def measure(settings: Settings, progress: Progress = lambda line: None) -> Itera
         for name, launch in launches.items():
             progress(f"starting {settings.ranks} ranks of {name}")
             groups[name] = stack.enter_context(Group(name, settings.ranks, launch))
-        run = _Run(settings, chosen, groups, progress)
+        run = _Run(settings, chosen, groups, progress, load)
         yield run.record
         for size in settings.sizes:
             run.measure_size(size)
@@ -104,6 +106,7 @@ class _Run:
         chosen: list[Library],
         groups: dict[str, Group],
         progress: Progress,
+        load: float,
     ) -> None:
         self._settings = settings
         self._libraries = chosen
@@ -122,7 +125,7 @@ class _Run:
         self.record = Record(
             command=[Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]],
             settings=plain,
-            machine=describe_machine(),
+            machine={**describe_machine(), "load": load},
             versions=describe_versions(),
             libraries={
                 library.name: {

@@ -41,7 +41,7 @@ def plot(record: Record, path: str | os.PathLike[str]) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigurationError(f"--plot needs matplotlib; {installing.CLI}") from error
+        raise ConfigurationError(f"--plot needs matplotlib: {installing.PLOT}") from error
     # Without pyplot: no global state, no display, and the caller's own figures are left alone.
     figure = Figure(figsize=(9, 5.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)

@@ -23,6 +23,9 @@ def header(record: Record) -> Iterator[str]:
     )
     caches = " ".join(f"{name} {size}" for name, size in machine["caches"].items())
     yield f"# machine: {machine['cpu']}, {machine['cores']} cores, {caches}, {machine['simd']}"
+    load = machine.get("load", 0.0)  # older files have none
+    if load > machine["cores"]:
+        yield f"# busy: a load of {load:.1f} before it began; times are shorter on an idle machine"
     if machine["regime"] != "single":
         yield (
             f"# core to core: {machine['regime']}, {machine['latency'] * 1e9:.0f} ns one way, "

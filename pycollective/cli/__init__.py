@@ -1,43 +1,65 @@
-"""The command line: ``pycollective run``, ``bench``, ``verify``, ``schedule``, ``doctor``.
+"""The command line: ``pycollective run``, ``verify``, ``doctor``, ``bench``, ``schedule``.
 
-Needs the extra ``cli``.
+Each command is a module with two functions: `add` declares its arguments, and the one that is
+called like the command does it. NumPy is all that they need; pictures need matplotlib.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import signal
 import sys
 
-from pycollective import installing
+from pycollective.cli.parser import Parser
+from pycollective.errors import ConfigurationError
+from pycollective.version import VERSION
 
 
 def main() -> None:
     """Entry point of the ``pycollective`` command."""
+    from pycollective.cli.run import split
+
+    words = sys.argv[1:] or ["--help"]
+    own, program = split(words) if words[0] == "run" else (words, [])
+    options, unknown = make_parser().parse_known_args(own, argparse.Namespace(program=program))
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        import typer
-    except ImportError as error:
-        print(
-            f"pycollective: the command line needs {error.name}; {installing.CLI}", file=sys.stderr
-        )
-        sys.exit(2)
+        status = options.do(options)
+        print(end="", flush=True)  # here, where it can be said that nobody reads it
+    except ConfigurationError as error:
+        # One write: lines that `print` writes in pieces may mix with another rank's.
+        sys.stderr.write(f"pycollective {options.command}: {error}\n")
+        status = 2
+    except BrokenPipeError:  # as behind `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        status = 1
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+    sys.exit(status)
 
-    from pycollective.cli.bench import bench
-    from pycollective.cli.doctor import doctor
-    from pycollective.cli.run import run
-    from pycollective.cli.schedule import schedule
-    from pycollective.cli.verify import verify
 
-    app = typer.Typer(
-        help="Collective communication: start ranks, measure, see what algorithms send.",
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
+def make_parser() -> Parser:
+    """The parser of the whole command line."""
+    from pycollective.cli import bench, doctor, run, schedule, verify
+
+    parser = Parser(
+        prog="pycollective",
+        usage="pycollective COMMAND [options]",
+        description="Collective communication: start ranks, check and measure them, "
+        "see what\nalgorithms send.",
+        epilog="Options of a command: pycollective COMMAND --help",
     )
-    # Everything after the options is the program's, its own options too.
-    app.command(
-        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-    )(run)
-    app.command()(bench)
-    app.command()(verify)
-    app.command()(schedule)
-    app.command()(doctor)
-    app()
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"pycollective {VERSION}",
+        help="print the version and exit",
+    )
+    parsers = parser.add_subparsers(
+        prog="pycollective", title="commands", dest="command", metavar="COMMAND", required=True
+    )
+    for command in (run, verify, doctor, bench, schedule):
+        command.add(parsers)
+    return parser

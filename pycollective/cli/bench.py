@@ -2,184 +2,286 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from pycollective.cli.parser import Parsers, add_command
+from pycollective.environment import ENV_TOPOLOGY, ENV_WIRE
+from pycollective.errors import ConfigurationError
 
 
-def bench(
-    operation: Annotated[
-        str,
-        typer.Argument(
-            help="all_reduce, reduce_scatter, all_gather or broadcast; with --tune also all."
-        ),
-    ],
-    ranks: Annotated[int, typer.Option("--ranks", help="Processes a library.")] = 2,
-    begin: Annotated[str, typer.Option("-b", "--minbytes", help="Smallest size.")] = "1K",
-    end: Annotated[str, typer.Option("-e", "--maxbytes", help="Largest size.")] = "64M",
-    step_bytes: Annotated[
-        str, typer.Option("-i", "--stepbytes", help="Sizes this far apart, instead of -f.")
-    ] = "0",
-    step_factor: Annotated[
-        float, typer.Option("-f", "--stepfactor", help="Each size times this.")
-    ] = 2.0,
-    iterations: Annotated[
-        int, typer.Option("-n", "--iters", help="Timed calls a round; 0: as time allows.")
-    ] = 0,
-    warmup: Annotated[
-        int, typer.Option("-w", "--warmup_iters", help="Untimed calls before each size.")
-    ] = 5,
-    checks: Annotated[
-        int,
-        typer.Option(
-            "-c",
-            "--check",
-            help="Calls a size that are verified, beside the last timed one; 0: none.",
-        ),
-    ] = 1,
-    dtype: Annotated[
-        str, typer.Option("-d", "--datatype", help="Element type; half, float and double too.")
-    ] = "float32",
-    reduce_op: Annotated[
-        str, typer.Option("-o", "--op", help="sum, avg, prod, min, max, band, bor or bxor.")
-    ] = "sum",
-    root: Annotated[int, typer.Option("-r", "--root", help="Root of broadcast.")] = 0,
-    rounds: Annotated[int, typer.Option(help="Turns each library has, for each size.")] = 7,
-    algorithm: Annotated[str, typer.Option(help="For pycollective's own ranks.")] = "auto",
-    peers: Annotated[
-        str,
-        typer.Option(
-            help="Measure beside: gloo,mpich,openmpi,openmpi-nocma,torch,native; on GPUs: nccl."
-        ),
-    ] = "",
-    device: Annotated[
-        str, typer.Option(help="Where arrays lie: cpu, or cuda (each host's GPUs in turn).")
-    ] = "cpu",
-    mpich_env: Annotated[
-        str, typer.Option(help="Environment with mpich and mpi4py (default .venv-mpich).")
-    ] = "",
-    openmpi_env: Annotated[
-        str, typer.Option(help="Environment with openmpi and mpi4py (default .venv-openmpi).")
-    ] = "",
-    json_file: Annotated[
-        Path | None, typer.Option("-J", "--json", help="Write the whole record there.")
-    ] = None,
-    plot_file: Annotated[
-        Path | None, typer.Option("--plot", help="Draw time against size (PNG, SVG, PDF).")
-    ] = None,
-    tune_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--tune",
-            help="Measure every algorithm, and add it to this table for algorithm='auto'.",
-        ),
-    ] = None,
-    codec: Annotated[
-        str,
-        typer.Option(
-            help="Compare a codec (exact, one_bit, int8, top_k) with dense calls, and say whether "
-            "it pays."
-        ),
-    ] = "",
-    density: Annotated[float, typer.Option(help="Of --codec top_k.")] = 0.01,
-    topology: Annotated[
-        str,
-        typer.Option(
-            help="pycollective's own ranks play hosts, such as 2x2 (default PYCOLLECTIVE_TOPOLOGY)."
-        ),
-    ] = "",
-    wire: Annotated[
-        str,
-        typer.Option(
-            help="How what they send to other hosts travels: raw, exact or auto (default "
-            "PYCOLLECTIVE_WIRE, else auto)."
-        ),
-    ] = "",
-) -> None:
+def add(parsers: Parsers) -> None:
+    """Declare the command."""
+    parser = add_command(parsers, bench, "OPERATION [options]")
+    parser.add_argument(
+        "operation",
+        metavar="OPERATION",
+        help="all_reduce, reduce_scatter, all_gather or broadcast; with --tune also all",
+    )
+    _add_what(parser.add_argument_group("what is measured"))
+    _add_how(parser.add_argument_group("how it is measured"))
+    _add_where(parser.add_argument_group("where it is measured"))
+    _add_results(parser.add_argument_group("results"))
+    _add_other(parser.add_argument_group("other measurements"))
+
+
+def _add_what(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        *("-n", "--ranks"),
+        type=int,
+        default=2,
+        metavar="N",
+        help="processes of each library (default: %(default)s)",
+    )
+    sizes = "bytes of the whole message; K, M and G are binary (default: %(default)s)"
+    group.add_argument(
+        *("-b", "--minbytes"), default="1K", metavar="BYTES", help=f"smallest size: {sizes}"
+    )
+    group.add_argument(
+        "-e", "--maxbytes", default="64M", metavar="BYTES", help=f"largest size: {sizes}"
+    )
+    group.add_argument(
+        *("-f", "--stepfactor"),
+        type=float,
+        default=2.0,
+        metavar="TIMES",
+        help="each size is this many times the one before (default: %(default)g)",
+    )
+    group.add_argument(
+        *("-i", "--stepbytes"),
+        default="0",
+        metavar="BYTES",
+        help="sizes this far apart, instead of -f (default: by -f)",
+    )
+    group.add_argument(
+        *("-d", "--dtype"),
+        default="float32",
+        metavar="NAME",
+        help="element type; half, float and double too (default: %(default)s)",
+    )
+    group.add_argument(
+        *("-o", "--op"),
+        default="sum",
+        metavar="NAME",
+        help="sum, avg, prod, min, max, band, bor or bxor (default: %(default)s)",
+    )
+    group.add_argument(
+        *("-r", "--root"),
+        type=int,
+        default=0,
+        metavar="RANK",
+        help="root of broadcast (default: %(default)s)",
+    )
+    group.add_argument(
+        "--algorithm",
+        default="auto",
+        metavar="NAME",
+        help="of pycollective's own ranks (default: %(default)s)",
+    )
+    group.add_argument(
+        "--peers",
+        default="",
+        metavar="NAMES",
+        help="measure beside these, with commas between: gloo, mpich, openmpi, openmpi-nocma, "
+        "torch, native; on GPUs nccl (default: none)",
+    )
+
+
+def _add_how(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--rounds",
+        type=int,
+        default=7,
+        metavar="N",
+        help="turns that each library has at each size (default: %(default)s)",
+    )
+    group.add_argument(
+        "--iterations",
+        type=int,
+        default=0,
+        metavar="N",
+        help="timed calls a round (default: as many as take some 20 ms)",
+    )
+    group.add_argument(
+        *("-w", "--warmup"),
+        type=int,
+        default=5,
+        metavar="N",
+        help="untimed calls before each size (default: %(default)s)",
+    )
+    group.add_argument(
+        *("-c", "--check"),
+        type=int,
+        default=1,
+        metavar="N",
+        help="calls a size that are verified, beside the last timed one; 0: none (default: "
+        "%(default)s)",
+    )
+
+
+def _add_where(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--device",
+        default="cpu",
+        metavar="NAME",
+        help="where arrays lie: cpu, or cuda, each host's GPUs in turn (default: %(default)s)",
+    )
+    group.add_argument(
+        "--topology",
+        default="",
+        metavar="HOSTS",
+        help="pycollective's own ranks play hosts, such as 2x2 (default: PYCOLLECTIVE_TOPOLOGY, "
+        "else the one that there is)",
+    )
+    group.add_argument(
+        "--wire",
+        default="",
+        metavar="NAME",
+        help="how what they send to other hosts travels: raw, exact or auto (default: "
+        "PYCOLLECTIVE_WIRE, else auto)",
+    )
+    for mpi in ("mpich", "openmpi"):
+        group.add_argument(
+            f"--{mpi}-env",
+            default="",
+            metavar="DIR",
+            help=f"its environment, with mpi4py (default: .venv-{mpi})",
+        )
+
+
+def _add_results(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        *("-J", "--json"),
+        type=Path,
+        metavar="FILE",
+        help="write the whole record there (default: nowhere)",
+    )
+    group.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw time against size, as PNG, SVG or PDF, with matplotlib (default: no picture)",
+    )
+
+
+def _add_other(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tune",
+        type=Path,
+        metavar="FILE",
+        help="every algorithm; adds it to this table for algorithm='auto' (default: no table)",
+    )
+    group.add_argument(
+        "--codec",
+        default="",
+        metavar="NAME",
+        help="a codec (exact, one_bit, int8, top_k) beside dense calls, and whether it pays "
+        "(default: none)",
+    )
+    group.add_argument(
+        "--density",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="share of the elements that --codec top_k sends (default: %(default)g)",
+    )
+
+
+def bench(options: argparse.Namespace) -> int:
     """Time a collective beside other libraries, and verify every bit.
 
-    Options and columns are those of nccl-tests, but that a time is the slowest rank's, not the
-    mean over the ranks. Sizes are bytes of the whole message; K, M and G are binary. Exit status
-    1: wrong bits, 2: what was asked for cannot be, 3: a rank was lost. Where hosts are played,
-    two more columns say what all ranks sent to other hosts a call, and what it was unpacked.
+    Columns are those of nccl-tests, but that a time is the slowest rank's, not the
+    mean over the ranks. Where hosts are played, two more columns say what all ranks
+    sent to other hosts a call, and what it was unpacked.
 
-    With --tune every algorithm is timed instead, on ranks of its own or in the launch that this
-    command is part of. It heeds -b, -e, -i, -f, -d, --rounds, --ranks and --topology, and
-    PYCOLLECTIVE_WIRE.
+    With --tune every algorithm is timed instead, on ranks of its own or in the
+    launch that this command is part of. It heeds -b, -e, -i, -f, -d, --rounds, -n
+    and --topology, and PYCOLLECTIVE_WIRE.
 
-    With --codec gradients are averaged by it, dense in fp32 and dense in bf16, the same way: bytes
-    between hosts, time, error of one step, and a verdict. It heeds -b, -e, -i, -f, --rounds,
-    --ranks and --topology.
+    With --codec gradients are averaged by it, dense in fp32 and dense in bf16, the
+    same way: bytes between hosts, time, error of one step, and a verdict. It heeds
+    -b, -e, -i, -f, --rounds, -n and --topology.
+
+    Exit status 1: wrong bits, 2: what was asked for cannot be, 3: a rank was lost.
     """
     # Here, because the other commands of this program should not wait for it.
-    from pycollective.bench.console import run
     from pycollective.bench.group import RankLost
-    from pycollective.bench.libraries import find_peers
     from pycollective.bench.problem import ALIASES
-    from pycollective.bench.record import write_json
-    from pycollective.bench.settings import Settings
     from pycollective.bench.sizes import ladder, parse_size
-    from pycollective.cli.inside import refuse_inside_a_launch
-    from pycollective.environment import ENV_TOPOLOGY, ENV_WIRE
-    from pycollective.errors import ConfigurationError
 
+    step = parse_size(options.stepbytes)
+    sizes = ladder(
+        *(parse_size(options.minbytes), parse_size(options.maxbytes)),
+        *(step, 0 if step else options.stepfactor),
+    )
+    dtype = ALIASES.get(options.dtype, options.dtype)
+    if options.tune is not None and options.wire:
+        raise ConfigurationError("--wire is not for --tune, which heeds PYCOLLECTIVE_WIRE")
+    if options.device != "cpu" and (options.tune is not None or options.codec):
+        raise ConfigurationError("--tune and --codec measure host memory, not --device")
+    if options.tune is not None:
+        from pycollective.cli.tune import tune
+
+        return tune(
+            *(options.operation, sizes, dtype, options.rounds),
+            *(options.tune, options.ranks, options.topology),
+        )
+    if options.codec:
+        from pycollective.cli.codec import compare
+
+        if options.operation != "all_reduce":
+            raise ConfigurationError("--codec compares ways to do an all_reduce")
+        if options.peers or options.wire or options.json or options.plot:
+            raise ConfigurationError("--codec has no --peers, --wire, --json or --plot")
+        return compare(
+            *(options.codec, sizes, options.density),
+            *(options.rounds, options.ranks, options.topology),
+        )
     try:
-        step = parse_size(step_bytes)
-        sizes = ladder(parse_size(begin), parse_size(end), step, 0 if step else step_factor)
-        if tune_file is not None and wire:
-            raise ConfigurationError("--wire is not for --tune, which heeds PYCOLLECTIVE_WIRE")
-        if device != "cpu" and (tune_file is not None or codec):
-            raise ConfigurationError("--tune and --codec measure host memory, not --device")
-        if tune_file is not None:
-            from pycollective.cli.tune import tune
-
-            raise typer.Exit(
-                tune(
-                    operation, sizes, ALIASES.get(dtype, dtype), rounds, tune_file, ranks, topology
-                )
-            )
-        if codec:
-            from pycollective.cli.codec import compare
-
-            if operation != "all_reduce":
-                raise ConfigurationError("--codec compares ways to do an all_reduce")
-            if peers or wire or json_file or plot_file:
-                raise ConfigurationError("--codec has no --peers, --wire, --json or --plot")
-            raise typer.Exit(compare(codec, sizes, density, rounds, ranks, topology))
-        refuse_inside_a_launch(
-            "bench", "start it by itself, with --ranks; with --tune alone does it join a launch"
-        )
-        settings = Settings(
-            operation=operation,
-            sizes=tuple(sizes),
-            ranks=ranks,
-            dtype=ALIASES.get(dtype, dtype),
-            reduce_op=reduce_op,
-            root=root,
-            algorithm=algorithm,
-            topology=topology or os.environ.get(ENV_TOPOLOGY, ""),
-            wire=wire or os.environ.get(ENV_WIRE) or "auto",
-            device=device,
-            peers=tuple(find_peers(peers, device)),
-            iterations=iterations,
-            warmup=warmup,
-            checks=checks,
-            rounds=rounds,
-            mpi_environments={"mpich": mpich_env, "openmpi": openmpi_env},
-        )
-        record = run(settings)
-        if json_file is not None:
-            write_json(record, json_file)
-        if plot_file is not None:
-            from pycollective.bench.plot import plot
-
-            plot(record, plot_file)
-    except (ConfigurationError, RankLost) as error:
+        return _beside_others(options, sizes, dtype)
+    except RankLost as error:
         # One write: lines that `print` writes in pieces may mix with another rank's.
         sys.stderr.write(f"pycollective bench: {error}\n")
-        raise typer.Exit(2 if isinstance(error, ConfigurationError) else 3) from error
-    if record.wrong:
-        raise typer.Exit(1)
+        return 3
+
+
+def _beside_others(options: argparse.Namespace, sizes: list[int], dtype: str) -> int:
+    """Measure one operation of each library; the status."""
+    from pycollective.bench.console import run
+    from pycollective.bench.libraries import find_peers
+    from pycollective.bench.record import write_json
+    from pycollective.bench.settings import Settings
+    from pycollective.cli.inside import refuse_inside_a_launch
+
+    refuse_inside_a_launch(
+        "bench", "start it by itself, with -n; with --tune alone does it join a launch"
+    )
+    record = run(
+        Settings(
+            operation=options.operation,
+            sizes=tuple(sizes),
+            ranks=options.ranks,
+            dtype=dtype,
+            reduce_op=options.op,
+            root=options.root,
+            algorithm=options.algorithm,
+            topology=options.topology or os.environ.get(ENV_TOPOLOGY, ""),
+            wire=options.wire or os.environ.get(ENV_WIRE) or "auto",
+            device=options.device,
+            peers=tuple(find_peers(options.peers, options.device)),
+            iterations=options.iterations,
+            warmup=options.warmup,
+            checks=options.check,
+            rounds=options.rounds,
+            mpi_environments={"mpich": options.mpich_env, "openmpi": options.openmpi_env},
+        )
+    )
+    if options.json is not None:
+        write_json(record, options.json)
+    if options.plot is not None:
+        from pycollective.bench.plot import plot
+
+        plot(record, options.plot)
+    return 1 if record.wrong else 0

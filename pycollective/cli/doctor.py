@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import importlib.util
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from pycollective import _core, host_memory, installing
+from pycollective.cli.parser import Parsers, add_command
 from pycollective.environment import ENV_CUDA_WAY, ENV_TOPOLOGY
 from pycollective.gpu import nvrtc
 from pycollective.join.host import PIDFD_NEEDS
@@ -26,8 +28,17 @@ from pycollective.version import VERSION
 _MIB = 1 << 20
 
 
-def doctor() -> None:
-    """Say what is here, and what each missing piece costs."""
+def add(parsers: Parsers) -> None:
+    """Declare the command."""
+    add_command(parsers, doctor)
+
+
+def doctor(options: argparse.Namespace | None = None) -> None:
+    """Say what is here, and what each missing piece costs.
+
+    A line begins with ok, or with -- where a piece is missing. The exit status is 0
+    either way: the library itself needs NumPy alone.
+    """
     for name, found, cost in report():
         print(f"{'ok ' if not cost else '-- '} {name:16} {found}")
         if cost:
@@ -74,7 +85,6 @@ def report() -> list[tuple[str, str, str]]:
         ("topology", os.environ.get(ENV_TOPOLOGY) or "hosts as they are found", ""),
         _program("mpiexec", "launches by mpiexec, and the MPI peers of the benchmark"),
         ("CUDA", *_cuda()),
-        _package("triton", "GPU kernels (not in this version)"),
     ]
 
 

@@ -2,34 +2,75 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated
+import argparse
+from pathlib import Path
 
-import typer
-
-from pycollective.errors import ConfigurationError
+from pycollective.cli.parser import Parsers, add_command
 from pycollective.launch.launcher import launch
 
+_WITH_A_VALUE = ("-n", "--ranks", "--log-dir")
 
-def run(
-    program: Annotated[
-        list[str],
-        typer.Argument(
-            help="prog.py args…, or -m module args…, or any executable.", metavar="PROGRAM"
-        ),
-    ],
-    ranks: Annotated[int, typer.Option("-n", "--ranks", help="How many ranks to start.")] = 1,
-    tag_output: Annotated[
-        bool, typer.Option("--tag-output", help="Begin each line of output with [rank].")
-    ] = False,
-) -> None:
+
+def add(parsers: Parsers) -> None:
+    """Declare the command."""
+    parser = add_command(parsers, run, "[options] PROGRAM [argument ...]")
+    parser.add_argument(
+        *("-n", "--ranks"),
+        type=int,
+        default=1,
+        metavar="N",
+        help="ranks to start (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tag-output",
+        action="store_true",
+        default=None,
+        help="begin each line of output with [rank] (default: where it goes anywhere but to a "
+        "terminal)",
+    )
+    parser.add_argument(
+        "--no-tag-output",
+        action="store_false",
+        dest="tag_output",
+        default=None,
+        help="leave each line as the rank wrote it",
+    )
+    parser.add_argument(
+        "--log-dir",
+        type=Path,
+        metavar="DIR",
+        help="write what rank R prints to DIR/R/stdout.log and DIR/R/stderr.log too, without "
+        "tags; DIR must be new or empty (default: no files)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
     """Start ranks of a program on this host; if one fails, name it and end the rest.
 
-    Each rank finds `pycollective.init()` ready, and torch.distributed's env:// too. Returns the
-    status of the rank that failed.
+    PROGRAM is a Python file, -m and a module, or any executable. Whatever stands
+    behind it is its own, options too. The options of `run` stand before it.
+
+      pycollective run -n 4 train.py --epochs 3
+      pycollective run -n 4 -m package.train --epochs 3
+      pycollective run -n 4 --log-dir logs/1 python -u train.py
+
+    Each rank finds `pycollective.init()` ready, and torch.distributed's env:// too.
+    A line of output arrives whole, on the stream that the rank wrote it to.
+
+    Exit status: that of the rank that failed first, or 128 and its signal's number;
+    2: there is no such program.
     """
-    try:
-        sys.exit(launch(program, ranks, tag_output=tag_output))
-    except ConfigurationError as error:
-        print(f"pycollective run: {error}", file=sys.stderr)
-        sys.exit(2)
+    return launch(
+        options.program, options.ranks, tag_output=options.tag_output, log_dir=options.log_dir
+    )
+
+
+def split(words: list[str]) -> tuple[list[str], list[str]]:
+    """The options of `run` itself, and the program with all that is its own.
+
+    argparse's own way, REMAINDER, takes a first ``-m`` for an option of `run`.
+    """
+    at = 1  # after `run`
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "--"):
+        at += 2 if words[at] in _WITH_A_VALUE else 1
+    return words[:at], words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:]

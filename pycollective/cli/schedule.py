@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from pycollective.cli import schedule_program, schedule_table
+from pycollective.cli.parser import Parsers, add_command
 from pycollective.cli.schedule_messages import Counts, Sizes
 from pycollective.errors import ConfigurationError
 from pycollective.planning.elements import ELEMENTS
@@ -23,88 +22,139 @@ _MOST_UNASKED = 1 << 22
 _SOME = 16
 
 
-def schedule(
-    algorithm: Annotated[
-        str,
-        typer.Argument(
-            help="direct, ring, tree, halving_doubling, recursive_doubling or hierarchical."
-        ),
-    ],
-    ranks: Annotated[int, typer.Option("-n", "--ranks", help="Number of ranks.")],
-    operation: Annotated[
-        str, typer.Option(help="all_reduce, or another collective that the algorithm can do.")
-    ] = "all_reduce",
-    topology: Annotated[
-        str,
-        typer.Option(
-            help="2x4: two hosts of four ranks; 3,1: a host of three and one of one; one host "
-            "unless given."
-        ),
-    ] = "",
-    root: Annotated[int, typer.Option("-r", "--root", help="Where the operation has one.")] = 0,
-    dtype: Annotated[str, typer.Option("-d", "--dtype", help="Element type.")] = "bfloat16",
-    size: Annotated[
-        str, typer.Option(help="Bytes of a rank's input or output, whichever is larger.")
-    ] = "16M",
-    picture: Annotated[
-        Path | None, typer.Option(help="Draw who sends what when (PNG, SVG, PDF).")
-    ] = None,
-    shard: Annotated[
-        int, typer.Option(help="Shard that the picture follows; the others are faint.")
-    ] = 0,
-    shards: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Prove and count so many shards, spread evenly; all of them, or, where that "
-            f"takes minutes, {_SOME}, unless given.",
-        ),
-    ] = 0,
-    verify: Annotated[bool, typer.Option(help="Prove the schedule right.")] = True,
-    program: Annotated[
-        bool, typer.Option("--program", help="Print also what the engine carries out for a rank.")
-    ] = False,
-    rank: Annotated[
-        str, typer.Option(help="Whose program that is: a rank's number (0), or all.")
-    ] = "",
-) -> None:
+def add(parsers: Parsers) -> None:
+    """Declare the command."""
+    parser = add_command(parsers, schedule, "ALGORITHM -n N [options]")
+    parser.add_argument(
+        "algorithm",
+        metavar="ALGORITHM",
+        help="direct, ring, tree, halving_doubling, recursive_doubling or hierarchical",
+    )
+    parser.add_argument(
+        *("-n", "--ranks"), type=int, required=True, metavar="N", help="number of ranks (required)"
+    )
+    parser.add_argument(
+        "--operation",
+        default="all_reduce",
+        metavar="NAME",
+        help="a collective that the algorithm can do (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--topology",
+        default="",
+        metavar="HOSTS",
+        help="2x4: two hosts of four ranks; 3,1: a host of three and one of one (default: one "
+        "host)",
+    )
+    parser.add_argument(
+        *("-r", "--root"),
+        type=int,
+        default=0,
+        metavar="RANK",
+        help="where the operation has one (default: %(default)s)",
+    )
+    parser.add_argument(
+        *("-d", "--dtype"),
+        default="bfloat16",
+        metavar="NAME",
+        help="element type (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--size",
+        default="16M",
+        metavar="BYTES",
+        help="a rank's input or output, whichever is larger; K, M and G are binary (default: "
+        "%(default)s)",
+    )
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FILE",
+        help="draw who sends what when, as PNG, SVG or PDF, with matplotlib (default: no picture)",
+    )
+    parser.add_argument(
+        "--shard",
+        type=int,
+        default=0,
+        metavar="NUMBER",
+        help="shard that the picture follows; the others are faint (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--shards",
+        type=int,
+        default=0,
+        metavar="COUNT",
+        help="prove and count so many shards, spread evenly (default: all of them, or "
+        f"{_SOME} where that would take minutes)",
+    )
+    parser.add_argument(
+        "--no-verify",
+        action="store_false",
+        dest="verify",
+        help="count alone (default: prove the schedule right)",
+    )
+    parser.add_argument(
+        "--program",
+        action="store_true",
+        help="print also what the engine carries out for a rank",
+    )
+    parser.add_argument(
+        "--rank",
+        default="",
+        metavar="RANK",
+        help="whose program that is: a rank's number, or all (default: 0)",
+    )
+
+
+def schedule(options: argparse.Namespace) -> int:
     """Show what an algorithm sends, step by step, and prove it right.
 
-    Nothing is run: a schedule is data, and the same everywhere. K, M and G are binary; all shards
-    count as equally large. Exit status 1: the schedule is wrong.
+    Nothing is run: a schedule is data, and the same everywhere. All shards count as
+    equally large.
+
+    Exit status 1: the schedule is wrong, 2: what was asked for cannot be.
     """
     try:
-        made = make_schedule(operation, algorithm, _topology(topology, ranks), root)
-        sizes = _sizes(size, dtype)
-        if rank and not program:
-            raise ConfigurationError("--rank says whose program is printed: give --program, too")
-        programs = schedule_program.ranks_named(rank or "0", made.topology) if program else ()
-        if picture is not None:
-            # Here, because matplotlib is slow to import, and may be missing.
-            from pycollective.cli.schedule_picture import check, draw
-
-            check(made, shard)
-        looked_at = _spread(made, shards)
-        counts, fault = _examine(made, looked_at, verify)
-        if picture is not None:
-            draw(made, sizes, picture, shard)
-    except ConfigurationError as error:
-        print(f"pycollective schedule: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
+        wrong = _show(options)
     except ScheduleError as error:
-        print(f"pycollective schedule: wrong: {error}", file=sys.stderr)
-        raise typer.Exit(1) from error
+        wrong = str(error)
+    if wrong:
+        print(f"pycollective schedule: wrong: {wrong}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _show(options: argparse.Namespace) -> str:
+    """Print all that is asked for; what is wrong with the schedule, or nothing."""
+    topology = _topology(options.topology, options.ranks)
+    made = make_schedule(options.operation, options.algorithm, topology, options.root)
+    sizes = _sizes(options.size, options.dtype)
+    if options.shards < 0:
+        raise ConfigurationError(f"--shards {options.shards} is not a number of shards")
+    if options.rank and not options.program:
+        raise ConfigurationError("--rank says whose program is printed: give --program, too")
+    programs = (
+        schedule_program.ranks_named(options.rank or "0", topology) if options.program else ()
+    )
+    if options.picture is not None:
+        # Here, because matplotlib is slow to import, and may be missing.
+        from pycollective.cli.schedule_picture import check, draw
+
+        check(made, options.shard)
+    looked_at = _spread(made, options.shards)
+    counts, fault = _examine(made, looked_at, options.verify)
+    if options.picture is not None:
+        draw(made, sizes, options.picture, options.shard)
     for line in schedule_table.report(made, counts, sizes, len(looked_at)):
         print(line)
     if fault is not None:
-        print(f"pycollective schedule: wrong: {fault}", file=sys.stderr)
-        raise typer.Exit(1)
-    if verify:
+        return str(fault)
+    if options.verify:
         print(schedule_table.proof(made, len(looked_at)))
     for each in programs:
         print()
         for line in schedule_program.program(made, each):
             print(line)
+    return ""
 
 
 def _topology(text: str, ranks: int) -> Topology:
@@ -142,29 +192,21 @@ def _spread(made: Schedule, shards: int) -> Sequence[int]:
 
 def _examine(made: Schedule, shards: Sequence[int], verify: bool) -> tuple[Counts, Fault | None]:
     """Count what is sent of some shards, and prove them; the first fault, if there is one."""
+    # Here, because the other commands of this program should not wait for it.
+    from pycollective.bench.console import progress_line
+
     ranks = made.topology.ranks
     several = len(made.topology.hosts) > 1
     counts, fault = Counts(ranks, made.topology.host_of if several else ()), None
-    for shard in _with_progress(shards):
-        lowered = made.lowered(shard)
-        counts.add(lowered)
-        if verify and fault is None:
-            try:
-                check_shard(made.operation, shard, ranks, made.root, lowered)
-            except Fault as found:
-                fault = Fault(f"shard {shard}: {found}")
-    return counts, fault
-
-
-def _with_progress(shards: Sequence[int]) -> Iterator[int]:
-    """The shards' numbers; says on a terminal which one it is, since thousands take minutes."""
-    show = len(shards) > 1 and sys.stderr.isatty()
-    try:
+    with progress_line() as progress:  # thousands take minutes
         for done, shard in enumerate(shards):
-            if show:
-                text = f"\r\x1b[Kshard {done} of {len(shards)}"
-                print(text, end="", file=sys.stderr, flush=True)
-            yield shard
-    finally:
-        if show:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            if len(shards) > 1:
+                progress(f"shard {done} of {len(shards)}")
+            lowered = made.lowered(shard)
+            counts.add(lowered)
+            if verify and fault is None:
+                try:
+                    check_shard(made.operation, shard, ranks, made.root, lowered)
+                except Fault as found:
+                    fault = Fault(f"shard {shard}: {found}")
+    return counts, fault

@@ -49,7 +49,7 @@ def draw(schedule: Schedule, sizes: Sizes, path: str | os.PathLike[str], shard: 
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
-        raise ConfigurationError(f"--picture needs matplotlib; {installing.CLI}") from error
+        raise ConfigurationError(f"--picture needs matplotlib: {installing.PLOT}") from error
     height = max(scene.lanes) + 1
     above = height * min(0.62, max(0.08, 7.0 / scene.ranks))
     below = height * min(0.26, max(0.03, 2.6 / scene.ranks))

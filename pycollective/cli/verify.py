@@ -2,87 +2,128 @@
 
 from __future__ import annotations
 
+import argparse
 import math
+import os
 import signal
 import sys
-from typing import Annotated
-
-import typer
 
 from pycollective.cli.inside import refuse_inside_a_launch
+from pycollective.cli.parser import Parsers, add_command
 from pycollective.errors import ConfigurationError
 
 # What a job may end with; any other status is that of a rank that was lost.
 _STATUSES = (0, 1, 2, 3, *(128 + each for each in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)))
 
 
-def verify(
-    ranks: Annotated[
-        int | None,
-        typer.Option(
-            "-n",
-            "--ranks",
-            help="Start so many ranks, outside a launch. Without it: join the launch, or be alone.",
-        ),
-    ] = None,
-    algorithm: Annotated[
-        list[str] | None, typer.Option(help="Only these, such as ring,tree; again for more.")
-    ] = None,
-    operation: Annotated[list[str] | None, typer.Option(help="Only these.")] = None,
-    dtype: Annotated[list[str] | None, typer.Option("-d", "--dtype", help="Only these.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few counts, none large.")] = False,
-    device: Annotated[
-        str, typer.Option(help="Where arrays lie: cpu, or cuda (each host's GPUs in turn).")
-    ] = "cpu",
-    timeout: Annotated[
-        float, typer.Option(help="Seconds that joining, and each operation, may take.")
-    ] = 60.0,
-) -> None:
+def add(parsers: Parsers) -> None:
+    """Declare the command."""
+    parser = add_command(parsers, verify, "[options]")
+    parser.add_argument(
+        *("-n", "--ranks"),
+        type=int,
+        metavar="N",
+        help="ranks to start, outside a launch (default: join the launch, or be alone)",
+    )
+    for name in ("--operation", "--algorithm"):
+        parser.add_argument(
+            name,
+            action="append",
+            default=[],
+            metavar="NAMES",
+            help="only these, with commas between, or the option again (default: all)",
+        )
+    parser.add_argument(
+        *("-d", "--dtype"),
+        action="append",
+        default=[],
+        metavar="NAMES",
+        help="only these (default: all that NumPy has here)",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="few counts, none large (default: all counts)"
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="a line a combination (default: wrong ones alone)"
+    )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        metavar="NAME",
+        help="where arrays lie: cpu, or cuda, each host's GPUs in turn (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="that joining, and each operation, may take (default: %(default)g)",
+    )
+
+
+def verify(options: argparse.Namespace) -> int:
     """Check every operation, algorithm and dtype on your ranks, bit for bit.
 
-    A line a combination, and one digest of all results, which is the same wherever as many ranks of
-    the same version verify the same part of the table: under `pycollective verify -n 4`,
-    `pycollective run -n 4 -m pycollective verify`, torchrun or mpiexec, by every algorithm, and on
-    GPUs.
+    It prints a verdict and one digest of all results. The digest is the same
+    wherever as many ranks of the same version verify the same part of the table:
+    by every algorithm, on GPUs, and under every launcher:
 
-    Exit status 1: something was wrong, 2: what was asked for cannot be, 3: a rank was lost.
+      pycollective verify -n 4
+      pycollective run -n 4 -m pycollective verify
+      torchrun --nproc-per-node 4 -m pycollective verify
+      mpiexec -n 4 python -m pycollective verify
+
+    Exit status 1: something was wrong, 2: what was asked for cannot be, 3: a rank
+    was lost.
     """
     # Here, because the other commands of this program should not wait for it.
+    from pycollective.bench.console import progress_line
     from pycollective.conformance import PLACES, Lost, select
     from pycollective.conformance import verify as verify_this_rank
 
-    operations, algorithms, dtypes = _split(operation), _split(algorithm), _split(dtype)
+    chosen = {name: _split(getattr(options, name)) for name in ("operation", "algorithm", "dtype")}
+    selection = select(chosen["operation"], chosen["algorithm"], chosen["dtype"], options.quick)
+    if not 0 < options.timeout < math.inf:
+        raise ConfigurationError(f"--timeout {options.timeout:g} is not some seconds above 0")
+    if options.device not in PLACES:
+        raise ConfigurationError(
+            f"unknown device {options.device!r}; there are {', '.join(PLACES)}"
+        )
+    if options.ranks is not None:
+        refuse_inside_a_launch("-n", "leave -n out to verify the ranks of this launch")
+        return _start(options, chosen)
     try:
-        selection = select(operations, algorithms, dtypes, quick)
-        if not 0 < timeout < math.inf:
-            raise ConfigurationError(f"--timeout {timeout:g} is not some seconds above 0")
-        if device not in PLACES:
-            raise ConfigurationError(f"unknown device {device!r}; there are {', '.join(PLACES)}")
-        if ranks is not None:
-            refuse_inside_a_launch("-n", "leave -n out to verify the ranks of this launch")
-            chosen = {"--operation": operations, "--algorithm": algorithms, "--dtype": dtypes}
-            raise typer.Exit(_start(ranks, chosen, quick, timeout, device))
-        right = verify_this_rank(selection, timeout, lambda line: print(line, flush=True), device)
-    except (ConfigurationError, Lost) as error:
+        with progress_line() as progress:
+            right = verify_this_rank(
+                selection,
+                options.timeout,
+                lambda line: print(line, flush=True),
+                options.device,
+                every=options.table,
+                progress=progress,
+            )
+    except Lost as error:
         # One write: lines that `print` writes in pieces may mix with another rank's.
         sys.stderr.write(f"pycollective verify: {error}\n")
-        raise typer.Exit(2 if isinstance(error, ConfigurationError) else 3) from error
-    if not right:
-        raise typer.Exit(1)
+        return 3
+    return 0 if right else 1
 
 
-def _start(
-    ranks: int, chosen: dict[str, list[str]], quick: bool, timeout: float, device: str
-) -> int:
+def _start(options: argparse.Namespace, chosen: dict[str, list[str]]) -> int:
     """Run this very command in ranks of its own; their status."""
     from pycollective.launch.launcher import launch
 
-    command = ["-m", "pycollective", "verify", "--timeout", str(timeout), "--device", device]
-    for option, values in chosen.items():
-        command += [part for value in values for part in (option, value)]
-    status = launch([*command, "--quick"] if quick else command, ranks)
+    command = ["-m", "pycollective", "verify"]
+    command += ["--timeout", str(options.timeout), "--device", options.device]
+    for name, values in chosen.items():
+        command += [part for value in values for part in (f"--{name}", value)]
+    command += [f"--{name}" for name in ("quick", "table") if getattr(options, name)]
+    # Else ranks would not have the terminal itself, on which rank 0 says how far it is. Lines come
+    # from that one alone, each at once.
+    os.environ.pop("PYTHONUNBUFFERED", None)
+    status = launch(command, options.ranks)
     return status if status in _STATUSES else 3
 
 
-def _split(values: list[str] | None) -> list[str]:
-    return [name for value in values or [] for name in value.split(",")]
+def _split(values: list[str]) -> list[str]:
+    return [name for value in values for name in value.split(",")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pycollective.communicator import Communicator
 from pycollective.conformance import table
@@ -23,7 +23,13 @@ class Lost(RuntimeError):
 
 
 def verify(
-    selection: Selection, timeout: float, show: Callable[[str], None], device: str = "cpu"
+    selection: Selection,
+    timeout: float,
+    show: Callable[[str], None],
+    device: str = "cpu",
+    *,
+    every: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> bool:
     """Join the launch, and run a selection of the table; every rank must call it.
 
@@ -32,6 +38,9 @@ def verify(
         timeout: seconds that joining, and later each operation, may take.
         show: called on rank 0, with each line as soon as it is known.
         device: where arrays lie, of `places.PLACES`.
+        every: show every combination, not only where something is wrong.
+        progress: called on rank 0, with how far it is before each combination, and with nothing
+            before each line that is shown.
 
     Returns:
         Whether all was right, on this rank and on all others; the same on all ranks, unless the
@@ -43,9 +52,9 @@ def verify(
     """
     try:
         with bootstrap.init(timeout=timeout) as communicator:
-            silent = communicator.rank != 0
-            quiet = (lambda line: None) if silent else show
-            return _Run(communicator, selection, quiet, device).all()
+            if communicator.rank != 0:
+                show = progress = lambda line: None
+            return _Run(communicator, selection, show, device, every, progress).all()
     except CollectiveError as error:  # while joining or leaving
         raise Lost(str(error)) from error
 
@@ -57,18 +66,22 @@ class _Run:
         selection: Selection,
         show: Callable[[str], None],
         device: str,
+        every: bool,
+        progress: Callable[[str], None],
     ) -> None:
         self._communicator = communicator
         self._place = place_of(device, communicator)
         self._selection = selection
-        self._show = show
+        self._print, self._progress = show, progress
+        self._every = every
         self._lines: list[table.Line] = []
 
     def all(self) -> bool:
         size = self._communicator.size
         begin = time.monotonic()
-        for text in table.header(self._selection, size, self._place.name):
-            self._show(text)
+        self._show(table.header(self._selection, size, self._place.name))
+        if self._every:
+            self._show(table.columns(self._selection, size))
         for dtype in self._selection.dtypes:
             made = {
                 operation: list(cases(operation, dtype, size, self._selection.quick))
@@ -80,8 +93,7 @@ class _Run:
                 for algorithm in self._selection.algorithms_for(operation):
                     self._combination(operation, algorithm, dtype, calls, data)
         took = time.monotonic() - begin
-        for text in table.footer(self._selection, size, self._lines, self._digests(), took):
-            self._show(text)
+        self._show(table.footer(self._selection, size, self._lines, self._digests(), took))
         # Launchers end all ranks when one has failed: rank 0 must have printed by then.
         self._communicator.barrier()
         return all(line.right for line in self._lines)
@@ -89,6 +101,11 @@ class _Run:
     def _combination(
         self, operation: str, algorithm: str, dtype: str, calls: list[Case], data: Data
     ) -> None:
+        whole = len(self._selection.dtypes) * sum(
+            len(self._selection.algorithms_for(each)) for each in self._selection.operations
+        )
+        what = f"{dtype} {operation} by {algorithm}"
+        self._progress(table.progress(len(self._lines), whole, what))
         tally = Tally()
         at = ""
         try:
@@ -100,10 +117,15 @@ class _Run:
             at = "telling the others"
             reports = gather(self._communicator, len(self._lines), tally)
         except CollectiveError as error:
-            raise Lost(f"{dtype} {operation} by {algorithm}, {at}: {error}") from error
+            raise Lost(f"{what}, {at}: {error}") from error
         self._lines.append(table.Line(operation, algorithm, dtype, len(calls), reports))
-        for text in table.rows(self._lines[-1]):
-            self._show(text)
+        if self._every or not self._lines[-1].right:
+            self._show(table.rows(self._lines[-1]))
+
+    def _show(self, lines: Iterable[str]) -> None:
+        self._progress("")
+        for line in lines:
+            self._print(line)
 
     def _digests(self) -> dict[str, str]:
         """SHA-256 over the digests of all ranks, in the table's order, for each algorithm.

@@ -1,4 +1,4 @@
-"""What is printed: a line a combination, what was wrong in it, and the digest."""
+"""What is printed: how far it is, a line a combination, what was wrong in it, and the digest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pycollective.errors import named
 from pycollective.version import VERSION
 
 _DIGITS = 32  # of a digest: half of them are more than enough
-_WIDTHS = (-6, -9, -15, -20, 9, 13, 9)
+_WIDTHS = (-6, -14, -15, -20, 6, 12, 9)  # at least what the longest names take, and a space
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Line:
 
 
 def header(selection: Selection, ranks: int, place: str = "") -> Iterator[str]:
-    """What is checked, where, and what the columns mean.
+    """What is checked, and where.
 
     Args:
         selection: what was asked for.
@@ -63,6 +63,15 @@ def header(selection: Selection, ranks: int, place: str = "") -> Iterator[str]:
         yield f"#   arrays in GPU memory, each host's GPUs in turn: rank 0 on {place}"
     if selection.missing:
         yield f"#   left out: {selection.missing}"
+
+
+def progress(done: int, whole: int, what: str) -> str:
+    """How many of all combinations are done, as a bar too, and which one is next."""
+    return f"[{'#' * (16 * done // whole):16}] {done}/{whole} {what}"
+
+
+def columns(selection: Selection, ranks: int) -> Iterator[str]:
+    """What each line is of, and what its columns mean."""
     numbers = " ".join(f"{count:,}" for count in counts(ranks, selection.quick))
     yield f"# calls of {numbers} elements, with each reduce op that the dtype has;"
     yield "#   in place and out of place, synchronous and asynchronous, in turn"
@@ -108,7 +117,6 @@ def footer(
     """
     bad = [line for line in lines if not line.right]
     calls = sum(line.calls for line in lines)
-    yield "#"
     yield (
         f"# {_number(len(lines), 'combination')}, {_number(calls, 'call')} a rank, "
         f"{seconds:.1f} s: " + (f"{len(bad):,} WRONG" if bad else "all right")

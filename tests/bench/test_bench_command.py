@@ -30,7 +30,7 @@ def _bench(*arguments, status=0):
 def test_beside_gloo_with_files(tmp_path):
     done = _bench(
         *("all_reduce", "--ranks", 3, "-b", "4", "-e", "1M", "-f", 512, "-d", "bfloat16"),
-        *("--peers", "gloo,native", "--rounds", 2, "-n", 4, "-c", 2),
+        *("--peers", "gloo,native", "--rounds", 2, "--iterations", 4, "-c", 2),
         *("--json", tmp_path / "r.json", "--plot", tmp_path / "p.png"),
     )
     record = read_json(tmp_path / "r.json")
@@ -63,7 +63,7 @@ def test_the_other_collectives_are_verified_from_python_and_natively(
 ):
     done = _bench(
         *(operation, "--ranks", 3, "-b", "24", "-e", "96K", "-f", 4096, "-r", 1, "-d", name),
-        *("--peers", "native", "--rounds", 1, "-n", 2, "-J", tmp_path / "r.json"),
+        *("--peers", "native", "--rounds", 1, "--iterations", 2, "-J", tmp_path / "r.json"),
     )
     rows = read_json(tmp_path / "r.json").rows
     assert len(rows) == 4
@@ -87,7 +87,18 @@ def test_the_other_collectives_are_verified_from_python_and_natively(
 def test_where_hosts_are_played_it_says_what_was_sent_between_them(wire, peer, tmp_path):
     done = _bench(
         *("all_reduce", "--ranks", 2, "--topology", "2x1", "--wire", wire, "-d", "bfloat16"),
-        *("-b", "512K", "-e", "512K", "--algorithm", "halving_doubling", "--rounds", 2, "-n", 2),
+        *(
+            "-b",
+            "512K",
+            "-e",
+            "512K",
+            "--algorithm",
+            "halving_doubling",
+            "--rounds",
+            2,
+            "--iterations",
+            2,
+        ),
         *("--peers", peer, "-J", tmp_path / "r.json"),
     )
     assert f"2 ranks on 2 played hosts, {wire} between them, 2 rounds" in done.stdout
@@ -107,7 +118,7 @@ def test_where_hosts_are_played_it_says_what_was_sent_between_them(wire, peer, t
 def test_beside_each_mpi(tmp_path):
     environments = [part for mpi in NAMES for part in (f"--{mpi}-env", find(mpi).folder)]
     _bench(
-        *("all_reduce", "--ranks", 3, "-b", "1K", "-e", "1K", "--rounds", 2, "-n", 20),
+        *("all_reduce", "--ranks", 3, "-b", "1K", "-e", "1K", "--rounds", 2, "--iterations", 20),
         *("--peers", ",".join(NAMES), *environments, "-J", tmp_path / "r.json"),
     )
     record = read_json(tmp_path / "r.json")
@@ -120,7 +131,7 @@ def test_beside_each_mpi(tmp_path):
 
 def test_open_mpi_has_no_bfloat16_and_says_so():
     done = _bench(
-        *("all_reduce", "-b", "1K", "-e", "1K", "-d", "bfloat16", "--rounds", 1, "-n", 2),
+        *("all_reduce", "-b", "1K", "-e", "1K", "-d", "bfloat16", "--rounds", 1, "--iterations", 2),
         *("--peers", "openmpi", "--openmpi-env", find("openmpi").folder),
     )
     assert re.search(r"n/a +openmpi: this MPI has no bfloat16", done.stdout)

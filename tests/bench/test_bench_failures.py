@@ -63,7 +63,7 @@ main()
 
 def bench(program, status, *arguments):
     """Seconds that a benchmark of 1 KiB took, which must end so; and what it said."""
-    small = ["bench", "all_reduce", "-b", "1K", "-e", "1K", "--rounds", "1", "-n", "2"]
+    small = ["bench", "all_reduce", "-b", "1K", "-e", "1K", "--rounds", "1", "--iterations", "2"]
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, program, *small, *map(str, arguments)],

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
+from pycollective.cli import main
+
 
 class Done(NamedTuple):
     """How it ended."""
@@ -24,8 +26,6 @@ def pycollective(monkeypatch, capfd):
     for name in list(os.environ):
         if "RANK" in name or "MASTER" in name:  # as test_launches.clean_environment
             monkeypatch.delenv(name)
-
-    from pycollective.cli import main  # not where a GPU's tests are run without typer
 
     def call(*arguments: object) -> Done:
         capfd.readouterr()

@@ -82,7 +82,7 @@ def test_mpi_is_tried_in_a_process_of_its_own(monkeypatch, tmp_path, module, fou
     assert bool(line[1]) == bool(cost)
 
 
-@pytest.mark.parametrize("name", ["torch", "ml_dtypes", "mpi4py", "triton"])
+@pytest.mark.parametrize("name", ["torch", "ml_dtypes", "mpi4py"])
 def test_a_package_is_found_by_its_version_or_missed_by_its_use(name):
     found, cost = report()[name]
     try:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from pycollective.cli import schedule as command
-from pycollective.cli import schedule_messages, schedule_table
+from pycollective.cli import main, schedule, schedule_messages, schedule_table
 from pycollective.order import cover
 from pycollective.schedule import OPERATIONS, Schedule
 from pycollective.schedule.cost import TYPICAL
@@ -22,15 +23,23 @@ SIZE = 1 << 20
 
 
 def invoke(*arguments):
-    app = typer.Typer()
-    app.command()(command.schedule)
-    return CliRunner().invoke(app, [str(each) for each in arguments])
+    """How the command ends, and what it prints, in this process."""
+    words = ["pycollective", "schedule", *map(str, arguments)]
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        redirect_stdout(out),
+        redirect_stderr(err),
+        mock.patch.object(sys, "argv", words),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
+    return SimpleNamespace(exit_code=ended.value.code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
 def shown(*arguments, size=SIZE):
     """What is printed: header, rows of the table, lines after it."""
     done = invoke(*arguments, "--size", size)
-    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    assert (done.exit_code, done.stderr) == (0, "")
     header, table, rest = done.stdout.split("\n\n")
     return header, [row(line) for line in table.splitlines()[2:]], rest.splitlines()
 
@@ -297,7 +306,7 @@ def test_without_matplotlib_the_picture_says_how_to_get_it(monkeypatch, tmp_path
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     done = invoke("ring", "-n", 4, "--picture", tmp_path / "a.png")
     assert done.exit_code == 2
-    assert "--picture needs matplotlib; in pycollective's source folder" in done.stderr
+    assert "--picture needs matplotlib: pip install matplotlib" in done.stderr
     assert invoke("ring", "-n", 4).exit_code == 0
 
 
@@ -321,20 +330,23 @@ def test_as_a_user_runs_it(tmp_path):
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
-def test_progress_is_for_terminals(monkeypatch, capsys):
-    assert list(command._with_progress([0, 3, 5])) == [0, 3, 5]
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert list(command._with_progress([0, 3, 5])) == [0, 3, 5]
-    said = capsys.readouterr().err
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_for_terminals():
+    assert invoke("ring", "-n", 3).stderr == ""
+    with mock.patch.object(io, "StringIO", Terminal):
+        said = invoke("ring", "-n", 3).stderr
     assert "shard 2 of 3" in said
     assert said.endswith("\r\x1b[K")
 
 
 def test_of_thousands_of_ranks_some_shards_are_looked_at(monkeypatch):
     """As if eight ranks were thousands: two of eight shards, and so many as are asked for."""
-    monkeypatch.setattr(command, "_MOST_UNASKED", 8 * 8 - 1)
-    monkeypatch.setattr(command, "_SOME", 2)
+    monkeypatch.setattr(schedule, "_MOST_UNASKED", 8 * 8 - 1)
+    monkeypatch.setattr(schedule, "_SOME", 2)
     done = invoke("direct", "-n", 8, "--size", SIZE)
     assert done.exit_code == 0
     assert "\ncounted: 2 of 8 shards, spread evenly; " in done.stdout
@@ -355,12 +367,12 @@ def test_of_thousands_of_ranks_some_shards_are_looked_at(monkeypatch):
 
 def test_thousands_of_ranks_are_shown():
     done = invoke("hierarchical", "-n", 2304, "--topology", "48x48", "--size", SIZE)
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, done.stderr
     assert "of these shards: 12 steps; " in done.stdout
 
 
 def test_a_picture_of_thousands_is_refused_at_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(command, "_examine", None)
+    monkeypatch.setattr(schedule, "_examine", None)
     done = invoke("ring", "-n", 4096, "--picture", tmp_path / "a.png")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "nobody can tell 4096 ranks apart" in done.stderr

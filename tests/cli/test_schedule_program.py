@@ -123,7 +123,7 @@ def matched(pattern: str, text: str) -> tuple[str, ...]:
 def programs_of(*arguments: object) -> dict[int, list[str]]:
     """The lines of each rank whose program is printed."""
     done = invoke(*arguments, "--program")
-    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    assert (done.exit_code, done.stderr) == (0, "")
     found = {}
     for block in done.stdout.split("\n\n"):
         head = re.match(r"rank (\d+) of \d+: (\d+) instructions? for each chunk; ", block)

@@ -52,7 +52,7 @@ def test_the_least_is_what_zeros_take(dtype, count):
 def between(*arguments):
     """(raw, packed at least) or (raw, None) of the line about hosts; None without one."""
     done = invoke(*arguments)
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0
     found = re.findall(
         r"^between hosts.*: all ranks together send ([\d,]+) bytes raw(.*)$",
         done.stdout,

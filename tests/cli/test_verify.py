@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -10,23 +11,21 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
 from pycollective import _core
-from pycollective.cli.verify import verify as command
 from pycollective.conformance import select
 from pycollective.errors import ConfigurationError
 from pycollective.schedule import ALGORITHMS, OPERATIONS
 from tests.cli.test_verify_table import digest_of
 from tests.cuda import standin
-from tests.harness import ROOT
 from tests.inputs import DTYPES
 from tests.launch.test_launcher import timed
+from tests.launch.test_output import read_to_the_end
 from tests.launchers import NAMES, find
 from tests.test_launches import clean_environment
 
 VERIFY = ["-m", "pycollective", "verify"]
-RUN = ["-m", "pycollective", "run", "-n", "3"]
+RUN = ["-m", "pycollective", "run", "--no-tag-output", "-n", "3"]
 # What ranks do does not depend on how they were started; numbers that round, and such that do not.
 FEW = ["--quick", "-d", "bfloat16,int32"]
 
@@ -45,8 +44,8 @@ def python(*arguments, status=0, **changes):
 
 @pytest.fixture(scope="module")
 def quick():
-    """What three ranks of `pycollective verify -n 3 --quick` print."""
-    done = python(*VERIFY, "-n", 3, "--quick")
+    """What three ranks of `pycollective verify -n 3 --quick --table` print."""
+    done = python(*VERIFY, "-n", 3, "--quick", "--table")
     assert done.stderr == ""
     return done.stdout
 
@@ -67,10 +66,51 @@ def test_every_combination_has_a_line(quick):
     assert algorithms == f"the same for {len(ALGORITHMS) + 1} algorithms"
 
 
+def test_columns_stand_below_their_titles(quick):
+    (titles,) = [line for line in quick.splitlines() if line.endswith(" #wrong")]
+    spans = [match.span() for match in re.finditer(r"\S+", titles)]
+    rows = [line for line in quick.splitlines() if line.startswith("ok ")]
+    for row in rows:
+        found = [match.span() for match in re.finditer(r"\S+", row)]
+        assert [begin for begin, _ in found[:4]] == [begin for begin, _ in spans[:4]], row
+        assert [end for _, end in found[4:]] == [end for _, end in spans[4:]], row
+    assert any("float8_e4m3fn" in row for row in rows)
+
+
 @pytest.fixture(scope="module")
 def few():
     """The same of a few dtypes."""
     return python(*VERIFY, "-n", 3, *FEW).stdout
+
+
+def test_without_the_table_there_are_a_verdict_and_the_digest(few):
+    title, verdict, digest = few.splitlines()
+    assert title.startswith("# pycollective ")
+    assert re.fullmatch(r"# \d+ combinations, [\d,]+ calls a rank, [\d.]+ s: all right", verdict), (
+        verdict
+    )
+    assert digest.startswith("digest of 3 ranks, quick, bfloat16 int32: ")
+
+
+def test_on_a_terminal_it_says_how_far_it_is():
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0):
+        with os.fdopen(theirs, "wb", buffering=0):
+            subprocess.run(
+                [sys.executable, *VERIFY, "-n", "2", *FEW, "--operation", "broadcast"],
+                env=clean_environment(PYTHONUNBUFFERED="1"),  # as many containers set it
+                stdout=theirs,
+                stderr=theirs,
+                timeout=100,
+                check=True,
+            )
+        *shown, verdict = read_to_the_end(ours).split("\r\x1b[K")
+    whole = int(re.match(r"# (\d+) combinations", verdict)[1])
+    bars = [each for each in shown if each.startswith("[")]
+    assert len(bars) == whole
+    assert bars[0].startswith(f"[{'':16}] 0/{whole} bfloat16 broadcast by ")
+    assert bars[whole // 2].startswith(f"[{'#' * 8:16}] {whole // 2}/{whole} ")
+    assert verdict.splitlines()[-1].startswith("digest of 2 ranks, ")
 
 
 def test_the_digest_under_pycollective_run(few):
@@ -92,9 +132,7 @@ def test_the_digest_under_torchrun(few, device):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_digest_under_mpiexec(few, name):
-    # Its Python has what belongs to the MPI, and not what the command line needs.
-    path = f"{ROOT}:{Path(typer.__file__).parents[1]}"
-    done = find(name).run(3, *VERIFY, *FEW, "--timeout", "20", PYTHONPATH=path)
+    done = find(name).run(3, *VERIFY, *FEW, "--timeout", "20")
     assert done.returncode == 0, done.stderr
     assert digest_of(done.stdout) == digest_of(few)
 
@@ -136,7 +174,8 @@ def test_a_wrong_result_is_status_1(tmp_path):
 
 def test_a_lost_rank_is_status_3():
     with subprocess.Popen(
-        [*timed("verify", _NOTICE=30), "-n", "3"],  # the others say so however slow they are
+        # The others say so however slow they are.
+        [*timed("verify", _NOTICE=30), "-n", "3", "--table"],
         env=clean_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -155,27 +194,29 @@ def test_a_lost_rank_is_status_3():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"operation": ["all_reduced"]}, "unknown operation 'all_reduced'; there are all_reduce, "),
-        ({"algorithm": ["ring,rung"]}, "unknown algorithm 'rung'; there are direct, ring, "),
-        ({"dtype": ["fp4"]}, "unknown dtype 'fp4'; there are float16, "),
         (
-            {"algorithm": ["ring"], "operation": ["all_to_all"]},
+            ["--operation", "all_reduced"],
+            "unknown operation 'all_reduced'; there are all_reduce, ",
+        ),
+        (["--algorithm", "ring,rung"], "unknown algorithm 'rung'; there are direct, ring, "),
+        (["-d", "int8", "--dtype", "fp4"], "unknown dtype 'fp4'; there are float16, "),
+        (
+            ["--algorithm", "ring", "--operation", "all_to_all"],
             "all_to_all: cannot be done by ring; there are direct, auto",
         ),
-        ({"timeout": 0.0}, "--timeout 0 is not some seconds above 0"),
-        ({"device": "tpu"}, "unknown device 'tpu'; there are cpu, cuda"),
-        ({"ranks": 65}, "65 ranks are not 1 to 64"),
-        ({"ranks": 0}, "0 ranks are not 1 to 64"),
+        (["--timeout", "0"], "--timeout 0 is not some seconds above 0"),
+        (["--device", "tpu"], "unknown device 'tpu'; there are cpu, cuda"),
+        (["-n", "65"], "65 ranks are not 1 to 64"),
+        (["-n", "0"], "0 ranks are not 1 to 64"),
+        (["-n", "four"], "argument -n/--ranks: invalid int value: 'four'; see pycollective verify"),
     ],
 )
-def test_what_cannot_be_asked_for_is_status_2(options, says, capsys):
-    with pytest.raises(typer.Exit) as ended:
-        command(**options)
-    assert ended.value.exit_code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"pycollective verify: {says}")
-    assert said.err.count("\n") == 1
+def test_what_cannot_be_asked_for_is_status_2(pycollective, options, says):
+    said = pycollective("verify", *options)
+    assert said.returncode == 2
+    assert said.stdout == ""
+    assert said.stderr.startswith(f"pycollective verify: {says}")
+    assert said.stderr.count("\n") == 1
 
 
 def test_without_ml_dtypes_the_rest_is_verified_and_the_digest_says_so(monkeypatch):

@@ -54,7 +54,7 @@ def test_the_digest_is_the_cpus(devices, way, table):
 def test_ranks_take_the_gpus_in_turn(devices, tmp_path):
     done = on_gpus(
         *("bench", "all_reduce", "--ranks", 3, "-b", "8", "-e", "2M", "-f", 512),
-        *("-d", "bfloat16", "--rounds", 2, "-n", 2, "-J", tmp_path / "r.json"),
+        *("-d", "bfloat16", "--rounds", 2, "--iterations", 2, "-J", tmp_path / "r.json"),
         devices=devices,
     )
     record = read_json(tmp_path / "r.json")
@@ -69,7 +69,7 @@ def test_ranks_take_the_gpus_in_turn(devices, tmp_path):
 def test_the_other_collectives_are_verified(operation, tmp_path):
     on_gpus(
         *("bench", operation, "--ranks", 3, "-b", "24", "-e", "96K", "-f", 4096, "-r", 1),
-        *("--rounds", 1, "-n", 2, "-J", tmp_path / "r.json"),
+        *("--rounds", 1, "--iterations", 2, "-J", tmp_path / "r.json"),
     )
     assert [row.wrong for row in read_json(tmp_path / "r.json").rows] == [0, 0]
 

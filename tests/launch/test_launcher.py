@@ -16,7 +16,8 @@ import pytest
 from pycollective.launch import launcher
 from tests.harness import ROOT
 
-COMMAND = [sys.executable, "-m", "pycollective", "run"]
+# An option for its opposite may follow.
+COMMAND = [sys.executable, "-m", "pycollective", "run", "--no-tag-output"]
 
 TIMED = """
 import json, sys
@@ -31,7 +32,8 @@ main()
 
 def timed(command="run", **times):
     """The command, with these times of its launcher and of what copies its ranks' output."""
-    return [sys.executable, "-c", TIMED, json.dumps(times), command]
+    untagged = ["--no-tag-output"] if command == "run" else []
+    return [sys.executable, "-c", TIMED, json.dumps(times), command, *untagged]
 
 
 def environment(**changes):
@@ -224,10 +226,11 @@ def test_grandchildren_are_ended():
 
 def test_arguments_are_the_programs_own(pycollective, program):
     path = program("import sys\nprint(sys.argv[1:])\n")
-    done = pycollective("run", "-n", 1, path, "-n", "5", "--tag-output", "--", "--help")
+    run = "run", "--no-tag-output"
+    done = pycollective(*run, "-n1", path, "-n", "5", "--tag-output", "--", "--help")
     assert done.stdout == "['-n', '5', '--tag-output', '--', '--help']\n"
-    assert pycollective("run", path, "x").stdout == "['x']\n"  # one rank unless told otherwise
-    assert pycollective("run", "-n", 1, "--", path, "x").stdout == "['x']\n"
+    assert pycollective(*run, path, "x").stdout == "['x']\n"  # one rank unless told otherwise
+    assert pycollective(*run, "--ranks=1", "--", path, "x").stdout == "['x']\n"
 
 
 def test_a_module(pycollective, monkeypatch, tmp_path):
@@ -235,12 +238,13 @@ def test_a_module(pycollective, monkeypatch, tmp_path):
         "import sys\nsys.stdout.write(f'{__name__} {sys.argv[1:]}\\n')\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
-    done = pycollective("run", "-n", 2, "-m", "a_module", "-n", "3")
+    done = pycollective("run", "--no-tag-output", "-n", 2, "-m", "a_module", "-n", "3")
     assert done.stdout == "__main__ ['-n', '3']\n" * 2
 
 
 def test_an_executable_that_is_not_python(pycollective):
-    assert pycollective("run", "-n", 2, "echo", "hello").stdout == "hello\n" * 2
+    done = pycollective("run", "--no-tag-output", "-n", 2, "echo", "hello")
+    assert done.stdout == "hello\n" * 2
 
 
 @pytest.mark.parametrize(
@@ -250,6 +254,15 @@ def test_an_executable_that_is_not_python(pycollective):
         (["no/such/file.py"], "there is no file no/such/file.py"),
         (["-n", 0, "true"], "0 ranks are not 1 to 64, the most on one host"),
         (["-n", 65, "true"], "65 ranks are not 1 to 64, the most on one host"),
+        ([], "no program given"),
+        (
+            ["--tag", "true"],
+            "unrecognized arguments: --tag; see pycollective run --help",
+        ),
+        (
+            ["-n", "many", "true"],
+            "argument -n/--ranks: invalid int value: 'many'; see pycollective run --help",
+        ),
     ],
 )
 def test_what_cannot_be_started_is_said_in_one_line(pycollective, arguments, said):
@@ -299,7 +312,7 @@ def test_what_ranks_find_in_their_environment(program):
 def test_the_users_own_settings_come_first(pycollective, monkeypatch, program):
     monkeypatch.setenv("OMP_NUM_THREADS", "13")
     monkeypatch.setenv("MASTER_PORT", "1234")
-    done = pycollective("run", program(ENVIRONMENT))
+    done = pycollective("run", "--no-tag-output", program(ENVIRONMENT))
     found = json.loads(done.stdout)
     assert found["OMP_NUM_THREADS"] == "13"
     assert found["MASTER_PORT"] == "1234"
@@ -316,20 +329,3 @@ def test_ranks_find_init_ready(program):
     done = run("-n", 3, path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "3 6.0\n" * 3
-
-
-def test_without_its_extra_the_command_says_how_to_get_it():
-    blocked = "import runpy, sys; sys.modules['typer'] = None; "
-    done = subprocess.run(
-        [sys.executable, "-c", blocked + "runpy.run_module('pycollective', run_name='__main__')"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == (
-        "pycollective: the command line needs typer; in pycollective's source folder: "
-        "pip install --no-build-isolation '.[cli]'\n"
-    )

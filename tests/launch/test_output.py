@@ -30,6 +30,8 @@ from tests.launch.test_launcher import (
 
 __all__ = ["program"]
 
+# Tagged where its output goes to no terminal.
+DEFAULT = [each for each in COMMAND if each != "--no-tag-output"]
 # For what expects lines in one piece: a rank that is kept waiting within one does not make it slow.
 PATIENT = timed(_SLOW_LINE=60)
 
@@ -110,6 +112,9 @@ def read_to_the_end(terminal):
             id="another program than Python, which may buffer",
         ),
         pytest.param([], "stderr", {}, (COPIED, COPIED), id="stdout into a file"),
+        pytest.param(
+            *(["--no-tag-output"], "stderr", {}, (COPIED, COPIED)), id="into a file as it is"
+        ),
         pytest.param([], "stdout", {}, (TERMINAL, COPIED_BUT_BUFFERED), id="stderr into a file"),
     ],
 )
@@ -126,7 +131,7 @@ def test_lines_arrive_whole_on_a_terminal(
             }
             seen = tmp_path / "seen"
             subprocess.run(
-                [*COMMAND, "-n", "1", *arguments, program(ABOUT_STREAMS), str(seen)],
+                [*DEFAULT, "-n", "1", *arguments, program(ABOUT_STREAMS), str(seen)],
                 env=environment(**changes),
                 check=True,
                 timeout=60,
@@ -136,7 +141,10 @@ def test_lines_arrive_whole_on_a_terminal(
             file.seek(0)
             said = {"file": file.read()}
         said["terminal"] = read_to_the_end(ours)
-    line = "[0] begun, ended" if "--tag-output" in arguments else "begun, ended"
+    tagged = "--tag-output" in arguments or (
+        terminals == "stderr" and "--no-tag-output" not in arguments
+    )
+    line = "[0] begun, ended" if tagged else "begun, ended"
     if terminals == "stderr":
         assert said == {"file": f"{line}\n", "terminal": ""}
     else:
@@ -168,8 +176,8 @@ def test_options_of_the_interpreter_stand_before_the_program(words, unbuffered):
     assert ("u" in _python_options(words.split())) == unbuffered
 
 
-def test_tagged_output_names_the_rank_of_each_line():
-    done = run("--tag-output", "-n", 2, "sh", "-c", r"printf 'a\nb' ; printf 'c\n' >&2")
+def test_what_goes_to_no_terminal_names_the_rank_of_each_line():
+    done = run("-n", 2, "sh", "-c", r"printf 'a\nb' ; printf 'c\n' >&2", command=DEFAULT)
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["[0] a", "[0] b", "[1] a", "[1] b"]
     assert sorted(done.stderr.splitlines()) == ["[0] c", "[1] c"]

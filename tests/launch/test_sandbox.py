@@ -44,7 +44,7 @@ pc.init(timeout=20)
 
 def run(*arguments):
     done = subprocess.run(
-        [sys.executable, "-c", SANDBOXED, "run", *arguments],
+        [sys.executable, "-c", SANDBOXED, "run", "--no-tag-output", *arguments],
         env=environment(),
         cwd=ROOT,
         capture_output=True,

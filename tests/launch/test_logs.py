@@ -1,0 +1,100 @@
+"""`pycollective run --log-dir`: what ranks print, in files."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+
+import pytest
+
+from tests.harness import await_
+from tests.launch.test_launcher import environment
+from tests.launch.test_output import COMMAND, DEFAULT, read_to_the_end, run
+
+# On both streams; the second line of stdout has no end.
+SCRIPT = r"printf 'out %s\nrest' $RANK; printf 'err %s\n' $RANK >&2"
+
+
+def logs(folder):
+    """By its place in the folder, what is in each file."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_each_rank_has_two_files_and_its_output_is_shown_all_the_same(tmp_path):
+    folder = tmp_path / "runs" / "first"
+    done = run("-n", 2, "--log-dir", folder, "sh", "-c", SCRIPT, command=DEFAULT)
+    assert logs(folder) == {
+        f"{rank}/{name}.log": text
+        for rank in range(2)
+        for name, text in (("stdout", f"out {rank}\nrest"), ("stderr", f"err {rank}\n"))
+    }
+    assert sorted(done.stdout.splitlines()) == ["[0] out 0", "[0] rest", "[1] out 1", "[1] rest"]
+    assert sorted(done.stderr.splitlines()) == ["[0] err 0", "[1] err 1"]
+    assert done.returncode == 0
+
+
+def test_a_folder_that_has_something_stays_as_it_is(pycollective, tmp_path):
+    (tmp_path / "old").write_text("of another run")
+    done = pycollective("run", "--log-dir", tmp_path, "echo", "new")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"pycollective run: --log-dir {tmp_path} is not empty, and may hold another run's output: "
+        "name a new folder\n"
+    )
+    assert logs(tmp_path) == {"old": "of another run"}
+    done = pycollective("run", "--log-dir", tmp_path / "old", "echo", "new")
+    assert done.stderr == f"pycollective run: --log-dir {tmp_path / 'old'}: File exists\n"
+
+
+def test_a_program_that_cannot_be_started_leaves_no_folder(pycollective, tmp_path):
+    assert pycollective("run", "--log-dir", tmp_path / "a", "no-such-program").returncode == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_terminal_it_is_shown_untagged(tmp_path):
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0):
+        with os.fdopen(theirs, "wb", buffering=0):
+            subprocess.run(
+                [*DEFAULT, "--log-dir", tmp_path / "a", "echo", "a line"],
+                env=environment(),
+                check=True,
+                timeout=60,
+                stdout=theirs,
+                stderr=theirs,
+            )
+        assert read_to_the_end(ours) == "a line\r\n"
+    assert logs(tmp_path / "a")["0/stdout.log"] == "a line\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_launcher_without_a_stream_writes_the_file_all_the_same(tmp_path, closed):
+    folder = tmp_path / "a"
+    subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *COMMAND, "--log-dir", folder, "sh", "-c", SCRIPT],
+        env={**environment(), "RANK": "0"},
+        timeout=60,
+        check=True,
+        capture_output=True,
+    )
+    assert logs(folder) == {"0/stdout.log": "out 0\nrest", "0/stderr.log": "err 0\n"}
+
+
+def test_a_line_is_in_the_file_though_nobody_reads_what_is_shown(tmp_path):
+    folder = tmp_path / "a"
+    script = 'i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); echo "line $i of twenty thousand"; done'
+    with subprocess.Popen(
+        [*COMMAND, "--log-dir", folder, "sh", "-c", script],
+        env=environment(),
+        stdout=subprocess.PIPE,
+    ) as process:
+        # More than its pipe to the launcher's reader takes: the rank waits.
+        await_(lambda: "line 1000 " in logs(folder).get("0/stdout.log", ""), limit=60)
+        said = process.communicate(timeout=60)[0]
+    assert logs(folder)["0/stdout.log"] == said.decode()
+    assert said.count(b"\n") == 20_000
