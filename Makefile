@@ -1,5 +1,6 @@
 # make install   .venv with everything, the package built and installed in place
-# make demo      train a small network under DDP with Gloo and with pycollective (out/demo)
+# make demo      train a small network under DDP with Gloo and with pycollective (out/demo): about
+#                two minutes
 # make test      every test but the whole table under mpiexec, which is make test-mpi, and what
 #                takes long, as thousands of processes that end do, which is make storm; 1,024
 #                ranks: make scale

@@ -19,6 +19,8 @@ import argparse
 import dataclasses
 import itertools
 import json
+import math
+import os
 import sys
 import tempfile
 import time
@@ -36,6 +38,8 @@ BACKENDS = ("gloo", "pycollective")
 # One bucket; the first linear layer apart; nearly every layer apart.
 CAPS_MB = (0.05, 0.25, 25.0)
 _POLL_SECONDS = 0.1
+# Seconds of one core, on an AMD EPYC: until all ranks have imported torch, and a step of all.
+_START, _STEP = 20.0, 0.12
 
 
 class DemoFailure(Exception):
@@ -47,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     settings = Settings(steps=options.steps, pairs=options.pairs)
     repeats = range(1, options.repeats + 1)
-    progress = Progress(sum(len(_configurations(options.caps, each)) for each in repeats))
+    runs = sum(len(_configurations(options.caps, each)) for each in repeats)
+    print(duration(settings, runs, options.repeats), file=sys.stderr, flush=True)
+    progress = Progress(runs)
     deadline = time.monotonic() + options.time_limit
     results: list[Result] = []
     try:
@@ -71,6 +77,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(compressed(results))
     print(verdict.line)
     return 0 if verdict.shown else 1
+
+
+def duration(settings: Settings, runs: int, repeats: int) -> str:
+    """What is about to run, and about how long that takes where nothing else does."""
+    cores = min(len(os.sched_getaffinity(0)), settings.ranks)
+    steps = settings.steps + 2 * settings.pairs
+    minutes = math.ceil((_START * repeats + _STEP * steps * runs) / cores / 60)
+    return (
+        f"{runs} runs of {settings.steps} steps on {settings.ranks} ranks: about {minutes} "
+        f"minute{'s' * (minutes > 1)} on {cores} idle cores"
+    )
 
 
 def train(

@@ -73,9 +73,9 @@ class Settings:
     """
 
     ranks: int = 4
-    steps: int = 88
+    steps: int = 44
     rank_batch: int = 32
-    pairs: int = 15
+    pairs: int = 5
     timeout: float = 60.0
 
 

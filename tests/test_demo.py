@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import demo
-from benchmarks.demo import DemoFailure, train
+from benchmarks.demo import DemoFailure, duration, train
 from benchmarks.demo_report import compressed, judge, table
 from benchmarks.demo_train import Configuration, Digits, Result, Settings
 
@@ -129,6 +129,15 @@ def test_ranks_share_a_batch_without_overlap() -> None:
     assert not torch.equal(alone, digits.batch(11, 0, Settings(ranks=1, rank_batch=128))[0])
 
 
+@pytest.mark.parametrize(("cores", "minutes"), [(1, "4 minutes"), (2, "2 minutes")])
+def test_it_says_beforehand_how_long_it_takes(
+    cores: int, minutes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo.os, "sched_getaffinity", lambda pid: set(range(cores)))
+    said = duration(Settings(), 26, 2)
+    assert said == f"26 runs of 44 steps on 4 ranks: about {minutes} on {cores} idle cores"
+
+
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks are forks of a process that has imported what they run, which takes each 5 s of CPU."""
@@ -148,6 +157,7 @@ def test_the_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     status = demo.main(["--out", str(tmp_path), *options])
     done = capsys.readouterr()
     assert status == 0, done.out + done.err
+    assert done.err.startswith("10 runs of 4 steps on 4 ranks: about 1 minute on ")
     assert "[10/10]" in done.err
 
     data = json.loads((tmp_path / "demo.json").read_text())
