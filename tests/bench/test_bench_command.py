@@ -44,6 +44,7 @@ def test_beside_gloo_with_files(tmp_path):
     assert record.row("gloo", 1 << 20).wrong > 100_000
     assert all(row.timing.median > 0 for row in record.rows)
     assert [limit.size for limit in record.limits] == sizes
+    assert ("# busy: " in done.stdout) == (record.machine["load"] > record.machine["cores"])
     assert "# Out of bounds values : 0 OK" in done.stdout
     assert done.stderr == ""  # no progress line where there is no terminal
     assert (tmp_path / "p.png").stat().st_size > 10_000

@@ -129,6 +129,14 @@ def test_what_was_sent_between_hosts_has_columns_where_there_are_several(record)
     assert len(set(at)) == 1, at
 
 
+@pytest.mark.parametrize(("load", "busy"), [(None, False), (2.0, False), (2.1, True)])
+def test_a_busy_machine_is_said(record, load, busy):
+    if load is not None:  # as in older files
+        record.machine["load"] = load
+    said = [line for line in table.header(record) if line.startswith("# busy: a load of 2.1 ")]
+    assert len(said) == busy
+
+
 def test_the_footer_judges_this_librarys_bits_alone(record):
     lines = list(table.footer(record))
     assert lines[0] == "# Out of bounds values : 0 OK"
