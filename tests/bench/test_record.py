@@ -133,7 +133,7 @@ def test_what_was_sent_between_hosts_has_columns_where_there_are_several(record)
 def test_a_busy_machine_is_said(record, load, busy):
     if load is not None:  # as in older files
         record.machine["load"] = load
-    said = [line for line in table.header(record) if line.startswith("# busy: a load of 2.1 ")]
+    said = [line for line in table.header(record) if line.startswith("# busy: a load of ")]
     assert len(said) == busy
 
 
