@@ -85,7 +85,7 @@ struct ReduceOpTraits {
 
 constexpr ReduceOpTraits kReduceOpTable[kReduceOps] = {
     {ReduceOp::kSum, "sum", true, true, true, false},
-    {ReduceOp::kAvg, "avg", true, true, false, false},
+    {ReduceOp::kAvg, "avg", true, true, true, false},
     {ReduceOp::kProd, "prod", true, true, true, false},
     {ReduceOp::kMin, "min", false, true, true, true},
     {ReduceOp::kMax, "max", false, true, true, true},

@@ -1,5 +1,5 @@
-// Rounding, conversion, the NaN rule, minimum and maximum: the single source, for every kernel on
-// host and device.
+// Rounding, conversion, the NaN rule, minimum and maximum, averages of integers: the single source,
+// for every kernel on host and device.
 //
 // Each function serves one number, or a vector of them (GCC's vector extension): V is the floating
 // type, Bits the unsigned type of the same shape. Floats of 8 and 16 bits are handled as their
@@ -55,6 +55,13 @@ template <class Bits, class V>
 PYCOLLECTIVE_HD V maximum(V a, V b) {
   const V equal = bits_as<V>(bits_as<Bits>(a) & bits_as<Bits>(b));
   return a != a ? a : a == b ? equal : a > b ? a : b;
+}
+
+// The average of n integers, from the bits of their wrapped sum: T's quotient, cut towards zero.
+template <class T, class Bits>
+PYCOLLECTIVE_HD Bits average_of(Bits sum, int n) {
+  static_assert(sizeof(T) == sizeof(Bits));
+  return static_cast<Bits>(static_cast<T>(sum) / n);
 }
 
 // The nearest bf16, as the fp32 that it is the upper half of (the lower half is unspecified).

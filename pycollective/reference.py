@@ -58,11 +58,11 @@ def _reduce(inputs: Sequence[np.ndarray], op: str) -> np.ndarray:
     elif op in ("band", "bor", "bxor") and name not in _FLOATS:
         functions = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
         result = tree(inputs, functions[op])
-    elif op in ("sum", "prod", "avg") and name != "bool" and (op != "avg" or name in _FLOATS):
+    elif op in ("sum", "prod", "avg") and name != "bool":
         wide = [x.astype(_ACCUMULATOR.get(name, dtype)) for x in inputs]
         result = tree(wide, np.multiply if op == "prod" else np.add)
         if op == "avg":
-            result = result / result.dtype.type(len(inputs))
+            result = _divided(result, len(inputs))
         result = result.astype(dtype)
     else:
         raise ValueError(f"{op} has no meaning for {name}")
@@ -71,6 +71,14 @@ def _reduce(inputs: Sequence[np.ndarray], op: str) -> np.ndarray:
         words[np.isnan(result)] = _NAN[name]
         result = words.view(dtype)
     return result
+
+
+def _divided(total: np.ndarray, n: int) -> np.ndarray:
+    """An IEEE division; of integers the quotient, cut towards zero."""
+    if total.dtype.kind not in "iu":
+        return total / total.dtype.type(n)
+    wide = total.astype(np.int64)  # which has the numbers of all types, and `n`
+    return (wide - np.fmod(wide, n)) // n
 
 
 def _minimum(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from tests.turns import in_turns
 RANKS = [1, 2, 3, 4, 5, 7]
 COUNTS = [0, 1, 2, 5, 1000, 30_011]
 WINDOWS = 40  # more than any test here has calls
+AVERAGED = [*FLOATS, "int8", "int64"]
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +168,7 @@ def apart(x, ranks):
 
 @pytest.mark.parametrize(
     ("ranks", "dtype", "count"),
-    in_turns(RANKS, FLOATS, [1, 1000, 70_003], among=crossed(RANKS, FLOATS)),
+    in_turns(RANKS, AVERAGED, [1, 1000, 70_003], among=crossed(RANKS, AVERAGED)),
 )
 def test_with_a_root(pool, ranks, dtype, count):
     for root in {0, ranks // 2, ranks - 1}:

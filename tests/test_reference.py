@@ -231,14 +231,38 @@ def test_integers_wrap(dtype, op):
     assert reference.reduce(leaves, op).tolist() == (low % (1 << info.bits) + info.min).tolist()
 
 
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 300])
+def test_an_average_of_integers_is_the_wrapped_sum_cut_towards_zero(dtype, ranks):
+    """As NCCL has it. Integers have no rounding error: here all is exact."""
+    leaves = order_sensitive(dtype, ranks, 200)
+    leaves[0][:2] = np.iinfo(dtype).min, np.iinfo(dtype).max
+    for leaf in leaves[1:]:
+        leaf[:2] = 0
+    sums = reference.reduce(leaves, "sum").tolist()
+    want = [abs(each) // ranks * (-1 if each < 0 else 1) for each in sums]
+    assert reference.reduce(leaves, "avg").tolist() == want
+
+
+@pytest.mark.parametrize(
+    ("dtype", "inputs", "want"),
+    [
+        ("int32", [-3, 0], -1),  # not -2
+        ("int32", [1, 1], 1),  # not 1 // 2 + 1 // 2
+        ("int8", [100, 100], -28),  # the sum is 200, wrapped -56
+        ("uint8", [255, 2], 0),
+        ("int64", [-(1 << 63), 0], -(1 << 62)),
+    ],
+)
+def test_averages_of_integers_by_example(dtype, inputs, want):
+    assert reference.reduce([np.array([x], dtype) for x in inputs], "avg").tolist() == [want]
+
+
 def test_which_operations_have_a_meaning():
     for dtype in DTYPES:
-        if dtype in FLOATS:
-            meant = {"sum", "avg", "prod", "min", "max"}
-        else:
-            meant = {"sum", "prod", "min", "max", "band", "bor", "bxor"}
+        meant = {"sum", "avg", "prod", "min", "max"} if dtype in FLOATS else {*OPS}
         if dtype == "bool":
-            meant -= {"sum", "prod"}
+            meant -= {"sum", "prod", "avg"}
         one = np.ones(1, dtype_of(dtype))
         for op in meant:
             assert reference.reduce([one], op).dtype == one.dtype

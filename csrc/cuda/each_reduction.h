@@ -24,6 +24,12 @@ template <Dtype kType>
 struct OwnInteger<kType, DlpackCode::kInt>
     : Plain<typename Integer<traits_of(kType).size>::Signed> {};
 
+// Sums wrap as unsigned numbers do; averages are of the numbers that the type has.
+template <Dtype kType>
+struct Averaged : Unsigned<kType> {
+  using Number = typename OwnInteger<kType>::Stored;
+};
+
 #define EACH_OF_kFloat(X, name, kType)                        \
   X(name, kType, sum, kSum, CodecOf<Dtype::kType>, Sum)       \
   X(name, kType, avg, kAvg, CodecOf<Dtype::kType>, Sum, true) \
@@ -38,6 +44,7 @@ struct OwnInteger<kType, DlpackCode::kInt>
 
 #define EACH_OF_kInteger(X, name, kType)                        \
   X(name, kType, sum, kSum, Unsigned<Dtype::kType>, Sum)        \
+  X(name, kType, avg, kAvg, Averaged<Dtype::kType>, Sum, true)  \
   X(name, kType, prod, kProd, Unsigned<Dtype::kType>, Product)  \
   X(name, kType, min, kMin, OwnInteger<Dtype::kType>, Least)    \
   X(name, kType, max, kMax, OwnInteger<Dtype::kType>, Greatest) \

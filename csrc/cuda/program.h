@@ -149,7 +149,8 @@ DEVICE void compute(const ProgramParameters& p, const Staged& staged, std::uint3
   const std::uint32_t* const recipe = words + 3;
   const std::uint32_t copy_to = words[1] >> 16;
   const Target target{global(staged.places[words[1] & 0xFFFF]),
-                      copy_to == kNoRef ? nullptr : global(staged.places[copy_to])};
+                      copy_to == kNoRef ? nullptr : global(staged.places[copy_to]),
+                      (head & kFlag0) != 0 ? static_cast<int>(p.members) : 1};
   const auto leaf = [terms](int i) { return static_cast<const char*>(global(terms[i])); };
   const auto operand = [terms, recipe](int i) {
     return Operand{global(terms[i]), (recipe[i] & 1) != 0, recipe[i] >> 1};

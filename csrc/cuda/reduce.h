@@ -120,17 +120,19 @@ DEVICE Values<Codec, L> root(const Leaf& leaf, int n, std::uint64_t at) {
 // Where results go.
 struct Target {
   char* out;
-  char* copy;  // or null
+  char* copy;   // or null
+  int divisor;  // of averages of integers; 1: of sums of some leaves, which are not divided yet
 };
 
-// Divided if they are averages, rounded once.
+// Divided if they are averages, of floats by n; rounded once.
 template <class Codec, bool kAverage, int L>
 DEVICE void put(const Target& target, std::uint64_t at, const Values<Codec, L>& value, int n) {
   Loaded<Codec, L> result;
   UNROLL
   for (int lane = 0; lane < L; ++lane) {
     if constexpr (kAverage)
-      result.at[lane] = Codec::narrow(value.at[lane] / static_cast<typename Codec::Accumulator>(n));
+      result.at[lane] = average_of_sum<Codec>(
+          value.at[lane], is_float<typename Codec::Accumulator> ? n : target.divisor);
     else
       result.at[lane] = Codec::narrow(value.at[lane]);
   }
@@ -224,7 +226,7 @@ template <class Codec, class Op, bool kAverage = false, class Vectors = Codec>
 DEVICE void reduce_all(const ReduceParameters& p) {
   const auto leaf = [&p](int i) { return visible(p.leaves[i]); };
   const Target target{static_cast<char*>(visible(p.out)),
-                      p.copy == nullptr ? nullptr : static_cast<char*>(visible(p.copy))};
+                      p.copy == nullptr ? nullptr : static_cast<char*>(visible(p.copy)), p.n};
   const Share share{std::uint64_t{block()} * threads() + thread(),
                     std::uint64_t{blocks()} * threads()};
   reduce<Codec, Op, kAverage, Vectors>(leaf, p.n, target, p.count, share);

@@ -75,9 +75,20 @@ struct Xor {
   }
 };
 
+template <class A>
+constexpr bool is_float = static_cast<A>(0.5F) != static_cast<A>(0);
+
 // Whether the order shows in the bits: floats alone round.
 template <class Codec, class Op>
-constexpr bool is_ordered = Op::kRounds && static_cast<typename Codec::Accumulator>(0.5F) !=
-                                               static_cast<typename Codec::Accumulator>(0);
+constexpr bool is_ordered = Op::kRounds && is_float<typename Codec::Accumulator>;
+
+// Of a sum of n: what is stored of it.
+template <class Codec, class A>
+DEVICE typename Codec::Stored average_of_sum(A sum, int n) {
+  if constexpr (is_float<A>)
+    return Codec::narrow(sum / static_cast<A>(n));
+  else
+    return average_of<typename Codec::Number>(sum, n);
+}
 
 }  // namespace pycollective::cuda

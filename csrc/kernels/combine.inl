@@ -138,3 +138,12 @@ void combine_folded(const Combination& what, const Term* terms, void* out, void*
     reduce_folded<Codec, Op>(operands, more, out, copy, count);
   }
 }
+
+// Only the root is divided.
+template <class T>
+void combine_averages(const Combination& what, const Term* terms, void* out, void* copy,
+                      std::size_t count) {
+  void* const copy_of_sums = what.finish ? nullptr : copy;
+  combine_folded<Plain<std::make_unsigned_t<T>>, Sum>(what, terms, out, copy_of_sums, count);
+  if (what.finish) divide_sums<T>(out, copy, what.leaves, count);
+}

@@ -43,6 +43,8 @@ Kernels find_integer(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
       return folded<Plain<U>, Sum>();
+    case ReduceOp::kAvg:
+      return {reduce_averages<T>, combine_averages<T>};
     case ReduceOp::kProd:
       return folded<Plain<U>, Product>();
     case ReduceOp::kMin:

@@ -248,3 +248,24 @@ void reduce_folded(const void* const* inputs, int n, void* out, void* copy, std:
   part.write(to + i, count - i);
   if (copy_to != nullptr) part.write(copy_to + i, count - i);
 }
+
+// Averages of integers: sums, which `out` holds, become averages there and in `copy`.
+template <class T>
+void divide_sums(void* out, void* copy, int n, std::size_t count) {
+  using U = std::make_unsigned_t<T>;
+  auto* const to = static_cast<std::byte*>(out);
+  auto* const copy_to = static_cast<std::byte*>(copy);
+  for (std::size_t at = 0; at < count * sizeof(T); at += sizeof(T)) {
+    U value;
+    __builtin_memcpy(&value, to + at, sizeof(value));
+    value = average_of<T>(value, n);
+    __builtin_memcpy(to + at, &value, sizeof(value));
+    if (copy_to != nullptr) __builtin_memcpy(copy_to + at, &value, sizeof(value));
+  }
+}
+
+template <class T>
+void reduce_averages(const void* const* inputs, int n, void* out, void* copy, std::size_t count) {
+  reduce_folded<Plain<std::make_unsigned_t<T>>, Sum>(inputs, n, out, nullptr, count);
+  divide_sums<T>(out, copy, n, count);
+}

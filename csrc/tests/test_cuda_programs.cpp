@@ -140,6 +140,7 @@ std::size_t every_program(Devices& devices, int n, bool on_one, std::size_t slot
           pairs.emplace_back(dtype, op);
       pairs.insert(pairs.end(), {{Dtype::kBFloat16, ReduceOp::kMax},
                                  {Dtype::kInt32, ReduceOp::kSum},
+                                 {Dtype::kInt16, ReduceOp::kAvg},
                                  {Dtype::kUInt8, ReduceOp::kBxor}});
     } else {
       for (const DtypeTraits& dtype : kDtypeTable) pairs.emplace_back(dtype.dtype, ReduceOp::kSum);

@@ -75,7 +75,7 @@ def test_bits_are_the_oracles(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "int64"])
 @pytest.mark.parametrize("leaves", [511, 513, 4096])
 def test_thousands_of_leaves(level, dtype, leaves):
     inputs = order_sensitive(dtype, leaves, 40)

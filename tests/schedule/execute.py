@@ -144,7 +144,10 @@ class _Rank:
 
     def finished(self, root: np.ndarray) -> np.ndarray:
         with np.errstate(all="ignore"):
-            if self.op == "avg":
+            if self.op == "avg" and root.dtype.kind in "iu":
+                quotient = np.abs(root.astype(object)) // self.ranks
+                root = np.where(root < 0, -quotient, quotient)
+            elif self.op == "avg":
                 root = root / root.dtype.type(self.ranks)
             result = root.astype(self.input.dtype)
         if result.dtype.name in QUIET_NAN:

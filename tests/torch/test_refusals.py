@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pycollective import ConfigurationError
 from tests.torch.groups import backend_of, standing_group
 
-NO_AVERAGE = "avg has no meaning for int32"
+NO_AVERAGE = "avg has no meaning for bool"
 
 
 def uneven(size):
@@ -46,14 +46,14 @@ REFUSALS = [
     ),
     (
         "an operation without a meaning",
-        lambda n: dist.all_reduce(torch.ones(2, dtype=torch.int32), op=dist.ReduceOp.AVG),
+        lambda n: dist.all_reduce(torch.ones(2, dtype=torch.bool), op=dist.ReduceOp.AVG),
         ConfigurationError,
         NO_AVERAGE,
     ),
     (
         "the same, asynchronously",
         lambda n: dist.all_reduce(
-            torch.ones(2, dtype=torch.int32), op=dist.ReduceOp.AVG, async_op=True
+            torch.ones(2, dtype=torch.bool), op=dist.ReduceOp.AVG, async_op=True
         ),
         ConfigurationError,
         NO_AVERAGE,
@@ -75,12 +75,6 @@ REFUSALS = [
         lambda n: dist.all_reduce(torch.eye(3).to_sparse(), dist.ReduceOp.MAX),
         NotImplementedError,
         "all_reduce: sparse tensors can be summed and averaged",
-    ),
-    (
-        "the average of sparse integers",
-        lambda n: dist.all_reduce(torch.eye(3).to(torch.int32).to_sparse(), dist.ReduceOp.AVG),
-        ConfigurationError,
-        "avg has no meaning for int32",
     ),
     (
         "the sum of sparse truth values",

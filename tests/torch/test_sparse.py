@@ -52,7 +52,7 @@ def reduced(comm, dtype, op):
     return alike
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16])
 @pytest.mark.parametrize("op", [SUM, AVG])
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_bits_are_those_of_dense_tensors(pool, size, dtype, op):
