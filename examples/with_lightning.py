@@ -33,9 +33,11 @@ class Digits(lightning.LightningModule):
         return functional.cross_entropy(self.layers(batch[0]), batch[1])
 
     def validation_step(self, batch: list[torch.Tensor]) -> None:
-        """Note how many of the digits are right."""
-        self.right(self.layers(batch[0]), batch[1])
+        """Note how many of the digits are right, and the loss."""
+        scores = self.layers(batch[0])
+        self.right(scores, batch[1])
         self.log("right", self.right)
+        self.log("loss", functional.cross_entropy(scores, batch[1]), sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam."""
@@ -77,6 +79,8 @@ def main() -> None:
     trainer, weights = fit(6, loaders)
     assert dist.get_backend() == "pycollective"
     assert all(torch.equal(each, weights) for each in trainer.strategy.all_gather(resumed))
+    losses = trainer.strategy.all_gather(trainer.callback_metrics["loss"]).tolist()
+    assert losses == [losses[0]] * 3, losses  # the mean over all ranks
     right = trainer.callback_metrics["right"].item()
     assert right > 0.8, right
     if trainer.is_global_zero:
