@@ -1,32 +1,17 @@
 """The native core (csrc/bindings) for type checkers; its own docstrings say what it does."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, TypeAlias, final, overload
+from typing import Any, Generic, Literal, TypeAlias, final, overload
 
 import numpy as np
+from typing_extensions import TypeVar  # of type checkers, which alone read this
 
 from pycollective.errors import CollectiveError
+from pycollective.typing import Algorithm, Array, ReduceOp, Stream, Wire
+from pycollective.typing import Dtype as DtypeName
 
-class _SupportsDLPack(Protocol):
-    def __dlpack__(self, *args: Any, **options: Any) -> Any: ...
-
-class _SupportsCudaArray(Protocol):
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
-
-class _SupportsCudaStream(Protocol):
-    def __cuda_stream__(self) -> tuple[int, int]: ...
-
-class _TorchStream(Protocol):
-    @property
-    def cuda_stream(self) -> int: ...
-
-class _CupyStream(Protocol):
-    @property
-    def ptr(self) -> int: ...
-
-_Array: TypeAlias = np.ndarray[Any, Any] | _SupportsDLPack | _SupportsCudaArray
-_Stream: TypeAlias = int | _SupportsCudaStream | _TorchStream | _CupyStream
+_T_co = TypeVar("_T_co", covariant=True, default=Any)
+_A = TypeVar("_A", bound=Array)
 _Capsule: TypeAlias = object
 
 @final
@@ -47,7 +32,7 @@ class Node:
 @final
 class Dtype:
     @property
-    def name(self) -> str: ...
+    def name(self) -> DtypeName: ...
     @property
     def alias(self) -> str: ...
     @property
@@ -65,7 +50,7 @@ class Dtype:
     @property
     def in_numpy(self) -> bool: ...
     @property
-    def reduce_ops(self) -> list[str]: ...
+    def reduce_ops(self) -> list[ReduceOp]: ...
 
 @final
 class Operation:
@@ -87,11 +72,11 @@ class Program:
     def __init__(self, program: Any) -> None: ...  # pycollective.schedule.assemble.Program
 
 @final
-class Work:
+class Work(Generic[_T_co]):
     @property
     def source(self) -> int | None: ...
     def done(self) -> bool: ...
-    def wait(self, timeout: float | None = None) -> None: ...
+    def wait(self, timeout: float | None = None) -> _T_co: ...
 
 class Communicator:
     def __init__(
@@ -114,9 +99,9 @@ class Communicator:
     @timeout.setter
     def timeout(self, seconds: float, /) -> None: ...
     @property
-    def wire(self) -> str: ...
+    def wire(self) -> Wire: ...
     @wire.setter
-    def wire(self, name: str, /) -> None: ...
+    def wire(self, name: Wire, /) -> None: ...
     def stats(self) -> dict[str, int]: ...
     @property
     def closed(self) -> bool: ...
@@ -126,242 +111,434 @@ class Communicator:
     def kernel_calls(self) -> int: ...
     @property
     def failure(self) -> CollectiveError | None: ...
-    def abort(self, reason: str = ..., /) -> None: ...
+    def abort(self, reason: str = ...) -> None: ...
     def _check_peers(self) -> None: ...
     def _close(self) -> None: ...
     def _capsule(self) -> _Capsule: ...
 
-    # Each collective returns when it is done, or, with async_op=True, a `Work` at once.
+    # Each collective returns its result when it is done, or, with async_op=True, a `Work` at once,
+    # whose wait() returns it. Those that take `out` or x have overloads for each.
     @overload
     def all_reduce(
         self,
-        x: _Array,
-        op: str = "sum",
-        out: _Array | None = None,
+        x: _A,
+        op: ReduceOp = "sum",
+        out: None = None,
         async_op: Literal[False] = False,
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> None: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A: ...
     @overload
     def all_reduce(
         self,
-        x: _Array,
-        op: str = "sum",
-        out: _Array | None = None,
+        x: _A,
+        op: ReduceOp = "sum",
+        out: None = None,
         *,
         async_op: Literal[True],
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> Work: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> Work[_A]: ...
+    @overload
+    def all_reduce(
+        self,
+        x: Array,
+        op: ReduceOp = "sum",
+        out: _A = ...,
+        async_op: Literal[False] = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A: ...
+    @overload
+    def all_reduce(
+        self,
+        x: Array,
+        op: ReduceOp = "sum",
+        out: _A = ...,
+        *,
+        async_op: Literal[True],
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> Work[_A]: ...
+    @overload
+    def all_reduce(
+        self,
+        x: _A,
+        op: ReduceOp = "sum",
+        out: None = None,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A | Work[_A]: ...
+    @overload
+    def all_reduce(
+        self,
+        x: Array,
+        op: ReduceOp = "sum",
+        out: _A = ...,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A | Work[_A]: ...
     @overload
     def reduce(
         self,
-        x: _Array,
+        x: _A,
         root: int = 0,
-        op: str = "sum",
-        out: _Array | None = None,
+        op: ReduceOp = "sum",
+        out: None = None,
         async_op: Literal[False] = False,
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> None: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A | None: ...
     @overload
     def reduce(
         self,
-        x: _Array,
+        x: _A,
         root: int = 0,
-        op: str = "sum",
-        out: _Array | None = None,
+        op: ReduceOp = "sum",
+        out: None = None,
         *,
         async_op: Literal[True],
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> Work: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> Work[_A | None]: ...
+    @overload
+    def reduce(
+        self,
+        x: Array,
+        root: int = 0,
+        op: ReduceOp = "sum",
+        out: _A = ...,
+        async_op: Literal[False] = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A | None: ...
+    @overload
+    def reduce(
+        self,
+        x: Array,
+        root: int = 0,
+        op: ReduceOp = "sum",
+        out: _A = ...,
+        *,
+        async_op: Literal[True],
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> Work[_A | None]: ...
+    @overload
+    def reduce(
+        self,
+        x: _A,
+        root: int = 0,
+        op: ReduceOp = "sum",
+        out: None = None,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A | Work[_A | None] | None: ...
+    @overload
+    def reduce(
+        self,
+        x: Array,
+        root: int = 0,
+        op: ReduceOp = "sum",
+        out: _A = ...,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A | Work[_A | None] | None: ...
     @overload
     def reduce_scatter(
         self,
-        out: _Array,
-        x: _Array,
-        op: str = "sum",
+        out: _A,
+        x: Array,
+        op: ReduceOp = "sum",
         counts: Sequence[int] | None = None,
         async_op: Literal[False] = False,
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> None: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A: ...
     @overload
     def reduce_scatter(
         self,
-        out: _Array,
-        x: _Array,
-        op: str = "sum",
+        out: _A,
+        x: Array,
+        op: ReduceOp = "sum",
         counts: Sequence[int] | None = None,
         *,
         async_op: Literal[True],
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> Work: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> Work[_A]: ...
+    @overload
+    def reduce_scatter(
+        self,
+        out: _A,
+        x: Array,
+        op: ReduceOp = "sum",
+        counts: Sequence[int] | None = None,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A | Work[_A]: ...
     @overload
     def all_gather(
         self,
-        out: _Array,
-        x: _Array,
+        out: _A,
+        x: Array,
         counts: Sequence[int] | None = None,
         async_op: Literal[False] = False,
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> None: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A: ...
     @overload
     def all_gather(
         self,
-        out: _Array,
-        x: _Array,
+        out: _A,
+        x: Array,
         counts: Sequence[int] | None = None,
         *,
         async_op: Literal[True],
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> Work: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> Work[_A]: ...
+    @overload
+    def all_gather(
+        self,
+        out: _A,
+        x: Array,
+        counts: Sequence[int] | None = None,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A | Work[_A]: ...
     @overload
     def broadcast(
         self,
-        x: _Array,
+        x: _A,
         root: int = 0,
         async_op: Literal[False] = False,
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> None: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A: ...
     @overload
     def broadcast(
         self,
-        x: _Array,
+        x: _A,
         root: int = 0,
         *,
         async_op: Literal[True],
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> Work: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> Work[_A]: ...
+    @overload
+    def broadcast(
+        self,
+        x: _A,
+        root: int = 0,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A | Work[_A]: ...
     @overload
     def all_to_all(
         self,
-        out: _Array,
-        x: _Array,
+        out: _A,
+        x: Array,
         async_op: Literal[False] = False,
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> None: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A: ...
     @overload
     def all_to_all(
         self,
-        out: _Array,
-        x: _Array,
+        out: _A,
+        x: Array,
         *,
         async_op: Literal[True],
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> Work: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> Work[_A]: ...
+    @overload
+    def all_to_all(
+        self,
+        out: _A,
+        x: Array,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A | Work[_A]: ...
     @overload
     def gather(
         self,
-        out: _Array | None,
-        x: _Array,
+        out: _A | None,
+        x: Array,
         root: int = 0,
         counts: Sequence[int] | None = None,
         async_op: Literal[False] = False,
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> None: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A | None: ...
     @overload
     def gather(
         self,
-        out: _Array | None,
-        x: _Array,
+        out: _A | None,
+        x: Array,
         root: int = 0,
         counts: Sequence[int] | None = None,
         *,
         async_op: Literal[True],
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> Work: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> Work[_A | None]: ...
+    @overload
+    def gather(
+        self,
+        out: _A | None,
+        x: Array,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A | Work[_A | None] | None: ...
     @overload
     def scatter(
         self,
-        out: _Array,
-        x: _Array | None,
+        out: _A,
+        x: Array | None,
         root: int = 0,
         counts: Sequence[int] | None = None,
         async_op: Literal[False] = False,
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> None: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A: ...
     @overload
     def scatter(
         self,
-        out: _Array,
-        x: _Array | None,
+        out: _A,
+        x: Array | None,
         root: int = 0,
         counts: Sequence[int] | None = None,
         *,
         async_op: Literal[True],
-        algorithm: str = "auto",
-        wire: str | None = None,
-        stream: _Stream | None = None,
-    ) -> Work: ...
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> Work[_A]: ...
+    @overload
+    def scatter(
+        self,
+        out: _A,
+        x: Array | None,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> _A | Work[_A]: ...
     @overload
     def send(
         self,
-        x: _Array,
+        x: Array,
         dst: int,
         async_op: Literal[False] = False,
-        stream: _Stream | None = None,
+        stream: Stream | None = None,
         tag: int = 0,
     ) -> None: ...
     @overload
     def send(
         self,
-        x: _Array,
+        x: Array,
         dst: int,
         *,
         async_op: Literal[True],
-        stream: _Stream | None = None,
+        stream: Stream | None = None,
         tag: int = 0,
-    ) -> Work: ...
+    ) -> Work[None]: ...
+    @overload
+    def send(
+        self,
+        x: Array,
+        dst: int,
+        async_op: bool = False,
+        stream: Stream | None = None,
+        tag: int = 0,
+    ) -> Work[None] | None: ...
     @overload
     def recv(
         self,
-        x: _Array,
+        x: Array,
         src: int | None = None,
         async_op: Literal[False] = False,
-        stream: _Stream | None = None,
+        stream: Stream | None = None,
         tag: int = 0,
     ) -> int: ...
     @overload
     def recv(
         self,
-        x: _Array,
+        x: Array,
         src: int | None = None,
         *,
         async_op: Literal[True],
-        stream: _Stream | None = None,
+        stream: Stream | None = None,
         tag: int = 0,
-    ) -> Work: ...
+    ) -> Work[int]: ...
     @overload
-    def barrier(self, async_op: Literal[False] = False) -> None: ...
+    def recv(
+        self,
+        x: Array,
+        src: int | None = None,
+        async_op: bool = False,
+        stream: Stream | None = None,
+        tag: int = 0,
+    ) -> int | Work[int]: ...
     @overload
-    def barrier(self, *, async_op: Literal[True]) -> Work: ...
+    def barrier(
+        self,
+        async_op: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def barrier(
+        self,
+        *,
+        async_op: Literal[True],
+    ) -> Work[None]: ...
+    @overload
+    def barrier(
+        self,
+        async_op: bool = False,
+    ) -> Work[None] | None: ...
 
 # Memory and streams of a GPU, for tests, the benchmark and `verify`. Streams are handles; 0: the
 # legacy stream.
@@ -419,58 +596,58 @@ def stop_progress() -> None: ...
 
 # The kernels, one call at a time: what compression is made of.
 def reduce_into(
-    inputs: Sequence[_Array], op: str, out: _Array, copy: _Array | None = None, simd: str = ""
+    inputs: Sequence[Array], op: str, out: Array, copy: Array | None = None, simd: str = ""
 ) -> None: ...
 def quantize_codecs() -> list[str]: ...
 def quantized_bytes(codec: str, chunk: int, count: int) -> int: ...
 def quantize(
     codec: str,
     chunk: int,
-    x: _Array,
-    held: _Array | None,
-    left: _Array,
-    payload: _Array,
+    x: Array,
+    held: Array | None,
+    left: Array,
+    payload: Array,
     simd: str = "",
 ) -> bool: ...
 def dequantize(
     codec: str,
     chunk: int,
-    messages: _Array,
+    messages: Array,
     at: int,
-    out: _Array,
+    out: Array,
     divisor: float,
     simd: str = "",
 ) -> None: ...
 def top_k(
-    x: _Array, held: _Array | None, left: _Array, k: int, indices: _Array, simd: str = ""
+    x: Array, held: Array | None, left: Array, k: int, indices: Array, simd: str = ""
 ) -> int: ...
 def top_k_chunks(
-    x: _Array,
-    held: _Array | None,
-    left: _Array,
+    x: Array,
+    held: Array | None,
+    left: Array,
     k: int,
     chunk: int,
-    indices: _Array,
+    indices: Array,
     simd: str = "",
 ) -> int: ...
-def sparse_add(x: _Array, held: _Array | None, left: _Array, simd: str = "") -> bool: ...
+def sparse_add(x: Array, held: Array | None, left: Array, simd: str = "") -> bool: ...
 def sparse_histogram(
-    left: _Array, shift: int, bits: int, prefix: int, bins: _Array, simd: str = ""
+    left: Array, shift: int, bits: int, prefix: int, bins: Array, simd: str = ""
 ) -> None: ...
-def sparse_select(left: _Array, key: int, ties: int, indices: _Array, simd: str = "") -> int: ...
-def sparse_take(left: _Array, indices: _Array, values: _Array, simd: str = "") -> None: ...
+def sparse_select(left: Array, key: int, ties: int, indices: Array, simd: str = "") -> int: ...
+def sparse_take(left: Array, indices: Array, values: Array, simd: str = "") -> None: ...
 def pack_indices_bound(count: int, size: int) -> int: ...
-def pack_indices(indices: _Array, size: int, out: _Array, simd: str = "") -> int: ...
-def unpack_indices(payload: _Array, size: int, indices: _Array, simd: str = "") -> None: ...
+def pack_indices(indices: Array, size: int, out: Array, simd: str = "") -> int: ...
+def unpack_indices(payload: Array, size: int, indices: Array, simd: str = "") -> None: ...
 def sparse_sum(
-    indices: Sequence[_Array],
-    values: Sequence[_Array],
-    out_indices: _Array,
-    out_values: _Array,
+    indices: Sequence[Array],
+    values: Sequence[Array],
+    out_indices: Array,
+    out_values: Array,
     simd: str = "",
 ) -> int: ...
 def sparse_scatter(
-    indices: _Array, values: _Array, out: _Array, divisor: float, simd: str = ""
+    indices: Array, values: Array, out: Array, divisor: float, simd: str = ""
 ) -> None: ...
 def mpi_link(
     library: str,
@@ -508,6 +685,6 @@ def time_collective(
 def prepare_kernels(nvrtc_folders: Sequence[str], device: int | None) -> None: ...
 def cuda_report(nvrtc_folders: Sequence[str]) -> dict[str, Any]: ...
 def dtypes() -> list[Dtype]: ...
-def reduce_ops() -> list[str]: ...
+def reduce_ops() -> list[ReduceOp]: ...
 def operations() -> list[Operation]: ...
-def wires() -> list[str]: ...
+def wires() -> list[Wire]: ...

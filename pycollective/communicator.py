@@ -21,6 +21,7 @@ from pycollective.gpu import way as device_ways
 from pycollective.placement import number_hosts
 from pycollective.planning.world import World
 from pycollective.refusal import let_all_hear
+from pycollective.typing import Wire
 
 _log = logging.getLogger("pycollective")
 
@@ -28,7 +29,7 @@ _log = logging.getLogger("pycollective")
 ANY_SOURCE = None
 
 # How what goes to other hosts may travel (docs/wire.md).
-WIRES = tuple(_core.wires())
+WIRES: tuple[Wire, ...] = tuple(_core.wires())
 
 
 def _is_integer(value: object, least: int, end: int) -> bool:
@@ -39,30 +40,71 @@ def _is_integer(value: object, least: int, end: int) -> bool:
 
 
 class Communicator(_core.Communicator):
-    """A group of ranks that call collectives together, each in the same order.
+    """A group of ranks that exchange arrays by collective calls.
 
-    Arrays are NumPy's (ml_dtypes' too) or any with DLPack, such as torch tensors;
-    contiguous ones are used where they lie, others are staged and copied back. Read-only
-    ones, such as JAX's, may be read and are refused as outputs. Arrays on CUDA GPUs (with DLPack
-    or ``__cuda_array_interface__``; contiguous) take part too: a call comes after what was put on
-    `stream` before, which is the one that is given (a handle, or a stream of torch, CuPy or
-    cuda.core), or else the one that the array names, or else the legacy default stream.
-    Where `way` is ``"peer"`` and the stream has a name, the result comes in that stream's order,
-    after the call has returned or its `Work` is done; what then ends badly, the next call, `close`
-    or `failure` tells (docs/gpu.md).
+    `pycollective.init` makes one of all ranks of the job, and `split` makes smaller ones of it:
 
-    The caller owns all of these, and leaves them alone until the call returns or its `Work` is
-    done. With ``async_op=True`` a collective returns a `Work` at once.
+        comm = pycollective.init()
+        mean = comm.all_reduce(gradients, op="avg")
+        comm.close()  # or: with pycollective.init() as comm: ...
 
-    Thread-safe: calls of several threads run in the order in which they were made.
+    **Order.** A collective is called by all ranks of the group, and all make their calls in the
+    same order, with arguments that go together; else all raise `CollectiveMismatch`. A call blocks
+    until its arrays are the caller's again, at most `timeout` seconds. With ``async_op=True`` it
+    returns a `Work` at once: `Work.wait` blocks, and the arrays are left alone until then. Calls of
+    several threads run in the order in which they were made.
 
-    Raises (each collective):
-        ConfigurationError: the arguments cannot be right; nothing has moved.
-        CollectiveError: one of its kinds (docs/errors.md); the communicator does no more work.
+    **Arrays** are NumPy's (ml_dtypes' too), or any with DLPack, such as torch tensors, or with the
+    CUDA array interface. A call works on the caller's own memory, without a copy where the array is
+    contiguous; one that is not is copied, and what it receives copied back. Read-only arrays, such
+    as JAX's, may be read, and are refused as outputs. Any shape will do: where array and result
+    have as many elements their shapes are the same, and else elements count alone, in C order.
+
+    **Dtypes**: float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, int8, int16, int32,
+    int64, uint8 and bool; the same in all arrays of a call.
+
+    **Results.** A collective returns the very array that holds the result: ``comm.all_reduce(x) is
+    x``. Where only the root has one, `reduce` and `gather` return None on the other ranks. `recv`
+    returns the rank that sent; `send` and `barrier` return None.
+
+    Arguments that calls have in common:
+
+    - `op`: ``"sum"``, ``"prod"``, ``"avg"`` (the sum, divided once by the number of ranks),
+      ``"min"``, ``"max"``, and bitwise ``"band"``, ``"bor"``, ``"bxor"``. docs/contract.md says
+      which dtypes have which, and which bits come out, whatever the algorithm.
+    - `algorithm`: ``"auto"``, which takes what is fastest, or ``"direct"``, ``"ring"``, ``"tree"``,
+      ``"halving_doubling"``, ``"recursive_doubling"``, ``"hierarchical"``; the same on all ranks.
+    - `wire`: how data go to other hosts: ``"raw"``, ``"exact"`` (packed; the same bits arrive) or
+      ``"auto"`` (what took less time); None for this communicator's `wire`. The same on all ranks.
+    - `stream`: of arrays on a GPU, the CUDA stream that the call follows: a handle, or a stream of
+      torch, CuPy or cuda.core. None for the one that the array names, or else the legacy default
+      stream. Where `way` is ``"peer"`` and the stream has a name, the result comes in that stream's
+      order, after the call has returned or its `Work` is done; if it then ends badly, the next
+      call, `close` or `failure` tells (docs/gpu.md).
+
+    Every call may raise:
+
+    - `ConfigurationError`: the arguments cannot be right, and nothing has moved; or the
+      communicator is closed.
+    - `CollectiveError`, by its kinds `CollectiveMismatch`, `CollectiveTimeout`, `PeerFailure` and
+      `CollectiveAborted` (docs/errors.md): the group has failed, on all ranks, and makes no more
+      calls.
     """
 
-    def __init__(
-        self,
+    _node: _core.Node
+    _tokens: list[bytes]
+    _world: World
+    _splits: int
+    _way: device_ways.Way | None
+
+    def __init__(self) -> None:
+        raise ConfigurationError(
+            "a Communicator is made by pycollective.init(), or by split() of another one"
+        )
+
+    @classmethod
+    def _of(
+        cls,
         node: _core.Node,
         rank: int,
         tokens: Sequence[bytes],
@@ -70,7 +112,7 @@ class Communicator(_core.Communicator):
         data_bytes: int,
         timeout: float,
         world: World | None = None,
-    ) -> None:
+    ) -> Communicator:
         """Join a group whose members have attached each other (`joining.connect` does it all).
 
         Args:
@@ -83,12 +125,16 @@ class Communicator(_core.Communicator):
             world: all ranks; None where all are on this host.
         """
         world = world or World.on_one_host(rank, len(tokens))
-        super().__init__(node, rank, list(tokens), list(offsets), data_bytes, timeout, world)
+        self = cls.__new__(cls)
+        _core.Communicator.__init__(
+            self, node, rank, list(tokens), list(offsets), data_bytes, timeout, world
+        )
         self._node = node
         self._tokens = list(tokens)
         self._world = world
         self._splits = 0
-        self._way: device_ways.Way | None = None
+        self._way = None
+        return self
 
     @property
     def host_of(self) -> tuple[int, ...]:
@@ -97,7 +143,7 @@ class Communicator(_core.Communicator):
 
     @property
     def device(self) -> int | None:
-        """The GPU that it was made for, as CUDA counts; None for none."""
+        """The GPU that it was made for, as CUDA counts; None if it was made for none."""
         return self._way.device if self._way else None
 
     @property
@@ -133,12 +179,15 @@ class Communicator(_core.Communicator):
         """Make a communicator of the ranks that give the same `color`; collective over this one.
 
         Args:
-            color: which group this rank joins; None for no group.
+            color: which group this rank joins, 0 to 2**62 - 1; None for no group.
             key: orders the ranks of a group; equal keys keep this communicator's order.
 
         Returns:
-            The new communicator, with this one's timeout and wire; None where `color` is None. It
-            fails and closes on its own.
+            The new communicator, with this one's timeout, wire and GPU; None where `color` is None.
+            It fails and is closed apart from this one.
+
+        Raises:
+            ConfigurationError: a rank of the group cannot have the memory that it needs.
         """
         if color is not None and not _is_integer(color, 0, 2**62):
             raise ConfigurationError(f"split: color {color!r} is not None or 0 to 2**62 - 1")
@@ -178,7 +227,7 @@ class Communicator(_core.Communicator):
                 f"split: rank(s) {failed} cannot commit their shared memory; their own error tells "
                 "how much is needed and what there is"
             )
-        made = Communicator(
+        made = Communicator._of(
             self._node,
             near.index(self.rank),
             [self._tokens[self._world.near.index(r)] for r in near],

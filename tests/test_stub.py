@@ -68,7 +68,8 @@ def test_a_collective_and_its_stubs_have_the_same_parameters_and_defaults(name):
         for node in STUBBED["Communicator"].body
         if isinstance(node, ast.FunctionDef) and node.name == name
     ]
-    assert len(overloads) == 2
+    # async_op left out, True, or a bool; all that again where the result goes to x or to `out`.
+    assert len(overloads) == (6 if name in ("all_reduce", "reduce") else 3)
     for each in overloads:
         assert set(parameters(each)) == set(signature.parameters)
     first = overloads[0].args

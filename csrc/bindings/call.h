@@ -21,6 +21,13 @@ struct CallArguments {
   long root = 0;
   long tag = 0;
   bool from_any = false;  // in place of the root: a recv
+
+  // The array that holds a collective's result on this rank, or None; borrowed. A broadcast's root
+  // only reads what the others are given.
+  PyObject* result(OpKind kind) const {
+    PyObject* array = kind == OpKind::kBroadcast && output == nullptr ? input : output;
+    return array != nullptr ? array : Py_None;
+  }
 };
 
 // The wire of that name. False with a Python error set.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bindings/call.h"
+#include "bindings/collective_docs.h"
 #include "bindings/communicator_object.h"
 #include "bindings/gil.h"
 #include "bindings/method_arguments.h"
@@ -66,9 +67,7 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAlgorithmParameter,
       kWireParameter,
       kStreamParameter},
-     "all_reduce(x, op='sum', out=None, async_op=False, algorithm='auto', wire=None, "
-     "stream=None)\n--\n\n"
-     "Reduce x over all ranks in the contract's order; the result goes to x, or to out."},
+     docs::kAllReduce},
     {OpKind::kReduce,
      1,
      {{"x", Role::kInPlace},
@@ -79,10 +78,7 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAlgorithmParameter,
       kWireParameter,
       kStreamParameter},
-     "reduce(x, root=0, op='sum', out=None, async_op=False, algorithm='auto', wire=None, "
-     "stream=None)\n--\n\n"
-     "Reduce x over all ranks; on the root the result goes to x, or to out. Elsewhere x is only "
-     "read."},
+     docs::kReduce},
     {OpKind::kReduceScatter,
      2,
      {{"out", Role::kOutput},
@@ -93,10 +89,7 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAlgorithmParameter,
       kWireParameter,
       kStreamParameter},
-     "reduce_scatter(out, x, op='sum', counts=None, async_op=False, algorithm='auto', "
-     "wire=None, stream=None)\n--\n\n"
-     "Reduce x, which holds one shard a rank, over all ranks; out receives the own shard. Shards "
-     "are equal, or of counts[rank] elements. out may be the own shard of x."},
+     docs::kReduceScatter},
     {OpKind::kAllGather,
      2,
      {{"out", Role::kOutput},
@@ -106,10 +99,7 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAlgorithmParameter,
       kWireParameter,
       kStreamParameter},
-     "all_gather(out, x, counts=None, async_op=False, algorithm='auto', wire=None, "
-     "stream=None)\n--\n\n"
-     "out receives every rank's x, in rank order, byte for byte. Shards are equal, or of "
-     "counts[rank] elements. x may be the own shard of out."},
+     docs::kAllGather},
     {OpKind::kBroadcast,
      1,
      {{"x", Role::kRootSends},
@@ -118,8 +108,7 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAlgorithmParameter,
       kWireParameter,
       kStreamParameter},
-     "broadcast(x, root=0, async_op=False, algorithm='auto', wire=None, stream=None)\n--\n\n"
-     "x receives the root's x, byte for byte."},
+     docs::kBroadcast},
     {OpKind::kAllToAll,
      2,
      {{"out", Role::kOutput},
@@ -128,9 +117,7 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAlgorithmParameter,
       kWireParameter,
       kStreamParameter},
-     "all_to_all(out, x, async_op=False, algorithm='auto', wire=None, stream=None)\n--\n\n"
-     "Shard r of x goes to rank r; shard r of out comes from rank r. Shards are equal. out may be "
-     "x."},
+     docs::kAllToAll},
     {OpKind::kGather,
      2,
      {{"out", Role::kRootOutput},
@@ -141,9 +128,7 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAlgorithmParameter,
       kWireParameter,
       kStreamParameter},
-     "gather(out, x, root=0, counts=None, async_op=False, algorithm='auto', wire=None, "
-     "stream=None)\n--\n\n"
-     "The root's out receives every rank's x, in rank order. Elsewhere out is None or ignored."},
+     docs::kGather},
     {OpKind::kScatter,
      2,
      {{"out", Role::kOutput},
@@ -154,9 +139,7 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAlgorithmParameter,
       kWireParameter,
       kStreamParameter},
-     "scatter(out, x, root=0, counts=None, async_op=False, algorithm='auto', wire=None, "
-     "stream=None)\n--\n\n"
-     "out receives the own shard of the root's x. Elsewhere x is None or ignored."},
+     docs::kScatter},
     {OpKind::kSend,
      2,
      {{"x", Role::kInput},
@@ -164,12 +147,7 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAsyncParameter,
       kStreamParameter,
       {"tag", Role::kTag}},
-     "send(x, dst, async_op=False, stream=None, tag=0)\n--\n\n"
-     "Send x to rank dst, which must call recv with the same tag (0 to 2**31 - 1) and as many "
-     "elements of the same dtype; else CollectiveMismatch. Done when dst has it all. Messages of "
-     "one tag from one rank to another arrive in the order of the calls; those of other tags do "
-     "not "
-     "wait for them."},
+     docs::kSend},
     {OpKind::kRecv,
      1,
      {{"x", Role::kOutput},
@@ -177,16 +155,8 @@ constexpr Method kMethods[kCollectiveMethods] = {
       kAsyncParameter,
       kStreamParameter,
       {"tag", Role::kTag}},
-     "recv(x, src=None, async_op=False, stream=None, tag=0)\n--\n\n"
-     "Receive into x what rank src sends with this tag; without src (None, pc.ANY_SOURCE) the "
-     "first "
-     "message of the tag from any other rank. Returns the rank that sent it; with async_op=True a "
-     "Work, whose `source` says so once it is done. One from any rank that has no message yet ends "
-     "with this rank's close(): CollectiveAborted."},
-    {OpKind::kBarrier,
-     0,
-     {kAsyncParameter},
-     "barrier(async_op=False)\n--\n\nReturns when every rank has called it."},
+     docs::kRecv},
+    {OpKind::kBarrier, 0, {kAsyncParameter}, docs::kBarrier},
 };
 
 // Gives the call the program of the algorithm that was asked for; none where it is left open. False
@@ -251,7 +221,9 @@ PyObject* run_now(CommunicatorObject& self, OpKind kind, const CallArguments& ar
   }
   if (!call.finish()) return nullptr;
   if (kind == OpKind::kRecv) return PyLong_FromLong(call.source());
-  Py_RETURN_NONE;
+  PyObject* result = arguments.result(kind);
+  Py_INCREF(result);
+  return result;
 }
 
 PyObject* start_async(CommunicatorObject& self, OpKind kind, const CallArguments& arguments) {
@@ -268,7 +240,9 @@ PyObject* start_async(CommunicatorObject& self, OpKind kind, const CallArguments
       const GilReleased unlocked;
       work = core.submit(call->request(), nullptr);
     }
-    return py::cast(std::make_unique<PythonWork>(std::move(call), std::move(work), *self.abandoned))
+    return py::cast(std::make_unique<PythonWork>(
+                        std::move(call), std::move(work), *self.abandoned,
+                        py::reinterpret_borrow<py::object>(arguments.result(kind))))
         .release()
         .ptr();
   } catch (const std::exception&) {

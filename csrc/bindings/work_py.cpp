@@ -48,7 +48,7 @@ bool PythonWork::done() {
   return true;
 }
 
-void PythonWork::wait(double timeout) {
+py::object PythonWork::wait(double timeout) {
   bool in_time = false;
   try {
     const GilReleased unlocked;
@@ -62,16 +62,22 @@ void PythonWork::wait(double timeout) {
     throw py::error_already_set();
   }
   finish();
+  return receives_ ? py::cast(source()) : result_;
 }
 
 void bind_work(py::module_& module) {
-  py::class_<PythonWork>(module, "Work", py::is_final(),
-                         "An operation under way. Its arrays must not be touched, and results are "
-                         "in place, only once wait() has returned or done() has said True.")
-      .def("done", &PythonWork::done, "Whether the operation has ended, well or badly.")
+  py::class_<PythonWork> type(
+      module, "Work", py::is_final(),
+      "A call that was made with async_op=True and is under way.\n\n"
+      "Until wait() has returned, or done() has said True, its arrays are the call's: leave them "
+      "alone.\nWork[T], for type checkers, is one whose wait() returns a T.");
+  // So that Work[...] can be written where annotations are evaluated.
+  type.attr("__class_getitem__") = py::reinterpret_steal<py::object>(
+      PyClassMethod_New(py::module_::import("types").attr("GenericAlias").ptr()));
+  type.def("done", &PythonWork::done, "Whether the call has ended, well or badly; does not block.")
       .def_property_readonly("source", &PythonWork::source,
-                             "Of a recv that has ended well: the rank that sent the message. None "
-                             "of anything else.")
+                             "The rank that sent the message, of a recv that has ended well; else "
+                             "None.")
       .def(
           "wait",
           [](PythonWork& self, std::optional<double> timeout) {
@@ -79,14 +85,23 @@ void bind_work(py::module_& module) {
               if (self.done()) return self.wait(0);
               *timeout = 1e-9;
             }
-            self.wait(timeout.value_or(0));
+            return self.wait(timeout.value_or(0));
           },
           py::arg("timeout") = py::none(),
-          "Block until the operation is done, at most `timeout` seconds.\n\n"
-          "Raises the operation's CollectiveError if it failed, and CollectiveTimeout if the time "
-          "ran out, in which case the operation goes on. A call on a GPU's stream is done once it "
-          "is "
-          "launched; if its communicator has failed since, wait raises that.");
+          R"(Block until the call is done; it may be called again.
+
+Args:
+    timeout: seconds to wait at most; None for as long as the communicator's timeout allows the
+        call.
+
+Returns:
+    What the call returns without async_op: the array that holds the result, the rank that a recv
+    received from, or None.
+
+Raises:
+    CollectiveTimeout: `timeout` ran out. The call goes on.
+    CollectiveError: the call failed. A call on a GPU's stream is done once it is launched; where
+        its communicator has failed since, this is raised too.)");
 }
 
 }  // namespace pycollective

@@ -28,16 +28,18 @@ class AbandonedCalls {
 // Owns the call's arrays until it is done.
 class PythonWork {
  public:
+  // `result`: what the call returns where it is not asynchronous; a recv's is its source.
   PythonWork(std::unique_ptr<Call> call, std::shared_ptr<Work> work,
-             std::shared_ptr<AbandonedCalls> abandoned)
+             std::shared_ptr<AbandonedCalls> abandoned, pybind11::object result)
       : receives_(call->request().kind == OpKind::kRecv),
         call_(std::move(call)),
         work_(std::move(work)),
-        abandoned_(std::move(abandoned)) {}
+        abandoned_(std::move(abandoned)),
+        result_(std::move(result)) {}
   ~PythonWork();
 
   bool done();
-  void wait(double timeout);
+  pybind11::object wait(double timeout);
   // Of a recv that has ended well; else none.
   std::optional<int> source() const {
     const int rank = receives_ ? work_->source() : kAnySource;
@@ -51,6 +53,7 @@ class PythonWork {
   std::unique_ptr<Call> call_;  // null once the output is where it belongs
   std::shared_ptr<Work> work_;
   std::shared_ptr<AbandonedCalls> abandoned_;
+  const pybind11::object result_;
 };
 
 void bind_work(pybind11::module_& module);

@@ -32,6 +32,7 @@ from pycollective.compression import CODECS, State
 from pycollective.compression.arrays import Floats
 from pycollective.errors import ConfigurationError
 from pycollective.join import bootstrap
+from pycollective.typing import Wire
 
 _ROW = 1024  # elements of one scale
 
@@ -190,7 +191,7 @@ def calls_of(
     def sent() -> float | None:
         return float(communicator.stats()["sent_bytes"]) if max(communicator.host_of) else None
 
-    def plain(dtype: str, wire: str) -> _Call:
+    def plain(dtype: str, wire: Wire) -> _Call:
         def is_wrong(out: Any, inputs: _Round) -> bool:
             return not np.array_equal(out.view("u1"), inputs.answer(dtype).view("u1"))
 

@@ -24,7 +24,7 @@ from pycollective.errors import ConfigurationError
 # message equals another, and a piece put in the wrong place is still seen.
 PERIOD = 1_048_573
 
-TRAITS = {each.name: each for each in _core.dtypes()}
+TRAITS: dict[str, _core.Dtype] = {each.name: each for each in _core.dtypes()}
 DTYPES = {name: each.size for name, each in TRAITS.items()}
 # nccl-tests' names for some of them.
 ALIASES = {each.alias: name for name, each in TRAITS.items() if each.alias}

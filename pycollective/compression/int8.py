@@ -6,6 +6,7 @@ from pycollective.communicator import Communicator
 from pycollective.compression.ends import Among, Ends
 from pycollective.compression.options import Common, Compress, QuantizedOptions, Shapes
 from pycollective.compression.quantized_state import QuantizedState
+from pycollective.typing import Between, When
 
 
 class Int8State(QuantizedState):
@@ -22,9 +23,9 @@ class Int8State(QuantizedState):
         communicator: Communicator | Ends | Among,
         *,
         chunk: int = 256,
-        between: str = "hosts",
+        between: Between = "hosts",
         compress: Compress | None = None,
-        when: str = "always",
+        when: When = "always",
         dense_steps: int = 0,
     ) -> None:
         """See `OneBitState`."""

@@ -6,6 +6,7 @@ from pycollective.communicator import Communicator
 from pycollective.compression.ends import Among, Ends
 from pycollective.compression.options import Common, Compress, QuantizedOptions, Shapes
 from pycollective.compression.quantized_state import QuantizedState
+from pycollective.typing import Between, When
 
 
 class OneBitState(QuantizedState):
@@ -25,9 +26,9 @@ class OneBitState(QuantizedState):
         communicator: Communicator | Ends | Among,
         *,
         chunk: int = 1024,
-        between: str = "hosts",
+        between: Between = "hosts",
         compress: Compress | None = None,
-        when: str = "always",
+        when: When = "always",
         dense_steps: int = 0,
     ) -> None:
         """Collective over the communicator, which it splits once all ranks have agreed.

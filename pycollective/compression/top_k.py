@@ -9,6 +9,7 @@ from pycollective.compression.ends import Among, Ends
 from pycollective.compression.options import Common, Compress, Shapes, SparseOptions
 from pycollective.compression.sparse import SparseExchange
 from pycollective.compression.state import State
+from pycollective.typing import Between, By, Exchange, Values, When
 
 
 class TopKState(State):
@@ -25,15 +26,15 @@ class TopKState(State):
         communicator: Communicator | Ends | Among,
         *,
         density: float,
-        by: str = "tensor",
+        by: By = "tensor",
         chunk: int = 4096,
-        values: str = "bfloat16",
-        exchange: str = "auto",
+        values: Values = "bfloat16",
+        exchange: Exchange = "auto",
         warm_up: int = 0,
         decay: float = 1.0,
-        between: str = "hosts",
+        between: Between = "hosts",
         compress: Compress | None = None,
-        when: str = "always",
+        when: When = "always",
         dense_steps: int = 0,
     ) -> None:
         """See `OneBitState`.

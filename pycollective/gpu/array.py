@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pycollective import _core
 from pycollective.errors import ConfigurationError
 
-_TRAITS = {each.name: each for each in _core.dtypes()}
+_TRAITS: dict[str, _core.Dtype] = {each.name: each for each in _core.dtypes()}
 _CUDA = 2  # DLPack's number of the kind of device
 _LEGACY = 1  # how the interface calls the legacy stream, which has the handle 0
 _WAIT = 60.0  # seconds, for a stream's work before another reads what it writes

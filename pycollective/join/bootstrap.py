@@ -45,6 +45,7 @@ from pycollective.join.store import StoreClient, StoreServer
 from pycollective.join.wish import Wish
 from pycollective.limits import MAX_RANKS
 from pycollective.planning.world import World
+from pycollective.typing import Transport, Wire
 
 # How long a store stays after a failure so that others can read why, seconds. MPI's ranks tell each
 # other in another way.
@@ -59,9 +60,9 @@ def init(
     store: Any = None,
     timeout: float = DEFAULT_TIMEOUT,
     topology: str | None = None,
-    transport: str | None = None,
+    transport: Transport | None = None,
     tuning: str | os.PathLike[str] | None = None,
-    wire: str | None = None,
+    wire: Wire | None = None,
     device: str | int | None = None,
 ) -> Communicator:
     """Join the job's ranks; every rank must call it, as often as the others.
@@ -319,7 +320,7 @@ def _start_mpiexec(talk: Talk, wish: Wish) -> Communicator:
     world = World(
         launch.rank, launch.host_of, transport, launch.table, launch.on_machine, launch.id
     )
-    communicator = Communicator(*joined, wish.timeout, world)
+    communicator = Communicator._of(*joined, wish.timeout, world)
     END.arrange()
     return communicator
 

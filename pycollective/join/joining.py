@@ -73,7 +73,7 @@ def connect(
     check_place(rank, size)
     if size == 1:
         world = World.on_one_host(0, 1, load(tuning))
-        communicator = Communicator(*join_alone(), timeout, world)
+        communicator = Communicator._of(*join_alone(), timeout, world)
     else:
         where = FirstMeeting(
             store, rank, size, timeout, prefix, tuple(played), transport, tuning, more
@@ -213,7 +213,7 @@ def _connect(where: FirstMeeting, transport: str) -> Communicator:
             raise shared_memory_alone(where.host_of)
         return _connect_hosts(where)
     world = World.on_one_host(where.rank, where.size, where.table)
-    return Communicator(*join_host(where.of_host()), where.timeout, world)
+    return Communicator._of(*join_host(where.of_host()), where.timeout, world)
 
 
 def _connect_hosts(where: FirstMeeting) -> Communicator:
@@ -233,7 +233,7 @@ def _connect_hosts(where: FirstMeeting) -> Communicator:
         whole.confirm()
     joined = joined._replace(data_bytes=common.data_bytes)
     world = World(rank, where.host_of, transport, where.table, where.on_machine)
-    return Communicator(*joined, where.timeout, world)
+    return Communicator._of(*joined, where.timeout, world)
 
 
 class Joined(NamedTuple):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from typing import cast
 
 from pycollective.communicator import WIRES, Communicator
 from pycollective.environment import ENV_TOPOLOGY, ENV_WIRE
 from pycollective.errors import ConfigurationError
 from pycollective.tuning.tuned import tuning_path
+from pycollective.typing import Wire
 
 # How messages go between hosts. Ranks of one host always meet in shared memory.
 TRANSPORTS = {
@@ -70,7 +72,7 @@ class Wish:
 
     def granted(self, communicator: Communicator) -> Communicator:
         """The communicator, with what it has to know of this."""
-        communicator.wire = self.wire
+        communicator.wire = cast(Wire, self.wire)  # one of WIRES, or `of` refuses
         if self.device is not None:
             communicator._begin_with(self.device)
         return communicator

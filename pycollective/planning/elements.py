@@ -6,4 +6,6 @@ from pycollective import _core
 from pycollective.schedule.cost import Element
 
 # By the type's name, in the core's order.
-ELEMENTS = {each.name: Element(each.size, each.accumulator) for each in _core.dtypes()}
+ELEMENTS: dict[str, Element] = {
+    each.name: Element(each.size, each.accumulator) for each in _core.dtypes()
+}

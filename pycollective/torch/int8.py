@@ -10,6 +10,7 @@ import torch.distributed as dist
 from pycollective import compression
 from pycollective.compression.options import Compress
 from pycollective.torch.state import OfTorch, Parameters, run_hook
+from pycollective.typing import Between, When
 
 
 class Int8State(OfTorch, compression.Int8State):
@@ -24,9 +25,9 @@ class Int8State(OfTorch, compression.Int8State):
         *,
         group: dist.ProcessGroup | None = None,
         chunk: int = 256,
-        between: str = "hosts",
+        between: Between = "hosts",
         compress: Compress | None = None,
-        when: str = "always",
+        when: When = "always",
         dense_steps: int = 0,
     ) -> None:
         """See `OneBitState`."""

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from pycollective import compression
 from pycollective.compression.options import Compress
 from pycollective.torch.state import OfTorch, Parameters, run_hook
+from pycollective.typing import Between, By, Exchange, Values, When
 
 
 class TopKState(OfTorch, compression.TopKState):
@@ -24,15 +25,15 @@ class TopKState(OfTorch, compression.TopKState):
         *,
         density: float,
         group: dist.ProcessGroup | None = None,
-        by: str = "tensor",
+        by: By = "tensor",
         chunk: int = 4096,
-        values: str = "bfloat16",
-        exchange: str = "auto",
+        values: Values = "bfloat16",
+        exchange: Exchange = "auto",
         warm_up: int = 0,
         decay: float = 1.0,
-        between: str = "hosts",
+        between: Between = "hosts",
         compress: Compress | None = None,
-        when: str = "always",
+        when: When = "always",
         dense_steps: int = 0,
     ) -> None:
         """Collective over the group.

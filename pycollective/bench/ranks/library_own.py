@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from pycollective import _core
 from pycollective.bench.problem import numpy_type
 from pycollective.environment import ENV_WIRE
 from pycollective.join import joining, wish
+from pycollective.typing import Wire
 from pycollective.version import VERSION
 
 from .buffers import DeviceBuffers
@@ -55,7 +56,7 @@ class OwnLibrary:
         played = wish.played_hosts(ranks)
         store = ExchangeStore(request)
         self._comm = joining.connect(store, rank, ranks, timeout=120.0, played=played)
-        self._comm.wire = os.environ[ENV_WIRE]
+        self._comm.wire = cast(Wire, os.environ[ENV_WIRE])  # checked as it is set
         if gpu:
             self._comm.use_device(gpu.device)
         self.versions = {
