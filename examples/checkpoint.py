@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 examples/checkpoint.py load out/checkpoint
 
 import hashlib
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from sklearn.datasets import load_digits
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import pycollective.torch  # noqa: F401  (registers the backend)
@@ -41,6 +43,7 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
     for parameter in model.parameters():
         state = optimizer.state[parameter]
         for part in (parameter, state["exp_avg"], state["exp_avg_sq"]):
+            assert isinstance(part, DTensor)
             parts.update(part.full_tensor().detach().numpy().tobytes())
     return parts.hexdigest()[:16]
 
@@ -56,8 +59,8 @@ def main() -> None:
     if what == "save":
         loss = train(model, optimizer, 40)
         weights, moments = get_state_dict(model, optimizer)
-        about = {"loss": loss, "digest": digest(model, optimizer)}
-        state = {"model": weights, "optimizer": moments, "about": about}
+        about: dict[str, Any] = {"loss": loss, "digest": digest(model, optimizer)}
+        state: dict[str, Any] = {"model": weights, "optimizer": moments, "about": about}
         checkpoint.save(state, checkpoint_id=folder)
         line = f"loss {loss:.3f}: saved {about['digest']}"
     else:

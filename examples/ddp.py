@@ -33,7 +33,7 @@ def train(dataset: TensorDataset, bucket_cap_mb: float) -> torch.nn.Module:
     # Without the hook DDP multiplies gradients by 1/ranks before they are added: a rounding more.
     ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=3e-3)
-    sampler = DistributedSampler(dataset, seed=0)
+    sampler: DistributedSampler[TensorDataset] = DistributedSampler(dataset, seed=0)
     for epoch in range(4):
         sampler.set_epoch(epoch)
         for images, names in DataLoader(dataset, batch_size=20, sampler=sampler):
@@ -46,7 +46,7 @@ def train(dataset: TensorDataset, bucket_cap_mb: float) -> torch.nn.Module:
 def digest(model: torch.nn.Module) -> str:
     """Of all bits of the weights."""
     weights = torch.cat([each.detach().flatten() for each in model.parameters()])
-    return hashlib.sha256(weights.numpy()).hexdigest()[:16]
+    return hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def digest(model: torch.nn.Module) -> str:
     """Of all bits of the weights, put together where they are cut up."""
     whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
     weights = torch.cat([each.detach().flatten() for each in whole])
-    return hashlib.sha256(weights.numpy()).hexdigest()[:16]
+    return hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]
 
 
 def main() -> None:

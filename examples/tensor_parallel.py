@@ -7,8 +7,10 @@ import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
@@ -54,12 +56,13 @@ def main() -> None:
     images, names = torch.from_numpy(pixels).float() / 16, torch.from_numpy(labels)
 
     model = Network()
-    plan = {"wide": ColwiseParallel(), "narrow": RowwiseParallel()}
+    plan: dict[str, ParallelStyle] = {"wide": ColwiseParallel(), "narrow": RowwiseParallel()}
     parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
     losses = train(model, images, names)
 
     # Ranks add their halves of `narrow`, and of the gradient that reaches `norm`. As all of them
     # get the same bits, what each has whole stays the same without ever being exchanged.
+    assert isinstance(model.narrow.bias, DTensor)
     bias = model.narrow.bias.to_local()  # a DTensor, but whole: only the weight is cut
     mine = torch.cat([model.norm.weight, model.norm.bias, bias]).detach()
     ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]

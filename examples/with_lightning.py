@@ -4,6 +4,7 @@ torchrun --nproc-per-node 3 examples/with_lightning.py
 """
 
 import hashlib
+from typing import Any
 
 import lightning
 import torch
@@ -45,7 +46,7 @@ class Digits(lightning.LightningModule):
 
 
 def fit(
-    epochs: int, loaders: list[DataLoader], checkpoint: str | None = None
+    epochs: int, loaders: list[DataLoader[Any]], checkpoint: str | None = None
 ) -> tuple[lightning.Trainer, torch.Tensor]:
     """The trainer and the weights after so many epochs, from the start or from a checkpoint."""
     lightning.seed_everything(0, verbose=False)
@@ -84,7 +85,7 @@ def main() -> None:
     right = trainer.callback_metrics["right"].item()
     assert right > 0.8, right
     if trainer.is_global_zero:
-        digest = hashlib.sha256(weights.numpy()).hexdigest()[:16]
+        digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]
         print(f"{right:.1%} of the digits right; weights {digest} in one go and by a checkpoint")
     dist.destroy_process_group()
 

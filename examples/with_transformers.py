@@ -56,7 +56,7 @@ def main() -> None:
         trainer = train(dataset, bucket_cap_mb)
         weights = torch.cat([each.detach().flatten() for each in trainer.model.parameters()])
         everyone: list[str] = [""] * dist.get_world_size()
-        dist.all_gather_object(everyone, hashlib.sha256(weights.numpy()).hexdigest()[:16])
+        dist.all_gather_object(everyone, hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16])
         digests.update(everyone)
     assert trainer.args.world_size == dist.get_world_size()
     assert dist.get_backend() == "pycollective"

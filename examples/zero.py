@@ -20,11 +20,12 @@ def train(images: torch.Tensor, names: torch.Tensor, zero: bool) -> tuple[torch.
     model = torch.nn.Sequential(*layers, torch.nn.Linear(64, 10))
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
+    optimizer: torch.optim.Optimizer
     if zero:
-        optimizer = ZeroRedundancyOptimizer(
+        optimizer = sharded = ZeroRedundancyOptimizer(
             ddp.parameters(), torch.optim.Adam, lr=3e-3, parameters_as_bucket_view=True
         )
-        kept = optimizer.optim
+        kept: torch.optim.Optimizer = sharded.optim
     else:
         optimizer = kept = torch.optim.Adam(ddp.parameters(), lr=3e-3)
     random = torch.Generator().manual_seed(dist.get_rank())

@@ -57,8 +57,8 @@ class Communicator(_core.Communicator):
     **Arrays** are NumPy's (ml_dtypes' too), or any with DLPack, such as torch tensors, or with the
     CUDA array interface. A call works on the caller's own memory, without a copy where the array is
     contiguous; one that is not is copied, and what it receives copied back. Read-only arrays, such
-    as JAX's, may be read, and are refused as outputs. Any shape will do: where array and result
-    have as many elements their shapes are the same, and else elements count alone, in C order.
+    as JAX's, may be read, and are refused as outputs. Any shape will do: `out` of `all_reduce` and
+    `reduce` has x's; in other calls the number of elements counts alone, in C order.
 
     **Dtypes**: float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, int8, int16, int32,
     int64, uint8 and bool; the same in all arrays of a call.

@@ -104,7 +104,7 @@ def among_group(group: dist.ProcessGroup | None) -> Among:
     """
     if not dist.is_initialized():
         raise ConfigurationError("a state of compression: call init_process_group first")
-    if group == dist.GroupMember.NON_GROUP_MEMBER:
+    if group == dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
         raise ConfigurationError("a state of compression: this rank is not in the group")
     of = group if group is not None else dist.group.WORLD
     assert of is not None

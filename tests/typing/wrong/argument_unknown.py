@@ -1,0 +1,3 @@
+import pycollective as pc
+
+comm = pc.Communicator(0, 4)  # wrong: Too many arguments
