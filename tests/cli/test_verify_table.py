@@ -109,7 +109,7 @@ class SpoiltInput(Planted):
 
     def all_to_all(self, out, x, **options):
         work = self._comm.all_to_all(out, x, **options)
-        if work is not None:
+        if options["async_op"]:
             work.wait()
         if self.rank == 1 and out is not x and x.size:
             words(x)[-1] ^= 1

@@ -42,12 +42,13 @@ def mixed(comm, seed, streams):
         for place in places:
             for one in draw.sample(communicators, 2):
                 wait = draw.random() < 0.5
-                works.append(one.all_reduce(arrays[place], op="max", async_op=not wait))
+                work = one.all_reduce(arrays[place], op="max", async_op=not wait)
+                if not wait:
+                    works.append(work)
         if number == 0:
             slow_progress()
         for work in works:
-            if work is not None:
-                work.wait(timeout=60)
+            work.wait(timeout=60)
         want = np.full(64, number + comm.size - 1, np.float32)
         wrong += sum(not np.array_equal(arrays[place].to_numpy(), want) for place in places)
     assert all(one.failure is None for one in communicators)

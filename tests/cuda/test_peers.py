@@ -112,12 +112,13 @@ def in_flight(comm, x):
             idle = on_its_gpu(comm, np.zeros(1 << 16, np.uint8), stream=array.stream)
             driver.occupy(idle, 40)
         arrays.append(array)
-        works.append(comm.all_reduce(array, async_op=place % 2 == 0))
+        work = comm.all_reduce(array, async_op=place % 2 == 0)
+        if place % 2 == 0:
+            works.append(work)
         hosts.append(np.roll(x, -place))
         comm.all_reduce(hosts[-1])
     for work in works:
-        if work is not None:
-            work.wait(timeout=30)
+        work.wait(timeout=30)
     return [np.roll(a.to_numpy(), -i) for i, a in enumerate(arrays)] + [
         np.roll(x, i) for i, x in enumerate(hosts)
     ]
