@@ -1,4 +1,5 @@
 # make install   .venv with everything, the package built and installed in place
+# make shims     the torch backend for each torch that the extra allows, for a wheel
 # make demo      train a small network under DDP with Gloo and with pycollective (out/demo): about
 #                two minutes
 # make test      every test but the whole table under mpiexec, which is make test-mpi, and what
@@ -22,7 +23,7 @@ SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name
 # What the build reads besides.
 EMBEDDED := $(wildcard csrc/cuda/embed.py csrc/cuda/nvrtc/*)
 
-.PHONY: install build demo test test-together test-alone test-mpi test-torch-suite wheel test-wheel examples storm scale bench gpu lint format standin native-parts sanitize clean
+.PHONY: install build shims demo test test-together test-alone test-mpi test-torch-suite wheel test-wheel examples storm scale bench gpu lint format standin native-parts sanitize clean
 
 install: $(VENV)/.built
 
@@ -39,6 +40,11 @@ $(VENV)/.built: $(VENV)/.requirements setup.py pyproject.toml $(SOURCES) $(EMBED
 	touch $@
 
 build: install
+
+# The torch shims of a wheel. SHIMS=--installed: only for the torch of .venv, which is built already.
+SHIMS ?=
+shims: install
+	$(BIN)/python tools/shims.py $(SHIMS)
 
 demo: install
 	$(BIN)/python -m benchmarks.demo --out out/demo
@@ -135,4 +141,4 @@ sanitize:
 	$(MAKE) $(JOBS) -C csrc/tests sanitize
 
 clean:
-	rm -rf build dist out *.egg-info pycollective/*.so
+	rm -rf build dist out *.egg-info pycollective/*.so pycollective/torch/shims

@@ -83,21 +83,8 @@ KERNEL_FILES = glob.glob("csrc/cuda/*.*") + glob.glob("csrc/cuda/nvrtc/*")
 HEADERS = [path for end in ("h", "inl") for path in glob.glob(f"csrc/**/*.{end}", recursive=True)]
 
 
-def joined(sources: list[str], folder: Path, parts: int = 2) -> list[str]:
-    """Files that include the sources in turn: pybind11's headers take 5 s to read, torch's 10 s.
-
-    What is in one file is seen by all after it there, so names that are a file's own (in anonymous
-    namespaces, of aliases) differ throughout a folder.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"part_{part}.cpp" for part in range(parts)]
-    for part, path in enumerate(files):
-        some = sources[len(sources) * part // parts : len(sources) * (part + 1) // parts]
-        names = [Path(source).relative_to("csrc") for source in some]
-        text = "".join(f'#include "{name.as_posix()}"\n' for name in names)
-        if not path.exists() or path.read_text() != text:  # else it is compiled again
-            path.write_text(text)
-    return [path.as_posix() for path in files]
+# How the torch shim is compiled; and how sources are read together.
+SHIM = runpy.run_path("pycollective/shim/compiling.py")
 
 
 def core_extension() -> Extension:
@@ -133,21 +120,24 @@ def core_extension() -> Extension:
 
 def torch_extension() -> Extension | None:
     """The c10d::Backend shim: the only code that links torch."""
-    if os.environ.get("PYCOLLECTIVE_TORCH") == "0" or importlib.util.find_spec("torch") is None:
+    if os.environ.get("PYCOLLECTIVE_TORCH") == "0":
         return None
-    from torch.utils import cpp_extension
-
-    sources = sorted(glob.glob("csrc/torch/*.cpp"))
-    if not sources:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    torch = spec.submodule_search_locations[0]
+    sources = SHIM["sources"]("csrc")
+    if len(sources) < 2:
         raise SystemExit("csrc/torch is missing: an incomplete source distribution")
-    return cpp_extension.CppExtension(
+    return Extension(
         "pycollective._torch",
-        [*sources, "csrc/bindings/errors_py.cpp"],
-        include_dirs=[os.path.abspath("csrc")],
+        sources,
+        include_dirs=SHIM["include_folders"]("csrc", torch),
+        library_dirs=[f"{torch}/lib"],
+        libraries=SHIM["LIBRARIES"],
         depends=HEADERS,
-        # torch's headers warn under -Wextra, and need the standard that torch itself builds with.
-        extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", *IEEE_FLAGS, "-Wall"]
-        + (["-Werror"] if "-Werror" in CXX_FLAGS else []),
+        extra_compile_args=SHIM["FLAGS"] + (["-Werror"] if "-Werror" in CXX_FLAGS else []),
+        language="c++",
     )
 
 
@@ -282,7 +272,7 @@ class BuildExt(build_ext):
         ]
         apart = [path for path in ext.sources if path not in read_together]
         ext.depends = [*ext.depends, *read_together, "setup.py", str(self._made_of(ext))]
-        ext.sources = apart + joined(read_together, Path("build", ext.name))
+        ext.sources = apart + SHIM["joined"]("csrc", read_together, Path("build", ext.name))
         if ext.name == "pycollective._core":
             ext.sources.append(str(self.embedded.result()))
         try:

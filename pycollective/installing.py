@@ -1,9 +1,6 @@
-"""How a missing piece is installed, for messages: this project is installed from its sources."""
-
-FROM_SOURCE = "in pycollective's source folder: pip install --no-build-isolation"
+"""How a missing piece is installed, for messages: true of a wheel and of an editable install."""
 
 PLOT = "pip install matplotlib"
-# The extra `torch` would come too late: the backend is built before its dependencies are installed.
-BACKEND = f"{FROM_SOURCE} ."
-TORCH = f"pip install 'torch>=2.11,<3', then {BACKEND}"
+TORCH = "pip install 'torch>=2.12,<2.15'"
+BACKEND = "pycollective build-torch"
 MPI = "pip install mpi4py beside the MPI whose mpiexec it is"

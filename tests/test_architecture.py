@@ -33,7 +33,8 @@ LAYERS: dict[str, set[str]] = {
     "typing": set(),
     "host_memory": {"errors"},
     "schedule": {"errors", "order", "placement"},
-    "transport": {"_core", "_torch", "errors", "threads"},
+    "shim": {"errors", "installing", "version"},
+    "transport": {"_core", "_torch", "errors", "shim", "threads"},
     "planning": {"_core", "schedule", "transport"},
     "tuning": {"environment", "errors", "planning", "schedule"},
     "gpu": {"_core", "environment", "errors", "refusal"},
@@ -51,7 +52,7 @@ LAYERS: dict[str, set[str]] = {
     "__main__": {"cli"},
     "torch": {
         *("_torch", "compression", "errors", "installing", "join", "placement", "refusal"),
-        *("threads", "typing"),
+        *("shim", "threads", "typing"),
     },
     "bench": {
         *("_core", "communicator", "compression", "environment", "errors", "gpu", "installing"),
@@ -64,7 +65,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "cli": {
         *("_core", "bench", "conformance", "environment", "errors", "gpu", "host_memory"),
-        *("installing", "join", "launch", "limits", "order", "planning", "schedule", "version"),
+        *("installing", "join", "launch", "limits", "order", "planning", "schedule", "shim"),
+        "version",
     },
 }
 
@@ -79,6 +81,7 @@ TOP_LEVEL: dict[str, set[str]] = {
 LAZY: dict[str, set[str]] = {
     "join/bootstrap": {"torch"},  # under torchrun
     "join/mpi_talk": {"mpi4py"},
+    "shim": {"torch"},
     "transport/c10d": {"torch"},
     "transport/mpi": {"mpi4py"},
     "cli": {"matplotlib"},

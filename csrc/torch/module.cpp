@@ -1,6 +1,7 @@
 // pycollective._torch: the shim, as Python sees it.
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/headeronly/version.h>
 
 #include <chrono>
 #include <string>
@@ -19,6 +20,10 @@ namespace py = pybind11;
 
 namespace pycollective::shim {
 namespace {
+
+// pycollective/shim/loading.py looks for it in the file: beside another torch the file cannot be
+// loaded, or would do anything.
+[[gnu::used]] const char kBuiltFor[] = "pycollective's shim for torch " TORCH_VERSION;
 
 c10::intrusive_ptr<Backend> make_backend(py::object communicator,
                                          std::shared_ptr<CompletionThreads> threads) {

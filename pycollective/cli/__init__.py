@@ -1,4 +1,5 @@
-"""The command line: ``pycollective run``, ``verify``, ``doctor``, ``bench``, ``schedule``.
+"""The command line: ``pycollective run``, ``verify``, ``doctor``, ``bench``, ``schedule``,
+``build-torch``.
 
 Each command is a module with two functions: `add` declares its arguments, and the one that is
 called like the command does it. NumPy is all that they need; pictures need matplotlib.
@@ -42,7 +43,7 @@ def main() -> None:
 
 def make_parser() -> Parser:
     """The parser of the whole command line."""
-    from pycollective.cli import bench, doctor, run, schedule, verify
+    from pycollective.cli import bench, build_torch, doctor, run, schedule, verify
 
     parser = Parser(
         prog="pycollective",
@@ -60,6 +61,6 @@ def make_parser() -> Parser:
     parsers = parser.add_subparsers(
         prog="pycollective", title="commands", dest="command", metavar="COMMAND", required=True
     )
-    for command in (run, verify, doctor, bench, schedule):
+    for command in (run, verify, doctor, bench, schedule, build_torch):
         command.add(parsers)
     return parser

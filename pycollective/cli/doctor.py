@@ -12,8 +12,6 @@ import resource
 import shutil
 import subprocess
 import sys
-from importlib.machinery import PathFinder
-from pathlib import Path
 
 import numpy as np
 
@@ -52,6 +50,7 @@ def report() -> list[tuple[str, str, str]]:
     foreign = ", ".join(each.name for each in _core.dtypes() if not each.in_numpy)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     cores = len(os.sched_getaffinity(0))
+    backend = _torch_backend()
     return [
         ("pycollective", f"{VERSION} on {platform.platform()}", ""),
         ("Python", f"{sys.version.split()[0]}, NumPy {np.__version__}", ""),
@@ -77,11 +76,11 @@ def report() -> list[tuple[str, str, str]]:
             else f"{MAX_RANKS_PER_HOST} ranks need some 150 descriptors each: ulimit -n 1024",
         ),
         _package("torch", "the torch.distributed backend and the DDP hooks"),
-        _torch_backend(),
+        backend,
         _package("ml_dtypes", f"NumPy arrays of {foreign}"),
         _package("mpi4py", "launches by mpiexec, and the MPI peers of the benchmark"),
         _mpi(),
-        _between_hosts(),
+        _between_hosts(backend=not backend[2]),
         ("topology", os.environ.get(ENV_TOPOLOGY) or "hosts as they are found", ""),
         _program("mpiexec", "launches by mpiexec, and the MPI peers of the benchmark"),
         ("CUDA", *_cuda()),
@@ -178,8 +177,7 @@ def _way(devices: int, apart: list[list[int]]) -> str:
     return "calls by kernels over peer memory, under init(device=...) with a GPU for each rank"
 
 
-def _between_hosts() -> tuple[str, str, str]:
-    backend = _torch_backend()[1] == "built" and importlib.util.find_spec("torch") is not None
+def _between_hosts(backend: bool) -> tuple[str, str, str]:
     ways = [
         *(["c10d (Gloo) under torchrun and pycollective run"] if backend else []),
         *(["mpi under mpiexec"] if importlib.util.find_spec("mpi4py") else []),
@@ -189,9 +187,25 @@ def _between_hosts() -> tuple[str, str, str]:
     return "between hosts", "no transport", "all ranks must be on one host: no torch, no mpi4py"
 
 
+# Prints which shim has been loaded.
+_TORCH_PROBE = """
+import pycollective.torch
+from pycollective.shim import loading
+print(loading.described())
+"""
+
+
 def _torch_backend() -> tuple[str, str, str]:
-    # Looked for, not imported: its package needs torch, which may be what is missing.
-    folder = str(Path(__file__).resolve().parents[1])
-    if PathFinder.find_spec("_torch", [folder]) is not None:
-        return "torch backend", "built", ""
-    return "torch backend", "not built", f"install again beside torch, {installing.BACKEND}"
+    name = "torch backend"
+    if importlib.util.find_spec("torch") is None:
+        return name, "needs torch", installing.TORCH
+    # In a process of its own, as for MPI: what cannot be loaded may end the process.
+    command = [sys.executable, "-c", _TORCH_PROBE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return name, "does not load within 60 s", "without it, not: DDP and other programs of torch"
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        return name, "does not load", last  # which names the cure
+    return name, done.stdout.strip(), ""

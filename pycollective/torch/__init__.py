@@ -7,19 +7,14 @@ pycollective.torch.stats()                               # what was sent to othe
 """
 
 from pycollective import installing
+from pycollective.shim import loading
 
 try:
     import torch.distributed  # noqa: F401
 except ImportError as error:
     raise ImportError(f"pycollective.torch needs PyTorch: {installing.TORCH}") from error
-
-try:
-    from pycollective import _torch as _torch
-except ModuleNotFoundError as error:
-    raise ImportError(
-        "pycollective was installed without its torch backend, which is built where torch is "
-        f"importable at build time. Install it again beside torch, {installing.BACKEND}"
-    ) from error
+else:
+    loading.load()
 
 from pycollective.torch.adam import hold_second_moment
 from pycollective.torch.backend import register, stats

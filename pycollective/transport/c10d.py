@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pycollective import threads
 from pycollective.errors import CollectiveTimeout, ConfigurationError, named
+from pycollective.shim import loading
 
 if TYPE_CHECKING:
     from pycollective._torch import Connecting
@@ -126,11 +127,11 @@ def _distributed() -> Any:
     try:
         import torch.distributed as dist
 
-        from pycollective import _torch  # noqa: F401
+        loading.load()
     except ImportError as error:
         raise ConfigurationError(
             f"between hosts messages go over torch.distributed's Gloo, or over MPI: {error}. "
-            "Install pycollective beside torch, or start the ranks with mpiexec"
+            "Or start the ranks with mpiexec"
         ) from error
     return dist
 

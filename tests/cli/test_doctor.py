@@ -14,9 +14,16 @@ from pathlib import Path
 import pytest
 
 import pycollective
-from pycollective import _core, host_memory
+from pycollective import _core, host_memory, installing
 from pycollective.cli import doctor
+from pycollective.shim import loading
 from pycollective.version import VERSION
+
+
+@pytest.fixture(autouse=True)
+def no_torch_is_loaded(monkeypatch):
+    """It takes seconds; the last test looks at it, in processes of their own."""
+    monkeypatch.setattr(doctor, "_torch_backend", lambda: ("torch backend", "of a test", ""))
 
 
 def report():
@@ -34,8 +41,6 @@ def test_what_is_here_is_found():
     assert lines["SIMD"][0] == _core.simd_level()
     assert lines["open files"][0] == str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     assert lines["peer watch"] == ["pidfd", ""]
-    built = importlib.util.find_spec("pycollective._torch") is not None
-    assert lines["torch backend"][0] == ("built" if built else "not built")
 
 
 def test_how_hosts_could_be_joined(monkeypatch):
@@ -47,9 +52,9 @@ def test_how_hosts_could_be_joined(monkeypatch):
     )
     lines = report()
     assert lines["MPI"][0] == "unknown without mpi4py"
-    built = there("pycollective._torch") is not None
-    assert lines["between hosts"][0].startswith("c10d (Gloo)" if built else "no transport")
+    assert lines["between hosts"][0].startswith("c10d (Gloo)")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor, "_torch_backend", lambda: ("torch backend", "none", "a cost"))
     assert report()["between hosts"][1].startswith("all ranks must be on one host")
 
 
@@ -136,9 +141,8 @@ sys.modules["torch"] = None
 """
 
 
-@pytest.mark.parametrize("torch", [True, False], ids=["torch", "no torch"])
-@pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
-def test_without_torch_or_its_backend_the_report_is_whole(tmp_path, torch, built):
+@pytest.mark.parametrize("which", ["no torch", "no shim", "another's shim", "its own shim"])
+def test_the_torch_backend_is_loaded_or_its_absence_explained(tmp_path, which):
     """In a copy of the package, where a file can be missing."""
     package = tmp_path / "pycollective"
     shutil.copytree(
@@ -146,26 +150,34 @@ def test_without_torch_or_its_backend_the_report_is_whole(tmp_path, torch, built
         package,
         ignore=shutil.ignore_patterns("_torch*.so", "__pycache__"),
     )
-    if built:
-        (package / "_torch.so").touch()  # found by its name, not imported
-    program = ("" if torch else WITHOUT_TORCH) + (
+    own = Path(pycollective.__file__).parent / f"_torch{loading.SUFFIX}"
+    if which == "another's shim":
+        (package / own.name).write_bytes(b"pycollective's shim for torch 2.1.0")
+    elif which == "its own shim":
+        shutil.copy(own, package)
+    program = (WITHOUT_TORCH if which == "no torch" else "") + (
         "import pycollective.cli.doctor as doctor; print(doctor.__file__); doctor.doctor()"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "none")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
     assert (done.returncode, done.stderr) == (0, "")
     said = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert said[0] == str(package / "cli" / "doctor.py")
     assert sum(line.startswith(("ok ", "-- ")) for line in said) == len(doctor.report())
-    assert torch or "-- torch not installed" in said
-    if built:
-        assert "ok torch backend built" in said
+    if which == "its own shim":
+        (line,) = [each for each in said if "torch backend" in each]
+        assert line.startswith("ok torch backend this checkout's own, for torch 2.")
+    elif which == "no torch":
+        assert "-- torch not installed" in said
+        assert said[said.index("-- torch backend needs torch") + 1] == installing.TORCH
     else:
-        cost = said[said.index("-- torch backend not built") + 1]
-        assert cost.startswith("install again beside torch, in pycollective's source folder: pip")
+        cost = said[said.index("-- torch backend does not load") + 1]
+        assert cost.startswith("ImportError: pycollective has no torch backend for torch 2.")
+        assert ("was built for torch 2.1" in cost) == (which == "another's shim")
+        assert cost.endswith("To build one: pycollective build-torch")

@@ -329,24 +329,6 @@ def test_a_rank_that_never_joins_is_named():
     assert "rank(s) 1 of 2 did not come" in message
 
 
-def test_importing_without_the_shim_says_how_to_get_it(tmp_path):
-    (tmp_path / "block.py").write_text(
-        "import sys\n"
-        "sys.modules['pycollective._torch'] = None\n"  # as if it had not been built
-        "import pycollective.torch\n"
-    )
-    outcome = subprocess.run(
-        [sys.executable, str(tmp_path / "block.py")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert outcome.returncode == 1
-    assert "ImportError: pycollective was installed without its torch backend" in outcome.stderr
-    assert "--no-build-isolation" in outcome.stderr
-
-
 def test_importing_pycollective_does_not_import_torch():
     code = "import sys, pycollective; assert 'torch' not in sys.modules"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

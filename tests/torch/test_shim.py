@@ -1,0 +1,362 @@
+"""How the shim for the torch that is here is found, refused, and built into the user's cache."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
+
+import pytest
+import torch
+
+import pycollective
+import pycollective.torch
+from pycollective import installing
+from pycollective.errors import ConfigurationError
+from pycollective.shim import building, cache, compiling, loading
+from tests.harness import ROOT
+
+OWN = loading.PACKAGE / f"_torch{loading.SUFFIX}"
+HERE = str(torch.__version__)
+
+
+def stamped(path: Path, version: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x7fELF, then pycollective's shim for torch " + version.encode() + b"\0")
+    return path
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package's folder without any shim, and an empty cache, for `loading` in this process."""
+    folder = tmp_path / "pycollective"
+    folder.mkdir()
+    monkeypatch.setattr(loading, "PACKAGE", folder)
+    monkeypatch.setattr(loading, "PREBUILT", folder / "torch" / "shims")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, loading.NAME, pycollective._torch)  # put back after it
+    del sys.modules[loading.NAME]
+    monkeypatch.setattr(pycollective, "_torch", pycollective._torch)
+    return folder
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """The paths that are loaded, by a loader that finds a shim in every file."""
+    paths = []
+    monkeypatch.setattr(
+        ExtensionFileLoader, "create_module", lambda self, spec: type(sys)(spec.name)
+    )
+    monkeypatch.setattr(
+        ExtensionFileLoader, "exec_module", lambda self, module: paths.append(Path(self.path))
+    )
+    return paths
+
+
+def in_cache(version: str = HERE) -> Path:
+    cache.folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = stamped(cache.folder() / cache.name(version, loading.SUFFIX), version)
+    path.chmod(0o700)
+    return path
+
+
+def as_torch(monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", version)
+
+
+def refusal() -> str:
+    with pytest.raises(ImportError) as caught:
+        loading.load()
+    assert loading.NAME not in sys.modules
+    return str(caught.value)
+
+
+def test_the_own_shim_comes_first_then_the_prebuilt_one_then_the_cache(
+    package, loaded, monkeypatch
+):
+    as_torch(monkeypatch, "2.99.1+cu130")
+    own = stamped(package / f"_torch{loading.SUFFIX}", "2.99.0")
+    prebuilt = stamped(loading.PREBUILT / loading.prebuilt_name("2.99"), "2.99.3")
+    stamped(loading.PREBUILT / loading.prebuilt_name("2.98"), "2.98.0")
+    cached = in_cache("2.99.1+cu130")
+    for path, described in (
+        (own, "this checkout's own, for torch 2.99"),
+        (prebuilt, "prebuilt for torch 2.99"),
+        (cached, f"built by pycollective build-torch: {cached}"),
+    ):
+        module = loading.load()
+        assert loading.load() is module
+        assert sys.modules["pycollective._torch"] is module
+        assert loading.described() == described
+        assert loaded.pop() == path
+        assert loaded == []
+        path.unlink()
+        del sys.modules[loading.NAME]
+    assert "torch 2.99.1+cu130" in refusal()
+
+
+def test_the_error_names_torch_what_there_is_and_the_cure(package, monkeypatch):
+    as_torch(monkeypatch, "2.99.0")
+    for minor in ("2.100", "2.9"):
+        stamped(loading.PREBUILT / loading.prebuilt_name(minor), f"{minor}.0")
+    (loading.PREBUILT / "_torch_2_99.cpython-27-other.so").touch()  # another Python's
+    message = refusal()
+    assert message.startswith("pycollective has no torch backend for torch 2.99.0 and Python 3.")
+    assert "prebuilt for this Python: torch 2.9, 2.100. " in message
+    assert message.endswith("To build one: pycollective build-torch")
+    shutil.rmtree(loading.PREBUILT)
+    assert "prebuilt for this Python: none. " in refusal()
+
+
+def test_a_shim_of_another_torch_is_not_loaded_and_another_that_fits_is(
+    package, loaded, monkeypatch
+):
+    own = stamped(package / f"_torch{loading.SUFFIX}", "2.12.0")
+    assert f"{own} was built for torch 2.12; prebuilt" in refusal()
+    assert loaded == []
+    cached = in_cache()
+    loading.load()
+    assert loaded == [cached]
+
+
+def test_a_prebuilt_shim_is_for_releases(package, loaded, monkeypatch):
+    stamped(loading.PREBUILT / loading.prebuilt_name("2.99"), "2.99.0")
+    for version in ("2.99.0a0+git1234567", "2.99.0.dev20260101+cpu"):
+        as_torch(monkeypatch, version)
+        assert version in refusal()
+
+
+def test_what_is_not_a_shim_of_this_version_is_not_loaded(package, loaded):
+    own = package / f"_torch{loading.SUFFIX}"
+    own.write_bytes(b"\x7fELF")
+    assert f"{own} is not of this version of pycollective" in refusal()
+    assert loaded == []
+
+
+@pytest.mark.skipif(not compiling.compiler(), reason="needs a C++ compiler")
+def test_an_undefined_symbol_becomes_an_error_that_says_what_to_do(package, tmp_path):
+    source = tmp_path / "shim.cpp"
+    source.write_text(
+        f'const char* stamp() {{ return "pycollective\'s shim for torch {HERE}"; }}\n'
+        'extern "C" void of_another_torch();\n'
+        'extern "C" void* PyInit__torch() { of_another_torch(); return nullptr; }\n'
+    )
+    own = package / f"_torch{loading.SUFFIX}"
+    command = [*compiling.compiler(), "-shared", "-fPIC", "-Wl,-z,now", str(source), "-o", str(own)]
+    subprocess.run(command, check=True, timeout=120)
+    message = refusal()
+    assert f"{own} does not fit this torch (" in message
+    assert "undefined symbol: of_another_torch" in message
+    assert "To build one: pycollective build-torch" in message
+
+
+def test_the_stamp_of_the_own_shim_is_the_torch_that_it_was_built_for():
+    assert loading.minor_of(OWN) == ".".join(HERE.split(".")[:2])
+
+
+def test_the_extra_and_the_advice_name_the_same_torch():
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    ranges = re.findall(r'"(torch>=[^"]+)"', pyproject)
+    assert len(ranges) == 2
+    assert {f"pip install '{each}'" for each in ranges} == {installing.TORCH}
+
+
+def test_the_cached_shim_is_of_the_sources_and_of_torchs_version(monkeypatch, tmp_path):
+    copy = tmp_path / "csrc"
+    sources = cache.csrc()
+    for path in compiling.read(sources):
+        to = copy / os.path.relpath(path, sources)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, to)
+    name = cache.name("2.13.0", loading.SUFFIX)
+    monkeypatch.setattr(cache, "csrc", lambda: str(copy))
+    assert cache.name("2.13.0", loading.SUFFIX) == name  # wherever they lie
+    assert cache.name("2.13.1", loading.SUFFIX) != name
+    with (copy / "engine" / "api.h").open("a") as header:
+        header.write("\n")
+    assert cache.name("2.13.0", loading.SUFFIX) != name
+
+
+@pytest.mark.parametrize("which", ["folder", "file"])
+@pytest.mark.parametrize("mode", [0o720, 0o702])
+def test_a_cache_that_others_may_write_to_is_refused(package, loaded, which, mode):
+    path = in_cache()
+    spoiled = path if which == "file" else path.parent
+    spoiled.chmod(mode)
+    assert f"{spoiled} is refused: others may write to it" in refusal()
+    if which == "folder":
+        with pytest.raises(ConfigurationError, match="is refused: others may write"):
+            building.build(print)
+    spoiled.chmod(0o700)
+    loading.load()
+    assert loaded == [path]
+
+
+def test_a_cache_of_another_user_is_refused(package, loaded, monkeypatch):
+    path = in_cache()
+    owner = path.stat().st_uid
+    real = os.lstat
+
+    def lstat(name):
+        found = list(real(name))
+        found[4] = owner + 1 if name == path else owner
+        return os.stat_result(found)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
+    assert f"{path} is refused: it is user {owner + 1}'s" in refusal()
+
+
+def test_a_link_in_the_cache_is_refused(package, loaded, tmp_path):
+    path = in_cache()
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert f"{path} is refused: it is a symbolic link" in refusal()
+
+
+def test_without_a_home_the_cache_says_so(package, monkeypatch):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setattr(Path, "home", home)
+    assert "there is no cache: Could not determine home directory. Set XDG_CACHE_HOME" in refusal()
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The targets that are compiled, by a compiler that takes no time."""
+    targets = []
+
+    def compile_shim(csrc, torch, folder, target):
+        targets.append(target)
+        stamped(target, HERE).chmod(0o666)
+
+    monkeypatch.setattr(compiling, "compile_shim", compile_shim)
+    return targets
+
+
+def test_what_is_built_is_private_and_found(package, loaded, compiled):
+    said: list[str] = []
+    umask = os.umask(0)
+    try:
+        building.build(said.append)
+    finally:
+        os.umask(umask)
+    (path,) = loaded
+    assert path == cache.folder() / cache.name(HERE, loading.SUFFIX)
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o700, 0o700)
+    assert sorted(each.name for each in path.parent.iterdir()) == sorted([path.name, "lock"])
+    assert said[0].startswith(f"compiling for torch {HERE}")
+    assert said[1] == f"built by pycollective build-torch: {path}"
+    building.build(said.append)
+    assert said[2].startswith("nothing to do: ")
+    assert len(compiled) == 1
+
+
+def test_a_failed_build_leaves_nothing_and_says_why(package, monkeypatch):
+    def compile_shim(csrc, torch, folder, target):
+        target.touch()
+        raise RuntimeError("c++ failed:\nno such thing")
+
+    monkeypatch.setattr(compiling, "compile_shim", compile_shim)
+    with pytest.raises(ConfigurationError, match=r"c\+\+ failed:\nno such thing"):
+        building.build(print)
+    assert [each.name for each in cache.folder().iterdir()] == ["lock"]
+
+
+def test_a_build_waits_for_another_no_longer_than_it_may(package, loaded, compiled, monkeypatch):
+    cache.folder().mkdir(parents=True, mode=0o700)
+    descriptor = os.open(cache.folder() / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(ConfigurationError, match=r"another process has been building for 0\.1 s"):
+        building.build(print, longest=0.1)
+
+    def other_ends(seconds):  # while this one waits
+        in_cache()
+        os.close(descriptor)
+
+    monkeypatch.setattr(building, "sleep", other_ends)
+    building.build(print)
+    assert (len(loaded), compiled) == (1, [])
+
+
+def test_what_building_lacks_is_named_before_anything_is_built(
+    package, compiled, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"a C\+\+ compiler .* and Python's headers"):
+        building.build(print)
+    monkeypatch.setenv("CXX", "no-such-compiler -m64")
+    with pytest.raises(ConfigurationError, match="compiler of CXX=no-such-compiler -m64"):
+        building.build(print)
+    assert compiled == []
+    assert not cache.folder().exists()
+
+
+def test_what_the_compiler_says_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", f"{sys.executable} -c 'print(\"no headers\"); raise SystemExit(1)'")
+    with pytest.raises(RuntimeError, match=r"failed:\nno headers"):
+        compiling.compile_shim(cache.csrc(), str(tmp_path), tmp_path, tmp_path / "shim")
+
+
+TRAIN = """
+import torch
+import torch.distributed as dist
+import pycollective.torch
+from pycollective.shim import loading
+
+dist.init_process_group("pycollective")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+model(torch.full((3, 4), dist.get_rank() + 1.0)).sum().backward()
+print(loading.described(), model.module.weight.grad[0, 0].item())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.storm  # it compiles torch's headers
+@pytest.mark.timeout(3000)
+def test_build_torch_builds_what_ddp_trains_with(tmp_path):
+    """In a copy of the package as a wheel leaves it, without a shim."""
+    package = tmp_path / "site" / "pycollective"
+    shutil.copytree(
+        loading.PACKAGE, package, ignore=shutil.ignore_patterns("_torch*.so", "__pycache__")
+    )
+    sources = cache.csrc()
+    for path in compiling.read(sources):
+        to = package / "csrc" / os.path.relpath(path, sources)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, to)
+    (tmp_path / "train.py").write_text(TRAIN)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path / "site"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+
+    def run(*command, seconds=200):
+        return subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+
+    train = ("-m", "pycollective", "run", "-n", "2", "train.py")
+    assert "To build one: pycollective build-torch" in run(*train).stderr
+    built = run("-m", "pycollective", "build-torch", seconds=2500)
+    assert (built.returncode, built.stderr) == (0, ""), built
+    done = run(*train)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("built by pycollective build-torch: ") == 2
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["4.5", "4.5"]
