@@ -12,6 +12,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -187,8 +188,10 @@ def _between_hosts(backend: bool) -> tuple[str, str, str]:
     return "between hosts", "no transport", "all ranks must be on one host: no torch, no mpi4py"
 
 
-# Prints which shim has been loaded.
+# Prints which shim has been loaded, by this package: another may lie where the user is.
 _TORCH_PROBE = """
+import sys
+sys.path[0] = sys.argv[1]
 import pycollective.torch
 from pycollective.shim import loading
 print(loading.described())
@@ -200,7 +203,7 @@ def _torch_backend() -> tuple[str, str, str]:
     if importlib.util.find_spec("torch") is None:
         return name, "needs torch", installing.TORCH
     # In a process of its own, as for MPI: what cannot be loaded may end the process.
-    command = [sys.executable, "-c", _TORCH_PROBE]
+    command = [sys.executable, "-c", _TORCH_PROBE, str(Path(__file__).resolve().parents[2])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:

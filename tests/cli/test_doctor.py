@@ -144,7 +144,7 @@ sys.modules["torch"] = None
 @pytest.mark.parametrize("which", ["no torch", "no shim", "another's shim", "its own shim"])
 def test_the_torch_backend_is_loaded_or_its_absence_explained(tmp_path, which):
     """In a copy of the package, where a file can be missing."""
-    package = tmp_path / "pycollective"
+    package = tmp_path / "site" / "pycollective"
     shutil.copytree(
         Path(pycollective.__file__).parent,
         package,
@@ -155,13 +155,22 @@ def test_the_torch_backend_is_loaded_or_its_absence_explained(tmp_path, which):
         (package / own.name).write_bytes(b"pycollective's shim for torch 2.1.0")
     elif which == "its own shim":
         shutil.copy(own, package)
-    program = (WITHOUT_TORCH if which == "no torch" else "") + (
-        "import pycollective.cli.doctor as doctor; print(doctor.__file__); doctor.doctor()"
+    program = tmp_path / "site" / "program.py"
+    program.write_text(
+        (WITHOUT_TORCH if which == "no torch" else "")
+        + "import pycollective.cli.doctor as doctor; print(doctor.__file__); doctor.doctor()"
     )
+    another = tmp_path / "another"  # where the user is: not to be imported
+    (another / "pycollective").mkdir(parents=True)
+    (another / "pycollective" / "__init__.py").touch()
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "none")},
+        [sys.executable, str(program)],
+        cwd=another,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(tmp_path / "site"),
+            "XDG_CACHE_HOME": str(tmp_path / "none"),
+        },
         capture_output=True,
         text=True,
         timeout=100,
