@@ -13,7 +13,7 @@ from pycollective.cli.parser import WIDTH
 from pycollective.version import VERSION
 from tests.launch.test_launcher import environment
 
-COMMANDS = ("run", "verify", "doctor", "bench", "schedule")
+COMMANDS = ("run", "verify", "doctor", "bench", "schedule", "build-torch")
 
 
 def parsers():
