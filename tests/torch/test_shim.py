@@ -274,7 +274,7 @@ def test_a_failed_build_leaves_nothing_and_says_why(package, monkeypatch):
 def test_a_build_waits_for_another_no_longer_than_it_may(package, loaded, compiled, monkeypatch):
     cache.folder().mkdir(parents=True, mode=0o700)
     descriptor = os.open(cache.folder() / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)  # which only an exclusive one waits for
     with pytest.raises(ConfigurationError, match=r"another process has been building for 0\.1 s"):
         building.build(print, longest=0.1)
 
