@@ -39,7 +39,7 @@ LONGEST = [
     *("test_conformance", "torch/test_compression", "test_large", "join/test_bootstrap"),
     *("schedule/test_counts", "torch/test_compressed_shards", "test_hosts_again", "test_mpiexec"),
     *("kernels/test_sparse", "cuda/test_make_gpu", "test_wire", "cuda/test_generated_code"),
-    *("join/test_joining_many", "torch/test_compression_launches", "cuda/test_driver_errors"),
+    *("join/test_joining_many", "cuda/test_driver_errors"),
     *("test_launches", "cuda/test_peers_failing", "torch/test_compression_deaths"),
     *("torch/test_monitored_barrier",),
 ]

@@ -16,6 +16,8 @@ from tests.launchers import Forks, Torchrun
 COMMANDS = {program.stem: run_all.commands(program) for program in run_all.programs()}
 # Ranks of these are forks: what they show does not depend on how ranks start.
 FORKED = ["ddp", "fsdp", "hsdp", "tensor_parallel", "zero"]
+# HSDP is FSDP within groups and all-reduces between them, of which the others here have each.
+LONG = ["hsdp"]
 SHOWS = {
     "ddp": r"of the digits right; weights \w{16} with large and small buckets",
     "fsdp": r"loss 2\.\d+; weights \w{16} under FSDP2 and under DDP",
@@ -40,7 +42,9 @@ def forked(command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", FORKED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.storm if n in LONG else ()) for n in FORKED]
+)
 def test_an_example_shows_what_it_says(name):
     (command,) = COMMANDS[name]
     assert re.search(SHOWS[name], forked(command))
@@ -55,6 +59,8 @@ def test_a_checkpoint_is_loaded_by_fewer_ranks(tmp_path):
     assert re.fullmatch(rf"2 ranks, loss \S+: loaded {digest[1]}; 40 .*\n", forked(load))
 
 
+# Each start of a rank imports torch. Ranks without it that torchrun starts anew: test_launches.
+@pytest.mark.storm
 def test_ranks_that_torchrun_starts_anew_go_on(tmp_path):
     (command,) = COMMANDS["elastic"]
     words = shlex.split(command)[1:]

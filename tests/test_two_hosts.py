@@ -87,6 +87,8 @@ def on_one_host(program: str) -> list[list[str]]:
     return answers
 
 
+# What it shows of played hosts, test_hosts and torch's tests over Gloo show part by part.
+@pytest.mark.storm
 def test_played_hosts(program: str, on_one_host: list[list[str]]) -> None:
     done = launcher("forks").run(4, program, PYCOLLECTIVE_TOPOLOGY="3,1")
     assert done.returncode == 0, done.stderr

@@ -55,8 +55,13 @@ def test_beside_gloo_with_files(tmp_path):
     [  # types by the names that nccl-tests have for them, too
         ("reduce_scatter", "float", "float32"),
         ("all_gather", "half", "float16"),
-        ("broadcast", "double", "float64"),
-        ("reduce_scatter", "float8_e5m2", "float8_e5m2"),
+        *(
+            pytest.param(*each, marks=pytest.mark.storm)
+            for each in [
+                ("broadcast", "double", "float64"),
+                ("reduce_scatter", "float8_e5m2", "float8_e5m2"),
+            ]
+        ),
     ],
 )
 def test_the_other_collectives_are_verified_from_python_and_natively(

@@ -119,7 +119,9 @@ def test_the_digest_under_pycollective_run(few):
     assert done.stdout.count("\n") == few.count("\n")  # of one rank
 
 
-@pytest.mark.parametrize("device", ["cuda", pytest.param("cpu", marks=pytest.mark.storm)])
+# Without torchrun: cuda/test_device_commands. How torchrun's ranks join: test_launches.
+@pytest.mark.storm
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_the_digest_under_torchrun(few, device):
     """On GPUs, by kernels over peer memory: the digest is that of the CPU."""
     pytest.importorskip("torch")

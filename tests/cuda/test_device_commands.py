@@ -50,7 +50,7 @@ def test_the_digest_is_the_cpus(devices, way, table):
     assert digest_of(gpu.stdout) == digest_of(run(*table).stdout)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.storm), 4])
 def test_ranks_take_the_gpus_in_turn(devices, tmp_path):
     done = on_gpus(
         *("bench", "all_reduce", "--ranks", 3, "-b", "8", "-e", "2M", "-f", 512),
@@ -65,7 +65,13 @@ def test_ranks_take_the_gpus_in_turn(devices, tmp_path):
     assert "# Out of bounds values : 0 OK" in done.stdout
 
 
-@pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather", "broadcast"])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "reduce_scatter",
+        *(pytest.param(each, marks=pytest.mark.storm) for each in ("all_gather", "broadcast")),
+    ],
+)
 def test_the_other_collectives_are_verified(operation, tmp_path):
     on_gpus(
         *("bench", operation, "--ranks", 3, "-b", "24", "-e", "96K", "-f", 4096, "-r", 1),

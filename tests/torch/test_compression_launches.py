@@ -7,7 +7,11 @@ import pytest
 from tests.launchers import Forks, OwnLauncher, Torchrun
 from tests.torch.compressed import HOOKS
 
-# `pycollective run` gives ranks the environment that forks have; in `make storm` it does, too.
+# What forks compute is test_compression's; that torchrun's ranks join is test_launches', that they
+# train test_two_hosts'.
+pytestmark = pytest.mark.storm
+
+# `pycollective run` gives ranks the environment that forks have.
 LAUNCHERS = {"forks": Forks("tests.torch.compressed"), "torchrun": Torchrun()}
 
 PROGRAM = """
@@ -76,6 +80,5 @@ def test_each_hook_trains_to_weights_of_its_own(digests):
     assert len({of[hook][0] for of in digests for hook in HOOKS}) == len(HOOKS)
 
 
-@pytest.mark.storm
 def test_ranks_of_pycollective_run_end_with_them_too(digests, tmp_path):
     assert trained(OwnLauncher(), tmp_path) == digests[:2]
