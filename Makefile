@@ -75,7 +75,7 @@ test-torch-suite: install
 
 # What `make install` has compiled is packed as it is. All else that an earlier build left is removed,
 # or a module that is gone would be packed too. Torch's libraries come with torch.
-wheel: install
+wheel: shims
 	rm -rf dist build/dist build/lib.* pycollective.egg-info
 	PYCOLLECTIVE_TORCH=0 $(BIN)/python -m build -q --no-isolation --sdist --wheel -o build/dist
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair -w dist \

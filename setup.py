@@ -15,7 +15,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 import runpy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -139,19 +138,6 @@ def torch_extension() -> Extension | None:
         extra_compile_args=SHIM["FLAGS"] + (["-Werror"] if "-Werror" in CXX_FLAGS else []),
         language="c++",
     )
-
-
-def shim_sources() -> list[str]:
-    """The files of csrc/ that the torch shim is compiled from, with all that they include."""
-    left = [*glob.glob("csrc/torch/*"), "csrc/bindings/errors_py.cpp"]
-    found: set[str] = set()
-    while left:
-        path = left.pop()
-        if path not in found:
-            found.add(path)
-            included = re.findall(r'^#include "([^"]+)"', Path(path).read_text(), re.MULTILINE)
-            left += [f"csrc/{name}" for name in included]
-    return sorted(found)
 
 
 def _pybind11_include() -> str:
@@ -288,7 +274,7 @@ class BuildPy(build_py):
     def run(self) -> None:
         """Copy the package's files, and those sources."""
         super().run()
-        for path in [] if self.editable_mode else shim_sources():
+        for path in [] if self.editable_mode else SHIM["read"]("csrc"):
             to = Path(self.build_lib, "pycollective", path)
             self.mkpath(str(to.parent))
             self.copy_file(path, str(to))

@@ -89,11 +89,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     subprocess.run(pip, cwd=folder, env=outside, check=True, timeout=250)
     variables = {"PATH": str(environment / "bin"), "HOME": str(home), "LANG": "C.UTF-8"}
 
-    def run(program: str, *arguments: str) -> str:
+    def run(program: str, *arguments: str, **more: str) -> str:
         done = subprocess.run(
             [str(environment / "bin" / program), *arguments],
             cwd=folder,
-            env=variables,
+            env={**variables, **more},
             capture_output=True,
             text=True,
             timeout=200,
@@ -155,6 +155,23 @@ def test_installed_it_runs_the_quick_start(installed: Callable[..., str], tmp_pa
     said = [line.partition(" ") for line in lines]
     assert sorted(rank for rank, _, _ in said) == ["[0]", "[1]", "[2]", "[3]"]
     assert len({text for _, _, text in said}) == 1
+
+
+@pytest.mark.wheel
+def test_installed_it_trains_beside_torch(installed: Callable[..., str], tmp_path: Path) -> None:
+    """By a prebuilt shim: there is no compiler. torch is lent by the environment of these tests."""
+    torch = pytest.importorskip("torch")
+    minor = "_".join(torch.__version__.split(".")[:2])
+    assert list((ROOT / SHIMS).glob(f"_torch_{minor}.*")), "make wheel SHIMS=--installed makes it"
+    examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    program = tmp_path / "train.py"
+    where = "\nprint(pycollective.torch._torch.__file__)\n"
+    program.write_text(next(each for each in examples if "import torch" in each) + where)
+    lent = {"PYTHONPATH": str(Path(torch.__file__).parents[1])}
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    first, shim, second, other = installed("python", *torchrun, str(program), **lent).split()
+    assert (first, shim) == (second, other)
+    assert f"/site-packages/{SHIMS}_torch_{minor}." in shim
 
 
 @pytest.mark.wheel

@@ -150,7 +150,10 @@ void GlooLink::State::run(const std::shared_ptr<State>& state) {
   pthread_setname_np(pthread_self(), "pycoll-far");
   std::unique_lock lock(state->mutex);
   for (;;) {
-    state->ready_or_closed.wait(lock, [&] { return !state->ready.empty() || state->closed; });
+    // A plain wait would need a libstdc++ that RHEL 9 and its kin lack (GLIBCXX_3.4.30).
+    const auto wanted = [&] { return !state->ready.empty() || state->closed; };
+    while (!state->ready_or_closed.wait_for(lock, kForever, wanted)) {
+    }
     if (state->ready.empty()) break;
     Lane& lane = *state->ready.front();
     state->ready.pop_front();
