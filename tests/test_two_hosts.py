@@ -133,7 +133,7 @@ import numpy as np
 import pycollective as pc
 
 rank = int(sys.argv[1])
-with pc.init(rank=rank, size=2, store=sys.argv[2], timeout=20) as comm:
+with pc.init(rank=rank, size=2, store=sys.argv[2], timeout=60) as comm:
     x = np.full(100_000, rank + 1.0)
     comm.all_reduce(x)
     sys.stdout.write(f"RANK {rank}: {comm.host_of} {x[-1]}\\n")
