@@ -76,7 +76,7 @@ test-torch-suite: install
 # What `make install` has compiled is packed as it is. All else that an earlier build left is removed,
 # or a module that is gone would be packed too. Torch's libraries come with torch.
 wheel: shims
-	rm -rf dist build/dist build/lib.* pycollective.egg-info
+	rm -rf dist build/dist build/lib.* pycollective.egg-info pycollective-[0-9]*
 	PYCOLLECTIVE_TORCH=0 $(BIN)/python -m build -q --no-isolation --sdist --wheel -o build/dist
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair -w dist \
 	  --exclude 'libtorch*' --exclude 'libc10*' build/dist/*.whl
@@ -128,7 +128,7 @@ format: $(VENV)/.requirements
 	$(BIN)/clang-format -i $(SOURCES)
 
 # The stand-in for a GPU's driver, and what else of native code tests and benchmarks in Python call:
-# whoever wants it first makes it otherwise.
+# a test that needs one of them makes it, where it is not there.
 standin:
 	$(MAKE) -C tests/cuda_driver
 native-parts:

@@ -34,7 +34,7 @@ LAYERS: dict[str, set[str]] = {
     "host_memory": {"errors"},
     "schedule": {"errors", "order", "placement"},
     "shim": {"errors", "installing", "version"},
-    "transport": {"_core", "_torch", "errors", "shim", "threads"},
+    "transport": {"_core", "_torch", "errors", "installing", "shim", "threads"},
     "planning": {"_core", "schedule", "transport"},
     "tuning": {"environment", "errors", "planning", "schedule"},
     "gpu": {"_core", "environment", "errors", "refusal"},

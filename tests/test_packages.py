@@ -165,7 +165,7 @@ def test_installed_it_trains_beside_torch(installed: Callable[..., str], tmp_pat
     assert list((ROOT / SHIMS).glob(f"_torch_{minor}.*")), "make wheel SHIMS=--installed makes it"
     examples = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
     program = tmp_path / "train.py"
-    where = "\nprint(pycollective.torch._torch.__file__)\n"
+    where = "\nprint(pycollective._torch.__file__)\n"
     program.write_text(next(each for each in examples if "import torch" in each) + where)
     lent = {"PYTHONPATH": str(Path(torch.__file__).parents[1])}
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -78,7 +78,11 @@ def make(minor: str, installed: str) -> None:
 def main() -> None:
     """Make those that were asked for; remove those of minors that are not allowed any more."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--installed", action="store_true", help="only for the torch that is here")
+    parser.add_argument(
+        "--installed",
+        action="store_true",
+        help="only for the torch that is here; others that lie there are removed",
+    )
     only = parser.parse_args().installed
     installed = ".".join(version("torch").split(".")[:2])
     allowed = minors()

@@ -29,6 +29,18 @@ _NAMES = {
 _INK, _FAINT = "#222222", "#d9d9d9"
 
 
+def check() -> None:
+    """Whether `plot` can draw: before anything is measured, which takes minutes.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(f"--plot needs matplotlib: {installing.PLOT}") from error
+
+
 def plot(record: Record, path: str | os.PathLike[str]) -> None:
     """Draw `record` into `path` (PNG, or whatever its suffix says).
 
@@ -37,11 +49,10 @@ def plot(record: Record, path: str | os.PathLike[str]) -> None:
     """
     if not record.rows:
         raise ConfigurationError("nothing was measured: there is nothing to plot")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigurationError(f"--plot needs matplotlib: {installing.PLOT}") from error
+    check()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     # Without pyplot: no global state, no display, and the caller's own figures are left alone.
     figure = Figure(figsize=(9, 5.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)

@@ -36,6 +36,10 @@ def main() -> None:
     except BrokenPipeError:  # as behind `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
         status = 1
+    except OSError as error:
+        sys.stderr.write(f"pycollective {options.command}: {error}\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 2
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     sys.exit(status)

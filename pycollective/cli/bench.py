@@ -33,7 +33,7 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=2,
         metavar="N",
-        help="processes of each library (default: %(default)s)",
+        help="ranks of each library (default: %(default)s)",
     )
     sizes = "bytes of the whole message; K, M and G are binary (default: %(default)s)"
     group.add_argument(
@@ -251,6 +251,7 @@ def _beside_others(options: argparse.Namespace, sizes: list[int], dtype: str) ->
     """Measure one operation of each library; the status."""
     from pycollective.bench.console import run
     from pycollective.bench.libraries import find_peers
+    from pycollective.bench.plot import check, plot
     from pycollective.bench.record import write_json
     from pycollective.bench.settings import Settings
     from pycollective.cli.inside import refuse_inside_a_launch
@@ -258,6 +259,8 @@ def _beside_others(options: argparse.Namespace, sizes: list[int], dtype: str) ->
     refuse_inside_a_launch(
         "bench", "start it by itself, with -n; with --tune alone does it join a launch"
     )
+    if options.plot is not None:
+        check()
     record = run(
         Settings(
             operation=options.operation,
@@ -281,7 +284,5 @@ def _beside_others(options: argparse.Namespace, sizes: list[int], dtype: str) ->
     if options.json is not None:
         write_json(record, options.json)
     if options.plot is not None:
-        from pycollective.bench.plot import plot
-
         plot(record, options.plot)
     return 1 if record.wrong else 0

@@ -55,7 +55,8 @@ def run(options: argparse.Namespace) -> int:
       pycollective run -n 4 --log-dir logs/1 python -u train.py
 
     Each rank finds `pycollective.init()` ready, and torch.distributed's env:// too.
-    A line of output arrives whole, on the stream that the rank wrote it to.
+    A line of output arrives whole, up to 64 KiB of it, on the stream that the rank
+    wrote it to.
 
     Exit status: that of the rank that failed first, or 128 and its signal's number;
     2: there is no such program.

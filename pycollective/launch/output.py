@@ -134,7 +134,7 @@ class Copier(threading.Thread):
         source: the pipe that the rank writes to; the copier's own from now on.
         sink: where its lines go; None for nowhere.
         rank: before each line, in brackets, where the sink is tagged.
-        log: where its lines go as they are; the copier's own from now on.
+        log: where its output goes as it comes; the copier's own from now on.
     """
 
     error: OSError | None = None  # why output is lost, but for nobody reading it
@@ -152,9 +152,6 @@ class Copier(threading.Thread):
         """What the thread does."""
         try:
             for line in self._lines():
-                if self._log:
-                    self._log.write(line)
-                    self._log.flush()  # also while a slow reader keeps the sink waiting
                 if self._sink:
                     whole = line if line.endswith(b"\n") or not self._tag else line + b"\n"
                     self._sink.write(self._tag + whole)
@@ -164,9 +161,24 @@ class Copier(threading.Thread):
             self.error = error
         finally:
             os.close(self._source)
-            if self._log:
-                with suppress(OSError):  # said above: the same bytes are written once more
-                    self._log.close()
+            self._close_log()
+
+    def _keep(self, output: bytes) -> None:
+        """Write to the log, at once: a rank that hangs may have begun a line."""
+        if self._log is None:
+            return
+        try:
+            self._log.write(output)
+            self._log.flush()
+        except OSError as error:  # as of a full disk: the rank goes on, and its lines are shown
+            self.error = OSError(error.errno, error.strerror, self._log.name)
+            self._close_log()
+
+    def _close_log(self) -> None:
+        if self._log is not None:
+            with suppress(OSError):  # said before: the same bytes are written once more
+                self._log.close()
+            self._log = None
 
     def is_behind(self) -> bool:
         """Whether there is output that has yet to go out, after the rank has ended."""
@@ -186,6 +198,7 @@ class Copier(threading.Thread):
             if _wait(self._source, select.POLLIN, seconds):
                 self._busy = True
                 more = os.read(self._source, _LONG_LINE)
+                self._keep(more)
                 if self._left is not None:
                     self._left -= len(more)
                 *lines, rest = (self._begun + more).split(b"\n")

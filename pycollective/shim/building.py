@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,8 +32,10 @@ def build(say: Callable[[str], None], longest: float = compiling.LONGEST) -> Non
     """
     try:
         import torch
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ConfigurationError(f"there is no torch: {installing.TORCH}") from error
+    except (ImportError, OSError) as error:
+        raise ConfigurationError(f"torch cannot be imported: {error}") from error
 
     if _loads():
         say(f"nothing to do: torch {torch.__version__} has its backend, {loading.described()}")
@@ -78,9 +81,9 @@ def _check_needs() -> None:
 
 
 def _build(torch: str, version: str, folder: Path) -> None:
-    work = folder / "building"
-    shutil.rmtree(work, ignore_errors=True)  # of a build that was killed
-    work.mkdir(mode=0o700)
+    for left in folder.glob("building-*"):  # by a build that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix="building-", dir=folder))
     made, target = work / "shim", folder / cache.name(version, loading.SUFFIX)
     try:
         compiling.compile_shim(cache.csrc(), torch, work, made)

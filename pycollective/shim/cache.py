@@ -34,6 +34,11 @@ def csrc() -> str:
     raise ConfigurationError(f"the torch backend's sources are not at {places[0]}")
 
 
+def in_a_wheel() -> bool:
+    """Whether the sources lie in the package, as those of a wheel do."""
+    return (_PACKAGE / "csrc" / "torch" / "module.cpp").exists()
+
+
 def name(version: str, suffix: str) -> str:
     """The file for this version of torch, of a Python whose extension modules end so.
 

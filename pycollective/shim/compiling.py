@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -102,7 +103,13 @@ def _run_all(commands: list[list[str]]) -> None:
     """Run them at the same time."""
     deadline = monotonic() + LONGEST
     running = [
-        subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            each,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # with what a compiler starts in its turn
+        )
         for each in commands
     ]
     try:
@@ -117,5 +124,5 @@ def _run_all(commands: list[list[str]]) -> None:
     finally:
         for process in running:
             if process.poll() is None:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
             process.communicate()

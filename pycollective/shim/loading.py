@@ -3,7 +3,7 @@
 The first that fits is taken, of
 
 1. the sources' own, in the package's folder: an editable install builds it;
-2. the prebuilt ones of a wheel, one for each minor version of torch;
+2. in a wheel the prebuilt ones, one for each minor version of torch;
 3. what ``pycollective build-torch`` has built into the user's cache.
 
 Nothing is built here.
@@ -86,7 +86,10 @@ def _prebuilt(version: str) -> Path | None:
     # A version before a release, as 2.14.0a0 or 2.14.0.dev20260101, may be unlike the release.
     minor = re.match(r"(\d+\.\d+)\.\d+(\+|$)", version)
     path = PREBUILT / prebuilt_name(minor[1]) if minor else None
-    return path if path is not None and path.exists() else None
+    # Beside a checkout they may be of older sources: `make shims` has put them there for a wheel.
+    if path is None or not path.exists() or not cache.in_a_wheel():
+        return None
+    return path
 
 
 def _cached(version: str) -> Path | None:
@@ -102,7 +105,7 @@ def _cached(version: str) -> Path | None:
 
 
 def _what_is_prebuilt() -> str:
-    files = PREBUILT.glob(f"_torch_*{SUFFIX}")
+    files = PREBUILT.glob(f"_torch_*{SUFFIX}") if cache.in_a_wheel() else []
     minors = [file.name.removesuffix(SUFFIX).removeprefix("_torch_") for file in files]
     minors.sort(key=lambda minor: [int(number) for number in minor.split("_")])
     names = ", ".join(minor.replace("_", ".") for minor in minors)
@@ -113,7 +116,7 @@ def minor_of(path: Path) -> str:
     """The minor version of torch that a shim was built for."""
     stamp = _STAMP.search(path.read_bytes())
     if stamp is None:
-        raise ImportError(f"{path} is not of this version of pycollective")
+        raise ImportError(f"{path} does not say for which torch it was built")
     return stamp[1].decode()
 
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from pycollective import threads
+from pycollective import installing, threads
 from pycollective.errors import CollectiveTimeout, ConfigurationError, named
 from pycollective.shim import loading
 
@@ -129,8 +129,9 @@ def _distributed() -> Any:
 
         loading.load()
     except ImportError as error:
+        cure = f" ({installing.TORCH})" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigurationError(
-            f"between hosts messages go over torch.distributed's Gloo, or over MPI: {error}. "
+            f"between hosts messages go over torch.distributed's Gloo, or over MPI: {error}{cure}. "
             "Or start the ranks with mpiexec"
         ) from error
     return dist

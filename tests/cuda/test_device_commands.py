@@ -92,6 +92,8 @@ def test_without_a_gpu_it_says_so_in_a_line(command):
     missing = {"PYCOLLECTIVE_CUDA_DRIVER": "/no/such/libcuda.so"}
     done = run(*command, "--device", "cuda", status=2, **missing)
     assert re.search(
-        r"^pycollective \w+: (rank 0( of own)?: )?no CUDA driver: /no/such/libcuda.so", done.stderr, re.M
+        r"^pycollective \w+: (rank 0( of own)?: )?no CUDA driver: /no/such/libcuda.so",
+        done.stderr,
+        re.M,
     )
     assert "Traceback" not in done.stderr

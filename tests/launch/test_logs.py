@@ -50,6 +50,31 @@ def test_a_folder_that_has_something_stays_as_it_is(pycollective, tmp_path):
     assert done.stderr == f"pycollective run: --log-dir {tmp_path / 'old'}: File exists\n"
 
 
+def test_what_has_begun_as_a_line_is_in_the_file_at_once(tmp_path):
+    """As what a rank that hangs has printed last."""
+    log = tmp_path / "a" / "0" / "stdout.log"
+    wait = f"for i in $(seq 2000); do [ -s {log} ] && exit; sleep 0.01; done; exit 1"
+    done = run("--log-dir", tmp_path / "a", "sh", "-c", f"printf begun; {wait}", command=DEFAULT)
+    assert (done.returncode, done.stdout) == (0, "[0] begun\n")
+
+
+def test_a_file_that_cannot_be_written_is_named_and_costs_no_line(tmp_path):
+    folder = tmp_path / "a"
+    lines = "ulimit -f unlimited; for i in $(seq 300); do echo line $i of some length; done"
+    command = ["sh", "-c", 'ulimit -S -f 4; "$@"', "sh", *DEFAULT, "--log-dir", folder]
+    done = subprocess.run(
+        [*command, "sh", "-c", lines],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert len(done.stdout.splitlines()) == 300
+    assert "output is lost: [Errno 27] File too large" in done.stderr
+    assert str(folder / "0" / "stdout.log") in done.stderr
+    assert done.returncode == 1
+
+
 def test_a_program_that_cannot_be_started_leaves_no_folder(pycollective, tmp_path):
     assert pycollective("run", "--log-dir", tmp_path / "a", "no-such-program").returncode == 2
     assert list(tmp_path.iterdir()) == []

@@ -94,7 +94,7 @@ def test_a_docstring_names_the_algorithms_that_can_do_it(operation):
     assert said == there_are
 
 
-def test_help_begins_with_what_a_person_does():
+def test_a_communicator_is_made_by_init_alone():
     assert not inspect.signature(pc.Communicator).parameters
     with pytest.raises(pc.ConfigurationError, match=r"made by pycollective\.init"):
         pc.Communicator()
