@@ -34,11 +34,12 @@ def stamped(path: Path, version: str) -> Path:
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package's folder without any shim, and an empty cache, for `loading` in this process."""
+    """A wheel's folder without any shim, and an empty cache, for `loading` in this process."""
     folder = tmp_path / "pycollective"
     folder.mkdir()
     monkeypatch.setattr(loading, "PACKAGE", folder)
     monkeypatch.setattr(loading, "PREBUILT", folder / "torch" / "shims")
+    monkeypatch.setattr(cache, "in_a_wheel", lambda: True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, loading.NAME, pycollective._torch)  # put back after it
     del sys.modules[loading.NAME]
@@ -132,10 +133,17 @@ def test_a_prebuilt_shim_is_for_releases(package, loaded, monkeypatch):
         assert version in refusal()
 
 
-def test_what_is_not_a_shim_of_this_version_is_not_loaded(package, loaded):
+def test_beside_a_checkout_a_prebuilt_shim_may_be_of_older_sources(package, loaded, monkeypatch):
+    monkeypatch.setattr(cache, "in_a_wheel", lambda: False)
+    stamped(loading.PREBUILT / loading.prebuilt_name(".".join(HERE.split(".")[:2])), HERE)
+    assert "prebuilt for this Python: none" in refusal()
+    assert loaded == []
+
+
+def test_what_is_not_a_shim_is_not_loaded(package, loaded):
     own = package / f"_torch{loading.SUFFIX}"
     own.write_bytes(b"\x7fELF")
-    assert f"{own} is not of this version of pycollective" in refusal()
+    assert f"{own} does not say for which torch it was built" in refusal()
     assert loaded == []
 
 
