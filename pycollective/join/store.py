@@ -239,8 +239,10 @@ class StoreServer:
     def _answer(self, client: socket.socket, value: bytes) -> None:
         try:
             client.sendall(value + b"\n")
-        except OSError:  # it has gone, or does not read
+        except BlockingIOError:  # it does not read
             self._drop(client)
+        except OSError:
+            pass  # it has gone: what it said before that, as "bye", is read first
 
 
 class StoreClient:

@@ -359,3 +359,17 @@ def test_a_will_is_done_where_its_client_dies_and_nowhere_else(connect, server):
     again.set("told", b"anew")  # and so is the will, on the next connection
     again._socket.close()
     assert waits.get("end") == b"it died"
+
+
+def test_who_leaves_before_the_answer_has_not_died(address):
+    """What it said before it left is read first, though an answer finds it gone."""
+    family, target = parse_address(address, SECRET)
+    with StoreServer(address, SECRET, start=False) as server:
+        with socket.socket(family, socket.SOCK_STREAM) as leaves:
+            leaves.connect(target)
+            words = [(b"will", b"ZW5k", b"eA=="), (b"claim", b"YQ==", b"eA=="), (b"bye", b"", b"")]
+            for each in words:
+                leaves.sendall(b" ".join((SECRET.encode(), *each)) + b"\n")
+        server.start()
+        await_(lambda: server.has("a") and not server._known)
+        assert not server.has("end")
