@@ -168,10 +168,13 @@ def test_installed_it_trains_beside_torch(installed: Callable[..., str], tmp_pat
     where = "\nprint(pycollective._torch.__file__)\n"
     program.write_text(next(each for each in examples if "import torch" in each) + where)
     lent = {"PYTHONPATH": str(Path(torch.__file__).parents[1])}
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    first, shim, second, other = installed("python", *torchrun, str(program), **lent).split()
-    assert (first, shim) == (second, other)
-    assert f"/site-packages/{SHIMS}_torch_{minor}." in shim
+    # A file for each rank: torchrun's ranks write a line and its end apart, and two may mix them.
+    apart = ("--log-dir", str(tmp_path / "said"), "--redirects", "1")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *apart)
+    installed("python", *torchrun, str(program), **lent)
+    first, second = (path.read_text() for path in tmp_path.glob("said/**/stdout.log"))
+    assert first == second
+    assert f"/site-packages/{SHIMS}_torch_{minor}." in first
 
 
 @pytest.mark.wheel
