@@ -16,11 +16,12 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
+
+import tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIES = ROOT / "build" / "planted_bugs"
