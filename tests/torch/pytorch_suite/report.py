@@ -20,17 +20,16 @@ _HEAD = """\
 # PyTorch's own tests
 
 `make test-torch-suite` runs the tests of `torch.testing._internal.distributed.distributed_test` \
-that come with PyTorch, each on {ranks} ranks, over Gloo and with pycollective standing in for it \
-(`tests/torch/pytorch_suite/`): whoever asks for the backend `gloo` gets pycollective's. A choice \
-of them is in `make test`. PyTorch {version}, on CPUs; most of what is skipped needs GPUs.
+that come with PyTorch. Each runs on {ranks} ranks, once over Gloo and once over pycollective: a \
+test that asks for the backend `gloo` then gets pycollective's (`tests/torch/pytorch_suite/`). \
+`make test` runs some of them. This is PyTorch {version}, on CPUs; most skipped tests need GPUs.
 
 | | passed | failed | skipped |
 |---|---|---|---|
 """
 _UNSKIPPED = """
-Among the skipped are {number} of `all_to_all` on CPUs, which PyTorch runs over MPI alone; \
-how they end when they are run all the same is not counted above (Gloo refuses lists of unequal \
-tensors):
+{number} of the skipped tests are of `all_to_all` on CPUs, which PyTorch runs over MPI alone. They \
+were run all the same, and are not counted above. (Gloo refuses lists of unequal tensors.)
 
 | `all_to_all` | passed | failed |
 |---|---|---|
