@@ -1,4 +1,4 @@
-"""Distributed checkpoint: four ranks save a model that is cut up, two load it and go on.
+"""Distributed checkpoint: four ranks save a sharded model, two load it and go on.
 
 torchrun --nproc-per-node 4 examples/checkpoint.py save out/checkpoint
 torchrun --nproc-per-node 2 examples/checkpoint.py load out/checkpoint
@@ -22,7 +22,7 @@ import pycollective.torch  # noqa: F401  (registers the backend)
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> float:
-    """Train on digits of this rank's own choice; the mean of the ranks' last losses."""
+    """Train on random digits, different on each rank; return the mean of the ranks' last losses."""
     pixels, labels = load_digits(return_X_y=True)
     images, names = torch.from_numpy(pixels).float() / 16, torch.from_numpy(labels)
     random = torch.Generator().manual_seed(dist.get_rank())
@@ -38,7 +38,7 @@ def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) 
 
 
 def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Of all bits of the weights and of Adam's state, put together on each rank."""
+    """Return a digest of all bits of the weights and of Adam's state, gathered on each rank."""
     parts = hashlib.sha256()
     for parameter in model.parameters():
         state = optimizer.state[parameter]
@@ -49,7 +49,7 @@ def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 def main() -> None:
-    """Save after 40 steps, or load and make 40 more."""
+    """Train 40 steps and save, or load and train 40 more."""
     dist.init_process_group("pycollective")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 130), torch.nn.ReLU(), torch.nn.Linear(130, 10))
@@ -64,7 +64,7 @@ def main() -> None:
         checkpoint.save(state, checkpoint_id=folder)
         line = f"loss {loss:.3f}: saved {about['digest']}"
     else:
-        weights, moments = get_state_dict(model, optimizer)  # where to load to
+        weights, moments = get_state_dict(model, optimizer)  # loaded into
         about = {"loss": 0.0, "digest": ""}
         state = {"model": weights, "optimizer": moments, "about": about}
         checkpoint.load(state, checkpoint_id=folder)

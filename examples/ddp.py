@@ -16,21 +16,21 @@ import pycollective.torch  # registers the backend
 
 
 def data() -> tuple[TensorDataset, TensorDataset]:
-    """1,797 scanned digits of 8 x 8 pixels: those to train with and those to test with."""
+    """Return scikit-learn's 1,797 digits of 8 x 8 pixels: training data, then test data."""
     pixels, labels = load_digits(return_X_y=True)
     images, names = torch.from_numpy(pixels).float() / 16, torch.from_numpy(labels)
     return TensorDataset(images[:1500], names[:1500]), TensorDataset(images[1500:], names[1500:])
 
 
 def train(dataset: TensorDataset, bucket_cap_mb: float) -> torch.nn.Module:
-    """A small network after four epochs."""
+    """Train a small network for four epochs."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         *(torch.nn.Linear(64, 128), torch.nn.ReLU()),
         *(torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)),
     )
     ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb)
-    # Without the hook DDP multiplies gradients by 1/ranks before they are added: a rounding more.
+    # Without the hook DDP multiplies gradients by 1/ranks before it adds them: one rounding more.
     ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=3e-3)
     sampler: DistributedSampler[TensorDataset] = DistributedSampler(dataset, seed=0)
@@ -44,7 +44,7 @@ def train(dataset: TensorDataset, bucket_cap_mb: float) -> torch.nn.Module:
 
 
 def digest(model: torch.nn.Module) -> str:
-    """Of all bits of the weights."""
+    """Return a digest of all bits of the weights."""
     weights = torch.cat([each.detach().flatten() for each in model.parameters()])
     return hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""A rank is killed: torchrun starts all anew, and they go on from their checkpoint.
+"""A rank is killed: torchrun restarts all ranks, and they go on from their checkpoint.
 
 torchrun --nproc-per-node 3 --max-restarts 1 examples/elastic.py
 """
@@ -21,7 +21,7 @@ RESTARTS = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def train(images: torch.Tensor, names: torch.Tensor, kept: Path | None) -> torch.nn.Module:
-    """A network after 60 steps, of which those before the checkpoint `kept` are not made again."""
+    """Train a network for 60 steps, from the checkpoint `kept` where there is one."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
     ddp = DistributedDataParallel(model)
@@ -38,7 +38,7 @@ def train(images: torch.Tensor, names: torch.Tensor, kept: Path | None) -> torch
         if kept and step > begin and step % 10 == 0 and dist.get_rank() == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save({**state, "step": step}, kept.with_suffix(".new"))
-            kept.with_suffix(".new").replace(kept)  # whole or not at all
+            kept.with_suffix(".new").replace(kept)  # all of it or nothing
         if kept and step == 35 and dist.get_rank() == 1 and RESTARTS == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         random = torch.Generator().manual_seed(step * dist.get_world_size() + dist.get_rank())
@@ -50,17 +50,17 @@ def train(images: torch.Tensor, names: torch.Tensor, kept: Path | None) -> torch
 
 
 def main() -> None:
-    """Train scikit-learn's digits; then once more, with nobody killed, to compare."""
+    """Train on scikit-learn's digits; then again, with nobody killed, to compare."""
     if RESTARTS == 0 and os.environ["RANK"] == "0":
         CHECKPOINT.parent.mkdir(exist_ok=True)
-        CHECKPOINT.unlink(missing_ok=True)  # of an earlier launch
+        CHECKPOINT.unlink(missing_ok=True)  # from an earlier launch
     dist.init_process_group("pycollective")
     pixels, labels = load_digits(return_X_y=True)
     images, names = torch.from_numpy(pixels).float() / 16, torch.from_numpy(labels)
     try:
         model = train(images, names, CHECKPOINT)
     except pycollective.PeerFailure as error:
-        sys.exit(f"rank {os.environ['RANK']}: {error}")  # torchrun starts all anew
+        sys.exit(f"rank {os.environ['RANK']}: {error}")  # torchrun restarts all
     assert RESTARTS == 1
     for found, expected in zip(
         model.parameters(), train(images, names, None).parameters(), strict=True

@@ -1,4 +1,4 @@
-"""FSDP2: where parameters, gradients and Adam's state are cut up, the same bits as under DDP.
+"""FSDP2: sharded parameters, gradients and Adam's state have the same bits as under DDP.
 
 torchrun --nproc-per-node 3 examples/fsdp.py
 """
@@ -20,7 +20,7 @@ import pycollective.torch  # registers the backend
 
 
 class Reader(torch.nn.Module):
-    """A transformer of two layers that guesses the next byte of a text."""
+    """A transformer of two layers that predicts the next byte of a text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Reader(torch.nn.Module):
         self.head = torch.nn.Linear(64, 256)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """The mean loss over (batch, 65) bytes."""
+        """Return the mean loss over (batch, 65) bytes."""
         hidden = self.bytes(text[:, :-1]) + self.places.weight
         later = torch.nn.Transformer.generate_square_subsequent_mask(hidden.shape[1])
         for layer in self.layers:
@@ -40,7 +40,7 @@ class Reader(torch.nn.Module):
 
 
 def train(model: torch.nn.Module, text: torch.Tensor, steps: int = 50) -> float:
-    """Train on random places of the text, each rank on others; its last loss."""
+    """Train on random places of the text, different on each rank; return the last loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     random = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(steps):
@@ -53,14 +53,14 @@ def train(model: torch.nn.Module, text: torch.Tensor, steps: int = 50) -> float:
 
 
 def digest(model: torch.nn.Module) -> str:
-    """Of all bits of the weights, put together where they are cut up."""
+    """Return a digest of all bits of the weights, gathered where they are sharded."""
     whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
     weights = torch.cat([each.detach().flatten() for each in whole])
     return hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:16]
 
 
 def main() -> None:
-    """Train on the source of the standard library's argparse, first whole, then cut up."""
+    """Train on the source of the standard library's argparse, first under DDP, then sharded."""
     dist.init_process_group("pycollective")
     text = torch.tensor(list(inspect.getsource(argparse).encode()))
     whole = Reader()

@@ -1,4 +1,4 @@
-"""HSDP: cut up within pairs of ranks, copied between the pairs; the same bits as under DDP.
+"""HSDP: sharded within pairs of ranks, replicated between pairs; the same bits as under DDP.
 
 torchrun --nproc-per-node 4 examples/hsdp.py
 """
@@ -18,7 +18,7 @@ import pycollective.torch  # registers the backend
 
 
 def network() -> torch.nn.Sequential:
-    """The same weights each time, on each rank."""
+    """Make a network: the same weights each time, on each rank."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
         *(torch.nn.Linear(64, 128), torch.nn.ReLU()),
@@ -27,7 +27,7 @@ def network() -> torch.nn.Sequential:
 
 
 def train(model: torch.nn.Module, images: torch.Tensor, names: torch.Tensor) -> None:
-    """Sixty steps, in each of which a rank has 32 images of its own."""
+    """Train sixty steps; each rank takes 32 random images of its own in each."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     random = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(60):
@@ -38,19 +38,19 @@ def train(model: torch.nn.Module, images: torch.Tensor, names: torch.Tensor) -> 
 
 
 def weights(model: torch.nn.Module) -> torch.Tensor:
-    """All in a row, put together where they are cut up."""
+    """Return all weights in a row, gathered where they are sharded."""
     whole = (p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters())
     return torch.cat([each.detach().flatten() for each in whole])
 
 
 def main() -> None:
-    """Train scikit-learn's digits both ways."""
+    """Train on scikit-learn's digits both ways."""
     dist.init_process_group("pycollective")
     pixels, labels = load_digits(return_X_y=True)
     images, names = torch.from_numpy(pixels).float() / 16, torch.from_numpy(labels)
 
     # Gradients are added in each pair, then between the pairs. That is the contract's order for
-    # four ranks, (0 + 1) + (2 + 3), in which all calls add: so not a bit depends on the mesh.
+    # four ranks, (0 + 1) + (2 + 3), which all calls use: so no bit depends on the mesh.
     pairs = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copied", "cut_up"))
     hybrid = network()
     for module in (*hybrid, hybrid):

@@ -1,4 +1,4 @@
-"""Run every example as its docstring says, in an environment with all that they need.
+"""Run every example as its docstring says, in an environment with all they need.
 
 Usage: python examples/run_all.py [PROGRAM ...]
 """
@@ -19,18 +19,18 @@ LIMIT = 180  # seconds for a command
 
 
 def programs() -> list[Path]:
-    """The examples: what has a command."""
+    """Return the examples: the files with a command."""
     return sorted(each for each in HERE.glob("*.py") if commands(each))
 
 
 def commands(program: Path) -> list[str]:
-    """Those of a program's docstring, to be run in this order."""
+    """Return the commands of a program's docstring, in order."""
     text = ast.get_docstring(ast.parse(program.read_text())) or ""
     return [line for line in text.splitlines() if line.startswith("torchrun ")]
 
 
 def environment() -> Path:
-    """The Python of .venv-examples, which is made anew when requirements change."""
+    """Return the Python of .venv-examples, which is remade when requirements change."""
     folder = ROOT / ".venv-examples"
     requirements = HERE / "requirements.txt"
     wanted = requirements.read_text() + (ROOT / "requirements-dev.txt").read_text()
@@ -46,7 +46,7 @@ def environment() -> Path:
 
 
 def run(python: Path, command: str) -> tuple[bool, str]:
-    """Whether it succeeded, and its result line or why not."""
+    """Run a command; return whether it succeeded, and its result line or why not."""
     words = [str(python), "-m", "torch.distributed.run", *shlex.split(command)[1:]]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     try:
@@ -62,7 +62,7 @@ def run(python: Path, command: str) -> tuple[bool, str]:
 
 
 def main() -> None:
-    """Run them all, say of each what came of it, and end with 1 if one failed."""
+    """Run all, print how each ended, and exit with 1 if one failed."""
     chosen = [Path(name).resolve() for name in sys.argv[1:]] or programs()
     python = environment()
     passed = failed = 0

@@ -1,4 +1,4 @@
-"""Tensor parallel: each rank has a half of each layer's columns or rows, for the same batch.
+"""Tensor parallel: each rank has half of each layer's columns or rows, for the same batch.
 
 torchrun --nproc-per-node 2 examples/tensor_parallel.py
 """
@@ -20,7 +20,7 @@ import pycollective.torch  # noqa: F401  (registers the backend)
 
 
 class Network(torch.nn.Module):
-    """A norm, which every rank has whole, and two linear layers, of which it has a part."""
+    """A norm that every rank has whole, and two linear layers that are sharded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class Network(torch.nn.Module):
         self.narrow = torch.nn.Linear(256, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, 64) pixels to (batch, 10) logits."""
+        """Map (batch, 64) pixels to (batch, 10) logits."""
         return self.narrow(torch.relu(self.wide(self.norm(images))))
 
 
 def train(model: torch.nn.Module, images: torch.Tensor, names: torch.Tensor) -> list[float]:
-    """The losses of 100 steps."""
+    """Train 100 steps; return the losses."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     random = torch.Generator().manual_seed(0)  # every rank takes the same batch
     losses = []
@@ -50,7 +50,7 @@ def train(model: torch.nn.Module, images: torch.Tensor, names: torch.Tensor) -> 
 
 
 def main() -> None:
-    """Train scikit-learn's digits cut up, and whole."""
+    """Train on scikit-learn's digits, sharded and whole."""
     dist.init_process_group("pycollective")
     pixels, labels = load_digits(return_X_y=True)
     images, names = torch.from_numpy(pixels).float() / 16, torch.from_numpy(labels)
@@ -60,10 +60,10 @@ def main() -> None:
     parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
     losses = train(model, images, names)
 
-    # Ranks add their halves of `narrow`, and of the gradient that reaches `norm`. As all of them
-    # get the same bits, what each has whole stays the same without ever being exchanged.
+    # Ranks add their halves of `narrow`, and of the gradient that reaches `norm`. All get the
+    # same bits, so what each has whole stays the same and is never exchanged.
     assert isinstance(model.narrow.bias, DTensor)
-    bias = model.narrow.bias.to_local()  # a DTensor, but whole: only the weight is cut
+    bias = model.narrow.bias.to_local()  # a DTensor, but whole: only the weight is sharded
     mine = torch.cat([model.norm.weight, model.norm.bias, bias]).detach()
     ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(ranks, mine)
@@ -71,7 +71,7 @@ def main() -> None:
     everyone: list[list[float]] = [[]] * dist.get_world_size()
     dist.all_gather_object(everyone, losses)
     assert all(each == losses for each in everyone)
-    whole = train(Network(), images, names)  # adds in another order, so up to rounding
+    whole = train(Network(), images, names)  # adds in another order, so equal up to rounding
     most = max(abs(a - b) for a, b in zip(losses, whole, strict=True))
     assert losses[-1] < 0.4 < losses[0], losses
     assert most < 1e-3, most

@@ -1,4 +1,4 @@
-"""Accelerate: it takes the process group that is there; the bits do not depend on bucket sizes.
+"""Accelerate: it uses the existing process group; the bits do not depend on bucket sizes.
 
 torchrun --nproc-per-node 3 examples/with_accelerate.py
 """
@@ -17,7 +17,7 @@ import pycollective.torch  # registers the backend
 
 
 def train(accelerator: Accelerator, training: TensorDataset) -> torch.nn.Module:
-    """A small network after six epochs."""
+    """Train a small network for six epochs."""
     set_seed(0)
     model = torch.nn.Sequential(
         *(torch.nn.Linear(64, 128), torch.nn.ReLU()),
@@ -37,9 +37,9 @@ def train(accelerator: Accelerator, training: TensorDataset) -> torch.nn.Module:
 
 
 def main() -> None:
-    """Train scikit-learn's digits with large buckets and with small ones."""
-    # Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend=...)]) refuses what it does not
-    # know on CPU. A group that was made before, it takes, though `accelerator.state` says "gloo".
+    """Train on scikit-learn's digits with large buckets and with small ones."""
+    # On CPU Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend=...)]) refuses the name.
+    # It uses a group that was made before, though `accelerator.state` says "gloo".
     dist.init_process_group("pycollective")
     pixels, labels = load_digits(return_X_y=True)
     images, names = torch.from_numpy(pixels).float() / 16, torch.from_numpy(labels)
@@ -49,7 +49,7 @@ def main() -> None:
         accelerator = Accelerator(cpu=True, kwargs_handlers=[buckets])
         model = train(accelerator, TensorDataset(images[:1500], names[:1500]))
         weights = torch.cat([each.detach().flatten() for each in model.parameters()])
-        everyone = accelerator.gather(weights[None])  # each rank's
+        everyone = accelerator.gather(weights[None])  # the weights of each rank
         digests |= {hashlib.sha256(each.numpy()).hexdigest()[:16] for each in everyone}
     assert dist.get_backend() == "pycollective"
     assert len(everyone) == accelerator.num_processes == dist.get_world_size()

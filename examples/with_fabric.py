@@ -17,7 +17,7 @@ import pycollective.torch  # noqa: F401  (registers the backend)
 
 
 def network() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """The same weights each time, on each rank, and their optimizer."""
+    """Make a network (the same weights each time, on each rank) and its optimizer."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         *(torch.nn.Linear(64, 128), torch.nn.ReLU()),
@@ -27,14 +27,14 @@ def network() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def batches(images: torch.Tensor, names: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Sixty, other ones on each rank."""
+    """Return sixty random batches, different on each rank."""
     random = torch.Generator().manual_seed(dist.get_rank())
     chosen = torch.randint(len(images), (60, 32), generator=random)
     return [(images[each], names[each]) for each in chosen]
 
 
 def main() -> None:
-    """Train scikit-learn's digits with Fabric, then without."""
+    """Train on scikit-learn's digits with Fabric, then without."""
     strategy = DDPStrategy(process_group_backend="pycollective", bucket_cap_mb=0.01)
     fabric = Fabric(accelerator="cpu", devices=4, strategy=strategy)
     fabric.launch()
@@ -49,7 +49,7 @@ def main() -> None:
         optimizer.step()
 
     plain, optimizer = network()
-    ddp = DistributedDataParallel(plain)  # 1/4 is exact, so that neither needs all_reduce_hook
+    ddp = DistributedDataParallel(plain)  # 1/4 is exact, so neither needs all_reduce_hook
     for pixels, labels in batches(images[:1500], names[:1500]):
         optimizer.zero_grad()
         functional.cross_entropy(ddp(pixels), labels).backward()

@@ -21,7 +21,7 @@ CHECKPOINT = "out/lightning.ckpt"
 
 
 class Digits(lightning.LightningModule):
-    """Names 8 x 8 pixels."""
+    """Classifies 8 x 8 pixels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,25 +30,25 @@ class Digits(lightning.LightningModule):
         self.right = MulticlassAccuracy(10, average="micro")  # counts on all ranks
 
     def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         return functional.cross_entropy(self.layers(batch[0]), batch[1])
 
     def validation_step(self, batch: list[torch.Tensor]) -> None:
-        """Note how many of the digits are right, and the loss."""
+        """Log the accuracy and the loss."""
         scores = self.layers(batch[0])
         self.right(scores, batch[1])
         self.log("right", self.right)
         self.log("loss", functional.cross_entropy(scores, batch[1]), sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam."""
+        """Return Adam."""
         return torch.optim.Adam(self.parameters(), lr=3e-3)
 
 
 def fit(
     epochs: int, loaders: list[DataLoader[Any]], checkpoint: str | None = None
 ) -> tuple[lightning.Trainer, torch.Tensor]:
-    """The trainer and the weights after so many epochs, from the start or from a checkpoint."""
+    """Train so many epochs, from the start or a checkpoint; return the trainer and the weights."""
     lightning.seed_everything(0, verbose=False)
     strategy = DDPStrategy(
         process_group_backend="pycollective", ddp_comm_hook=pycollective.torch.all_reduce_hook
@@ -68,7 +68,7 @@ def fit(
 
 
 def main() -> None:
-    """Train scikit-learn's digits for six epochs, and for three and three."""
+    """Train on scikit-learn's digits for six epochs, and for three and three."""
     pixels, labels = load_digits(return_X_y=True)
     images, names = torch.from_numpy(pixels).float() / 16, torch.from_numpy(labels)
     loaders = [

@@ -1,4 +1,4 @@
-"""The transformers Trainer: it takes the process group that is there.
+"""The transformers Trainer: it uses the existing process group.
 
 torchrun --nproc-per-node 4 examples/with_transformers.py
 """
@@ -15,10 +15,10 @@ import pycollective.torch  # noqa: F401  (registers the backend)
 
 
 def train(dataset: list[dict[str, torch.Tensor]], bucket_cap_mb: float) -> Trainer:
-    """A small GPT-2 over bytes after an epoch."""
+    """Train a small GPT-2 over bytes for an epoch."""
     arguments = TrainingArguments(
-        # On CPU `ddp_backend` takes nothing but "gloo" and "mpi". Left out, the Trainer uses the
-        # group that was made before it.
+        # On CPU `ddp_backend` takes nothing but "gloo" and "mpi". Without it the Trainer uses
+        # the existing group.
         use_cpu=True,
         ddp_bucket_cap_mb=bucket_cap_mb,
         ddp_find_unused_parameters=False,
@@ -46,7 +46,7 @@ def train(dataset: list[dict[str, torch.Tensor]], bucket_cap_mb: float) -> Train
 
 
 def main() -> None:
-    """Learn the source of the standard library's argparse with large buckets and with small."""
+    """Train on the source of the standard library's argparse with large buckets and with small."""
     dist.init_process_group("pycollective")
     text = torch.tensor(list(inspect.getsource(argparse).encode()))
     parts = text[: len(text) // 64 * 64].view(-1, 64)

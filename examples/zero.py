@@ -1,4 +1,4 @@
-"""ZeRO: each rank keeps Adam's state of a part of the parameters; the same bits as with all of it.
+"""ZeRO: each rank keeps a part of Adam's state; the same bits as when each keeps all of it.
 
 torchrun --nproc-per-node 3 examples/zero.py
 """
@@ -14,7 +14,7 @@ import pycollective.torch  # registers the backend
 
 
 def train(images: torch.Tensor, names: torch.Tensor, zero: bool) -> tuple[torch.nn.Module, int]:
-    """A network after 120 steps, and how many numbers this rank's optimizer keeps."""
+    """Train 120 steps; return the network and how many numbers this rank's optimizer keeps."""
     torch.manual_seed(0)
     layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(4)]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(64, 10))
@@ -39,7 +39,7 @@ def train(images: torch.Tensor, names: torch.Tensor, zero: bool) -> tuple[torch.
 
 
 def main() -> None:
-    """Train scikit-learn's digits with both optimizers."""
+    """Train on scikit-learn's digits with both optimizers."""
     dist.init_process_group("pycollective")
     pixels, labels = load_digits(return_X_y=True)
     images, names = torch.from_numpy(pixels).float() / 16, torch.from_numpy(labels)
