@@ -66,6 +66,11 @@ class Bug(NamedTuple):
         return text.replace(self.right, wrong)
 
 
+def is_native(test: str) -> bool:
+    """Whether csrc/tests/Makefile runs it, not pytest."""
+    return test.startswith("native:")
+
+
 def read() -> list[Bug]:
     """All bugs, in the order of their files."""
     paths = sorted(Path(__file__).parent.glob("*.toml"))
@@ -103,10 +108,17 @@ def copy(folder: Path, numbered: dict[int, Bug]) -> None:
         for path in (ROOT / "pycollective").rglob("*.so"):
             shutil.copy2(path, folder / path.relative_to(ROOT))
         return
+    environment = environment_of(folder)
+    tests = {test for bug in numbered.values() for test in bug.tests}
+    if native := [f"build-plain-{test.partition(':')[2]}" for test in tests if is_native(test)]:
+        make = ["make", "-s", "-C", "csrc/tests", f"CXX={environment['CXX']}"]
+        subprocess.run([*make, *native], cwd=folder, env=environment, check=True)
+    if all(map(is_native, tests)):
+        return
     subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
         cwd=folder,
-        env=environment_of(folder),
+        env=environment,
         check=True,
     )
 
@@ -125,7 +137,7 @@ def environment_of(folder: Path, number: int = 0) -> dict[str, str]:
 def fails(folder: Path, tests: list[str], number: int = 0) -> str:
     """How these tests fail there, in a few words; empty if all pass."""
     environment = environment_of(folder, number)
-    python = [test for test in tests if not test.startswith("native:")]
+    python = [test for test in tests if not is_native(test)]
     native = [f"run-plain-{test.partition(':')[2]}" for test in tests if test not in python]
     commands = []
     if native:
@@ -143,12 +155,13 @@ def fails(folder: Path, tests: list[str], number: int = 0) -> str:
             text=True,
             start_new_session=True,
         )
+        limit = SECONDS if number else 5 * SECONDS
         try:
-            said, _ = started.communicate(timeout=SECONDS if number else 5 * SECONDS)
+            said, _ = started.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             os.killpg(started.pid, signal.SIGKILL)
             started.communicate()
-            return f"no end within {SECONDS} s"
+            return f"no end within {limit} s"
         if started.returncode and command[0] != "make" and started.returncode not in (1, -6, -11):
             raise SystemExit(f"{' '.join(command)}: pytest says {started.returncode}\n{said}")
         if started.returncode:
