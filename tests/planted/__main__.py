@@ -124,12 +124,13 @@ def copy(folder: Path, numbered: dict[int, Bug]) -> None:
 
 
 def environment_of(folder: Path, number: int = 0) -> dict[str, str]:
-    """Of what runs in this copy."""
+    """Of what runs in this copy. No GPU's images: nvcc knows nothing of the header."""
     header = f" -include {folder / 'csrc' / 'planted.h'} -w"
     compilers = {"CC": os.environ.get("CC", "gcc"), "CXX": os.environ.get("CXX", "g++")}
     return {
         **{**os.environ, **{name: command + header for name, command in compilers.items()}},
         "PYTHONPATH": str(folder),
+        "PYCOLLECTIVE_NVCC": "0",
         CHOOSES: str(number),
     }
 
