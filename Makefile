@@ -68,7 +68,7 @@ test-alone: install
 test-mpi: install
 	$(BIN)/python -m benchmarks.mpi_environments
 	$(BIN)/python -m pytest -m '' tests/test_mpi_table.py tests/test_mpiexec.py tests/test_hosts.py \
-	  tests/join/test_mpi_joining.py
+	  tests/bootstrap/test_mpi_joining.py
 
 test-torch-suite: install
 	$(BIN)/python -m tests.torch.pytorch_suite.report docs/torch_suite.md

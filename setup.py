@@ -62,7 +62,8 @@ SIMD_FLAGS = (
 HOT_SOURCES = [
     *("bindings/collective_methods.cpp", "bindings/call.cpp", "bindings/array_view.cpp"),
     *("engine/communicator.cpp", "engine/communicator_programs.cpp", "engine/validate.cpp"),
-    *("engine/rendezvous.cpp", "engine/called.cpp", "engine/one_shot.cpp", "engine/group.cpp"),
+    *("engine/operations/arrival.cpp", "engine/operations/call_signature.cpp"),
+    *("engine/operations/one_shot.cpp", "engine/group.cpp"),
     *("kernels/dispatch.cpp", "kernels/kernels_avx512.cpp", "kernels/kernels_avx2.cpp"),
 ]
 
@@ -97,8 +98,10 @@ def core_extension() -> Extension:
             "kernels/sparse",
             "shared_memory",
             "engine",
-            "engine/far",
-            "engine/device",
+            "engine/operations",
+            "engine/plans",
+            "engine/internode",
+            "engine/gpu",
             "mpi",
             "cuda",
             "bench",

@@ -22,10 +22,10 @@ from benchmarks.driver import Benchmark, Record, Run, require_two_hosts
 from pycollective.bench.tune import OPERATIONS, Plan
 from pycollective.bench.tune import measure as measure_all
 from pycollective.planning.elements import ELEMENTS
+from pycollective.planning.tuning_table import table_as_json, table_from_json
 from pycollective.schedule import Topology
 from pycollective.schedule.cost import BETWEEN_HOSTS, Link, Links, price
 from pycollective.schedule.select import Measurement, Table, choose
-from pycollective.tuning.table import table_as_json, table_from_json
 
 KI, MI = 1 << 10, 1 << 20
 SIZES = (KI, 16 * KI, 256 * KI, MI, 4 * MI)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.driver import Benchmark, Record, Run
 from pycollective.schedule import ALGORITHMS, Schedule, Topology, algorithms_for, make_schedule
-from pycollective.schedule.verify import Fault, Traffic, verify
+from pycollective.schedule.proof import Fault, Traffic, verify
 
 SCHEMA = "pycollective-schedule-proofs/2"
 MOST_MEMORY = 4 << 30

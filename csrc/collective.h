@@ -90,8 +90,8 @@ constexpr bool in_shards(OpKind kind) { return traits_of(kind).pieces != Pieces:
 // Whether shards may be uneven, given by counts.
 constexpr bool takes_counts(OpKind kind) { return traits_of(kind).pieces == Pieces::kRanks; }
 
-// What moves on one host (engine/one_shot.h, two_shot.h), where nothing is computed: what one rank
-// has goes to all who want it, or a part of what it has to each.
+// What moves on one host (engine/operations/one_shot.h, two_shot.h), where nothing is computed:
+// what one rank has goes to all who want it, or a part of what it has to each.
 constexpr bool only_shares(OpKind kind) {
   const OperationTraits& traits = traits_of(kind);
   return !traits.reduces && traits.input.holds != Holds::kAllShards;

@@ -11,7 +11,7 @@ namespace pycollective {
 
 // To how many ranks of a communicator, over all hosts, the native code can count. (Those of one
 // host are Members, shared_memory/member.h.) More would need shards of pairs to be counted in more
-// than 31 bits (engine/program.h), and recipes a deeper stack than 16 operands
+// than 31 bits (engine/plans/program.h), and recipes a deeper stack than 16 operands
 // (kernels/combine.inl). How many there may be is less, as far as joining and the schedules are
 // tested: MAX_RANKS (pycollective/limits.py), which can grow up to here without a change of what is
 // compiled.

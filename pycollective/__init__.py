@@ -18,6 +18,7 @@ annotations need.
 """
 
 from pycollective._core import Work
+from pycollective.bootstrap.init import init
 from pycollective.communicator import ANY_SOURCE, Communicator
 from pycollective.errors import (
     CollectiveAborted,
@@ -27,7 +28,6 @@ from pycollective.errors import (
     ConfigurationError,
     PeerFailure,
 )
-from pycollective.join.bootstrap import init
 from pycollective.version import VERSION as __version__
 
 __all__ = [

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from pycollective.join.store import StoreServer
+from pycollective.bootstrap.store import StoreServer
 from tests.rank_server import Forked, RankServer
 
 ROOT = Path(__file__).resolve().parent.parent

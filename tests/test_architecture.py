@@ -35,37 +35,36 @@ LAYERS: dict[str, set[str]] = {
     "schedule": {"errors", "order", "placement"},
     "shim": {"errors", "installing", "version"},
     "transport": {"_core", "_torch", "errors", "installing", "shim", "threads"},
-    "planning": {"_core", "schedule", "transport"},
-    "tuning": {"environment", "errors", "planning", "schedule"},
+    "planning": {"_core", "environment", "errors", "schedule", "transport"},
     "gpu": {"_core", "environment", "errors", "refusal"},
     "communicator": {
         *("_core", "errors", "gpu", "host_memory", "placement", "planning", "refusal", "typing"),
     },
     "compression": {"_core", "communicator", "errors", "placement", "refusal", "typing"},
-    "join": {
+    "bootstrap": {
         *("_core", "communicator", "environment", "errors", "gpu", "host_memory", "installing"),
-        *("limits", "placement", "planning", "schedule", "threads", "transport", "tuning"),
+        *("limits", "placement", "planning", "schedule", "threads", "transport"),
         *("typing", "version"),
     },
-    "launch": {"environment", "errors", "join", "limits", "threads"},
-    "__init__": {"_core", "communicator", "errors", "join", "version"},
+    "launch": {"environment", "errors", "bootstrap", "limits", "threads"},
+    "__init__": {"_core", "communicator", "errors", "bootstrap", "version"},
     "__main__": {"cli"},
     "torch": {
-        *("_torch", "compression", "errors", "installing", "join", "placement", "refusal"),
+        *("_torch", "compression", "errors", "installing", "bootstrap", "placement", "refusal"),
         *("shim", "threads", "typing"),
     },
     "bench": {
         *("_core", "communicator", "compression", "environment", "errors", "gpu", "installing"),
-        *("join", "limits", "planning", "reference", "schedule", "torch", "tuning", "typing"),
+        *("bootstrap", "limits", "planning", "reference", "schedule", "torch", "typing"),
         "version",
     },
-    "conformance": {
-        *("_core", "bench", "communicator", "errors", "gpu", "join", "reference", "schedule"),
+    "verify": {
+        *("_core", "bench", "communicator", "errors", "gpu", "bootstrap", "reference", "schedule"),
         "version",
     },
     "cli": {
-        *("_core", "bench", "conformance", "environment", "errors", "gpu", "host_memory"),
-        *("installing", "join", "launch", "limits", "order", "planning", "schedule", "shim"),
+        *("_core", "bench", "verify", "environment", "errors", "gpu", "host_memory"),
+        *("installing", "bootstrap", "launch", "limits", "order", "planning", "schedule", "shim"),
         "version",
     },
 }
@@ -79,10 +78,10 @@ TOP_LEVEL: dict[str, set[str]] = {
 }
 # What may be imported inside functions.
 LAZY: dict[str, set[str]] = {
-    "join/bootstrap": {"torch"},  # under torchrun
-    "join/mpi_talk": {"mpi4py"},
+    "bootstrap/init": {"torch"},  # under torchrun
+    "bootstrap/mpi_talk": {"mpi4py"},
     "shim": {"torch"},
-    "transport/c10d": {"torch"},
+    "transport/gloo": {"torch"},
     "transport/mpi": {"mpi4py"},
     "cli": {"matplotlib"},
     "gpu/array": {"ml_dtypes"},
@@ -317,7 +316,7 @@ def test_native_code_includes_only_layers_below(path: Path) -> None:
         if (folder, included) == ("torch", "bindings"):
             assert name in ("bindings/errors_py.h", "bindings/gil.h")
         if (folder, included) == ("engine", "cuda"):
-            assert native_place(path).startswith("engine/device/")
+            assert native_place(path).startswith("engine/gpu/")
 
 
 @pytest.mark.parametrize("path", native_files(), ids=native_place)

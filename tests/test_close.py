@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective.join import leaving
+from pycollective.bootstrap import shutdown as leaving
 from tests.harness import Ranks, asleep, await_, results, run_ranks
 
 pytestmark = pytest.mark.alone  # how soon is part of it

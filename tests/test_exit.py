@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective.join.store import StoreClient, StoreServer
+from pycollective.bootstrap.store import StoreClient, StoreServer
 from tests.harness import ROOT, results, run_ranks
 from tests.launch.test_launcher import OUTLIVE, timed
 

@@ -11,7 +11,7 @@ import time
 import torch.distributed as dist  # what ranks are forked of has it
 
 import pycollective as pc
-from pycollective.transport.c10d import C10dTransport
+from pycollective.transport.gloo import C10dTransport
 from tests.harness import results, run_ranks, thread_names
 from tests.joining import failing
 

@@ -13,7 +13,7 @@ import pytest
 
 import pycollective as pc
 from pycollective import host_memory
-from pycollective.join import leaving
+from pycollective.bootstrap import shutdown as leaving
 from tests.harness import Ranks, asleep, await_, committed, results
 
 BLOCKED = {  # in which the handler finds the rank; what has been issued is added to `works`

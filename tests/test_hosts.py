@@ -17,7 +17,7 @@ from tests.launchers import find, launcher, parts
 
 VERIFY = """
 import sys
-from pycollective.conformance import select, verify
+from pycollective.verify import select, verify
 
 right = verify(select([], [], {dtypes}, quick=True), 60.0, lambda line: print(line, flush=True))
 sys.exit(not right)

@@ -14,8 +14,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import pycollective as pc
-from pycollective.join import bootstrap
-from pycollective.join.store import StoreServer
+from pycollective.bootstrap import init as bootstrap
+from pycollective.bootstrap.store import StoreServer
 from tests.harness import ROOT, PerRank, results, run_ranks
 from tests.joining import clear_launch, failing, free_place, works
 

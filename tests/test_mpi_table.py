@@ -23,7 +23,7 @@ HOSTS = {
 
 VERIFY = """
 import sys
-from pycollective.conformance import select, verify
+from pycollective.verify import select, verify
 
 sys.exit(not verify(select(), 60.0, lambda line: print(line, flush=True)))
 """

@@ -64,7 +64,7 @@ MAY_NAME_TYPES = {
     "pycollective/reference.py",
     "pycollective/typing.py",  # for type checkers; held to the table by tests/typing
     "pycollective/bench/problem.py",
-    "pycollective/conformance/inputs.py",
+    "pycollective/verify/inputs.py",
     "pycollective/bench/ranks/library_mpi.py",  # MPI's names
     "pycollective/cli/schedule_wire.py",
     "pycollective/compression/arrays.py",

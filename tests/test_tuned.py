@@ -12,14 +12,14 @@ import pytest
 import pycollective as pc
 from pycollective import reference
 from pycollective.bench.problem import leaves
-from pycollective.join import bootstrap
+from pycollective.bootstrap import init as bootstrap
 from pycollective.planning.elements import ELEMENTS
 from pycollective.planning.programs import Programs
+from pycollective.planning.tuning import describe
+from pycollective.planning.tuning_table import write_table
 from pycollective.schedule import Topology
 from pycollective.schedule.cost import BETWEEN_HOSTS
 from pycollective.schedule.select import Measurement, Table, choose
-from pycollective.tuning.table import write_table
-from pycollective.tuning.tuned import describe
 from tests.harness import PerRank, Ranks, results
 from tests.launchers import find
 

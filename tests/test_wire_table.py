@@ -14,8 +14,8 @@ import numpy as np
 import pycollective as pc
 from pycollective import _core
 from pycollective.bench.problem import numpy_type
-from pycollective.conformance import cases as table
-from pycollective.conformance.calls import Call, Data
+from pycollective.verify import cases as table
+from pycollective.verify.calls import Call, Data
 from pycollective.schedule import OPERATIONS, algorithms_for
 
 table.counts = lambda ranks, quick: [ranks - 1, 40_009]

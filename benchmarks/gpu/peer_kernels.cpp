@@ -7,7 +7,7 @@
 // Run in csrc/tests, where the programs are. One-shot is of 4 Ki float32. It is the time of the
 // last rank to come: the others' kernels wait for it already; beside it that of the smallest
 // launch. Direct is of bfloat16, and counts the bytes that all ranks read and write
-// (engine/device/peer_memory.h); beside it a copy of as many, up to 2 GiB. A rank has a quarter of
+// (engine/gpu/peer_memory.h); beside it a copy of as many, up to 2 GiB. A rank has a quarter of
 // the blocks that fit the GPU, as in the library, or its share where that is less, and is measured
 // with its share too where that is more. What the last call of each size has made is compared with
 // the CPU's sums. Medians. Prints a line of JSON: microseconds, and bytes a second.

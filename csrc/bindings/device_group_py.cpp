@@ -11,7 +11,7 @@
 #include "bindings/gil.h"
 #include "bindings/leaving_py.h"
 #include "bindings/program_py.h"
-#include "engine/device/device_group.h"
+#include "engine/gpu/device_group.h"
 
 namespace py = pybind11;
 

@@ -40,13 +40,13 @@ PyObject* class_of(FailureKind kind) {
 // Of each thread; one that polls a link asks more often than that.
 constexpr std::chrono::milliseconds kBetweenLooks{50};
 
-// Whether nobody waits any more for what this thread does: asks pycollective.join.leaving.
+// Whether nobody waits any more for what this thread does: asks pycollective.bootstrap.shutdown.
 bool is_abandoned_by_asyncio() {
   static thread_local std::chrono::steady_clock::time_point next_look;
   const auto now = std::chrono::steady_clock::now();
   if (now < next_look) return false;
   next_look = now + kBetweenLooks;
-  PyObject* name = PyUnicode_FromString("pycollective.join.leaving");
+  PyObject* name = PyUnicode_FromString("pycollective.bootstrap.shutdown");
   PyObject* module = name != nullptr ? PyImport_GetModule(name) : nullptr;
   PyObject* answer =
       module != nullptr ? PyObject_CallMethod(module, "is_abandoned_by_asyncio", nullptr) : nullptr;

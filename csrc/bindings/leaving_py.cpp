@@ -5,7 +5,7 @@
 
 #include "bindings/errors_py.h"
 #include "bindings/gil.h"
-#include "engine/far/lingering.h"
+#include "engine/internode/deferred_close.h"
 #include "per_process.h"
 
 namespace py = pybind11;

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "engine/far/link.h"
+#include "engine/internode/link.h"
 
 namespace pycollective {
 

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "engine/communicator.h"
-#include "engine/program.h"
+#include "engine/plans/program.h"
 
 namespace pycollective {
 

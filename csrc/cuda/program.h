@@ -1,5 +1,5 @@
-// The interpreter of programs on a GPU (program_parameters.h has their words; engine/program.h says
-// what they mean).
+// The interpreter of programs on a GPU (program_parameters.h has their words;
+// engine/plans/program.h says what they mean).
 //
 // Each block runs the whole program by itself, over its own chunks of every shard, in its own slots
 // of the mailboxes: block b of a rank waits for block b of its peers, and for no other, so blocks

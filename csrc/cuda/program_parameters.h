@@ -1,5 +1,5 @@
-// A program as kernels interpret it (engine/program.h says what programs are), and what a launch
-// adds to it: shared by host and kernels.
+// A program as kernels interpret it (engine/plans/program.h says what programs are), and what a
+// launch adds to it: shared by host and kernels.
 //
 // The words of a program are its refs, then its instructions. A ref is a piece of memory of each
 // chunk:

@@ -29,10 +29,10 @@ enum class FailureKind : std::uint8_t {
   kConfiguration,  // bad arguments: raised before anything moves, the communicator stays usable
 };
 
-struct Program;     // engine/program.h
-class WireTrial;    // engine/wire_trial.h
-class DeviceGroup;  // engine/device/device_group.h
-class LaunchTurn;   // engine/device/launch_order.h
+struct Program;     // engine/plans/program.h
+class WireTrial;    // engine/plans/wire_trial.h
+class DeviceGroup;  // engine/gpu/device_group.h
+class LaunchTurn;   // engine/gpu/launch_order.h
 namespace cuda {
 class Staging;  // cuda/staging.h
 }

@@ -6,8 +6,8 @@
 #include <new>
 #include <utility>
 
-#include "engine/far/messenger.h"
-#include "engine/far/pair.h"
+#include "engine/internode/messenger.h"
+#include "engine/internode/pair.h"
 #include "engine/validate.h"
 
 namespace pycollective {

@@ -17,15 +17,15 @@
 #include <vector>
 
 #include "engine/api.h"
-#include "engine/device/device_group.h"
+#include "engine/gpu/device_group.h"
 #include "engine/group.h"
-#include "engine/messages.h"
-#include "engine/operation.h"
+#include "engine/operations/messages.h"
+#include "engine/operations/operation.h"
 #include "engine/pending.h"
-#include "engine/program_choices.h"
+#include "engine/plans/program_choices.h"
+#include "engine/plans/wire_trial.h"
 #include "engine/progress.h"
 #include "engine/queues.h"
-#include "engine/wire_trial.h"
 
 namespace pycollective {
 

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "engine/communicator.h"
-#include "engine/far/messenger.h"
+#include "engine/internode/messenger.h"
 
 namespace pycollective {
 namespace {

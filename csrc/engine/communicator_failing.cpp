@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "engine/communicator.h"
-#include "engine/far/messenger.h"
+#include "engine/internode/messenger.h"
 
 namespace pycollective {
 

@@ -2,10 +2,10 @@
 #include <utility>
 
 #include "engine/communicator.h"
-#include "engine/device/staged.h"
-#include "engine/program.h"
-#include "engine/scheduled.h"
-#include "engine/wire_trial.h"
+#include "engine/gpu/staged.h"
+#include "engine/operations/scheduled.h"
+#include "engine/plans/program.h"
+#include "engine/plans/wire_trial.h"
 
 namespace pycollective {
 

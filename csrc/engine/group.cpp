@@ -8,9 +8,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "engine/far/lingering.h"
-#include "engine/far/messenger.h"
-#include "engine/messages.h"
+#include "engine/internode/deferred_close.h"
+#include "engine/internode/messenger.h"
+#include "engine/operations/messages.h"
 #include "shared_memory/futex.h"
 
 namespace pycollective {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <mutex>
 
-#include "engine/any_operation.h"
+#include "engine/operations/any_operation.h"
 #include "engine/watch.h"
 
 namespace pycollective {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <thread>
 
-#include "engine/device/launch_order.h"
+#include "engine/gpu/launch_order.h"
 #include "shared_memory/node.h"
 
 namespace pycollective {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "engine/buffers.h"
+#include "engine/operations/buffers.h"
 #include "shared_memory/layout.h"
 
 namespace pycollective {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "engine/far/messenger.h"
+#include "engine/internode/messenger.h"
 
 namespace pycollective {
 namespace {

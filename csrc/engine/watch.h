@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "engine/operation.h"
+#include "engine/operations/operation.h"
 #include "engine/waiting_time.h"
 
 namespace pycollective {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/far/link.h"
+#include "engine/internode/link.h"
 #include "mpi/library.h"
 
 namespace pycollective {

@@ -32,7 +32,8 @@ struct SegmentHeader {
   alignas(kLine) std::atomic<std::uint32_t> doorbell;  // futex; rung by peers, then woken
 };
 
-// All of a call that ranks must agree on; engine/called.h writes it and reads it.
+// All of a call that ranks must agree on; engine/operations/call_signature.h writes it and reads
+// it.
 struct Called {
   std::uint64_t signature = 0;    // kind, dtype, reduce op, wire, root
   std::uint64_t count = 0;        // elements

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/device/peer_memory.h"
+#include "engine/gpu/peer_memory.h"
 #include "tests/cuda_streams.h"
 #include "tests/number_inputs.h"
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/far/link.h"
+#include "engine/internode/link.h"
 
 namespace pycollective::testing {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/device/device_group.h"
+#include "engine/gpu/device_group.h"
 #include "kernels/kernels.h"
 #include "tests/check.h"
 #include "tests/cuda_streams.h"

@@ -20,7 +20,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 COPY = ROOT / "build" / "planted"
 KERNEL = "csrc/cuda/program.h"
-HOST = "csrc/engine/device/peer_memory.cpp"
+HOST = "csrc/engine/gpu/peer_memory.cpp"
 TESTS = ("test_cuda_waits", "test_cuda_programs")
 SECONDS = 900
 
@@ -89,7 +89,7 @@ BUGS = {
         KERNEL, "    barrier();\n    tell(p, ~std", "    tell(p, ~std", WRONG
     ),
     "no barrier between instructions": Bug(
-        "csrc/engine/device/device_program.cpp",
+        "csrc/engine/gpu/device_program.cpp",
         "    return conflicts;",
         "    return false;",
         r"CHECK\(meets\(",

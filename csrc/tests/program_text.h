@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/program.h"
+#include "engine/plans/program.h"
 #include "tests/check.h"
 
 namespace pycollective::testing {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "engine/api.h"
-#include "engine/program.h"
+#include "engine/plans/program.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>

@@ -13,8 +13,8 @@
 #include <cstring>
 #include <string>
 
-#include "engine/far/messenger.h"
-#include "engine/scheduled.h"
+#include "engine/internode/messenger.h"
+#include "engine/operations/scheduled.h"
 #include "tests/check.h"
 #include "tests/host_ranks.h"
 #include "tests/program_text.h"

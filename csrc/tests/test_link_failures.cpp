@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "engine/far/messenger.h"
+#include "engine/internode/messenger.h"
 #include "mpi/link.h"
 #include "tests/calls.h"
 #include "tests/check.h"

@@ -6,7 +6,7 @@
 #include <random>
 #include <string>
 
-#include "engine/point_to_point.h"
+#include "engine/operations/point_to_point.h"
 #include "tests/calls.h"
 #include "tests/check.h"
 #include "tests/messages.h"

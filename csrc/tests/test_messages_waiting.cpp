@@ -8,9 +8,9 @@
 #include <string>
 #include <thread>
 
-#include "engine/any_operation.h"
-#include "engine/any_source.h"
-#include "engine/point_to_point.h"
+#include "engine/operations/any_operation.h"
+#include "engine/operations/any_source.h"
+#include "engine/operations/point_to_point.h"
 #include "tests/calls.h"
 #include "tests/check.h"
 #include "tests/messages.h"

@@ -15,7 +15,7 @@
 #include <memory>
 #include <random>
 
-#include "engine/scheduled.h"
+#include "engine/operations/scheduled.h"
 #include "tests/check.h"
 #include "tests/program_text.h"
 #include "tests/spoiled_programs.h"

@@ -4,9 +4,9 @@
 #include <numeric>
 #include <type_traits>
 
-#include "engine/called.h"
 #include "engine/group.h"
-#include "engine/shards.h"
+#include "engine/operations/call_signature.h"
+#include "engine/operations/shards.h"
 #include "engine/validate.h"
 #include "tests/calls.h"
 #include "tests/check.h"

@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <memory>
 
-#include "engine/program.h"
+#include "engine/plans/program.h"
 #include "tests/check.h"
 #include "tests/thread_ranks.h"
 

@@ -1,5 +1,5 @@
 // Whether packing pays: what ranks make of what each of them measured.
-#include "engine/wire_trial.h"
+#include "engine/plans/wire_trial.h"
 
 #include <cstdio>
 

@@ -20,8 +20,8 @@ using StoreClock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kFirstLook{1};
 constexpr std::chrono::milliseconds kShortestLook{20};
-constexpr int kLooksInASecond = 20'000;  // of all ranks together; join/meeting.py says why
-// Looked for: transport/c10d.py names 32, and says that there are more from one more on.
+constexpr int kLooksInASecond = 20'000;  // of all ranks together; bootstrap/rendezvous.py says why
+// Looked for: transport/gloo.py names 32, and says that there are more from one more on.
 constexpr std::size_t kMostAbsent = 33;
 
 std::string here(int rank) { return "here/" + std::to_string(rank); }

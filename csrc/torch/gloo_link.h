@@ -17,7 +17,7 @@
 #include <memory>
 #include <optional>
 
-#include "engine/far/link.h"
+#include "engine/internode/link.h"
 
 namespace pycollective::shim {
 

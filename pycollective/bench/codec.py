@@ -27,11 +27,11 @@ from pycollective.bench.owed import Owed, off
 from pycollective.bench.problem import numpy_type
 from pycollective.bench.sizes import format_size
 from pycollective.bench.slowest import alike, largest
+from pycollective.bootstrap import init as bootstrap
 from pycollective.communicator import Communicator
 from pycollective.compression import CODECS, State
 from pycollective.compression.arrays import Floats
 from pycollective.errors import ConfigurationError
-from pycollective.join import bootstrap
 from pycollective.typing import Wire
 
 _ROW = 1024  # elements of one scale

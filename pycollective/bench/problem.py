@@ -30,7 +30,7 @@ DTYPES = {name: each.size for name, each in TRAITS.items()}
 ALIASES = {each.alias: name for name, each in TRAITS.items() if each.alias}
 REDUCE_OPS = tuple(_core.reduce_ops())
 
-# For inputs that tell orders of addition apart, here and in `conformance/inputs.py`: exponents of
+# For inputs that tell orders of addition apart, here and in `verify/inputs.py`: exponents of
 # the numbers that cancel, least and end ...
 LARGE = {
     **{"float8_e5m2": (13, 15), "float16": (9, 15), "bfloat16": (-20, 20)},

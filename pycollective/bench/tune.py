@@ -28,13 +28,13 @@ from pycollective.bench.operations import find_operation
 from pycollective.bench.problem import PERIOD, TRAITS, numpy_type
 from pycollective.bench.sizes import format_size
 from pycollective.bench.slowest import largest, slowest
+from pycollective.bootstrap import init as bootstrap
 from pycollective.communicator import Communicator
 from pycollective.errors import ConfigurationError
-from pycollective.join import bootstrap
 from pycollective.planning.elements import ELEMENTS
+from pycollective.planning.tuning_table import read_table, write_table
 from pycollective.schedule import ALGORITHMS, Topology, algorithms_for
 from pycollective.schedule.select import Measurement, Table
-from pycollective.tuning.table import read_table, write_table
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather")
 ROUNDS = 11

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from pycollective.bench import codec as comparing
+from pycollective.bootstrap import init as bootstrap
 from pycollective.errors import CollectiveError
-from pycollective.join import bootstrap
 from pycollective.launch.launcher import launch
 from pycollective.schedule import Topology
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from pycollective import _core, host_memory, installing
+from pycollective.bootstrap.host import PIDFD_NEEDS
 from pycollective.cli.parser import Parsers, add_command
 from pycollective.environment import ENV_CUDA_WAY, ENV_TOPOLOGY
 from pycollective.gpu import nvrtc
-from pycollective.join.host import PIDFD_NEEDS
 from pycollective.limits import MAX_RANKS_PER_HOST
 from pycollective.version import VERSION
 

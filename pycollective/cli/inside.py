@@ -16,7 +16,7 @@ def refuse_inside_a_launch(what: str, instead: str) -> None:
         ConfigurationError: this process is a rank of some launch.
     """
     # Here, because the other commands of this program should not wait for it.
-    from pycollective.join import bootstrap
+    from pycollective.bootstrap import init as bootstrap
 
     if bootstrap.launched():
         raise ConfigurationError(

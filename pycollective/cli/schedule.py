@@ -13,7 +13,7 @@ from pycollective.cli.schedule_messages import Counts, Sizes
 from pycollective.errors import ConfigurationError
 from pycollective.planning.elements import ELEMENTS
 from pycollective.schedule import Schedule, ScheduleError, Topology, make_schedule
-from pycollective.schedule.verify import Fault, check_shard
+from pycollective.schedule.proof import Fault, check_shard
 
 _MOST_RANKS = 1 << 20
 # With more shards times ranks, which is a matter of minutes, some shards are looked at unless all

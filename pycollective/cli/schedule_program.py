@@ -1,4 +1,4 @@
-"""What the engine carries out for a rank, an instruction a line (csrc/engine/program.h)."""
+"""What the engine carries out for a rank, an instruction a line (csrc/engine/plans/program.h)."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from pycollective.bench import tune as measuring
+from pycollective.bootstrap import init as bootstrap
 from pycollective.errors import CollectiveError
-from pycollective.join import bootstrap
 from pycollective.launch.launcher import launch
 from pycollective.schedule import Topology
 

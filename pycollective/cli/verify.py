@@ -78,8 +78,8 @@ def verify(options: argparse.Namespace) -> int:
     """
     # Here, because the other commands of this program should not wait for it.
     from pycollective.bench.console import progress_line
-    from pycollective.conformance import PLACES, Lost, select
-    from pycollective.conformance import verify as verify_this_rank
+    from pycollective.verify import PLACES, Lost, select
+    from pycollective.verify import verify as verify_this_rank
 
     chosen = {name: _split(getattr(options, name)) for name in ("operation", "algorithm", "dtype")}
     selection = select(chosen["operation"], chosen["algorithm"], chosen["dtype"], options.quick)

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pycollective import threads
+from pycollective.bootstrap.address import job_secret
+from pycollective.bootstrap.store import StoreServer
 from pycollective.environment import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE, followed_key
 from pycollective.errors import ConfigurationError
-from pycollective.join.address import job_secret
-from pycollective.join.store import StoreServer
 from pycollective.launch.output import (
     Copier,
     Sink,

@@ -2,7 +2,7 @@
 
 Every rank can work out every other's steps, so a receive needs no message: whoever hands something
 over puts it into a place of its own slot and counts an event, and the receiver waits for that count
-and reads the place. ``csrc/engine/program.h`` says what the numbers mean.
+and reads the place. ``csrc/engine/plans/program.h`` says what the numbers mean.
 
 Ranks of other hosts send each other messages: all that goes from one rank to another in one step is
 one, its pieces in the order of the shards. A piece is sent from where it lies, and received where
@@ -45,7 +45,7 @@ _FEW_OF_ONE_SHARD = 64
 
 @dataclass
 class Program:
-    """One rank's part of a schedule; all numbers as in ``csrc/engine/program.h``."""
+    """One rank's part of a schedule; all numbers as in ``csrc/engine/plans/program.h``."""
 
     algorithm: str
     operation: str

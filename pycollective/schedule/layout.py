@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from .algorithm import Room
+from pycollective.schedule.algorithms.base import Room
+
 from .schedule import Schedule
 from .steps import INPUT, OUTPUT, Combine, Copy, RankSteps, Receive, Send, Step, Type
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from functools import cache
 
 from pycollective.errors import ConfigurationError
+from pycollective.schedule.algorithms.base import Algorithm, Room
+from pycollective.schedule.algorithms.direct import DIRECT
+from pycollective.schedule.algorithms.halving_doubling import HALVING_DOUBLING
+from pycollective.schedule.algorithms.hierarchical import HIERARCHICAL
+from pycollective.schedule.algorithms.recursive_doubling import RECURSIVE_DOUBLING
+from pycollective.schedule.algorithms.ring import RING
+from pycollective.schedule.algorithms.tree import TREE
 
-from .algorithm import Algorithm, Room
-from .direct import DIRECT
-from .halving_doubling import HALVING_DOUBLING
 from .handing import lower_rank
-from .hierarchical import HIERARCHICAL
 from .lower import Move, lower
 from .operation import Operation, find_operation
-from .recursive_doubling import RECURSIVE_DOUBLING
-from .ring import RING
 from .steps import RankSteps
 from .topology import Topology
-from .tree import TREE
 
 ALGORITHMS: dict[str, Algorithm] = {
     algorithm.name: algorithm

@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 
 from pycollective import _torch
+from pycollective.bootstrap import init as bootstrap
+from pycollective.bootstrap import shutdown as leaving
+from pycollective.bootstrap import wish
 from pycollective.errors import ConfigurationError
-from pycollective.join import bootstrap, leaving, wish
 from pycollective.placement import number_hosts
 
 # How long a process that ends without destroy_process_group waits for what it issued and never

@@ -13,7 +13,7 @@ class Transport(Protocol):
 
     @property
     def link(self) -> object:
-        """A capsule with a native link (csrc/engine/far/link.h), for one communicator."""
+        """A capsule with a native link (csrc/engine/internode/link.h), for one communicator."""
 
     def split(
         self, members: list[int] | None, across: bool, glance: Callable[[], None]

@@ -11,9 +11,9 @@ import pytest
 
 from pycollective.bench import codec as comparing
 from pycollective.bench.codec import Plan, measure
+from pycollective.bootstrap import init as bootstrap
 from pycollective.cli.codec import compare
 from pycollective.compression import CODECS
-from pycollective.join import bootstrap
 from tests.compression.players import noted_splits
 
 RANKS, ROUNDS = 3, 2

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from pycollective.planning.tuning_table import read_table
 from pycollective.schedule import algorithms_for
-from pycollective.tuning.table import read_table
 from tests.test_launches import clean_environment
 
 BENCH = ["-m", "pycollective", "bench"]

@@ -7,7 +7,7 @@ from collections import Counter
 from pycollective.cli import schedule_messages
 from pycollective.cli.schedule_messages import Counts, Made, Sent
 from pycollective.schedule import OPERATIONS, Topology, algorithms_for, make_schedule
-from pycollective.schedule.verify import verify
+from pycollective.schedule.proof import verify
 
 
 def every_schedule(ranks):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from pycollective import _core
-from pycollective.conformance import select
 from pycollective.errors import ConfigurationError
 from pycollective.schedule import ALGORITHMS, OPERATIONS
+from pycollective.verify import select
 from tests.cli.test_verify_table import digest_of
 from tests.cuda import standin
 from tests.inputs import DTYPES
@@ -149,7 +149,7 @@ def test_the_digest_does_not_depend_on_the_instruction_set(few):
 
 WITH_A_FAULT = """
 import sys
-from pycollective.join import bootstrap
+from pycollective.bootstrap import bootstrap
 from tests.cli.test_verify_table import PLANTS
 init = bootstrap.init
 class Planted(PLANTS[sys.argv.pop(1)]):

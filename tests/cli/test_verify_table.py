@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from pycollective import reference
-from pycollective.conformance import select
-from pycollective.conformance import verify as verify_this_rank
-from pycollective.conformance.cases import cases, counts
-from pycollective.conformance.inputs import leaves
-from pycollective.join import bootstrap
+from pycollective.bootstrap import init as bootstrap
 from pycollective.schedule import OPERATIONS
+from pycollective.verify import select
+from pycollective.verify import verify as verify_this_rank
+from pycollective.verify.cases import cases, counts
+from pycollective.verify.inputs import leaves
 from tests.inputs import DTYPES, ORDERED, words
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pycollective.join import bootstrap
+from pycollective.bootstrap import init as bootstrap
 from tests.cuda import standin
 from tests.launchers import launcher
 

@@ -11,8 +11,8 @@ from fractions import Fraction
 from functools import cache
 
 from pycollective.schedule import Schedule, Topology, make_schedule
+from pycollective.schedule.proof import Traffic, verify
 from pycollective.schedule.steps import Send, Type
-from pycollective.schedule.verify import Traffic, verify
 
 POWERS = [2, 4, 8, 16, 32, 64]
 ANY = [*range(1, 34), 47, 48, 63, 64, 65]

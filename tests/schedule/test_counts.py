@@ -11,7 +11,7 @@ from pycollective.planning.elements import ELEMENTS
 from pycollective.schedule import ALGORITHMS, Topology, algorithms_for, make_schedule
 from pycollective.schedule.cost import TYPICAL, counts, price
 from pycollective.schedule.counts import Load, Phase
-from pycollective.schedule.verify import verify
+from pycollective.schedule.proof import verify
 from tests.schedule.observed import Busiest, observe
 from tests.schedule.placements import BOTH, MORE_RANKS, RANKS, any_placements, blocks
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pycollective.schedule import ALGORITHMS, Topology, algorithms_for, make_schedule
-from pycollective.schedule.hierarchical import FEW_HOSTS
-from pycollective.schedule.verify import Traffic, verify
+from pycollective.schedule.algorithms.hierarchical import FEW_HOSTS
+from pycollective.schedule.proof import Traffic, verify
 from tests.schedule.observed import observe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()

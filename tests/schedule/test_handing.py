@@ -19,7 +19,7 @@ from pycollective.schedule import (
     algorithms_for,
     make_schedule,
 )
-from pycollective.schedule.algorithm import Algorithm, Room
+from pycollective.schedule.algorithms.base import Algorithm, Room
 from pycollective.schedule.assemble import assemble
 from pycollective.schedule.handing import Handing, lower_rank, merged, nodes_of, ranges_of
 from pycollective.schedule.layout import Layout, counted, lay_out, lay_out_all, room

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import pycollective.schedule
-from pycollective.schedule import OPERATIONS, Topology, lower, make_schedule, verify
-from pycollective.schedule.verify import check_shard
+from pycollective.schedule import OPERATIONS, Topology, lower, make_schedule
+from pycollective.schedule import proof as verify
+from pycollective.schedule.proof import check_shard
 from tests.schedule.mutations import rotated
 
 FOLDER = Path(pycollective.schedule.__file__).parent

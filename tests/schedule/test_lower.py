@@ -17,8 +17,8 @@ from pycollective.schedule import (
     make_schedule,
 )
 from pycollective.schedule.lower import lower
+from pycollective.schedule.proof import check_shard
 from pycollective.schedule.steps import INPUT, OUTPUT, Combine, Copy, Receive, Send, Type
-from pycollective.schedule.verify import check_shard
 
 REDUCE = OPERATIONS["reduce"]
 ALL_REDUCE = OPERATIONS["all_reduce"]

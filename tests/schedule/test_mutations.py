@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from pycollective.schedule import OPERATIONS, Schedule, Topology, make_schedule
+from pycollective.schedule.proof import Fault, check_shard
 from pycollective.schedule.steps import (
     INPUT,
     OUTPUT,
@@ -18,7 +19,6 @@ from pycollective.schedule.steps import (
     Send,
     Type,
 )
-from pycollective.schedule.verify import Fault, check_shard
 from tests.schedule.mutations import (
     Lowered,
     buffer_used_twice,

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import schedule_proofs
 from benchmarks.schedule_proofs import LOGARITHMIC, OPERATIONS, Case, cases, prove
 from pycollective.schedule import ALGORITHMS, algorithms_for
-from pycollective.schedule.verify import verify
+from pycollective.schedule.proof import verify
 from tests.schedule.mutations import Rotated
 
 

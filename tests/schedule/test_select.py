@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pycollective import ConfigurationError
 from pycollective.planning.elements import ELEMENTS
+from pycollective.planning.tuning_table import read_table, write_table
 from pycollective.schedule import ALGORITHMS, OPERATIONS, Topology, algorithms_for
 from pycollective.schedule.cost import BETWEEN_HOSTS, TYPICAL, price
 from pycollective.schedule.select import Measurement, Table, choose
-from pycollective.tuning.table import read_table, write_table
 
 BF16, FP32 = ELEMENTS["bfloat16"], ELEMENTS["float32"]
 EIGHT = Topology.parse("2x4", 8)
@@ -270,7 +270,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_the_example_in_the_documentation_is_read(tmp_path: Path) -> None:
-    from pycollective.tuning import table as tuning
+    from pycollective.planning import tuning_table as tuning
 
     assert tuning.__doc__ is not None
     example = tuning.__doc__[tuning.__doc__.index("    {") :]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollective.schedule import OPERATIONS, Topology, algorithms_for, make_schedule
-from pycollective.schedule.verify import Fault, Traffic, verify
+from pycollective.schedule.proof import Fault, Traffic, verify
 from tests.schedule.mutations import Rotated
 
 ALL = [(op, name) for op in OPERATIONS for name in algorithms_for(op)]

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
 from pycollective import CollectiveMismatch, ConfigurationError, compression
-from pycollective.torch import groups as groups_module
+from pycollective.torch.compression import groups as groups_module
 from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
 
 BACKENDS = {"pycollective": pct.all_reduce_hook, "gloo": default_hooks.allreduce_hook}

@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
 from pycollective import ConfigurationError
-from pycollective.torch.tensors import OfTensor
+from pycollective.torch.compression.tensors import OfTensor
 from tests.compression.test_choice import Clock, Seen
 from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
 

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 import pycollective as pc
-from pycollective.join import joining
+from pycollective.bootstrap import joining
 
 TIME = timedelta(seconds=20)
 

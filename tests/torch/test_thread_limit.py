@@ -11,7 +11,7 @@ import pytest
 import torch.distributed
 
 import pycollective as pc
-from pycollective.transport import c10d
+from pycollective.transport import gloo as c10d
 from tests.harness import Ranks, results, run_ranks
 from tests.joining import failing, free_place
 

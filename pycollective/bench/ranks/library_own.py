@@ -11,8 +11,8 @@ import numpy as np
 
 from pycollective import _core
 from pycollective.bench.problem import numpy_type
+from pycollective.bootstrap import joining, wish
 from pycollective.environment import ENV_WIRE
-from pycollective.join import joining, wish
 from pycollective.typing import Wire
 from pycollective.version import VERSION
 
@@ -23,7 +23,7 @@ _WAIT = 60.0  # seconds, for what calls have left on the stream
 
 
 class ExchangeStore:
-    """A store over the bench's control channel, as `pycollective.join.joining` wants it."""
+    """A store over the bench's control channel, as `pycollective.bootstrap.joining` wants it."""
 
     def __init__(self, request: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         self._request = request

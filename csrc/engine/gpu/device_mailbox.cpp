@@ -1,0 +1,86 @@
+#include "engine/gpu/device_mailbox.h"
+
+#include <sys/random.h>
+
+#include <map>
+#include <mutex>
+#include <stdexcept>
+
+#include "engine/gpu/peer_memory.h"
+#include "per_process.h"
+
+namespace pycollective {
+namespace {
+
+using cuda::check;
+using cuda::driver;
+
+// What the driver allocates at a time: of less, peers would map what else lies in the block.
+constexpr std::size_t kBlock = std::size_t{2} << 20;
+
+struct ProcessToken {
+  ProcessToken() {
+    if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
+      throw std::runtime_error("no random numbers to be had");
+  }
+  std::array<std::uint8_t, 16> bytes{};
+};
+PerProcess<ProcessToken> this_process;
+
+// One for each GPU, kept until the process ends: to unload one waits for the GPU to come to rest.
+std::shared_ptr<const cuda::Kernels> kernels_of(cuda::Gpu& gpu,
+                                                const std::vector<std::string>& nvrtc_folders) {
+  struct Loaded {
+    std::mutex mutex;
+    std::map<int, std::shared_ptr<const cuda::Kernels>> by_gpu;
+  };
+  static PerProcess<Loaded> loaded;
+  const std::lock_guard lock(loaded->mutex);
+  std::shared_ptr<const cuda::Kernels>& kernels = loaded->by_gpu[gpu.traits().ordinal];
+  if (!kernels) {
+    const cuda::Current current(gpu.context());
+    kernels = std::make_shared<const cuda::Kernels>(gpu.traits(), nvrtc_folders);
+  }
+  return kernels;
+}
+
+}  // namespace
+
+DeviceMailbox::DeviceMailbox(int device, const std::vector<std::string>& nvrtc_folders)
+    : gpu_(cuda::Gpu::at(device)),
+      kernels_(kernels_of(gpu_, nvrtc_folders)),
+      share_(device, kernels_->blocks_that_wait()) {
+  const cuda::Current current(gpu_.context());
+  const cuda::MailboxShape shape{static_cast<std::uint32_t>(share_.blocks()),
+                                 PeerMemory::kUsualSlot};
+  const std::size_t bytes = (PeerMemory::mailbox_bytes(shape) + kBlock - 1) / kBlock * kBlock;
+  check(driver().cuMemAlloc(&memory_, bytes), "cuMemAlloc");
+  try {
+    PeerMemory::clear(memory_, shape);
+    card_.process = this_process->bytes;
+    cuda::CUuuid uuid{};
+    cuda::CUdevice handle = 0;
+    check(driver().cuDeviceGet(&handle, device), "cuDeviceGet");
+    check(driver().cuDeviceGetUuid(&uuid, handle), "cuDeviceGetUuid");
+    std::copy(std::begin(uuid.bytes), std::end(uuid.bytes), card_.gpu.begin());
+    check(driver().cuIpcGetMemHandle(&card_.handle, memory_), "cuIpcGetMemHandle");
+  } catch (...) {
+    static_cast<void>(driver().cuMemFree(memory_));
+    throw;
+  }
+  card_.address = memory_;
+  card_.shape = shape;
+  card_.device = device;
+}
+
+DeviceMailbox::~DeviceMailbox() {
+  if (guard_.forked() || lent_) return;  // the parent's, or whoever maps it still
+  try {
+    const cuda::Current current(gpu_.context());
+    static_cast<void>(driver().cuMemFree(memory_));
+  } catch (const cuda::DriverError&) {
+    // The context is gone, and the memory with it.
+  }
+}
+
+}  // namespace pycollective

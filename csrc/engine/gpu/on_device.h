@@ -1,0 +1,50 @@
+// A call that kernels carry out (device_group.h): the ranks meet, then each launches, in the
+// order of the calls on its stream (launch_order.h). Where that has a name the call is done then,
+// and its result comes in that stream's order.
+#pragma once
+
+#include <chrono>
+
+#include "engine/gpu/device_group.h"
+#include "engine/gpu/launch_order.h"
+#include "engine/operations/arrival.h"
+#include "engine/operations/operation.h"
+
+namespace pycollective {
+
+class OnDevice final : public Operation {
+ public:
+  OnDevice(Group& group, const Request& request, std::uint64_t sequence)
+      : Operation(group, request, sequence), rendezvous_(group, request, sequence) {}
+
+  ~OnDevice() override;
+
+  void start() override {
+    begin_ = std::chrono::steady_clock::now();
+    rendezvous_.arrive();
+  }
+  State advance() override;
+  bool is_short() const override { return true; }
+  bool must_poll() const override { return awaits_device(); }
+  bool awaits_device() const override { return launched_; }
+  double grace() const override { return launched_ ? kGrace : 0; }
+  std::string held_up() const override;
+  // On the host: what the device needs of it is looked after by whoever watches.
+  bool finished_by(Member member) const override { return rendezvous_.arrived(member); }
+  void compare_calls() const override { rendezvous_.compare_arrived(); }
+  bool called_by(Member member) const override { return rendezvous_.arrived(member); }
+
+ private:
+  // So that the kernel's wait, which knows its GPU and its peer, ends before the host's, here and
+  // on ranks that have called a little earlier, also where cores are scarce.
+  static constexpr double kGrace = 1;  // seconds
+
+  double seconds_left() const;
+
+  Rendezvous rendezvous_;
+  bool met_ = false;
+  bool launched_ = false;
+  std::chrono::steady_clock::time_point begin_{}, next_look_{};
+};
+
+}  // namespace pycollective

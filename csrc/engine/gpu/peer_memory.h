@@ -1,0 +1,138 @@
+// Collectives over GPU memory of ranks on one host that map each other's: programs that kernels
+// carry out by themselves (cuda/program.h), in mailboxes of the library's own.
+//
+// What flows where: a rank copies what others need of its input into its own slots, tells them, and
+// reads what it needs of theirs in their mailboxes; nothing of the caller's memory is mapped by a
+// peer. Marks are pushed, so that who waits looks at its own GPU's memory. A launch of m bytes on n
+// ranks reads and writes, of each rank:
+//
+//              reads                             writes                             waits
+//   one-shot   own m twice, (n-1) m of peers     m into its slots, m of result      1 a chunk
+//   direct     own m, 2 (n-1)/n m of peers       m into its slots, m of result      2 a chunk
+//   others     as their schedules say: a hand-over is a write into the own slot and a read of it
+//
+// and, a chunk and block, n marks for having done with it, and one for each reader and event.
+//
+// How the work is cut follows from what is the same on all ranks: the request, the program and the
+// mailboxes' shape. Block b handles chunks b, b + blocks, ... of all shards, in its own slots.
+//
+// Who uses this: makes mailboxes of one shape, of mailbox_bytes() each, clears each before anyone
+// else may write to it, exchanges their addresses, and calls launch() once all ranks have agreed on
+// the call; launches of a group are in the same order on all ranks, and each rank's follow each
+// other on the device, whatever streams they are on. It looks at ending(), and calls abort().
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cuda/kernels.h"
+#include "cuda/program_parameters.h"
+#include "engine/gpu/device_program.h"
+#include "engine/plans/program.h"
+#include "fork_guard.h"
+
+namespace pycollective {
+
+class PeerMemory {
+ public:
+  using Shape = cuda::MailboxShape;
+
+  // Enough for parts of 64 KiB of eight ranks' shards. Each block has two: with 17 blocks, by
+  // computation the first communicator's share of an H200, a mailbox has some 18 MB.
+  static constexpr std::uint64_t kUsualSlot = std::uint64_t{512} << 10;
+  static std::size_t mailbox_bytes(const Shape& shape) { return cuda::mailbox_bytes(shape); }
+  // Makes a mailbox ready, and waits for it; all its blocks begin with chunk `first_chunk`. The
+  // mailbox's context is current.
+  static void clear(cuda::CUdeviceptr mailbox, const Shape& shape, std::uint32_t first_chunk = 0);
+
+  // `mailboxes`: of each member, as this context has mapped them, this rank's own among them; they
+  // outlive this. `context` holds the kernels, and is made current where needed.
+  // Throws std::invalid_argument, cuda::DriverError.
+  PeerMemory(const cuda::Kernels& kernels, cuda::CUcontext context, Member me,
+             std::vector<cuda::CUdeviceptr> mailboxes, const Shape& shape);
+  // Nothing of it may be on its way any more.
+  ~PeerMemory();
+  PeerMemory(const PeerMemory&) = delete;
+  PeerMemory& operator=(const PeerMemory&) = delete;
+
+  // Whether a program, with these elements, fits the mailboxes; the same on all ranks.
+  bool has_room(const Program& program, Dtype dtype, ReduceOp op) const;
+
+  // Puts the request, whose program is of this group, on a stream; buffers are the device's. Each
+  // wait on the device lasts at most so long. Nothing is launched where there are no elements.
+  // One thread at a time. Throws std::invalid_argument for what cannot be and for what has no room,
+  // NotUploaded, cuda::DriverError.
+  void launch(const Request& request, cuda::CUstream stream, std::uint64_t nanoseconds);
+  // Whether the device knows the program; then its launches may be captured.
+  bool knows(const Program& program) const { return find(program) != nullptr; }
+  // Makes the program known to the device.
+  void upload(const std::shared_ptr<const Program>& program);
+
+  // Makes waits on the device end, now and later, within a millisecond or two. From any thread.
+  void abort();
+  // Has what begins on the device do nothing, once this has returned. From any thread. It takes
+  // microseconds; where others fill the GPU this returns after 100 ms, and it takes effect later.
+  void poison();
+  // Whether a member has done with all that this rank's launches, which have ended, handed over: it
+  // reads and writes nothing of this rank's mailbox any more. Waits for a copy from the device.
+  std::vector<bool> have_done();
+  // Why, for whom and in which block a wait of this rank has ended badly; what is launched later
+  // does nothing. From any thread.
+  struct Ended {
+    cuda::Ending why;
+    Member member;
+    int block;
+  };
+  std::optional<Ended> ending() const;
+
+  // How a call is cut. All in elements of a shard.
+  struct Cut {
+    std::uint64_t part;
+    std::uint64_t chunks;
+    unsigned blocks;
+  };
+  // `longest`: of the shards; `element`: its bytes; `places`: bytes of an element of all places.
+  static Cut cut(std::uint64_t longest, std::size_t element, std::size_t places,
+                 const Shape& shape);
+
+ private:
+  struct Uploaded {
+    std::shared_ptr<const Program> program;  // so that its address stays its own
+    DeviceProgram lowered;
+    cuda::CUdeviceptr words = 0;
+  };
+  struct Arena {
+    cuda::CUdeviceptr device = 0;
+    std::uint32_t* host = nullptr;
+    std::size_t used = 0;  // words
+  };
+  const Uploaded* find(const Program& program) const;
+  const Uploaded& put(const std::shared_ptr<const Program>& program);
+  void add_arena();
+  void let_go();
+  std::uint32_t* word(std::size_t line) const;
+
+  const cuda::Kernels& kernels_;
+  const cuda::CUcontext context_;
+  const Member me_;
+  const std::vector<cuda::CUdeviceptr> mailboxes_;
+  const Shape shape_;
+  void* words_ = nullptr;  // pinned: the abort word, the report
+  cuda::CUdeviceptr words_on_device_ = 0;
+  std::uint32_t* marks_ = nullptr;  // pinned: room for a copy of the own mailbox's
+  cuda::CUstream uploads_ = nullptr;
+  std::vector<Arena> arenas_;
+  std::map<const Program*, Uploaded> programs_;
+  const ForkGuard guard_;
+};
+
+// A program that the device does not know yet was launched on a stream that is being captured.
+class NotUploaded : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace pycollective

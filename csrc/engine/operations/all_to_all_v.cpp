@@ -1,0 +1,97 @@
+#include "engine/operations/all_to_all_v.h"
+
+#include <algorithm>
+
+#include "engine/internode/pair.h"
+#include "engine/operations/copy.h"
+#include "engine/operations/point_to_point.h"
+
+namespace pycollective {
+
+Exchanges::Exchanges(Group& group, const Request& request, std::uint64_t sequence)
+    : Operation(group, request, sequence), rendezvous_(group, request, sequence) {}
+
+void Exchanges::add(OpKind kind, int peer) {
+  const Exchange& what = (*request_.exchange)[static_cast<std::size_t>(peer)];
+  const bool sends = kind == OpKind::kSend;
+  Request& request = requests_.emplace_back();
+  request.kind = kind;
+  request.dtype = request_.dtype;
+  request.root = peer;
+  request.tag = kExchangeTag;
+  request.input = sends ? what.input : nullptr;
+  request.output = sends ? nullptr : what.output;
+  request.count = sends ? what.sends : what.expects;
+  request.keep = request_.keep;
+  if (!group_.member_of(peer))
+    parts_.push_back(std::make_unique<FarPair>(group_, request, sequence_));
+  else if (sends)
+    parts_.push_back(std::make_unique<Send>(group_, request, sequence_));
+  else
+    parts_.push_back(std::make_unique<Receive>(group_, request, sequence_));
+}
+
+void Exchanges::begin() {
+  const int ranks = group_.world().size;
+  const int me = group_.world().rank;
+  const Exchange& own = (*request_.exchange)[static_cast<std::size_t>(me)];
+  if (own.output != own.input)
+    copy_bytes(own.output, own.input, own.sends * size_of(request_.dtype));
+  requests_.reserve(2 * static_cast<std::size_t>(ranks));  // parts refer to them
+  // Each begins with its neighbours, so that not all turn to the same rank.
+  for (int i = 1; i < ranks; ++i) {
+    add(OpKind::kSend, (me + i) % ranks);
+    add(OpKind::kRecv, (me + ranks - i) % ranks);
+  }
+  for (const auto& part : parts_) part->start();
+}
+
+State Exchanges::advance() {
+  if (!met_) {
+    if (!rendezvous_.complete()) return State::kBlocked;
+    met_ = true;
+    begin();
+  }
+  State result = State::kBlocked;
+  const auto is_done = [&](const std::unique_ptr<Operation>& part) {
+    const State state = part->advance();
+    if (state != State::kBlocked) result = State::kProgressed;
+    return state == State::kDone;
+  };
+  parts_.erase(std::remove_if(parts_.begin(), parts_.end(), is_done), parts_.end());
+  return parts_.empty() ? State::kDone : result;
+}
+
+bool Exchanges::finished_by(Member member) const {
+  return met_ && std::all_of(parts_.begin(), parts_.end(),
+                             [&](const auto& part) { return part->finished_by(member); });
+}
+
+void Exchanges::compare_calls() const {
+  if (!met_) rendezvous_.compare_arrived();
+  Messenger* const messenger = group_.messenger();
+  if (messenger == nullptr) return;
+  // Ranks of other hosts that call something else exchange other messages.
+  const CallNote mine{sequence_, called(request_)};
+  if (const auto other = messenger->find_other_call(mine))
+    throw_mismatch({group_.world().rank, request_.kind, sequence_, mine.describe(),
+                    "rank " + std::to_string(other->first), other->second.describe()},
+                   "of this communicator; no data moved between the two");
+  if (!std::exchange(reminded_, true)) messenger->remind(messenger->ranks(), mine);
+}
+
+std::string Exchanges::far_absentees() const {
+  std::string ranks;
+  for (const auto& part : parts_)
+    if (part->request().kind == OpKind::kRecv && !part->far_absentees().empty())
+      ranks += (ranks.empty() ? "" : ", ") + part->far_absentees();
+  return ranks;
+}
+
+std::set<int> Exchanges::far_unfinished() const {
+  std::set<int> ranks;
+  for (const auto& part : parts_) ranks.merge(part->far_unfinished());
+  return ranks;
+}
+
+}  // namespace pycollective

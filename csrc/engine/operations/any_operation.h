@@ -1,0 +1,49 @@
+// Room for one operation of any kind, so that a call allocates nothing.
+#pragma once
+
+#include <stdexcept>
+#include <variant>
+
+#include "engine/gpu/on_device.h"
+#include "engine/gpu/staged.h"
+#include "engine/internode/pair.h"
+#include "engine/operations/all_to_all_v.h"
+#include "engine/operations/any_source.h"
+#include "engine/operations/one_shot.h"
+#include "engine/operations/point_to_point.h"
+#include "engine/operations/scheduled.h"
+#include "engine/operations/two_shot.h"
+
+namespace pycollective {
+
+class AnyOperation {
+ public:
+  // Chooses the path: depends on what all ranks agree on, never on the rank.
+  Operation& make(Group& group, const Request& request, std::uint64_t sequence) {
+    if (request.device) return made_.emplace<OnDevice>(group, request, sequence);
+    if (request.staging) return made_.emplace<Staged>(group, request, sequence);
+    if (is_pair(request.kind)) return make_pair(group, request, sequence);
+    if (request.exchange) return made_.emplace<Exchanges>(group, request, sequence);
+    if (request.program) return made_.emplace<Scheduled>(group, request, sequence);
+    if (group.messenger() != nullptr)  // what follows would reduce over this host alone
+      throw std::logic_error("an operation between hosts has no program");
+    if (OneShot::fits(group, request)) return made_.emplace<OneShot>(group, request, sequence);
+    return made_.emplace<TwoShot>(group, request, sequence);
+  }
+  // Lets go of what it was; the group may be gone afterwards.
+  void end() { made_.emplace<std::monostate>(); }
+
+ private:
+  Operation& make_pair(Group& group, const Request& request, std::uint64_t sequence) {
+    if (request.root == kAnySource) return made_.emplace<ReceiveAny>(group, request, sequence);
+    if (!group.member_of(request.root)) return made_.emplace<FarPair>(group, request, sequence);
+    if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, request, sequence);
+    return made_.emplace<Receive>(group, request, sequence);
+  }
+
+  std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive, FarPair, ReceiveAny,
+               Exchanges, Staged, OnDevice>
+      made_;
+};
+
+}  // namespace pycollective

@@ -1,0 +1,38 @@
+#include "engine/operations/arrival.h"
+
+namespace pycollective {
+
+Rendezvous::Rendezvous(Group& group, const Request& request, std::uint64_t sequence)
+    : group_(group), sequence_(sequence), kind_(request.kind), mine_(called(request)) {}
+
+void Rendezvous::arrive() {
+  Arrival& mine = line(group_.me());
+  mine.called = mine_;
+  group_.publish(mine.sequence, sequence_);
+}
+
+bool Rendezvous::complete() {
+  for (; next_ < group_.size(); ++next_) {
+    if (!arrived(Member(next_))) return false;
+    compare(Member(next_));
+  }
+  return true;
+}
+
+void Rendezvous::compare_arrived() const {
+  for (int r = next_; r < group_.size(); ++r)
+    if (arrived(Member(r))) compare(Member(r));
+}
+
+void Rendezvous::compare(Member peer) const {
+  if (!agree(line(peer).called, mine_)) throw_mismatch(peer);
+}
+
+void Rendezvous::throw_mismatch(Member peer) const {
+  pycollective::throw_mismatch(
+      {group_.world().rank, kind_, sequence_, describe(mine_), group_.describe(peer),
+       describe(line(peer).called)},
+      "as operation number " + std::to_string(sequence_) + " of this communicator; no data moved");
+}
+
+}  // namespace pycollective

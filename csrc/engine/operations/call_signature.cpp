@@ -1,0 +1,131 @@
+#include "engine/operations/call_signature.h"
+
+#include "engine/plans/program.h"
+#include "engine/plans/wire_trial.h"
+
+namespace pycollective {
+namespace {
+
+// A signature: kind, dtype, reduce op and wire in a byte each, the root in the upper half. In the
+// byte of the wire kPacked says what it comes to, which ranks with the same history agree on,
+// kOnDevice that kernels carry it out, and kCaptured that they do so when a graph is replayed.
+constexpr int kKindAt = 0;
+constexpr int kDtypeAt = 8;
+constexpr int kReduceOpAt = 16;
+constexpr int kWireAt = 24;
+constexpr int kRootAt = 32;
+constexpr std::uint64_t kPacked = 0x80;
+constexpr std::uint64_t kMeasures = 0x40;
+constexpr std::uint64_t kOnDevice = 0x20;
+constexpr std::uint64_t kCaptured = 0x10;
+// In place of a hash: what is uneven each rank knows for itself alone.
+constexpr std::uint64_t kUneven = 1;
+
+std::uint64_t signature_of(const Request& request) {
+  // The reduce op of an operation that only moves bytes means nothing, so it must not differ.
+  const auto op = reduces(request.kind) ? static_cast<std::uint64_t>(request.reduce_op) : 0;
+  return static_cast<std::uint64_t>(request.kind) << kKindAt |
+         static_cast<std::uint64_t>(request.dtype) << kDtypeAt | op << kReduceOpAt |
+         (static_cast<std::uint64_t>(request.wire) | (packs(request) ? kPacked : 0) |
+          (request.measures ? kMeasures : 0) |
+          (request.device ? kOnDevice | (request.captured ? kCaptured : 0) : 0))
+             << kWireAt |
+         static_cast<std::uint64_t>(request.root) << kRootAt;
+}
+
+int byte_of(const Called& called, int shift) {
+  return static_cast<int>(called.signature >> shift & 0xff);
+}
+
+std::uint64_t hash_of(const std::vector<std::size_t>& counts) {
+  if (counts.empty()) return 0;
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a over the counts' words
+  for (const std::uint64_t count : counts) hash = (hash ^ count) * 0x100000001b3 ^ (hash >> 29);
+  return hash | 1;
+}
+
+[[noreturn]] void throw_told(const Mismatch& found, const std::string& where, const char* cure) {
+  const std::string rank = "rank " + std::to_string(found.rank);
+  throw CollectiveFailure({FailureKind::kMismatch, found.rank, found.kind, found.sequence,
+                           rank + " called " + found.mine + " and " + found.other + " called " +
+                               found.theirs + " " + where + ". " + cure});
+}
+
+}  // namespace
+
+Called called(const Request& request) {
+  Called made;
+  made.signature = signature_of(request);
+  made.count = request.counts.empty() ? request.count : 0;
+  made.counts_hash = is_pair(request.kind) ? static_cast<std::uint32_t>(request.tag)
+                     : request.exchange    ? kUneven
+                                           : hash_of(request.counts);
+  if (request.program) {
+    const std::string& name = request.program->algorithm;  // no longer than it may be: check()
+    std::memcpy(made.algorithm, name.data(), name.size());
+  }
+  return made;
+}
+
+bool agree_as_pair(const Called& a, const Called& b) {
+  return a.count == b.count && byte_of(a, kDtypeAt) == byte_of(b, kDtypeAt);
+}
+
+std::string describe(const Called& called) {
+  const int number = byte_of(called, kKindAt);
+  const int dtype = byte_of(called, kDtypeAt);
+  const int reduce_op = byte_of(called, kReduceOpAt);
+  if (number >= kOpKinds || dtype >= kDtypes || reduce_op >= kReduceOps)
+    return "an operation that is not known here";
+  const auto kind = static_cast<OpKind>(number);
+  std::string text = name_of(kind);
+  const auto how = static_cast<std::uint64_t>(byte_of(called, kWireAt));
+  const char* const measures = " to measure the wire for a call (docs/wire.md)";
+  if (kind == OpKind::kBarrier) return text + "()" + (how & kMeasures ? measures : "");
+  text += std::string("(") + name_of(static_cast<Dtype>(dtype)) + ", ";
+  if (reduces(kind)) text += name_of(static_cast<ReduceOp>(reduce_op)) + std::string(", ");
+  const bool pair = is_pair(kind);
+  text +=
+      called.counts_hash != 0 && !pair ? "uneven counts" : "count " + std::to_string(called.count);
+  if (pair && tag_of(called) != 0) text += ", tag " + std::to_string(tag_of(called));
+  if (traits_of(kind).rooted) text += ", root " + std::to_string(called.signature >> kRootAt);
+  const std::string name(called.algorithm, strnlen(called.algorithm, sizeof(called.algorithm)));
+  if (!name.empty()) text += ", algorithm " + name;
+  if (how & kMeasures) return text + ")" + measures;
+  if (how & kOnDevice) text += ", on GPUs that map each other";
+  if (how & kCaptured) text += ", captured in a graph";
+  const auto wire = static_cast<Wire>(how & ~(kPacked | kOnDevice | kCaptured));
+  if (wire == Wire::kAuto && (how & kPacked)) text += ", wire auto (packed)";
+  if (wire == Wire::kRaw) text += ", wire raw";
+  if (wire == Wire::kExact) text += ", wire exact";
+  return text + ")";
+}
+
+void throw_mismatch(const Mismatch& found, const std::string& where) {
+  throw_told(found, where,
+             "Every rank must make the same calls in the same order, with the same dtype, count, "
+             "operation, root, algorithm and wire");
+}
+
+void throw_pair_mismatch(const Request& mine, const Mismatch& found, const Called& theirs,
+                         const std::string& where) {
+  if (mine.tag != kExchangeTag) throw_told(found, where, "Both must name the same dtype and count");
+  const bool sends = mine.kind == OpKind::kSend;
+  const auto what = [](const Called& called) {
+    const int dtype = byte_of(called, kDtypeAt);
+    return std::to_string(called.count) + " elements of " +
+           (dtype < kDtypes ? name_of(static_cast<Dtype>(dtype)) : "a type not known here");
+  };
+  const std::string self = "rank " + std::to_string(found.rank);
+  const std::string sent = what(sends ? called(mine) : theirs);
+  const std::string expected = what(sends ? theirs : called(mine));
+  throw CollectiveFailure(
+      {FailureKind::kMismatch, found.rank, OpKind::kAllToAll, found.sequence,
+       "all_to_all number " + std::to_string(found.sequence) + ": " + (sends ? self : found.other) +
+           " sends " + sent + " to " + (sends ? found.other : self) + ", which expects " +
+           expected +
+           "; no data moved between the two. What one rank sends to another must be what that one "
+           "expects of it (in all_to_all_single: its input split the other's output split)"});
+}
+
+}  // namespace pycollective

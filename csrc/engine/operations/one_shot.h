@@ -1,0 +1,43 @@
+// Small messages: each rank hands over everything with its arrival, then each takes what it needs.
+//
+//   start     copy the own contribution into the own small buffer; arrive
+//   advance   when all have arrived and agree: reduce, or copy, straight into the output
+//
+// One synchronisation. An all-reduce of m bytes costs each rank m written and n m read.
+// The two small buffers are used in turn: a rank writes for operation s + 2 only after all have
+// arrived at s + 1, hence have read what it wrote for s.
+#pragma once
+
+#include "engine/operations/arrival.h"
+#include "engine/operations/operation.h"
+
+namespace pycollective {
+
+class OneShot final : public Operation {
+ public:
+  // Whether all ranks take this path for such a request: depends on what they agree on alone.
+  static bool fits(const Group& group, const Request& request);
+
+  OneShot(Group& group, const Request& request, std::uint64_t sequence)
+      : Operation(group, request, sequence), rendezvous_(group, request, sequence) {}
+
+  void start() override;
+  State advance() override;
+  bool is_short() const override { return true; }
+  bool finished_by(Member member) const override { return rendezvous_.arrived(member); }
+  void compare_calls() const override { rendezvous_.compare_arrived(); }
+  bool called_by(Member member) const override { return rendezvous_.arrived(member); }
+
+ private:
+  const std::byte* buffer_of(Member member) const {
+    return group_.data(member) + (sequence_ & 1) * small_buffer_bytes(group_.data_bytes());
+  }
+  // The direct paths are for one host, where rank r is member r.
+  Member root() const { return Member(request_.root); }
+  void finish();
+  void reduce(std::size_t begin, std::size_t count);
+
+  Rendezvous rendezvous_;
+};
+
+}  // namespace pycollective

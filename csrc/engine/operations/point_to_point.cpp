@@ -1,0 +1,322 @@
+#include "engine/operations/point_to_point.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "engine/operations/call_signature.h"
+#include "engine/operations/copy.h"
+
+namespace pycollective {
+namespace {
+
+// A sender's buffer; none where it cannot be one. What a peer wrote may be wrong: nothing beyond
+// its memory is looked at.
+std::byte* buffer_of(const Group& group, Member sender, const SendingHalf& half) {
+  const std::uint64_t offset = half.buffer;
+  if (offset == 0 || offset % kPage != 0 || offset > kSegmentBytes - kChannelBuffer) return nullptr;
+  return group.segment_of(sender, offset);
+}
+
+// Behind the buffer.
+Announcement* announcements(std::byte* buffer) {
+  return reinterpret_cast<Announcement*>(buffer + 2 * kChannelPart);
+}
+
+// Those that the sender has made room for.
+class Places {
+ public:
+  Places(const Group& group, Member sender, const SendingHalf& half)
+      : first_(half.first),
+        size_(std::min<std::size_t>(half.places.load(std::memory_order_acquire), kAnnouncements)) {
+    if (size_ < 2) return;
+    std::byte* const buffer = buffer_of(group, sender, half);
+    if (buffer == nullptr)
+      size_ = 1;
+    else
+      others_ = announcements(buffer);
+  }
+  std::size_t size() const { return size_; }
+  const Announcement& operator[](std::size_t place) const {
+    return place == 0 ? first_ : others_[place - 1];
+  }
+
+ private:
+  const Announcement& first_;
+  const Announcement* others_ = nullptr;
+  std::size_t size_;
+};
+
+}  // namespace
+
+PairOperation::PairOperation(Group& group, const Request& request, std::uint64_t sequence)
+    : Operation(group, request, sequence),
+      peer_(*group.member_of(request.root)),
+      bytes_(request.count * size_of(request.dtype)),
+      total_(std::max<std::uint64_t>((bytes_ + kChannelPart - 1) / kChannelPart, 1)),
+      end_(total_) {}
+
+void PairOperation::compare(std::uint64_t their_dtype, std::uint64_t their_count) const {
+  if (their_dtype == static_cast<std::uint64_t>(request_.dtype) && their_count == request_.count)
+    return;
+  Request other = request_;
+  other.kind = request_.kind == OpKind::kSend ? OpKind::kRecv : OpKind::kSend;
+  other.dtype = static_cast<Dtype>(their_dtype);
+  other.count = their_count;
+  throw_pair_mismatch(
+      request_,
+      {group_.world().rank, request_.kind, sequence_, describe(called(request_)),
+       group_.describe(peer_), describe(called(other))},
+      called(other),
+      "as message number " + std::to_string(sequence_) + " from one to the other; no data moved");
+}
+
+std::size_t PairOperation::bytes_of(std::uint64_t chunk) const {
+  return std::min(kChannelPart, bytes_ - (chunk - begin_) * kChannelPart);
+}
+
+Send::Send(Group& group, const Request& request, std::uint64_t sequence)
+    : PairOperation(group, request, sequence),
+      mine_(group.sending_half(group.me(), peer_)),
+      theirs_(group.receiving_half(peer_, group.me())),
+      local_(group.messages().to(peer_)) {}
+
+// The first that is free, of those for its tag.
+bool Send::find_place() {
+  constexpr std::size_t kOwn = kOwnTags;
+  const auto& used = local_.used;
+  const bool own = request_.tag < 0;
+  if (!own && !local_.order.take_place(sequence_)) return false;
+  place_ = own ? static_cast<std::size_t>(-request_.tag) : 0;
+  for (; place_ < used.size() && used[place_] != 0; ++place_) {
+    if (own) return false;
+    if (place_ == 0) place_ = kOwn;
+  }
+  return place_ < kAnnouncements;
+}
+
+bool Send::announce() {
+  const std::lock_guard lock(local_.mutex);
+  if (!find_place()) {
+    local_.waited_for = true;
+    return false;
+  }
+  auto& used = local_.used;
+  if (place_ >= used.size()) {
+    if (mine_.buffer == 0) mine_.buffer = group_.allocate_channel_buffer(kChannelBuffer);
+    for (std::size_t i = std::max<std::size_t>(used.size(), 1); i <= place_; ++i)
+      new (&own_announcement(i)) Announcement();
+    used.resize(place_ + 1, 0);
+    mine_.places.store(place_ + 1, std::memory_order_release);
+  }
+  number_ = used[place_] = ++local_.announced;
+  const std::uint64_t chunks = mine_.chunks.load(std::memory_order_relaxed);
+  if (local_.early == 0 && local_.moving == 0 &&
+      theirs_.chunks.load(std::memory_order_acquire) == chunks) {
+    begin_ = chunks;
+    write_chunk(chunks);
+    local_.early = number_;
+    early_ = chunks;
+  }
+  Announcement& announced = own_announcement(place_);
+  announced.tag = request_.tag;
+  announced.dtype = static_cast<std::uint32_t>(request_.dtype);
+  announced.count = request_.count;
+  announced.chunk = early_;
+  group_.publish(announced.number, number_);
+  // The receiver may read the first meanwhile. Others need the lock before they write there.
+  if (early_ != kNoChunk && early_chunks() > 1) {
+    write_chunk(early_ + 1);
+    group_.publish(mine_.early_end, early_ + 2);
+  }
+  begin_ = 0;
+  return true;
+}
+
+Announcement& Send::own_announcement(std::size_t place) {
+  if (place == 0) return mine_.first;
+  return announcements(group_.segment_of(group_.me(), mine_.buffer))[place - 1];
+}
+
+bool Send::granted() {
+  if (theirs_.granted.load(std::memory_order_acquire) != number_) return false;
+  compare(theirs_.dtype, theirs_.count);
+  begin_ = next_ = mine_.chunks.load(std::memory_order_relaxed);
+  end_ += begin_;
+  moving_ = true;
+  const bool first_is_there = bytes_ == 0 || early_ == begin_;
+  if (!first_is_there || chunks() > early_chunks()) {
+    const std::lock_guard lock(local_.mutex);
+    local_.moving = number_;
+    local_.early = 0;  // this one's, or another's that is overwritten now
+  }
+  if (first_is_there) group_.publish(mine_.chunks, next_ += early_chunks());
+  return true;
+}
+
+void Send::write_chunk(std::uint64_t chunk) {
+  copy_bytes(group_.segment_of(group_.me(), mine_.buffer) + (chunk & 1) * kChannelPart,
+             static_cast<const std::byte*>(request_.input) + (chunk - begin_) * kChannelPart,
+             bytes_of(chunk));
+}
+
+State Send::advance() {
+  if (number_ == 0 && !announce()) return State::kBlocked;
+  if (!moving_ && !granted()) return State::kBlocked;
+  const std::uint64_t read = theirs_.chunks.load(std::memory_order_acquire);
+  if (next_ == end_) {
+    if (read < end_) return State::kBlocked;
+    finish();
+    return State::kDone;
+  }
+  if (next_ >= read + 2) return State::kBlocked;  // both halves are full
+  write_chunk(next_);
+  group_.publish(mine_.chunks, ++next_);
+  return State::kProgressed;
+}
+
+void Send::finish() {
+  bool waited_for = false;
+  {
+    const std::lock_guard lock(local_.mutex);
+    local_.used[place_] = 0;
+    if (request_.tag >= 0) local_.order.end(request_.tag, sequence_);
+    if (local_.early == number_) local_.early = 0;
+    if (local_.moving == number_) local_.moving = 0;
+    waited_for = std::exchange(local_.waited_for, false);
+  }
+  if (waited_for) group_.ring_own();
+}
+
+bool Send::called_by(Member member) const {
+  return member != peer_ || moving_ ||
+         (number_ != 0 && theirs_.granted.load(std::memory_order_acquire) == number_);
+}
+
+bool Send::finished_by(Member member) const {
+  if (member != peer_) return true;
+  const std::uint64_t read = theirs_.chunks.load(std::memory_order_acquire);
+  if (moving_) return read >= end_;
+  return number_ != 0 && theirs_.granted.load(std::memory_order_acquire) == number_ &&
+         read >= mine_.chunks.load(std::memory_order_relaxed) + chunks();
+}
+
+Receive::Receive(Group& group, const Request& request, std::uint64_t sequence)
+    : PairOperation(group, request, sequence),
+      mine_(group.receiving_half(group.me(), peer_)),
+      theirs_(group.sending_half(peer_, group.me())),
+      local_(group.messages().from(peer_)) {}
+
+Receive::~Receive() {
+  if (moving_) release();
+}
+
+bool Receive::grant() {
+  if (!group_.messages().may_take(request_, request_.root)) return false;
+  const Announcement* found = nullptr;
+  std::uint64_t begin = 0;
+  {
+    const std::lock_guard lock(local_.mutex);
+    if (local_.busy) {
+      local_.waited_for = true;
+      return false;
+    }
+    begin = mine_.chunks.load(std::memory_order_relaxed);
+    // The sender has yet to see that the last message has been read.
+    if (theirs_.chunks.load(std::memory_order_acquire) != begin) return false;
+    const Places places(group_, peer_, theirs_);
+    if (local_.taken.size() < places.size()) local_.taken.resize(places.size(), 0);
+    for (std::size_t i = 0; i < places.size() && found == nullptr; ++i) {
+      const Announcement& each = places[i];
+      const std::uint64_t number = each.number.load(std::memory_order_acquire);
+      if (number == local_.taken[i] || each.tag != request_.tag) continue;
+      found = &each;
+      number_ = local_.taken[i] = number;
+      local_.busy = moving_ = true;
+    }
+  }
+  if (found == nullptr) return false;
+  begin_ = next_ = begin;
+  end_ += begin;
+  mine_.dtype = static_cast<std::uint64_t>(request_.dtype);
+  mine_.count = request_.count;
+  const bool agrees =
+      found->dtype == static_cast<std::uint32_t>(request_.dtype) && found->count == request_.count;
+  const bool first_is_there = bytes_ == 0 || found->chunk == begin_;
+  if (agrees && first_is_there && chunks() == 1) {
+    // With one flag for both, the grant and what was read.
+    mine_.granted.store(number_, std::memory_order_release);
+    read_chunk();
+    return true;
+  }
+  group_.publish(mine_.granted, number_);
+  compare(found->dtype, found->count);
+  early_ = first_is_there;
+  if (first_is_there) read_chunk();
+  return true;
+}
+
+void Receive::read_chunk() {
+  const std::byte* const buffer = buffer_of(group_, peer_, theirs_);
+  if (bytes_ != 0 && buffer == nullptr)
+    throw CollectiveFailure({FailureKind::kAborted, group_.world().rank, request_.kind, sequence_,
+                             group_.describe(peer_) + " sent a message from outside its memory"});
+  if (bytes_ != 0)
+    copy_bytes(static_cast<std::byte*>(request_.output) + (next_ - begin_) * kChannelPart,
+               buffer + (next_ & 1) * kChannelPart, bytes_of(next_));
+  group_.publish(mine_.chunks, ++next_);
+}
+
+State Receive::advance() {
+  if (!moving_) {
+    if (!grant()) return State::kBlocked;
+  } else if (theirs_.chunks.load(std::memory_order_acquire) <= next_ &&
+             !(early_ && theirs_.early_end.load(std::memory_order_acquire) > next_)) {
+    return State::kBlocked;
+  } else {
+    read_chunk();
+  }
+  if (next_ != end_) return State::kProgressed;
+  release();
+  return State::kDone;
+}
+
+void Receive::release() {
+  moving_ = false;
+  bool waited_for = false;
+  {
+    const std::lock_guard lock(local_.mutex);
+    local_.busy = false;
+    waited_for = std::exchange(local_.waited_for, false);
+  }
+  if (waited_for) group_.ring_own();
+}
+
+bool Receive::called_by(Member member) const {
+  return member != peer_ || has_begun() || is_there(group_, peer_, request_.tag);
+}
+
+bool Receive::finished_by(Member member) const {
+  if (member != peer_) return true;
+  if (has_begun() && next_ == end_) return true;
+  return has_begun() && theirs_.chunks.load(std::memory_order_acquire) >= end_;
+}
+
+bool Receive::is_there(Group& group, Member source, int tag) {
+  SendingHalf& half = group.sending_half(source, group.me());
+  Incoming& local = group.messages().from(source);
+  const std::lock_guard lock(local.mutex);
+  if (local.busy) {
+    local.waited_for = true;
+    return false;
+  }
+  const Places places(group, source, half);
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const Announcement& each = places[i];
+    const std::uint64_t number = each.number.load(std::memory_order_acquire);
+    if (number != (i < local.taken.size() ? local.taken[i] : 0) && each.tag == tag) return true;
+  }
+  return false;
+}
+
+}  // namespace pycollective

@@ -1,0 +1,265 @@
+#include "engine/operations/scheduled.h"
+
+#include <algorithm>
+
+#include "engine/operations/program_buffers.h"
+#include "engine/plans/wire_trial.h"
+
+namespace pycollective {
+namespace {
+
+// Parts are a multiple of so many elements: whole lines of any type, and room for whole steps.
+constexpr std::size_t kPartUnit = 64;
+static_assert(kPartUnit % kNodeRoom == 0);
+// A slot that is larger leaves the cache before it is read; with smaller parts, flags cost more.
+constexpr std::size_t kLargestSlot = std::size_t{256} << 10;
+constexpr std::size_t kLargestPart = std::size_t{128} << 10;
+// Between hosts a message costs more than a cache miss.
+constexpr std::size_t kLargestFarSlot = std::size_t{4} << 20;
+constexpr std::size_t kLargestFarPart = std::size_t{1} << 20;
+constexpr std::size_t kSmallestFarPart = std::size_t{512} << 10;
+// What messages to and from every rank would have staged, where they are packed.
+constexpr std::size_t kMostStaged = std::size_t{256} << 20;
+constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
+// A message is cut into at least this many chunks, so that moving and combining overlap.
+constexpr std::size_t kFewestChunks = 4;
+constexpr int kEventBits = 20;
+
+}  // namespace
+
+Scheduled::Slot Scheduled::slot_of(const Group& group, const Request& request) {
+  const Program& program = *request.program;
+  const auto nodes = static_cast<std::size_t>(program.nodes);
+  const auto items = static_cast<std::size_t>(program.items);
+  return {nodes * node_size(request.dtype, request.reduce_op) + items * size_of(request.dtype),
+          group.slot_room()};
+}
+
+bool Scheduled::has_room(const Group& group, const Request& request) {
+  const Slot slot = slot_of(group, request);
+  return slot.bytes_of_an_element * kPartUnit <= slot.room;
+}
+
+void Scheduled::require_room(const Group& group, const Request& request) {
+  const Program& program = *request.program;
+  const World& world = group.world();
+  if (!program.serves(request) || program.rank != world.rank || program.ranks != world.size ||
+      program.members != group.size())
+    throw CollectiveFailure({FailureKind::kConfiguration, world.rank, request.kind, 0,
+                             std::string(name_of(request.kind)) + ": the program of '" +
+                                 program.algorithm + "' is another call's or communicator's"});
+  if (has_room(group, request)) return;
+  const Slot slot = slot_of(group, request);
+  throw CollectiveFailure(
+      {FailureKind::kConfiguration, group.world().rank, request.kind, 0,
+       std::string(name_of(request.kind)) + ": algorithm '" + request.program->algorithm +
+           "' needs " + std::to_string(slot.bytes_of_an_element * kPartUnit) +
+           " bytes of shared memory a rank, and this communicator has " +
+           std::to_string(slot.room) +
+           "; the first communicators of a process have most. Use algorithm='auto'"});
+}
+
+Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequence)
+    : Operation(group, request, sequence),
+      rendezvous_(group, request, sequence),
+      program_(*request.program),
+      output_(static_cast<std::byte*>(output_of(request, group.world().rank))),
+      shards_(shards_of(request, *request.program)),
+      executor_(group, request),
+      element_(size_of(request.dtype)),
+      node_(node_size(request.dtype, request.reduce_op)) {
+  // Of the communicator, not of this rank: all must cut the buffer alike.
+  const bool far = program_.members != program_.ranks;
+  if (far) far_.emplace(group, request, sequence);
+  tries_ = request.trial && WireTrial::is_try(request.call_of_trial);
+  if (far && packs(request)) packed_items_ = find_packing(request.dtype, active_simd_level());
+  packs_ = packed_items_.pack != nullptr;
+  if (packs_) {
+    packed_nodes_ =
+        node_ == element_ ? packed_items_ : find_packing(Dtype::kFloat32, active_simd_level());
+  }
+  const Slot slot = slot_of(group, request);
+  const std::size_t bytes = std::max(slot.bytes_of_an_element, element_);
+  while (slots_ > 1 && bytes * kPartUnit * slots_ > slot.room) --slots_;
+  const std::size_t fits =
+      std::min(slot.room / slots_, far ? kLargestFarSlot : kLargestSlot) / bytes;
+  const std::size_t wanted =
+      std::clamp(shards_.longest() * element_ / (far ? 2 : kFewestChunks),
+                 far ? kSmallestFarPart : kSmallestPart, far ? kLargestFarPart : kLargestPart) /
+      element_;
+  std::size_t most = std::min(fits, wanted);
+  if (packs_)  // each message is staged
+    most =
+        std::min(most, kMostStaged / (slots_ * node_ * static_cast<std::size_t>(program_.ranks)));
+  part_ = std::max(most / kPartUnit * kPartUnit, kPartUnit);
+  chunks_ = (shards_.longest() + part_ - 1) / part_;
+  // Messages that carry nothing are waited for all the same: a barrier's, and those of an empty
+  // buffer, for ranks that exchange none learn of a mismatch from those that do.
+  if (far) chunks_ = std::max<std::size_t>(chunks_, 1);
+}
+
+void Scheduled::start() {
+  rendezvous_.arrive();
+  if (far_)
+    far_->start(chunks_ != 0, [this](std::int32_t message) {
+      return bytes_of(program_.messages[static_cast<std::size_t>(message)], 0);
+    });
+}
+
+std::string Scheduled::far_absentees() const {
+  return far_ ? far_->call().absentees() : std::string();
+}
+
+std::set<int> Scheduled::far_unfinished() const {
+  return far_ ? far_->unfinished() : std::set<int>();
+}
+
+bool Scheduled::finished_by(Member member) const {
+  // Also before this rank has begun: others may have come, and be through, since it looked.
+  const std::uint64_t base = begun_ ? base_ : executor_.chunks_done();
+  return rendezvous_.arrived(member) && executor_.has_done(member, base + chunks_);
+}
+
+std::uint64_t Scheduled::mark(std::size_t chunk, std::uint64_t events) const {
+  return (base_ + chunk) << kEventBits | events;
+}
+
+void Scheduled::begin() {
+  base_ = executor_.chunks_done();
+  begun_ = true;
+}
+
+State Scheduled::advance() {
+  if (far_) far_->poll();
+  if (!begun_) {
+    if (!rendezvous_.complete()) return State::kBlocked;
+    begin();
+  }
+  bool progressed = false;
+  while (started_ < chunks_ && started_ - oldest_ < slots_ && slot_is_free(started_)) {
+    runs_[started_ % slots_] = {started_, 0, 0};
+    ++started_;
+    progressed = true;
+  }
+  for (std::size_t chunk = oldest_; chunk < started_; ++chunk)
+    progressed |= go_on(runs_[chunk % slots_]);
+  while (oldest_ < started_ && runs_[oldest_ % slots_].next == program_.instructions.size() &&
+         (!far_ || far_->all_settled(oldest_ % slots_))) {
+    ++oldest_;
+    executor_.publish_done(base_ + oldest_);
+  }
+  const bool done = oldest_ == chunks_ && (!far_ || far_->all_have_called());
+  if (tries_) note_time(done);
+  if (done) return State::kDone;
+  return progressed ? State::kProgressed : State::kBlocked;
+}
+
+bool Scheduled::slot_is_free(std::size_t chunk) const {
+  if (chunk < slots_) return true;
+  for (const Member reader : program_.readers)
+    if (!executor_.has_done(reader, base_ + chunk - slots_ + 1)) return false;
+  return true;
+}
+
+// Whether there was anything to do.
+bool Scheduled::go_on(Run& run) {
+  const std::size_t slot = run.chunk % slots_;
+  const std::size_t from = run.next;
+  for (; run.next < program_.instructions.size(); ++run.next) {
+    const Instruction& each = program_.instructions[run.next];
+    switch (each.kind) {
+      case Instruction::Kind::kWait:
+        if (!executor_.has_published(Member(each.a), slot,
+                                     mark(run.chunk, static_cast<std::uint64_t>(each.b))))
+          return run.next != from;
+        break;
+      case Instruction::Kind::kCopy:
+        copy(run.chunk, program_.refs[static_cast<std::size_t>(each.a)],
+             program_.refs[static_cast<std::size_t>(each.b)]);
+        break;
+      case Instruction::Kind::kCombine:
+        combine(run.chunk, each);
+        break;
+      case Instruction::Kind::kPublish:
+        run.events += static_cast<std::uint64_t>(each.a);
+        executor_.publish(slot, mark(run.chunk, run.events));
+        break;
+      case Instruction::Kind::kPost:
+        post(run.chunk, each.a);
+        break;
+      case Instruction::Kind::kReceive:
+        if (!receive(run.chunk, each.a)) return run.next != from;
+        break;
+      case Instruction::Kind::kSend:
+        send(run.chunk, each.a);
+        break;
+      case Instruction::Kind::kSettle:
+        if (!far_->settled(slot, static_cast<std::size_t>(each.a))) return run.next != from;
+        break;
+    }
+  }
+  return run.next != from;
+}
+
+Range Scheduled::part_of(std::int32_t shard, std::size_t chunk) const {
+  // Blocks of pairs are alike: any one's part will do.
+  return shards_.part(program_.pieces == Pieces::kPairs ? 0 : shard, chunk, part_);
+}
+
+// Where a shard begins in the caller's input or output, in elements.
+std::size_t Scheduled::begin_in(Place place, std::int32_t shard) const {
+  const int begin = begin_of(program_, place, shard);
+  return begin == kBeginsAtZero ? 0 : shards_.begin(begin);
+}
+
+std::byte* Scheduled::at(const Ref& ref, std::size_t chunk) const {
+  const auto index = static_cast<std::size_t>(ref.index);
+  switch (ref.place) {
+    case Place::kInput:
+      return const_cast<std::byte*>(static_cast<const std::byte*>(request_.input)) +
+             (begin_in(ref.place, ref.shard) + chunk * part_) * element_;
+    case Place::kOutput:
+      return output_ + (begin_in(ref.place, ref.shard) + chunk * part_) * element_;
+    default:
+      break;
+  }
+  const auto nodes = static_cast<std::size_t>(program_.nodes);
+  const std::size_t slot_bytes =
+      part_ * (nodes * node_ + static_cast<std::size_t>(program_.items) * element_);
+  std::byte* slot = executor_.slots(ref.member) + (chunk % slots_) * slot_bytes;
+  return slot + (ref.place == Place::kNode ? index * part_ * node_
+                                           : part_ * (nodes * node_ + index * element_));
+}
+
+void Scheduled::copy(std::size_t chunk, const Ref& from, const Ref& to) const {
+  const std::size_t size = from.place == Place::kNode ? node_ : element_;
+  executor_.copy(at(to, chunk), at(from, chunk), part_of(from.shard, chunk).length * size);
+}
+
+void Scheduled::combine(std::size_t chunk, const Instruction& instruction) {
+  const CombineStep& step = program_.combines[static_cast<std::size_t>(instruction.a)];
+  const Ref& out = program_.refs[static_cast<std::size_t>(instruction.b)];
+  const std::size_t count = part_of(out.shard, chunk).length;
+  if (count == 0) return;
+  std::byte* copy_to = instruction.c == -1
+                           ? nullptr
+                           : at(program_.refs[static_cast<std::size_t>(instruction.c)], chunk);
+  Term few_terms[kMaxMembers];
+  Term* terms = few_terms;
+  if (step.terms > kMaxMembers) {
+    many_terms_.resize(std::max(many_terms_.size(), static_cast<std::size_t>(step.terms)));
+    terms = many_terms_.data();
+  }
+  bool only_leaves = step.finish && step.terms == program_.ranks;
+  for (int t = 0; t < step.terms; ++t) {
+    const std::int32_t index = program_.terms[static_cast<std::size_t>(step.first_term + t)];
+    const Ref& ref = program_.refs[static_cast<std::size_t>(index)];
+    terms[t] = {at(ref, chunk), ref.place == Place::kNode};
+    only_leaves = only_leaves && !terms[t].is_node;
+  }
+  const Combination what = {program_.recipes.data() + step.first_recipe, step.recipe_length,
+                            step.terms, program_.ranks, step.finish};
+  executor_.combine(what, terms, only_leaves, at(out, chunk), copy_to, count);
+}
+
+}  // namespace pycollective

@@ -1,0 +1,119 @@
+// Any algorithm: interprets a program (program.h), pipelined by slots. What its steps are on the
+// memory at hand is the executor's (host_executor.h).
+//
+// The buffer's shards are cut into chunks of `part` elements. The program runs once for each chunk,
+// in slot (chunk mod slots_), and up to slots_ chunks (kChunkSlots at most) are under way at once:
+// where one has to wait, the next goes on. Within a chunk a rank does its instructions in order.
+//
+//   published[slot]   of the own mailbox: (chunk, events) of what peers may read there
+//   combined          chunks that this rank has done with, in order: it reads nothing of them any
+//                     more, and what it wrote is its peers' to read
+//
+// A slot is used again once all who read from it have done with the chunk before. No deadlock: the
+// oldest chunk needs nothing of a later one, and within a chunk the schedule is proved
+// (pycollective/schedule/proof.py).
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <optional>
+#include <vector>
+
+#include "engine/internode/transfers.h"
+#include "engine/operations/arrival.h"
+#include "engine/operations/host_executor.h"
+#include "engine/operations/operation.h"
+#include "engine/operations/shards.h"
+#include "engine/plans/program.h"
+#include "kernels/kernels.h"
+#include "kernels/pack/pack.h"
+
+namespace pycollective {
+
+class Scheduled final : public Operation {
+ public:
+  // Whether the group's memory is large enough for the program: on all ranks or none.
+  static bool has_room(const Group& group, const Request& request);
+  // Throws CollectiveFailure (kConfiguration) where it is not.
+  static void require_room(const Group& group, const Request& request);
+
+  Scheduled(Group& group, const Request& request, std::uint64_t sequence);
+
+  void start() override;
+  State advance() override;
+  bool finished_by(Member member) const override;
+  void compare_calls() const override {
+    rendezvous_.compare_arrived();
+    if (far_) far_->call().compare();
+  }
+  bool called_by(Member member) const override { return rendezvous_.arrived(member); }
+  std::string far_absentees() const override;
+  std::set<int> far_unfinished() const override;
+  bool must_poll() const override { return far_.has_value(); }
+
+ private:
+  // A chunk under way.
+  struct Run {
+    std::size_t chunk = 0;
+    std::size_t next = 0;  // instruction
+    std::uint64_t events = 0;
+  };
+
+  struct Slot {
+    std::size_t bytes_of_an_element;  // of all places together
+    std::size_t room;                 // bytes of the data area that slots may take
+  };
+  static Slot slot_of(const Group& group, const Request& request);
+
+  void begin();
+  bool slot_is_free(std::size_t chunk) const;
+  bool go_on(Run& run);
+  void copy(std::size_t chunk, const Ref& from, const Ref& to) const;
+  void combine(std::size_t chunk, const Instruction& instruction);
+  std::byte* at(const Ref& ref, std::size_t chunk) const;
+  std::uint64_t mark(std::size_t chunk, std::uint64_t events) const;
+  Range part_of(std::int32_t shard, std::size_t chunk) const;
+  std::size_t begin_in(Place place, std::int32_t shard) const;
+  // Messages, in scheduled_far.cpp.
+  std::size_t bytes_of(const Ref& ref, std::size_t chunk) const;
+  std::size_t bytes_of(const Message& message, std::size_t chunk) const;
+  const Ref& piece(const Message& message, std::int32_t number) const;
+  void gather(const Message& message, std::size_t chunk, std::byte* to) const;
+  void scatter(const Message& message, std::size_t chunk, const std::byte* from) const;
+  // Packed: each piece behind the length that it takes. (docs/wire.md)
+  std::size_t capacity_of(const Message& message, std::size_t chunk) const;
+  std::size_t pack(const Message& message, std::size_t chunk, std::byte* to) const;
+  void unpack(const Message& message, std::size_t chunk, const std::byte* from) const;
+  const Packing& packing_of(const Ref& ref) const {
+    return ref.place == Place::kNode ? packed_nodes_ : packed_items_;
+  }
+  void note_time(bool done);
+  void post(std::size_t chunk, std::int32_t number);
+  bool receive(std::size_t chunk, std::int32_t number);
+  void send(std::size_t chunk, std::int32_t number);
+
+  Rendezvous rendezvous_;
+  std::optional<FarTransfers> far_;  // where some ranks are on other hosts
+  const Program& program_;
+  std::byte* output_;
+  Shards shards_;
+  HostExecutor executor_;
+  std::size_t element_;  // bytes
+  std::size_t node_;     // bytes of a node's element
+  std::size_t part_ = 0;
+  std::size_t chunks_ = 0;
+  std::size_t slots_ = kChunkSlots;  // chunks under way at once
+  bool begun_ = false;
+  std::uint64_t base_ = 0;               // chunks that every rank had handled before this operation
+  std::size_t oldest_ = 0;               // chunk that is not done
+  std::size_t started_ = 0;              // chunks
+  std::array<Run, kChunkSlots> runs_{};  // by slot
+  bool packs_ = false;                   // what goes to other hosts
+  bool tries_ = false;                   // for a trial of the wire
+  Packing packed_items_;
+  Packing packed_nodes_;
+  std::optional<std::chrono::steady_clock::time_point> all_called_;
+  std::vector<Term> many_terms_;  // room for more than a host has members
+};
+
+}  // namespace pycollective

@@ -1,0 +1,205 @@
+#include "engine/operations/two_shot.h"
+
+#include <algorithm>
+
+#include "engine/operations/copy.h"
+
+namespace pycollective {
+namespace {
+
+// Parts larger than this leave the cache before they are read; with fewer, flags cost more.
+constexpr std::size_t kLargestPart = std::size_t{128} << 10;
+constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
+// A message is cut into at least this many chunks, so that copying and combining overlap.
+constexpr std::size_t kFewestChunks = 4;
+
+}  // namespace
+
+TwoShot::TwoShot(Group& group, const Request& request, std::uint64_t sequence)
+    : Operation(group, request, sequence),
+      rendezvous_(group, request, sequence),
+      shards_(request, group.size()),
+      element_(size_of(request.dtype)) {
+  const auto n = static_cast<std::size_t>(group.size());
+  // Slots for what this kind of operation moves: n-1 peers' parts each, and one result.
+  const std::size_t leaves = only_shares(request.kind) ? 0 : n - 1;
+  const std::size_t results =
+      traits_of(request.kind).output.holds == Holds::kShard || only_exchanges(request.kind) ? 0 : 1;
+  const std::size_t fits = group.slot_room() / (kChunkSlots * (leaves + results));
+  const std::size_t wanted =
+      std::clamp(shards_.longest() * element_ / kFewestChunks, kSmallestPart, kLargestPart);
+  part_ = std::max(std::min(fits, wanted) / kLine * kLine, kLine) / element_;
+  chunks_ = (shards_.longest() + part_ - 1) / part_;
+  if (reduces(request.kind))
+    reduce_ = find_kernels(request.dtype, request.reduce_op, active_simd_level()).reduce;
+}
+
+bool TwoShot::copies_in(Member member) const {
+  return !only_shares(request_.kind) &&
+         has(traits_of(request_.kind).input, member.index(), request_.root);
+}
+
+bool TwoShot::fetches() const {
+  const Buffer& output = traits_of(request_.kind).output;
+  return output.holds != Holds::kShard && !only_exchanges(request_.kind) &&
+         has(output, group_.me().index(), request_.root);
+}
+
+bool TwoShot::finished_by(Member member) const {
+  // Also before this rank has begun: others may have come, and be through, since it looked.
+  const std::uint64_t base = stage_ != Stage::kRendezvous
+                                 ? base_
+                                 : group_.own().progress.combined.load(std::memory_order_relaxed);
+  return rendezvous_.arrived(member) &&
+         group_.mailbox(member).progress.combined.load(std::memory_order_acquire) >= base + chunks_;
+}
+
+std::byte* TwoShot::leaf_slot(Member member, std::size_t chunk, Member owner) const {
+  const auto n = static_cast<std::size_t>(group_.size());
+  const std::size_t index = owner.index() < member.index() ? owner.at() : owner.at() - 1;
+  return group_.slots(member) + ((chunk % kChunkSlots) * (n - 1) + index) * part_ * element_;
+}
+
+std::byte* TwoShot::result_slot(Member member, std::size_t chunk) const {
+  const auto n = static_cast<std::size_t>(group_.size());
+  const std::size_t leaves = only_shares(request_.kind) ? 0 : kChunkSlots * (n - 1);
+  return group_.slots(member) + (leaves + chunk % kChunkSlots) * part_ * element_;
+}
+
+State TwoShot::advance() {
+  for (;;) {
+    switch (stage_) {
+      case Stage::kRendezvous:
+        if (!rendezvous_.complete()) return State::kBlocked;
+        if (chunks_ == 0) return State::kDone;
+        begin();
+        break;
+      case Stage::kFetch:
+        if (round_ >= 2 && !fetch(round_ - 2)) return State::kBlocked;
+        if (round_ == chunks_ + 1) return State::kDone;
+        stage_ = Stage::kCopyIn;
+        break;
+      case Stage::kCopyIn:
+        if (round_ + 1 < chunks_) copy_in(round_ + 1);
+        stage_ = Stage::kCombine;
+        break;
+      case Stage::kCombine:
+        if (round_ < chunks_ && !combine(round_)) return State::kBlocked;
+        ++round_;
+        stage_ = Stage::kFetch;
+        return State::kProgressed;
+    }
+  }
+}
+
+void TwoShot::begin() {
+  base_ = group_.own().progress.combined.load(std::memory_order_relaxed);
+  copy_in(0);
+  stage_ = Stage::kFetch;
+}
+
+void TwoShot::copy_in(std::size_t chunk) {
+  const int n = group_.size();
+  const Member me = group_.me();
+  if (copies_in(me)) {
+    const auto* input = static_cast<const std::byte*>(request_.input);
+    for (int step = 1; step < n; ++step) {
+      const Member owner = after_me(step);
+      const Range part = part_of(owner, chunk);
+      copy_bytes(leaf_slot(me, chunk, owner), input + part.begin * element_,
+                 part.length * element_);
+    }
+  }
+  // Also where nothing was copied: it tells that this rank has fetched up to chunk - 3.
+  group_.publish(group_.own().progress.copied_in, base_ + chunk + 1);
+}
+
+bool TwoShot::combine(std::size_t chunk) {
+  const int n = group_.size();
+  for (; peer_ < n; ++peer_) {
+    const Member each = after_me(peer_);
+    if (group_.mailbox(each).progress.copied_in.load(std::memory_order_acquire) < base_ + chunk + 1)
+      return false;
+  }
+  peer_ = 1;
+  if (only_exchanges(request_.kind))
+    exchange_part(chunk);
+  else if (only_shares(request_.kind))
+    share_part(chunk);
+  else
+    reduce_part(chunk);
+  group_.publish(group_.own().progress.combined, base_ + chunk + 1);
+  return true;
+}
+
+void TwoShot::reduce_part(std::size_t chunk) {
+  const Member me = group_.me();
+  const Range part = part_of(me, chunk);
+  if (part.length == 0) return;
+  const void* leaves[kMaxMembers];
+  for (const Member each : group_.members()) leaves[each.at()] = leaf_slot(each, chunk, me);
+  leaves[me.at()] = static_cast<const std::byte*>(request_.input) + part.begin * element_;
+
+  auto* output = static_cast<std::byte*>(request_.output);
+  void* result = result_slot(me, chunk);
+  const FloatEnvironment ieee;
+  switch (request_.kind) {
+    case OpKind::kAllReduce:
+      return reduce_(leaves, group_.size(), output + part.begin * element_, result, part.length);
+    case OpKind::kReduceScatter:
+      return reduce_(leaves, group_.size(),
+                     output + (part.begin - shards_.begin(me.index())) * element_, nullptr,
+                     part.length);
+    default:  // reduce: the root needs no copy of its own part, the others have no output
+      return reduce_(leaves, group_.size(), me == root() ? output + part.begin * element_ : result,
+                     nullptr, part.length);
+  }
+}
+
+void TwoShot::exchange_part(std::size_t chunk) {
+  const Member me = group_.me();
+  const Range part = part_of(me, chunk);
+  const std::size_t skip = part.begin - shards_.begin(me.index());
+  const auto* input = static_cast<const std::byte*>(request_.input);
+  auto* output = static_cast<std::byte*>(request_.output);
+  for (int step = 0; step < group_.size(); ++step) {
+    const Member from = after_me(step);
+    if (!copies_in(from)) continue;
+    // all_to_all: equal shards, so what comes from `from` goes where its shard lies.
+    const std::size_t to =
+        request_.kind == OpKind::kScatter ? skip : shards_.begin(from.index()) + skip;
+    copy_bytes(output + to * element_,
+               from == me ? input + part.begin * element_ : leaf_slot(from, chunk, me),
+               part.length * element_);
+  }
+}
+
+void TwoShot::share_part(std::size_t chunk) {
+  const Member me = group_.me();
+  const Range part = part_of(me, chunk);
+  const std::size_t bytes = part.length * element_;
+  // A broadcast's root owns the whole buffer, a gather's input is the own shard alone.
+  const auto* input = static_cast<const std::byte*>(request_.input) +
+                      (part.begin - shards_.begin(me.index())) * element_;
+  auto* output = static_cast<std::byte*>(request_.output);
+  if (bytes == 0) return;
+  copy_bytes(result_slot(me, chunk), input, bytes);
+  if (fetches()) copy_bytes(output + part.begin * element_, input, bytes);
+}
+
+bool TwoShot::fetch(std::size_t chunk) {
+  const int n = group_.size();
+  auto* output = static_cast<std::byte*>(request_.output);
+  for (; peer_ < n; ++peer_) {
+    const Member each = after_me(peer_);
+    if (group_.mailbox(each).progress.combined.load(std::memory_order_acquire) < base_ + chunk + 1)
+      return false;
+    if (!fetches()) continue;
+    const Range part = part_of(each, chunk);
+    copy_bytes(output + part.begin * element_, result_slot(each, chunk), part.length * element_);
+  }
+  peer_ = 1;
+  return true;
+}
+
+}  // namespace pycollective

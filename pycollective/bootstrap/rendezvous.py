@@ -1,0 +1,384 @@
+"""The ranks of a group tell each other through a store who they are, and what went wrong.
+
+Each publishes a record; one reads them all, decides what follows from them, and publishes that for
+all. So a rank makes a fixed number of store operations, whatever the number of ranks, and reads
+what concerns it, not what all have said.
+
+With a full store (`add`, `compare_set`, `wait` and `check`, as every `torch.distributed` store has)
+all wait for one key a step: the rank that is last to take the step sets it, or a rank that cannot
+go on. So a problem of one rank is told to all at once, all join or none, and a rank waits once, not
+once for each peer. With less than that (`set` and a blocking `get`) rank 0 decides, a problem
+travels in the rank's own record or in the decision, and the store's own timeout is the deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from time import monotonic, sleep
+from typing import Any, NoReturn
+
+from pycollective.bootstrap.records import Record, understanding
+from pycollective.errors import (
+    CollectiveAborted,
+    CollectiveTimeout,
+    ConfigurationError,
+    PeerFailure,
+    named,
+)
+from pycollective.limits import described
+from pycollective.version import VERSION
+
+_log = logging.getLogger("pycollective")
+
+_WARN_AFTER = 30.0  # seconds until the log names the ranks that are awaited
+# Of all ranks together, at torch's store. connecting.cpp looks as often, since a rank does but one
+# or the other; c10d.py's glances go beside connecting.cpp's looks, so they are a quarter of them.
+_LOOKS_IN_A_SECOND = 20_000
+_GRACE = 2.0  # seconds for the one rank that looks who is absent to say so
+
+_PASSED_ON = "report"  # attribute of an exception that another rank has reported
+_DECIDED = "decided "  # what begins so is no report of a problem, which is JSON
+_OFF = "off"  # decided of a meeting that will not be
+
+# The steps of a meeting, and how a rank is described that has not taken one.
+_COME, _HERE, _ATTACHED = "come", "here", "attached"
+_NOT_YET = {
+    _COME: "did not come",
+    _HERE: "did not come",
+    _ATTACHED: "have come but did not attach",
+}
+
+
+def this_process() -> str:
+    """A name for this process, in messages and to tell it from others."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def report_of(error: BaseException, number: int) -> str:
+    """What the others are told of what ends `init` on rank `number`.
+
+    What another rank has reported is passed on as it is.
+    """
+    if _PASSED_ON in vars(error):
+        return str(vars(error)[_PASSED_ON])
+    kind = type(error).__name__
+    text = str(error) or kind
+    named = text if text.startswith(f"rank {number} ") else f"rank {number}: {text}"
+    return json.dumps([kind, named])
+
+
+def raise_reported(report: bytes | str, number: int) -> NoReturn:
+    """Raise on rank `number` what another has reported."""
+    with understanding("what another rank has reported"):
+        kind, text = map(str, json.loads(report))
+    error: Exception
+    if kind == CollectiveTimeout.__name__:
+        error = CollectiveTimeout(text, number, "init")
+    elif kind == PeerFailure.__name__:
+        error = PeerFailure(f"{text}; its own output tells why", number, "init")
+    elif kind == ConfigurationError.__name__:
+        error = ConfigurationError(text)
+    else:
+        error = CollectiveAborted(f"init was given up: {text}", number, "init")
+    vars(error)[_PASSED_ON] = report.decode() if isinstance(report, bytes) else report
+    raise error
+
+
+def is_full(store: Any) -> bool:
+    """Whether the store has more than `set` and `get`."""
+    return all(hasattr(store, name) for name in ("add", "compare_set", "wait", "check"))
+
+
+def _waits_in_torch(store: Any) -> bool:
+    """Whether a wait there looks at no signal meanwhile, such as Ctrl-C's: torch looks at none."""
+    store_class = getattr(sys.modules.get("torch.distributed"), "Store", None)
+    return store_class is not None and isinstance(store, store_class)
+
+
+class Meeting:
+    """One meeting of `size` ranks in a store, until a deadline.
+
+    Args:
+        store: see the top of this file.
+        rank: this rank.
+        size: how many meet.
+        timeout: seconds until those who have not come are given up.
+        prefix: of the keys; each meeting in a store needs its own.
+        deadline: its end, where it is not `timeout` from now, by the monotonic clock.
+        numbers: what messages call the ranks, where these are some of more.
+        glance: raises what this rank has learned in another way; asked while it attaches.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: float,
+        prefix: str,
+        *,
+        deadline: float | None = None,
+        numbers: Sequence[int] | None = None,
+        glance: Callable[[], None] | None = None,
+    ) -> None:
+        if not (hasattr(store, "set") and hasattr(store, "get")):
+            raise ConfigurationError(
+                f"store is {store!r}: give tcp://host:port, or an object with set(key, bytes) and "
+                "a blocking get(key)"
+            )
+        self._store, self._full = store, is_full(store)
+        self._looks = self._full and _waits_in_torch(store)  # now and then, in place of a wait
+        self.rank, self.size = rank, size
+        self.numbers = list(numbers or range(size))
+        self.number = self.numbers[rank]
+        self._glance = glance
+        self._prefix = f"pycollective/{prefix}/"
+        self._timeout = timeout
+        self._published = False
+        self._published_for_all = False  # where rank 0 decides
+        self.told = False  # of another rank's problem
+        self.deadline = monotonic() + timeout if deadline is None else deadline
+
+    def claim(self) -> None:
+        """Refuse a second process with this rank, and ranks with another idea of the size."""
+        if not self._full:
+            return  # told apart when the records are there, if at all
+        # With a nonce: a second meeting under the same keys is refused as well.
+        claimant = f"{this_process()} ({os.urandom(4).hex()})"
+        owner = self._claim(f"rank {self.rank}", claimant)
+        if owner != claimant:
+            raise ConfigurationError(
+                f"{owner} and {claimant} both claim rank {self.rank}: each process needs a rank "
+                "of its own, and each run or group a store or prefix of its own"
+            )
+        size = self._claim("size", str(self.size))
+        if size != str(self.size):
+            raise ConfigurationError(
+                f"rank {self.rank} was given size {self.size} and other ranks size {size}"
+            )
+
+    def owner(self, claimant: str) -> str:
+        """Claim this rank, unless another than `claimant` has; who has it."""
+        return self._claim(f"rank {self.rank}", claimant)
+
+    def all_are_here(self) -> bool:
+        """Wait until every rank has come and is alive; False where the meeting was called off.
+
+        They count twice: the dead may have been counted among those who came, and do not wait.
+        """
+        for step in (_COME, _HERE):
+            self._store.set(self._key(step, self.rank), b"")
+            if self._await_all(step, str) == _OFF:
+                return False
+        return True
+
+    def call_off(self) -> None:
+        """End the wait of those in `all_are_here`, unless all were."""
+        for step in (_COME, _HERE):
+            self._claim(step, _DECIDED + _OFF)
+
+    def give_up(self, error: BaseException, claimant: str) -> None:
+        """Tell those in `all_are_here`, now or later, of what ends the meeting here."""
+        with suppress(RuntimeError, OSError):
+            self._claim("given up by", claimant)
+        self.report(error)
+
+    def given_up_by(self) -> str:
+        """The first `claimant` of `give_up`, or nobody."""
+        return self._claim("given up by", "nobody")
+
+    def agree(self, record: Record, decide: Callable[[list[Record]], str]) -> str:
+        """Publish one's own record; what was decided, once all have come.
+
+        Args:
+            record: this rank's.
+            decide: from all records, in order of rank, what all are to know: one rank is asked.
+                It raises `ConfigurationError` where they do not go together.
+
+        Raises:
+            ConfigurationError: what another rank has reported, or records that do not go together.
+            CollectiveTimeout: names the ranks that did not come.
+        """
+        if hasattr(self._store, "will"):
+            died = f"rank {self.number} ({this_process()}) died before all had joined"
+            keys = [self._key(step) for step in (_COME, _ATTACHED)]
+            self._store.will(keys, json.dumps([PeerFailure.__name__, died]).encode())
+        self._publish(record)
+        if self._full:
+            return self._await_all(_COME, lambda: decide(self._read_all()))
+        if self.rank == 0:
+            decided = decide(self._read_all())
+            self._store.set(self._key(_COME), (_DECIDED + decided).encode())
+            self._published_for_all = True
+        outcome = self._outcome(self._text(_COME))
+        if self._read(self.rank) != record:
+            raise ConfigurationError(f"another process claims rank {self.rank}, too")
+        return outcome
+
+    def decided(self) -> str | None:
+        """What `agree` would give, where that is known already; does not wait."""
+        if not self._full or not self._store.check([self._key(_COME)]):
+            return None
+        text = self._text(_COME)
+        return text[len(_DECIDED) :] if text.startswith(_DECIDED) else None
+
+    def confirm(self) -> None:
+        """Wait until every rank has attached its peers; raises like `agree`."""
+        if self._full:
+            self._store.set(self._key(_ATTACHED, self.rank), b"")
+            self._await_all(_ATTACHED, str)
+
+    @contextmanager
+    def sharing_problems(self) -> Iterator[None]:
+        """Tell all other ranks of whatever ends the block, so that they need not wait in vain.
+
+        What the system refuses becomes a `ConfigurationError`, here too.
+        """
+        try:
+            yield
+        except OSError as error:  # too many open files, say
+            refused = ConfigurationError(f"rank {self.number} cannot join: {described(error)}")
+            self.report(refused)
+            raise refused from error
+        except BaseException as error:
+            self.report(error)
+            raise
+
+    def raise_problem(self) -> None:
+        """Raise what another rank has reported while this one attaches; does not wait."""
+        if self._glance is not None:
+            self._glance()
+        # Complete it cannot be yet: this rank has not confirmed.
+        if self._full and self._store.check([self._key(_ATTACHED)]):
+            self._outcome(self._text(_ATTACHED))
+
+    def report(self, error: BaseException) -> None:
+        """Tell the others what ends `init` here, unless one of them has said it."""
+        if self.told:
+            return
+        text = report_of(error, self.number)
+        # Where the store itself has failed there is no way, and no need, to say so.
+        with suppress(RuntimeError, OSError, ConfigurationError):
+            if self._full:
+                for step in (_ATTACHED, _COME, _HERE):
+                    self._claim(step, text)  # what all were told already stays
+            elif self.rank == 0 and not self._published_for_all:
+                self._store.set(self._key(_COME), text.encode())
+            elif not self._published:
+                self._publish(Record(self.size, problem=text))
+
+    def _outcome(self, text: str) -> str:
+        """What was decided; raises what was reported instead."""
+        if text.startswith(_DECIDED):
+            return text[len(_DECIDED) :]
+        self.told = True
+        if not text.startswith("["):
+            raise ConfigurationError(
+                f"rank {self.number} runs pycollective {VERSION} and another rank another version"
+            )
+        raise_reported(text, self.number)
+
+    def _publish(self, record: Record) -> None:
+        self._published = True
+        self._store.set(self._key(_COME, self.rank), record.as_text().encode())
+
+    def _read_all(self) -> list[Record]:
+        """Every rank's record; raises where they do not go together."""
+        records = []
+        for rank in range(self.size):
+            each = self._read(rank)
+            if each.problem:
+                self._store.set(self._key(_COME), each.problem.encode())
+                self.told = True
+                raise_reported(each.problem, self.number)
+            if each.size != self.size:
+                raise ConfigurationError(
+                    f"rank {self.rank} was given size {self.size} and rank {rank} size {each.size}"
+                )
+            records.append(each)
+            first = records[0]
+            if each.version != first.version:
+                raise ConfigurationError(
+                    f"rank {self.numbers[rank]} runs pycollective {each.version} and rank "
+                    f"{self.numbers[0]} {first.version}"
+                )
+        return records
+
+    def _read(self, rank: int) -> Record:
+        return Record.from_text(self._text(_COME, rank), self.numbers[rank])
+
+    def _await_all(self, step: str, decide: Callable[[], str]) -> str:
+        """Count this rank for a step, and wait until all are, or one has reported a problem.
+
+        The last of them decides what all are told.
+        """
+        if self._store.add(self._key(step, "count"), 1) == self.size:
+            # Unless a rank has reported meanwhile that it cannot go on.
+            return self._outcome(self._claim(step, _DECIDED + decide()))
+        left = self.deadline - monotonic()
+        if left > _WARN_AFTER and not self._is_set_within(self._key(step), _WARN_AFTER):
+            _log.warning(
+                "init on rank %d still waits: %s", self.number, self._absent(step, "so far")
+            )
+        if not self._is_set_within(self._key(step), self.deadline - monotonic()):
+            raise CollectiveTimeout(
+                f"init timed out on rank {self.number} after {self._timeout:g} s: "
+                f"{self._absent(step, 'in the end')}",
+                self.number,
+                "init",
+            )
+        return self._outcome(self._text(step))
+
+    def _is_set_within(self, key: str, seconds: float) -> bool:
+        seconds = max(0.001, seconds)
+        end = monotonic() + seconds
+        if self._looks:
+            return self._look_until(key, end)
+        try:
+            self._store.wait([key], timedelta(seconds=seconds))
+        except RuntimeError:  # of which every store raises another kind
+            if monotonic() < end - 0.1:  # it was not the time that ran out
+                raise
+            return False
+        return True
+
+    def _look_until(self, key: str, end: float) -> bool:
+        pause, longest = 0.001, max(0.02, self.size / _LOOKS_IN_A_SECOND)
+        while not self._store.check([key]):
+            if monotonic() >= end:
+                return False
+            sleep(pause)
+            pause = min(2 * pause, longest)
+        return True
+
+    def _absent(self, step: str, when: str) -> str:
+        """Who has not taken a step. One rank looks and tells: thousands would ask for thousands."""
+        key = self._key(step, "absent", when)
+        if self._claim(f"{step}/absent/{when}/by", str(self.rank)) != str(self.rank):
+            if self._is_set_within(key, _GRACE):
+                return self._text(step, "absent", when)
+            return f"not all of {self.size} {_NOT_YET[step]}"
+        ranks = range(self.size)
+        absent = [self.numbers[r] for r in ranks if not self._store.check([self._key(step, r)])]
+        text = f"{named(absent)} of {self.size} {_NOT_YET[step]}"
+        if not absent:
+            text = "all have come, and one has ended before it could say so"
+        self._store.set(key, text.encode())
+        return text
+
+    def _claim(self, name: str, value: str) -> str:
+        return bytes(self._store.compare_set(self._key(name), "", value)).decode(errors="replace")
+
+    def _text(self, *names: object) -> str:
+        raw = self._store.get(self._key(*names))
+        return raw if isinstance(raw, str) else bytes(raw).decode(errors="replace")
+
+    def _key(self, *names: object) -> str:
+        return self._prefix + "/".join(map(str, names))

@@ -1,0 +1,1 @@
+"""The algorithms: which rank hands which shard to whom in each step, a file each."""

@@ -1,0 +1,1 @@
+"""Error feedback for DDP and for tensors of any program."""

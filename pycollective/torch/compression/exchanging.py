@@ -1,0 +1,206 @@
+"""The thread on which a state's exchanges run, in the order in which they were issued."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from pycollective import threads
+from pycollective.bootstrap.shutdown import END
+from pycollective.errors import ConfigurationError
+
+_T = TypeVar("_T")
+
+# How long a process that ends waits for exchanges that were issued, and, once their groups were
+# aborted, for their threads, together, to see it.
+_GRACE, _ABORTED_GRACE = 5.0, 2.0
+
+
+class Exchangers:
+    """Those of a process that have not been let go of, and all their threads, for its end.
+
+    Threads for themselves: with its last call a thread may let go of the state, and so of its
+    exchanger, and then of groups, whose destructors give back the interpreter's lock and take it
+    again. A process that ended meanwhile would go down (`pycollective.bootstrap.shutdown`).
+
+    Attributes:
+        ending: whether it has begun: no call is taken any more.
+    """
+
+    def __init__(self) -> None:
+        self.ending = False
+        self._live: weakref.WeakSet[Exchanger] = weakref.WeakSet()
+        self._registered = False
+
+    def add(self, exchanger: Exchanger) -> None:
+        """Have it end with the process."""
+        if not self._registered:
+            self._registered = True
+            END.add(self.let_end, self.end_all)
+        if not self.ending:  # whose calls would be refused: end_all may be going through them
+            self._live.add(exchanger)
+
+    def let_end(self) -> None:
+        """Take no more calls, and give those that were issued a short time."""
+        self.ending = True
+        deadline = time.monotonic() + _GRACE
+        while any(each.issued for each in self._threads()) and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+    def end_all(self) -> None:
+        """End their threads."""
+        self.ending = True
+        for each in list(self._live):
+            each.stop("the process ends")
+        deadline = time.monotonic() + _ABORTED_GRACE
+        for thread in self._threads():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _threads(self) -> list[_Worker]:
+        # Not the one that runs this, as in a fork of its; nor one whose start Ctrl-C has ended.
+        return [
+            each
+            for each in threading.enumerate()
+            if isinstance(each, _Worker) and each.those is self and each.can_be_joined
+        ]
+
+
+_OF_THIS_PROCESS = Exchangers()
+
+
+class Exchanger:
+    """Runs calls one after another, on a thread that is started with the first.
+
+    Args:
+        abort: makes a call that is under way fail; used at the end of the process.
+        those: of whom it is one.
+    """
+
+    def __init__(self, abort: Callable[[str], None], those: Exchangers = _OF_THIS_PROCESS) -> None:
+        self._abort = abort
+        self._those = those
+        self._process = os.getpid()
+        self._ended = False
+        self._worker = _Worker(those)
+        # The thread holds no more than its calls: who lets go of a state ends it by that.
+        weakref.finalize(self, self._worker.calls.put, None).atexit = False
+        those.add(self)
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Run it behind those issued before. It handles its own errors.
+
+        Raises:
+            ConfigurationError: the state was closed, this process ends, or it is a fork of the one
+                that made the state; or it may have no more threads.
+        """
+        if os.getpid() != self._process:
+            raise ConfigurationError("a state of compression does not work in a forked process")
+        if self._those.ending:
+            raise ConfigurationError("a state of compression: the process ends")
+        worker = self._worker
+        with worker.lock:
+            # Under the lock: behind what ends the thread a call would wait for ever.
+            if self._ended:
+                raise ConfigurationError("the state of compression was closed")
+            if worker.ident is None:
+                threads.start(worker)
+            worker.issued += 1
+            worker.calls.put(call)
+
+    def call(self, call: Callable[[], _T]) -> _T:
+        """Run it behind those issued before; what it returns or raises.
+
+        Raises:
+            ConfigurationError: also on the thread itself, where it would wait for its own end.
+        """
+        self.refuse_here()
+        future: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.post(run)
+        return future.result()
+
+    def refuse_here(self) -> None:
+        """Raise on the thread itself, where a call would wait for its own end."""
+        if threading.current_thread() is self._worker:
+            raise ConfigurationError(
+                "a state of compression cannot be called from a callback of its own exchanges' "
+                "futures, for which the call would wait; wait for the future first"
+            )
+
+    def behind(self, call: Callable[[], _T]) -> _T:
+        """The same; on the thread itself, within one of its calls, at once."""
+        return call() if threading.current_thread() is self._worker else self.call(call)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call was issued that has not ended, and will in this process."""
+        return self._worker.issued > 0 and os.getpid() == self._process
+
+    @property
+    def ended(self) -> bool:
+        """Whether no call is taken any more."""
+        return self._ended
+
+    def end(self) -> None:
+        """Take no more calls, and end the thread once those that were issued have been made.
+
+        Waits for that a short time; may be called again.
+        """
+        self.stop()
+        if self._worker.can_be_joined:
+            self._worker.join(_ABORTED_GRACE)
+
+    def stop(self, reason: str = "") -> None:
+        """The same without the wait; with a reason the calls are made to fail first."""
+        if os.getpid() != self._process:
+            return
+        with self._worker.lock:
+            first, self._ended = not self._ended, True
+        if reason and self.busy:
+            with contextlib.suppress(Exception):  # closed by now, or failed
+                self._abort(reason)
+        if first:
+            self._worker.calls.put(None)
+
+
+class _Worker(threading.Thread):
+    """The thread, which runs once there is a first call.
+
+    Attributes:
+        those: of whom its exchanger is, or was.
+        calls: in their order; None ends it.
+        lock: for ``issued``, and so that no call comes behind None.
+        issued: calls that have not ended, with all that they held.
+    """
+
+    def __init__(self, those: Exchangers) -> None:
+        super().__init__(name="pycollective-compression", daemon=True)
+        self.those = those
+        self.calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.lock = threading.Lock()
+        self.issued = 0
+
+    @property
+    def can_be_joined(self) -> bool:
+        """Whether it runs, in this process, and is not the one that asks."""
+        return self.is_alive() and self is not threading.current_thread()
+
+    def run(self) -> None:
+        while (call := self.calls.get()) is not None:
+            call()
+            del call  # it holds gradients
+            with self.lock:
+                self.issued -= 1

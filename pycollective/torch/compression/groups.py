@@ -1,0 +1,176 @@
+"""The ranks of a process group of torch.distributed, whatever its backend, for compression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pycollective import _torch
+from pycollective.bootstrap import wish
+from pycollective.bootstrap.host import host_identity
+from pycollective.compression.ends import Among, Ends
+from pycollective.compression.groups import Bytes, Group, by_dtype
+from pycollective.compression.placing import Places
+from pycollective.errors import ConfigurationError
+from pycollective.placement import number_hosts
+from pycollective.refusal import let_all_hear
+
+# By its name since torch 2.13, and before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class OfProcessGroup:
+    """A process group over CPU tensors; see `pycollective.compression.groups.Group`."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    def all_to_all(self, rows: Bytes) -> Bytes:
+        """See `Group`."""
+        out = np.empty_like(rows)
+        if rows.size:
+            dist.all_to_all_single(
+                torch.from_numpy(out).view(-1), torch.from_numpy(rows).view(-1), group=self._group
+            )
+        return out
+
+    def all_gather(self, row: Bytes) -> Bytes:
+        """See `Group`."""
+        out = np.empty((self.size, row.size), np.uint8)
+        if row.size:
+            _all_gather(torch.from_numpy(out).view(-1), torch.from_numpy(row), group=self._group)
+        return out
+
+    def average(self, parts: Sequence[torch.Tensor]) -> None:
+        """See `Group`: by the contract over pycollective, as DDP does over other backends."""
+        for same in by_dtype(parts):
+            together = same[0] if len(same) == 1 else torch.cat(same)
+            if self._ours:
+                _torch.average(self._group, together).wait()
+            else:
+                together.div_(self.size)
+                dist.all_reduce(together, group=self._group)
+            if len(same) > 1:
+                split = together.split([part.numel() for part in same])
+                for part, average in zip(same, split, strict=True):
+                    part.copy_(average)
+
+    def average_soon(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """The same of one tensor, under way."""
+        if self._ours:
+            return _torch.average(self._group, tensor)
+        tensor.div_(self.size)
+        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda done: done.value()[0])
+
+    def _backend(self) -> Any:
+        return self._group._get_backend(torch.device("cpu"))
+
+    @cached_property
+    def _ours(self) -> bool:
+        """Whether the group's backend for CPU tensors is pycollective; kept, as hooks ask."""
+        return isinstance(self._backend(), _torch.Backend)
+
+    def abort(self, reason: str) -> None:
+        """See `Group`; over pycollective. Other backends' peers wait until this process ends."""
+        if self._ours:
+            self._backend().communicator.abort(reason)
+
+    def close(self) -> None:
+        """See `Group`."""
+        dist.destroy_process_group(self._group)
+
+
+def average_soon(group: Group, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """`OfProcessGroup.average_soon` of a group that a state made."""
+    assert isinstance(group, OfProcessGroup)
+    return group.average_soon(tensor)
+
+
+def among_group(group: dist.ProcessGroup | None) -> Among:
+    """The ranks of `group`, None for the default one, which may make groups of a state's own.
+
+    Those have its backend, and meet where it met. Their collectives do not mix with others.
+
+    Raises:
+        ConfigurationError: there is no process group, or this rank is not in it.
+    """
+    if not dist.is_initialized():
+        raise ConfigurationError("a state of compression: call init_process_group first")
+    if group == dist.GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
+        raise ConfigurationError("a state of compression: this rank is not in the group")
+    of = group if group is not None else dist.group.WORLD
+    assert of is not None
+    return Among(
+        OfProcessGroup(of),
+        lambda: wish.played_hosts(dist.get_world_size()),
+        lambda between: _ends(of, between),
+    )
+
+
+def _ends(of: dist.ProcessGroup, between: str) -> Ends:
+    """Process groups of a state's own among the ranks of one; collective over those."""
+    ranks = dist.get_process_group_ranks(of)
+    backend = dist.get_backend(of)
+    # Not torch's default: a rank that waits for a dead one's peers is to wait no longer than here.
+    timeout = of._get_backend(torch.device("cpu")).options._timeout
+
+    whole_world = len(ranks) == dist.get_world_size()
+    _check_alike(of, whole_world)
+
+    def part(partition: Sequence[Sequence[int]]) -> Group:
+        mine: dist.ProcessGroup | None = None
+        for members in partition:
+            there = [ranks[member] for member in members]
+            # Others than the group's ranks do not call this; those who do make as many groups.
+            if whole_world or dist.get_rank() in there:
+                made = dist.new_group(
+                    there,
+                    timeout=timeout,
+                    backend=backend,
+                    use_local_synchronization=not whole_world,
+                )
+                mine = made if dist.get_rank() in there else mine
+        assert mine is not None
+        return OfProcessGroup(mine)
+
+    # By the caller's group: nothing of the state's own is there yet, should this fail.
+    places = Places.of(dist.get_rank(of), _hosts(OfProcessGroup(of), ranks), between)
+    return Ends.make(places, part([range(len(ranks))]), part)
+
+
+def _check_alike(group: dist.ProcessGroup, whole_world: bool) -> None:
+    """Refuse a part of the world whose ranks have made different numbers of groups before.
+
+    torch names the groups that a part makes by itself by that number; they would not meet.
+    """
+    if whole_world:
+        return
+    mine = len(dist.distributed_c10d._world.pg_names)
+    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
+    dist.all_gather(counts, torch.tensor([mine]), group=group)
+    if len({int(each) for each in counts}) > 1:
+        let_all_hear(lambda: dist.barrier(group=group))
+        raise ConfigurationError(
+            "a state of compression over a part of the world: its ranks have made different "
+            f"numbers of process groups before ({[int(each) for each in counts]}), and torch "
+            "cannot bring them together; make the state before those, or over the whole world"
+        )
+
+
+def _hosts(whole: Group, ranks: Sequence[int]) -> tuple[int, ...]:
+    """The host of each rank, or as PYCOLLECTIVE_TOPOLOGY says."""
+    played = wish.played_hosts(dist.get_world_size())
+    if played:
+        return number_hosts([played[rank] for rank in ranks])
+    name = np.zeros(256, np.uint8)
+    identity = host_identity().encode()[: name.size]
+    name[: len(identity)] = np.frombuffer(identity, np.uint8)
+    return number_hosts([row.tobytes() for row in whole.all_gather(name)])

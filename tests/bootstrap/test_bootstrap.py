@@ -1,0 +1,383 @@
+"""How ranks meet: any launch, any order of arrival, and every way in which it can go wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import time
+from contextlib import ExitStack
+
+import pytest
+
+import pycollective as pc
+from pycollective.bootstrap import attach, joining, records
+from pycollective.bootstrap import rendezvous as meeting
+from pycollective.bootstrap.store import StoreClient, StoreServer
+from tests.harness import PerRank, Ranks, counts, results, run_ranks
+from tests.joining import await_listeners_of, failing, works
+
+
+def join_late(comm, delay):
+    time.sleep(delay)
+    with pc.init(timeout=30) as joined:
+        return (joined.rank, joined.size, works(joined))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 16])
+def test_ranks_meet_in_any_order_and_again(size):
+    orders = [range(size), range(size)[::-1], random.Random(size).sample(range(size), size)]
+    with Ranks(size, join=False, module=__name__) as ranks:
+        for order in orders:  # in the first they attach each other, in the others they have
+            delays = [0.2 * order[rank] / size for rank in range(size)]
+            for rank, joined in enumerate(results(ranks.call(join_late, PerRank(delays)))):
+                assert joined == (rank, size, True)
+
+
+def try_late(comm, delay, timeout):
+    time.sleep(delay)
+    return failing(pc.init, timeout=timeout)
+
+
+@pytest.mark.alone
+def test_ranks_that_never_come_are_named_and_later_all_can_join():
+    with Ranks(4, join=False, module=__name__) as ranks:
+        answers = results(ranks.call(try_late, PerRank([0, 1.5, 0, 1.5]), 1.0))
+        for rank, (error, took) in enumerate(answers):
+            assert isinstance(error, pc.CollectiveTimeout)
+            assert "rank(s) 1, 3 of 4 did not come" in str(error)
+            # Who comes after all have given up is told at once.
+            assert took < (1.4 if rank in (0, 2) else 0.5)
+        assert all(joined[2] for joined in results(ranks.call(join_late, 0)))
+
+
+def never_attach(comm, address, rank, absent, told):
+    """The absent one comes back when the others have given up, or too late for them."""
+    if rank == absent:
+
+        def stay_away(*args):
+            until = time.monotonic() + 6
+            while len(list(told.iterdir())) < 2 and time.monotonic() < until:
+                time.sleep(0.01)
+
+        joining.attach_peers = stay_away
+    client = StoreClient(address, timeout=20)
+    answer = failing(pc.init, rank=rank, size=3, store=client, timeout=2.0)
+    client.close()
+    if rank != absent:
+        (told / str(rank)).touch()
+    return answer
+
+
+def test_ranks_that_come_and_do_not_attach_are_named(addresses, tmp_path):
+    """Three launches beside each other, in each of which another one is absent."""
+    folders = [tmp_path / str(absent) for absent in range(3)]
+    for each in folders:
+        each.mkdir()
+    launches = [launch for launch in range(3) for _ in range(3)]
+    answers = results(
+        run_ranks(
+            never_attach,
+            9,
+            PerRank([addresses[launch] for launch in launches]),
+            PerRank([*range(3)] * 3),
+            PerRank(launches),
+            PerRank([folders[launch] for launch in launches]),
+            join=False,
+        )
+    )
+    for place, (error, took) in enumerate(answers):
+        absent, rank = divmod(place, 3)
+        if rank != absent:
+            assert isinstance(error, pc.CollectiveTimeout), error
+            said = str(error).replace(" of 3", "")  # whoever notices first tells the others
+            assert f"rank(s) {absent} have come but did not attach" in said
+            assert took < 4
+
+
+def come_late(comm, rank):
+    from pycollective.bootstrap import rendezvous as meeting
+
+    # The last waits a little, too, for what others do then.
+    meeting._WARN_AFTER = 15 if rank == 1 else 0.2
+    if rank == 1:
+        time.sleep(2)
+    pc.init(timeout=20).close()
+
+
+def test_a_long_wait_for_ranks_names_them():
+    outcomes = run_ranks(come_late, 3, PerRank([0, 1, 2]), join=False)
+    results(outcomes)
+    for rank in (0, 2):
+        assert f"init on rank {rank} still waits: " in outcomes[rank].stderr
+        assert "1" in outcomes[rank].stderr.partition("still waits: ")[2]
+    assert outcomes[1].stderr == ""
+
+
+def fail_at_the_very_end(comm, rank):
+    """Rank 2 breaks off when all others have attached all ranks, and it has not."""
+    if rank == 2:
+        attach._receive, original = break_off, attach._receive
+        answer = failing(pc.init, timeout=20)
+        attach._receive = original
+    else:
+        answer = failing(pc.init, timeout=20)
+    with pc.init(timeout=20) as again:
+        return answer, works(again)
+
+
+def break_off(*args):
+    time.sleep(0.5)
+    raise pc.ConfigurationError("a late fault")
+
+
+def test_all_join_or_none_and_a_failure_leaves_nothing_half_attached():
+    answers = results(run_ranks(fail_at_the_very_end, 3, PerRank([0, 1, 2]), join=False))
+    for rank, ((error, took), again) in enumerate(answers):
+        assert isinstance(error, pc.ConfigurationError)
+        assert str(error) == ("" if rank == 2 else "rank 2: ") + "a late fault"
+        assert took < 5
+        assert again
+
+
+@pytest.fixture
+def addresses():
+    """Of a store for each of three launches."""
+    with ExitStack() as stack:
+        names = [f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}" for _ in range(3)]
+        for each in names:
+            stack.enter_context(StoreServer(each))
+        yield names
+
+
+class Minimal:
+    """A store with no more than it must have."""
+
+    def __init__(self, client):
+        self.set, self.get = client.set, client.get
+
+
+def join_explicitly(comm, address, rank, size, minimal=False, change=None):
+    if change is not None:
+        change()
+    client = StoreClient(address, timeout=20)
+    store = Minimal(client) if minimal else client
+    error, took = failing(
+        lambda: works(pc.init(rank=rank, size=size, store=store, timeout=20)) or 1 / 0
+    )
+    client.close()
+    return error, took
+
+
+@pytest.fixture
+def address():
+    name = f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
+    with StoreServer(name):
+        yield name
+
+
+@pytest.mark.parametrize("minimal", [False, True])
+def test_explicit_arguments_with_a_store(address, minimal):
+    for error, _ in results(
+        run_ranks(join_explicitly, 3, address, PerRank([2, 0, 1]), 3, minimal, join=False)
+    ):
+        assert error is None
+
+
+def test_two_processes_of_one_rank_are_named_to_all(address):
+    outcomes = run_ranks(join_explicitly, 3, address, PerRank([0, 1, 1]), 3, join=False)
+    pids = [outcomes[1].pid, outcomes[2].pid]
+    for error, took in results(outcomes):
+        assert isinstance(error, pc.ConfigurationError)
+        assert "both claim rank 1" in str(error)
+        assert all(f"process {pid} on " in str(error) for pid in pids)
+        assert took < 5
+
+
+class Overwritten:
+    """A minimal store into which another process has written under the same rank."""
+
+    def __init__(self):
+        self._values = {}
+
+    def set(self, key, value):
+        self._values[key] = value.replace(b'"offset": 0', b'"offset": 4096')
+
+    def get(self, key):
+        return self._values[key]
+
+
+def test_two_processes_of_one_rank_in_a_store_that_cannot_count():
+    with pytest.raises(pc.ConfigurationError, match="another process claims rank 0, too"):
+        meeting.Meeting(Overwritten(), 0, 1, 5.0, "").agree(records.Record(1), str)
+
+
+@pytest.mark.parametrize("minimal", [False, True])
+def test_ranks_with_other_ideas_of_the_size(address, minimal):
+    sizes = PerRank([2, 3, 2] if minimal else [3, 3, 2])
+    ranks = PerRank([0, 1, 1] if minimal else [0, 2, 1])
+    count = 2 if minimal else 3
+    for error, took in results(
+        run_ranks(join_explicitly, count, address, ranks, sizes, minimal, join=False)
+    ):
+        assert isinstance(error, pc.ConfigurationError)
+        assert "was given size" in str(error)
+        assert took < 5
+
+
+def be_older():
+    meeting.VERSION = records.VERSION = "0.0.1"
+
+
+def test_ranks_of_other_versions(address):
+    changes = PerRank([None, be_older, None])
+    for error, took in results(
+        run_ranks(join_explicitly, 3, address, PerRank([0, 1, 2]), 3, False, changes, join=False)
+    ):
+        assert isinstance(error, pc.ConfigurationError)
+        assert "rank 1 runs pycollective 0.0.1 and rank 0" in str(error)
+        assert took < 5
+
+
+def be_elsewhere():
+    """What a rank on another host, or in another network namespace, looks like."""
+    original = attach.Listener.__init__
+
+    def listen(self):
+        original(self)
+        self.name = "pycollective-not-here"
+
+    attach.Listener.__init__ = listen
+    socket.gethostname = lambda: "elsewhere"
+
+
+def test_ranks_on_another_host_are_said_to_all(addresses):
+    """Two launches beside each other: that who refuses has not attached is known after 2 s."""
+    changes = [be_elsewhere if rank == away else None for away in (0, 1) for rank in range(3)]
+    here = socket.gethostname()
+    answers = results(
+        run_ranks(
+            join_explicitly,
+            6,
+            PerRank([each for each in addresses[:2] for _ in range(3)]),
+            PerRank([*range(3)] * 2),
+            3,
+            False,
+            PerRank(changes),
+            join=False,
+        )
+    )
+    for place, (error, took) in enumerate(answers):
+        away = place // 3
+        assert isinstance(error, pc.ConfigurationError)
+        assert f"rank {away} on host 'elsewhere' cannot be reached from host '{here}'" in str(error)
+        assert "must be on one host, in one container" in str(error)
+        assert took < 5
+
+
+def once_others_listen(act):
+    """Have `init` do something when all know where all are, before this rank listens itself."""
+    attach_as_ever = joining._meet_and_attach
+
+    def attach_later(*args):
+        act()
+        return attach_as_ever(*args)
+
+    joining._meet_and_attach = attach_later
+
+
+def join_or_interrupt(comm, rank, pids):
+    def interrupt():
+        await_listeners_of(pids[:2])
+        os.kill(pids[0], signal.SIGINT)
+
+    if rank == 2:
+        once_others_listen(interrupt)
+    return failing(pc.init, timeout=20)
+
+
+def test_ctrl_c_while_joining_reaches_the_others():
+    with Ranks(3, join=False, module=__name__) as ranks:
+        first, *others = results(ranks.call(join_or_interrupt, PerRank([0, 1, 2]), ranks.pids))
+    assert isinstance(first[0], KeyboardInterrupt)
+    for error, _ in others:
+        assert isinstance(error, pc.CollectiveAborted)
+        assert "rank 0: KeyboardInterrupt" in str(error)
+
+
+def knock_as_a_stranger(pids):
+    """Connect to every listener of these processes: silent, rude, and nearly right."""
+    knocking = []
+    for name in await_listeners_of(pids):
+        for number in range(200):  # more than the queue holds
+            each = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            each.setblocking(False)
+            knocking.append(each)
+            try:
+                each.connect("\0" + name[1:])
+            except BlockingIOError:
+                break
+            if number == 0:
+                each.send(b"x" * 4000)
+            elif number == 1:
+                socket.send_fds(each, [os.urandom(32)], [0, 1, 2])
+            elif number == 2:
+                each.send(os.urandom(31))
+            elif number == 3:
+                each.close()
+    assert len(knocking) > 100
+    return knocking
+
+
+def join_among_strangers(comm, rank, pids):
+    knocking = []
+    if rank == len(pids) - 1:
+        once_others_listen(lambda: knocking.extend(knock_as_a_stranger(pids[:-1])))
+    before = len(os.listdir("/proc/self/fd"))
+    joined = pc.init(timeout=20)
+    answer = works(joined), len(os.listdir("/proc/self/fd")) - before - len(knocking)
+    for each in knocking:
+        each.close()
+    return answer
+
+
+def test_strangers_keep_nobody_from_joining():
+    with Ranks(4, join=False, module=__name__) as ranks:
+        for joined, files in results(
+            ranks.call(join_among_strangers, PerRank(list(range(4))), ranks.pids)
+        ):
+            assert joined
+            assert files < 20  # none of the strangers' is kept
+
+
+def connect_often(comm, address, groups):
+    client = StoreClient(address, timeout=20)
+    before = counts()
+    made = [joining.connect(client, comm.rank, comm.size, 20.0, f"group{i}") for i in range(groups)]
+    assert all(works(each) for each in made)
+    after = counts()
+    client.close()
+    return before, after
+
+
+def test_groups_that_meet_one_by_one_share_one_segment(address):
+    for before, (threads, files, maps) in results(run_ranks(connect_often, 3, address, 200)):
+        assert threads <= before[0] + 1
+        assert files == before[1]
+        assert maps == before[2]
+
+
+def meet_twice_under_one_prefix(comm, address):
+    client = StoreClient(address, timeout=20)
+    joining.connect(client, comm.rank, comm.size, 20.0, "same")
+    comm.barrier()
+    answer = failing(joining.connect, client, comm.rank, comm.size, 20.0, "same")
+    client.close()
+    return answer
+
+
+def test_a_prefix_serves_once(address):
+    for error, took in results(run_ranks(meet_twice_under_one_prefix, 2, address)):
+        assert isinstance(error, pc.ConfigurationError)
+        assert took < 5

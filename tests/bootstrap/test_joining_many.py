@@ -1,0 +1,316 @@
+"""Thousands of ranks join: each makes as many store operations as if there were few.
+
+Simulated: every rank is a thread that goes through the store as a process does, with the library's
+own code, but attaches nobody (no shared memory, no sockets) and connects nobody between hosts. The
+store counts, and lies in this process's memory.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import threading
+import time
+from contextlib import closing
+
+import pytest
+
+import pycollective as pc
+from pycollective import placement
+from pycollective.bootstrap import joining
+from pycollective.bootstrap import mpi as mpi_launch
+from pycollective.bootstrap import rendezvous as meeting
+from pycollective.bootstrap.records import Common, Record, host_table, read_host_table
+from pycollective.bootstrap.store import StoreClient, StoreServer
+from pycollective.version import VERSION
+
+
+class CountingStore:
+    """What a `torch.distributed.Store` offers, with a count of what each rank asks for."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._values, self._set = {}, {}
+        self._counts = {}
+        self.operations, self.bytes = {}, {}
+
+    def _account(self, size):
+        me = threading.current_thread().name
+        self.operations[me] = self.operations.get(me, 0) + 1
+        self.bytes[me] = self.bytes.get(me, 0) + size
+
+    def _event(self, key):
+        return self._set.setdefault(key, threading.Event())
+
+    def set(self, key, value):
+        value = value if isinstance(value, bytes) else value.encode()
+        self._account(len(value))
+        with self._lock:
+            self._values[key] = value
+            self._event(key).set()
+
+    def get(self, key):
+        with self._lock:
+            event = self._event(key)
+        assert event.wait(30), key
+        self._account(len(self._values[key]))
+        return self._values[key]
+
+    def wait(self, keys, timeout):
+        for key in keys:
+            self._account(0)
+            with self._lock:
+                event = self._event(key)
+            if not event.wait(timeout.total_seconds()):
+                raise RuntimeError(f"{key} was not set in time")
+
+    def check(self, keys):
+        self._account(0)
+        return all(key in self._values for key in keys)
+
+    def add(self, key, amount):
+        self._account(0)
+        with self._lock:
+            self._counts[key] = self._counts.get(key, 0) + amount
+            return self._counts[key]
+
+    def compare_set(self, key, expected, desired):
+        assert expected == ""
+        with self._lock:
+            value = self._values.setdefault(key, desired.encode())
+            self._event(key).set()
+        self._account(len(desired) + len(value))
+        return value
+
+
+class Minimal:
+    """No more than a store must have."""
+
+    def __init__(self, store):
+        self.set, self.get = store.set, store.get
+
+
+def record(rank, size):
+    """As long as a real one of the second step."""
+    return Record(
+        size=size,
+        host="node-0123.cluster.example",
+        token=f"{rank:032x}",
+        offset=4096 * rank,
+        data_bytes=4 << 20,
+        socket_name=f"pycollective-{1_000_000 + rank}-0123456789abcdef",
+    )
+
+
+def join(store, rank, size, timeout=30.0, played=()):
+    """What `connect` does with the store; the tokens of this rank's host."""
+    where = joining.FirstMeeting(store, rank, size, timeout, "init1", played, "", "")
+    assert where.host_of[rank] == rank * len(set(where.host_of)) // size
+    mine = record(rank, size)
+    whole = where.of_all()
+    with whole.sharing_problems():
+        host = where.of_host()
+        mine.size = host.size
+        with host.sharing_problems():
+            table = host.agree(mine, host_table)
+            host.confirm()
+        common = whole.agree(Record(size, data_bytes=1, address="here:1"), Common.of_records)
+        whole.confirm()
+    assert Common.from_text(common, 1).address == "here:1"
+    rows = read_host_table(table, mine, host.rank, host.numbers)
+    return [int(row.token, 16) for row in rows]
+
+
+def run_all(size, act, per_host, monkeypatch):
+    """``act(rank)`` in a thread each, `per_host` ranks a host: the results, or what it raised."""
+    monkeypatch.setattr(joining, "host_identity", lambda: str(_rank() // per_host))
+    ends = [None] * size
+
+    def one(rank):
+        try:
+            ends[rank] = act(rank)
+        except (pc.CollectiveError, pc.ConfigurationError, KeyboardInterrupt) as error:
+            ends[rank] = error
+
+    before = threading.stack_size(256 * 1024)
+    try:
+        threads = [
+            threading.Thread(target=one, args=(rank,), name=f"rank {rank}", daemon=True)
+            for rank in range(size)
+        ]
+        for each in threads:
+            each.start()
+    finally:
+        threading.stack_size(before)
+    for each in threads:
+        each.join(60)
+        assert not each.is_alive(), each.name
+    return ends
+
+
+def _rank():
+    return int(threading.current_thread().name.split()[1])
+
+
+@pytest.mark.parametrize(
+    "size",
+    [256, 512, *(pytest.param(size, marks=pytest.mark.storm) for size in (1024, 2048, 4096))],
+)
+def test_operations_and_bytes_grow_with_the_ranks_and_not_with_their_square(size, monkeypatch):
+    store, start = CountingStore(), time.monotonic()
+    tables = run_all(size, lambda rank: join(store, rank, size), 64, monkeypatch)
+    for rank, table in enumerate(tables):
+        first = rank // 64 * 64
+        assert table == list(range(first, first + 64)), table
+    took = time.monotonic() - start
+    operations, read = sorted(store.operations.values()), sorted(store.bytes.values())
+    print(
+        f"{size} ranks: {sum(operations) / size:.1f} operations and {sum(read) / size:.0f} bytes a "
+        f"rank, {operations[-1]} and {read[-1]} at most, {took:.1f} s"
+    )
+    # Of the steps of all, one rank reads all records in each; in those of a host one of each host.
+    assert operations[size // 2] <= 24
+    assert sum(operations) <= 28 * size
+    assert operations[-1] <= 24 + 2 * size + 64
+    assert read[size // 2] <= 16_000  # a host's table, most of it
+    assert sum(read) <= 18_000 * size
+    assert took < 60
+
+
+def test_a_store_that_cannot_count_is_read_by_one_rank(monkeypatch):
+    store, size = CountingStore(), 512
+    tables = run_all(size, lambda rank: join(Minimal(store), rank, size), 64, monkeypatch)
+    assert all(len(table) == 64 for table in tables), tables[0]
+    operations = sorted(store.operations.values())
+    assert operations[size // 2] <= 12
+    assert operations[-1] <= 12 + 2 * size + 64
+
+
+@pytest.mark.parametrize("absent", [1, 300])
+def test_absentees_are_looked_for_by_one_rank_and_named_to_all(absent, monkeypatch):
+    store, size = CountingStore(), 512
+    # The time begins when all others are there: who comes late for it is absent, too.
+    monkeypatch.setattr(meeting, "_GRACE", 20)
+    there = threading.Barrier(size - absent)
+
+    def act(rank):
+        if rank >= size - absent:
+            return None
+        there.wait(60)
+        return join(store, rank, size, timeout=2.0)
+
+    ends = run_all(size, act, 64, monkeypatch)
+    for error in ends[: size - absent]:
+        assert isinstance(error, pc.CollectiveTimeout), error
+        assert f"rank(s) {size - absent}" in str(error)
+        assert (absent == 1) or "and 268 more of 512 did not come" in str(error)
+        assert len(str(error)) < 400
+    assert sum(store.operations.values()) <= 16 * size
+
+
+def test_what_one_of_many_has_reported_reaches_all(monkeypatch):
+    store, size = CountingStore(), 512
+
+    def act(rank):
+        played = (0,) * 256 + (1,) * 256 if rank == 77 else ()
+        return join(store, rank, size, played=played)
+
+    for error in run_all(size, act, 64, monkeypatch):
+        assert isinstance(error, pc.ConfigurationError)
+        assert re.search(r"rank 0 was given topology as found.*rank 77 .*2 hosts", str(error))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_rank_that_ends_once_all_have_come_keeps_nobody_waiting(monkeypatch, known):
+    """The others are told where they wait next, which it may have to read itself."""
+    store, size = CountingStore(), 128
+    await_all = meeting.Meeting._await_all
+
+    def interrupted(self, step, decide):
+        outcome = await_all(self, step, decide)
+        first = self.size == size and step == "come" and self._prefix.count("/") == 2
+        if first and _rank() == 70:
+            raise KeyboardInterrupt
+        return outcome
+
+    if known:
+        take, interrupts = joining.FirstMeeting._take, []
+
+        def taken(self, packed):
+            take(self, packed)
+            if self.rank == 70 and not interrupts:
+                interrupts.append(self)
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(joining.FirstMeeting, "_take", taken)
+    else:
+        monkeypatch.setattr(meeting.Meeting, "_await_all", interrupted)
+    start = time.monotonic()
+    ends = run_all(size, lambda rank: join(store, rank, size, timeout=20.0), 64, monkeypatch)
+    assert isinstance(ends[70], KeyboardInterrupt)
+    for rank, error in enumerate(ends):
+        assert rank == 70 or "rank 70: KeyboardInterrupt" in str(error), (rank, error)
+    assert time.monotonic() - start < 10
+
+
+def test_more_ranks_on_a_host_than_share_memory_are_refused_by_name(monkeypatch):
+    store = CountingStore()
+    monkeypatch.setattr("socket.gethostname", lambda: f"node{_rank() // 65}")
+    for error in run_all(130, lambda rank: join(store, rank, 130), 65, monkeypatch):
+        assert isinstance(error, pc.ConfigurationError)
+        assert "host 'node0' has 65 ranks, and at most 64 share one" in str(error)
+
+
+def test_more_ranks_on_a_played_host_are_refused(monkeypatch):
+    store, played = CountingStore(), (0,) * 2 + (1,) * 65
+    for error in run_all(67, lambda rank: join(store, rank, 67, played=played), 67, monkeypatch):
+        assert "host 1 of the topology has 65 ranks" in str(error)
+
+
+@pytest.mark.parametrize(
+    "host_of", [(0,), (0, 1, 0), tuple(r // 64 for r in range(4096)), tuple(range(4096))]
+)
+def test_hosts_are_told_in_few_bytes(host_of):
+    packed = placement.pack(host_of)
+    assert placement.unpack(packed, len(host_of)) == host_of
+    round_robin = tuple(rank % 64 for rank in range(4096))
+    assert len(placement.pack(round_robin)) < 300
+    assert len(packed) < 12_000
+
+
+def wishes(hosts):
+    """What the ranks on these hosts say first under mpiexec."""
+    return [
+        tuple(mpi_launch._Wish(VERSION, "any", host, host, f"unix:@store-{rank}", "5ec2e7"))
+        for rank, host in enumerate(hosts)
+    ]
+
+
+def test_under_mpiexec_each_of_thousands_is_answered_in_few_bytes():
+    hosts = [f"node{rank % 64}" for rank in range(4096)]
+    answer = mpi_launch._decide("")(wishes(hosts))
+    for rank in range(4096):
+        place = mpi_launch._Place(*answer(rank))
+        assert len(pickle.dumps(tuple(place))) < 500
+        assert place.address == f"unix:@store-{rank % 64}"
+        assert place.on_machine == 64
+    assert placement.unpack(place.host_of, 4096) == tuple(rank % 64 for rank in range(4096))
+
+
+def test_under_mpiexec_a_crowded_host_is_refused_by_name():
+    with pytest.raises(pc.ConfigurationError, match="host 'a' has 65 ranks, and at most 64 share"):
+        mpi_launch._decide("")(wishes(["b", *["a"] * 65]))
+    with pytest.raises(pc.ConfigurationError, match="host 0 of the topology has 65 ranks"):
+        mpi_launch._decide("65,1")(wishes(["b", *["a"] * 65]))
+
+
+def test_hundreds_join_through_the_store_that_rank_0_serves(monkeypatch):
+    size, address = 256, f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
+
+    def act(rank):
+        with closing(StoreClient(address, timeout=60)) as client:
+            return join(client, rank, size)
+
+    with StoreServer(address, clients=size):
+        assert all(len(table) == 64 for table in run_all(size, act, 64, monkeypatch))
