@@ -40,7 +40,6 @@ Dtype: TypeAlias = Literal[
 
 # Options of compression (docs/compression.md).
 Between: TypeAlias = Literal["hosts", "ranks"]
-When: TypeAlias = Literal["always", "auto"]
 By: TypeAlias = Literal["tensor", "chunk"]
 Values: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Exchange: TypeAlias = Literal["gather", "region", "auto"]

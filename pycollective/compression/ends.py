@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,8 @@ from pycollective.errors import CollectiveAborted, CollectiveError, CollectiveMi
 _MISMATCH = f"{CollectiveMismatch.__name__}: "
 
 
-class Meeting(IntEnum):
-    """What begins with `Ends.meet`. Messages are this long: their lengths tell calls apart."""
-
-    MEASURED = 1  # a call that is timed
-    BETWEEN_STEPS = 2
-    MEASURED_HOOKS = 3  # of which the average alone is
+# Bytes of what begins a call between steps: its length tells it from other calls.
+_BETWEEN_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ class Ends:
             assert self.places.share is not None
             yield self.places.across(self.places.share), self.across.all_gather(row)
 
-    def meet(self, what: Meeting) -> None:
+    def meet_between_steps(self) -> None:
         """Begin a call that goes on in the group of all ranks.
 
         Where that is the only group they meet there.
@@ -67,7 +62,7 @@ class Ends:
         """
         if self.places.ranks > self.places.hosts:
             with self.telling():
-                for _ in self.gather(np.zeros(what, np.uint8)):
+                for _ in self.gather(np.zeros(_BETWEEN_STEPS, np.uint8)):
                     pass
 
     @contextmanager

@@ -6,7 +6,7 @@ from pycollective.communicator import Communicator
 from pycollective.compression.ends import Among, Ends
 from pycollective.compression.options import Common, Compress, QuantizedOptions, Shapes
 from pycollective.compression.quantized_state import QuantizedState
-from pycollective.typing import Between, When
+from pycollective.typing import Between
 
 
 class Int8State(QuantizedState):
@@ -25,9 +25,8 @@ class Int8State(QuantizedState):
         chunk: int = 256,
         between: Between = "hosts",
         compress: Compress | None = None,
-        when: When = "always",
         dense_steps: int = 0,
     ) -> None:
         """See `OneBitState`."""
-        common = Common(between, compress, when, dense_steps)
+        common = Common(between, compress, dense_steps)
         super().__init__(parameters, communicator, QuantizedOptions(chunk), common)

@@ -180,8 +180,8 @@ class Plan:
 class Plans(Generic[T]):
     """A plan for each bucket.
 
-    A parameter is in one, or in one compressed and in one dense, which `auto` tries in turn: DDP
-    rebuilds its buckets, and the old go.
+    A parameter is in one, or in one compressed and in one dense, at the start: DDP rebuilds its
+    buckets, and the old go.
     """
 
     def __init__(self, make: Callable[[Bucket], T]) -> None:

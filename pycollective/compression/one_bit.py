@@ -6,7 +6,7 @@ from pycollective.communicator import Communicator
 from pycollective.compression.ends import Among, Ends
 from pycollective.compression.options import Common, Compress, QuantizedOptions, Shapes
 from pycollective.compression.quantized_state import QuantizedState
-from pycollective.typing import Between, When
+from pycollective.typing import Between
 
 
 class OneBitState(QuantizedState):
@@ -28,7 +28,6 @@ class OneBitState(QuantizedState):
         chunk: int = 1024,
         between: Between = "hosts",
         compress: Compress | None = None,
-        when: When = "always",
         dense_steps: int = 0,
     ) -> None:
         """Collective over the communicator, which it splits once all ranks have agreed.
@@ -41,14 +40,11 @@ class OneBitState(QuantizedState):
                 compressed between all.
             compress: whether a parameter of this name and shape is compressed; None for those of
                 two dimensions or more and at least 4,096 elements.
-            when: "always"; or "auto", where it is faster than dense: early steps go both ways in
-                turn, and by their times all ranks agree, once.
-            dense_steps: the first so many steps that count are dense, and nothing is held. "auto"
-                measures after them.
+            dense_steps: the first so many steps that count are dense, and nothing is held.
 
         Raises:
             ConfigurationError: an option cannot be.
             CollectiveMismatch: ranks differ in parameters or options, or one refused its own.
         """
-        common = Common(between, compress, when, dense_steps)
+        common = Common(between, compress, dense_steps)
         super().__init__(parameters, communicator, QuantizedOptions(chunk), common)

@@ -38,16 +38,13 @@ class Common:
 
     between: str
     compress: Compress | None
-    when: str
     dense_steps: int
 
     def checked(self) -> dict[str, Any]:
         """See `Options`. What `compress` says is told by parameter."""
         check_between(self.between)
-        if self.when not in ("always", "auto"):
-            raise ConfigurationError(f"when={self.when!r} is neither 'always' nor 'auto'")
         _check_steps("dense_steps", self.dense_steps)
-        return {"between": self.between, "when": self.when, "dense_steps": self.dense_steps}
+        return {"between": self.between, "dense_steps": self.dense_steps}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from pycollective.compression.agreeing import Told, agree, digest_of
 from pycollective.compression.arrays import OfNumpy
-from pycollective.compression.ends import Meeting
 from pycollective.compression.loading import Saved, check_saved
 from pycollective.compression.saving import mean_of
 from pycollective.compression.sharding import check_shards
@@ -193,9 +192,9 @@ class State(Steps):
         }
         self._held_scale = saved.loss_scale
         self._keeper.load(saved.residuals, saved.ranks, saved.hosts)
-        self._choice.steps = saved.steps
+        self._steps = saved.steps
         self._undelivered = Undelivered.of(saved.undelivered, saved.loss_scale)
-        if self._choice.dense_for_good:
+        if self._ends.places.hosts == 1:
             self._deliver_later(mean_of(saved.residuals, saved.ranks))
 
     def _fitting(self, state: Mapping[str, Any]) -> Saved:
@@ -230,7 +229,7 @@ class State(Steps):
             return Told(digest_of([what, self._steps, found.digest]), text, found.value)
 
         if not self._dense_for_good:
-            self._ends.meet(Meeting.BETWEEN_STEPS)
+            self._ends.meet_between_steps()
         with self._ends.hearing():
             return agree(self._ends.all, f"{type(self).__name__}.{what}", told).value
 
@@ -262,12 +261,18 @@ class State(Steps):
             ``residual_bytes`` of memory; ``way``, how the next step goes, and ``why``;
             ``dense_parameters``, which always go as they are.
         """
+        if self._starting:
+            way, why = "dense", f"the first {self._dense_steps} steps are dense"
+        elif self._is_dense:
+            way, why = "dense", "all ranks are on one host"
+        else:
+            way, why = "compressed", "asked for"
         return {
             **self._counts.all(),
             "residual_bytes": self._undelivered.nbytes
             + sum(e.nbytes for e in self._kinds.values()),
-            "way": self._choice.way,
-            "why": self._choice.why,
+            "way": way,
+            "why": why,
             "dense_parameters": sorted(name for name, dense in self._dense.items() if dense),
         }
 

@@ -18,9 +18,8 @@ from pycollective.communicator import Communicator
 from pycollective.compression.agreeing import Told, agree, check_same_call, digest_of
 from pycollective.compression.arrays import Flat, Item, Readable
 from pycollective.compression.bucket import Agreement, Outcome
-from pycollective.compression.choice import Choice
 from pycollective.compression.counting import Counts
-from pycollective.compression.ends import Among, Ends, Meeting
+from pycollective.compression.ends import Among, Ends
 from pycollective.compression.options import Common, Options, Shape, Shapes
 from pycollective.compression.residuals import Reduced, Residuals
 from pycollective.compression.saving import Keeper
@@ -51,8 +50,6 @@ class Steps:
     codec = ""
     _kinds: dict[str, Residuals]  # this rank's part of each
     _chunk: int  # elements that parameters are cut by
-    _warm_up = 0  # steps that tell nothing of the later ones
-    _by_hooks = False  # the step under way is a backward of DDP's
 
     def __init__(
         self,
@@ -97,7 +94,8 @@ class Steps:
                 type(self).__name__,
                 places.ranks,
             )
-        self._choice = Choice(common.when, places.hosts, self._ends.all, common.dense_steps)
+        self._steps = 0  # that have counted
+        self._dense_steps = common.dense_steps if places.hosts > 1 else 0
         self._undelivered = Undelivered()
         self._loss_scale_of: Callable[[], float] = lambda: 1.0
         self._held_scale = 1.0  # of the last step that counted, and so of what is held
@@ -107,9 +105,19 @@ class Steps:
         self._counts = Counts()
 
     @property
-    def _steps(self) -> int:
-        """How many have counted."""
-        return self._choice.steps
+    def _starting(self) -> bool:
+        """Whether the step under way, or the next, is one of the dense ones at the start."""
+        return self._steps < self._dense_steps
+
+    @property
+    def _is_dense(self) -> bool:
+        """Whether the step under way, or the next, is."""
+        return self._starting or self._ends.places.hosts == 1
+
+    @property
+    def _steps_since_start(self) -> int:
+        """How many have counted since then."""
+        return max(0, self._steps - self._dense_steps)
 
     def _check_not_closed(self) -> None:
         if self._closed:
@@ -128,9 +136,8 @@ class Steps:
             each.begin(scale)
         self._undelivered.begin(scale)
         self._step_scale = scale
-        self._open, self._finite, self._compressible = True, True, False
+        self._open, self._finite = True, True
         self._reduced = Reduced()
-        self._choice.begin_step()
 
     def _end(self) -> bool:
         """End the step: whether it counts. If not, what is held is what it was before."""
@@ -138,15 +145,10 @@ class Steps:
         self._open = False
         if self._finite:
             self._commit()
-            self._choice.steps += 1
+            self._steps += 1
             self._undelivered.commit()
             self._held_scale = self._step_scale
         self._counts["steps" if self._finite else "steps_given_up"] += 1
-        warmed_up = self._choice.steps_since_start > self._warm_up
-        counts = self._finite and self._compressible and warmed_up
-        with self._ends.telling():
-            if self._choice.end_step(counts, self._reduced):
-                self._deliver_later(self._keeper.mean())
         return self._finite
 
     def _commit(self) -> None:
@@ -173,18 +175,14 @@ class Steps:
             raise ConfigurationError(f"{type(self).__name__}: no gradients to average")
         self._go(gradients, WHOLE)
         flats = [whole] if whole else [item.flat for item in items]
-        agreement, dense = self._agreement(items), self._choice.way == "dense"
-        self._meet_to_measure()
         with self._ends.telling():
-            if dense:
+            if self._is_dense:
                 outcome = self._average(items, flats)
             else:
-                with self._choice.timed():
-                    outcome = self._exchange(items, agreement)
+                outcome = self._exchange(items, self._agreement(items))
             finite = outcome.finite and self._complete(items)
         self._finite &= finite
         self._counts.call(items, outcome, self._ends.places)
-        self._compressible |= any(not item.dense for item in items)
         return finite
 
     def _complete(self, items: Sequence[Item]) -> bool:
@@ -199,17 +197,10 @@ class Steps:
         return finite
 
     def _average(self, items: Sequence[Item], flats: Sequence[Flat]) -> Outcome:
-        """Dense; timed is what a call will cost if all are, and hooks only average then."""
-        if self._by_hooks:
-            self._check_same_call(items)
-            with self._choice.timed():
-                self._ends.all.average([flat.part(0, flat.count) for flat in flats])
-            finite = all(flat.is_finite() for flat in flats)
-        else:
-            with self._choice.timed():
-                self._check_same_call(items)
-                self._ends.all.average([flat.part(0, flat.count) for flat in flats])
-                finite = all(flat.is_finite() for flat in flats)
+        """Dense, in the group of all ranks."""
+        self._check_same_call(items)
+        self._ends.all.average([flat.part(0, flat.count) for flat in flats])
+        finite = all(flat.is_finite() for flat in flats)
         if not finite:
             for flat in flats:
                 flat.fill(float("nan"))
@@ -227,9 +218,8 @@ class Steps:
                 f"{out.count}"
             )
         self._go([name], SHARDS)
-        items = items_of_shards(name, x, item.dense or self._choice.way == "dense", places)
-        self._meet_to_measure()
-        with self._ends.telling(), self._choice.timed():
+        items = items_of_shards(name, x, item.dense or self._is_dense, places)
+        with self._ends.telling():
             if self._dense_for_good:
                 check_same_call(self._ends, self._agreement(items), in_all=True)
             outcome = self._exchange_shards(items, self._agreement(items), out)
@@ -242,18 +232,12 @@ class Steps:
             out.fill(float("nan"))
         self._finite &= finite
         self._counts.call(items, outcome, self._ends.places)
-        self._compressible |= not item.dense
         return finite
-
-    def _meet_to_measure(self) -> None:
-        """What is timed begins with a wait for all ranks."""
-        if self._choice.measures:
-            self._ends.meet(Meeting.MEASURED_HOOKS if self._by_hooks else Meeting.MEASURED)
 
     @property
     def _dense_for_good(self) -> bool:
         """Whether hooks only average, in the group of all ranks, where all calls then begin."""
-        return self._choice.final == "dense" and not self._undelivered
+        return self._ends.places.hosts == 1 and not self._undelivered
 
     def _check_same_call(self, items: Sequence[Item]) -> None:
         """Of a dense call, whose messages say nothing of what it is about."""

@@ -9,7 +9,7 @@ from pycollective.compression.ends import Among, Ends
 from pycollective.compression.options import Common, Compress, Shapes, SparseOptions
 from pycollective.compression.sparse import SparseExchange
 from pycollective.compression.state import State
-from pycollective.typing import Between, By, Exchange, Values, When
+from pycollective.typing import Between, By, Exchange, Values
 
 
 class TopKState(State):
@@ -34,7 +34,6 @@ class TopKState(State):
         decay: float = 1.0,
         between: Between = "hosts",
         compress: Compress | None = None,
-        when: When = "always",
         dense_steps: int = 0,
     ) -> None:
         """See `OneBitState`.
@@ -55,11 +54,10 @@ class TopKState(State):
             decay: what is held is multiplied by it each step.
             between: see there.
             compress: see there.
-            when: see there.
             dense_steps: see there.
         """
         options = SparseOptions(density, by, chunk, values, exchange, warm_up, decay)
-        common = Common(between, compress, when, dense_steps)
+        common = Common(between, compress, dense_steps)
         super().__init__(parameters, communicator, options, common)
         self._density, self._warm_up, self._decay = float(density), warm_up, float(decay)
         self._chunk = chunk
@@ -70,7 +68,7 @@ class TopKState(State):
     @property
     def density(self) -> float:
         """Of the step under way, or of the next."""
-        steps = self._choice.steps_since_start
+        steps = self._steps_since_start
         if steps >= self._warm_up:
             return self._density
         return self._density ** ((steps + 1) / (self._warm_up + 1))

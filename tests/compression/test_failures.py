@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from pycollective import CollectiveMismatch, ConfigurationError
-from pycollective.compression.choice import Choice
 from pycollective.compression.ends import ends_of_communicator
-from pycollective.compression.groups import Alone
 from pycollective.compression.messages import header_bytes
 from tests.compression.players import KINDS, SHAPES, digest, gradients, held_by, make
 
@@ -124,7 +122,7 @@ def differently(comm, what):
     elif what == "type" and comm.rank == 0:
         mine = {name: each.astype(np.float16) for name, each in mine.items()}
     elif what == "steps" and comm.rank == 0:
-        state._choice.steps += 1
+        state._steps += 1
     return ends_with(lambda: state.all_reduce(mine))
 
 
@@ -159,23 +157,6 @@ def fails_alone(comm, what):
     return ends_with(calls[what])
 
 
-def loaded_before_the_start_is_over(comm):
-    """What is held, of a state that is dense for good but for a start that a load takes back to."""
-    state = own(comm, (0, 1, 2, 3), "int8")
-    state.all_reduce(gradients(1, comm.rank, 0))
-    saved = state.state_dict()
-    other = make(comm, (0, 1, 2, 3), "int8", when="auto", dense_steps=3)
-    other._choice._way, other._choice._trying = "dense", False  # as if it had been measured
-    other.load_state_dict(saved)
-    for step in range(5):
-        other.all_reduce(gradients(1, comm.rank, step))
-    return max((float(abs(each).max(initial=0)) for each in other.flush().values()), default=0.0)
-
-
-def test_what_is_loaded_into_a_dense_state_is_delivered(pool):
-    assert pool(4).call(loaded_before_the_start_is_over) == [0.0] * 4
-
-
 def without_gradients(comm):
     return ends_with(lambda: own(comm, (0, 0, 1, 1), "top_k").all_reduce({}))
 
@@ -193,34 +174,6 @@ def test_an_error_of_one_rank_ends_the_others_waiting(pool, what):
         assert name == "CollectiveAborted"
         assert "MemoryError: no more" in text
         assert taken < SOON
-
-
-# A measurement that could go on for ever.
-
-
-def measure(names_of, most):
-    """How many steps a choice takes whose steps are of these parameters, and its reason."""
-    choice = Choice("auto", 2, Alone(), dense_steps=0)
-    for step in range(most):
-        with choice.timed():
-            pass
-        choice.end_step(True, names_of(step))
-        if choice.final:
-            return step + 1, choice.why
-    return most, "never"
-
-
-@pytest.mark.parametrize("first", [1, 2, 4])
-def test_a_few_first_steps_of_other_parameters_do_not_stop_a_measurement(first):
-    steps, why = measure(lambda step: {"w"} if step < first else {"w", "v"}, 100)
-    assert steps <= 6 + 2 * first
-    assert "ms compressed and" in why
-
-
-def test_a_measurement_ends_where_no_two_steps_are_alike():
-    steps, why = measure(lambda step: {str(step)}, 1000)
-    assert steps < 100
-    assert why.startswith("not measured")
 
 
 # What is loaded is what was saved.
@@ -316,7 +269,6 @@ def test_density_1_is_dense_but_for_the_sign_of_zeros(pool):
 OPTIONS = {
     "compressed": {},
     "dense": {"dense_steps": 9},
-    "being measured": {"when": "auto"},
 }
 
 
@@ -377,7 +329,7 @@ def owed_by_others(comm):
     state_of, options = KINDS["one_bit"]
     _alive.append(state_of(SHAPES, ends, **options, **OPTIONS["dense"]))
     state = _alive[-1]
-    state._undelivered.add({"w": np.ones(7000, np.float32)}, 1.0)  # as `auto` does
+    state._undelivered.add({"w": np.ones(7000, np.float32)}, 1.0)  # as a load on one host does
     if comm.rank == 1:
         state.reset()
     comm.barrier()

@@ -230,7 +230,7 @@ def given_up_in(comm, host_of, kind, owed):
     state, without = (make(comm, host_of, kind, SHAPES) for _ in range(2))
     for each in (state, without):
         assert each.all_reduce(gradients(10, comm.rank, 0, SHAPES))
-        if owed:  # as `auto` leaves it
+        if owed:  # as a load on one host leaves it
             each._undelivered.add({"w": np.ones(7000, np.float32)}, 1.0)
     before, saved = digest(held_by(state)), digest(saved_by(state))
     for scale in EXTREME:

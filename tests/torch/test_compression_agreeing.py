@@ -42,7 +42,6 @@ MADE = {
     ),
     "chunk": (lambda group: pct.OneBitState(Given(), chunk=100, group=group), False),
     "between what": (lambda group: pct.OneBitState(Given(), between="racks", group=group), False),
-    "when": (lambda group: pct.Int8State(Given(), when="sometimes", group=group), False),
     "no names": (lambda group: pct.OneBitState(list(Given().parameters()), group=group), False),
     "topology": (lambda group: played("3x3", group), False),
     "other hosts": (lambda group: played("4x1", group), True),

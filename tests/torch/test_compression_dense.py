@@ -1,4 +1,4 @@
-"""A state that goes dense for good: DDP's own hooks, and nothing lost on the way there."""
+"""A state on one host is dense: DDP's own hooks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
 from pycollective import ConfigurationError
-from pycollective.torch.compression.tensors import OfTensor
-from tests.compression.test_choice import Clock, Seen
 from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
 
 BACKENDS = {"pycollective": pct.all_reduce_hook, "gloo": default_hooks.allreduce_hook}
@@ -52,37 +50,6 @@ def test_on_one_host_the_hooks_are_the_dense_one(ranks, codec, backend):
         assert stats["way"] == "dense"
         assert (stats["steps"], stats["steps_given_up"], stats["payload_bytes"]) == (3, 0, 0)
         assert stats["dense_calls"] > 3  # several buckets a step
-
-
-def decide(comm, backend, codec):
-    """Auto is made to go dense: what came of all steps but what was put in, and what is held."""
-    group = group_of(comm, backend)
-    model = DistributedDataParallel(Given(), process_group=group, bucket_cap_mb=0.001)
-    state = state_of(model, codec, "4x1", group, when="auto")
-    model.register_comm_hook(state, HOOKS[codec])
-    state._choice.clock = Clock(state, {"compressed": 9.0, "dense": 1.0})  # a bucket
-    error = {
-        name: torch.zeros(p.shape, dtype=torch.float64) for name, p in Given().named_parameters()
-    }
-    ways = []
-    for step in range(9):
-        ways.append(state.stats()["way"])
-        every = [given(rank, step) for rank in range(comm.size)]
-        model.zero_grad()
-        model(every[comm.rank]).backward()
-        for name, p in model.module.named_parameters():
-            error[name] += p.grad - sum(each[name].double() for each in every) / 4
-    held = max((float(each.abs().max()) for each in state.flush().values()), default=0.0)
-    return ways, max(float(each.abs().max()) for each in error.values()), held
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("codec", HOOKS)
-def test_what_was_held_comes_before_the_hooks_are_dense_ones(ranks, codec, backend):
-    for ways, error, held in ranks(decide, backend, codec):
-        assert ways == ["compressed", "dense"] * 3 + ["dense"] * 3
-        assert error < 1e-4
-        assert held == 0
 
 
 def unknown(comm):
@@ -158,42 +125,3 @@ def test_a_bucket_is_looked_into_once_where_all_is_dense_for_good(ranks, codec):
         assert counts == (4, 4)
         assert "the state was not given" in unknown
         assert "float64" in wide
-
-
-def unused(comm, codec):
-    """Whether hooks are dense ones in the end, where no rank ever used a parameter."""
-    group = group_of(comm, "pycollective")
-    model = Given()
-    state = state_of(model, codec, "4x1", group, when="auto")
-    state._choice.clock = Clock(state, {"compressed": 9.0, "dense": 1.0})
-    passes = []
-    for step in range(8):
-        mine = given(comm.rank, step)
-        mine["v"].zero_()
-        HOOKS[codec](state, Bucket(model, mine)).wait()
-        passes.append(state._passes)
-    return passes
-
-
-@pytest.mark.parametrize("codec", HOOKS)
-def test_a_parameter_that_none_uses_does_not_keep_the_hooks_from_passing(ranks, codec):
-    for passes in ranks(unused, codec):
-        assert passes == [False] * 7 + [True]  # six are measured, one brings what was held
-
-
-def timed(comm, codec):
-    """What a dense call of the hook does in a trial."""
-    group, model = group_of(comm, "pycollective"), Given()
-    state = state_of(model, codec, "4x1", group, when="auto")
-    HOOKS[codec](state, Bucket(model, given(comm.rank, 0))).wait()
-    assert state.stats()["way"] == "dense"
-    with Seen(state, OfTensor) as events:
-        HOOKS[codec](state, Bucket(model, given(comm.rank, 1))).wait()
-    return events
-
-
-def test_of_a_dense_hook_the_average_alone_is_timed(ranks):
-    for events in ranks(timed, "top_k"):
-        # The ranks compare; wait for each other; average; look whether it is finite.
-        assert events[:5] == ["all_gather", "all_gather", "clock", "average", "clock"]
-        assert events[5:] == ["is_finite"]

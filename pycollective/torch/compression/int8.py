@@ -10,7 +10,7 @@ import torch.distributed as dist
 from pycollective import compression
 from pycollective.compression.options import Compress
 from pycollective.torch.compression.state import OfTorch, Parameters, run_hook
-from pycollective.typing import Between, When
+from pycollective.typing import Between
 
 
 class Int8State(OfTorch, compression.Int8State):
@@ -27,7 +27,6 @@ class Int8State(OfTorch, compression.Int8State):
         chunk: int = 256,
         between: Between = "hosts",
         compress: Compress | None = None,
-        when: When = "always",
         dense_steps: int = 0,
     ) -> None:
         """See `OneBitState`."""
@@ -37,7 +36,6 @@ class Int8State(OfTorch, compression.Int8State):
             chunk=chunk,
             between=between,
             compress=compress,
-            when=when,
             dense_steps=dense_steps,
         )
 

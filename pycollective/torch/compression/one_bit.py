@@ -10,7 +10,7 @@ import torch.distributed as dist
 from pycollective import compression
 from pycollective.compression.options import Compress
 from pycollective.torch.compression.state import OfTorch, Parameters, run_hook
-from pycollective.typing import Between, When
+from pycollective.typing import Between
 
 
 class OneBitState(OfTorch, compression.OneBitState):
@@ -27,7 +27,6 @@ class OneBitState(OfTorch, compression.OneBitState):
         chunk: int = 1024,
         between: Between = "hosts",
         compress: Compress | None = None,
-        when: When = "always",
         dense_steps: int = 0,
     ) -> None:
         """Collective over the group.
@@ -40,10 +39,7 @@ class OneBitState(OfTorch, compression.OneBitState):
                 compressed between all.
             compress: whether a parameter of this name and shape is compressed; None for those of
                 two dimensions or more and at least 4,096 elements.
-            when: "always"; or "auto", where it is faster than dense: early steps go both ways in
-                turn, and by their times all ranks agree, once.
-            dense_steps: the first so many steps that count are dense, and nothing is held. "auto"
-                measures after them.
+            dense_steps: the first so many steps that count are dense, and nothing is held.
 
         Raises:
             ConfigurationError: a parameter or an option cannot be; there is no such group.
@@ -55,7 +51,6 @@ class OneBitState(OfTorch, compression.OneBitState):
             chunk=chunk,
             between=between,
             compress=compress,
-            when=when,
             dense_steps=dense_steps,
         )
 

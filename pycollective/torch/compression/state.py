@@ -75,6 +75,7 @@ class OfTorch(State):
         # Exchanges of several buckets run in the buckets' order on every rank, while backward
         # goes on.
         self._exchanger = Exchanger(self._ends.abort)
+        self._by_hooks = False  # the step under way is a backward of DDP's
         self._passes = False
         self._looked_at: set[tuple[Any, ...]] = set()  # buckets that went so
 
@@ -143,7 +144,7 @@ class OfTorch(State):
         """Dense for good, and nothing is owed: what DDP's own hooks do, at their price."""
         self._counts["dense_calls"] += 1
         if bucket.is_last():
-            self._choice.steps += 1
+            self._steps += 1
             self._counts["steps"] += 1
         return average_soon(self._ends.all, buffer)
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from pycollective import compression
 from pycollective.compression.options import Compress
 from pycollective.torch.compression.state import OfTorch, Parameters, run_hook
-from pycollective.typing import Between, By, Exchange, Values, When
+from pycollective.typing import Between, By, Exchange, Values
 
 
 class TopKState(OfTorch, compression.TopKState):
@@ -33,13 +33,12 @@ class TopKState(OfTorch, compression.TopKState):
         decay: float = 1.0,
         between: Between = "hosts",
         compress: Compress | None = None,
-        when: When = "always",
         dense_steps: int = 0,
     ) -> None:
         """Collective over the group.
 
         Args:
-            parameters: see `OneBitState`, also for `group`, `between`, `compress`, `when` and
+            parameters: see `OneBitState`, also for `group`, `between`, `compress` and
                 `dense_steps`, and for what is raised.
             density: how much of each parameter a host sends, 0.0001 to 1: by tensor
                 max(1, round(density x elements)) of them; by chunk round(density x chunk) of each
@@ -55,7 +54,6 @@ class TopKState(OfTorch, compression.TopKState):
             decay: what is held is multiplied by it each step.
             between: see there.
             compress: see there.
-            when: see there.
             dense_steps: see there.
         """
         super().__init__(
@@ -70,7 +68,6 @@ class TopKState(OfTorch, compression.TopKState):
             decay=decay,
             between=between,
             compress=compress,
-            when=when,
             dense_steps=dense_steps,
         )
 
