@@ -34,7 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
 LONGEST = [
     *("cuda/test_device_commands", "test_examples", "torch/test_process_end"),
     *("torch/test_pytorch_suite", "test_demo", "bench/test_bench_command", "cli/test_verify"),
-    *("schedule/test_handing", "launch/test_launcher", "bootstrap/test_mpi_joining", "test_hosts"),
+    *(
+        "schedule/test_transfers",
+        "launch/test_launcher",
+        "bootstrap/test_mpi_joining",
+        "test_hosts",
+    ),
     *("test_two_hosts", "launch/test_output", "test_algorithms", "cuda/test_ends_in_each_state"),
     *("test_conformance", "torch/test_compression", "test_large", "bootstrap/test_bootstrap"),
     *("schedule/test_counts", "torch/test_compressed_shards", "test_hosts_again", "test_mpiexec"),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pycollective.cli.schedule_messages import Counts, Sizes
 from pycollective.cli.schedule_wire import between_hosts
 from pycollective.schedule import Schedule
-from pycollective.schedule.cost import TYPICAL, Element, Link, price
+from pycollective.schedule.cost import COUNTED_RANKS, TYPICAL, Element, Link, price
 
 MOST_LINES = 40  # of a table that has a line for each step
 _KINDS = ("leaves", "nodes", "results")  # in the order of KINDS
@@ -51,7 +51,8 @@ def report(
     yield _totals(schedule, counts, sizes, of)
     if len(schedule.topology.hosts) > 1:
         yield between_hosts(schedule, counts, sizes, f", {of}" if some else "")
-    yield _prediction(schedule, sizes)
+    if topology.ranks <= COUNTED_RANKS:
+        yield _prediction(schedule, sizes)
 
 
 def proof(schedule: Schedule, shards: int) -> str:

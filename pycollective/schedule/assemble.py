@@ -2,7 +2,7 @@
 
 Every rank can work out every other's steps, so a receive needs no message: whoever hands something
 over puts it into a place of its own slot and counts an event, and the receiver waits for that count
-and reads the place. ``csrc/engine/plans/program.h`` says what the numbers mean.
+and reads the place. ``csrc/engine/program.h`` says what the numbers mean.
 
 Ranks of other hosts send each other messages: all that goes from one rank to another in one step is
 one, its pieces in the order of the shards. A piece is sent from where it lies, and received where
@@ -20,16 +20,16 @@ from itertools import groupby
 
 from pycollective.order import Node, split
 
+from .cost import COUNTED_RANKS
 from .layout import (
     IN_INPUT,
     IN_OUTPUT,
     Handed,
     Layout,
     copies_first,
-    counted,
     lay_out,
-    lay_out_all,
-    room,
+    needed,
+    workspace,
 )
 from .schedule import Schedule
 from .steps import INPUT, OUTPUT, Combine, Copy, Receive, Send, Step
@@ -38,14 +38,10 @@ Ref = tuple[int, int, int, int]  # place, rank, shard, index
 WAIT, COPY, COMBINE, PUBLISH, POST, RECEIVE, SEND, SETTLE = range(8)
 TAKE, JOIN = range(2)  # of a recipe
 
-# Up to so many ranks it is quicker to lower all of them together; what comes out is the same.
-_FEW = 8
-_FEW_OF_ONE_SHARD = 64
-
 
 @dataclass
 class Program:
-    """One rank's part of a schedule; all numbers as in ``csrc/engine/plans/program.h``."""
+    """One rank's part of a schedule; all numbers as in ``csrc/engine/program.h``."""
 
     algorithm: str
     operation: str
@@ -90,12 +86,11 @@ def assemble(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None = 
     """
     topology = schedule.topology
     near = topology.hosts[topology.host_of[rank]]
-    n = topology.ranks
-    if layouts is None and (n <= _FEW or (schedule.shards == 1 and n <= _FEW_OF_ONE_SHARD)):
-        layouts = lay_out_all(schedule)
-        set_aside = counted(layouts.values())
+    if layouts is None and topology.ranks <= COUNTED_RANKS:
+        layouts = {each: lay_out(schedule, each) for each in range(topology.ranks)}
+        set_aside = needed(layouts.values())
     else:
-        set_aside = room(schedule)
+        set_aside = workspace(schedule)
     own = _layout(schedule, rank, layouts)
     handed = _handed(schedule, own, layouts)
     program = Program(

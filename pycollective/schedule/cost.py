@@ -1,4 +1,4 @@
-"""What a collective costs: an algorithm's counts, priced in seconds.
+"""What a collective costs: what its steps send and add, counted and priced in seconds.
 
 The model is linear. A step costs a latency, a message its handling, a byte its way, an addition its
 time, and the parts of an algorithm are added up as though nothing overlapped. Within a host the
@@ -13,13 +13,14 @@ and Gropp, IJHPCA 19 (2005), section 3.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from pycollective.errors import ConfigurationError
 
-from .counts import Load, Phases
 from .schedule import make_schedule
+from .steps import Combine, Send, Type
 from .topology import Topology
 
 
@@ -67,6 +68,10 @@ class Links:
     add: float
 
 
+# Of more ranks not all steps are counted (`select.py`, `layout.py`): this takes some tenths of a
+# second.
+COUNTED_RANKS = 64
+
 # Round numbers to begin with, where nothing is measured: shared memory, and 100 Gb/s between hosts.
 TYPICAL = Links(
     local=Link(latency=1e-6, message=0.3e-6, byte=1 / 10e9),
@@ -93,14 +98,117 @@ BETWEEN_HOSTS = {
 }
 
 
+@dataclass(frozen=True)
+class Load:
+    """What the busiest sends, or receives if that is more.
+
+    Attributes:
+        messages: within a host those of one rank; across hosts what all ranks of a host send and
+            receive together, since each takes its cores some time.
+        leaves, nodes, results: buffers, as multiples of the whole buffer, which is a rank's input
+            or output, whichever is larger. Within a host those of one rank; across hosts those of
+            all ranks of a host together, since they share its link.
+    """
+
+    messages: int = 0
+    leaves: float = 0
+    nodes: float = 0
+    results: float = 0
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What the busiest do in a step.
+
+    Attributes:
+        local: what is sent between ranks of one host.
+        across: what is sent between hosts.
+        adds: additions of a rank, as multiples of the whole buffer's elements.
+    """
+
+    local: Load
+    across: Load
+    adds: float
+
+
+class _Sent(dict[int, list[int]]):
+    """Messages, leaves, nodes and results, by rank or by host."""
+
+    def __missing__(self, who: int) -> list[int]:
+        own = self[who] = [0, 0, 0, 0]
+        return own
+
+    def busiest(self) -> list[int]:
+        """Of the one that sends most; nodes of 16-bit types are twice as large as leaves."""
+        return max(self.values(), key=lambda own: own[1] + 2 * own[2] + own[3], default=[0] * 4)
+
+
+# By name here, since a member of an enum takes longer to find than the rest of a line.
+_LEAF, _NODE = Type.LEAF, Type.NODE
+
+
+@dataclass
+class _Step:
+    """What is sent in a step."""
+
+    # By source and target: leaves, nodes and results, in shards.
+    messages: dict[tuple[int, int], list[int]] = field(
+        default_factory=lambda: defaultdict(lambda: [0, 0, 0])
+    )
+    adds: Counter[int] = field(default_factory=Counter)  # by rank
+
+    def cost(self, host_of: tuple[int, ...], shards: int) -> StepCost:
+        near_out, near_in, far_out, far_in = _Sent(), _Sent(), _Sent(), _Sent()
+        for (source, target), buffers in self.messages.items():
+            here, there = host_of[source], host_of[target]
+            if here == there:
+                ends = near_out[source], near_in[target]
+            else:
+                ends = far_out[here], far_in[there]
+            for own in ends:
+                own[0] += 1
+                for kind, count in enumerate(buffers, 1):
+                    own[kind] += count
+        handled = Counter({host: own[0] for host, own in far_out.items()})
+        handled.update({host: own[0] for host, own in far_in.items()})
+        local = max(each[0] for sent in (near_out, near_in) for each in (*sent.values(), [0]))
+        return StepCost(
+            _load(local, near_out, near_in, shards),
+            _load(max(handled.values(), default=0), far_out, far_in, shards),
+            max(self.adds.values(), default=0) / shards,
+        )
+
+
+def _load(messages: int, sent: _Sent, received: _Sent, shards: int) -> Load:
+    both = _Sent(enumerate((sent.busiest(), received.busiest())))
+    return Load(messages, *(count / shards for count in both.busiest()[1:]))
+
+
 @lru_cache(maxsize=256)
-def counts(operation: str, algorithm: str, topology: Topology) -> Phases:
-    """What the busiest rank and host do in each phase, by the algorithm's formula.
+def counts(operation: str, algorithm: str, topology: Topology) -> tuple[StepCost, ...]:
+    """What the busiest rank and host do in each step, for root 0: counted from all ranks' steps.
 
     Raises:
         ConfigurationError: there is no such operation or algorithm, or the one cannot do the other.
     """
-    return make_schedule(operation, algorithm, topology).algorithm.counts[operation](topology)
+    schedule = make_schedule(operation, algorithm, topology)
+    shards = topology.ranks if schedule.operation.pieces == "pairs" else schedule.shards
+    found: defaultdict[int, _Step] = defaultdict(_Step)
+    for rank in range(topology.ranks):
+        for _, (steps, types) in schedule.lowered_for(rank):
+            for step in steps:
+                if type(step) is Send:
+                    buffers = found[step.step].messages[rank, step.to]
+                    for buffer in step.buffers:
+                        kind = types[buffer]
+                        buffers[0 if kind is _LEAF else 1 if kind is _NODE else 2] += 1
+                elif type(step) is Combine:
+                    found[step.step].adds[rank] += len(step.operands) - 1
+    return tuple(
+        found[number].cost(topology.host_of, shards)
+        for number in sorted(found)
+        if found[number].messages
+    )
 
 
 def price(
@@ -129,12 +237,12 @@ def price(
         raise ConfigurationError(f"a buffer of {size} bytes cannot be priced; give 0 or more")
     wide = element.accumulator / element.size
     seconds = 0.0
-    for phase in counts(operation, algorithm, topology):
-        slowest = links.across if phase.across.messages else links.local
-        seconds += slowest.latency * phase.steps
-        seconds += _sending(phase.local, links.local, size, wide)
-        seconds += _sending(phase.across, links.across, size, wide)
-        seconds += phase.adds * size * wide * links.add
+    for step in counts(operation, algorithm, topology):
+        slowest = links.across if step.across.messages else links.local
+        seconds += slowest.latency
+        seconds += _sending(step.local, links.local, size, wide)
+        seconds += _sending(step.across, links.across, size, wide)
+        seconds += step.adds * size * wide * links.add
     return seconds
 
 

@@ -6,9 +6,7 @@ and not with shards times ranks.
 
 A buffer has a place in the slot of its rank if it is handed to a rank of the same host, has come
 from another host (other than straight into the output), or is computed (likewise). All ranks set
-aside the same number of places: the most that any needs. Algorithms have formulas for that, since
-looking at all ranks would take shards times ranks again; where there is one shard, all are looked
-at.
+aside the same number of places, their `Workspace`: the most that any rank needs.
 """
 
 from __future__ import annotations
@@ -16,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
-from pycollective.schedule.algorithms.base import Room
-
+from .cost import COUNTED_RANKS
 from .schedule import Schedule
 from .steps import INPUT, OUTPUT, Combine, Copy, RankSteps, Receive, Send, Step, Type
+from .topology import Topology
 
 IN_INPUT, IN_OUTPUT, IN_NODE, IN_ITEM = range(4)
 # Within a step number: as `steps.py` has it.
@@ -28,6 +27,20 @@ _PHASE = {Send: 0, Receive: 1, Combine: 2, Copy: 2}
 
 # Place in a slot, its index, and the number of the event that says it is filled.
 Handed = tuple[int, int, int]
+
+
+class Workspace(NamedTuple):
+    """What all ranks set aside, so that each knows where the others' places are.
+
+    Attributes:
+        nodes, items: places in a slot, for nodes and for what is in the stored type: at least what
+            any rank needs.
+        steps: step numbers, from 0 to that of the last transfer.
+    """
+
+    nodes: int
+    items: int
+    steps: int
 
 
 @dataclass
@@ -119,29 +132,44 @@ def lay_out(
     return own
 
 
-def lay_out_all(schedule: Schedule) -> dict[int, Layout]:
-    """Every rank's layout: shards times ranks, so for few of either."""
-    lowered: list[dict[int, RankSteps]] = [{} for _ in range(schedule.topology.ranks)]
-    for shard in range(schedule.shards):
-        for rank, steps in schedule.lowered(shard).items():
-            lowered[rank][shard] = steps
-    return {rank: lay_out(schedule, rank, own.items()) for rank, own in enumerate(lowered)}
-
-
 @lru_cache(maxsize=8)
-def room(schedule: Schedule) -> Room:
-    """What all ranks set aside: the same on every rank, so found once for all that are asked of."""
-    found = schedule.room()
-    if found is None:
-        found = counted(lay_out(schedule, rank) for rank in range(schedule.topology.ranks))
-    return found
+def workspace(schedule: Schedule) -> Workspace:
+    """What all ranks set aside: the same on every rank.
+
+    Up to `COUNTED_RANKS` the most that any rank needs. Beyond, some ranks are counted, those that
+    need most where ranks and hosts are powers of two and hosts hold blocks of ranks. Where hosts
+    hold equal blocks of another size, half as much again is set aside. Elsewhere twice as much is,
+    and a place for something of each rank.
+    """
+    topology = schedule.topology
+    n = topology.ranks
+    if n <= COUNTED_RANKS:
+        return needed(lay_out(schedule, rank) for rank in range(n))
+    some = needed(lay_out(schedule, rank) for rank in _neediest(topology, schedule.root))
+    size = len(topology.hosts[0])
+    if topology.host_of == tuple(rank // size for rank in range(n)) and n % size == 0:
+        if n & (n - 1) == 0:
+            return some
+        return some._replace(nodes=some.nodes * 3 // 2 + 1, items=some.items * 3 // 2 + 1)
+    return some._replace(nodes=2 * some.nodes, items=2 * some.items + n)
 
 
-def counted(layouts: Iterable[Layout]) -> Room:
-    """The same, from the layouts of all ranks."""
+def needed(layouts: Iterable[Layout]) -> Workspace:
+    """The most that any of some ranks needs."""
     nodes = items = steps = 0
     for each in layouts:
         nodes, items = max(nodes, each.sizes[IN_NODE]), max(items, each.sizes[IN_ITEM])
         if each.steps:
             steps = max(steps, each.steps[-1][1].step + 1)
-    return Room(nodes, items, steps)
+    return Workspace(nodes, items, steps)
+
+
+def _neediest(topology: Topology, root: int) -> set[int]:
+    """Ranks at distances of powers of two from the root, and the ends of two hosts."""
+    n = topology.ranks
+    distances = [0, *(1 << bit for bit in range((n - 1).bit_length()))]
+    found = {(root + distance) % n for distance in distances}
+    found |= {(root - distance) % n for distance in distances}
+    for host in (min(topology.hosts, key=len), max(topology.hosts, key=len)):
+        found |= {host[0], host[-1]}
+    return found

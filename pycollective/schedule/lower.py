@@ -1,9 +1,13 @@
-"""From moves to steps: follows the partials of one shard through an algorithm's moves.
+"""From transfers to steps over buffers (`steps.py`): follows what ranks hold of one shard.
 
-A **partial** is a set of finished nodes of the order, each with its buffer. A move sends what the
-target lacks of the source's partial. Where the target then holds two siblings, they are combined,
-and so on upwards; so whoever holds all leaves holds the root, and finishes it. This is the only
-place that knows partials: what comes out are steps over buffers (`steps.py`).
+A rank holds finished nodes of the order, each in a buffer: its **partial**. A transfer sends what
+the target lacks of the source's partial. Where the target then holds two siblings, they are
+combined, and so on upwards; so a rank that holds all leaves holds the root, and finishes it.
+
+`lower` follows all ranks. `lower_rank` follows one, without looking at the others: which nodes it
+receives follows from the leaves that a transfer carries, since the sender has combined whatever
+siblings have met, so its partial is their cover by the largest nodes. The tests compare the two,
+and the proof knows neither.
 """
 
 from __future__ import annotations
@@ -13,24 +17,16 @@ from collections.abc import Iterable
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple
 
-from pycollective.order import Node, split
+from pycollective.order import Node, cover, split
 
 from .operation import Operation
 from .steps import INPUT, OUTPUT, Combine, Copy, RankSteps, Receive, Send, Step, Type
-
-
-class Move(NamedTuple):
-    """At `step`, `source` hands `target` what it has of the shard and `target` lacks."""
-
-    step: int
-    source: int
-    target: int
+from .transfer import Ranges, Transfer
 
 
 class ScheduleError(AssertionError):
-    """An algorithm's moves make no sense: a fault of the algorithm, never of its user."""
+    """An algorithm's transfers make no sense: a fault of the algorithm, never of its user."""
 
 
 # By name here, since a member of an enum takes longer to find than the rest of a line.
@@ -96,10 +92,10 @@ class Holding:
         self.types.append(kind)
         return len(self.types) - 1
 
-    def make_room(
-        self, source: Holding, arrived: dict[Node, int], move: Move
+    def receive_from(
+        self, source: Holding, arrived: dict[Node, int], transfer: Transfer
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Buffers for the nodes that `source` has and this has not: theirs, and the new ones."""
+        """The buffers of the nodes that `source` has and this has not: its own, and new ones."""
         mine, nodes, types = self.nodes, source.nodes, self.types
         sent = []
         first = len(types)
@@ -107,13 +103,13 @@ class Holding:
             if node in mine:
                 continue
             if node in arrived:
-                raise ScheduleError(f"{move} brings node {node} a second time")
+                raise ScheduleError(f"{transfer} brings node {node} a second time")
             buffer = nodes[node]
             sent.append(buffer)
             arrived[node] = len(types)
             types.append(source.types[buffer])
         if not sent:
-            raise ScheduleError(f"{move} carries nothing")
+            raise ScheduleError(f"{transfer} carries nothing")
         return tuple(sent), tuple(range(first, len(types)))
 
     def add(self, step: int, arrived: dict[Node, int], family: Family) -> None:
@@ -167,7 +163,7 @@ class _Holdings(dict[int, Holding]):
 
 
 def lower(
-    operation: Operation, shard: int, ranks: int, root: int, moves: Iterable[Move]
+    operation: Operation, shard: int, ranks: int, root: int, transfers: Iterable[Transfer]
 ) -> dict[int, RankSteps]:
     """The steps of each rank that has any, for one shard.
 
@@ -176,33 +172,33 @@ def lower(
         shard: its number.
         ranks: number of ranks.
         root: of the operation, where it has one.
-        moves: the algorithm's, in any order.
+        transfers: those of all ranks, in any order. Their leaves are not looked at.
 
     Raises:
-        ScheduleError: a move carries nothing, or a node or the result twice.
+        ScheduleError: a transfer carries nothing, or a node or the result twice.
     """
     family = family_of(ranks)
     holdings = _Holdings(operation.wants(shard, ranks, root))
     for rank in operation.sources(shard, ranks, root):
         holdings[rank].begin(operation.reduces, rank, ranks)
 
-    for step, together in groupby(sorted(moves), key=itemgetter(0)):
+    for step, together in groupby(sorted(transfers), key=itemgetter(0)):
         # What arrives in a step is there for others from the next one on.
         receives: list[tuple[Holding, Receive]] = []
         results: dict[int, int] = {}
         arrived: dict[int, dict[Node, int]] = {}
-        for move in together:
-            _, giver, taker = move
+        for transfer in together:
+            _, giver, taker, _ = transfer
             source, target = holdings[giver], holdings[taker]
             if source.result is not None:
                 if target.result is not None or taker in results:
-                    raise ScheduleError(f"{move} brings the result a second time")
+                    raise ScheduleError(f"{transfer} brings the result a second time")
                 buffer = results[taker] = target.new(_RESULT)
                 sent: tuple[int, ...] = (source.result,)
                 received: tuple[int, ...] = (buffer,)
             else:
                 here = arrived.setdefault(taker, {})
-                sent, received = target.make_room(source, here, move)
+                sent, received = target.receive_from(source, here, transfer)
             source.steps.append(Send(step, taker, sent))
             receives.append((target, Receive(step, giver, received)))
         for target, receive in receives:
@@ -212,3 +208,126 @@ def lower(
         for taker, parts in arrived.items():
             holdings[taker].add(step, parts, family)
     return {rank: RankSteps(own.steps, own.types) for rank, own in holdings.items() if own.steps}
+
+
+def nodes_of(leaves: Ranges, ranks: int) -> list[Node]:
+    """The partial of a rank that has these leaves."""
+    nodes: list[Node] = []
+    for each in leaves:
+        if each[1] - each[0] == 1:
+            nodes.append(each)
+        else:
+            nodes += cover(*each, ranks)
+    return nodes
+
+
+def lower_rank(
+    operation: Operation,
+    shard: int,
+    ranks: int,
+    root: int,
+    rank: int,
+    transfers: list[Transfer],
+) -> RankSteps | None:
+    """The steps of one rank for one shard, as `lower` has them; None if it has none.
+
+    Args:
+        operation: what is asked of the shard.
+        shard: its number.
+        ranks: number of ranks.
+        root: of the operation, where it has one.
+        rank: the rank.
+        transfers: what it sends and receives, in any order.
+
+    Raises:
+        ScheduleError: they bring a node or the result twice, or carry other leaves than there are.
+    """
+    wants = rank in operation.wants(shard, ranks, root)
+    if len(transfers) <= 2:
+        simple = _simple(operation, wants, rank, transfers)
+        if simple is not None:
+            return RankSteps(simple, _PLAIN)
+    own = Holding(wants)
+    if rank in operation.sources(shard, ranks, root):
+        own.begin(operation.reduces, rank, ranks)
+    held = int(operation.reduces)  # leaves
+    steps, types = own.steps, own.types
+    transfers.sort()
+    at, end = 0, len(transfers)
+    while at < end:
+        step = transfers[at].step
+        receives: list[Receive] = []
+        arrived: dict[Node, int] = {}
+        result: int | None = None
+        taken = 0
+        while at < end and transfers[at].step == step:
+            transfer = transfers[at]
+            _, source, target, leaves = transfer
+            at += 1
+            if source == rank:
+                has = None if own.result is not None else held
+                if has != (None if leaves is None else _size(leaves)):
+                    raise ScheduleError(f"{transfer} carries other leaves than rank {rank} has")
+                steps.append(Send(step, target, own.all_buffers()))
+            elif leaves is None:
+                if own.result is not None or result is not None:
+                    raise ScheduleError(f"{transfer} brings the result a second time")
+                result = own.new(_RESULT)
+                receives.append(Receive(step, source, (result,)))
+            else:
+                taken += _size(leaves)
+                first = len(types)
+                for node in nodes_of(leaves, ranks):
+                    if node in arrived or node in own.nodes:
+                        raise ScheduleError(f"{transfer} brings node {node} a second time")
+                    arrived[node] = len(types)
+                    types.append(_LEAF if node[1] - node[0] == 1 else _NODE)
+                receives.append(Receive(step, source, tuple(range(first, len(types)))))
+        steps += receives
+        if result is not None:
+            own.result = result
+        if arrived:
+            held += taken
+            own.add(step, arrived, family_of(ranks))
+    return RankSteps(steps, types) if steps else None
+
+
+# The types of a rank that has no buffers but its input, a leaf, and its output.
+_PLAIN = [_LEAF, _RESULT]
+
+
+def _simple(
+    operation: Operation, wants: bool, rank: int, transfers: list[Transfer]
+) -> list[Step] | None:
+    """The steps of a rank that hands on its leaf, or gets the result, or one after the other.
+
+    Nearly all shards are so to nearly all ranks of some algorithms; it is a shortcut, no more.
+    """
+    if not transfers:
+        return None
+    transfers.sort()
+    step, source, target, leaves = transfers[0]
+    if source == rank:
+        if not operation.reduces or leaves != ((rank, rank + 1),):
+            return None
+        steps: list[Step] = [Send(step, target, _INPUT)]
+        if len(transfers) == 1:
+            return steps
+        before, (step, source, target, leaves) = step, transfers[1]
+        if before >= step:
+            return None
+    elif len(transfers) == 1 and not operation.reduces:
+        steps = []
+    else:
+        return None
+    if leaves is not None or target != rank or not wants:
+        return None
+    steps.append(Receive(step, source, _OUTPUT))
+    return steps
+
+
+_INPUT, _OUTPUT = (INPUT,), (OUTPUT,)
+
+
+def _size(leaves: Ranges) -> int:
+    return sum([hi - lo for lo, hi in leaves])

@@ -7,24 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from pycollective.errors import ConfigurationError
-from pycollective.schedule.algorithms.base import Algorithm, Room
-from pycollective.schedule.algorithms.direct import DIRECT
-from pycollective.schedule.algorithms.halving_doubling import HALVING_DOUBLING
-from pycollective.schedule.algorithms.hierarchical import HIERARCHICAL
-from pycollective.schedule.algorithms.recursive_doubling import RECURSIVE_DOUBLING
-from pycollective.schedule.algorithms.ring import RING
-from pycollective.schedule.algorithms.tree import TREE
 
-from .handing import lower_rank
-from .lower import Move, lower
+from .algorithms import ALGORITHMS, Algorithm
+from .lower import lower, lower_rank
 from .operation import Operation, find_operation
 from .steps import RankSteps
 from .topology import Topology
-
-ALGORITHMS: dict[str, Algorithm] = {
-    algorithm.name: algorithm
-    for algorithm in (DIRECT, RING, TREE, HALVING_DOUBLING, RECURSIVE_DOUBLING, HIERARCHICAL)
-}
+from .transfer import Transfer
 
 
 @dataclass(frozen=True)
@@ -45,39 +34,38 @@ class Schedule:
     root: int
     shards: int
 
-    def moves(self, shard: int) -> list[Move]:
-        """The algorithm's moves of a shard."""
-        return self.algorithm.moves[self.operation.name](self.topology, shard, self.root)
+    def transfers(self, shard: int) -> list[Transfer]:
+        """What all ranks send of a shard."""
+        of_rank = self.algorithm.transfers[self.operation.name]
+        return [
+            each
+            for rank in range(self.topology.ranks)
+            for each in of_rank(self.topology, shard, self.root, rank)
+            if each.source == rank
+        ]
 
     def lowered(self, shard: int) -> dict[int, RankSteps]:
         """The steps of each rank that has any, for a shard."""
-        return lower(self.operation, shard, self.topology.ranks, self.root, self.moves(shard))
+        return lower(self.operation, shard, self.topology.ranks, self.root, self.transfers(shard))
 
     def lowered_for(self, rank: int) -> Iterator[tuple[int, RankSteps]]:
         """Each shard of which a rank has steps, and these; without lowering the other ranks'."""
         n, root = self.topology.ranks, self.root
-        handings = self.algorithm.handings[self.operation.name]
+        of_rank = self.algorithm.transfers[self.operation.name]
         shards: Iterable[int] = range(self.shards)
         if self.operation.pieces == "pairs":  # its row and its column
             shards = sorted({*range(rank * n, rank * n + n), *range(rank, n * n, n)})
         for shard in shards:
-            touching = handings(self.topology, shard, root, rank)
-            steps = lower_rank(self.operation, shard, n, root, rank, touching)
+            own = of_rank(self.topology, shard, root, rank)
+            steps = lower_rank(self.operation, shard, n, root, rank, own)
             if steps is not None:
                 yield shard, steps
-
-    def room(self) -> Room | None:
-        """The places and steps of all ranks, where there is a formula for them."""
-        if self.topology.ranks == 1:
-            return Room(0, 0, 0)
-        formula = self.algorithm.room.get(self.operation.name)
-        return formula(self.topology, self.root) if formula else None
 
 
 @cache
 def algorithms_for(operation: str) -> tuple[str, ...]:
     """The algorithms that can do an operation."""
-    return tuple(name for name, each in ALGORITHMS.items() if operation in each.moves)
+    return tuple(name for name, each in ALGORITHMS.items() if operation in each.transfers)
 
 
 def make_schedule(operation: str, algorithm: str, topology: Topology, root: int = 0) -> Schedule:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .cost import Element, Links, counts, price
+from .algorithms import ALGORITHMS
+from .cost import COUNTED_RANKS, Element, Links, counts, price
 from .operation import find_operation
-from .schedule import ALGORITHMS, algorithms_for
+from .schedule import algorithms_for
 from .topology import Topology
 
 # Times that differ by less are the same: two medians of one algorithm often differ as much.
@@ -131,8 +132,10 @@ def choose(
         fastest = table.fastest(operation, topology, size, element)
         if fastest is not None:
             return fastest
+    few = _few_like(topology)
+    size = round(size * math.sqrt(few.ranks / topology.ranks))
     prices = {
-        name: price(operation, name, topology, size, element, links)
+        name: price(operation, name, few, size, element, links)
         for name in algorithms_for(operation)
         if name != "recursive_doubling"
         or topology.widest == 1
@@ -141,5 +144,17 @@ def choose(
     limit = min(prices.values()) * _AS_CHEAP
     return min(
         (name for name, seconds in prices.items() if seconds <= limit),
-        key=lambda name: sum(phase.steps for phase in counts(operation, name, topology)),
+        key=lambda name: len(counts(operation, name, few)),
     )
+
+
+def _few_like(topology: Topology) -> Topology:
+    """The first ranks of the first hosts, `COUNTED_RANKS` in all; at least two hosts' if there are.
+
+    As many hosts as there is place for whole, so what the ranks of a host do stays alike.
+    """
+    if topology.ranks <= COUNTED_RANKS:
+        return topology
+    hosts = min(max(2, COUNTED_RANKS // topology.widest), len(topology.hosts))
+    each = COUNTED_RANKS // hosts
+    return Topology.of_hosts([host for host in range(hosts) for _ in topology.hosts[host][:each]])

@@ -183,6 +183,7 @@ def test_the_time_is_predicted_by_the_cost_model():
         assert "between hosts" not in line
     line = shown("hierarchical", "-n", 8, "--topology", "2x4")[2][3]
     assert "between hosts 10 µs and 12.5 GB/s" in line
+    assert "predicted" not in invoke("tree", "-n", 65).stdout  # of so many not all are counted
 
 
 def test_one_rank_sends_nothing():
@@ -248,9 +249,9 @@ def test_a_fault_is_told(monkeypatch):
     assert invoke("direct", "-n", 4, "--no-verify").exit_code == 0
 
 
-def test_moves_that_make_no_sense_are_told(monkeypatch):
-    moves = Schedule.moves
-    monkeypatch.setattr(Schedule, "moves", lambda self, shard: moves(self, shard) * 2)
+def test_transfers_that_make_no_sense_are_told(monkeypatch):
+    transfers = Schedule.transfers
+    monkeypatch.setattr(Schedule, "transfers", lambda self, shard: transfers(self, shard) * 2)
     done = invoke("direct", "-n", 4)
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.startswith("pycollective schedule: wrong: ")

@@ -174,7 +174,7 @@ def output_nobody_asked_for(lowered: Lowered, owner: int, ranks: int) -> Iterato
 
 @dataclass(frozen=True)
 class Altered(Schedule):
-    """A schedule whose steps are others than its algorithm's moves come to."""
+    """A schedule whose steps are others than its algorithm's transfers come to."""
 
     def lowered(self, shard: int) -> Lowered:
         return self.alter(super().lowered(shard))

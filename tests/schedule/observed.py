@@ -1,7 +1,6 @@
-"""Counts what a schedule does, step by step, from its lowered steps; knows no formula.
+"""Counts what a schedule does, step by step, from the steps of all ranks lowered together.
 
-`tests/schedule/test_counts.py` holds the formulas to it, and it is itself held to what the proof
-counts.
+`tests/schedule/test_cost.py` holds the cost model's counts to it, and it to what the proof counts.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ import pytest
 
 import pycollective.schedule
 from pycollective.schedule import OPERATIONS, Topology, lower, make_schedule
-from pycollective.schedule import proof as verify
-from pycollective.schedule.proof import check_shard
+from pycollective.schedule.proof import Fault, check_shard
 from tests.schedule.mutations import rotated
 
 FOLDER = Path(pycollective.schedule.__file__).parent
@@ -20,7 +19,6 @@ MAY_IMPORT = {
     "operation": {"Operation"},
     "schedule": {"Schedule"},
     "steps": {"INPUT", "OUTPUT", "Combine", "Copy", "RankSteps", "Receive", "Send", "Type"},
-    "traffic": {"Traffic"},
 }
 OF_A_SCHEDULE = {"operation", "algorithm", "topology", "root", "shards", "lowered"}
 
@@ -29,7 +27,7 @@ def parsed(file: str) -> ast.Module:
     return ast.parse((FOLDER / file).read_text())
 
 
-@pytest.mark.parametrize("file", ["verify.py", "traffic.py", "steps.py", "operation.py"])
+@pytest.mark.parametrize("file", ["proof.py", "steps.py", "operation.py"])
 def test_the_proof_imports_nothing_that_makes_steps(file: str) -> None:
     for node in ast.walk(parsed(file)):
         names = {alias.name for alias in getattr(node, "names", [])}
@@ -45,7 +43,7 @@ def test_the_proof_imports_nothing_that_makes_steps(file: str) -> None:
 def test_of_a_schedule_the_proof_takes_the_lowered_steps_alone() -> None:
     used = {
         node.attr
-        for node in ast.walk(parsed("verify.py"))
+        for node in ast.walk(parsed("proof.py"))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and node.value.id == "schedule"
@@ -60,5 +58,5 @@ def test_steps_made_elsewhere_are_proved_too(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("lower", "family_of", "Holding"):
         monkeypatch.setattr(lower, name, None)
     check_shard(OPERATIONS["all_reduce"], 2, 5, 0, lowered)
-    with pytest.raises(verify.Fault):
+    with pytest.raises(Fault):
         check_shard(OPERATIONS["all_reduce"], 2, 5, 0, rotated(lowered, 5))

@@ -21,7 +21,9 @@ def test_ring_talks_to_one_neighbour(n: int) -> None:
     for half in ("reduce_scatter", "all_gather"):
         assert proved(half, "ring", n).steps == n - 1
         assert proved(half, "ring", n).messages == every(n - 1, n)
-    targets = {(move.source, move.target) for move in one_host("all_reduce", "ring", n).moves(0)}
+    targets = {
+        (each.source, each.target) for each in one_host("all_reduce", "ring", n).transfers(0)
+    }
     assert targets <= {(rank, (rank + 1) % n) for rank in range(n)}
     assert bytes_sent(proved("all_gather", "ring", n)) == every(Fraction(2 * (n - 1), n), n)
 
@@ -63,5 +65,5 @@ def test_ring_bytes_a_hop_are_those_of_the_design(n: int, a_hop: str) -> None:
 
 def test_ring_goes_around_host_by_host() -> None:
     schedule = make_schedule("all_gather", "ring", Topology.of_hosts("ababab"))
-    pairs = {(move.source, move.target) for move in schedule.moves(0)}
+    pairs = {(each.source, each.target) for each in schedule.transfers(0)}
     assert pairs <= {(0, 2), (2, 4), (4, 1), (1, 3), (3, 5), (5, 0)}

@@ -1,41 +1,52 @@
-"""What algorithms are written in: moves of one shard, put together."""
+"""What several algorithms share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
-from pycollective.schedule.lower import Move
-
-
-def later(moves: Iterable[Move], steps: int) -> list[Move]:
-    """The same moves, `steps` steps later."""
-    return [Move(step + steps, source, target) for step, source, target in moves]
+from pycollective.schedule.topology import Topology
+from pycollective.schedule.transfer import Ranges, Transfer, ranges_of
 
 
-def backwards(moves: Iterable[Move], steps: int) -> list[Move]:
-    """The way back of moves that take `steps` steps: last first, each from target to source.
+def leaf(rank: int) -> Ranges:
+    """The input of one rank."""
+    return ((rank, rank + 1),)
 
-    What collects a shard from all ranks at one then spreads it from that one to all.
+
+def later(transfers: Iterable[Transfer], steps: int) -> list[Transfer]:
+    """The same transfers, `steps` steps later."""
+    return [Transfer(step + steps, a, b, leaves) for step, a, b, leaves in transfers]
+
+
+def backwards(transfers: Iterable[Transfer], steps: int, after: int = 0) -> list[Transfer]:
+    """The way back of transfers that take `steps` steps: last first, each with the result.
+
+    Args:
+        transfers: they collect a shard; the way back spreads it.
+        steps: the steps that they take.
+        after: the step at which the way back begins.
     """
-    return [Move(steps - 1 - step, target, source) for step, source, target in moves]
+    last = after + steps - 1
+    return [Transfer(last - step, b, a) for step, a, b, _ in transfers]
 
 
-def without_repeats(holder: int, moves: Iterable[Move]) -> list[Move]:
-    """Moves that carry a shard from `holder` on, without those to a rank that has had it before."""
-    had = {holder}
-    kept = []
-    for move in sorted(moves):
-        if move.target not in had:
-            had.add(move.target)
-            kept.append(move)
-    return kept
-
-
-def on(members: tuple[int, ...], moves: Iterable[Move]) -> list[Move]:
-    """Moves between places 0, 1, ... as moves between the ranks that hold these places."""
-    return [Move(step, members[source], members[target]) for step, source, target in moves]
+def not_to(holder: int, transfers: Iterable[Transfer]) -> list[Transfer]:
+    """Without those to `holder`, which has the shard already."""
+    return [each for each in transfers if each.target != holder]
 
 
 def log2_ceiling(n: int) -> int:
     """The least k with 2**k >= n."""
     return (n - 1).bit_length()
+
+
+def largest_block(ranks: int) -> int:
+    """The largest power of two up to `ranks`."""
+    return 1 << (ranks.bit_length() - 1)
+
+
+@lru_cache(maxsize=1 << 13)
+def leaves_of_hosts(topology: Topology, first: int, end: int) -> Ranges:
+    """The inputs of all ranks of hosts `first` to ``end - 1``."""
+    return ranges_of(rank for host in topology.hosts[first:end] for rank in host)
