@@ -28,9 +28,9 @@ from benchmarks.driver import Benchmark, Record, Run
 from benchmarks.turns import Call, seconds_of, take_turns
 from pycollective.bench.slowest import alike, slowest
 from pycollective.compression import TopKState
-from pycollective.compression.ends import ends_of_communicator
-from pycollective.compression.placing import Places, regions_of
-from pycollective.compression.routing import gathers
+from pycollective.compression.groups import groups_of_communicator
+from pycollective.compression.partition import Hosts, Partition
+from pycollective.compression.sparse import gathers
 
 DENSITY, NAME = 0.01, "w"
 CHUNK = inspect.signature(TopKState).parameters["chunk"].default
@@ -53,13 +53,13 @@ def largest(x: Array, k: int) -> Array:
     return found
 
 
-def first_averages(comm: pc.Communicator, x: Array, places: Places) -> dict[str, Array]:
+def first_averages(comm: pc.Communicator, x: Array, hosts: Hosts) -> dict[str, Array]:
     """What each way is to make of the ranks' `x` in a first call, when nothing is held yet."""
     sent = largest(x, round(DENSITY * x.size))
     sums = sent.copy()
     comm.all_reduce(sums)
     kept = np.zeros_like(sums)
-    for start, stop in regions_of(NAME, (0, x.size), CHUNK, places):
+    for start, stop in Partition(hosts, CHUNK).host_shards(NAME, (0, x.size)):
         most = np.array([np.count_nonzero(sent[start:stop])])
         comm.all_reduce(most, "max")
         kept[start:stop] = largest(sums[start:stop], int(most[0]))
@@ -70,8 +70,8 @@ def first_averages(comm: pc.Communicator, x: Array, places: Places) -> dict[str,
 def on_a_rank(run: Run) -> list[Record] | None:
     """What each rank runs: a row for each size."""
     comm = pc.init(timeout=300)
-    rank, places = comm.rank, Places(comm.rank, tuple(range(comm.size)))
-    ends = ends_of_communicator(comm, host_of=places.host_of)
+    rank, hosts = comm.rank, Hosts(comm.rank, tuple(range(comm.size)))
+    groups = groups_of_communicator(comm, host_of=hosts.host_of)
 
     timed = seconds_of(1, comm.barrier, partial(slowest, comm))
     rows: list[Record] = []
@@ -79,7 +79,7 @@ def on_a_rank(run: Run) -> list[Record] | None:
         x = np.random.default_rng(rank).standard_normal(size, np.float32)
         out = np.empty_like(x)
         shapes = {NAME: (size // 64, 64)}
-        states = {way: TopKState(shapes, ends, density=DENSITY, exchange=way) for way in WAYS}
+        states = {way: TopKState(shapes, groups, density=DENSITY, exchange=way) for way in WAYS}
 
         def average(state: TopKState, x: Array = x, out: Array = out) -> bool:
             out[:] = x
@@ -93,7 +93,7 @@ def on_a_rank(run: Run) -> list[Record] | None:
             return measured
 
         calls: dict[str, Call] = {way: partial(average, each) for way, each in states.items()}
-        for way, wanted in first_averages(comm, x, places).items():
+        for way, wanted in first_averages(comm, x, hosts).items():
             check(f"{way}, {size} elements", calls[way], [(out, wanted)], True)
         taken = take_turns(calls, run.rounds, turn)
         # What a rank sends it receives, between as many.
@@ -101,7 +101,7 @@ def on_a_rank(run: Run) -> list[Record] | None:
         sent = {
             way: each["payload_bytes"] / each["compressed_calls"] for way, each in stats.items()
         }
-        by_bytes = gathers(round(DENSITY * size), 2, places)
+        by_bytes = gathers(round(DENSITY * size), 2, hosts)
         rows.append(
             {
                 "size": size,

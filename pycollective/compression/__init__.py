@@ -1,10 +1,13 @@
 """Compression with error feedback between hosts: top-k, 1-bit, 8-bit (docs/compression.md)."""
 
-from pycollective.compression.calls import compressed_all_reduce, compressed_reduce_scatter
-from pycollective.compression.int8 import Int8State
-from pycollective.compression.one_bit import OneBitState
-from pycollective.compression.state import State
-from pycollective.compression.top_k import TopKState
+from pycollective.compression.states import (
+    Int8State,
+    OneBitState,
+    State,
+    TopKState,
+    compressed_all_reduce,
+    compressed_reduce_scatter,
+)
 
 __all__ = [
     "CODECS",

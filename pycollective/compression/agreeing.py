@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from pycollective.compression.bucket import Agreement, read_headers
-from pycollective.compression.ends import Ends
-from pycollective.compression.groups import Group
-from pycollective.compression.messages import header_bytes
+from pycollective.compression.bucket import Agreement, header_bytes, read_headers
+from pycollective.compression.groups import Group, Groups
 from pycollective.errors import CollectiveMismatch
 from pycollective.refusal import let_all_hear
 
@@ -23,12 +19,6 @@ _SAID = 600  # bytes of what a rank says of itself where ranks differ
 # none is a multiple of 8 bytes, as what `exchange_lengths` begins with is.
 _DIGEST = 9
 _CALL = header_bytes(0) + 2
-
-
-def digest_of(told: Any) -> int:
-    """64 bits of whatever JSON can say."""
-    text = json.dumps(told)
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)
@@ -93,14 +83,14 @@ def _said(group: Group, text: str) -> list[str]:
     return [each.tobytes().rstrip(b"\0").decode(errors="replace") for each in group.all_gather(row)]
 
 
-def check_same_call(ends: Ends, agreement: Agreement, in_all: bool) -> None:
+def check_same_call(groups: Groups, agreement: Agreement, in_all: bool) -> None:
     """Compare what a call is about, where no message of it says so; collective over all ranks.
 
     Args:
-        ends: the groups.
+        groups: of this rank.
         agreement: what the call is about.
         in_all: whether the others may go straight to the group of all ranks, so that calls begin
-            there, where `Ends.gather` says they begin within hosts; the same on all.
+            there, where `Groups.gather` says they begin within hosts; the same on all.
 
     Raises:
         CollectiveMismatch: another rank's is about something else.
@@ -108,7 +98,7 @@ def check_same_call(ends: Ends, agreement: Agreement, in_all: bool) -> None:
     mine = agreement.header(True, [])
     row = np.zeros(_CALL, np.uint8)
     mine.write(row)
-    whole = [(range(ends.all.size), ends.all.all_gather(row))] if in_all else ends.gather(row)
+    whole = [(range(groups.all.size), groups.all.all_gather(row))] if in_all else groups.gather(row)
     for senders, rows in whole:
         if (rows != row).any():  # who differs, and in what
             read_headers(list(rows), mine, senders)

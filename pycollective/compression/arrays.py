@@ -53,7 +53,7 @@ class Flat(Readable, Protocol):
 
 
 class OfNumpy:
-    """A C-contiguous NumPy array; see `Flat`."""
+    """A C-contiguous NumPy array."""
 
     DTYPES = ("float32", "float16", "bfloat16")
 
@@ -69,33 +69,26 @@ class OfNumpy:
         self.count = array.size
 
     def part(self, start: int, stop: int) -> NDArray[Any]:
-        """See `Flat`."""
         return self._array[start:stop]
 
     def widen(self, start: int, stop: int, out: Floats) -> None:
-        """See `Flat`."""
         out[:] = self._array[start:stop]
 
     def put(self, start: int, values: Floats) -> None:
-        """See `Flat`."""
         with np.errstate(over="ignore"):
             self._array[start : start + values.size] = values
 
     def fill(self, value: float) -> None:
-        """See `Flat`."""
         self._array[:] = value
 
     def is_finite(self) -> bool:
-        """See `Flat`."""
         return bool(np.isfinite(self._array).all())
 
     def is_zero(self) -> bool:
-        """See `Flat`."""
         return not self._array.any()
 
     @property
     def narrow(self) -> bool:
-        """See `Flat`."""
         return self._array.itemsize == 2
 
 
@@ -107,11 +100,9 @@ class Window:
         self.count = stop - start
 
     def part(self, start: int, stop: int) -> Any:
-        """See `Flat`."""
         return self._flat.part(self._start + start, self._start + stop)
 
     def widen(self, start: int, stop: int, out: Floats) -> None:
-        """See `Flat`."""
         self._flat.widen(self._start + start, self._start + stop, out)
 
 
@@ -123,7 +114,7 @@ class Item:
         name: the parameter's; what its residual is kept by.
         flat: the gradient; the average takes its place.
         dense: whether it goes as it is.
-        owner: the share and the host that get its average; None for all of them.
+        owner: the local shard and the host that get its average; None for all of them.
     """
 
     name: str

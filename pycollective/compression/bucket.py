@@ -1,19 +1,119 @@
-"""What the exchanges share: the gradients of a call, cut by share, added up within a host."""
+"""The gradients of a call, and the header of its messages (docs/wire.md).
+
+A header has 24 bytes, little-endian: a digest of what ranks must agree on (8), the loss scale (4),
+flags (4), the number of parameters (4), zero (4). A bit a parameter follows, padded to bytes: 1
+where the sender's part of its gradient is all zero.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from hashlib import blake2b
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pycollective import _core
 from pycollective.compression.arrays import Floats, Item
-from pycollective.compression.ends import Ends
-from pycollective.compression.groups import Bytes
-from pycollective.compression.messages import Header, header_bytes
-from pycollective.compression.placing import Places, Range, shares_of
+from pycollective.compression.groups import Bytes, Groups
+from pycollective.compression.partition import Partition, Range, Shards
+from pycollective.errors import CollectiveMismatch
+
+_T = TypeVar("_T")
+_FIELDS = struct.Struct("<QfIII")
+_NOT_FINITE = 1
+
+
+def header_bytes(items: int) -> int:
+    """How long the header of a message about so many parameters is."""
+    return _FIELDS.size + -(-items // 8)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a message says of its sender.
+
+    Attributes:
+        digest: of what ranks must agree on.
+        scale: the loss scale.
+        finite: whether all that it has seen was.
+        absent: for each parameter, whether the gradient is all zero.
+    """
+
+    digest: int
+    scale: float
+    finite: bool
+    absent: NDArray[np.bool_]
+
+    def write(self, row: Bytes) -> None:
+        """Put it at a message's start."""
+        flags = 0 if self.finite else _NOT_FINITE
+        fields = _FIELDS.pack(self.digest, self.scale, flags, self.absent.size, 0)
+        row[: _FIELDS.size] = np.frombuffer(fields, np.uint8)
+        row[_FIELDS.size : header_bytes(self.absent.size)] = np.packbits(
+            self.absent, bitorder="little"
+        )
+
+    @staticmethod
+    def absent_of(row: Bytes) -> NDArray[np.bool_]:
+        """That part of a message that `read` has accepted."""
+        count = _FIELDS.unpack_from(row.data)[3]
+        bits = row[_FIELDS.size : header_bytes(count)]
+        return np.unpackbits(bits, count=count, bitorder="little").astype(bool)
+
+    @classmethod
+    def read(cls, row: Bytes, mine: Header, sender: int) -> Header:
+        """A message's, of rank `sender`.
+
+        Raises:
+            CollectiveMismatch: it is about other parameters, or compressed in another way.
+        """
+        items = mine.absent.size
+        if row.size >= header_bytes(items):
+            digest, scale, flags, count, _ = _FIELDS.unpack_from(row.data)
+            if (digest, count) == (mine.digest, items) and scale == mine.scale:
+                return cls(digest, scale, not flags & _NOT_FINITE, cls.absent_of(row))
+            if (digest, count) == (mine.digest, items):
+                raise CollectiveMismatch(
+                    f"compressed exchange: rank {sender} has the loss scale {scale:g}, this rank "
+                    f"{mine.scale:g}"
+                )
+        raise CollectiveMismatch(
+            f"compressed exchange: rank {sender} sends other parameters, or compresses them in "
+            "another way; all ranks must make the same calls in the same order"
+        )
+
+
+def read_headers(rows: Sequence[Bytes], mine: Header, senders: Sequence[int]) -> list[Header]:
+    """The headers of the messages of ranks `senders`."""
+    return [Header.read(row, mine, rank) for row, rank in zip(rows, senders, strict=True)]
+
+
+def digest_of(told: Any) -> int:
+    """64 bits of whatever JSON can say."""
+    text = json.dumps(told)
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What every message of a call carries.
+
+    Attributes:
+        digest: of the parameters and of how they are compressed.
+        scale: the loss scale.
+    """
+
+    digest: int
+    scale: float
+
+    def header(self, finite: bool, absent: Sequence[bool]) -> Header:
+        """The header of a message of this call."""
+        return Header(self.digest, self.scale, finite, np.array(absent, np.bool_))
 
 
 @dataclass(frozen=True)
@@ -30,116 +130,82 @@ class Outcome:
     sent: int | None
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """What every message of a call carries.
-
-    Attributes:
-        digest: of the parameters and of how they are compressed.
-        scale: the loss scale.
-    """
-
-    digest: int
-    scale: float
-
-    def header(self, finite: bool, absent: Sequence[bool]) -> Header:
-        """Of a message of this call."""
-        return Header(self.digest, self.scale, finite, np.array(absent, np.bool_))
-
-
-class Cuts:
-    """How parameters are cut for shares; found once for each."""
-
-    def __init__(self, chunk: int, places: Places) -> None:
-        self._chunk, self._places = chunk, places
-        self._shares: dict[Any, list[Range]] = {}
-
-    def shares(self, item: Item) -> list[Range]:
-        """The elements of each share."""
-        key = item.name, item.flat.count, item.owner
-        if key not in self._shares:
-            self._shares[key] = self._cut(item)
-        return self._shares[key]
-
-    def _cut(self, item: Item) -> list[Range]:
-        if item.owner is None:
-            return shares_of(item.name, item.flat.count, self._chunk, self._places)
-        return [
-            (0, item.flat.count if share == item.owner[0] else 0)
-            for share in range(self._places.shares)
-        ]
-
-
 class Bucket:
     """The gradients of one call.
 
     Attributes:
         items: them.
-        shares: of each, the elements of each share.
+        local_shards: of each, the elements of each local shard.
         key: what the layout of its messages follows from.
     """
 
-    def __init__(self, items: Sequence[Item], cuts: Cuts) -> None:
+    def __init__(self, items: Sequence[Item], partition: Partition) -> None:
         self.items = list(items)
-        self.shares: list[list[Range]] = [cuts.shares(item) for item in items]
+        self._partition = partition
+        self.local_shards: list[list[Range]] = [partition.local_shards_of(item) for item in items]
         self.key = tuple((item.name, item.flat.count, item.dense, item.owner) for item in items)
 
-    def host_sums(self, ends: Ends, agreement: Agreement) -> list[Any]:
-        """This rank's share of each gradient, summed over the ranks of its host.
+    @property
+    def shards(self) -> Shards:
+        """The shards of all items."""
+        return self._partition.of(self.items)
+
+    def host_sums(self, groups: Groups, agreement: Agreement) -> list[Any]:
+        """This rank's local shard of each gradient, summed over the ranks of its host.
 
         Where it is alone on its host, views of the gradients as they are; otherwise fp32. Without a
-        share, nothing. fp32 crosses the host's memory: a share to each rank, no more than that.
+        local shard, nothing. Each rank sends fp32 to each, and of its own shard only.
         """
-        share = ends.places.share
-        if ends.local.size == 1:
+        hosts, local = groups.hosts, groups.local
+        if local.size == 1:
             return [
                 item.flat.part(*ranges[0])
-                for item, ranges in zip(self.items, self.shares, strict=True)
+                for item, ranges in zip(self.items, self.local_shards, strict=True)
             ]
         widths = [
-            sum(ranges[s][1] - ranges[s][0] for ranges in self.shares)
-            for s in range(ends.places.shares)
+            sum(ranges[shard][1] - ranges[shard][0] for ranges in self.local_shards)
+            for shard in range(hosts.shards)
         ]
         header = agreement.header(True, [False] * len(self.items))
         first = -(-header_bytes(len(self.items)) // 4)  # in fp32 numbers
-        rows = np.zeros((ends.local.size, first + max(widths)), np.float32)
+        rows = np.zeros((local.size, first + max(widths)), np.float32)
         for row in rows:
             header.write(row.view(np.uint8))
-        for s in range(ends.places.shares):
-            for item, (start, stop), row in self._along(s, rows[s, first:]):
+        for shard in range(hosts.shards):
+            for item, (start, stop), row in self._along(shard, rows[shard, first:]):
                 if row.size:
                     item.flat.widen(start, stop, row)
-        came = ends.local.all_to_all(rows.view(np.uint8))
-        read_headers(list(came), header, ends.places.local)
-        if share is None:
+        came = local.all_to_all(rows.view(np.uint8))
+        read_headers(list(came), header, hosts.local)
+        if hosts.shard is None:
             return []
-        total = np.empty(widths[share], np.float32)
+        total = np.empty(widths[hosts.shard], np.float32)
         leaves = came.view(np.float32)[:, first : first + total.size]
         _core.reduce_into([np.ascontiguousarray(row) for row in leaves], "sum", total)
-        return [row for _, _, row in self._along(share, total)]
+        return [row for _, _, row in self._along(hosts.shard, total)]
 
-    def _along(self, share: int, row: Floats) -> list[tuple[Item, Range, Floats]]:
-        """Where the items of a share lie in a row, one after another."""
+    def _along(self, shard: int, row: Floats) -> list[tuple[Item, Range, Floats]]:
+        """Where the items of a local shard lie in a row, one after another."""
         found = []
         at = 0
-        for item, ranges in zip(self.items, self.shares, strict=True):
-            start, stop = ranges[share]
+        for item, ranges in zip(self.items, self.local_shards, strict=True):
+            start, stop = ranges[shard]
             found.append((item, (start, stop), row[at : at + stop - start]))
             at += stop - start
         return found
 
-    def in_fp32(self, number: int, share: int, part: Any, start: int, stop: int) -> Floats:
-        """Elements `start` to `stop` of an item whose share is `part` (of `host_sums`), in fp32."""
+    def in_fp32(self, number: int, shard: int, part: Any, start: int, stop: int) -> Floats:
+        """Elements `start` to `stop` of an item whose local shard is `part` (of `host_sums`)."""
         values: Floats = np.empty(stop - start, np.float32)
         if isinstance(part, np.ndarray):
-            first = self.shares[number][share][0]
+            first = self.local_shards[number][shard][0]
             values[:] = part[start - first : stop - first]
         else:
             self.items[number].flat.widen(start, stop, values)
         return values
 
     def is_zero(self, parts: Sequence[Any]) -> list[bool]:
-        """Whether each of `parts`, this rank's share of the items, is all zero."""
+        """Whether each of `parts`, this rank's local shard of the items, is all zero."""
         return [not (part[:64].any() or part.any()) for part in parts]
 
     def fill_nan(self) -> None:
@@ -148,11 +214,32 @@ class Bucket:
             item.flat.fill(float("nan"))
 
 
+class ByBucket(Generic[_T]):
+    """What is found once for a bucket, and kept while it is one.
+
+    A parameter is in one bucket, or in a compressed one and a dense one at the start. DDP rebuilds
+    its buckets, and the old ones go.
+    """
+
+    def __init__(self, make: Callable[[Bucket], _T]) -> None:
+        self._make = make
+        self._found: dict[Any, _T] = {}
+        self._bucket_of: dict[tuple[str, bool], Any] = {}
+
+    def of(self, bucket: Bucket) -> _T:
+        """What was made for this bucket."""
+        found = self._found.get(bucket.key)
+        if found is None:
+            for item in bucket.items:
+                self._found.pop(self._bucket_of.get((item.name, item.dense)), None)
+                self._bucket_of[item.name, item.dense] = bucket.key
+            found = self._found[bucket.key] = self._make(bucket)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
 def floats(row: Bytes, at: int, count: int) -> Floats:
     """A copy of fp32 numbers that lie in a message at any place."""
     return row[at : at + 4 * count].copy().view(np.float32)
-
-
-def read_headers(rows: Sequence[Bytes], mine: Header, senders: Sequence[int]) -> list[Header]:
-    """The headers of the messages of ranks `senders`."""
-    return [Header.read(row, mine, rank) for row, rank in zip(rows, senders, strict=True)]

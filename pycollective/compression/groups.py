@@ -1,20 +1,28 @@
-"""What the exchanges need of a group of ranks: two collectives over bytes, alike for all backends.
+"""The groups that a rank exchanges bytes in: over a communicator here, over torch in its face.
 
-Both have a fixed length that all ranks know. Whoever sends fewer bytes agrees on the lengths first.
+A message has a length that all ranks know. Whoever sends fewer bytes agrees on the lengths first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pycollective.communicator import Communicator
-from pycollective.errors import CollectiveMismatch
+from pycollective.compression.partition import Hosts
+from pycollective.errors import CollectiveAborted, CollectiveError, CollectiveMismatch
 
 Bytes = NDArray[np.uint8]
+
+# How a rank that aborts says that it has read what does not fit.
+_MISMATCH = f"{CollectiveMismatch.__name__}: "
+# Bytes of what begins a call between steps: its length tells it from other calls.
+_BETWEEN_STEPS = 2
 
 
 class Group(Protocol):
@@ -55,21 +63,16 @@ class Alone:
     rank, size = 0, 1
 
     def all_to_all(self, rows: Bytes) -> Bytes:
-        """The rows."""
         return rows
 
     def all_gather(self, row: Bytes) -> Bytes:
-        """The row."""
         return row.reshape(1, -1)
 
-    def average(self, parts: Sequence[Any]) -> None:
-        """Nothing to do."""
+    def average(self, parts: Sequence[Any]) -> None: ...
 
-    def abort(self, reason: str) -> None:
-        """Nothing to do."""
+    def abort(self, reason: str) -> None: ...
 
-    def close(self) -> None:
-        """Nothing to do."""
+    def close(self) -> None: ...
 
 
 class OfCommunicator:
@@ -80,21 +83,18 @@ class OfCommunicator:
         self.rank, self.size = communicator.rank, communicator.size
 
     def all_to_all(self, rows: Bytes) -> Bytes:
-        """See `Group`."""
         out = np.empty_like(rows)
         if rows.size:
             self._communicator.all_to_all(out, rows, wire="raw")
         return out
 
     def all_gather(self, row: Bytes) -> Bytes:
-        """See `Group`."""
         out = np.empty((self.size, row.size), np.uint8)
         if row.size:
             self._communicator.all_gather(out, row, wire="raw")
         return out
 
     def average(self, parts: Sequence[Any]) -> None:
-        """See `Group`: parts of one dtype in one call."""
         for same in by_dtype(parts):
             together = same[0] if len(same) == 1 else np.concatenate(same)
             self._communicator.all_reduce(together, "avg")
@@ -104,11 +104,9 @@ class OfCommunicator:
                 at += part.size
 
     def abort(self, reason: str) -> None:
-        """See `Group`."""
         self._communicator.abort(reason)
 
     def close(self) -> None:
-        """See `Group`."""
         self._communicator.close()
 
 
@@ -199,25 +197,20 @@ class InOrder:
         self.rank, self.size = self._numbers.index(group.rank), group.size
 
     def all_to_all(self, rows: Bytes) -> Bytes:
-        """See `Group`."""
         sent = np.empty_like(rows)
         sent[self._numbers] = rows
         return self._group.all_to_all(sent)[self._numbers]
 
     def all_gather(self, row: Bytes) -> Bytes:
-        """See `Group`."""
         return self._group.all_gather(row)[self._numbers]
 
     def average(self, parts: Sequence[Any]) -> None:
-        """See `Group`."""
         self._group.average(parts)
 
     def abort(self, reason: str) -> None:
-        """See `Group`."""
         self._group.abort(reason)
 
     def close(self) -> None:
-        """See `Group`."""
         self._group.close()
 
 
@@ -226,3 +219,175 @@ def in_order(group: Group, ranks: Sequence[int]) -> Group:
     if list(ranks) == sorted(ranks):
         return group
     return InOrder(group, [sorted(ranks).index(rank) for rank in ranks])
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups that one rank exchanges in.
+
+    Attributes:
+        hosts: of all ranks.
+        all: every rank.
+        local: this host's.
+        across: those that have the same local shard on each host; None where this rank has none.
+        spare: of this rank alone where it has none: all ranks make as many groups.
+    """
+
+    hosts: Hosts
+    all: Group
+    local: Group
+    across: Group | None
+    spare: Group | None = None
+
+    def gather(self, row: Bytes) -> Iterator[tuple[list[int], Bytes]]:
+        """Rows of this host's ranks, then of those of its local shard: by rank, and theirs.
+
+        Once each has compared both, all ranks have the same. Every call of a state begins in these
+        two, in this order, so that ranks that call differently meet, and none waits elsewhere.
+        """
+        if self.local.size > 1:
+            yield self.hosts.local, self.local.all_gather(row)
+        if self.across is not None and self.across.size > 1:
+            assert self.hosts.shard is not None
+            yield self.hosts.across(self.hosts.shard), self.across.all_gather(row)
+
+    def meet_between_steps(self) -> None:
+        """Begin a call that goes on in the group of all ranks.
+
+        Where that is the only group they meet there.
+
+        Raises:
+            CollectiveError: over pycollective, another rank begins something else; all are told.
+        """
+        if self.hosts.ranks > self.hosts.count:
+            with self.telling():
+                for _ in self.gather(np.zeros(_BETWEEN_STEPS, np.uint8)):
+                    pass
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """A rank that fails in an exchange tells those who wait for it, whatever group they are in.
+
+        Raises:
+            CollectiveMismatch: also where another rank has read what does not fit.
+        """
+        try:
+            with self.hearing():
+                yield
+        except BaseException as error:
+            self.tell(error)
+            raise
+
+    @contextmanager
+    def hearing(self) -> Iterator[None]:
+        """What another rank has read, and told, that does not fit is a mismatch here, too."""
+        try:
+            yield
+        except CollectiveAborted as error:
+            if _MISMATCH in str(error):
+                raise CollectiveMismatch(
+                    str(error), error.rank, error.op, error.sequence
+                ) from error
+            raise
+
+    def tell(self, error: BaseException) -> None:
+        """Let nobody wait for this rank, which has failed with `error`.
+
+        Where there is one group, its own errors have reached all of it. Not so what only this rank
+        has read.
+        """
+        own = isinstance(error, CollectiveError) and not isinstance(error, CollectiveMismatch)
+        if not own or self.hosts.ranks > self.hosts.count:
+            self.abort(f"{type(error).__name__}: {error}")
+
+    @classmethod
+    def make(
+        cls, hosts: Hosts, whole: Group, part: Callable[[Sequence[Sequence[int]]], Group]
+    ) -> Groups:
+        """Collective over all ranks, each of which makes as many groups as the others.
+
+        Args:
+            hosts: of all ranks.
+            whole: the group of all.
+            part: given disjoint lists of all ranks, makes the group that this one is in; its ranks
+                ascend.
+        """
+        every = range(hosts.count)
+        local: Group = Alone()
+        if hosts.ranks > hosts.count:  # some host has several
+            local = part([hosts.on(host) for host in every])
+        if hosts.count == 1:
+            return cls(hosts, whole, local, Alone() if hosts.shard is not None else None)
+        if hosts.ranks == hosts.count:
+            return cls(hosts, whole, local, whole)
+        across = [hosts.across(shard) for shard in range(hosts.shards)]
+        spare = [[rank] for host in every for rank in hosts.on(host)[hosts.shards :]]
+        made = part([*map(sorted, across), *spare])
+        if hosts.shard is None:
+            return cls(hosts, whole, local, None, made)
+        return cls(hosts, whole, local, in_order(made, across[hosts.shard]))
+
+    def abort(self, reason: str) -> None:
+        """Let nobody wait for this rank; no group does any more work."""
+        for group in (self.all, self.local, self.across):
+            if group is not None:
+                group.abort(reason)
+
+    def close(self) -> None:
+        """Leave all groups, also where one of them cannot be left in order; collective."""
+        with ExitStack() as closing:  # the last comes first
+            groups = self.all, self.local, self.across, self.spare
+            for group in {id(each): each for each in groups}.values():
+                if group is not None:
+                    closing.callback(group.close)
+
+
+def groups_of_communicator(
+    communicator: Communicator, between: str = "hosts", host_of: Sequence[int] | None = None
+) -> Groups:
+    """The groups of a communicator's ranks; collective. The parts are communicators of their own.
+
+    Args:
+        communicator: of the ranks that average.
+        between: see `Hosts.of`.
+        host_of: the host of each rank, to simulate another topology than the one there is.
+    """
+    hosts = Hosts.of(communicator.rank, host_of or communicator.host_of, between)
+
+    def part(disjoint: Sequence[Sequence[int]]) -> Group:
+        color = next(i for i, ranks in enumerate(disjoint) if communicator.rank in ranks)
+        made = communicator.split(color, communicator.rank)
+        assert made is not None
+        return OfCommunicator(made)
+
+    # A communicator of the state's own: its calls do not mix with those of the caller's threads.
+    return Groups.make(hosts, part([range(communicator.size)]), part)
+
+
+@dataclass(frozen=True)
+class GroupMaker:
+    """Ranks that can make groups, once they have agreed on what for.
+
+    Attributes:
+        group: the caller's: in it ranks compare what they were given.
+        told: what else they must have alike, as JSON can say; looked up by this rank alone, and
+            raises `ConfigurationError` where it cannot be.
+        make: makes the groups; collective, so only when all ranks will. Given `between`.
+    """
+
+    group: Group
+    told: Callable[[], Any]
+    make: Callable[[str], Groups]
+
+    @classmethod
+    def of(cls, ranks: Communicator | Groups | GroupMaker) -> GroupMaker:
+        """That of a communicator, or of groups that there are."""
+        if isinstance(ranks, GroupMaker):
+            return ranks
+        if isinstance(ranks, Groups):
+            return cls(ranks.all, lambda: None, lambda _: ranks)
+        return cls(
+            OfCommunicator(ranks),
+            lambda: None,
+            lambda between: groups_of_communicator(ranks, between),
+        )

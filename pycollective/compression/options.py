@@ -1,4 +1,4 @@
-"""The options of states: what can be, checked before any rank makes or sends anything."""
+"""The options of states, checked before any rank makes or sends anything; what a codec is."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pycollective.compression.domain import VALUES
-from pycollective.compression.placing import check_between
-from pycollective.compression.selection import check_density
+from pycollective.compression.arrays import Flat, Item
+from pycollective.compression.bucket import Agreement, Outcome
+from pycollective.compression.groups import Groups
+from pycollective.compression.partition import Partition, check_between
+from pycollective.compression.residuals import Residuals
 from pycollective.errors import ConfigurationError
 
 Shape = tuple[int, ...]
@@ -20,8 +22,41 @@ Compress = Callable[[str, Shape], bool]
 MOST_CHUNK = 1 << 16
 
 
+class Codec(Protocol):
+    """How the gradients of a call are averaged; what it holds back is in its residuals.
+
+    `steps`: how many have counted since those that are dense at the start.
+    """
+
+    residuals: Mapping[str, Residuals]
+
+    def all_reduce(self, items: list[Item], agreement: Agreement, steps: int) -> Outcome:
+        """Average the gradients over all ranks, in place; what is held is not committed."""
+        ...
+
+    def reduce_scatter(
+        self, items: list[Item], agreement: Agreement, steps: int, out: Flat
+    ) -> Outcome:
+        """Average the gradients; `out` gets what this rank owns, which may not be finite."""
+        ...
+
+    def commit(self) -> None:
+        """Make what the step left what is held."""
+        ...
+
+
 class Options(Protocol):
-    """Some options that ranks must give alike."""
+    """The options of a codec, which ranks must give alike."""
+
+    @property
+    def codec(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def chunk(self) -> int:
+        """How many elements of a parameter are never parted."""
+        ...
 
     def checked(self) -> dict[str, Any]:
         """By name, as JSON can say.
@@ -31,77 +66,45 @@ class Options(Protocol):
         """
         ...
 
+    def make(self, groups: Groups, partition: Partition, sizes: Sequence[int]) -> Codec:
+        """The codec. `sizes`: the elements of each parameter that is compressed."""
+        ...
+
 
 @dataclass(frozen=True)
 class Common:
-    """Those of all codecs; see `OneBitState`."""
+    """The options of all states; see `OneBitState`."""
 
     between: str
     compress: Compress | None
     dense_steps: int
 
     def checked(self) -> dict[str, Any]:
-        """See `Options`. What `compress` says is told by parameter."""
+        """By name, as JSON can say. What `compress` says is told by parameter.
+
+        Raises:
+            ConfigurationError: one of them cannot be.
+        """
         check_between(self.between)
-        _check_steps("dense_steps", self.dense_steps)
+        check_steps("dense_steps", self.dense_steps)
         return {"between": self.between, "dense_steps": self.dense_steps}
 
 
-@dataclass(frozen=True)
-class QuantizedOptions:
-    """Those of quantized codecs."""
-
-    chunk: int
-
-    def checked(self) -> dict[str, Any]:
-        """See `Options`."""
-        _check_chunk(self.chunk)
-        return {"chunk": self.chunk}
-
-
-@dataclass(frozen=True)
-class SparseOptions:
-    """Those of top-k; see `TopKState`."""
-
-    density: float
-    by: str
-    chunk: int
-    values: str
-    exchange: str
-    warm_up: int
-    decay: float
-
-    def checked(self) -> dict[str, Any]:
-        """See `Options`."""
-        if not (isinstance(self.density, float | int) and 1e-4 <= self.density <= 1):
-            raise ConfigurationError(f"density={self.density!r} is not between 0.0001 and 1")
-        _check_one_of("by", self.by, ("tensor", "chunk"))
-        _check_one_of("values", self.values, tuple(VALUES))
-        _check_one_of("exchange", self.exchange, ("gather", "region", "auto"))
-        _check_steps("warm_up", self.warm_up)
-        if not (isinstance(self.decay, float | int) and 0 <= self.decay <= 1):
-            raise ConfigurationError(f"decay={self.decay!r} is not between 0 and 1")
-        _check_chunk(self.chunk)
-        check_density(self.density, self.by, self.chunk)
-        return {
-            "density": float(self.density),
-            **{"by": self.by, "chunk": self.chunk, "values": self.values},
-            **{"exchange": self.exchange, "warm_up": self.warm_up, "decay": float(self.decay)},
-        }
-
-
-def _check_chunk(chunk: int) -> None:
+def check_chunk(chunk: int) -> None:
+    """Refuse a number of elements that no chunk can have."""
     if not isinstance(chunk, int) or not 64 <= chunk <= MOST_CHUNK or chunk % 64:
         raise ConfigurationError(
             f"chunk={chunk!r} is not a multiple of 64 between 64 and {MOST_CHUNK}"
         )
 
 
-def _check_steps(name: str, steps: int) -> None:
+def check_steps(name: str, steps: int) -> None:
+    """Refuse what is no number of steps."""
     if not (isinstance(steps, int) and steps >= 0):
         raise ConfigurationError(f"{name}={steps!r} is not a number of steps")
 
 
-def _check_one_of(name: str, value: str, of: Sequence[str]) -> None:
+def check_one_of(name: str, value: str, of: Sequence[str]) -> None:
+    """Refuse a word that an option does not have."""
     if value not in of:
         raise ConfigurationError(f"{name}={value!r} is none of {', '.join(of)}")

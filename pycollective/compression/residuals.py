@@ -8,30 +8,12 @@ is held stays in the loss scale of the step that left it, and a step in another 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pycollective.compression.arrays import Floats
-from pycollective.errors import ConfigurationError
-
-
-class Reduced(set[str]):
-    """Parameters averaged in the step under way: a second time would overwrite what is left."""
-
-    def note(self, names: Iterable[str]) -> None:
-        """Add some.
-
-        Raises:
-            ConfigurationError: one of them went before.
-        """
-        for name in names:
-            if name in self:
-                raise ConfigurationError(
-                    f"{name!r} went in this step already: add gradients up before, or end the step"
-                )
-            self.add(name)
+from pycollective.compression.arrays import Flat, Floats, Item
 
 
 @dataclass(frozen=True)
@@ -122,3 +104,66 @@ class Residuals:
     def nbytes(self) -> int:
         """Of both buffers."""
         return sum(each.nbytes for each in [*dict(self).values(), *self._left.values()])
+
+
+class CarriedErrors(dict[str, Scaled]):
+    """Errors that go with the next average of their parameter, all at once; alike on all ranks.
+
+    They were held where gradients were compressed, and loaded where all is dense. A `flush` passes
+    through here, too.
+    """
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Floats], scale: float) -> CarriedErrors:
+        """Copies of what was saved, without what is all zero."""
+        copies = {n: np.array(each, np.float32) for n, each in saved.items() if np.any(each)}
+        return cls({name: Scaled(each, scale) for name, each in copies.items()})
+
+    def add(self, mean: Mapping[str, Floats], scale: float) -> None:
+        """Carry more, in a loss scale."""
+        for name, error in mean.items():
+            total = self[name].to(scale) + error if name in self else error
+            self[name] = Scaled(total, scale)
+
+    def to(self, scale: float) -> dict[str, Floats]:
+        """All of them, in a loss scale."""
+        return {name: error.to(scale) for name, error in self.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take."""
+        return sum(error.values.nbytes for error in self.values())
+
+    def begin(self, scale: float) -> None:
+        """Begin a step in a loss scale."""
+        self._delivered: set[str] = set()
+        self._scale = scale
+
+    def deliver(self, items: Sequence[Item]) -> bool:
+        """Add them to averages of the step; whether these are finite."""
+        finite = True
+        for item in items:
+            error = self.get(item.name)
+            # All zero may be a parameter that no rank used: DDP ignores what comes back.
+            if error is not None and not item.flat.is_zero():
+                self._delivered.add(item.name)
+                total = np.empty(item.flat.count, np.float32)
+                item.flat.widen(0, item.flat.count, total)
+                item.flat.put(0, total + error.to(self._scale))
+                finite &= item.flat.is_finite()
+        return finite
+
+    def deliver_part(self, name: str, flat: Flat, start: int) -> None:
+        """Add to a shard of an average: the elements from `start` on."""
+        error = self.get(name)
+        if error is not None:
+            self._delivered.add(name)
+            total = np.empty(flat.count, np.float32)
+            flat.widen(0, flat.count, total)
+            part = Scaled(error.values[start : start + flat.count], error.scale)
+            flat.put(0, total + part.to(self._scale))
+
+    def commit(self) -> None:
+        """What the step delivered is no longer held."""
+        for name in self._delivered:
+            del self[name]

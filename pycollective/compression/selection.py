@@ -1,9 +1,9 @@
-"""Which elements of a parameter top-k sends: by tensor, over all of a host's shares, or by chunk.
+"""Which elements of a parameter top-k sends: by tensor, over all of a host's ranks, or by chunk.
 
-By tensor, on a host of several ranks, the shares' histograms of magnitudes are added up three times
-(11, 10 and 10 bits of the 31), which gives the magnitude of the k-th element exactly; of those that
-are equal to it the first in the parameter's order are taken. So a host sends the k elements that it
-would send if one rank held them all.
+By tensor, on a host of several ranks, the local shards' histograms of magnitudes are added up three
+times (11, 10 and 10 bits of the 31), which gives the magnitude of the k-th element exactly. Of
+those that are equal to it the first in the parameter's order are taken. So a host sends the k
+elements that it would send if one rank held them all.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 from pycollective import _core
 from pycollective.compression.arrays import Floats
-from pycollective.compression.domain import Indices, Numbers
 from pycollective.compression.groups import Group
-from pycollective.compression.placing import Range
+from pycollective.compression.partition import Numbers, Range
+from pycollective.compression.sparse_layout import Indices
 from pycollective.errors import ConfigurationError
 
 # Bits of a magnitude that each round of histograms settles: (shift, bits).
@@ -28,16 +28,16 @@ _ROUNDS = ((20, 11), (10, 10), (0, 10))
 
 @dataclass
 class Piece:
-    """This rank's share of one parameter.
+    """This rank's local shard of one parameter.
 
     Attributes:
-        share: its elements.
-        x: the host's sum of the gradient there; None on a rank without a share.
+        shard: its elements.
+        x: the host's sum of the gradient there; None on a rank without a local shard.
         held, left: its residuals.
         k: how many elements of the whole parameter the host sends.
     """
 
-    share: Range
+    shard: Range
     x: Any
     held: Floats | None
     left: Floats
@@ -79,15 +79,15 @@ def by_tensor(piece: Piece) -> Indices | None:
     return indices[:found] if found >= 0 else None
 
 
-def over_shares(pieces: Sequence[Piece], local: Group) -> list[Indices] | None:
+def over_shards(pieces: Sequence[Piece], local: Group) -> list[Indices] | None:
     """The same for parameters in several pieces, one a rank of `local`; collective over it.
 
-    Ranks without a share give empty pieces. None, on all of them, if an element is not finite.
+    Ranks without a local shard give empty pieces. All of them get None if an element is not finite.
     """
     finite = all(
         [_core.sparse_add(piece.x, piece.held, piece.left) for piece in pieces if piece.left.size]
     )
-    starts = np.array([piece.share[0] if piece.left.size else -1 for piece in pieces])
+    starts = np.array([piece.shard[0] if piece.left.size else -1 for piece in pieces])
     wanted = np.array([piece.k for piece in pieces])
     prefixes = np.zeros(len(pieces), np.int64)
     ties = wanted

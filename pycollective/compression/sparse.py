@@ -1,22 +1,26 @@
 """Top-k: the largest elements of each gradient, as places and values.
 
-Every rank picks from its share of the host's sum, plus what it holds. Two ways to exchange:
+Every rank picks from its local shard of the host's sum, plus what it holds. Two ways to exchange:
 
 - *gather*: every host's selection to all, lengths first; each rank adds them up in the contract's
   order. A rank receives (H - 1) payloads, in two collectives between hosts.
-- *region*: to each host what lies in its region, lengths first; the owner adds up, picks again as
-  many as one host had sent, and sends those to all, lengths first. A rank receives about two
-  payloads, whatever H, in four collectives. What the second selection drops goes back to the
-  residuals of those who sent it, what rounding its values drops to the owner's.
+- *region*: to each host what it owns, lengths first; the owner adds up, picks again as many as one
+  host had sent, and sends those to all, lengths first. A rank receives about two payloads, whatever
+  H, in four collectives. What the second selection drops goes back to the residuals of those who
+  sent it, what rounding its values drops to the owner's.
 
-Small parameters ride along in fp32, in the same messages.
+Region saves (H - 1)(1 - 2 / H) payloads, nothing between two hosts, and takes two more collectives
+and a second selection. "auto" decides by bytes alone, so that all ranks say the same: what is saved
+takes 1 ms at 1 Gbit/s, 0.1 ms at 10. The threshold is a model's; no measurement between real hosts
+has confirmed it.
+
+Small parameters go along in fp32, in the same messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,34 +28,107 @@ from numpy.typing import NDArray
 
 from pycollective import _core
 from pycollective.compression.arrays import Flat, Floats, Item
-from pycollective.compression.bucket import Agreement, Bucket, Cuts, Outcome, floats, read_headers
-from pycollective.compression.domain import (
+from pycollective.compression.bucket import (
+    Agreement,
+    Bucket,
+    ByBucket,
+    Header,
+    Outcome,
+    floats,
+    read_headers,
+)
+from pycollective.compression.groups import Bytes, Groups, exchange_lengths, gather_lengths
+from pycollective.compression.options import check_chunk, check_one_of, check_steps
+from pycollective.compression.partition import Hosts, Numbers, Partition
+from pycollective.compression.residuals import Residuals
+from pycollective.compression.selection import (
+    Piece,
+    by_chunk,
+    by_tensor,
+    check_density,
+    count_of,
+    over_shards,
+)
+from pycollective.compression.sparse_layout import (
     VALUES,
-    Domain,
     Indices,
-    Numbers,
+    Layout,
+    Message,
+    Space,
     Sparse,
     sum_of,
     widened,
 )
-from pycollective.compression.ends import Ends
-from pycollective.compression.groups import Bytes, exchange_lengths, gather_lengths
-from pycollective.compression.layout import Layout, Plan, Plans
-from pycollective.compression.messages import Header
-from pycollective.compression.residuals import Residuals
-from pycollective.compression.routing import gathers
-from pycollective.compression.selection import Piece, by_chunk, by_tensor, count_of, over_shares
+from pycollective.errors import ConfigurationError
+
+# Where a rank would receive more bytes fewer by region than this, more than two hosts go by it.
+SAVED = 128 << 10
+_INDEX = 2  # bytes that one takes, about
+
+
+def gathers(entries: int, value_bytes: int, hosts: Hosts) -> bool:
+    """Whether "auto" gathers.
+
+    Args:
+        entries: elements that a host sends of all parameters.
+        value_bytes: of each value.
+        hosts: of the ranks.
+    """
+    received = (hosts.count - 1) * entries * (_INDEX + value_bytes) // hosts.shards
+    return received * (hosts.count - 2) <= SAVED * hosts.count
+
+
+@dataclass(frozen=True)
+class SparseOptions:
+    """The options of top-k; see `TopKState`."""
+
+    density: float
+    by: str
+    chunk: int
+    values: str
+    exchange: str
+    warm_up: int
+    decay: float
+    codec = "top_k"
+
+    def checked(self) -> dict[str, Any]:
+        """By name; see `Options`."""
+        if not (isinstance(self.density, float | int) and 1e-4 <= self.density <= 1):
+            raise ConfigurationError(f"density={self.density!r} is not between 0.0001 and 1")
+        check_one_of("by", self.by, ("tensor", "chunk"))
+        check_one_of("values", self.values, tuple(VALUES))
+        check_one_of("exchange", self.exchange, ("gather", "region", "auto"))
+        check_steps("warm_up", self.warm_up)
+        if not (isinstance(self.decay, float | int) and 0 <= self.decay <= 1):
+            raise ConfigurationError(f"decay={self.decay!r} is not between 0 and 1")
+        check_chunk(self.chunk)
+        check_density(self.density, self.by, self.chunk)
+        return {
+            "density": float(self.density),
+            **{"by": self.by, "chunk": self.chunk, "values": self.values},
+            **{"exchange": self.exchange, "warm_up": self.warm_up, "decay": float(self.decay)},
+        }
+
+    def make(self, groups: Groups, partition: Partition, sizes: Sequence[int]) -> TopK:
+        """The codec."""
+        return TopK(groups, partition, self, sizes)
+
+    def density_after(self, steps: int) -> float:
+        """The density of a step that so many have gone before."""
+        if steps >= self.warm_up:
+            return float(self.density)
+        return float(self.density) ** ((steps + 1) / (self.warm_up + 1))
 
 
 @dataclass(frozen=True)
 class _Came:
-    """What came into a region, and what this rank sent into all.
+    """What came to the owner of a host shard, and what this rank sent to all owners.
 
     Attributes:
-        rows: of each host, its message about this one's region.
-        places, values: what this rank sent, by the places of its share.
-        layout: of the share's regions.
-        starts: of each item, where the share starts.
+        rows: of each host, its message about this one's host shard.
+        places, values: what this rank sent, by the places of its local shard.
+        space: of the local shard's host shards.
+        starts: of each item, where the local shard starts.
         finite: whether all gradients were.
         absent: for each item, whether it is zero everywhere.
         sent: bytes.
@@ -60,62 +137,72 @@ class _Came:
     rows: list[Bytes]
     places: Numbers
     values: NDArray[Any]
-    layout: Layout
+    space: Space
     starts: list[int]
     finite: bool
     absent: NDArray[np.bool_]
     sent: int
 
 
-class SparseExchange:
+class TopK:
     """Averages gradients, of which the largest elements go between hosts.
 
     Args:
-        ends: the groups of this rank.
-        by: "tensor" or "chunk".
-        chunk: elements of a chunk.
-        values: "float32", "bfloat16" or "float16".
-        way: "gather", "region" or "auto".
+        groups: of this rank.
+        partition: of the parameters.
+        options: of top-k.
         sizes: elements of each parameter that is compressed.
+
+    Attributes:
+        residuals: the worker's.
     """
 
     def __init__(
-        self, ends: Ends, by: str, chunk: int, values: str, way: str, sizes: Sequence[int]
+        self,
+        groups: Groups,
+        partition: Partition,
+        options: SparseOptions,
+        sizes: Sequence[int],
     ) -> None:
         self._sizes = list(sizes)
-        self._ends = ends
-        self._cuts = Cuts(chunk, ends.places)
-        self._by, self.chunk, self._values, self._way = by, chunk, VALUES[values], way
-        self._plans = Plans(partial(Plan, places=ends.places, chunk=chunk))
-        self.worker = Residuals()
+        self._groups, self._partition = groups, partition
+        self._options, self._values = options, VALUES[options.values]
+        self._layouts = ByBucket(Layout)
+        self._worker = Residuals()
+        self.residuals: Mapping[str, Residuals] = {"worker": self._worker}
 
-    def __call__(self, items: list[Item], agreement: Agreement, density: float) -> Outcome:
+    def commit(self) -> None:
+        """Make what the step left what is held."""
+        self._worker.commit(float(self._options.decay))
+
+    def all_reduce(self, items: list[Item], agreement: Agreement, steps: int) -> Outcome:
         """Average the gradients over all ranks, in place; what is held is not committed."""
-        ends, places = self._ends, self._ends.places
-        bucket = Bucket(items, self._cuts)
-        plan = self._plans.of(bucket)
-        own = bucket.host_sums(ends, agreement)
+        groups, hosts = self._groups, self._groups.hosts
+        density = self._options.density_after(steps)
+        bucket = Bucket(items, self._partition)
+        layout = self._layouts.of(bucket)
+        own = bucket.host_sums(groups, agreement)
         chosen = self._choose(bucket, own, density)
         rows: list[Bytes] = []
         sent = 0
         gathers = self._gathers(density)
-        if ends.across is not None:
-            assert places.share is not None
+        if groups.across is not None:
+            assert hosts.shard is not None
             header = agreement.header(chosen is not None, bucket.is_zero(own))
             exchange = self._gather if gathers else self._by_region
-            rows, sent = exchange(bucket, plan, own, chosen, header)
-        layout = plan.shares if gathers else plan.all_regions
-        finite = self._spread(bucket, layout, self._to_host(rows, layout), agreement)
+            rows, sent = exchange(bucket, layout, own, chosen, header)
+        space = layout.local_shards if gathers else layout.host_shards
+        finite = self._write(bucket, space, self._to_host(rows, space), agreement)
         if not finite:
             bucket.fill_nan()
         return Outcome(finite, sent)
 
     def _gathers(self, density: float) -> bool:
         """Which way all go: by all parameters, so that no bucket decides."""
-        if self._way != "auto":
-            return self._way == "gather"
+        if self._options.exchange != "auto":
+            return self._options.exchange == "gather"
         entries = sum(count_of(density, size) for size in self._sizes)
-        return gathers(entries, self._values.itemsize, self._ends.places)
+        return gathers(entries, self._values.itemsize, self._groups.hosts)
 
     def _choose(self, bucket: Bucket, own: list[Any], density: float) -> dict[int, Indices] | None:
         """Of each parameter what this rank sends: places in its piece; None if not all finite.
@@ -124,17 +211,17 @@ class SparseExchange:
         """
         numbers = [n for n, item in enumerate(bucket.items) if not item.dense]
         pieces = [self._piece(bucket, own, n, density) for n in numbers]
-        if pieces and self._by == "tensor" and self._ends.places.shares > 1:
-            found = over_shares(pieces, self._ends.local)
+        if pieces and self._options.by == "tensor" and self._groups.hosts.shards > 1:
+            found = over_shards(pieces, self._groups.local)
             return None if found is None else dict(zip(numbers, found, strict=True))
         chosen = {}
         for number, piece in zip(numbers, pieces, strict=True):
             if not piece.left.size:
                 continue
-            if self._by == "tensor":
+            if self._options.by == "tensor":
                 indices = by_tensor(piece)
             else:
-                indices = by_chunk(piece, density, self.chunk)
+                indices = by_chunk(piece, density, self._partition.chunk)
             if indices is None:
                 return None
             chosen[number] = indices
@@ -143,58 +230,58 @@ class SparseExchange:
     def _piece(self, bucket: Bucket, own: list[Any], number: int, density: float) -> Piece:
         item = bucket.items[number]
         k = count_of(density, item.flat.count)
-        share = self._ends.places.share
-        if share is None:
+        shard = self._groups.hosts.shard
+        if shard is None:
             return Piece((0, 0), None, None, np.empty(0, np.float32), k)
-        start, stop = bucket.shares[number][share]
-        held, left = self.worker.of(item.name, stop - start)
+        start, stop = bucket.local_shards[number][shard]
+        held, left = self._worker.of(item.name, stop - start)
         return Piece((start, stop), own[number], held, left, k)
 
     def _take(
-        self, bucket: Bucket, layout: Layout, chosen: Mapping[int, Indices]
+        self, bucket: Bucket, space: Space, chosen: Mapping[int, Indices]
     ) -> tuple[Numbers, NDArray[Any]]:
-        """Take what was chosen off the residuals: its places in the share, and values."""
+        """Take what was chosen off the residuals: its places in the local shard, and values."""
         counts = [indices.size for indices in chosen.values()]
-        begins = np.array([layout.edges[number] for number in chosen], np.int64)
+        begins = np.array([space.edges[number] for number in chosen], np.int64)
         values = np.empty(sum(counts), self._values)
         at = 0
         for number, indices in chosen.items():
-            left = self.worker.left(bucket.items[number].name)
+            left = self._worker.left(bucket.items[number].name)
             _core.sparse_take(left, indices, values[at : at + indices.size])
             at += indices.size
         every = np.concatenate([np.empty(0, np.uint32), *chosen.values()])
         return every + np.repeat(begins, counts), values
 
-    def _dense(self, bucket: Bucket, domain: Domain, own: list[Any]) -> Floats:
-        share = self._ends.places.share
-        assert share is not None
+    def _dense(self, bucket: Bucket, of: Message, own: list[Any]) -> Floats:
+        shard = self._groups.hosts.shard
+        assert shard is not None
         parts = [
-            bucket.in_fp32(number, share, own[number], start, stop)
-            for number, start, stop in domain.dense
+            bucket.in_fp32(number, shard, own[number], start, stop)
+            for number, start, stop in of.dense
         ]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     def _gather(
         self,
         bucket: Bucket,
-        plan: Plan,
+        layout: Layout,
         own: list[Any],
         chosen: dict[int, Indices] | None,
         header: Header,
     ) -> tuple[list[Bytes], int]:
-        """Every host's message about this share, and how many bytes this rank sent."""
-        across, places = self._ends.across, self._ends.places
+        """Every host's message about this local shard, and how many bytes this rank sent."""
+        across, hosts = self._groups.across, self._groups.hosts
         assert across is not None
-        assert places.share is not None
-        layout = plan.own_share
-        (taken,) = layout.split(*self._take(bucket, layout, chosen or {}))
-        (domain,) = layout.domains
-        message = domain.write(header, self._dense(bucket, domain, own), taken)
-        senders = places.across(places.share)
-        rows = gather_lengths(across, message, senders, domain.longest(self._values))
+        assert hosts.shard is not None
+        space = layout.own_local_shard
+        (taken,) = space.split(*self._take(bucket, space, chosen or {}))
+        (of,) = space.messages
+        message = of.write(header, self._dense(bucket, of, own), taken)
+        senders = hosts.across(hosts.shard)
+        rows = gather_lengths(across, message, senders, of.longest(self._values))
         headers = read_headers(rows, header, senders)
         self._keep(bucket, headers)
-        return rows, (places.hosts - 1) * (8 + max(row.size for row in rows))
+        return rows, (hosts.count - 1) * (8 + max(row.size for row in rows))
 
     def _keep(self, bucket: Bucket, headers: Sequence[Header]) -> None:
         """Leave the residuals of what is all zero everywhere where they are.
@@ -203,137 +290,136 @@ class SparseExchange:
         """
         absent = np.logical_and.reduce([each.absent for each in headers])
         for number in np.flatnonzero(absent):
-            self.worker.keep(bucket.items[number].name)
+            self._worker.keep(bucket.items[number].name)
 
-    def scatter(
-        self, items: list[Item], agreement: Agreement, density: float, out: Flat
+    def reduce_scatter(
+        self, items: list[Item], agreement: Agreement, steps: int, out: Flat
     ) -> Outcome:
         """The first half of *region*: `out` gets the average of what this rank owns.
 
         Whether all were finite is this rank's view; the ranks must agree on it.
         """
-        ends, places = self._ends, self._ends.places
-        bucket = Bucket(items, self._cuts)
-        plan = self._plans.of(bucket)
-        own = bucket.host_sums(ends, agreement)
-        chosen = self._choose(bucket, own, density)
+        bucket = Bucket(items, self._partition)
+        layout = self._layouts.of(bucket)
+        own = bucket.host_sums(self._groups, agreement)
+        chosen = self._choose(bucket, own, self._options.density_after(steps))
         header = agreement.header(chosen is not None, bucket.is_zero(own))
-        came = self._to_regions(bucket, plan, own, chosen, header)
+        came = self._to_owners(bucket, layout, own, chosen, header)
         if came.finite:
-            layout = Layout([came.layout.domains[places.host]], len(items))
-            self._write(layout, [came.rows], lambda _: out)
+            space = Space([came.space.messages[self._groups.hosts.own]], len(items))
+            self._write_averages(space, [came.rows], lambda _: out)
         return Outcome(came.finite and out.is_finite(), came.sent)
 
-    def _write(
-        self, layout: Layout, rows: Sequence[Sequence[Bytes]], target: Callable[[int], Flat]
+    def _write_averages(
+        self, space: Space, rows: Sequence[Sequence[Bytes]], target: Callable[[int], Flat]
     ) -> bool:
-        """The averages of all domains, of each from some ranks' messages about it.
+        """Write averages, each from some ranks' messages about the same segments.
 
         Args:
-            layout: of the domains; what it has of an item is written from the item's start on.
-            rows: of each domain.
+            space: of the segments; what it has of an item is written from the item's start on.
+            rows: of each of its messages, as the ranks sent it.
             target: of each item.
 
         Returns:
             Whether they are finite: small parameters are as they came, and sums may overflow.
         """
-        ranks = self._ends.places.ranks
-        dense = np.empty(sum(domain.dense_count for domain in layout.domains), np.float32)
+        ranks = self._groups.hosts.ranks
+        dense = np.empty(sum(of.dense_count for of in space.messages), np.float32)
         at = 0
-        for domain, messages in zip(layout.domains, rows, strict=True):
-            if domain.dense_count:
-                part = dense[at : at + domain.dense_count]
-                leaves = [floats(row, domain.dense_at, part.size) for row in messages]
+        for of, sent in zip(space.messages, rows, strict=True):
+            if of.dense_count:
+                part = dense[at : at + of.dense_count]
+                leaves = [floats(row, of.dense_at, part.size) for row in sent]
                 _core.reduce_into(leaves, "sum", part)
                 at += part.size
         dense /= np.float32(ranks)
         at = 0
-        for domain in layout.domains:
-            for number, start, stop in domain.dense:
+        for of in space.messages:
+            for number, start, stop in of.dense:
                 target(number).put(start, dense[at : at + stop - start])
                 at += stop - start
         parts, absent = [], []
-        for domain, messages in zip(layout.domains, rows, strict=True):
-            read = [domain.read(row, self._values) for row in messages]
+        for of, sent in zip(space.messages, rows, strict=True):
+            read = [of.read(row, self._values) for row in sent]
             parts.append(read[0] if len(read) == 1 else sum_of(read))
-            flags = [Header.absent_of(row) for row in messages]
+            flags = [Header.absent_of(row) for row in sent]
             absent.append(flags[0] if len(flags) == 1 else np.logical_and.reduce(flags))
-        places, values = layout.merge(parts, absent)
+        places, values = space.merge(parts, absent)
         values = widened(values)
-        for number, count, indices, there in layout.by_item(places):
+        for number, count, indices, there in space.by_item(places):
             _core.sparse_scatter(indices, values[there], target(number).part(0, count), ranks)
         return bool(np.isfinite(dense).all() and np.isfinite(values).all())
 
-    def _to_regions(
+    def _to_owners(
         self,
         bucket: Bucket,
-        plan: Plan,
+        layout: Layout,
         own: list[Any],
         chosen: dict[int, Indices] | None,
         header: Header,
     ) -> _Came:
-        """Send what was chosen to the hosts whose regions it lies in."""
-        across, places = self._ends.across, self._ends.places
+        """Send what was chosen to the hosts that own it."""
+        across, hosts = self._groups.across, self._groups.hosts
         assert across is not None
-        assert places.share is not None
-        layout = plan.own_regions
-        taken, values = self._take(bucket, layout, chosen or {})
+        assert hosts.shard is not None
+        space = layout.own_host_shards
+        taken, values = self._take(bucket, space, chosen or {})
         rows = [
-            domain.write(header, self._dense(bucket, domain, own), part)
-            for domain, part in zip(layout.domains, layout.split(taken, values), strict=True)
+            of.write(header, self._dense(bucket, of, own), part)
+            for of, part in zip(space.messages, space.split(taken, values), strict=True)
         ]
-        senders = places.across(places.share)
-        came, longest = exchange_lengths(across, rows, senders, layout.longest(self._values))
+        senders = hosts.across(hosts.shard)
+        came, longest = exchange_lengths(across, rows, senders, space.longest(self._values))
         headers = read_headers(came, header, senders)
         self._keep(bucket, headers)
         return _Came(
             came,
             taken,
             values,
-            layout,
-            plan.starts,
+            space,
+            layout.starts,
             all(each.finite for each in headers),
             np.logical_and.reduce([each.absent for each in headers]),
-            (places.hosts - 1) * (8 * places.hosts + longest),
+            (hosts.count - 1) * (8 * hosts.count + longest),
         )
 
     def _by_region(
         self,
         bucket: Bucket,
-        plan: Plan,
+        layout: Layout,
         own: list[Any],
         chosen: dict[int, Indices] | None,
         header: Header,
     ) -> tuple[list[Bytes], int]:
-        """The owners' messages about this share's regions, and how many bytes this rank sent."""
-        across, places = self._ends.across, self._ends.places
+        """The owners' messages about this local shard, and how many bytes this rank sent."""
+        across, hosts = self._groups.across, self._groups.hosts
         assert across is not None
-        assert places.share is not None
-        came = self._to_regions(bucket, plan, own, chosen, header)
+        assert hosts.shard is not None
+        came = self._to_owners(bucket, layout, own, chosen, header)
         message = self._merge(bucket, came, header)
-        senders, most = places.across(places.share), came.layout.longest(self._values)
+        senders, most = hosts.across(hosts.shard), came.space.longest(self._values)
         results = gather_lengths(across, message, senders, most)
         if came.finite:
             self._return_dropped(bucket, came, results)
-        return results, came.sent + (places.hosts - 1) * (8 + max(row.size for row in results))
+        return results, came.sent + (hosts.count - 1) * (8 + max(row.size for row in results))
 
     def _merge(self, bucket: Bucket, came: _Came, header: Header) -> Bytes:
-        """The message about the region that this rank owns: sums, of which the largest stay."""
-        domain, finite = came.layout.domains[self._ends.places.host], came.finite
-        dense = np.zeros(domain.dense_count, np.float32)
+        """The message about what this rank owns: sums, of which the largest stay."""
+        of, finite = came.space.messages[self._groups.hosts.own], came.finite
+        dense = np.zeros(of.dense_count, np.float32)
         kept = [np.empty(0, np.uint32)]
         values = [np.empty(0, self._values)]
         if finite:
             if dense.size:
-                leaves = [floats(row, domain.dense_at, dense.size) for row in came.rows]
+                leaves = [floats(row, of.dense_at, dense.size) for row in came.rows]
                 _core.reduce_into(leaves, "sum", dense)
-            read = [domain.read(row, self._values) for row in came.rows]
+            read = [of.read(row, self._values) for row in came.rows]
             total = sum_of(read)
-            edges = np.searchsorted(total.places, domain.offsets).tolist()
+            edges = np.searchsorted(total.places, of.offsets).tolist()
             # Of each item as many stay as the host that sent the most of it had.
-            each_sent = [np.diff(np.searchsorted(each.places, domain.offsets)) for each in read]
+            each_sent = [np.diff(np.searchsorted(each.places, of.offsets)) for each in read]
             budgets = np.maximum.reduce(each_sent).tolist()
-            for at, number in enumerate(domain.items.tolist()):
+            for at, number in enumerate(of.items.tolist()):
                 places = total.places[edges[at] : edges[at + 1]]
                 if not places.size or came.absent[number]:
                     continue
@@ -346,55 +432,53 @@ class SparseExchange:
                 values.append(np.empty(best.size, self._values))
                 _core.sparse_take(scratch, best, values[-1])
                 kept.append(places[best])
-                first = int(domain.starts[at] - domain.offsets[at]) - came.starts[number]
-                left = self.worker.left(bucket.items[number].name)
+                first = int(of.starts[at] - of.offsets[at]) - came.starts[number]
+                left = self._worker.left(bucket.items[number].name)
                 left[kept[-1].astype(np.int64) + first] += scratch[best]  # what rounding dropped
         said = Header(header.digest, header.scale, finite, came.absent)
-        return domain.write(said, dense, Sparse(np.concatenate(kept), np.concatenate(values)))
+        return of.write(said, dense, Sparse(np.concatenate(kept), np.concatenate(values)))
 
     def _return_dropped(self, bucket: Bucket, came: _Came, results: Sequence[Bytes]) -> None:
         """Give back to the residuals what this rank sent and nobody got."""
-        layout = came.layout
+        space = came.space
         final = [
-            domain.read(row, self._values)
-            for domain, row in zip(layout.domains, results, strict=True)
+            of.read(row, self._values) for of, row in zip(space.messages, results, strict=True)
         ]
-        got, _ = layout.merge(final, [came.absent] * len(final))
+        got, _ = space.merge(final, [came.absent] * len(final))
         dropped = np.ones(came.places.size, np.bool_)
         if got.size:
             nearest = np.minimum(np.searchsorted(got, came.places), got.size - 1)
             dropped = got[nearest] != came.places
         places, values = came.places[dropped], widened(came.values[dropped])
-        for number, _, indices, there in layout.by_item(places):
+        for number, _, indices, there in space.by_item(places):
             if indices.size and not came.absent[number]:
-                self.worker.left(bucket.items[number].name)[indices] += values[there]
+                self._worker.left(bucket.items[number].name)[indices] += values[there]
 
-    def _to_host(self, rows: Sequence[Bytes], layout: Layout) -> list[list[Bytes]]:
-        """Of each share its messages, on every rank of this host."""
-        local, places = self._ends.local, self._ends.places
+    def _to_host(self, rows: Sequence[Bytes], space: Space) -> list[list[Bytes]]:
+        """Of each local shard its messages, on every rank of this host."""
+        local, hosts = self._groups.local, self._groups.hosts
         if local.size == 1:
             return [list(rows)]
-        most = 8 + places.hosts * (8 + layout.longest(self._values))
+        most = 8 + hosts.count * (8 + space.longest(self._values))
         lengths = np.array([len(rows), *(row.size for row in rows)], np.int64).view(np.uint8)
         mine = np.concatenate([lengths, *rows]) if rows else np.empty(0, np.uint8)
         found = []
-        for whole in gather_lengths(local, mine, places.local, most)[: places.shares]:
+        for whole in gather_lengths(local, mine, hosts.local, most)[: hosts.shards]:
             count = int(whole[:8].copy().view(np.int64)[0])
             sizes = whole[8 : 8 * (1 + count)].copy().view(np.int64)
             bounds = 8 * (1 + count) + np.concatenate([[0], np.cumsum(sizes)])
             found.append([whole[bounds[i] : bounds[i + 1]] for i in range(count)])
         return found
 
-    def _spread(
-        self, bucket: Bucket, layout: Layout, rows: list[list[Bytes]], agreement: Agreement
+    def _write(
+        self, bucket: Bucket, space: Space, rows: list[list[Bytes]], agreement: Agreement
     ) -> bool:
-        """Write all shares' means to the gradients, if all are finite."""
-        places = self._ends.places
+        """Write all local shards' averages to the gradients, if all are finite."""
         mine = agreement.header(True, [False] * len(bucket.items))
-        for share, messages in enumerate(rows):
-            headers = read_headers(messages, mine, places.across(share))
+        for shard, messages in enumerate(rows):
+            headers = read_headers(messages, mine, self._groups.hosts.across(shard))
             if not all(each.finite for each in headers):
                 return False
-        if len(layout.domains) != len(rows):  # a domain has one message, its owner's
+        if len(space.messages) != len(rows):  # of each host shard there is one, its owner's
             rows = [[message] for messages in rows for message in messages]
-        return self._write(layout, rows, lambda number: bucket.items[number].flat)
+        return self._write_averages(space, rows, lambda number: bucket.items[number].flat)

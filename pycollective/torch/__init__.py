@@ -17,11 +17,17 @@ else:
     loading.load()
 
 from pycollective.torch.backend import register, stats
-from pycollective.torch.compression.adam import hold_second_moment
-from pycollective.torch.compression.calls import compressed_all_reduce, compressed_reduce_scatter
-from pycollective.torch.compression.int8 import Int8State, int8_hook
-from pycollective.torch.compression.one_bit import OneBitState, one_bit_hook
-from pycollective.torch.compression.top_k import TopKState, top_k_hook
+from pycollective.torch.compression import (
+    Int8State,
+    OneBitState,
+    TopKState,
+    compressed_all_reduce,
+    compressed_reduce_scatter,
+    hold_second_moment,
+    int8_hook,
+    one_bit_hook,
+    top_k_hook,
+)
 from pycollective.torch.hooks import all_reduce_hook, in_order
 
 __all__ = [

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from pycollective import Communicator
+from pycollective import Communicator, _core
 from pycollective.compression import CODECS, State, TopKState
-from pycollective.compression.ends import Ends, ends_of_communicator
-from pycollective.compression.quantized_state import QuantizedState
+from pycollective.compression.groups import Groups, groups_of_communicator
+from pycollective.compression.residuals import Residuals
 from tests.inputs import dtype_of
 
 # The host of each rank: one rank a host, aligned hosts, uneven ones with ranks to spare.
@@ -25,11 +25,7 @@ TYPES = ["float32", "float16", "bfloat16"]
 SHAPES = {"w": (70, 100), "bias": (33,), "v": (5, 1031), "none": (0, 4)}
 
 KINDS: dict[str, tuple[type[State], dict[str, Any]]] = {
-    **{
-        name: (state, {"chunk": 256})
-        for name, state in CODECS.items()
-        if issubclass(state, QuantizedState)
-    },
+    **{name: (CODECS[name], {"chunk": 256}) for name in _core.quantize_codecs()},
     "top_k": (TopKState, {"density": 0.03, "exchange": "gather"}),
     "top_k by region": (TopKState, {"density": 0.03, "exchange": "region"}),
     "top_k of chunks": (
@@ -60,16 +56,16 @@ def noted_splits() -> Iterator[list[Communicator | None]]:
         Communicator.split = split
 
 
-_ends: dict[tuple[int, ...], Ends | None] = {}
+_ends: dict[tuple[int, ...], Groups | None] = {}
 
 
-def ends_of(comm: Communicator, host_of: tuple[int, ...]) -> Ends | None:
+def ends_of(comm: Communicator, host_of: tuple[int, ...]) -> Groups | None:
     """Groups of the first ranks, one for each host given, made once; None on the others."""
     if host_of not in _ends:
         ranks: Communicator | None = comm
         if len(host_of) < comm.size:
             ranks = comm.split(0 if comm.rank < len(host_of) else None, comm.rank)
-        _ends[host_of] = None if ranks is None else ends_of_communicator(ranks, host_of=host_of)
+        _ends[host_of] = None if ranks is None else groups_of_communicator(ranks, host_of=host_of)
     return _ends[host_of]
 
 
@@ -129,8 +125,13 @@ def digest(arrays: Mapping[str, np.ndarray]) -> str:
 def held_by(state: State) -> dict[str, np.ndarray]:
     """A copy of this rank's residuals."""
     return {
-        f"{kind} of {name}": held.copy() for kind, of in state._kinds.items() for name, held in of
+        f"{kind} of {name}": held.copy() for kind, of in residuals_of(state) for name, held in of
     }
+
+
+def residuals_of(state: State) -> Iterable[tuple[str, Residuals]]:
+    """This rank's residuals by kind."""
+    return state._feedback.codec.residuals.items()
 
 
 def size_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:

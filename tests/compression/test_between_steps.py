@@ -9,7 +9,7 @@ import pytest
 
 from pycollective import CollectiveMismatch, ConfigurationError
 from pycollective.compression import OneBitState
-from pycollective.compression.ends import ends_of_communicator
+from pycollective.compression.groups import groups_of_communicator
 from tests.compression.players import (
     KINDS,
     TOPOLOGIES,
@@ -236,7 +236,7 @@ def test_the_way_a_parameter_goes_is_the_loaded_states(pool, kind, how):
 def left_open(comm, host_of):
     """Of the communicators that a state split off, how many are open once it is closed."""
     with noted_splits() as made:
-        ends = ends_of_communicator(comm, host_of=host_of)
+        ends = groups_of_communicator(comm, host_of=host_of)
     state = OneBitState(SHAPES, ends)
     state.all_reduce(gradients(1, comm.rank, 0, SHAPES))
     state.close()

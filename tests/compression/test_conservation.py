@@ -46,8 +46,8 @@ def steps_of(comm, host_of, kind, dtype, seed):
             largest = max((abs(wide(e[name])).max(initial=0) for e in every), default=0)
             most[name] = max(most[name], largest)
         outputs.append(digest(mine))
-    held = state._keeper.mean()
-    for name, each in state._keeper.gather()["worker"].items():
+    held = state._feedback.keeper.mean()
+    for name, each in state._feedback.keeper.gather()["worker"].items():
         most[name] = max(most[name], float(abs(each).max(initial=0)))
     found = {}
     for name, shape in SHAPES.items():
@@ -105,7 +105,7 @@ def exact_steps(comm, host_of, kind, values, seed):
         for name in SHAPES:
             put_in[name] += sum(wide(each[name]) for each in every) / comm.size
         assert state.all_reduce(mine)
-        held = state._keeper.mean()
+        held = state._feedback.keeper.mean()
         for name, shape in SHAPES.items():
             delivered[name] += wide(mine[name])
             kept = wide(held[name]).reshape(shape) if name in held else 0.0

@@ -103,7 +103,7 @@ def steps_of(comm, host_of, kind):
         mine = {"w": every[comm.rank].reshape(SHAPES["w"]).copy()}
         assert state.all_reduce(mine)
         delivered += wide(mine["w"]).reshape(-1)
-        after = state._keeper.gather()
+        after = state._feedback.keeper.gather()
         came = []
         for host, kept in enumerate(workers):
             held = before["worker"]["w"][host]
@@ -113,7 +113,7 @@ def steps_of(comm, host_of, kind):
         server.step(mean, before["server"]["w"].reshape(-1), after["server"]["w"].reshape(-1))
         before = {k: {n: x.copy() for n, x in of.items()} for k, of in after.items()}
         most = max(most, *(float(abs(of["w"]).max()) for of in after.values()))
-    held = wide(state._keeper.mean()["w"]).reshape(-1)
+    held = wide(state._feedback.keeper.mean()["w"]).reshape(-1)
     put_in = STEPS * sum(wide(x) for x in every) / ranks
     error = abs(delivered + held - put_in)
     bound = STEPS * 16 * (2**-24 * most + 2**-149)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pycollective import CollectiveMismatch, ConfigurationError
-from pycollective.compression.ends import ends_of_communicator
-from pycollective.compression.messages import header_bytes
+from pycollective.compression.bucket import header_bytes
+from pycollective.compression.groups import groups_of_communicator
 from tests.compression.players import KINDS, SHAPES, digest, gradients, held_by, make
 
 SOON = 20  # seconds; the operations' timeout is 30
@@ -20,7 +20,7 @@ _alive = []  # states that are not let go of, by which the others would be told
 def own(comm, host_of, kind, shapes=SHAPES):
     """A state with groups of its own, which do not live through the test."""
     of, options = KINDS[kind]
-    _alive.append(of(shapes, ends_of_communicator(comm, host_of=host_of), **options))
+    _alive.append(of(shapes, groups_of_communicator(comm, host_of=host_of), **options))
     return _alive[-1]
 
 
@@ -41,7 +41,7 @@ def damaged(comm, kind):
     """What came to rank 1 from rank 0 is not what was sent."""
     state = own(comm, (0, 1, 2, 3), kind)
     state.all_reduce(gradients(1, comm.rank, 0))
-    across = state._ends.across
+    across = state._feedback.groups.across
     whole = across.all_to_all
 
     def damage(rows):
@@ -69,7 +69,7 @@ def damaged_length(comm, kind, host_of, length):
     """How long a message is that comes to rank 1 from rank 0 is not what rank 0 said."""
     state = own(comm, host_of, kind)
     state.all_reduce(gradients(1, comm.rank, 0))
-    ends = state._ends
+    ends = state._feedback.groups
     group = ends.local if ends.local.size > 1 else ends.across
     whole = group.all_gather
 
@@ -122,7 +122,7 @@ def differently(comm, what):
     elif what == "type" and comm.rank == 0:
         mine = {name: each.astype(np.float16) for name, each in mine.items()}
     elif what == "steps" and comm.rank == 0:
-        state._steps += 1
+        state._feedback.steps += 1
     return ends_with(lambda: state.all_reduce(mine))
 
 
@@ -148,7 +148,7 @@ def fails_alone(comm, what):
 
     if comm.rank == 0:
         state.set_loss_scale(fail)
-        state._kinds["worker"].get = fail
+        state._feedback.codec.residuals["worker"].get = fail
     calls = {
         "all_reduce": lambda: state.all_reduce(gradients(1, comm.rank, 1)),
         "flush": state.flush,
@@ -274,7 +274,7 @@ OPTIONS = {
 
 def others_kind(comm, host_of, differ, way, what, calls, kind="one_bit", steps=0):
     """How ranks end of which some call something else, after so many steps."""
-    ends = ends_of_communicator(comm, host_of=host_of)
+    ends = groups_of_communicator(comm, host_of=host_of)
     state_of, options = KINDS[kind]
     _alive.append(state_of(SHAPES, ends, **options, **OPTIONS[way]))
     state, out = _alive[-1], np.empty(7000 // comm.size, np.float32)
@@ -325,11 +325,11 @@ def test_what_begins_calls_is_not_taken_for_lengths(pool, steps, way):
 
 def owed_by_others(comm):
     """How a dense call ends that delivers error which one rank alone has forgotten."""
-    ends = ends_of_communicator(comm, host_of=(0, 1, 2, 3))
+    ends = groups_of_communicator(comm, host_of=(0, 1, 2, 3))
     state_of, options = KINDS["one_bit"]
     _alive.append(state_of(SHAPES, ends, **options, **OPTIONS["dense"]))
     state = _alive[-1]
-    state._undelivered.add({"w": np.ones(7000, np.float32)}, 1.0)  # as a load on one host does
+    state._feedback.carried.add({"w": np.ones(7000, np.float32)}, 1.0)  # as a load on one host does
     if comm.rank == 1:
         state.reset()
     comm.barrier()

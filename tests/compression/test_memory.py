@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from tests.compression.players import KINDS, TOPOLOGIES, gradients, make, size_of
+from tests.compression.players import KINDS, TOPOLOGIES, gradients, make, residuals_of, size_of
 
 SHAPES = {f"w{number}": (64, 256) for number in range(24)}
 COUNT = sum(size_of(SHAPES).values())
@@ -19,7 +19,7 @@ def kept(comm, host_of, kind):
     for step in range(2):
         state.all_reduce(gradients(1, comm.rank, step, SHAPES))
     return state.stats()["residual_bytes"], {
-        kind: sum(held.size for _, held in of) for kind, of in state._kinds.items()
+        kind: sum(held.size for _, held in of) for kind, of in residuals_of(state)
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pycollective import CollectiveError, CollectiveMismatch, ConfigurationError
 from pycollective.compression import Int8State, OneBitState, TopKState
-from pycollective.compression.ends import ends_of_communicator
+from pycollective.compression.groups import groups_of_communicator
 from tests.compression.players import KINDS, SHAPES, digest, gradients, held_by, make
 
 HOSTS = (0, 0, 1, 1)
@@ -129,7 +129,7 @@ def test_an_error_of_the_callers_is_raised_where_it_was_and_told_elsewhere(pool)
 
 def differently_called(comm, host_of, kind, what):
     """How a call ends in which rank 3 passes or scales something else; what is held after it."""
-    ends = ends_of_communicator(comm, host_of=host_of)  # the group does not live through it
+    ends = groups_of_communicator(comm, host_of=host_of)  # the group does not live through it
     of, options = KINDS[kind]
     state = of(SHAPES, ends, **options)
     state.all_reduce(gradients(1, comm.rank, 0))

@@ -34,7 +34,7 @@ def steps_of(comm, host_of, of, options, dtype, seed):
         mine = gradients(seed, comm.rank, step, dtype=dtype)
         assert state.all_reduce(mine)
         outputs.append(mine)
-    held = state._keeper.gather()
+    held = state._feedback.keeper.gather()
     found = [digest(each) for each in outputs]
     return found, (outputs, held) if comm.rank == 0 else digest(held["worker"])
 

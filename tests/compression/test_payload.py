@@ -42,7 +42,7 @@ def said_and_sent(comm, host_of, kind, seed):
     """payload_bytes, what was counted, and the calls between hosts."""
     state, across = counted(comm, host_of, kind, {"w": (70, 100), "b": (9,), "v": (5, 1031)})
     for step in range(3):
-        mine = gradients(seed, comm.rank, step, state._shapes)
+        mine = gradients(seed, comm.rank, step, state._feedback.shapes)
         for name, x in mine.items():
             # Ranks and regions send different numbers of bytes.
             x.reshape(-1)[: x.size // 3] *= 10 ** (comm.rank % 3)

@@ -63,7 +63,7 @@ def save(comm, host_of, kind, seed):
     if ends_of(comm, host_of) is None:
         return None
     state = stepped(comm, host_of, kind, seed, 2)
-    return state.state_dict(), state._keeper.mean()
+    return state.state_dict(), state._feedback.keeper.mean()
 
 
 def load(comm, host_of, kind, saved, seed):
@@ -132,7 +132,7 @@ def emptied(comm, host_of, kind, how):
     state, fresh = stepped(comm, host_of, kind, 4, 2), make(comm, host_of, kind)
     found = state.flush() if how == "flush" else {}
     state.reset()
-    empty = not any(each.any() for each in state._keeper.mean().values())
+    empty = not any(each.any() for each in state._feedback.keeper.mean().values())
     outputs = []
     for each in (state, fresh):
         mine = gradients(4, comm.rank, 2)

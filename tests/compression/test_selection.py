@@ -10,9 +10,9 @@ import pytest
 
 from pycollective import ConfigurationError
 from pycollective.compression import TopKState
-from pycollective.compression.placing import Places
-from pycollective.compression.routing import SAVED, gathers
+from pycollective.compression.partition import Hosts
 from pycollective.compression.selection import check_density
+from pycollective.compression.sparse import SAVED, gathers
 from tests.compression.players import ends_of, gradients
 from tests.compression.test_payload import Counting
 
@@ -57,15 +57,15 @@ def test_the_least_density_sends_one_element_of_each_chunk(pool, density, chunk,
 @pytest.mark.parametrize("hosts", [2, 3, 4, 8, 32])
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_way_is_chosen_by_the_bytes_that_region_saves(hosts, ranks):
-    places = Places(0, tuple(range(hosts)) * ranks)
+    of = Hosts(0, tuple(range(hosts)) * ranks)
     if hosts == 2:  # nothing to save
-        assert gathers(1 << 40, 2, places)
+        assert gathers(1 << 40, 2, of)
         return
     payload = SAVED / ((hosts - 1) * (1 - 2 / hosts))
     entries = int(payload) * ranks // 4
-    assert gathers(entries - ranks, 2, places)
-    assert not gathers(entries + 2 * ranks, 2, places)
-    assert not gathers(entries, 4, places)
+    assert gathers(entries - ranks, 2, of)
+    assert not gathers(entries + 2 * ranks, 2, of)
+    assert not gathers(entries, 4, of)
 
 
 def bytes_within_a_host(comm, several):

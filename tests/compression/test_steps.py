@@ -131,12 +131,12 @@ def zero_somewhere(comm, host_of, kind, zero_on):
     """Whether w's residual changed in a step in which some ranks' gradients of it were zero."""
     state = make(comm, host_of, kind, SHAPES)
     state.all_reduce(gradients(3, comm.rank, 0, SHAPES))
-    before = state._keeper.gather()
+    before = state._feedback.keeper.gather()
     mine = gradients(3, comm.rank, 1, SHAPES)
     if comm.rank in zero_on:
         mine["w"][:] = 0
     state.all_reduce(mine)
-    after = state._keeper.gather()
+    after = state._feedback.keeper.gather()
     changed = {
         name: any(not same_bits(before[kind][name], after[kind][name]) for kind in before)
         for name in ("w", "v")
@@ -197,8 +197,8 @@ def odd_scales(comm):
     for step, scale in enumerate([0.1, 3.3, 1 / 3]):
         state.set_loss_scale(scale)
         before = saved_by(state)
-        state._begin()
-        state._end()
+        state._feedback.begin()
+        state._feedback.end()
         after = saved_by(state)
         ratios += [
             float(after[name][held != 0][0] / held[held != 0][0])
@@ -231,7 +231,7 @@ def given_up_in(comm, host_of, kind, owed):
     for each in (state, without):
         assert each.all_reduce(gradients(10, comm.rank, 0, SHAPES))
         if owed:  # as a load on one host leaves it
-            each._undelivered.add({"w": np.ones(7000, np.float32)}, 1.0)
+            each._feedback.carried.add({"w": np.ones(7000, np.float32)}, 1.0)
     before, saved = digest(held_by(state)), digest(saved_by(state))
     for scale in EXTREME:
         state.set_loss_scale(scale)
@@ -250,7 +250,7 @@ def given_up_in(comm, host_of, kind, owed):
         mine = gradients(10, comm.rank, 2, SHAPES)
         assert each.all_reduce(mine)
         outputs.append(digest(mine) + digest(held_by(each)))
-    return [*same, outputs[0] == outputs[1], not state._undelivered]
+    return [*same, outputs[0] == outputs[1], not state._feedback.carried]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def out_of_range(comm, kind):
     if "top_k" in kind:  # its residuals are large
         state.set_loss_scale(2.0**127)
         assert not state.all_reduce({"w": np.ones_like(w)})
-    state._undelivered.add({"v": np.full(7000, 8, np.float32)}, 1.0)
+    state._feedback.carried.add({"v": np.full(7000, 8, np.float32)}, 1.0)
     state.set_loss_scale(2.0**126)
     assert not state.all_reduce({"v": v})
     assert np.isnan(v).all()

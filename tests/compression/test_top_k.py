@@ -25,12 +25,12 @@ def sent_and_kept(comm, kind, values, seed):
     for step in range(4):
         mine = gradients(seed, 0, step, SHAPES)
         inputs = {name: x.copy() for name, x in mine.items()}
-        before = {name: of[0] for name, of in state._keeper.gather()["worker"].items()}
+        before = {name: of[0] for name, of in state._feedback.keeper.gather()["worker"].items()}
         if comm.rank:
             for x in mine.values():
                 x[:] = 0
         assert state.all_reduce(mine)
-        after = {name: of[0] for name, of in state._keeper.gather()["worker"].items()}
+        after = {name: of[0] for name, of in state._feedback.keeper.gather()["worker"].items()}
         for name in SHAPES:
             put_in = inputs[name].reshape(-1) + before[name]
             found.append((mine[name].reshape(-1) * np.float32(4), after[name], put_in))
@@ -70,7 +70,7 @@ def dense_and_all(comm, host_of, dtype, seed, options):
         assert state.all_reduce(mine)
         for name, each in inputs.items():
             same &= same_bits(mine[name], reference.reduce(each, "avg"))
-    assert not any(held.any() for _, held in state._kinds["worker"])
+    assert not any(held.any() for _, held in state._feedback.codec.residuals["worker"])
     return same, digest(mine)
 
 
@@ -110,7 +110,7 @@ def as_one_rank(comm, host_of, kind, ties, seed, steps):
         ]
         mine = {name: x.copy() for name, x in every[comm.rank].items()}
         several.all_reduce(mine)
-        held = several._keeper.gather()["worker"]
+        held = several._feedback.keeper.gather()["worker"]
         if single is not None:
             sums = {
                 name: reference.reduce(
@@ -119,7 +119,7 @@ def as_one_rank(comm, host_of, kind, ties, seed, steps):
                 for name in SHAPES
             }
             one.all_reduce(sums)
-            wants = one._keeper.gather()["worker"]
+            wants = one._feedback.keeper.gather()["worker"]
             factor = np.float32(comm.size / hosts)
             for name in SHAPES:
                 found.append(same_bits(mine[name] * factor, sums[name]))
@@ -139,7 +139,7 @@ def test_a_host_of_several_ranks_picks_what_one_rank_with_its_sum_would(pool, ki
 def kept_after_ties(comm, host_of):
     """Which of equal elements went, of parameters whose shares are turned either way."""
     state = make(comm, host_of, "top_k", dict.fromkeys("abvw", (1, 5000)))
-    mine = {name: np.ones((1, 5000), np.float32) for name in state._shapes}
+    mine = {name: np.ones((1, 5000), np.float32) for name in state._feedback.shapes}
     state.all_reduce(mine)
     return [np.flatnonzero(x).tolist() for x in mine.values()]
 

@@ -76,8 +76,9 @@ def ended(comm):
     """The threads of the state that are left when its groups could not be left."""
     broken = state_of(Given(), "one_bit", "2x2", group_of(comm, "pycollective"))
     broken.all_reduce(given(comm.rank, 0))
-    thread = broken._exchanger._worker
-    last, broken._ends.all.close = broken._ends.all.close, None  # cannot be called
+    thread = broken._worker._thread
+    whole = broken._feedback.groups.all
+    last, whole.close = whole.close, None  # cannot be called
     with pytest.raises(TypeError):
         broken.close()
     last()

@@ -111,13 +111,13 @@ def destroyed(comm, backend, codec, what):
     if comm.rank == 0:
         thread = threading.Thread(target=lambda: seen.append(raised(lambda: backward(model))))
         thread.start()
-        await_(lambda: state._exchanger.busy)
+        await_(lambda: state._worker.busy)
         time.sleep(0.2)  # it waits by now
-        assert state._exchanger.busy
+        assert state._worker.busy
         if what == "destroy":
             dist.destroy_process_group()
         else:
-            state._ends.abort("the test says so")
+            state._feedback.groups.abort("the test says so")
         thread.join(20)
         assert not thread.is_alive()
     else:

@@ -83,15 +83,16 @@ class Bucket:
 def held_up(state):
     """Make the next exchange wait: an event that it has begun, and one that lets it go on."""
     began, go_on = threading.Event(), threading.Event()
-    exchange = state._exchange
+    codec = state._feedback.codec
+    exchange = codec.all_reduce
 
-    def wait(items, agreement):
-        state._exchange = exchange
+    def wait(*given):
+        codec.all_reduce = exchange
         began.set()
         assert go_on.wait(20)
-        return exchange(items, agreement)
+        return exchange(*given)
 
-    state._exchange = wait
+    codec.all_reduce = wait
     return began, go_on
 
 

@@ -102,7 +102,7 @@ def refusals(comm):
         made = state(ddp)
         ddp.register_comm_hook(made, pct.one_bit_hook)
         if comm.rank and isinstance(made, pct.OneBitState):  # what rank 0 tells is there first
-            await_(lambda: made._ends.all._backend().communicator.failure, 20)
+            await_(lambda: made._feedback.groups.all._backend().communicator.failure, 20)
         attempt(what, lambda: ddp(given(comm.rank, 0, dtype)).backward())
 
     backward("another state", lambda ddp: pct.Int8State(ddp, group=group))

@@ -7,13 +7,13 @@ import threading
 import pytest
 
 from pycollective.errors import ConfigurationError
-from pycollective.torch.compression.exchanging import Exchanger, Exchangers
+from pycollective.torch.compression.worker import Worker, Workers
 
 
 def test_the_end_waits_for_what_was_issued_and_takes_no_more() -> None:
-    those, others = Exchangers(), Exchangers()
-    exchanger = Exchanger(lambda reason: None, those)
-    other = Exchanger(lambda reason: None, others)
+    those, others = Workers(), Workers()
+    worker = Worker(lambda reason: None, those)
+    other = Worker(lambda reason: None, others)
     begun, released, ended = threading.Event(), threading.Event(), threading.Event()
 
     def call() -> None:
@@ -21,24 +21,24 @@ def test_the_end_waits_for_what_was_issued_and_takes_no_more() -> None:
         assert released.wait(10)
         ended.set()
 
-    exchanger.post(call)
+    worker.post(call)
     assert begun.wait(10)
     threading.Timer(0.1, released.set).start()
     those.let_end()
     assert ended.is_set()
-    assert not exchanger.busy
+    assert not worker.busy
     with pytest.raises(ConfigurationError, match="the process ends"):
-        exchanger.post(call)
+        worker.post(call)
     assert other.call(lambda: 7) == 7  # of those the end has not begun
     those.end_all()
-    assert exchanger.ended
+    assert worker.ended
     assert not other.ended
     others.end_all()
     assert other.ended
 
 
 def test_at_the_end_what_hangs_is_aborted() -> None:
-    those = Exchangers()
+    those = Workers()
     aborted: list[str] = []
     released = threading.Event()
 
@@ -46,26 +46,26 @@ def test_at_the_end_what_hangs_is_aborted() -> None:
         aborted.append(reason)
         released.set()
 
-    exchanger = Exchanger(abort, those)
-    exchanger.post(lambda: released.wait(10))
+    worker = Worker(abort, those)
+    worker.post(lambda: released.wait(10))
     those.end_all()
     assert aborted == ["the process ends"]
-    assert not exchanger.busy
+    assert not worker.busy
     with pytest.raises(ConfigurationError, match="the process ends"):
-        Exchanger(abort, those).post(lambda: None)
+        Worker(abort, those).post(lambda: None)
 
 
 def test_who_was_let_go_of_is_not_kept() -> None:
-    those = Exchangers()
-    exchanger = Exchanger(lambda reason: None, those)
-    assert list(those._live) == [exchanger]
-    del exchanger
+    those = Workers()
+    worker = Worker(lambda reason: None, those)
+    assert list(those._live) == [worker]
+    del worker
     assert list(those._live) == []
 
 
 @pytest.mark.parametrize("how", ["let_end", "end_all"])
 def test_the_end_waits_for_a_thread_whose_last_call_lets_go_of_its_exchanger(how) -> None:
-    those = Exchangers()
+    those = Workers()
     freeing, released, freed = threading.Event(), threading.Event(), threading.Event()
     left = threading.Event()  # the frame that holds what the call does
 
@@ -78,9 +78,9 @@ def test_the_end_waits_for_a_thread_whose_last_call_lets_go_of_its_exchanger(how
             freed.set()
 
     def give_last() -> None:
-        exchanger = Exchanger(lambda reason: None, those)
-        kept = (Groups(), exchanger)  # from the last on
-        exchanger.post(lambda: left.wait(10) and kept and None)
+        worker = Worker(lambda reason: None, those)
+        kept = (Groups(), worker)  # from the last on
+        worker.post(lambda: left.wait(10) and kept and None)
 
     give_last()
     left.set()

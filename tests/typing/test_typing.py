@@ -16,7 +16,7 @@ import pytest
 import pycollective as pc
 from pycollective import _core, schedule, typing
 from pycollective.bootstrap.wish import TRANSPORTS
-from pycollective.compression.domain import VALUES
+from pycollective.compression.sparse_layout import VALUES
 from tests.harness import ROOT
 
 WRONG = sorted((ROOT / "tests" / "typing" / "wrong").glob("*.py"))

@@ -13,9 +13,8 @@ import torch.distributed as dist
 from pycollective import _torch
 from pycollective.bootstrap import wish
 from pycollective.bootstrap.host import host_identity
-from pycollective.compression.ends import Among, Ends
-from pycollective.compression.groups import Bytes, Group, by_dtype
-from pycollective.compression.placing import Places
+from pycollective.compression.groups import Bytes, Group, GroupMaker, Groups, by_dtype
+from pycollective.compression.partition import Hosts
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
 from pycollective.refusal import let_all_hear
@@ -25,14 +24,13 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class OfProcessGroup:
-    """A process group over CPU tensors; see `pycollective.compression.groups.Group`."""
+    """A process group over CPU tensors."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def all_to_all(self, rows: Bytes) -> Bytes:
-        """See `Group`."""
         out = np.empty_like(rows)
         if rows.size:
             dist.all_to_all_single(
@@ -41,14 +39,13 @@ class OfProcessGroup:
         return out
 
     def all_gather(self, row: Bytes) -> Bytes:
-        """See `Group`."""
         out = np.empty((self.size, row.size), np.uint8)
         if row.size:
             _all_gather(torch.from_numpy(out).view(-1), torch.from_numpy(row), group=self._group)
         return out
 
     def average(self, parts: Sequence[torch.Tensor]) -> None:
-        """See `Group`: by the contract over pycollective, as DDP does over other backends."""
+        """Average by the contract over pycollective, as DDP does over other backends."""
         for same in by_dtype(parts):
             together = same[0] if len(same) == 1 else torch.cat(same)
             if self._ours:
@@ -79,12 +76,11 @@ class OfProcessGroup:
         return isinstance(self._backend(), _torch.Backend)
 
     def abort(self, reason: str) -> None:
-        """See `Group`; over pycollective. Other backends' peers wait until this process ends."""
+        """Let nobody wait; over other backends peers wait until this process ends."""
         if self._ours:
             self._backend().communicator.abort(reason)
 
     def close(self) -> None:
-        """See `Group`."""
         dist.destroy_process_group(self._group)
 
 
@@ -94,8 +90,8 @@ def average_soon(group: Group, tensor: torch.Tensor) -> torch.futures.Future[tor
     return group.average_soon(tensor)
 
 
-def among_group(group: dist.ProcessGroup | None) -> Among:
-    """The ranks of `group`, None for the default one, which may make groups of a state's own.
+def group_maker(group: dist.ProcessGroup | None) -> GroupMaker:
+    """What makes a state's own groups of the ranks of `group`, None for the default one.
 
     Those have its backend, and meet where it met. Their collectives do not mix with others.
 
@@ -108,14 +104,14 @@ def among_group(group: dist.ProcessGroup | None) -> Among:
         raise ConfigurationError("a state of compression: this rank is not in the group")
     of = group if group is not None else dist.group.WORLD
     assert of is not None
-    return Among(
+    return GroupMaker(
         OfProcessGroup(of),
         lambda: wish.played_hosts(dist.get_world_size()),
-        lambda between: _ends(of, between),
+        lambda between: _groups(of, between),
     )
 
 
-def _ends(of: dist.ProcessGroup, between: str) -> Ends:
+def _groups(of: dist.ProcessGroup, between: str) -> Groups:
     """Process groups of a state's own among the ranks of one; collective over those."""
     ranks = dist.get_process_group_ranks(of)
     backend = dist.get_backend(of)
@@ -125,9 +121,9 @@ def _ends(of: dist.ProcessGroup, between: str) -> Ends:
     whole_world = len(ranks) == dist.get_world_size()
     _check_alike(of, whole_world)
 
-    def part(partition: Sequence[Sequence[int]]) -> Group:
+    def part(disjoint: Sequence[Sequence[int]]) -> Group:
         mine: dist.ProcessGroup | None = None
-        for members in partition:
+        for members in disjoint:
             there = [ranks[member] for member in members]
             # Others than the group's ranks do not call this; those who do make as many groups.
             if whole_world or dist.get_rank() in there:
@@ -142,8 +138,8 @@ def _ends(of: dist.ProcessGroup, between: str) -> Ends:
         return OfProcessGroup(mine)
 
     # By the caller's group: nothing of the state's own is there yet, should this fail.
-    places = Places.of(dist.get_rank(of), _hosts(OfProcessGroup(of), ranks), between)
-    return Ends.make(places, part([range(len(ranks))]), part)
+    hosts = Hosts.of(dist.get_rank(of), _hosts(OfProcessGroup(of), ranks), between)
+    return Groups.make(hosts, part([range(len(ranks))]), part)
 
 
 def _check_alike(group: dist.ProcessGroup, whole_world: bool) -> None:

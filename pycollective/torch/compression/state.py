@@ -1,28 +1,28 @@
-"""What makes a state of compression one of torch's: tensors, DDP's buckets, a thread."""
+"""Torch's face of compression: tensors, DDP's buckets, and a thread that exchanges them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from pycollective import _torch
-from pycollective.compression.options import Shape
-from pycollective.compression.state import State
+from pycollective.compression.feedback import ErrorFeedback
+from pycollective.compression.options import Common, Options, Shape
 from pycollective.errors import ConfigurationError
-from pycollective.torch.compression.exchanging import Exchanger
-from pycollective.torch.compression.groups import among_group, average_soon
-from pycollective.torch.compression.layouts import (
+from pycollective.torch.compression.groups import average_soon, group_maker
+from pycollective.torch.compression.tensors import (
+    OfTensor,
     flat_in_memory,
     has_own_order,
     in_memory,
     in_shape,
 )
-from pycollective.torch.compression.tensors import OfTensor
+from pycollective.torch.compression.worker import Worker
 
 Parameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
 
@@ -45,52 +45,51 @@ def named(parameters: Parameters) -> dict[str, torch.Tensor]:
     return found
 
 
-class Named:
-    """The parameters of a state, looked up when the ranks compare them.
+class State:
+    """Error feedback for a model's parameters; collective over the group it was made for.
 
-    Attributes:
-        tensors: by name, then.
+    What it does is `pycollective.compression`'s. This looks up parameters, makes tensors of arrays,
+    and runs all exchanges on one thread, in the order in which they were issued.
     """
 
-    def __init__(self, parameters: Parameters) -> None:
-        self._parameters = parameters
-
-    def __call__(self) -> dict[str, Shape]:
-        """The shape of each."""
-        self.tensors = named(self._parameters)
-        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
-
-
-class OfTorch(State):
-    """What makes a state one of torch's: tensors, DDP's buckets, a thread that exchanges."""
+    codec: ClassVar[str] = ""
 
     def __init__(
-        self, parameters: Parameters, group: dist.ProcessGroup | None, **options: Any
+        self,
+        parameters: Parameters,
+        group: dist.ProcessGroup | None,
+        options: Options,
+        common: Common,
     ) -> None:
-        """`options`: of NumPy's state of the codec, which comes behind this one."""
-        of = Named(parameters)
-        super().__init__(of, among_group(group), **options)
-        self._names = {id(tensor): name for name, tensor in of.tensors.items()}
-        self._parameters = dict(of.tensors)  # so that no other object takes an id
+        def shapes() -> dict[str, Shape]:
+            # Looked up when the ranks compare them: what cannot be is told to all.
+            self._parameters = named(parameters)
+            return {name: tuple(each.shape) for name, each in self._parameters.items()}
+
+        name = type(self).__name__
+        self._feedback = ErrorFeedback(name, shapes, group_maker(group), options, common)
+        self._names = {id(tensor): name for name, tensor in self._parameters.items()}
         # Exchanges of several buckets run in the buckets' order on every rank, while backward
         # goes on.
-        self._exchanger = Exchanger(self._ends.abort)
-        self._by_hooks = False  # the step under way is a backward of DDP's
+        self._worker = Worker(self._feedback.groups.abort)
         self._passes = False
         self._looked_at: set[tuple[Any, ...]] = set()  # buckets that went so
 
+    # DDP.
+
     def _hook(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket of DDP's, in place; see the hooks."""
-        self._check_not_closed()
+        feedback = self._feedback
+        feedback.check_open()
         number, buffer = bucket.index(), bucket.buffer()
         if number == 0:
-            if self._exchanger.busy:  # with what a backward has issued that was given up
-                self._exchanger.call(lambda: None)
-            self._passes = self._dense_for_good
+            if self._worker.busy:  # with what a backward has issued that was given up
+                self._worker.call(lambda: None)
+            self._passes = feedback.is_dense_for_good
         like = number, buffer.numel(), buffer.dtype, buffer.device
         if self._passes and like in self._looked_at:  # at the price of a dense hook
             return self._average_soon(bucket, buffer)
-        with self._ends.telling():  # the other ranks have issued theirs, and wait
+        with feedback.groups.telling():  # the other ranks have issued theirs, and wait
             future = self._issue(bucket, buffer)
         if self._passes:
             self._looked_at.add(like)
@@ -99,86 +98,74 @@ class OfTorch(State):
     def _issue(
         self, bucket: dist.GradBucket, buffer: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
-        parameters = bucket.parameters()
         whole = OfTensor(buffer)
-        for parameter in parameters:
-            if id(parameter) not in self._names:
+        gradients = self._gradients(bucket, buffer)
+        if self._passes:
+            return self._average_soon(bucket, buffer)
+        first, last = bucket.index() == 0, bucket.is_last()
+        feedback = self._feedback
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+
+        def exchange() -> None:
+            try:
+                with feedback.groups.telling():
+                    if first:
+                        feedback.begin(of_backward=True)
+                    feedback.reduce(gradients, whole)
+                    if last:
+                        feedback.end()
+            except BaseException as error:
+                feedback.give_up()
+                _torch.fail(future, error)
+            else:
+                future.set_result(buffer)
+
+        self._worker.post(exchange)
+        return future
+
+    def _gradients(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> dict[str, OfTensor]:
+        """The gradients in a bucket, by name."""
+        found: dict[str, OfTensor] = {}
+        at = 0
+        for parameter in bucket.parameters():
+            name = self._names.get(id(parameter))
+            if name is None:
                 raise ConfigurationError(
                     f"{type(self).__name__}: DDP has a parameter of shape "
                     f"{tuple(parameter.shape)} that the state was not given; make it of the model "
                     "that DDP wraps, after parameters were moved or replaced"
                 )
-        if self._passes:
-            return self._average_soon(bucket, buffer)
-        first, last = bucket.index() == 0, bucket.is_last()
-        gradients: dict[str, OfTensor] = {}
-        at = 0
-        for parameter in parameters:
             # By place in the bucket, not by its views: those may be strided (channels last).
-            flat = buffer[at : at + parameter.numel()]
-            gradients[self._names[id(parameter)]] = OfTensor(flat)
+            found[name] = OfTensor(buffer[at : at + parameter.numel()])
             at += parameter.numel()
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-
-        def exchange() -> None:
-            try:
-                with self._ends.telling():
-                    if first:
-                        self._begin()
-                        self._by_hooks = True
-                    self._reduce(gradients, whole)
-                    if last:
-                        self._end()
-            except BaseException as error:
-                self._open = False
-                _torch.fail(future, error)
-            else:
-                future.set_result(buffer)
-
-        self._exchanger.post(exchange)
-        return future
+        return found
 
     def _average_soon(
         self, bucket: dist.GradBucket, buffer: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
         """Dense for good, and nothing is owed: what DDP's own hooks do, at their price."""
-        self._counts["dense_calls"] += 1
+        self._feedback.counts["dense_calls"] += 1
         if bucket.is_last():
-            self._steps += 1
-            self._counts["steps"] += 1
-        return average_soon(self._ends.all, buffer)
+            self._feedback.steps += 1
+            self._feedback.counts["steps"] += 1
+        return average_soon(self._feedback.groups.all, buffer)
+
+    # Without DDP.
 
     def step(self) -> AbstractContextManager[State]:
-        """See `pycollective.compression.State.step`."""
-        self._exchanger.refuse_here()
-        return super().step()
+        """``with state.step():`` begins and ends one; an exception forgets it."""
+        self._worker.refuse_here()
+        return self._one_step()
 
-    def _begin(self) -> None:
-        self._exchanger.behind(self._begin_here)
-
-    def _begin_here(self) -> None:
-        self._by_hooks = False
-        super()._begin()
-
-    def _end(self) -> bool:
-        return self._exchanger.behind(super()._end)
-
-    def _in_step(self) -> bool:
-        if self._by_hooks:  # of a backward that was not finished
-            self._open = False
-        return super()._in_step()
-
-    def _flat_of(self, name: str, tensor: torch.Tensor) -> OfTensor:
-        """A gradient in its parameter's order in memory."""
-        parameter = self._parameters.get(name)
-        if parameter is None or tensor.numel() != parameter.numel() or not has_own_order(parameter):
-            return OfTensor(tensor)
-        return OfTensor(flat_in_memory(tensor, parameter, f"{type(self).__name__}: {name!r}"))
-
-    def _in_shape(self, name: str, flat: torch.Tensor, sharded: Collection[str]) -> torch.Tensor:
-        """What is kept of a parameter, in its shape; of one that goes in shards in its order."""
-        parameter = self._parameters[name]
-        return flat.view(parameter.shape) if name in sharded else in_shape(flat, parameter)
+    @contextmanager
+    def _one_step(self) -> Iterator[State]:
+        self._worker.call(self._feedback.begin)
+        try:
+            yield self
+        except BaseException:
+            self._feedback.give_up()
+            raise
+        self._worker.call(self._feedback.end)
 
     def all_reduce(self, gradients: Mapping[str, Any]) -> bool:
         """Average tensors over all ranks, in place; by itself a whole step, in one a part.
@@ -195,26 +182,34 @@ class OfTorch(State):
         """
         flats = {name: self._flat_of(name, tensor) for name, tensor in gradients.items()}
         for name, flat in flats.items():
-            self._item(name, flat)
-        return self._exchanger.call(lambda: self._as_step(lambda: self._reduce(flats)))
+            self._feedback.item(name, flat)  # refused here, where no other rank hears of it
+        return self._worker.call(lambda: self._feedback.all_reduce(flats))
+
+    def _flat_of(self, name: str, tensor: torch.Tensor) -> OfTensor:
+        """A gradient in its parameter's order in memory."""
+        parameter = self._parameters.get(name)
+        if parameter is None or tensor.numel() != parameter.numel() or not has_own_order(parameter):
+            return OfTensor(tensor)
+        return OfTensor(flat_in_memory(tensor, parameter, f"{type(self).__name__}: {name!r}"))
 
     def reduce_scatter(self, out: Any, tensor: Any, key: str) -> bool:
         """Average a tensor over all ranks, each rank's shard of it to that rank.
 
-        See `pycollective.compression.State.reduce_scatter`.
+        As NumPy's: `pycollective.compression.State.reduce_scatter`.
         """
         to, of = OfTensor(out), OfTensor(tensor)
-        reduce = self._reduce_shard
-        return self._exchanger.call(lambda: self._as_step(lambda: reduce(to, of, key)))
+        return self._worker.call(lambda: self._feedback.reduce_scatter(to, of, key))
 
-    def set_loss_scale(self, scale: Any) -> None:
+    def set_loss_scale(self, scale: float | Callable[[], float] | Any) -> None:
         """Say by what the loss is multiplied: a number, a function, or a ``GradScaler``.
 
         Looked at when a step begins. Residuals are kept in the scale of the step that left them:
         one in another scale adds them times the ratio, which is exact for powers of two. Where
         that is not finite the step is given up, and what is held is what it was.
         """
-        super().set_loss_scale(getattr(scale, "get_scale", scale))
+        self._feedback.set_loss_scale(getattr(scale, "get_scale", scale))
+
+    # What is held.
 
     def flush(self) -> dict[str, Any]:
         """Give back what is held, and hold exactly nothing; collective, between steps.
@@ -227,17 +222,22 @@ class OfTorch(State):
             ConfigurationError: a step is under way, or the state was closed.
             CollectiveMismatch: another rank refused it, or called something else.
         """
-        flush = super().flush
+        feedback = self._feedback
         # Which went in shards is forgotten with what is held.
-        sharded, found = self._exchanger.call(lambda: (self._sharded(), flush()))
+        sharded, found = self._worker.call(lambda: (feedback.sharded(), feedback.flush()))
         return {
-            name: self._in_shape(name, torch.from_numpy(each).view(-1), sharded)
+            name: self._in_shape(name, torch.from_numpy(each), sharded)
             for name, each in found.items()
         }
 
+    def _in_shape(self, name: str, flat: torch.Tensor, sharded: Collection[str]) -> torch.Tensor:
+        """What is kept of a parameter, in its shape; of one that goes in shards in its order."""
+        parameter = self._parameters[name]
+        return flat.view(parameter.shape) if name in sharded else in_shape(flat, parameter)
+
     def reset(self) -> None:
-        """Hold nothing; see `pycollective.compression.State.reset`."""
-        self._exchanger.call(super().reset)
+        """Hold nothing. Local: call it on all ranks, between steps."""
+        self._worker.call(self._feedback.reset)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, the same on every rank; collective, between steps.
@@ -245,31 +245,27 @@ class OfTorch(State):
         Tensors of 4 bytes times parameters times hosts (and once more for the server's residuals);
         torch.save and torch.distributed.checkpoint take it as it is.
         """
-        state = self._exchanger.call(super().state_dict)
-        state["residuals"] = {
-            kind: {name: self._saved(name, each, state["sharded"]) for name, each in of.items()}
-            for kind, of in state["residuals"].items()
-        }
-        state["undelivered"] = {
-            name: self._saved(name, each, state["sharded"])
-            for name, each in state["undelivered"].items()
-        }
-        return state
+        return self._convert(self._worker.call(self._feedback.state_dict), self._saved)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hold what `state_dict` gave; see `pycollective.compression.State.load_state_dict`."""
-        load = super().load_state_dict
-        self._exchanger.call(lambda: load(state))
+        """Hold what `state_dict` gave; as `pycollective.compression.State.load_state_dict`."""
+        self._worker.call(
+            lambda: self._feedback.load_state_dict(
+                state, lambda saved: self._convert(saved, self._loaded)
+            )
+        )
 
-    def _in_arrays(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        def loaded(of: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: self._loaded(name, each, state["sharded"]) for name, each in of.items()}
+    @staticmethod
+    def _convert(
+        state: Mapping[str, Any], convert: Callable[[str, Any, Collection[str]], Any]
+    ) -> dict[str, Any]:
+        """The same with each error converted."""
 
-        return {
-            **state,
-            "residuals": {kind: loaded(of) for kind, of in state["residuals"].items()},
-            "undelivered": loaded(state["undelivered"]),
-        }
+        def every(of: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: convert(name, each, state["sharded"]) for name, each in of.items()}
+
+        residuals = {kind: every(of) for kind, of in state["residuals"].items()}
+        return {**state, "residuals": residuals, "undelivered": every(state["undelivered"])}
 
     def _saved(self, name: str, array: Any, sharded: Collection[str]) -> torch.Tensor:
         """Rows of elements, each in the shape's order."""
@@ -288,23 +284,27 @@ class OfTorch(State):
         return torch.stack([in_memory(row, parameter) for row in rows]).view(saved.shape).numpy()
 
     def close(self) -> None:
-        """Leave the groups that the state made; collective. What is held is lost; flush first.
+        """Leave the groups that the state made; collective. What is held is lost; `flush` first.
 
-        Idempotent; see `pycollective.compression.State.close`.
+        Idempotent; all calls but `stats` and `set_loss_scale` are refused from then on.
         """
-        self._exchanger.refuse_here()
-        if self._exchanger.ended:
+        self._worker.refuse_here()
+        if self._worker.ended:
             return
         try:
-            self._exchanger.call(super().close)
+            self._worker.call(self._feedback.close)
         finally:
-            self._exchanger.end()
+            self._worker.end()
+
+    def stats(self) -> dict[str, Any]:
+        """What this rank has sent and held; as `pycollective.compression.State.stats`."""
+        return self._feedback.stats()
 
 
 def run_hook(
-    state: Any, kind: type[OfTorch], bucket: dist.GradBucket
+    state: Any, kind: type[State], bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """What every hook does, whose state is of that kind; see `one_bit_hook`."""
+    """What every hook does, whose state is of that kind."""
     if not isinstance(state, kind):
         raise ConfigurationError(
             f"the hook's state is a {kind.__name__}, not a {type(state).__name__}: "

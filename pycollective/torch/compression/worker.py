@@ -23,11 +23,11 @@ _T = TypeVar("_T")
 _GRACE, _ABORTED_GRACE = 5.0, 2.0
 
 
-class Exchangers:
+class Workers:
     """Those of a process that have not been let go of, and all their threads, for its end.
 
     Threads for themselves: with its last call a thread may let go of the state, and so of its
-    exchanger, and then of groups, whose destructors give back the interpreter's lock and take it
+    worker, and then of groups, whose destructors give back the interpreter's lock and take it
     again. A process that ended meanwhile would go down (`pycollective.bootstrap.shutdown`).
 
     Attributes:
@@ -36,16 +36,16 @@ class Exchangers:
 
     def __init__(self) -> None:
         self.ending = False
-        self._live: weakref.WeakSet[Exchanger] = weakref.WeakSet()
+        self._live: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._registered = False
 
-    def add(self, exchanger: Exchanger) -> None:
+    def add(self, worker: Worker) -> None:
         """Have it end with the process."""
         if not self._registered:
             self._registered = True
             END.add(self.let_end, self.end_all)
         if not self.ending:  # whose calls would be refused: end_all may be going through them
-            self._live.add(exchanger)
+            self._live.add(worker)
 
     def let_end(self) -> None:
         """Take no more calls, and give those that were issued a short time."""
@@ -63,19 +63,19 @@ class Exchangers:
         for thread in self._threads():
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _threads(self) -> list[_Worker]:
+    def _threads(self) -> list[_Thread]:
         # Not the one that runs this, as in a fork of its; nor one whose start Ctrl-C has ended.
         return [
             each
             for each in threading.enumerate()
-            if isinstance(each, _Worker) and each.those is self and each.can_be_joined
+            if isinstance(each, _Thread) and each.those is self and each.can_be_joined
         ]
 
 
-_OF_THIS_PROCESS = Exchangers()
+_OF_THIS_PROCESS = Workers()
 
 
-class Exchanger:
+class Worker:
     """Runs calls one after another, on a thread that is started with the first.
 
     Args:
@@ -83,14 +83,14 @@ class Exchanger:
         those: of whom it is one.
     """
 
-    def __init__(self, abort: Callable[[str], None], those: Exchangers = _OF_THIS_PROCESS) -> None:
+    def __init__(self, abort: Callable[[str], None], those: Workers = _OF_THIS_PROCESS) -> None:
         self._abort = abort
         self._those = those
         self._process = os.getpid()
         self._ended = False
-        self._worker = _Worker(those)
+        self._thread = _Thread(those)
         # The thread holds no more than its calls: who lets go of a state ends it by that.
-        weakref.finalize(self, self._worker.calls.put, None).atexit = False
+        weakref.finalize(self, self._thread.calls.put, None).atexit = False
         those.add(self)
 
     def post(self, call: Callable[[], None]) -> None:
@@ -104,15 +104,15 @@ class Exchanger:
             raise ConfigurationError("a state of compression does not work in a forked process")
         if self._those.ending:
             raise ConfigurationError("a state of compression: the process ends")
-        worker = self._worker
-        with worker.lock:
+        thread = self._thread
+        with thread.lock:
             # Under the lock: behind what ends the thread a call would wait for ever.
             if self._ended:
                 raise ConfigurationError("the state of compression was closed")
-            if worker.ident is None:
-                threads.start(worker)
-            worker.issued += 1
-            worker.calls.put(call)
+            if thread.ident is None:
+                threads.start(thread)
+            thread.issued += 1
+            thread.calls.put(call)
 
     def call(self, call: Callable[[], _T]) -> _T:
         """Run it behind those issued before; what it returns or raises.
@@ -134,20 +134,16 @@ class Exchanger:
 
     def refuse_here(self) -> None:
         """Raise on the thread itself, where a call would wait for its own end."""
-        if threading.current_thread() is self._worker:
+        if threading.current_thread() is self._thread:
             raise ConfigurationError(
                 "a state of compression cannot be called from a callback of its own exchanges' "
                 "futures, for which the call would wait; wait for the future first"
             )
 
-    def behind(self, call: Callable[[], _T]) -> _T:
-        """The same; on the thread itself, within one of its calls, at once."""
-        return call() if threading.current_thread() is self._worker else self.call(call)
-
     @property
     def busy(self) -> bool:
         """Whether a call was issued that has not ended, and will in this process."""
-        return self._worker.issued > 0 and os.getpid() == self._process
+        return self._thread.issued > 0 and os.getpid() == self._process
 
     @property
     def ended(self) -> bool:
@@ -160,33 +156,33 @@ class Exchanger:
         Waits for that a short time; may be called again.
         """
         self.stop()
-        if self._worker.can_be_joined:
-            self._worker.join(_ABORTED_GRACE)
+        if self._thread.can_be_joined:
+            self._thread.join(_ABORTED_GRACE)
 
     def stop(self, reason: str = "") -> None:
         """The same without the wait; with a reason the calls are made to fail first."""
         if os.getpid() != self._process:
             return
-        with self._worker.lock:
+        with self._thread.lock:
             first, self._ended = not self._ended, True
         if reason and self.busy:
             with contextlib.suppress(Exception):  # closed by now, or failed
                 self._abort(reason)
         if first:
-            self._worker.calls.put(None)
+            self._thread.calls.put(None)
 
 
-class _Worker(threading.Thread):
+class _Thread(threading.Thread):
     """The thread, which runs once there is a first call.
 
     Attributes:
-        those: of whom its exchanger is, or was.
+        those: of whom its worker is, or was.
         calls: in their order; None ends it.
         lock: for ``issued``, and so that no call comes behind None.
         issued: calls that have not ended, with all that they held.
     """
 
-    def __init__(self, those: Exchangers) -> None:
+    def __init__(self, those: Workers) -> None:
         super().__init__(name="pycollective-compression", daemon=True)
         self.those = those
         self.calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

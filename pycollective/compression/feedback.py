@@ -1,0 +1,510 @@
+"""Error feedback: what compression keeps from step to step, and the steps that use it.
+
+A *step* is what an optimizer sees at once: all calls between its begin and its end. Only its end
+makes the new residuals count, and only if every gradient of every call was finite on every rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pycollective.communicator import Communicator
+from pycollective.compression.agreeing import Told, agree, check_same_call
+from pycollective.compression.arrays import Flat, Floats, Item, Readable
+from pycollective.compression.bucket import Agreement, Outcome, digest_of
+from pycollective.compression.checkpoint import Keeper, Saved, check_saved, mean_of
+from pycollective.compression.groups import GroupMaker, Groups
+from pycollective.compression.options import Common, Options, Shape, Shapes
+from pycollective.compression.partition import Partition
+from pycollective.compression.residuals import CarriedErrors
+from pycollective.errors import ConfigurationError
+
+_T = TypeVar("_T")
+_log = logging.getLogger("pycollective")
+
+# What averages a parameter; what is held of it is another's.
+_WHOLE, _SHARDS = "all_reduce", "reduce_scatter"
+# Fewer elements than this go as they are: a message costs more than they do.
+_SMALL = 4096
+
+
+def _is_large(_name: str, shape: Shape) -> bool:
+    """What is compressed if nothing else is said."""
+    return len(shape) > 1 and math.prod(shape) >= _SMALL
+
+
+class Step:
+    """A step under way.
+
+    Attributes:
+        scale: the loss scale.
+        finite: whether all gradients so far were.
+        of_backward: whether DDP's hook has begun it.
+    """
+
+    def __init__(self, scale: float, of_backward: bool) -> None:
+        self.scale, self.finite, self.of_backward = scale, True, of_backward
+        self._names: set[str] = set()
+
+    def note(self, names: Iterable[str]) -> None:
+        """Note that parameters go: a second time would overwrite what the first leaves.
+
+        Raises:
+            ConfigurationError: one of them went before.
+        """
+        for name in names:
+            if name in self._names:
+                raise ConfigurationError(
+                    f"{name!r} went in this step already: add gradients up before, or end the step"
+                )
+            self._names.add(name)
+
+
+class ErrorFeedback:
+    """A codec, a partition, residuals and a step, for a set of named parameters.
+
+    The faces for NumPy and torch hold one of these. All ranks make it with the same parameters and
+    options, and call the same methods in the same order. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Shapes,
+        ranks: Communicator | Groups | GroupMaker,
+        options: Options,
+        common: Common,
+    ) -> None:
+        """Agree with the other ranks on all of it; only then make groups.
+
+        Args:
+            name: what errors call it.
+            parameters: the shape of each, or what gives them.
+            ranks: that average.
+            options: of the codec.
+            common: of all codecs.
+
+        Raises:
+            ConfigurationError: an option cannot be.
+            CollectiveMismatch: ranks differ in parameters or options, or one refused its own.
+        """
+        self.name, self._options = name, options
+        maker = GroupMaker.of(ranks)
+
+        def given() -> Told[None]:
+            described = {"codec": options.codec, **options.checked(), **common.checked()}
+            shapes = parameters() if callable(parameters) else parameters
+            wants = common.compress or _is_large
+            self._described = described
+            self.shapes = {name: tuple(int(n) for n in shape) for name, shape in shapes.items()}
+            self._dense = {n: not (math.prod(s) and wants(n, s)) for n, s in self.shapes.items()}
+            told = [[name, self.shapes[name], self._dense[name]] for name in sorted(self.shapes)]
+            text = f"{described} for {len(told)} parameters"
+            return Told(digest_of([described, told, maker.told()]), text, None)
+
+        self._digest = agree(maker.group, name, given).digest
+        self._sizes = {n: math.prod(s) for n, s in self.shapes.items() if not self._dense[n]}
+        self.groups = maker.make(common.between)
+        self.hosts = self.groups.hosts
+        self.partition = Partition(self.hosts, options.chunk)
+        self.codec = options.make(self.groups, self.partition, list(self._sizes.values()))
+        if common.between == "hosts" and self.hosts.count == 1 < self.hosts.ranks:
+            self._warn_of_one_host()
+        self.steps = 0  # that have counted
+        self._dense_steps = common.dense_steps if self.hosts.count > 1 else 0
+        self.step: Step | None = None
+        self.carried = CarriedErrors()
+        self._loss_scale_of: Callable[[], float] = lambda: 1.0
+        self._held_scale = 1.0  # of the last step that counted, and so of what is held
+        self._went_by: dict[str, str] = {}  # _WHOLE or _SHARDS, of parameters that have gone
+        self._closed = False
+        self.counts: Counter[str] = Counter()
+
+    def _warn_of_one_host(self) -> None:
+        if self.hosts.rank == 0:
+            _log.warning(
+                "%s: all %d ranks are on one host, where nothing is compressed; between='ranks' "
+                "compresses between all ranks",
+                self.name,
+                self.hosts.ranks,
+            )
+
+    @property
+    def steps_since_start(self) -> int:
+        """How many steps have counted since the dense ones at the start."""
+        return max(0, self.steps - self._dense_steps)
+
+    @property
+    def _is_dense(self) -> bool:
+        """Whether the step under way, or the next, is dense."""
+        return self.hosts.count == 1 or self.steps < self._dense_steps
+
+    @property
+    def is_dense_for_good(self) -> bool:
+        """Whether hooks only average, in the group of all ranks, where all calls then begin."""
+        return self.hosts.count == 1 and not self.carried
+
+    def check_open(self) -> None:
+        """Refuse a call after `close`."""
+        if self._closed:
+            raise ConfigurationError(f"{self.name}: the state was closed")
+
+    # A step.
+
+    def set_loss_scale(self, scale: float | Callable[[], float]) -> None:
+        """Say by what the loss is multiplied, or a function that does."""
+        self._loss_scale_of = scale if callable(scale) else lambda: float(scale)
+
+    def begin(self, of_backward: bool = False) -> None:
+        """Begin a step; what an unfinished one left is forgotten."""
+        self.check_open()
+        with self.groups.telling():
+            scale = float(np.float32(self._loss_scale_of()))  # as messages carry it
+        if not (scale > 0 and math.isfinite(scale)):
+            raise ConfigurationError(f"the loss scale {scale} is not a positive number")
+        for each in self.codec.residuals.values():
+            each.begin(scale)
+        self.carried.begin(scale)
+        self.step = Step(scale, of_backward)
+
+    def end(self) -> bool:
+        """End the step: whether it counts. If not, what is held is what it was before."""
+        step, self.step = self._step_under_way(), None
+        if step.finite:
+            self.codec.commit()
+            self.carried.commit()
+            self.steps += 1
+            self._held_scale = step.scale
+        self.counts["steps" if step.finite else "steps_given_up"] += 1
+        return step.finite
+
+    def give_up(self) -> None:
+        """Forget the step; what it left is forgotten when the next begins."""
+        self.step = None
+
+    def in_step(self) -> bool:
+        """Whether the caller's step is under way; that of an unfinished backward is given up."""
+        if self.step is not None and self.step.of_backward:
+            self.give_up()
+        return self.step is not None
+
+    @contextmanager
+    def one_step(self) -> Iterator[None]:
+        """Begin a step and end it; an exception gives it up."""
+        self.begin()
+        try:
+            yield
+        except BaseException:
+            self.give_up()
+            raise
+        self.end()
+
+    def _step_under_way(self) -> Step:
+        self.check_open()
+        if self.step is None:
+            raise ConfigurationError(f"{self.name}: no step has begun")
+        return self.step
+
+    # Its calls.
+
+    def all_reduce(self, gradients: Mapping[str, Flat]) -> bool:
+        """Average gradients as a part of the step under way, or as one of their own."""
+        if self.in_step():
+            return self.reduce(gradients)
+        with self.one_step():
+            return self.reduce(gradients)
+
+    def reduce_scatter(self, out: Flat, x: Readable, name: str) -> bool:
+        """Average one gradient, this rank's shard to `out`; likewise."""
+        if self.in_step():
+            return self._reduce_shard(out, x, name)
+        with self.one_step():
+            return self._reduce_shard(out, x, name)
+
+    def reduce(self, gradients: Mapping[str, Flat], whole: Flat | None = None) -> bool:
+        """Average some gradients of the step over all ranks, in place; whether all were finite.
+
+        Args:
+            gradients: by parameter name.
+            whole: the array that they make up together, if there is one.
+        """
+        step = self._step_under_way()
+        items = [self.item(name, flat) for name, flat in gradients.items()]
+        if not items:
+            raise ConfigurationError(f"{self.name}: no gradients to average")
+        self._go(step, gradients, _WHOLE)
+        with self.groups.telling():
+            if self._is_dense:
+                outcome = self._average(items, [whole] if whole else [item.flat for item in items])
+            else:
+                outcome = self.codec.all_reduce(
+                    items, self._agreement(step, items), self.steps_since_start
+                )
+            finite = outcome.finite and self._complete(items)
+        step.finite &= finite
+        self._count(items, outcome)
+        return finite
+
+    def _complete(self, items: Sequence[Item]) -> bool:
+        """Add what is still owed; whether the averages are finite in their own types, too.
+
+        All ranks have the same bytes here, and come to the same end.
+        """
+        finite = self.carried.deliver(items)
+        finite &= all(item.flat.is_finite() for item in items if item.flat.narrow)
+        for item in () if finite else items:
+            item.flat.fill(float("nan"))
+        return finite
+
+    def _average(self, items: Sequence[Item], flats: Sequence[Flat]) -> Outcome:
+        """Average densely, in the group of all ranks."""
+        # No message says what the call is about: the types of elements are a part of that here.
+        agreement = self._agreement(self._step_under_way(), items, of_types=True)
+        check_same_call(self.groups, agreement, self.is_dense_for_good)
+        self.groups.all.average([flat.part(0, flat.count) for flat in flats])
+        finite = all(flat.is_finite() for flat in flats)
+        for flat in () if finite else flats:
+            flat.fill(float("nan"))
+        return Outcome(finite, None)
+
+    def _reduce_shard(self, out: Flat, x: Readable, name: str) -> bool:
+        """Average one gradient of the step, this rank's shard to `out`; whether all were finite."""
+        step = self._step_under_way()
+        item = self.item(name, x)
+        self.partition.check_scatter(name, x.count)
+        if out.count * self.hosts.ranks != x.count:
+            raise ConfigurationError(
+                f"reduce_scatter: a shard of {name!r} has {x.count // self.hosts.ranks} elements, "
+                f"not {out.count}"
+            )
+        self._go(step, [name], _SHARDS)
+        items = self.partition.scatter(name, x, item.dense or self._is_dense)
+        agreement = self._agreement(step, items)
+        with self.groups.telling():
+            if self.is_dense_for_good:
+                check_same_call(self.groups, agreement, in_all=True)
+            outcome = self.codec.reduce_scatter(items, agreement, self.steps_since_start, out)
+            if outcome.finite:
+                self.carried.deliver_part(name, out, self.hosts.rank * out.count)
+            fine = outcome.finite and out.is_finite()
+            flags = self.groups.all.all_gather(np.array([fine], np.uint8))
+        finite = bool(flags.all())
+        if not finite:
+            out.fill(float("nan"))
+        step.finite &= finite
+        self._count(items, outcome)
+        return finite
+
+    def _go(self, step: Step, names: Collection[str], way: str) -> None:
+        """Note that parameters go, once in the step and always the same way."""
+        for name in names:
+            if (before := self._went_by.get(name, way)) != way:
+                raise ConfigurationError(f"{self.name}: {name!r} went by {before} before")
+        step.note(names)
+        self._went_by.update(dict.fromkeys(names, way))
+
+    def item(self, name: str, flat: Readable) -> Item:
+        """A parameter's gradient in a call.
+
+        Raises:
+            ConfigurationError: no parameter has this name, or it has another size.
+        """
+        shape = self.shapes.get(name)
+        if shape is None:
+            raise ConfigurationError(f"{self.name}: no parameter is named {name!r}")
+        if flat.count != math.prod(shape):
+            raise ConfigurationError(
+                f"{self.name}: the gradient of {name!r} has {flat.count} elements, the parameter "
+                f"{math.prod(shape)}"
+            )
+        return Item(name, flat, self._dense[name])
+
+    def _agreement(self, step: Step, items: Sequence[Item], of_types: bool = False) -> Agreement:
+        """What a call is about."""
+        names = [item.name for item in items]
+        types = [str(item.flat.part(0, 0).dtype) for item in items] if of_types else []
+        told = [self._digest, self.steps, names, types, sorted(self.carried)]
+        return Agreement(digest_of(told), step.scale)
+
+    def _count(self, items: Sequence[Item], outcome: Outcome) -> None:
+        if outcome.sent is None:
+            self.counts["dense_calls"] += 1
+            return
+        self.counts["payload_bytes"] += outcome.sent
+        self.counts["compressed_calls"] += any(not item.dense for item in items)
+        if self.hosts.shard is not None:
+            elements = sum(item.flat.count for item in items) / self.hosts.shards
+            phases, hosts = 1 if items[0].owner else 2, self.hosts.count
+            self.counts["dense_bytes"] += round(4 * phases * elements * (hosts - 1) / hosts)
+
+    # What is held between steps.
+
+    @property
+    def keeper(self) -> Keeper:
+        """Gathers and hands out what is held."""
+        return Keeper(
+            self.groups,
+            self.partition,
+            self._sizes,
+            self.codec.residuals,
+            self._held_scale,
+            self.sharded(),
+        )
+
+    def sharded(self) -> set[str]:
+        """The parameters whose error is of shards."""
+        return {name for name, way in self._went_by.items() if way == _SHARDS}
+
+    def flush(self) -> dict[str, Floats]:
+        """Give back what is held, flat, and hold exactly nothing; collective."""
+        self._together("flush", _nothing)
+        with self.groups.telling():
+            self.carried.add(self.keeper.mean(), self._held_scale)
+        found = self.carried.to(self._held_scale)
+        self._forget()
+        return found
+
+    def reset(self) -> None:
+        """Hold nothing; local."""
+        self.check_open()
+        self._check_between_steps("reset")
+        self._forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on, the same on every rank; collective."""
+        self._together("state_dict", _nothing)
+        with self.groups.telling():
+            residuals = self.keeper.gather()
+        zeros = {name: np.zeros(size, np.float32) for name, size in self._sizes.items()}
+        carried = self.carried.to(self._held_scale)
+        return {
+            "version": 1,
+            "steps": self.steps,
+            "loss_scale": self._held_scale,
+            "ranks": self.hosts.ranks,
+            "hosts": self.hosts.count,
+            "codec": dict(self._described),
+            "residuals": residuals,
+            "undelivered": {
+                name: np.array(carried.get(name, zero)) for name, zero in zeros.items()
+            },
+            "whole": sorted(name for name, way in self._went_by.items() if way == _WHOLE),
+            "sharded": sorted(self.sharded()),
+        }
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], flat: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    ) -> None:
+        """Hold what `state_dict` gave; collective.
+
+        Args:
+            state: the same on every rank.
+            flat: makes its errors arrays with elements in their order in memory.
+        """
+
+        def fitting() -> Told[Saved]:
+            saved = self._fitting(state, flat)
+            text = f"a state of {saved.steps} steps in a world of {saved.ranks} ranks"
+            return Told(saved.digest(), text, saved)
+
+        saved = self._together("load_state_dict", fitting)
+        self._went_by = {
+            **dict.fromkeys(saved.whole, _WHOLE),
+            **dict.fromkeys(saved.sharded, _SHARDS),
+        }
+        self._held_scale = saved.loss_scale
+        self.keeper.load(saved.residuals, saved.ranks, saved.hosts)
+        self.steps = saved.steps
+        self.carried = CarriedErrors.of(saved.undelivered, saved.loss_scale)
+        if self.hosts.count == 1:
+            self._carry(mean_of(saved.residuals, saved.ranks))
+
+    def _carry(self, mean: Mapping[str, Floats]) -> None:
+        """Hold no residuals: what they add to the average goes with the next."""
+        # What is zero is not owed: of a parameter that no rank used it would never be delivered.
+        self.carried.add({n: error for n, error in mean.items() if error.any()}, self._held_scale)
+        for each in self.codec.residuals.values():
+            each.clear()
+
+    def _fitting(
+        self, state: Mapping[str, Any], flat: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    ) -> Saved:
+        """What was saved, if this state can hold it."""
+        check_saved(state, self._options.codec)
+        saved = Saved.of(flat(state), self._sizes, self.keeper)
+        names = [*saved.whole, *saved.sharded]
+        if unknown := sorted(set(names) - set(self.shapes)):
+            raise ConfigurationError(f"a state of other parameters: {unknown}")
+        if len(set(names)) < len(names):
+            raise ConfigurationError("a state whose parameters went whole and as shards")
+        for name in saved.sharded:
+            self.partition.check_scatter(name, math.prod(self.shapes[name]))
+        return saved
+
+    def _together(self, what: str, given: Callable[[], Told[_T]]) -> _T:
+        """See to it that all ranks call this between the same steps; what `given` found."""
+        self.check_open()
+
+        def told() -> Told[_T]:
+            self._check_between_steps(what)
+            found = given()
+            text = f"{found.text}: {what} after {self.steps} steps"
+            return Told(digest_of([what, self.steps, found.digest]), text, found.value)
+
+        if not self.is_dense_for_good:
+            self.groups.meet_between_steps()
+        with self.groups.hearing():
+            return agree(self.groups.all, f"{self.name}.{what}", told).value
+
+    def _check_between_steps(self, what: str) -> None:
+        if self.in_step():
+            raise ConfigurationError(f"{self.name}: {what} while a step is under way; end it first")
+
+    def _forget(self) -> None:
+        """Hold nothing."""
+        for each in self.codec.residuals.values():
+            each.clear()
+        self.carried.clear()
+        self._went_by.clear()
+        self.step = None
+
+    def close(self) -> None:
+        """Leave the groups; collective. What is held is lost. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._forget()
+        self.groups.close()
+
+    def stats(self) -> dict[str, Any]:
+        """What this rank has sent and held so far; see the faces."""
+        if self.hosts.count == 1:
+            way, why = "dense", "all ranks are on one host"
+        elif self._is_dense:
+            way, why = "dense", f"the first {self._dense_steps} steps are dense"
+        else:
+            way, why = "compressed", "asked for"
+        counted = (
+            *("steps", "steps_given_up", "compressed_calls", "dense_calls"),
+            *("payload_bytes", "dense_bytes"),
+        )
+        held = sum(each.nbytes for each in self.codec.residuals.values())
+        return {
+            **{name: self.counts[name] for name in counted},
+            "residual_bytes": self.carried.nbytes + held,
+            "way": way,
+            "why": why,
+            "dense_parameters": sorted(name for name, dense in self._dense.items() if dense),
+        }
+
+
+def _nothing() -> Told[None]:
+    """Given to a call without arguments."""
+    return Told(0, "nothing", None)
