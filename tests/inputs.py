@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pycollective import _core, reference
 from pycollective.bench.problem import exponent_bias, leaves
@@ -42,6 +43,19 @@ def crossed(ranks: Sequence[int], kinds: Sequence[Any]) -> list[tuple[Any, ...]]
             if parts[0] not in EIGHT_BITS or (row + column) % 2 == 0 or by_three:
                 found.append((number, *parts))
     return found
+
+
+def crossed_in_turns(ranks: Sequence[int], kinds: Sequence[Any]) -> list[Any]:
+    """`crossed`; the usual run has each kind with 3 ranks and, in turns, with one other number."""
+    others = [number for number in ranks if number != 3]
+    turns = {
+        (others[column % len(others)], *((kind,) if isinstance(kind, str) else kind))
+        for column, kind in enumerate(kinds)
+    }
+    return [
+        pytest.param(*each, marks=() if each[0] == 3 or each in turns else pytest.mark.storm)
+        for each in crossed(ranks, kinds)
+    ]
 
 
 def words(x: np.ndarray) -> np.ndarray:

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from pycollective import CollectiveMismatch, ConfigurationError, _core, reference
 from pycollective.schedule import algorithms_for
 from tests.harness import PerRank, Ranks, results, run_ranks
-from tests.inputs import DTYPES, FLOATS, PAIRS, awkward, crossed, order_sensitive, same_bits, words
+from tests.inputs import (
+    DTYPES,
+    FLOATS,
+    PAIRS,
+    awkward,
+    crossed,
+    crossed_in_turns,
+    order_sensitive,
+    same_bits,
+    words,
+)
 from tests.pools import forked_beyond
 from tests.turns import in_turns
 
@@ -67,7 +77,7 @@ def wrong_of_several(comm, several, wants, op):
     ]
 
 
-@pytest.mark.parametrize(("ranks", "dtype", "op"), crossed(RANKS, PAIRS))
+@pytest.mark.parametrize(("ranks", "dtype", "op"), crossed_in_turns(RANKS, PAIRS))
 def test_all_reduce(pool, ranks, dtype, op):
     several = [awkward(dtype, ranks, count + WINDOWS, seed=count) for count in COUNTS]
     wants = [reference.reduce(inputs, op) for inputs in several]
@@ -75,7 +85,7 @@ def test_all_reduce(pool, ranks, dtype, op):
     assert pool(ranks).call(wrong_of_several, PerRank(by_rank), wants, op) == [[]] * ranks
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     ranks=st.sampled_from(RANKS),
     pair=st.sampled_from(PAIRS),

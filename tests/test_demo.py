@@ -151,6 +151,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo.mp, "start_processes", start_forks)
 
 
+@pytest.mark.storm
 @pytest.mark.usefixtures("forked")
 def test_the_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--steps", "4", "--pairs", "2", "--repeats", "1", "--caps", "0.05,25"]
@@ -193,6 +194,7 @@ def test_the_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert len(set(map(tuple, picture[::20, ::20].reshape(-1, picture.shape[2])))) > 5
 
 
+@pytest.mark.storm
 def test_a_failing_rank_ends_the_demo_with_its_error(capfd: pytest.CaptureFixture[str]) -> None:
     unknown = Configuration("no-such-backend", "fp32", 25.0, 1)
     with pytest.raises(DemoFailure, match=r"rank \d failed in .*no-such-backend"):
@@ -201,6 +203,7 @@ def test_a_failing_rank_ends_the_demo_with_its_error(capfd: pytest.CaptureFixtur
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.storm
 def test_the_time_limit_ends_the_demo() -> None:
     with pytest.raises(DemoFailure, match="time limit"):
         train(

@@ -16,8 +16,6 @@ from tests.launchers import Forks, Torchrun
 COMMANDS = {program.stem: run_all.commands(program) for program in run_all.programs()}
 # Ranks of these are forks: what they show does not depend on how ranks start.
 FORKED = ["ddp", "fsdp", "hsdp", "tensor_parallel", "zero"]
-# HSDP is FSDP within groups and all-reduces between them, of which the others here have each.
-LONG = ["hsdp"]
 SHOWS = {
     "ddp": r"of the digits right; weights \w{16} with large and small buckets",
     "fsdp": r"loss 2\.\d+; weights \w{16} under FSDP2 and under DDP",
@@ -42,14 +40,16 @@ def forked(command: str) -> str:
     return done.stdout
 
 
+# One that trains and takes four seconds; the others in `make storm`.
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.storm if n in LONG else ()) for n in FORKED]
+    "name", [pytest.param(n, marks=pytest.mark.storm if n != "zero" else ()) for n in FORKED]
 )
 def test_an_example_shows_what_it_says(name):
     (command,) = COMMANDS[name]
     assert re.search(SHOWS[name], forked(command))
 
 
+@pytest.mark.storm
 def test_a_checkpoint_is_loaded_by_fewer_ranks(tmp_path):
     save, load = (
         each.replace(" out/checkpoint", f" {tmp_path}/kept") for each in COMMANDS["checkpoint"]

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 
+import pytest
 import torch.distributed as dist  # what ranks are forked of has it
 
 import pycollective as pc
@@ -122,6 +123,7 @@ def init_beside_who_stays_away(_, port):
     return how
 
 
+@pytest.mark.storm
 def test_who_stays_away_is_named_at_the_timeout_where_the_store_is_torchs():
     outcomes = run_ranks(init_beside_who_stays_away, 3, free_port(), join=False)
     for outcome in outcomes[:2]:

@@ -6,6 +6,9 @@ import pytest
 
 from tests.launchers import find, launcher
 
+# What the transport does is the same over each MPI, and takes two seconds more under mpiexec.
+LONG = [pytest.param(name, marks=pytest.mark.storm) for name in ("mpich", "openmpi")]
+
 # MPI gives the number of a freed communicator to the next: nothing may come from the old one. All
 # numbers grow from call to call, so anything of an earlier one makes a sum too small.
 AGAIN = """
@@ -158,12 +161,13 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "ranks"), [(AGAIN, 3), (AFTER_A_FAILURE, 2)], ids=["end", "fail"])
-@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+@pytest.mark.parametrize("mpi", ["mpich", pytest.param("openmpi", marks=pytest.mark.storm)])
 def test_a_communicator_hears_nothing_of_the_one_before(run, text, ranks, mpi):
     done = run(mpi, text, ranks, f"{ranks}x1")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.storm
 def test_splits_give_back_what_they_take_of_mpi(run):
     find("mpich")
     done = run("mpich", SPLITS, 4, "3,1")
@@ -176,22 +180,20 @@ def test_ranks_that_leave_while_nobody_looks_harm_nobody(run):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["forks", "mpich", "openmpi"])
+@pytest.mark.parametrize("name", ["forks", *LONG])
 def test_a_fork_says_no_goodbye_for_its_parent(run, name):
     done = run(name, FORKS, 2, "2x1")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "name", ["forks", "mpich", pytest.param("openmpi", marks=pytest.mark.storm)]
-)
+@pytest.mark.parametrize("name", ["forks", *LONG])
 def test_what_came_of_a_rank_that_left_is_its_own(run, name, tmp_path):
     (tmp_path / "called").mkdir()
     done = run(name, SLOWER, 3, "3x1", str(tmp_path / "called"))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["forks", "mpich"])
+@pytest.mark.parametrize("name", ["forks", *LONG])
 def test_an_empty_buffer_against_another_is_seen_by_all(run, name):
     done = run(name, EMPTY, 4, "2x2")
     assert done.returncode == 0, done.stdout + done.stderr

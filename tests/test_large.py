@@ -31,9 +31,8 @@ def _all(x, value):
     return all((part == word).all() for part in parts) and bool((x[end:] == value).all())
 
 
-@pytest.mark.parametrize(
-    "operation", ["all_reduce", pytest.param("broadcast", marks=pytest.mark.storm)]
-)
+@pytest.mark.storm
+@pytest.mark.parametrize("operation", ["all_reduce", "broadcast"])
 def test_messages_of_several_gib_in_bounded_memory(operation):
     if headroom().bytes < 8 << 30:
         pytest.skip("needs 8 GiB of free memory")

@@ -282,6 +282,7 @@ def test_ranks_that_torchrun_starts_anew_twice_meet(tmp_path):
     assert lines == [f"rank {rank} is fine after 2 restarts" for rank in range(3)]
 
 
+@pytest.mark.storm
 def test_torchs_environment_without_torchrun(tmp_path):
     """Rank 0 serves the store itself, and must not end it before the others have joined."""
     pytest.importorskip("torch")

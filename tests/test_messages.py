@@ -13,64 +13,43 @@ from pycollective import host_memory
 from tests.harness import await_, results, run_ranks
 from tests.launchers import launcher
 
+# In orders that seeds draw, csrc/tests/test_messages.cpp has them.
 PROGRAM = """
 import sys
 import numpy as np
 import pycollective as pc
 
-def message(source, tag, turn, count):
-    return np.arange(count) + 1000.0 * source + 100 * tag + 10 * turn
+def message(source, tag):
+    return np.arange(9000) + 1000.0 * source + 100 * tag
 
 comm = pc.init(timeout=30)
 rank, size = comm.rank, comm.size
-draw = np.random.default_rng(5)  # the same on all ranks
-plan = [
-    (int(tag), turn, int(count))
-    for turn in range(3)
-    for tag, count in zip(draw.permutation(6), draw.choice([0, 1, 700, 9000, 70_000], 6))
-]
 others = [other for other in range(size) if other != rank]
-# To all, tag by tag as drawn; each takes the tags in an order of its own.
-sent = [message(rank, *each) for each in plan]
 works = [
-    comm.send(x, other, tag=tag, async_op=True)
-    for x, (tag, _, _) in zip(sent, plan)
+    comm.send(message(rank, tag), other, tag=tag, async_op=True)
+    for tag in range(4)
     for other in others
 ]
-for tag in np.random.default_rng(rank).permutation(6):
-    for turn, count in [(turn, count) for at, turn, count in plan if at == tag]:
-        for other in others[:: 1 if tag % 2 else -1]:
-            got = np.empty(count)
-            assert comm.recv(got, other, tag=int(tag)) == other
-            assert got.tobytes() == message(other, tag, turn, count).tobytes(), (tag, turn, other)
+for tag in (2, 0):  # the later first
+    for other in others:
+        got = np.empty(9000)
+        assert comm.recv(got, other, tag=tag) == other
+        assert (got == message(other, tag)).all(), (tag, other)
+seen = []
+for _ in others:
+    got = np.empty(9000)
+    seen.append(comm.recv(got, tag=1))
+    assert (got == message(seen[-1], 1)).all()
+assert sorted(seen) == others
+got = [np.empty(9000) for _ in others]
+receives = [comm.recv(x, pc.ANY_SOURCE, tag=3, async_op=True) for x in got]
+for x, work in zip(got, receives):
+    work.wait(timeout=30)
+    assert (x == message(work.source, 3)).all()
+assert sorted(work.source for work in receives) == others
 for work in works:
     work.wait(timeout=30)
     assert work.source is None
-# From any rank: as many of each as it sends.
-sending = [
-    comm.send(message(rank, 9, turn, 5), other, tag=9, async_op=True)
-    for turn in range(4)
-    for other in others
-]
-turns = dict.fromkeys(others, 0)
-for _ in range(4 * len(others)):
-    got = np.empty(5)
-    source = comm.recv(got, tag=9)
-    assert got.tobytes() == message(source, 9, turns[source], 5).tobytes()
-    turns[source] += 1
-assert set(turns.values()) == {4}
-got = [np.empty(5) for _ in others]
-works = [comm.recv(x, pc.ANY_SOURCE, tag=1, async_op=True) for x in got]
-assert all(work.source is None for work in works)
-comm.barrier()
-for other in others:
-    comm.send(message(rank, 1, 0, 5), other, tag=1, async_op=True)
-for x, work in zip(got, works):
-    work.wait(timeout=30)
-    assert x.tobytes() == message(work.source, 1, 0, 5).tobytes()
-assert sorted(work.source for work in works) == others
-for work in sending:
-    work.wait(timeout=30)
 comm.barrier()
 comm.close()
 sys.stdout.write(f"RANK {rank} done\\n")
@@ -79,7 +58,12 @@ sys.stdout.write(f"RANK {rank} done\\n")
 
 @pytest.mark.parametrize(
     ("launch", "topology"),
-    [("run", ""), ("forks", "1,2"), ("mpich", "2,1"), ("openmpi", "1,1,1")],
+    [
+        ("run", ""),
+        ("forks", "1,2"),
+        pytest.param("mpich", "2,1", marks=pytest.mark.storm),
+        pytest.param("openmpi", "1,1,1", marks=pytest.mark.storm),
+    ],
 )
 def test_tags_and_any_source(launch, topology, tmp_path):
     place = {"PYCOLLECTIVE_TOPOLOGY": topology} if topology else {}
@@ -87,45 +71,6 @@ def test_tags_and_any_source(launch, topology, tmp_path):
     done = launcher(launch).run(3, str(tmp_path / "program.py"), timeout=120, **place)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("done") == 3
-
-
-def mismatched(comm, tag, source):
-    x = np.ones(10 + comm.rank, np.float32)
-    try:
-        if comm.rank == 0:
-            comm.send(x, 1, tag=tag)
-        else:
-            comm.recv(x, source, tag=tag)
-    except pc.CollectiveMismatch as error:
-        return str(error), bool((x == 1).all())
-    return "no mismatch", False
-
-
-@pytest.mark.parametrize("source", [0, pc.ANY_SOURCE])
-def test_a_mismatch_names_the_tag_on_both_sides(source):
-    for text, untouched in results(run_ranks(mismatched, 2, 7, source)):
-        assert "send(float32, count 10, tag 7)" in text
-        assert "recv(float32, count 11, tag 7)" in text
-        assert untouched
-
-
-def wait_for_nobody(comm):
-    comm.timeout = 0.5
-    try:
-        if comm.rank == 0:
-            comm.send(np.ones(3), 1, tag=3)
-        else:
-            comm.recv(np.ones(3), tag=4)
-    except pc.CollectiveTimeout as error:
-        return str(error)
-    return "no timeout"
-
-
-def test_a_timeout_names_who_has_not_called():
-    told = results(run_ranks(wait_for_nobody, 2))
-    for text in told:  # of whoever gave up first
-        first = int(text.split("timed out on rank ")[1][0])
-        assert f"rank(s) {1 - first} have not called it" in text
 
 
 def take_from_any(comm, folder):

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.harness import ROOT
 
 SLEEPS = """
@@ -34,6 +36,7 @@ def test_behind_it():
 """
 
 
+@pytest.mark.storm
 def test_others_run_and_the_time_is_told(tmp_path: Path) -> None:
     for name, text in {"sleeps": SLEEPS, "blocks": BLOCKS, "last": "def test_last(): pass"}.items():
         (tmp_path / f"test_{name}.py").write_text(text)

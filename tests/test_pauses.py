@@ -45,7 +45,7 @@ def reduce_amid_a_pause(comm, folder):
 
 @pytest.mark.parametrize(
     ("stopped", "hosts"),
-    [([0], "2"), ([0, 1], "1,1")],
+    [([0], "2"), pytest.param([0, 1], "1,1", marks=pytest.mark.storm)],
     ids=["of one rank", "of both, on two hosts"],
 )
 def test_a_pause_is_not_lateness(stopped, hosts, tmp_path):
@@ -86,6 +86,7 @@ def reduce_without_the_other(comm, folder):
     return None
 
 
+@pytest.mark.storm
 def test_a_peer_that_is_stopped_is_late_all_the_same(tmp_path):
     with Ranks(2, module=__name__) as ranks:
         pids = ranks.joined().pids

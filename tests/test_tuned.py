@@ -242,7 +242,7 @@ except pc.ConfigurationError as error:
 """
 
 
-@pytest.mark.parametrize("topology", ["", "2x1"])
+@pytest.mark.parametrize("topology", [pytest.param("", marks=pytest.mark.storm), "2x1"])
 def test_ranks_of_mpiexec_compare_their_tables_too(tmp_path, topology):
     table = a_table("1x2")
     path = written(tmp_path / "t.json", table)

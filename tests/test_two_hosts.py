@@ -87,7 +87,6 @@ def on_one_host(program: str) -> list[list[str]]:
     return answers
 
 
-# What it shows of played hosts, test_hosts and torch's tests over Gloo show part by part.
 @pytest.mark.storm
 def test_played_hosts(program: str, on_one_host: list[list[str]]) -> None:
     done = launcher("forks").run(4, program, PYCOLLECTIVE_TOPOLOGY="3,1")
@@ -95,6 +94,7 @@ def test_played_hosts(program: str, on_one_host: list[list[str]]) -> None:
     assert [each[2:] for each in said(done.stdout)] == [each[2:] for each in on_one_host]
 
 
+@pytest.mark.storm
 def test_two_hosts(program: str, on_one_host: list[list[str]]) -> None:
     problem = why_not()
     if problem:

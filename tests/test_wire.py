@@ -150,14 +150,19 @@ def finish(name, folder, text, ranks, topology, **more):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture(params=["forks", "mpich"])
+@pytest.fixture(params=["forks", pytest.param("mpich", marks=pytest.mark.storm)])
 def run(request, tmp_path):
     return lambda *arguments, **more: finish(request.param, tmp_path, *arguments, **more)
 
 
 # What is packed where is the same over both transports; each has every kind of hosts once.
 @pytest.mark.parametrize(
-    ("name", "ranks", "topology"), [("forks", 4, "2x2"), ("mpich", 3, "2,1"), ("mpich", 3, "3x1")]
+    ("name", "ranks", "topology"),
+    [
+        ("forks", 4, "2x2"),
+        pytest.param("mpich", 3, "2,1", marks=pytest.mark.storm),
+        pytest.param("mpich", 3, "3x1", marks=pytest.mark.storm),
+    ],
 )
 def test_packed_messages_bring_the_same_bits(tmp_path, name, ranks, topology):
     finish(name, tmp_path, SAME_BITS, ranks, topology)

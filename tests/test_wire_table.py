@@ -58,8 +58,8 @@ with pc.init(timeout=60, wire="exact") as comm:
 """
 
 
-@pytest.mark.parametrize("name", ["forks", "mpich"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["forks", pytest.param("mpich", marks=pytest.mark.storm)])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.storm)])
 def test_every_operation_and_algorithm_keeps_its_bits_packed(tmp_path, name, dtype):
     (tmp_path / "program.py").write_text(TABLE.format(dtype=dtype))
     program = str(tmp_path / "program.py")

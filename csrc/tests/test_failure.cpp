@@ -34,6 +34,66 @@ void mismatch_names_both_sides() {
   });
 }
 
+struct Different {
+  Request one, other;  // without their buffers
+  const char* said;
+  const char* also;
+};
+
+Request call(OpKind kind, std::size_t count = 10, Dtype dtype = Dtype::kFloat32, int root = 0,
+             ReduceOp op = ReduceOp::kSum) {
+  Request request;
+  request.kind = kind;
+  request.count = count;
+  request.dtype = dtype;
+  request.root = root;
+  request.reduce_op = op;
+  return request;
+}
+
+// Every way in which two ranks' calls differ; the types of Python's errors follow from the kind.
+void different_calls_name_both_sides_before_data_moves() {
+  constexpr std::size_t kLarge = 1 << 20;
+  const Request reduce = call(OpKind::kAllReduce);
+  const Request broadcast = call(OpKind::kBroadcast);
+  const Request gather = call(OpKind::kAllGather);
+  const Request send = call(OpKind::kSend, 10, Dtype::kFloat32, 1);
+  Request uneven = gather;
+  uneven.counts = {10, 10};
+  const Request max = call(OpKind::kAllReduce, 10, Dtype::kFloat32, 0, ReduceOp::kMax);
+  Request large_max = max;
+  large_max.count = kLarge;
+  const Different all[] = {
+      {reduce, call(OpKind::kAllReduce, 11), "count 10", "count 11"},
+      {reduce, call(OpKind::kAllReduce, kLarge), "count 10)", "count 1048576"},
+      {call(OpKind::kAllReduce, kLarge), large_max, "sum", "max"},
+      {reduce, call(OpKind::kAllReduce, 10, Dtype::kFloat64), "float32", "float64"},
+      {reduce, max, "sum", "max"},
+      {reduce, broadcast, "all_reduce", "broadcast"},
+      {broadcast, call(OpKind::kBroadcast, 10, Dtype::kFloat32, 1), "root 0", "root 1"},
+      {call(OpKind::kBarrier, 0), reduce, "barrier()", "all_reduce"},
+      {uneven, gather, "uneven counts", "count 10"},
+      {send, call(OpKind::kRecv, 11), "send(float32, count 10)", "recv(float32, count 11)"},
+      {send, call(OpKind::kRecv, 10, Dtype::kFloat64), "send(float32, count 10)",
+       "recv(float64, count 10)"},
+  };
+  for (const Different& each : all) {
+    ThreadRanks threads(2);
+    const auto group = threads.make_group();
+    threads.run([&](int r) {
+      Request request = r == 0 ? each.one : each.other;
+      std::vector<float> x(4 * request.count, 1.0F);
+      if (request.kind != OpKind::kBarrier) request.input = request.output = x.data();
+      if (request.kind == OpKind::kAllGather) request.input = x.data() + 10 * r;
+      const Failure failure = failure_of([&] { group[r]->run(request, {}); });
+      CHECK(failure.kind == FailureKind::kMismatch);
+      CHECK(contains(failure.message, "rank 0") && contains(failure.message, "rank 1"));
+      CHECK(contains(failure.message, each.said) && contains(failure.message, each.also));
+      for (const float value : x) CHECK(value == 1.0F);  // nothing moved
+    });
+  }
+}
+
 void a_mismatch_is_seen_although_another_is_absent() {
   ThreadRanks threads(3);
   const auto group = threads.make_group();
@@ -365,6 +425,7 @@ void mailboxes_are_given_back() {
 
 int main() {
   mismatch_names_both_sides();
+  different_calls_name_both_sides_before_data_moves();
   a_mismatch_is_seen_although_another_is_absent();
   a_mismatch_with_what_is_not_known_here();
   a_long_wait_names_the_absent_once();

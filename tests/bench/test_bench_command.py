@@ -26,6 +26,7 @@ def _bench(*arguments, status=0):
     return done
 
 
+@pytest.mark.storm
 @needs_torch
 def test_beside_gloo_with_files(tmp_path):
     done = _bench(
@@ -121,6 +122,7 @@ def test_where_hosts_are_played_it_says_what_was_sent_between_them(wire, peer, t
     assert re.search(r"ratio +sent +raw  library$", done.stdout, re.M)
 
 
+@pytest.mark.storm
 def test_beside_each_mpi(tmp_path):
     environments = [part for mpi in NAMES for part in (f"--{mpi}-env", find(mpi).folder)]
     _bench(
@@ -135,6 +137,7 @@ def test_beside_each_mpi(tmp_path):
         assert "mpi4py" in record.libraries[mpi]["versions"]
 
 
+@pytest.mark.storm
 def test_open_mpi_has_no_bfloat16_and_says_so():
     done = _bench(
         *("all_reduce", "-b", "1K", "-e", "1K", "-d", "bfloat16", "--rounds", 1, "--iterations", 2),

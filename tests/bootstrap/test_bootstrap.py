@@ -361,6 +361,7 @@ def connect_often(comm, address, groups):
     return before, after
 
 
+@pytest.mark.storm
 def test_groups_that_meet_one_by_one_share_one_segment(address):
     for before, (threads, files, maps) in results(run_ranks(connect_often, 3, address, 200)):
         assert threads <= before[0] + 1

@@ -155,7 +155,7 @@ def _rank():
 
 @pytest.mark.parametrize(
     "size",
-    [256, 512, *(pytest.param(size, marks=pytest.mark.storm) for size in (1024, 2048, 4096))],
+    [256, *(pytest.param(size, marks=pytest.mark.storm) for size in (512, 1024, 2048, 4096))],
 )
 def test_operations_and_bytes_grow_with_the_ranks_and_not_with_their_square(size, monkeypatch):
     store, start = CountingStore(), time.monotonic()
@@ -187,7 +187,7 @@ def test_a_store_that_cannot_count_is_read_by_one_rank(monkeypatch):
     assert operations[-1] <= 12 + 2 * size + 64
 
 
-@pytest.mark.parametrize("absent", [1, 300])
+@pytest.mark.parametrize("absent", [pytest.param(1, marks=pytest.mark.storm), 300])
 def test_absentees_are_looked_for_by_one_rank_and_named_to_all(absent, monkeypatch):
     store, size = CountingStore(), 512
     # The time begins when all others are there: who comes late for it is absent, too.

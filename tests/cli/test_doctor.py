@@ -141,7 +141,10 @@ sys.modules["torch"] = None
 """
 
 
-@pytest.mark.parametrize("which", ["no torch", "no shim", "another's shim", "its own shim"])
+LONG = [pytest.param(which, marks=pytest.mark.storm) for which in ("no shim", "another's shim")]
+
+
+@pytest.mark.parametrize("which", ["no torch", "its own shim", *LONG])
 def test_the_torch_backend_is_loaded_or_its_absence_explained(tmp_path, which):
     """In a copy of the package, where a file can be missing."""
     package = tmp_path / "site" / "pycollective"

@@ -311,6 +311,7 @@ def test_without_matplotlib_the_picture_says_how_to_get_it(monkeypatch, tmp_path
     assert invoke("ring", "-n", 4).exit_code == 0
 
 
+@pytest.mark.storm
 def test_as_a_user_runs_it(tmp_path):
     done = subprocess.run(
         [
@@ -366,6 +367,7 @@ def test_of_thousands_of_ranks_some_shards_are_looked_at(monkeypatch):
     assert invoke("direct", "-n", 8, "--size", SIZE).stdout == whole.stdout
 
 
+@pytest.mark.storm
 def test_thousands_of_ranks_are_shown():
     done = invoke("hierarchical", "-n", 2304, "--topology", "48x48", "--size", SIZE)
     assert done.exit_code == 0, done.stderr

@@ -17,6 +17,7 @@ from pycollective.cli.schedule_picture import draw
 from pycollective.errors import ConfigurationError
 from pycollective.schedule import Topology, algorithms_for, make_schedule
 
+pytestmark = pytest.mark.storm
 SIZES = Sizes(16 << 20, "bfloat16", 2, "float32", 4)
 
 
@@ -68,7 +69,7 @@ def size_of(path):
         ("ring", 8, "8", (2000, 800), (2800, 1600)),
         ("hierarchical", 8, "2x4", (1000, 800), (1600, 1700)),
         # As the next: thin lines, on hosts.
-        pytest.param("ring", 32, "4x8", (2200, 1200), (2800, 2600), marks=pytest.mark.storm),
+        ("ring", 32, "4x8", (2200, 1200), (2800, 2600)),
         ("halving_doubling", 128, "16x8", (1400, 1500), (2800, 2800)),
     ],
 )
@@ -194,9 +195,7 @@ def test_wider_is_more_bytes(drawn):
 
 
 @pytest.mark.parametrize("algorithm", algorithms_for("all_reduce"))
-@pytest.mark.parametrize(
-    "ranks", [3, 8, *(pytest.param(n, marks=pytest.mark.storm) for n in (2, 4, 6, 7))]
-)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 7, 8])
 def test_no_label_hides_another(drawn, algorithm, ranks):
     _, figure = drawn(algorithm, ranks)
     _, texts = labels(figure)

@@ -132,6 +132,7 @@ def test_the_digest_under_torchrun(few, device):
     assert digest_of(done.stdout) == digest_of(few)
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("name", NAMES)
 def test_the_digest_under_mpiexec(few, name):
     done = find(name).run(3, *VERIFY, *FEW, "--timeout", "20")

@@ -35,9 +35,12 @@ def on_gpus(*arguments, status=0, **options):
 # kernels, which ranks that share a GPU do not have, every algorithm of floats of a byte, whose
 # nodes have four.
 TABLES = [
-    (2, "host", (3, "--quick", "-d", "bfloat16,int32")),
+    pytest.param(2, "host", (3, "--quick", "-d", "bfloat16,int32"), marks=pytest.mark.storm),
     (2, "peer", (2, "-d", "float32", "--operation", "all_reduce")),
-    (3, "peer", (3, "--quick", "-d", "float8_e5m2", "--operation", "all_reduce")),
+    pytest.param(
+        *(3, "peer", (3, "--quick", "-d", "float8_e5m2", "--operation", "all_reduce")),
+        marks=pytest.mark.storm,
+    ),
 ]
 
 
@@ -50,7 +53,8 @@ def test_the_digest_is_the_cpus(devices, way, table):
     assert digest_of(gpu.stdout) == digest_of(run(*table).stdout)
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.storm), 4])
+@pytest.mark.storm
+@pytest.mark.parametrize("devices", [1, 4])
 def test_ranks_take_the_gpus_in_turn(devices, tmp_path):
     done = on_gpus(
         *("bench", "all_reduce", "--ranks", 3, "-b", "8", "-e", "2M", "-f", 512),
@@ -80,6 +84,7 @@ def test_the_other_collectives_are_verified(operation, tmp_path):
     assert [row.wrong for row in read_json(tmp_path / "r.json").rows] == [0, 0]
 
 
+@pytest.mark.storm
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the peer is torch's NCCL")
 def test_nccl_says_why_it_is_not_measured():
     nccl = ("--ranks", 1, "--peers", "nccl")  # each rank imports torch

@@ -249,7 +249,7 @@ def what_is_wrong(way, plan, first, second):
 
 
 @pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.storm)])
-@pytest.mark.parametrize("way", ["peer", "host"])
+@pytest.mark.parametrize("way", [pytest.param("peer", marks=pytest.mark.storm), "host"])
 def test_each_function_of_the_driver_may_fail(way, both):
     wrong = []
     for plan in plans(way, both):

@@ -31,7 +31,9 @@ def test_no_driver_says_how_one_is_named(monkeypatch):
     assert cost == NOT
 
 
-@pytest.mark.parametrize("lacks", ["cuGetProcAddress_v2", "cuIpcGetMemHandle"])
+@pytest.mark.parametrize(
+    "lacks", ["cuGetProcAddress_v2", pytest.param("cuIpcGetMemHandle", marks=pytest.mark.storm)]
+)
 def test_a_driver_that_lacks_a_function_is_too_old(monkeypatch, tmp_path, lacks):
     library = "libm.so.6" if "Proc" in lacks else fake_driver.build(tmp_path, lacks=lacks)
     found, cost = line(monkeypatch, library)
@@ -39,6 +41,7 @@ def test_a_driver_that_lacks_a_function_is_too_old(monkeypatch, tmp_path, lacks)
     assert cost == NOT
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize(
     ("made", "said"),
     [
@@ -64,6 +67,7 @@ def test_what_is_here_is_said(monkeypatch, tmp_path):
     assert cost == ""
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize(
     ("made", "wish", "way"),
     [
@@ -83,6 +87,7 @@ def test_how_calls_go_is_said_and_why(monkeypatch, tmp_path, made, wish, way):
     assert f"; {way}; kernels: " in found
 
 
+@pytest.mark.storm
 def test_kernels_are_nvccs_or_nvrtcs_or_missing_with_a_cure(monkeypatch, tmp_path):
     monkeypatch.setenv("PYCOLLECTIVE_NVRTC", "/no/such/libnvrtc.so")
     found, cost = line(monkeypatch, fake_driver.build(tmp_path))
@@ -97,6 +102,7 @@ def test_kernels_are_nvccs_or_nvrtcs_or_missing_with_a_cure(monkeypatch, tmp_pat
         assert cost == ""
 
 
+@pytest.mark.storm
 def test_a_driver_that_kills_its_process_costs_a_line(monkeypatch, tmp_path):
     library = fake_driver.build(tmp_path, init="*(volatile int*)8")
     found, cost = line(monkeypatch, library)

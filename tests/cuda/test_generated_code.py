@@ -92,7 +92,9 @@ SOME = {"program": ["program_float32_sum", "program_int32_max", "program_move"]}
 @pytest.mark.parametrize(
     ("architecture", "some"),
     [
-        pytest.param(USUALLY_READ, SOME, id=f"sm_{USUALLY_READ}, some programs"),
+        pytest.param(
+            *(USUALLY_READ, SOME), marks=pytest.mark.storm, id=f"sm_{USUALLY_READ}, some programs"
+        ),
         *(
             pytest.param(each, {}, marks=pytest.mark.storm, id=f"sm_{each}")
             for each in ARCHITECTURES
@@ -128,6 +130,7 @@ def made_by_nvrtc(folder, *flags):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.storm
 def test_nvrtc_takes_every_kernel(tmp_path):
     """What its front end says, templates and assertions in them included; a warning is an error."""
     made = made_by_nvrtc(tmp_path / "right", "-fdevice-syntax-only")

@@ -17,6 +17,7 @@ from tests.harness import results, thread_names
 started = starting(__name__)
 
 CALLS = 150
+STORM = pytest.mark.storm
 
 
 def slow_progress():
@@ -55,7 +56,9 @@ def mixed(comm, seed, streams):
     return wrong
 
 
-@pytest.mark.parametrize(("ranks", "streams"), [(2, 1), (2, 3), (3, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "streams"), [(2, 1), pytest.param(2, 3, marks=STORM), pytest.param(3, 2, marks=STORM)]
+)
 def test_calls_of_several_communicators_on_the_same_streams(ranks, streams):
     with started(ranks) as group:
         assert results(group.call(mixed, 7 * ranks + streams, streams)) == [0] * ranks

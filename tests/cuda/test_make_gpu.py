@@ -296,6 +296,7 @@ def test_results_of_the_stand_in_are_none_of_the_repositorys(monkeypatch, tmp_pa
     assert not (run.RESULTS / "gpu.json").exists()
 
 
+@pytest.mark.storm
 def test_without_a_driver_nothing_is_written_and_the_reason_is_said(tmp_path):
     missing = {"PYCOLLECTIVE_CUDA_DRIVER": "/no/such/libcuda.so"}
     done = start("--out", tmp_path / "out", "--seconds", 0, **missing)

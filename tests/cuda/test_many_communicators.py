@@ -8,6 +8,7 @@ import os
 from contextlib import suppress
 
 import numpy as np
+import pytest
 
 from pycollective import CollectiveAborted, ConfigurationError, _core
 from pycollective.gpu.array import DeviceArray
@@ -45,6 +46,7 @@ def in_other_orders(comm, many, count):
     return wrong
 
 
+@pytest.mark.storm
 def test_calls_in_other_orders_on_other_streams_all_end():
     with started(2) as ranks:
         assert results(ranks.call(in_other_orders, 8, 100_000)) == [0, 0]

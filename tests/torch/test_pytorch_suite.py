@@ -60,6 +60,7 @@ CHOSEN = [
 ]
 
 
+@pytest.mark.storm
 @pytest.mark.timeout(420)
 def test_pytorchs_own_tests_pass():
     command = [sys.executable, "-m", "tests.torch.pytorch_suite.running", *CHOSEN]

@@ -162,7 +162,7 @@ def futures_at_every_moment(comm, turns):
 
 
 def test_a_future_asked_for_at_any_moment_completes_once(pool):
-    assert pool(2).call(futures_at_every_moment, 2000) == [4000.0] * 2
+    assert pool(2).call(futures_at_every_moment, 300) == [600.0] * 2
 
 
 def forgotten(comm):
