@@ -152,15 +152,15 @@ def below_the_package(name: str) -> bool:
     return name.split(".")[0] == "pycollective"
 
 
-@pytest.mark.parametrize("path", modules(), ids=place)
-def test_a_module_imports_only_layers_below(path: Path) -> None:
-    layer = layer_of(place(path))
-    assert layer in LAYERS, f"{layer} is new: say in LAYERS what it may import"
-    for name, _ in imports(path):
-        if not below_the_package(name):
-            continue
-        imported = layer_of(name.partition(".")[2])
-        assert imported == layer or imported in LAYERS[layer], f"{place(path)} imports {name}"
+def test_a_module_imports_only_layers_below() -> None:
+    for path in modules():
+        layer = layer_of(place(path))
+        assert layer in LAYERS, f"{layer} is new: say in LAYERS what it may import"
+        for name, _ in imports(path):
+            if not below_the_package(name):
+                continue
+            imported = layer_of(name.partition(".")[2])
+            assert imported == layer or imported in LAYERS[layer], f"{place(path)} imports {name}"
 
 
 def unused(rules: dict[str, set[str]], used: dict[str, set[str]]) -> dict[str, set[str]]:
@@ -189,15 +189,15 @@ def test_the_layers_have_no_cycle() -> None:
             done.add(layer)
 
 
-@pytest.mark.parametrize("path", modules(), ids=place)
-def test_other_packages_are_imported_where_they_may(path: Path) -> None:
-    where = place(path)
-    for name, lazy in imports(path):
-        package = name.split(".")[0]
-        if package in {*sys.stdlib_module_names, "numpy", "pycollective"}:
-            continue
-        may = allowed(TOP_LEVEL, where) | (allowed(LAZY, where) if lazy else set())
-        assert package in may, f"{where} imports {package} {'in a function' if lazy else ''}"
+def test_other_packages_are_imported_where_they_may() -> None:
+    for path in modules():
+        where = place(path)
+        for name, lazy in imports(path):
+            package = name.split(".")[0]
+            if package in {*sys.stdlib_module_names, "numpy", "pycollective"}:
+                continue
+            may = allowed(TOP_LEVEL, where) | (allowed(LAZY, where) if lazy else set())
+            assert package in may, f"{where} imports {package} {'in a function' if lazy else ''}"
 
 
 def test_the_rules_see_a_forbidden_import(tmp_path: Path) -> None:
@@ -304,25 +304,27 @@ def test_the_native_layers_name_only_what_is_included() -> None:
     assert unused(NATIVE_LAYERS, used) == {}
 
 
-@pytest.mark.parametrize("path", native_files(), ids=native_place)
-def test_native_code_includes_only_layers_below(path: Path) -> None:
-    folder = folder_of(native_place(path))
-    for name in native_includes(path):
-        # Includes are written from csrc/ on; a bare name is a file of csrc/ itself.
-        assert (CSRC / name).exists() or (path.parent / name).exists(), name
-        included = folder_of(name)
-        assert included == folder or included in NATIVE_LAYERS[folder], name
-        if (folder, included) == ("torch", "bindings"):
-            assert name in ("bindings/errors_py.h", "bindings/gil.h")
-        if (folder, included) == ("engine", "cuda"):
-            assert native_place(path).startswith("engine/gpu/")
+def test_native_code_includes_only_layers_below() -> None:
+    for path in native_files():
+        where = native_place(path)
+        folder = folder_of(where)
+        for name in native_includes(path):
+            # Includes are written from csrc/ on; a bare name is a file of csrc/ itself.
+            assert (CSRC / name).exists() or (path.parent / name).exists(), (where, name)
+            included = folder_of(name)
+            assert included == folder or included in NATIVE_LAYERS[folder], (where, name)
+            if (folder, included) == ("torch", "bindings"):
+                assert name in ("bindings/errors_py.h", "bindings/gil.h"), where
+            if (folder, included) == ("engine", "cuda"):
+                assert where.startswith("engine/gpu/"), (where, name)
 
 
-@pytest.mark.parametrize("path", native_files(), ids=native_place)
-def test_only_the_shim_knows_torch_and_only_bindings_know_python(path: Path) -> None:
-    system = re.findall(r"^#include <([^>]+)>", path.read_text(), re.MULTILINE)
-    folder = native_place(path).split("/")[0]
-    if folder != "torch":
-        assert not [name for name in system if re.match(r"(torch|c10|ATen)/", name)]
-    if folder not in ("torch", "bindings"):
-        assert not [name for name in system if re.match(r"(pybind11|numpy)/|Python\.h", name)]
+def test_only_the_shim_knows_torch_and_only_bindings_know_python() -> None:
+    for path in native_files():
+        system = re.findall(r"^#include <([^>]+)>", path.read_text(), re.MULTILINE)
+        folder = folder_of(native_place(path))
+        if folder != "torch":
+            assert not [name for name in system if re.match(r"(torch|c10|ATen)/", name)], path
+        if folder not in ("torch", "bindings"):
+            python = [name for name in system if re.match(r"(pybind11|numpy)/|Python\.h", name)]
+            assert not python, path
