@@ -42,7 +42,7 @@ LONGEST = [
     ),
     *("test_two_hosts", "launch/test_output", "test_algorithms", "cuda/test_ends_in_each_state"),
     *("test_conformance", "torch/test_compression", "test_large", "bootstrap/test_bootstrap"),
-    *("schedule/test_counts", "torch/test_compressed_shards", "test_hosts_again", "test_mpiexec"),
+    *("schedule/test_counts", "compression/test_shards", "test_hosts_again", "test_mpiexec"),
     *("kernels/test_sparse", "cuda/test_make_gpu", "test_wire", "cuda/test_generated_code"),
     *("bootstrap/test_joining_many", "cuda/test_driver_errors"),
     *("test_launches", "cuda/test_peers_failing", "torch/test_compression_deaths"),

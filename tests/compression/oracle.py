@@ -89,11 +89,23 @@ def cut(count: int, chunk: int, owners: int, turn: int) -> list[range]:
 
 
 class TopK:
-    """A parameter and its residuals, by tensor."""
+    """A parameter and its residuals, of which k elements go, or k of each chunk."""
 
-    def __init__(self, name: str, count: int, hosts: int, k: int, values: type) -> None:
-        self.name, self.count, self.k, self.values = name, count, k, values
+    def __init__(
+        self, name: str, count: int, hosts: int, k: int, values: type, by: str = "tensor"
+    ) -> None:
+        self.name, self.count, self.k, self.values, self.by = name, count, k, values, by
         self.worker = np.zeros((hosts, count), FLOAT)
+
+    def picked(self, c: np.ndarray) -> np.ndarray:
+        """The places of what a host sends."""
+        if self.by == "tensor":
+            return largest(c, self.k)
+        found = []
+        for at in range(0, self.count, CHUNK):
+            part = c[at : at + CHUNK]
+            found.append(at + largest(part, -(-self.k * len(part) // CHUNK)))
+        return np.concatenate(found)
 
     def step(
         self, flat: Sequence[np.ndarray], host_of: Sequence[int], by_region: bool
@@ -103,7 +115,7 @@ class TopK:
         for host, x in enumerate(host_sums(flat, host_of)):
             c = x + self.worker[host]
             there = np.zeros(self.count, bool)
-            there[largest(c, self.k)] = True
+            there[self.picked(c)] = True
             values = np.where(there, c, FLOAT(0)).astype(self.values).astype(FLOAT)
             self.worker[host] = np.where(there, c - values, c)
             sent.append((values, there))

@@ -1,10 +1,10 @@
-"""Ranks of a pool that play hosts, states over them, and gradients that all can make."""
+"""Ranks of a pool that simulate hosts, states over them, and gradients that all can make."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -16,6 +16,9 @@ from pycollective.compression import CODECS, State, TopKState
 from pycollective.compression.groups import Groups, groups_of_communicator
 from pycollective.compression.residuals import Residuals
 from tests.inputs import dtype_of
+
+# NumPy's states, and torch's over pycollective and over gloo.
+FACES = ["numpy", "torch", "gloo"]
 
 # The host of each rank: one rank a host, aligned hosts, uneven ones with ranks to spare.
 TOPOLOGIES = [(0, 1, 2, 3), (0, 0, 1, 1), (0, 1, 0, 0), (0, 1, 1, 0)]
@@ -81,6 +84,44 @@ def make(
     assert ends is not None
     of, options = KINDS[kind]
     return of(shapes, ends, **{**options, **more})
+
+
+def state_of(
+    comm: Communicator,
+    face: str,
+    kind: str,
+    host_of: tuple[int, ...] | None = None,
+    shapes: Mapping[str, Sequence[int]] = SHAPES,
+    **more: Any,
+) -> Any:
+    """A state of either face with groups of its own, which takes and gives NumPy arrays."""
+    of, options = KINDS[kind]
+    options = {**options, **more}
+    if face != "numpy":
+        from tests.torch.compressed import arrays_over
+
+        return arrays_over(comm, face, of.__name__, shapes, host_of, **options)
+    groups = comm if host_of is None else groups_of_communicator(comm, host_of=host_of)
+    return of(shapes, groups, **options)
+
+
+def by_face(whole: Iterable[Any], few: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Cases of which NumPy's face has all, and each of torch's a few."""
+    return [("numpy", each) for each in whole] + [(f, each) for f in FACES[1:] for each in few]
+
+
+@contextmanager
+def open_groups(face: str) -> Iterator[Callable[[], int]]:
+    """How many of the groups that are made meanwhile are open."""
+    if face == "numpy":
+        with noted_splits() as made:
+            yield lambda: sum(not each.closed for each in made if each)
+        return
+    import torch.distributed as dist
+
+    names = dist.distributed_c10d._world.pg_names
+    before = set(names.values()) if dist.is_initialized() else {"0"}
+    yield lambda: len(set(names.values()) - before)
 
 
 def gradients(

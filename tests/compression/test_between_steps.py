@@ -8,24 +8,22 @@ import numpy as np
 import pytest
 
 from pycollective import CollectiveMismatch, ConfigurationError
-from pycollective.compression import OneBitState
-from pycollective.compression.groups import groups_of_communicator
 from tests.compression.players import (
     KINDS,
-    TOPOLOGIES,
     digest,
     gradients,
     held_by,
     make,
-    noted_splits,
+    open_groups,
+    state_of,
 )
 
 HOSTS = (0, 0, 1, 1)
 SHAPES = {"w": (64, 120), "v": (40, 128), "small": (40,)}
 
 
-def stepped(comm, kind="one_bit", steps=2):
-    state = make(comm, HOSTS, kind, SHAPES)
+def stepped(comm, face, kind="one_bit", steps=2):
+    state = state_of(comm, face, kind, HOSTS, SHAPES)
     for step in range(steps):
         state.all_reduce(gradients(1, comm.rank, step, SHAPES))
     return state
@@ -39,9 +37,9 @@ CALLS = {
 }
 
 
-def within(comm, what):
+def within(comm, face, what):
     """What is said within a step, and whether the step is as if nothing had been asked."""
-    state, beside = stepped(comm), stepped(comm)
+    state, beside = stepped(comm, face), stepped(comm, face)
     saved = state.state_dict()
     outputs = []
     for each in (state, beside):
@@ -59,16 +57,16 @@ def within(comm, what):
 
 
 @pytest.mark.parametrize("what", CALLS)
-def test_what_is_between_steps_is_refused_within_one(pool, what):
-    for said, same, steps in pool(4).call(within, what):
+def test_what_is_between_steps_is_refused_within_one(face, what):
+    for said, same, steps in face(within, what):
         assert f"{what} while a step is under way" in said
         assert same
         assert steps == 3
 
 
-def one_within(comm, what):
+def one_within(comm, face, what):
     """Rank 2 alone is in a step: how the others' call ends, and when."""
-    state = stepped(comm)
+    state = stepped(comm, face)
     saved = state.state_dict()
     start = time.monotonic()
     try:
@@ -83,18 +81,16 @@ def one_within(comm, what):
 
 
 @pytest.mark.parametrize("what", ["flush", "state_dict", "load_state_dict"])
-def test_no_rank_waits_for_one_that_refuses(pool, what):
-    for rank, (name, said, taken) in enumerate(pool(4).call(one_within, what)):
+def test_no_rank_waits_for_one_that_refuses(face, what):
+    for rank, (name, said, taken) in enumerate(face(one_within, what)):
         assert name == ("ConfigurationError" if rank == 2 else "CollectiveMismatch")
         assert "while a step is under way" in said
         assert taken < 20  # the operations' timeout is 30 s
 
 
-def closed(comm, steps):
+def closed(comm, face, steps):
     """What is said of a closed state."""
-    state = OneBitState(SHAPES, comm, between="ranks")  # whose groups are its own
-    for step in range(steps):
-        state.all_reduce(gradients(1, comm.rank, step, SHAPES))
+    state = stepped(comm, face, steps=steps)
     state.close()
     state.close()
     w = np.ones(SHAPES["w"], np.float32)
@@ -114,19 +110,19 @@ def closed(comm, steps):
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_a_closed_state_says_so(pool, steps):
-    for said, counted in pool(4).call(closed, steps):
+def test_a_closed_state_says_so(face, steps):
+    for said, counted in face(closed, steps):
         assert all("was closed" in each for each in said)
         assert counted == steps
 
 
-def loaded_differently(comm, kind, what):
+def loaded_differently(comm, face, kind, what):
     """Rank 1 loads something else: how it ends, and whether what was held still is."""
-    state = stepped(comm, kind)
-    saved, later = state.state_dict(), stepped(comm, kind, 3).state_dict()
+    state = stepped(comm, face, kind)
+    saved, later = state.state_dict(), stepped(comm, face, kind, 3).state_dict()
     worker = saved["residuals"]["worker"]
-    moved = worker["w"].copy()
-    moved[0, 5] += np.float32(1e-3)
+    moved = worker["w"] * 1  # of the array's kind or the tensor's
+    moved[0, 5] += 1e-3
     others = {
         "steps": later,
         "an element": {
@@ -135,7 +131,7 @@ def loaded_differently(comm, kind, what):
         },
         "undelivered": {
             **saved,
-            "undelivered": {**saved["undelivered"], "w": np.ones(64 * 120, np.float32)},
+            "undelivered": {**saved["undelivered"], "w": worker["w"][0] * 0 + 1},
         },
         "ways": {**saved, "whole": ["w"]},
         "nothing": {},
@@ -151,42 +147,13 @@ def loaded_differently(comm, kind, what):
 
 @pytest.mark.parametrize("what", ["steps", "an element", "undelivered", "ways", "nothing"])
 @pytest.mark.parametrize("kind", ["int8", "top_k"])
-def test_ranks_that_load_different_states_are_told(pool, kind, what):
-    for rank, (name, said, taken, same) in enumerate(pool(4).call(loaded_differently, kind, what)):
+def test_ranks_that_load_different_states_are_told(face, kind, what):
+    for rank, (name, said, taken, same) in enumerate(face(loaded_differently, kind, what)):
         refuses = what == "nothing" and rank == 1
         assert name == ("ConfigurationError" if refuses else "CollectiveMismatch")
         assert "no state of" in said if what == "nothing" else "rank(s) [1]" in said
         assert taken < 20
         assert same
-
-
-def refused(comm, kind):
-    """States that cannot be held, beside those of `test_saving`."""
-    state = stepped(comm, kind)
-    good = state.state_dict()
-    before = digest(held_by(state))
-    owed = good["undelivered"]
-    bad = [
-        None,
-        {**good, "codec": None},
-        {**good, "steps": -1},
-        {**good, "ranks": 0},
-        {**good, "hosts": 5},
-        {**good, "loss_scale": float("nan")},
-        {**good, "undelivered": {"w": owed["w"]}},
-        {**good, "undelivered": {**owed, "w": owed["w"][:-1]}},
-        {**good, "sharded": ["z"]},
-        {**good, "sharded": ["w"]},  # and went whole
-    ]
-    for each in bad:
-        with pytest.raises(ConfigurationError):
-            state.load_state_dict(each)
-    return digest(held_by(state)) == before
-
-
-@pytest.mark.parametrize("kind", ["int8", "top_k"])
-def test_what_cannot_be_held_is_refused(pool, kind):
-    assert pool(4).call(refused, kind) == [True] * 4
 
 
 def ways(comm, kind, how):
@@ -233,16 +200,16 @@ def test_the_way_a_parameter_goes_is_the_loaded_states(pool, kind, how):
         assert bool(free) == (how == "load")
 
 
-def left_open(comm, host_of):
-    """Of the communicators that a state split off, how many are open once it is closed."""
-    with noted_splits() as made:
-        ends = groups_of_communicator(comm, host_of=host_of)
-    state = OneBitState(SHAPES, ends)
-    state.all_reduce(gradients(1, comm.rank, 0, SHAPES))
-    state.close()
-    return sum(not each.closed for each in made)
+def left_open(comm, face, host_of):
+    """How many of the groups that a state has made are open once it is closed."""
+    stepped(comm, face, steps=0).close()  # the caller's own group is there from here on
+    with open_groups(face) as count:
+        state = state_of(comm, face, "one_bit", host_of, SHAPES)
+        state.all_reduce(gradients(1, comm.rank, 0, SHAPES))
+        state.close()
+        return count()
 
 
-@pytest.mark.parametrize("host_of", [*TOPOLOGIES, (0, 0, 0, 0)])
-def test_closing_leaves_no_communicator(pool, host_of):
-    assert pool(4).call(left_open, host_of) == [0] * 4
+@pytest.mark.parametrize("host_of", [(0, 1, 2, 3), (0, 0, 1, 1), (0, 0, 0, 1), (0, 0, 0, 0)])
+def test_closing_leaves_no_group(face, host_of):  # of (0, 0, 0, 1) two ranks have no local shard
+    assert face(left_open, host_of) == [0] * 4

@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 from pycollective import CollectiveError, CollectiveMismatch, ConfigurationError
-from pycollective.compression import Int8State, OneBitState, TopKState
-from pycollective.compression.groups import groups_of_communicator
-from tests.compression.players import KINDS, SHAPES, digest, gradients, held_by, make
+from tests.compression.players import (
+    SHAPES,
+    by_face,
+    digest,
+    gradients,
+    held_by,
+    open_groups,
+    state_of,
+)
 
 HOSTS = (0, 0, 1, 1)
 
@@ -35,103 +41,93 @@ OTHERS = {
 }
 
 
-def made(comm, call):
-    """How making a state ends: the error, how long it took, whether groups were made."""
-    splits, start = comm._splits, time.monotonic()
-    try:
-        call(comm)
-    except (CollectiveError, ConfigurationError) as error:
-        taken = time.monotonic() - start
-        return type(error).__name__, str(error), taken, comm._splits > splits
-    return None
-
-
-def differently_made(comm, what):
-    kind, shapes, options = OTHERS[what]
-    if comm.rank != 2:
-        kind = "one_bit" if what == "codec" else kind
-        shapes, options = SHAPES, {}
-    of, common = KINDS[kind]
-    return made(comm, lambda ranks: of(shapes, ranks, **{**common, **options}))
-
-
-@pytest.mark.parametrize("what", OTHERS)
-def test_ranks_that_make_different_states_are_told_before_there_are_groups(pool, what):
-    for name, said, taken, groups in pool(4).call(differently_made, what):
-        assert name == CollectiveMismatch.__name__
-        assert "rank(s) [2]" in said
-        assert taken < 20  # not at the operations' timeout, which is 30 s
-        assert not groups
-
-
 def unsaid(name, shape):
     raise ValueError("cannot say")
 
 
-# Arguments that cannot be.
+# Arguments that cannot be: kind, options.
 REFUSED = {
-    "no density": lambda ranks: TopKState(SHAPES, ranks, density=0),
-    "high density": lambda ranks: TopKState(SHAPES, ranks, density=1.5),
-    "by": lambda ranks: TopKState(SHAPES, ranks, density=0.1, by="row"),
-    "values": lambda ranks: TopKState(SHAPES, ranks, density=0.1, values="float64"),
-    "exchange": lambda ranks: TopKState(SHAPES, ranks, density=0.1, exchange="ring"),
-    "warm_up": lambda ranks: TopKState(SHAPES, ranks, density=0.1, warm_up=-1),
-    "decay": lambda ranks: TopKState(SHAPES, ranks, density=0.1, decay=1.1),
-    "decay in words": lambda ranks: TopKState(SHAPES, ranks, density=0.1, decay="none"),
-    "chunk": lambda ranks: OneBitState(SHAPES, ranks, chunk=100),
-    "large chunk": lambda ranks: Int8State(SHAPES, ranks, chunk=1 << 20),
-    "between": lambda ranks: OneBitState(SHAPES, ranks, between="racks"),
-    "dense_steps": lambda ranks: OneBitState(SHAPES, ranks, dense_steps=-1),
-    "fewer dense_steps": lambda ranks: OneBitState(SHAPES, ranks, dense_steps=0.5),
+    "no density": ("top_k", {"density": 0}),
+    "high density": ("top_k", {"density": 1.5}),
+    "by": ("top_k", {"by": "row"}),
+    "values": ("top_k", {"values": "float64"}),
+    "exchange": ("top_k", {"exchange": "ring"}),
+    "warm_up": ("top_k", {"warm_up": -1}),
+    "decay": ("top_k", {"decay": 1.1}),
+    "decay in words": ("top_k", {"decay": "none"}),
+    "chunk": ("one_bit", {"chunk": 100}),
+    "large chunk": ("int8", {"chunk": 1 << 20}),
+    "between": ("one_bit", {"between": "racks"}),
+    "dense_steps": ("one_bit", {"dense_steps": -1}),
+    "fewer dense_steps": ("one_bit", {"dense_steps": 0.5}),
+    "an error of the caller's": ("one_bit", {"compress": unsaid}),
 }
 
 
-def made_wrongly(comm, what, everywhere):
-    call = REFUSED[what]
-    if comm.rank != 2 and not everywhere:
-        call = lambda ranks: OneBitState(SHAPES, ranks)  # noqa: E731
-    return made(comm, call)
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_is_refused_on_all_ranks_before_there_are_groups(pool, what):
-    for name, _, _, groups in pool(4).call(made_wrongly, what, True):
-        assert (name, groups) == (ConfigurationError.__name__, False)
-    outcomes = pool(4).call(made_wrongly, what, False)
-    refusal = outcomes[2][1]
-    for rank, (name, said, taken, groups) in enumerate(outcomes):
-        assert not groups
-        assert taken < 20
-        if rank == 2:
-            assert name == ConfigurationError.__name__
-        else:
-            assert name == CollectiveMismatch.__name__
-            assert f"refused on rank(s) [2]: ConfigurationError: {refusal}" in said
-
-
-def failed_to_say(comm):
-    """One rank's `compress` raises an error of its own."""
-    compress = unsaid if comm.rank == 2 else None
-    try:
-        OneBitState(SHAPES, comm, compress=compress)
-    except (ValueError, CollectiveMismatch) as error:
-        return type(error).__name__, str(error)
+def made(comm, face, kind, shapes, options):
+    """How making a state ends: the error, how long it took, how many groups were made."""
+    start = time.monotonic()
+    with open_groups(face) as count:
+        try:
+            state_of(comm, face, kind, None, shapes, **options)
+        except (CollectiveError, ConfigurationError, ValueError) as error:
+            return type(error).__name__, str(error), time.monotonic() - start, count()
     return None
 
 
-def test_an_error_of_the_callers_is_raised_where_it_was_and_told_elsewhere(pool):
-    outcomes = pool(4).call(failed_to_say)
-    assert outcomes.pop(2) == ("ValueError", "cannot say")
-    for name, said in outcomes:
+def differently_made(comm, face, what):
+    """Rank 2 alone makes another state."""
+    state_of(comm, face, "one_bit").close()  # the caller's own group is there from here on
+    kind, shapes, options = OTHERS[what]
+    if comm.rank != 2:
+        kind = "one_bit" if what == "codec" else kind
+        shapes, options = SHAPES, {}
+    return made(comm, face, kind, shapes, options)
+
+
+@pytest.mark.parametrize(
+    ("face", "what"),
+    by_face(OTHERS, ["codec", "between", "dense_steps", "shape"]),
+    indirect=["face"],
+)
+def test_ranks_that_make_different_states_are_told_before_there_are_groups(face, what):
+    for name, said, taken, groups in face(differently_made, what):
         assert name == CollectiveMismatch.__name__
-        assert "rank(s) [2]: ValueError: cannot say" in said
+        assert "rank(s) [2]" in said
+        assert taken < 20  # not at the operations' timeout, which is 30 s
+        assert groups == 0
+
+
+def made_wrongly(comm, face, what, everywhere):
+    state_of(comm, face, "one_bit").close()
+    kind, options = REFUSED[what] if comm.rank == 2 or everywhere else ("one_bit", {})
+    return made(comm, face, kind, SHAPES, options)
+
+
+@pytest.mark.parametrize(
+    ("face", "what"),
+    by_face(REFUSED, ["high density", "values", "chunk", "an error of the caller's"]),
+    indirect=["face"],
+)
+def test_what_cannot_be_is_refused_on_all_ranks_before_there_are_groups(face, what):
+    own = "ValueError" if what == "an error of the caller's" else ConfigurationError.__name__
+    for name, _, _, groups in face(made_wrongly, what, True):
+        assert (name, groups) == (own, 0)
+    outcomes = face(made_wrongly, what, False)
+    refusal = outcomes[2][1]
+    for rank, (name, said, taken, groups) in enumerate(outcomes):
+        assert groups == 0
+        assert taken < 20
+        if rank == 2:
+            assert name == own
+        else:
+            assert name == CollectiveMismatch.__name__
+            assert f"refused on rank(s) [2]: {own}: {refusal}" in said
 
 
 def differently_called(comm, host_of, kind, what):
     """How a call ends in which rank 3 passes or scales something else; what is held after it."""
-    ends = groups_of_communicator(comm, host_of=host_of)  # the group does not live through it
-    of, options = KINDS[kind]
-    state = of(SHAPES, ends, **options)
+    state = state_of(comm, "numpy", kind, host_of)
     state.all_reduce(gradients(1, comm.rank, 0))
     comm.barrier()  # else who still waits for the first step's last message is told in that
     before = digest(held_by(state))
@@ -167,9 +163,9 @@ def test_ranks_that_call_differently_are_told(pool, kind, what):
             assert same
 
 
-def refused(comm):
+def refused(comm, face):
     """Gradients that one rank alone can tell are wrong: no other rank calls anything."""
-    state = make(comm, HOSTS, "one_bit")
+    state = state_of(comm, face, "one_bit", HOSTS)
     state.all_reduce(gradients(2, comm.rank, 0))
     before = digest(held_by(state))
     w = np.ones(SHAPES["w"], np.float32)
@@ -182,9 +178,8 @@ def refused(comm):
         {"w": w.astype(ml_dtypes.float8_e4m3fn)},
         {"w": np.ones((70, 200), np.float32)[:, ::2]},
         {"w": np.asfortranarray(w)},
-        {"w": frozen},
-        {"w": w.tolist()},
         {"v": np.ones(SHAPES["v"], np.float32), "z": w},
+        *([{"w": frozen}, {"w": w.tolist()}] if face == "numpy" else []),
     ]
     said = []
     for each in called:
@@ -198,7 +193,12 @@ def refused(comm):
     return said, untouched
 
 
-def test_gradients_that_cannot_be_are_refused_before_anything_moves(pool):
-    for said, untouched in pool(4).call(refused):
+def test_gradients_that_cannot_be_are_refused_before_anything_moves(face):
+    for said, untouched in face(refused):
         assert all(said), said
+        assert "6900 elements" in said[0]
+        assert "'z'" in said[1]
+        assert "float64" in said[2]
+        assert "float8" in said[3]
+        assert all("contiguous" in each for each in said[4:6])
         assert untouched

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import time
+
+import ml_dtypes
 import numpy as np
 import pytest
 
-from pycollective import ConfigurationError
-from pycollective.compression import compressed_reduce_scatter
-from tests.compression.players import KINDS, gradients, make, wide
+from pycollective import (
+    CollectiveError,
+    CollectiveMismatch,
+    ConfigurationError,
+    reference,
+)
+from pycollective.compression import CODECS, compressed_reduce_scatter
+from tests.compression import oracle
+from tests.compression.players import KINDS, gradients, make, state_of, wide
+from tests.inputs import same_bits
+from tests.kernels.quantized import decode, encode, rounded
 
-SHAPES = {"w": (64, 120), "small": (40,)}
+SHAPES = {"w": (64, 120), "small": (40,)}  # shards that end within a chunk, and dense ones
 EVEN = [(0, 1, 2, 3), (0, 0, 1, 1), (0, 1, 1, 0), (0, 0, 0, 0)]
 
 
@@ -51,73 +62,183 @@ def test_shards_and_what_is_held_are_what_was_put_in(pool, kind, host_of):
             assert 0 < stats["payload_bytes"] < stats["dense_bytes"]
 
 
-def dense_shards(comm, host_of):
-    """Whether shards of everything are those of a dense average, bit for bit."""
-    state = make(comm, host_of, "top_k", SHAPES, density=1.0, values="float32")
-    x = gradients(3, comm.rank, len(host_of) + host_of[1], SHAPES)["w"]
-    out = np.empty(x.size // comm.size, np.float32)
-    state.reduce_scatter(out, x, "w")
-    comm.all_reduce(x, "avg")
-    return out.tobytes() == x.reshape(comm.size, -1)[comm.rank].tobytes()
+# Bits, by the document.
+
+STEPS = 4
 
 
+def inputs(rank, step, dtype):
+    """In step 2 the first rank's shard is zero on all ranks, as of parameters that none used."""
+    found = gradients(11, rank, step, SHAPES, dtype)
+    if step == 2:
+        found["w"][:16] = 0
+    return found
+
+
+def outputs_of(comm, face, codec, host_of, dtype):
+    """This rank's shards by step and name; and whether inputs were left alone."""
+    state = state_of(comm, face, codec, host_of, SHAPES)
+    outputs, untouched = [], True
+    for step in range(STEPS):
+        mine = inputs(comm.rank, step, dtype)
+        outputs.append({})
+        with state.step():
+            for name, x in mine.items():
+                before = x.copy()
+                out = outputs[-1][name] = np.full(x.size // comm.size, 7, x.dtype)
+                assert state.reduce_scatter(out, x, name)
+                untouched &= same_bits(x, before)
+    stats = state.stats()
+    assert 0 < stats["payload_bytes"] < stats["dense_bytes"]
+    return outputs, untouched, stats["steps"]
+
+
+class Quantized:
+    """A shard that goes with a scale for each 256 elements, and what its senders hold."""
+
+    def __init__(self, codec, count, hosts):
+        self.codec, self.worker = codec, np.zeros((hosts, count), np.float32)
+
+    def step(self, flat, host_of):
+        came = []
+        for host, x in enumerate(oracle.host_sums(flat, host_of)):
+            payload, left = encode(self.codec, oracle.CHUNK, x + self.worker[host])
+            came.append(decode(self.codec, oracle.CHUNK, payload, x.size))
+            self.worker[host] = left
+        return reference.tree(came, np.add) / np.float32(len(flat))
+
+
+class Sparse(oracle.TopK):
+    """The same of one that goes as its largest elements, in bf16."""
+
+    def __init__(self, count, hosts):
+        super().__init__("a shard", count, hosts, round(0.03 * count), ml_dtypes.bfloat16)
+
+    def step(self, flat, host_of):
+        return super().step([x.astype(np.float32) for x in flat], host_of, by_region=False)
+
+
+def wanted(codec, host_of, dtype):
+    """Of each rank the shards that it must get, by step and name."""
+    ranks, hosts = len(host_of), max(host_of) + 1
+    count = 64 * 120 // ranks
+    states = [
+        Sparse(count, hosts) if codec == "top_k" else Quantized(codec, count, hosts)
+        for _ in range(ranks)
+    ]
+    found = [[{} for _ in range(STEPS)] for _ in range(ranks)]
+    for step in range(STEPS):
+        every = [inputs(rank, step, dtype) for rank in range(ranks)]
+        small = oracle.dense([each["small"] for each in every], host_of)
+        for rank, (state, of) in enumerate(zip(states, found, strict=True)):
+            parts = [each["w"].reshape(-1)[rank * count :][:count] for each in every]
+            none = not any(part.any() for part in parts)  # then what is held stays
+            mean = np.zeros(count, np.float32) if none else state.step(parts, host_of)
+            of[step] = {"w": rounded(mean, dtype), "small": small.reshape(ranks, -1)[rank]}
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("host_of", [(0, 1, 2, 3), (0, 0, 1, 1)])
-def test_all_of_it_is_dense(pool, host_of):
-    assert all(pool(4).call(dense_shards, host_of))
+@pytest.mark.parametrize("codec", CODECS)
+def test_each_rank_gets_the_bits_of_its_shard(face, codec, host_of, dtype):
+    want = wanted(codec, host_of, dtype)
+    for rank, found in enumerate(face(outputs_of, codec, host_of, dtype)):
+        outputs, untouched, steps = found
+        assert untouched
+        assert steps == STEPS
+        for step in range(STEPS):
+            for key in SHAPES:
+                assert same_bits(outputs[step][key], want[rank][step][key]), step
 
 
-def not_finite(comm, kind):
+def not_finite(comm, face, kind):
     """Whether all outputs were NaN, and the next step as if the bad one had not been."""
-    states = [make(comm, (0, 0, 1, 1), kind, SHAPES) for _ in range(2)]
+    states = [state_of(comm, face, kind, (0, 0, 1, 1), SHAPES) for _ in range(2)]
     outs = [np.empty(64 * 30, np.float32) for _ in states]
-    good = gradients(7, comm.rank, 0, SHAPES)["w"]
-    bad = gradients(7, comm.rank, 1, SHAPES)["w"]
+    good, bad = (gradients(7, comm.rank, step, SHAPES)["w"] for step in range(2))
     if comm.rank == 2:
-        bad[5, 7] = np.inf
+        bad[5, 7] = np.inf  # of another rank's shard
     for state, out in zip(states, outs, strict=True):
         assert state.reduce_scatter(out, good, "w")
     assert not states[0].reduce_scatter(outs[0], bad, "w")
     nan = bool(np.isnan(outs[0]).all())
     for state, out in zip(states, outs, strict=True):
         assert state.reduce_scatter(out, good, "w")
-    return nan, outs[0].tobytes() == outs[1].tobytes()
+    counts = states[0].stats()
+    same = outs[0].tobytes() == outs[1].tobytes()
+    return nan, same, counts["steps"], counts["steps_given_up"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bad_step_is_as_if_it_had_not_been(pool, kind):
-    assert pool(4).call(not_finite, kind) == [(True, True)] * 4
+def test_a_bad_step_is_as_if_it_had_not_been(face, kind):
+    assert face(not_finite, kind) == [(True, True, 2, 1)] * 4
 
 
-def refused(comm):
-    """What is said of shards that cannot be."""
-    said = []
-    x = np.ones((64, 120), np.float32)
-
-    def attempt(call):
+def refused(comm, face):
+    """What is said of shards that cannot be, by what is wrong; the state works on."""
+    shapes = {**SHAPES, "odd": (71, 101)}
+    state = state_of(comm, face, "int8", (0, 0, 1, 1), shapes)
+    uneven = state_of(comm, face, "int8", (0, 0, 0, 1), shapes)
+    x, out, small = np.ones((64, 120), np.float32), np.empty(1920, np.float32), np.ones(40, "f4")
+    calls = {
+        "name": lambda: state.reduce_scatter(out, x, "z"),
+        "size": lambda: state.reduce_scatter(out, x[1:], "w"),
+        "longer": lambda: state.reduce_scatter(np.empty(1921, np.float32), x, "w"),
+        "type": lambda: state.reduce_scatter(out, x.astype(np.float64), "w"),
+        "type of out": lambda: state.reduce_scatter(out.astype(np.float64), x, "w"),
+        "layout": lambda: state.reduce_scatter(out, np.ones((120, 64), np.float32).T, "w"),
+        "layout of out": lambda: state.reduce_scatter(np.ones(3840, np.float32)[::2], x, "w"),
+        "odd": lambda: state.reduce_scatter(out[:1792], np.ones((71, 101), np.float32), "odd"),
+        "uneven": lambda: uneven.reduce_scatter(out, x, "w"),
+        "": lambda: state.reduce_scatter(out, x, "w") and state.all_reduce({"small": small}),
+        "whole": lambda: state.all_reduce({"w": x}),
+        "sharded": lambda: state.reduce_scatter(np.empty(10, np.float32), small, "small"),
+    }
+    said = {}
+    for what, call in calls.items():
         try:
             call()
         except ConfigurationError as error:
-            said.append(str(error))
-
-    uneven = make(comm, (0, 1, 0, 0), "int8", SHAPES)
-    attempt(lambda: uneven.reduce_scatter(np.empty(1920, np.float32), x, "w"))
-    odd = make(comm, (0, 0, 1, 1), "int8", {"odd": (7, 1033)})
-    attempt(lambda: odd.reduce_scatter(np.empty(1, np.float32), np.ones(7231, np.float32), "odd"))
-    state = make(comm, (0, 0, 1, 1), "int8", SHAPES)
-    attempt(lambda: state.reduce_scatter(np.empty(1921, np.float32), x, "w"))
-    state.reduce_scatter(np.empty(1920, np.float32), x, "w")
-    attempt(lambda: state.all_reduce({"w": x}))
-    state.all_reduce({"small": np.ones(40, np.float32)})
-    attempt(
-        lambda: state.reduce_scatter(np.empty(10, np.float32), np.ones(40, np.float32), "small")
-    )
-    return said
+            said[what] = str(error)
+    return said, bool((x == 1).all()), state.reduce_scatter(out, x, "w")
 
 
-def test_what_has_no_shards_is_refused(pool):
-    for uneven, odd, short, whole, sharded in pool(4).call(refused):
-        assert "as many ranks on every host" in uneven
-        assert "cannot be shared out evenly" in odd
-        assert "1920 elements, not 1921" in short
-        assert "went by reduce_scatter before" in whole
-        assert "went by all_reduce before" in sharded
+def test_what_has_no_shards_is_refused(face):
+    for said, untouched, works in face(refused):
+        assert untouched
+        assert works
+        assert "no parameter is named 'z'" in said.pop("name")
+        assert "7560 elements" in said.pop("size")
+        assert "1920 elements, not 1921" in said.pop("longer")
+        assert "float64" in said.pop("type")
+        assert "float64" in said.pop("type of out")
+        assert "contiguous" in said.pop("layout")
+        assert "contiguous" in said.pop("layout of out")
+        assert "cannot be shared out evenly" in said.pop("odd")
+        assert "as many ranks on every host" in said.pop("uneven")
+        assert "went by reduce_scatter before" in said.pop("whole")
+        assert "went by all_reduce before" in said.pop("sharded")
+        assert not said
+
+
+def another(comm, face):
+    """How a call ends in which rank 1 passes another parameter than the others."""
+    shapes = {"w": (64, 120), "v": (64, 120)}
+    state = state_of(comm, face, "int8", (0, 0, 1, 1), shapes)
+    out = np.full(1920, 7, np.float32)
+    start = time.monotonic()
+    try:
+        state.reduce_scatter(out, np.ones((64, 120), np.float32), "v" if comm.rank == 1 else "w")
+    except RuntimeError as error:
+        return type(error), time.monotonic() - start, bool((out == 7).all())
+    return None
+
+
+@pytest.mark.parametrize("face", ["numpy", "torch"], indirect=True)
+def test_ranks_that_pass_different_parameters_are_told(face):
+    for rank, (kind, seconds, untouched) in enumerate(face(another)):
+        assert untouched
+        assert seconds < 20  # the groups' timeout is 30 s
+        # Who meets the other name; the others are told.
+        assert issubclass(kind, CollectiveMismatch if rank < 2 else CollectiveError), kind

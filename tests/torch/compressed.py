@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 
 import pytest
@@ -14,6 +15,7 @@ import torch.distributed.checkpoint
 import pycollective.torch as pct
 from pycollective.compression import CODECS
 from tests.harness import Ranks, results
+from tests.inputs import TRAITS, words
 from tests.torch.groups import standing_group, to_numpy
 
 HOOKS = {codec: getattr(pct, f"{codec}_hook") for codec in CODECS}
@@ -49,6 +51,65 @@ def state_of(model, codec, topology, group, **options):
         return state(model, group=group, **{**usual, **options})
     finally:
         del os.environ["PYCOLLECTIVE_TOPOLOGY"]
+
+
+class Bucket:
+    """What a hook sees of a bucket of DDP's, and how often it looked for its parameters."""
+
+    def __init__(self, model, gradients, last=True):
+        self._parameters = [getattr(model, name) for name in gradients]
+        self._buffer = torch.cat([each.reshape(-1) for each in gradients.values()])
+        self._last, self.looks = last, 0
+
+    def buffer(self):
+        return self._buffer
+
+    def parameters(self):
+        self.looks += 1
+        return self._parameters
+
+    def index(self):
+        return 0
+
+    def is_last(self):
+        return self._last
+
+
+class Arrays:
+    """A state of torch's that takes and gives NumPy arrays; all else is its own."""
+
+    def __init__(self, state):
+        self.of_torch = state
+
+    def __getattr__(self, name):
+        return getattr(self.of_torch, name)
+
+    def all_reduce(self, gradients):
+        return self.of_torch.all_reduce({name: shared(x) for name, x in gradients.items()})
+
+    def reduce_scatter(self, out, tensor, key):
+        return self.of_torch.reduce_scatter(shared(out), shared(tensor), key)
+
+    def flush(self):
+        return {name: to_numpy(each) for name, each in self.of_torch.flush().items()}
+
+
+def shared(x):
+    """A tensor in the memory of an array."""
+    if TRAITS[x.dtype.name].in_numpy:
+        return torch.from_numpy(x)
+    return torch.from_numpy(words(x)).view(getattr(torch, x.dtype.name))
+
+
+def arrays_over(comm, face, state, shapes, host_of, **options):
+    """`Arrays` of a state whose ranks simulate these hosts."""
+    group = group_of(comm, "pycollective" if face == "torch" else face)
+    pairs = [(name, torch.zeros(shape, requires_grad=True)) for name, shape in shapes.items()]
+    counts = [len(list(ranks)) for _, ranks in itertools.groupby(host_of or ())]
+    with pytest.MonkeyPatch.context() as patch:
+        if host_of is not None:
+            patch.setenv("PYCOLLECTIVE_TOPOLOGY", ",".join(map(str, counts)))
+        return Arrays(getattr(pct, state)(pairs, group=group, **options))
 
 
 def digest_of(tensors):

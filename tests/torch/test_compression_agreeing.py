@@ -1,4 +1,4 @@
-"""Making and loading torch's states: ranks that differ are told before there are groups."""
+"""Torch's states: made by all ranks or none, begun densely, used as they may be, and closed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOSTS = "2x2"
 ranks = ranks_of(__name__, 4)
 
 
-def played(topology, group):
+def simulating(topology, group):
     """A state like the others', by a rank that sees other hosts."""
     os.environ["PYCOLLECTIVE_TOPOLOGY"] = topology
     try:
@@ -33,21 +33,11 @@ def played(topology, group):
         del os.environ["PYCOLLECTIVE_TOPOLOGY"]
 
 
-# What rank 1 alone does, and whether it can be.
+# What rank 1 alone does, and whether it can be; tests/compression has the options.
 MADE = {
-    "density": (lambda group: pct.TopKState(Given(), density=5, group=group), False),
-    "values": (
-        lambda group: pct.TopKState(Given(), density=0.1, values="float64", group=group),
-        False,
-    ),
-    "chunk": (lambda group: pct.OneBitState(Given(), chunk=100, group=group), False),
-    "between what": (lambda group: pct.OneBitState(Given(), between="racks", group=group), False),
     "no names": (lambda group: pct.OneBitState(list(Given().parameters()), group=group), False),
-    "topology": (lambda group: played("3x3", group), False),
-    "other hosts": (lambda group: played("4x1", group), True),
-    "between": (lambda group: pct.OneBitState(Given(), between="ranks", group=group), True),
-    "dense_steps": (lambda group: pct.OneBitState(Given(), dense_steps=4, group=group), True),
-    "codec": (lambda group: pct.Int8State(Given(), chunk=1024, group=group), True),
+    "topology": (lambda group: simulating("3x3", group), False),
+    "other hosts": (lambda group: simulating("4x1", group), True),
 }
 
 
@@ -74,6 +64,7 @@ def test_ranks_that_make_different_states_are_told_before_there_are_groups(ranks
         refuses = rank == 1 and not MADE[what][1]
         assert name == ("ConfigurationError" if refuses else "CollectiveMismatch")
         assert refuses or "rank(s) [1]" in said
+        assert what != "no names" or "named_parameters" in said
         assert groups == 0
         assert taken < 20  # the groups' timeout is 30 s
 
@@ -116,34 +107,6 @@ def test_ranks_that_have_made_different_numbers_of_groups_all_say_so(ranks, back
     assert all(told >= heard for _, _, told in others[:2])
 
 
-def loaded(comm, what):
-    """Rank 1 alone loads something else, or all load nothing."""
-    group = group_of(comm, "pycollective")
-    state = state_of(Given(), "int8", HOSTS, group)
-    state.all_reduce(given(comm.rank, 0))
-    saved = state.state_dict()
-    if what == "nothing" or (what == "nothing on one" and comm.rank == 1):
-        saved = {}
-    if what == "another" and comm.rank == 1:
-        saved["residuals"]["worker"]["w"][0, 3] += 1
-    try:
-        state.load_state_dict(saved)
-    except (ConfigurationError, CollectiveMismatch) as error:
-        return type(error).__name__, str(error)
-    return None
-
-
-def test_ranks_that_load_different_states_are_told(ranks):
-    for name, said in ranks(loaded, "nothing"):
-        assert name == "ConfigurationError"
-        assert "no state of int8" in said
-    for name, said in ranks(loaded, "another"):
-        assert name == "CollectiveMismatch"
-        assert "rank(s) [1]" in said
-    names = [name for name, _ in ranks(loaded, "nothing on one")]
-    assert names == ["CollectiveMismatch", "ConfigurationError", *["CollectiveMismatch"] * 2]
-
-
 CALLS = {
     "flush": lambda state, saved: state.flush(),
     "reset": lambda state, saved: state.reset(),
@@ -152,25 +115,19 @@ CALLS = {
 }
 
 
-def within(comm, what):
-    """What is said within a step; one of a backward that was not finished is forgotten."""
-    group = group_of(comm, "pycollective")
-    state = state_of(Given(), "one_bit", HOSTS, group)
+def unfinished(comm, what):
+    """A backward that was not finished is forgotten by what is between steps."""
+    state = state_of(Given(), "one_bit", HOSTS, group_of(comm, "pycollective"))
+    state.all_reduce(given(comm.rank, 0))
     saved = state.state_dict()
-    with state.step():
-        state.all_reduce(given(comm.rank, 0))
-        with pytest.raises(ConfigurationError) as raised:
-            CALLS[what](state, saved)
     state._feedback.begin(of_backward=True)  # as the first bucket leaves it
     CALLS[what](state, saved)
-    return str(raised.value), state.stats()["steps"]
+    return state.stats()["steps"]
 
 
 @pytest.mark.parametrize("what", CALLS)
-def test_what_is_between_steps_is_refused_within_one(ranks, what):
-    for said, steps in ranks(within, what):
-        assert f"{what} while a step is under way" in said
-        assert steps == 1
+def test_what_is_between_steps_forgets_an_unfinished_backward(ranks, what):
+    assert ranks(unfinished, what) == [1] * 4
 
 
 def start_densely(comm, backend, codec):
@@ -301,3 +258,42 @@ def test_a_flush_beside_backward_is_a_mismatch_on_every_rank(ranks, topology):
     for taken in ranks(flushed_in_backward, topology):
         assert taken is not None
         assert taken < 20  # the groups' timeout is 30 s
+
+
+def closed(comm, topology, used):
+    """What a backward says of a closed state, which was used before or never."""
+    group = group_of(comm, "pycollective")
+    model = DistributedDataParallel(Given(), process_group=group)
+    state = state_of(model, "int8", topology, group)
+    model.register_comm_hook(state, HOOKS["int8"])
+    if used:
+        model(given(comm.rank, 0)).backward()
+    state.close()
+    with pytest.raises(ConfigurationError) as raised:
+        model(given(comm.rank, 9)).backward()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("topology", ["2x2", "1x4"])  # on one host the hooks pass buckets on
+def test_a_backward_of_a_closed_state_is_refused_at_once(ranks, topology, used):
+    assert all("was closed" in said for said in ranks(closed, topology, used))
+
+
+def ended(comm):
+    """The threads of the state that are left when its groups could not be left."""
+    broken = state_of(Given(), "one_bit", "2x2", group_of(comm, "pycollective"))
+    broken.all_reduce(given(comm.rank, 0))
+    thread = broken._worker._thread
+    whole = broken._feedback.groups.all
+    last, whole.close = whole.close, None  # cannot be called
+    with pytest.raises(TypeError):
+        broken.close()
+    last()
+    with pytest.raises(ConfigurationError, match="was closed"):
+        broken.flush()
+    return thread.is_alive()
+
+
+def test_the_thread_ends_though_a_group_cannot_be_left(ranks):
+    assert ranks(ended) == [False] * 4

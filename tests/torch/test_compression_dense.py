@@ -9,7 +9,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
 from pycollective import ConfigurationError
-from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
+from tests.torch.compressed import (
+    HOOKS,
+    Bucket,
+    Given,
+    digest_of,
+    given,
+    group_of,
+    ranks_of,
+    state_of,
+)
 
 BACKENDS = {"pycollective": pct.all_reduce_hook, "gloo": default_hooks.allreduce_hook}
 
@@ -66,27 +75,6 @@ def test_a_state_of_another_model_is_refused_on_one_host_too(ranks):
         ranks(unknown)
 
 
-class Bucket:
-    """What a hook sees of a bucket of DDP's, and how often it looked for its parameters."""
-
-    def __init__(self, model, gradients):
-        self._model, self._names, self.looks = model, list(gradients), 0
-        self._buffer = torch.cat([each.reshape(-1) for each in gradients.values()])
-
-    def buffer(self):
-        return self._buffer
-
-    def parameters(self):
-        self.looks += 1
-        return [getattr(self._model, name) for name in self._names]
-
-    def index(self):
-        return 0
-
-    def is_last(self):
-        return True
-
-
 def passed_on(comm, codec):
     """How often a state that is dense for good looked into a bucket, and whether another is known.
 
@@ -97,9 +85,9 @@ def passed_on(comm, codec):
     bucket = Bucket(model, given(comm.rank, 0))
     for _ in range(4):
         HOOKS[codec](state, bucket).wait()
-    buffer = torch.cat([each.reshape(-1) for each in given(comm.rank, 0).values()])
+    beside = Bucket(model, given(comm.rank, 0))
     for _ in range(4):
-        pct.all_reduce_hook(group, Passed(buffer)).wait()
+        pct.all_reduce_hook(group, beside).wait()
     said = []
     for strange in (
         Bucket(other, {"w": given(comm.rank, 0)["w"]}),
@@ -109,12 +97,7 @@ def passed_on(comm, codec):
             state._hook(strange)
         said.append(str(raised.value))
     counts = state.stats()["steps"], state.stats()["dense_calls"]
-    return bucket.looks, torch.equal(bucket.buffer(), buffer), counts, said
-
-
-class Passed(Bucket):
-    def __init__(self, buffer):
-        self._buffer = buffer
+    return bucket.looks, torch.equal(bucket.buffer(), beside.buffer()), counts, said
 
 
 @pytest.mark.parametrize("codec", HOOKS)

@@ -7,13 +7,21 @@ import threading
 import time
 
 import pytest
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from pycollective import ConfigurationError
 from tests.compression.players import held_by
 from tests.harness import await_
-from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
+from tests.torch.compressed import (
+    HOOKS,
+    Bucket,
+    Given,
+    digest_of,
+    given,
+    group_of,
+    ranks_of,
+    state_of,
+)
 
 SOON = 20  # seconds; the groups' timeout is 30
 
@@ -57,27 +65,6 @@ def test_what_fails_in_one_ranks_hook_ends_every_backward(ranks, what):
     assert other[0] == "CollectiveAborted"
     assert CAUSES[what] in other[1]
     assert max(failed[2], other[2]) < SOON
-
-
-class Bucket:
-    """What a hook sees of a bucket of DDP's."""
-
-    def __init__(self, model, gradients, last):
-        self._parameters = [getattr(model, name) for name in gradients]
-        self._buffer = torch.cat([each.reshape(-1) for each in gradients.values()])
-        self._last = last
-
-    def buffer(self):
-        return self._buffer
-
-    def parameters(self):
-        return self._parameters
-
-    def index(self):
-        return 0
-
-    def is_last(self):
-        return self._last
 
 
 def held_up(state):
@@ -181,44 +168,3 @@ def let_go(comm, how):
 @pytest.mark.parametrize("how", ["called", "hooked"])
 def test_a_state_let_go_of_leaves_no_thread(ranks, how):
     assert all(ranks(let_go, how))
-
-
-def refuse(comm):
-    """What is said of tensors that a state does not hold."""
-    state = state_of(Given(), "int8", "2x1", group_of(comm, "pycollective"))
-    state.all_reduce(given(comm.rank, 0))
-    good = state.state_dict()
-    worker = good["residuals"]["worker"]
-
-    def held(w):
-        return {**good, "residuals": {**good["residuals"], "worker": {**worker, "w": w}}}
-
-    bad = {
-        "bfloat16": held(worker["w"].bfloat16()),
-        "float64": held(worker["w"].double()),
-        "integers": held(worker["w"].int()),
-        "complex": held(worker["w"].to(torch.complex64)),
-        "NaN": held(worker["w"] * float("nan")),
-        "shorter": held(worker["w"][:, 1:]),
-        "one too many": held(torch.cat([worker["w"], worker["w"]])),
-        "no tensor": held(None),
-        "no rows": held(worker["w"][:0]),
-        "owed shorter": {**good, "undelivered": {"w": good["undelivered"]["w"][1:]}},
-        "empty": {},
-        "residuals alone": {"residuals": good["residuals"]},
-    }
-    said = {}
-    for what, each in bad.items():
-        try:
-            state.load_state_dict(each)
-        except Exception as error:
-            said[what] = type(error).__name__
-        else:
-            said[what] = "loaded"
-    state.load_state_dict(good)
-    return said
-
-
-def test_tensors_that_no_state_holds_are_refused(ranks):
-    for said in ranks(refuse):
-        assert said == dict.fromkeys(said, ConfigurationError.__name__)

@@ -110,28 +110,16 @@ def refusals(comm):
     backward("another model", lambda ddp: pct.OneBitState(Given(), group=group))
     backward("fp64", lambda ddp: pct.OneBitState(ddp, group=group), dtype=torch.float64)
     state = pct.OneBitState(Given(), group=group)
-    tensor = torch.zeros(80, 90)
-    attempt("parameters alone", lambda: pct.OneBitState(list(Given().parameters()), group=group))
-    attempt("size", lambda: state.all_reduce({"w": tensor[1:]}))
-    attempt("name", lambda: state.all_reduce({"z": tensor}))
-    attempt("type", lambda: state.all_reduce({"w": tensor.double()}))
-    attempt("layout", lambda: state.all_reduce({"w": torch.zeros(90, 80).t()}))
-    attempt("one of two", lambda: state.all_reduce({"w": tensor.fill_(comm.rank), "z": tensor}))
-    untouched = bool((tensor == comm.rank).all())
-    assert state.all_reduce({"w": tensor})  # it still works
-    return said, untouched
+    indices = torch.zeros(2, 1, dtype=torch.int64)
+    sparse = torch.sparse_coo_tensor(indices, torch.ones(1), (80, 90), check_invariants=False)
+    attempt("sparse", lambda: state.all_reduce({"w": sparse}))
+    return said
 
 
 def test_what_cannot_be_is_refused_by_name(ranks):
-    for said, untouched in ranks(refusals):
-        assert untouched
+    for said in ranks(refusals):
         assert "OneBitState, not a Int8State" in said["another state"]
         assert "OneBitState, not a NoneType" in said["no state"]
         assert "the state was not given" in said["another model"]
         assert "float64" in said["fp64"]
-        assert "named_parameters" in said["parameters alone"]
-        assert "7110 elements" in said["size"]
-        assert "'z'" in said["name"]
-        assert "float64" in said["type"]
-        assert "contiguous" in said["layout"]
-        assert "'z'" in said["one of two"]
+        assert "dense CPU tensor" in said["sparse"]
