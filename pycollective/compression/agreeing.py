@@ -1,4 +1,4 @@
-"""What ranks must agree on: compared before any of them goes on, also with one that cannot."""
+"""Ranks compare what they were given before any of them goes on, also with one that refuses."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Told(Generic[_T]):
     """What one rank was given.
 
     Attributes:
-        digest: of all that must be the same everywhere.
-        text: in words, for the error where it is not.
-        value: what came of looking at it.
+        digest: of all that must be the same on every rank.
+        text: the same in words, for the error where ranks differ.
+        value: what the rank made of it.
     """
 
     digest: int
@@ -37,12 +37,12 @@ class Told(Generic[_T]):
 
 
 def agree(group: Group, what: str, given: Callable[[], Told[_T]]) -> Told[_T]:
-    """Compare what ranks were given; collective, also for a rank that cannot take it.
+    """Compare what ranks were given; collective, also for a rank that refuses it.
 
     Args:
         group: of the ranks.
-        what: is called.
-        given: looks at this rank's arguments, and raises where they cannot be.
+        what: the name of the call, for errors.
+        given: looks at this rank's arguments, and raises where it refuses them.
 
     Raises:
         Exception: what `given` raised; no other rank waits for this one.
@@ -76,7 +76,7 @@ def agree(group: Group, what: str, given: Callable[[], Told[_T]]) -> Told[_T]:
 
 
 def _said(group: Group, text: str) -> list[str]:
-    """What every rank says."""
+    """Every rank's text."""
     row = np.zeros(_SAID, np.uint8)
     mine = np.frombuffer(text.encode()[:_SAID], np.uint8)
     row[: mine.size] = mine
@@ -84,16 +84,16 @@ def _said(group: Group, text: str) -> list[str]:
 
 
 def check_same_call(groups: Groups, agreement: Agreement, in_all: bool) -> None:
-    """Compare what a call is about, where no message of it says so; collective over all ranks.
+    """Compare what a dense call is about, whose messages do not say it; collective.
 
     Args:
         groups: of this rank.
         agreement: what the call is about.
-        in_all: whether the others may go straight to the group of all ranks, so that calls begin
-            there, where `Groups.gather` says they begin within hosts; the same on all.
+        in_all: whether calls begin in the group of all ranks, as those of hooks that only average
+            do, and not as `Groups.gather` says; the same on all ranks.
 
     Raises:
-        CollectiveMismatch: another rank's is about something else.
+        CollectiveMismatch: another rank's call is about something else.
     """
     mine = agreement.header(True, [])
     row = np.zeros(_CALL, np.uint8)

@@ -1,4 +1,4 @@
-"""A gradient as the exchanges see it: flat, of whatever library, changed in place."""
+"""A gradient as codecs see it: a flat array of NumPy or torch, changed in place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Readable(Protocol):
 
 
 class Flat(Readable, Protocol):
-    """One that may be written."""
+    """A flat array that may be written."""
 
     def put(self, start: int, values: Floats) -> None:
         """Overwrite elements from `start` on, each rounded once."""
@@ -39,11 +39,11 @@ class Flat(Readable, Protocol):
         ...
 
     def is_finite(self) -> bool:
-        """Whether all elements are."""
+        """Whether all elements are finite."""
         ...
 
     def is_zero(self) -> bool:
-        """Whether all elements are."""
+        """Whether all elements are zero."""
         ...
 
     @property
@@ -111,9 +111,9 @@ class Item:
     """One parameter's gradient in a call, or a shard of it.
 
     Attributes:
-        name: the parameter's; what its residual is kept by.
+        name: of the parameter; its residual is kept by it.
         flat: the gradient; the average takes its place.
-        dense: whether it goes as it is.
+        dense: whether it is sent as it is.
         owner: the local shard and the host that get its average; None for all of them.
     """
 

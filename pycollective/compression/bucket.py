@@ -35,12 +35,12 @@ def header_bytes(items: int) -> int:
 
 @dataclass(frozen=True)
 class Header:
-    """What a message says of its sender.
+    """The beginning of every message.
 
     Attributes:
         digest: of what ranks must agree on.
         scale: the loss scale.
-        finite: whether all that it has seen was.
+        finite: whether all that the sender has seen was finite.
         absent: for each parameter, whether the gradient is all zero.
     """
 
@@ -60,14 +60,14 @@ class Header:
 
     @staticmethod
     def absent_of(row: Bytes) -> NDArray[np.bool_]:
-        """That part of a message that `read` has accepted."""
+        """Which gradients are zero, of a message that `read` has accepted."""
         count = _FIELDS.unpack_from(row.data)[3]
         bits = row[_FIELDS.size : header_bytes(count)]
         return np.unpackbits(bits, count=count, bitorder="little").astype(bool)
 
     @classmethod
     def read(cls, row: Bytes, mine: Header, sender: int) -> Header:
-        """A message's, of rank `sender`.
+        """The header of a message from rank `sender`.
 
         Raises:
             CollectiveMismatch: it is about other parameters, or compressed in another way.
@@ -101,7 +101,7 @@ def digest_of(told: Any) -> int:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What every message of a call carries.
+    """What all messages of a call say, so that ranks that differ find out.
 
     Attributes:
         digest: of the parameters and of how they are compressed.
@@ -118,10 +118,11 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call came to.
+    """The result of a call.
 
     Attributes:
-        finite: whether every gradient was, on every rank. (Of a scatter: as far as this one saw.)
+        finite: whether every gradient was finite on every rank (of a reduce-scatter: as far as this
+            rank saw).
         sent: bytes that this rank handed over for other hosts; None for a dense call, whose bytes
             are the backend's affair.
     """
@@ -134,9 +135,9 @@ class Bucket:
     """The gradients of one call.
 
     Attributes:
-        items: them.
-        local_shards: of each, the elements of each local shard.
-        key: what the layout of its messages follows from.
+        items: the gradients.
+        local_shards: of each item, the elements of each local shard.
+        key: what the layout of its messages depends on.
     """
 
     def __init__(self, items: Sequence[Item], partition: Partition) -> None:
@@ -215,10 +216,10 @@ class Bucket:
 
 
 class ByBucket(Generic[_T]):
-    """What is found once for a bucket, and kept while it is one.
+    """A cache of what depends on a bucket, such as the layout of its messages.
 
-    A parameter is in one bucket, or in a compressed one and a dense one at the start. DDP rebuilds
-    its buckets, and the old ones go.
+    A parameter is in one bucket, or in a compressed one and a dense one at the start. When DDP
+    rebuilds its buckets, the entries of the old ones go.
     """
 
     def __init__(self, make: Callable[[Bucket], _T]) -> None:
@@ -227,7 +228,7 @@ class ByBucket(Generic[_T]):
         self._bucket_of: dict[tuple[str, bool], Any] = {}
 
     def of(self, bucket: Bucket) -> _T:
-        """What was made for this bucket."""
+        """The entry for this bucket, made if there is none."""
         found = self._found.get(bucket.key)
         if found is None:
             for item in bucket.items:

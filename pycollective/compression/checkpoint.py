@@ -1,4 +1,4 @@
-"""Checkpoints: what a state holds put together, looked through, and cut up again for any world.
+"""Checkpoints: residuals are gathered from all ranks, checked, and cut up again for any world.
 
 Worker residuals are per host: (hosts, elements) of each parameter. The server's, where there are
 any, are one for all: (elements,). Both are by element of the parameter, so that any number of ranks
@@ -79,7 +79,7 @@ class Keeper:
                 yield Part(rank, host, local if kind == "worker" else owned[host], name)
 
     def _shards(self, name: str) -> Iterator[Part]:
-        """The same where the parameter was scattered among the ranks."""
+        """The parts of a parameter that was scattered among the ranks."""
         hosts = self._hosts
         count = self._sizes[name] // hosts.ranks
         for to in range(hosts.ranks):
@@ -195,10 +195,10 @@ def mean_of(residuals: Mapping[str, Mapping[str, Floats]], ranks: int) -> dict[s
 
 
 def check_saved(state: Mapping[str, Any], codec: str) -> None:
-    """Look whether it is what a state of this codec has saved, as far as that goes.
+    """Refuse what no state of this codec has saved; `Saved.of` checks the rest.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: it is something else.
     """
     if not isinstance(state, Mapping):
         raise ConfigurationError(f"no state of {codec}, but a {type(state).__name__}")
@@ -228,7 +228,7 @@ def check_saved(state: Mapping[str, Any], codec: str) -> None:
 
 @dataclass(frozen=True)
 class Saved:
-    """What `state_dict` gave, as it can be held.
+    """A checkpoint that a state can hold.
 
     Attributes:
         steps: that had counted.

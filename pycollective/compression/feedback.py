@@ -36,7 +36,7 @@ _SMALL = 4096
 
 
 def _is_large(_name: str, shape: Shape) -> bool:
-    """What is compressed if nothing else is said."""
+    """Whether a parameter is compressed, unless the caller decides."""
     return len(shape) > 1 and math.prod(shape) >= _SMALL
 
 
@@ -148,7 +148,7 @@ class ErrorFeedback:
 
     @property
     def is_dense_for_good(self) -> bool:
-        """Whether hooks only average, in the group of all ranks, where all calls then begin."""
+        """Whether hooks only average: then all calls begin in the group of all ranks."""
         return self.hosts.count == 1 and not self.carried
 
     def check_open(self) -> None:
@@ -190,7 +190,7 @@ class ErrorFeedback:
         self.step = None
 
     def in_step(self) -> bool:
-        """Whether the caller's step is under way; that of an unfinished backward is given up."""
+        """Whether a step of the caller is under way; one of an unfinished backward is given up."""
         if self.step is not None and self.step.of_backward:
             self.give_up()
         return self.step is not None
@@ -222,7 +222,7 @@ class ErrorFeedback:
             return self.reduce(gradients)
 
     def reduce_scatter(self, out: Flat, x: Readable, name: str) -> bool:
-        """Average one gradient, this rank's shard to `out`; likewise."""
+        """Average one gradient, this rank's shard to `out`, as `all_reduce` does."""
         if self.in_step():
             return self._reduce_shard(out, x, name)
         with self.one_step():
@@ -253,9 +253,9 @@ class ErrorFeedback:
         return finite
 
     def _complete(self, items: Sequence[Item]) -> bool:
-        """Add what is still owed; whether the averages are finite in their own types, too.
+        """Add carried errors; whether the averages are finite in their own types, too.
 
-        All ranks have the same bytes here, and come to the same end.
+        All ranks have the same bytes here, and find the same.
         """
         finite = self.carried.deliver(items)
         finite &= all(item.flat.is_finite() for item in items if item.flat.narrow)
@@ -327,7 +327,7 @@ class ErrorFeedback:
         return Item(name, flat, self._dense[name])
 
     def _agreement(self, step: Step, items: Sequence[Item], of_types: bool = False) -> Agreement:
-        """What a call is about."""
+        """What the messages of a call say that it is about."""
         names = [item.name for item in items]
         types = [str(item.flat.part(0, 0).dtype) for item in items] if of_types else []
         told = [self._digest, self.steps, names, types, sorted(self.carried)]
@@ -436,7 +436,7 @@ class ErrorFeedback:
     def _fitting(
         self, state: Mapping[str, Any], flat: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     ) -> Saved:
-        """What was saved, if this state can hold it."""
+        """The checkpoint, if this state can hold it."""
         check_saved(state, self._options.codec)
         saved = Saved.of(flat(state), self._sizes, self.keeper)
         names = [*saved.whole, *saved.sharded]
@@ -449,7 +449,7 @@ class ErrorFeedback:
         return saved
 
     def _together(self, what: str, given: Callable[[], Told[_T]]) -> _T:
-        """See to it that all ranks call this between the same steps; what `given` found."""
+        """Call `given` on all ranks between the same steps, or on none; what it found."""
         self.check_open()
 
         def told() -> Told[_T]:
@@ -484,7 +484,7 @@ class ErrorFeedback:
         self.groups.close()
 
     def stats(self) -> dict[str, Any]:
-        """What this rank has sent and held so far; see the faces."""
+        """What this rank has sent and held so far."""
         if self.hosts.count == 1:
             way, why = "dense", "all ranks are on one host"
         elif self._is_dense:

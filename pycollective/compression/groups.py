@@ -1,4 +1,4 @@
-"""The groups that a rank exchanges bytes in: over a communicator here, over torch in its face.
+"""Groups of ranks that exchange bytes, of a communicator; torch has its own kind.
 
 A message has a length that all ranks know. Whoever sends fewer bytes agrees on the lengths first.
 """
@@ -49,7 +49,7 @@ class Group(Protocol):
         ...
 
     def abort(self, reason: str) -> None:
-        """Let nobody wait for this rank; the group does no more work."""
+        """Make all ranks' calls fail; the group does no more work."""
         ...
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class Alone:
 
 
 class OfCommunicator:
-    """The ranks of a `Communicator`."""
+    """The group of a `Communicator`'s ranks."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
@@ -121,7 +121,7 @@ def by_dtype(parts: Sequence[Any]) -> list[list[Any]]:
 def _lengths(
     group: Group, rows: Sequence[Bytes], ranks: Sequence[int], most: int
 ) -> NDArray[np.int64]:
-    """How long every rank's rows are, in bytes; checked before as much memory is asked for.
+    """How long every rank's rows are, in bytes; checked before memory is taken for them.
 
     Raises:
         CollectiveMismatch: a row is longer than `most`.
@@ -140,10 +140,10 @@ def _lengths(
 
 
 def gather_lengths(group: Group, row: Bytes, ranks: Sequence[int], most: int) -> list[Bytes]:
-    """Every rank's row where lengths differ: the lengths first, then all as long as the longest.
+    """All-gather rows of different lengths: first the lengths, then all as long as the longest.
 
     Args:
-        group: exchanges them.
+        group: of the ranks.
         row: this rank's.
         ranks: of the group, by the numbers that an error tells.
         most: bytes that a row may have.
@@ -160,13 +160,13 @@ def gather_lengths(group: Group, row: Bytes, ranks: Sequence[int], most: int) ->
 def exchange_lengths(
     group: Group, rows: Sequence[Bytes], ranks: Sequence[int], most: int
 ) -> tuple[list[Bytes], int]:
-    """Row r goes to rank r, where lengths differ: the lengths first, then all as the longest.
+    """Send row r to rank r, as `gather_lengths` does.
 
     Args:
-        group: exchanges them.
+        group: of the ranks.
         rows: this rank's.
-        ranks: see `gather_lengths`.
-        most: see there.
+        ranks: of the group, by the numbers that an error tells.
+        most: bytes that a row may have.
 
     Returns:
         What came from each rank; how long the longest row is that any rank sends.
@@ -184,7 +184,7 @@ def exchange_lengths(
 
 
 class InOrder:
-    """A group whose members are numbered anew; see `Group`.
+    """A group whose ranks are numbered in another order.
 
     Args:
         group: of ranks that ascend.
@@ -240,10 +240,10 @@ class Groups:
     spare: Group | None = None
 
     def gather(self, row: Bytes) -> Iterator[tuple[list[int], Bytes]]:
-        """Rows of this host's ranks, then of those of its local shard: by rank, and theirs.
+        """Rows of this host's ranks, then of those with the same local shard; with their ranks.
 
-        Once each has compared both, all ranks have the same. Every call of a state begins in these
-        two, in this order, so that ranks that call differently meet, and none waits elsewhere.
+        Once each rank has compared both, all ranks have the same. Every call of a state begins in
+        these two groups, in this order, so that ranks that call differently find out.
         """
         if self.local.size > 1:
             yield self.hosts.local, self.local.all_gather(row)
@@ -254,7 +254,7 @@ class Groups:
     def meet_between_steps(self) -> None:
         """Begin a call that goes on in the group of all ranks.
 
-        Where that is the only group they meet there.
+        One that has begun something else is found out here, or there if it is the only group.
 
         Raises:
             CollectiveError: over pycollective, another rank begins something else; all are told.
@@ -266,7 +266,7 @@ class Groups:
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """A rank that fails in an exchange tells those who wait for it, whatever group they are in.
+        """If this rank fails, tell the ranks that wait for it, whatever group they are in.
 
         Raises:
             CollectiveMismatch: also where another rank has read what does not fit.
@@ -280,7 +280,7 @@ class Groups:
 
     @contextmanager
     def hearing(self) -> Iterator[None]:
-        """What another rank has read, and told, that does not fit is a mismatch here, too."""
+        """Raise CollectiveMismatch where another rank has told of one."""
         try:
             yield
         except CollectiveAborted as error:
@@ -291,10 +291,10 @@ class Groups:
             raise
 
     def tell(self, error: BaseException) -> None:
-        """Let nobody wait for this rank, which has failed with `error`.
+        """Abort the groups, because this rank has failed with `error`.
 
-        Where there is one group, its own errors have reached all of it. Not so what only this rank
-        has read.
+        If there is only one group, its own errors have reached all ranks, but not what only this
+        rank has read.
         """
         own = isinstance(error, CollectiveError) and not isinstance(error, CollectiveMismatch)
         if not own or self.hosts.ranks > self.hosts.count:
@@ -328,7 +328,7 @@ class Groups:
         return cls(hosts, whole, local, in_order(made, across[hosts.shard]))
 
     def abort(self, reason: str) -> None:
-        """Let nobody wait for this rank; no group does any more work."""
+        """Make all ranks' calls fail; no group does any more work."""
         for group in (self.all, self.local, self.across):
             if group is not None:
                 group.abort(reason)

@@ -1,4 +1,4 @@
-"""The options of states, checked before any rank makes or sends anything; what a codec is."""
+"""What a codec is, and the options of states: checked before any rank sends anything."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ MOST_CHUNK = 1 << 16
 
 
 class Codec(Protocol):
-    """How the gradients of a call are averaged; what it holds back is in its residuals.
+    """Averages the gradients of a call, and keeps in its residuals what it does not send.
 
-    `steps`: how many have counted since those that are dense at the start.
+    In each call `steps` is how many have counted since the dense ones at the start.
+
+    Attributes:
+        residuals: by kind, "worker" and perhaps "server".
     """
 
     residuals: Mapping[str, Residuals]

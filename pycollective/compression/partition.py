@@ -131,7 +131,7 @@ class Partition:
         return [(start + lower, start + upper) for lower, upper in cuts]
 
     def local_shards_of(self, item: Item) -> list[Range]:
-        """The same of an item of a call, found once; an item with an owner is all in one shard."""
+        """The local shards of an item, cached; an item with an owner is all in one."""
         key = item.name, item.flat.count, item.owner
         if key not in self._found:
             if item.owner is None:
@@ -198,11 +198,11 @@ class Shards:
         return len(self._owners)
 
     def local(self, shard: int) -> tuple[Numbers, Numbers]:
-        """Of each item, where a local shard starts and stops."""
+        """Where a local shard of each item starts and stops."""
         return self._local[:, shard, 0], self._local[:, shard, 1]
 
     def host(self, shard: int, host: int) -> tuple[Numbers, Numbers]:
-        """Of each item, where the host shard that a host owns of a local shard starts and stops."""
+        """Where the part of a local shard that a host owns starts and stops, of each item."""
         starts, stops = self.local(shard)
         sizes = stops - starts
         chunks = -(-sizes // self._chunk)
@@ -218,7 +218,7 @@ class Shards:
 
 
 def scattered_name(name: str, rank: int) -> str:
-    """What error feedback keeps the part of a parameter by that goes to a rank."""
+    """The name by which error feedback keeps the part of a parameter that goes to a rank."""
     return f"{name}\0{rank}"  # as no parameter is called
 
 

@@ -92,7 +92,7 @@ class Segments:
     sizes: Numbers
 
     def on(self, host: int) -> Iterator[Segment]:
-        """Those that a host owns."""
+        """The segments that a host owns."""
         first, last = np.searchsorted(self.hosts, [host, host + 1])
         columns = self.items, self.starts, self.stops, self.ats, self.sizes
         rows = zip(*(each[first:last].tolist() for each in columns), strict=True)
@@ -116,7 +116,7 @@ class Parameter(NamedTuple):
 
 
 class Layout:
-    """What lies where in a bucket's messages.
+    """Where everything lies in a bucket's messages.
 
     Attributes:
         shards: the segments of each local shard.

@@ -1,4 +1,4 @@
-"""What error feedback keeps, in two buffers: a step's new residuals count when it is committed.
+"""Residuals in two buffers: those that a step leaves count when it is committed.
 
 `held` is what the last committed step left; `left` is what the step under way will leave. A step
 that any rank gives up (a gradient that is not finite) leaves `held` as it was, bit for bit; so what
@@ -29,7 +29,7 @@ class Scaled:
     scale: float
 
     def to(self, scale: float) -> Floats:
-        """The same in another scale, each number rounded once; it may not be finite there."""
+        """The error in another scale, each number rounded once; it may not be finite there."""
         if scale == self.scale:
             return self.values
         # The ratio rounded to fp32, whose range it may leave.
@@ -64,7 +64,7 @@ class Residuals:
         return self.get(name, self._scale), left
 
     def left(self, name: str) -> Floats:
-        """What the step under way will leave of a parameter that it has asked for (`of`)."""
+        """The buffer of the step under way for a parameter; `of` must have been called."""
         return self._left[name]
 
     def keep(self, name: str) -> None:
@@ -86,7 +86,7 @@ class Residuals:
         return ((name, held.values) for name, held in self._held.items())
 
     def get(self, name: str, scale: float) -> Floats | None:
-        """What is held of a parameter, in a loss scale."""
+        """The held residual of a parameter, in a loss scale."""
         held = self._held.get(name)
         return None if held is None else held.to(scale)
 
@@ -102,7 +102,7 @@ class Residuals:
 
     @property
     def nbytes(self) -> int:
-        """Of both buffers."""
+        """How much memory both buffers take."""
         return sum(each.nbytes for each in [*dict(self).values(), *self._left.values()])
 
 
@@ -164,6 +164,6 @@ class CarriedErrors(dict[str, Scaled]):
             flat.put(0, total + part.to(self._scale))
 
     def commit(self) -> None:
-        """What the step delivered is no longer held."""
+        """Forget what the step has delivered."""
         for name in self._delivered:
             del self[name]

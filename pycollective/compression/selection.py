@@ -80,7 +80,7 @@ def by_tensor(piece: Piece) -> Indices | None:
 
 
 def over_shards(pieces: Sequence[Piece], local: Group) -> list[Indices] | None:
-    """The same for parameters in several pieces, one a rank of `local`; collective over it.
+    """The largest of parameters in several pieces, one a rank of `local`; collective over it.
 
     Ranks without a local shard give empty pieces. All of them get None if an element is not finite.
     """

@@ -122,7 +122,7 @@ class SparseOptions:
 
 @dataclass(frozen=True)
 class _Came:
-    """What came to the owner of a host shard, and what this rank sent to all owners.
+    """The messages that came to this owner, and what this rank has sent to all owners.
 
     Attributes:
         rows: of each host, its message about this one's host shard.
@@ -198,14 +198,14 @@ class TopK:
         return Outcome(finite, sent)
 
     def _gathers(self, density: float) -> bool:
-        """Which way all go: by all parameters, so that no bucket decides."""
+        """Whether to gather: by the size of all parameters, so that no bucket decides."""
         if self._options.exchange != "auto":
             return self._options.exchange == "gather"
         entries = sum(count_of(density, size) for size in self._sizes)
         return gathers(entries, self._values.itemsize, self._groups.hosts)
 
     def _choose(self, bucket: Bucket, own: list[Any], density: float) -> dict[int, Indices] | None:
-        """Of each parameter what this rank sends: places in its piece; None if not all finite.
+        """What this rank sends of each parameter, as places in its piece; None if not all finite.
 
         The pieces' residuals then hold the gradient and what was held, nothing taken off.
         """
@@ -455,7 +455,7 @@ class TopK:
                 self._worker.left(bucket.items[number].name)[indices] += values[there]
 
     def _to_host(self, rows: Sequence[Bytes], space: Space) -> list[list[Bytes]]:
-        """Of each local shard its messages, on every rank of this host."""
+        """Bring every rank of this host the messages of each local shard."""
         local, hosts = self._groups.local, self._groups.hosts
         if local.size == 1:
             return [list(rows)]

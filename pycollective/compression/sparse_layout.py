@@ -1,4 +1,4 @@
-"""What lies where in the messages of top-k (docs/wire.md), found once for a bucket.
+"""Where everything lies in the messages of top-k (docs/wire.md), found once for a bucket.
 
 The segments of a message, one a parameter, lie one after another in one space of places, so that
 one stream of ascending places serves them all. A message: header; the small parameters' elements,
@@ -87,7 +87,7 @@ class Message:
 
     @property
     def size(self) -> int:
-        """Of the space of places."""
+        """How many places there are."""
         return int(self.offsets[-1])
 
     @property
@@ -118,7 +118,7 @@ class Message:
         return np.concatenate([head, dense.view(np.uint8), lengths, stream, values])
 
     def read(self, row: Bytes, dtype: np.dtype[Any]) -> Sparse:
-        """What a message holds, in the message's own space.
+        """The elements in a message, in its own space.
 
         Raises:
             CollectiveMismatch: it holds no such thing.
@@ -190,7 +190,7 @@ class Space:
     def merge(
         self, parts: Sequence[Sparse], absent: Sequence[NDArray[np.bool_]]
     ) -> tuple[Numbers, NDArray[Any]]:
-        """What is in all messages, by this space's places.
+        """The elements of all messages, in this space.
 
         Args:
             parts: of each message.
@@ -209,7 +209,7 @@ class Space:
         return places + np.repeat(self._shifts[self._order], count), values
 
     def split(self, places: Numbers, values: NDArray[Any]) -> list[Sparse]:
-        """The inverse: what is in each message."""
+        """The inverse: the elements of each message, in its own space."""
         edges = np.searchsorted(places, self._segments)
         firsts, counts = np.empty_like(self._order), np.empty_like(self._order)
         firsts[self._order], counts[self._order] = edges[:-1], np.diff(edges)
@@ -223,7 +223,7 @@ class Space:
         ]
 
     def by_item(self, places: Numbers) -> list[tuple[int, int, Indices, slice]]:
-        """Of each item that is here: its elements, its places from its start, which those are."""
+        """For each item here: number, size, places counted from its start, and their slice."""
         there = np.searchsorted(places, self.edges)
         inside = (places - np.repeat(self.edges[:-1], np.diff(there))).astype(np.uint32)
         counts, bounds = np.diff(self.edges).tolist(), there.tolist()
@@ -235,7 +235,7 @@ class Space:
 
 
 class Layout:
-    """Of one bucket: what its messages are about.
+    """The messages of one bucket.
 
     Attributes:
         items: parameters of the call.
@@ -248,7 +248,7 @@ class Layout:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Of each parameter, where this rank's local shard starts."""
+        """Where this rank's local shard of each parameter starts."""
         return self._shards.local(self._shard)[0].tolist()
 
     @property

@@ -120,7 +120,7 @@ def calls_of(comm, kind, host_of, several):
 
 @pytest.mark.parametrize("host_of", [(0, 1, 2, 3), (0, 0, 1, 1)])
 @pytest.mark.parametrize("kind", ["one_bit", "top_k", "top_k by region"])
-def test_parameters_are_not_unpacked_by_host_and_share(pool, kind, host_of):
+def test_parameters_are_not_unpacked_by_shard(pool, kind, host_of):
     several = 12
     outcomes = pool(4).call(calls_of, kind, host_of, several)
     for calls, plans, _ in outcomes:
@@ -135,7 +135,7 @@ def test_parameters_are_not_unpacked_by_host_and_share(pool, kind, host_of):
 
 
 def small_alone(comm):
-    """A call of one small parameter, of which one share has all and the other nothing."""
+    """A call of one small parameter, of which one local shard has all and the other nothing."""
     found = []
     for kind in ("one_bit", "top_k", "top_k by region"):
         state = make(comm, (0, 0, 1, 1), kind, {"b": (9,), "none": (0, 4)})
@@ -145,5 +145,5 @@ def small_alone(comm):
     return found
 
 
-def test_a_share_may_have_nothing_of_a_call(pool):
+def test_a_local_shard_may_have_nothing_of_a_call(pool):
     assert pool(4).call(small_alone) == [[True] * 9] * 4

@@ -1,4 +1,4 @@
-"""Bytes as they leave, counted beside the state: its own statistics, and how few they are."""
+"""Bytes that leave a host: how few they are, and that `stats()` counts them right."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Counting:
 
 
 def counted(comm, host_of, kind, shapes, **options):
-    """A state, and its group between hosts with what it has sent; None where it holds no share."""
+    """A state, and its group between hosts with what it has sent; None without a local shard."""
     ends = ends_of(comm, host_of)
     across = None if ends.across is None else Counting(ends.across)
     of, settings = KINDS[kind]
@@ -44,7 +44,7 @@ def said_and_sent(comm, host_of, kind, seed):
     for step in range(3):
         mine = gradients(seed, comm.rank, step, state._feedback.shapes)
         for name, x in mine.items():
-            # Ranks and regions send different numbers of bytes.
+            # Ranks and shards send different numbers of bytes.
             x.reshape(-1)[: x.size // 3] *= 10 ** (comm.rank % 3)
             state.all_reduce({name: x})
     sent = across.sent if across else []

@@ -181,7 +181,7 @@ def scaled(comm, host_of, kind):
 def test_powers_of_two_as_loss_scale_do_not_change_a_bit(pool, kind, host_of):
     outcomes = pool(4).call(scaled, host_of, kind)
     assert [same for same, _ in outcomes] == [True] * 4
-    assert outcomes[0][1]  # something is held where there is a share
+    assert outcomes[0][1]  # something is held where there is a local shard
 
 
 def saved_by(state):

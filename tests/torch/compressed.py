@@ -1,4 +1,4 @@
-"""What the tests of compressed DDP share: states whose ranks play hosts, and gradients."""
+"""What the tests of compressed DDP share: states whose ranks simulate hosts, and gradients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def group_of(comm, backend):
 
 
 def state_of(model, codec, topology, group, **options):
-    """A state whose ranks play hosts."""
+    """A state whose ranks simulate hosts."""
     os.environ["PYCOLLECTIVE_TOPOLOGY"] = topology
     try:
         usual = {"density": 0.03} if codec == "top_k" else {"chunk": 256}

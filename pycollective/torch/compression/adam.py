@@ -47,7 +47,7 @@ def hold_second_moment(optimizer: torch.optim.Optimizer) -> RemovableHandle:
     held: dict[torch.Tensor, torch.Tensor] = {}
 
     def moments() -> Any:
-        """Of each parameter that has stepped: its state, and what Adam divides its moment by."""
+        """Each parameter that has stepped, its state, and what Adam divides its moment by."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if state := optimizer.state.get(parameter):

@@ -59,7 +59,7 @@ class OfProcessGroup:
                     part.copy_(average)
 
     def average_soon(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """The same of one tensor, under way."""
+        """Begin to average one tensor."""
         if self._ours:
             return _torch.average(self._group, tensor)
         tensor.div_(self.size)
@@ -91,7 +91,7 @@ def average_soon(group: Group, tensor: torch.Tensor) -> torch.futures.Future[tor
 
 
 def group_maker(group: dist.ProcessGroup | None) -> GroupMaker:
-    """What makes a state's own groups of the ranks of `group`, None for the default one.
+    """Makes a state's own groups of the ranks of `group`, None for the default one.
 
     Those have its backend, and meet where it met. Their collectives do not mix with others.
 

@@ -231,7 +231,7 @@ class State:
         }
 
     def _in_shape(self, name: str, flat: torch.Tensor, sharded: Collection[str]) -> torch.Tensor:
-        """What is kept of a parameter, in its shape; of one that goes in shards in its order."""
+        """A parameter's error in its shape; of one that goes in shards, in its order, too."""
         parameter = self._parameters[name]
         return flat.view(parameter.shape) if name in sharded else in_shape(flat, parameter)
 
@@ -259,7 +259,7 @@ class State:
     def _convert(
         state: Mapping[str, Any], convert: Callable[[str, Any, Collection[str]], Any]
     ) -> dict[str, Any]:
-        """The same with each error converted."""
+        """A checkpoint with each error converted."""
 
         def every(of: Mapping[str, Any]) -> dict[str, Any]:
             return {name: convert(name, each, state["sharded"]) for name, each in of.items()}
@@ -304,7 +304,7 @@ class State:
 def run_hook(
     state: Any, kind: type[State], bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
-    """What every hook does, whose state is of that kind."""
+    """Average a bucket for a hook whose state must be of that kind."""
     if not isinstance(state, kind):
         raise ConfigurationError(
             f"the hook's state is a {kind.__name__}, not a {type(state).__name__}: "

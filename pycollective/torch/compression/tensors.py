@@ -62,7 +62,7 @@ def _strides(tensor: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def fills_its_memory(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie one after another, none twice, without gaps."""
+    """Whether a tensor's elements lie one after another, none twice, without gaps."""
     step = 1
     for stride, size in sorted(_strides(tensor)):
         if stride != step:
@@ -72,7 +72,7 @@ def fills_its_memory(tensor: torch.Tensor) -> bool:
 
 
 def has_own_order(parameter: torch.Tensor) -> bool:
-    """Whether what is kept of it lies in memory's order, and that is not its shape's."""
+    """Whether a parameter's error is kept in memory's order, and that is not its shape's."""
     return not parameter.is_contiguous() and fills_its_memory(parameter)
 
 
@@ -90,14 +90,14 @@ def flat_in_memory(tensor: torch.Tensor, parameter: torch.Tensor, what: str) -> 
 
 
 def in_shape(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """What is kept of a parameter, in its shape, and laid out in memory as it is kept."""
+    """A parameter's error in its shape, laid out in memory as it is kept."""
     if has_own_order(parameter):
         return flat.as_strided(parameter.shape, parameter.stride())
     return flat.view(parameter.shape)
 
 
 def in_memory(shaped: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The inverse, flat, of elements in the shape's order."""
+    """The inverse: elements in the shape's order, made flat."""
     if not has_own_order(parameter):
         return shaped
     flat = torch.empty(parameter.numel(), dtype=shaped.dtype)

@@ -1,4 +1,4 @@
-"""The thread on which a state's exchanges run, in the order in which they were issued."""
+"""The thread on which a state exchanges, in the order in which calls were issued."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _GRACE, _ABORTED_GRACE = 5.0, 2.0
 
 
 class Workers:
-    """Those of a process that have not been let go of, and all their threads, for its end.
+    """The workers of a process and their threads, which must end before it does.
 
-    Threads for themselves: with its last call a thread may let go of the state, and so of its
-    worker, and then of groups, whose destructors give back the interpreter's lock and take it
-    again. A process that ended meanwhile would go down (`pycollective.bootstrap.shutdown`).
+    A thread may outlive its worker: with its last call it may free the state, the worker and then
+    groups, whose destructors release the interpreter's lock and take it again. A process that ended
+    meanwhile would crash (`pycollective.bootstrap.shutdown`).
 
     Attributes:
-        ending: whether it has begun: no call is taken any more.
+        ending: whether the process ends: no call is taken any more.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Workers:
         self._registered = False
 
     def add(self, worker: Worker) -> None:
-        """Have it end with the process."""
+        """Let a worker end with the process."""
         if not self._registered:
             self._registered = True
             END.add(self.let_end, self.end_all)
@@ -80,7 +80,7 @@ class Worker:
 
     Args:
         abort: makes a call that is under way fail; used at the end of the process.
-        those: of whom it is one.
+        those: all workers of the process.
     """
 
     def __init__(self, abort: Callable[[str], None], those: Workers = _OF_THIS_PROCESS) -> None:
@@ -142,7 +142,7 @@ class Worker:
 
     @property
     def busy(self) -> bool:
-        """Whether a call was issued that has not ended, and will in this process."""
+        """Whether a call is under way or waits, in this process."""
         return self._thread.issued > 0 and os.getpid() == self._process
 
     @property
@@ -160,7 +160,7 @@ class Worker:
             self._thread.join(_ABORTED_GRACE)
 
     def stop(self, reason: str = "") -> None:
-        """The same without the wait; with a reason the calls are made to fail first."""
+        """Take no more calls, without a wait; with a reason, calls are made to fail first."""
         if os.getpid() != self._process:
             return
         with self._thread.lock:
@@ -176,7 +176,7 @@ class _Thread(threading.Thread):
     """The thread, which runs once there is a first call.
 
     Attributes:
-        those: of whom its worker is, or was.
+        those: all workers of the process.
         calls: in their order; None ends it.
         lock: for ``issued``, and so that no call comes behind None.
         issued: calls that have not ended, with all that they held.
@@ -191,7 +191,7 @@ class _Thread(threading.Thread):
 
     @property
     def can_be_joined(self) -> bool:
-        """Whether it runs, in this process, and is not the one that asks."""
+        """Whether the thread runs in this process, and is not the one that asks."""
         return self.is_alive() and self is not threading.current_thread()
 
     def run(self) -> None:

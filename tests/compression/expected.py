@@ -1,7 +1,7 @@
 """Whole compressed steps in NumPy, of all ranks at once: what every rank must end with, in bits.
 
 Nothing of the library's exchanges or kernels is in it. Chunks are counted from a parameter's start
-and cuts are at their ends, so where a share or region lies matters to the second selection alone.
+and cuts are at their ends, so where a shard lies matters to the second selection alone.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def sum_of_present(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.n
     return reference.tree(parts, combine)
 
 
-def cut(count: int, chunk: int, owners: int, turn: int) -> list[range]:
-    """Of whole chunks, as even as can be, turned."""
+def cut(count: int, chunk: int, owners: int, rotation: int) -> list[range]:
+    """Of whole chunks, as even as can be, rotated."""
     chunks = -(-count // chunk)
     edges = [min(part * chunks // owners * chunk, count) for part in range(owners + 1)]
     return [
-        range(edges[(owner - turn) % owners], edges[(owner - turn) % owners + 1])
+        range(edges[(owner - rotation) % owners], edges[(owner - rotation) % owners + 1])
         for owner in range(owners)
     ]
 
@@ -125,15 +125,15 @@ class TopK:
         return (total / FLOAT(len(flat))).astype(flat[0].dtype)
 
     def _again(self, total, there, sent, host_of):
-        """Of each region the owner keeps as many as one host has sent; the rest goes back."""
-        hosts, shares = len(sent), min(np.bincount(host_of))
-        turn = zlib.crc32(self.name.encode())
+        """Of what it owns each host keeps as many as one host has sent; the rest goes back."""
+        hosts, shards = len(sent), min(np.bincount(host_of))
+        rotation = zlib.crc32(self.name.encode())
         out = np.zeros(self.count, FLOAT)
-        for share in cut(self.count, CHUNK, shares, turn):
-            for owner, part in enumerate(cut(len(share), CHUNK, hosts, turn // shares)):
-                places = np.flatnonzero(there[share.start :][part.start : part.stop])
-                places += share.start + part.start
-                region = slice(share.start + part.start, share.start + part.stop)
+        for local in cut(self.count, CHUNK, shards, rotation):
+            for owner, part in enumerate(cut(len(local), CHUNK, hosts, rotation // shards)):
+                places = np.flatnonzero(there[local.start :][part.start : part.stop])
+                places += local.start + part.start
+                region = slice(local.start + part.start, local.start + part.stop)
                 budget = max(int(has[region].sum()) for _, has in sent)
                 kept = places[largest(total[places], budget)]
                 out[kept] = total[kept].astype(self.values)

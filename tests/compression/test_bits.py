@@ -10,7 +10,7 @@ import pytest
 
 from pycollective import reference
 from pycollective.compression import CODECS, TopKState
-from tests.compression import oracle
+from tests.compression import expected
 from tests.compression.players import (
     SHAPES,
     TOPOLOGIES,
@@ -41,7 +41,7 @@ def inputs(seed, rank, step, dtype, ties):
 
 def steps_of(comm, host_of, of, options, dtype, seed, ties):
     """Rank 0's outputs and everyone's residuals; the digests of this rank's outputs."""
-    state = of(SHAPES, ends_of(comm, host_of), chunk=oracle.CHUNK, **options)
+    state = of(SHAPES, ends_of(comm, host_of), chunk=expected.CHUNK, **options)
     outputs = []
     for step in range(STEPS):
         mine = inputs(seed, comm.rank, step, dtype, ties)
@@ -73,7 +73,7 @@ def test_quantized(pool, codec, host_of, dtype):
     outputs, held = run(pool, host_of, CODECS[codec], {}, dtype, seed)
     check_dense(outputs, host_of, dtype, seed)
     for name in ("w", "v"):
-        want = oracle.Quantized(codec, size_of(SHAPES)[name], max(host_of) + 1)
+        want = expected.Quantized(codec, size_of(SHAPES)[name], max(host_of) + 1)
         for step, got in enumerate(outputs):
             average = want.step(flat_inputs(name, step, dtype, seed), host_of)
             assert same_bits(got[name].reshape(-1), average), (name, step)
@@ -112,8 +112,8 @@ def check_top_k(pool, host_of, dtype, values, by, exchange, ties=False):
     check_dense(outputs, host_of, dtype, seed, ties)
     for name in ("w", "v"):
         count = size_of(SHAPES)[name]
-        hosts, k = max(host_of) + 1, round(0.04 * (count if by == "tensor" else oracle.CHUNK))
-        want = oracle.TopK(name, count, hosts, k, VALUES[values], by)
+        hosts, k = max(host_of) + 1, round(0.04 * (count if by == "tensor" else expected.CHUNK))
+        want = expected.TopK(name, count, hosts, k, VALUES[values], by)
         for step, got in enumerate(outputs):
             flat = flat_inputs(name, step, dtype, seed, ties)
             average = want.step(flat, host_of, exchange == "region")
@@ -124,7 +124,7 @@ def check_top_k(pool, host_of, dtype, values, by, exchange, ties=False):
 def check_dense(outputs, host_of, dtype, seed, ties=False):
     """What is small goes as it is, rounded once."""
     for step, got in enumerate(outputs):
-        want = oracle.dense(flat_inputs("bias", step, dtype, seed, ties), host_of)
+        want = expected.dense(flat_inputs("bias", step, dtype, seed, ties), host_of)
         assert same_bits(got["bias"], want)
         assert got["none"].shape == (0, 4)
 
@@ -174,12 +174,12 @@ def test_density_1_is_the_dense_average_bit_for_bit(pool, exchange, by, dtype):
 
 # Inputs made to defeat 1 bit, each of whole chunks and a part of one.
 
-COUNT = 21 * oracle.CHUNK + 77
+COUNT = 21 * expected.CHUNK + 77
 
 
 def one_huge(random, rank):
     x = random.standard_normal(COUNT) * 1e-3
-    x[:: 2 * oracle.CHUNK] = 1e4
+    x[:: 2 * expected.CHUNK] = 1e4
     return x
 
 
@@ -191,7 +191,7 @@ def alternating(random, rank):
 
 def zeros(random, rank):
     x = random.standard_normal(COUNT)
-    x[3 * oracle.CHUNK : 5 * oracle.CHUNK] = 0
+    x[3 * expected.CHUNK : 5 * expected.CHUNK] = 0
     return x
 
 
@@ -219,7 +219,7 @@ def the_same_again(comm, host_of, kind):
 )
 @pytest.mark.parametrize("host_of", [(0, 0, 1, 1), (0, 1, 2, 3)])
 def test_what_would_defeat_one_bit(pool, host_of, kind):
-    want = oracle.Quantized("one_bit", COUNT, max(host_of) + 1)
+    want = expected.Quantized("one_bit", COUNT, max(host_of) + 1)
     every = [kind(np.random.default_rng([7, rank]), rank).astype(np.float32) for rank in range(4)]
     averages = [want.step(every, host_of) for _ in range(12)]
     for outputs, held in pool(4).call(the_same_again, host_of, kind):
