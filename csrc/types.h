@@ -13,7 +13,7 @@ namespace pycollective {
 // host are Members, shared_memory/member.h.) More would need shards of pairs to be counted in more
 // than 31 bits (engine/plans/program.h), and recipes a deeper stack than 16 operands
 // (kernels/combine.inl). How many there may be is less, as far as joining and the schedules are
-// tested: MAX_RANKS (pycollective/limits.py), which can grow up to here without a change of what is
+// tested: MAX_RANKS (pycollective/config.py), which can grow up to here without a change of what is
 // compiled.
 constexpr int kCountableRanks = 1 << 15;
 

@@ -20,6 +20,7 @@ annotations need.
 from pycollective._core import Work
 from pycollective.bootstrap.init import init
 from pycollective.communicator import ANY_SOURCE, Communicator
+from pycollective.config import VERSION as __version__
 from pycollective.errors import (
     CollectiveAborted,
     CollectiveError,
@@ -28,7 +29,6 @@ from pycollective.errors import (
     ConfigurationError,
     PeerFailure,
 )
-from pycollective.version import VERSION as __version__
 
 __all__ = [
     "ANY_SOURCE",

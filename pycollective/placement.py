@@ -8,8 +8,8 @@ import zlib
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
+from pycollective.config import MAX_RANKS_PER_HOST
 from pycollective.errors import ConfigurationError
-from pycollective.limits import MAX_RANKS_PER_HOST
 
 
 def number_hosts(names: Sequence[Hashable]) -> tuple[int, ...]:

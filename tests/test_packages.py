@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from pycollective import _core
-from pycollective.version import VERSION
+from pycollective.config import VERSION
 from tests.harness import ROOT
 
 DIST = ROOT / "dist"

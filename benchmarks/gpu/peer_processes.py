@@ -29,7 +29,7 @@ import pycollective as pc
 from benchmarks.gpu.graph import Graph
 from pycollective import _core, reference
 from pycollective.bench.problem import leaves
-from pycollective.environment import ENV_RANK
+from pycollective.config import ENV_RANK
 from pycollective.gpu.array import DeviceArray
 
 REPLAYS = 5

@@ -27,7 +27,7 @@ import numpy as np
 import pycollective as pc
 from pycollective import reference
 from pycollective.bench.problem import leaves
-from pycollective.environment import ENV_RANK
+from pycollective.config import ENV_RANK
 
 COUNT = 4096  # elements
 WARMUP = 5

@@ -103,7 +103,7 @@ void raise_current_exception() {
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::system_error& error) {
-    // pycollective.limits.described has the same words for Python's OSError.
+    // pycollective.system_limits.described has the same words for Python's OSError.
     rlimit limit{};
     if (error.code() == std::errc::too_many_files_open && getrlimit(RLIMIT_NOFILE, &limit) == 0)
       raise_configuration_error("%s: this process may have %llu, raise its limit (ulimit -n)",

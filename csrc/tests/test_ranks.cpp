@@ -22,7 +22,7 @@ static_assert(!std::is_invocable_v<decltype(&Group::mailbox), const Group&, int>
 static_assert(!std::is_invocable_v<decltype(&Group::rank_of), const Group&, int>);
 static_assert(!std::is_invocable_v<decltype(&Group::member_of), const Group&, Member>);
 static_assert(!std::is_invocable_v<decltype(&bit), int>);
-// As many as Python lets join (pycollective/limits.py).
+// As many as Python lets join (pycollective/config.py).
 static_assert(kMaxMembers == 64 && kCountableRanks >= 4096);
 
 Request request_of(OpKind kind, std::size_t count) {

@@ -30,7 +30,7 @@ constexpr std::chrono::milliseconds kThreadsEndWithin{500};
 // How long lanes may wait for a thread where none can be started: one may come free.
 constexpr double kWithoutThread = 1;  // seconds
 
-// pycollective/threads.py has the same words for the threads of Python code.
+// pycollective/system_limits.py has the same words for the threads of Python code.
 std::system_error no_thread() {
   return {std::make_error_code(std::errc::resource_unavailable_try_again),
           "no thread could be started, which messages between hosts need: raise the limit of "

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pycollective import installing
 from pycollective.bench.group import Launch
-from pycollective.environment import ENV_TOPOLOGY, ENV_WIRE
+from pycollective.config import ENV_TOPOLOGY, ENV_WIRE, INSTALL_TORCH
 from pycollective.errors import ConfigurationError
 
 _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
@@ -106,7 +105,7 @@ def launch(
 
 def _launch_directly(group: str, ranks: int, topology: str, wire: str, device: str) -> Launch:
     if group != "own" and importlib.util.find_spec("torch") is None:
-        raise ConfigurationError(f"peer {group!r} needs torch: {installing.TORCH}")
+        raise ConfigurationError(f"peer {group!r} needs torch: {INSTALL_TORCH}")
     environment = _environment([_PACKAGE_PARENT, _RANKS_PARENT])
     settings = "as it comes"
     if group == "gloo":

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from pycollective import installing
 from pycollective.bench.record import Record
 from pycollective.bench.sizes import format_size
+from pycollective.config import INSTALL_MATPLOTLIB
 from pycollective.errors import ConfigurationError
 
 # Apart for colour-blind readers too (Okabe and Ito), this library's the strongest.
@@ -38,7 +38,7 @@ def check() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ConfigurationError(f"--plot needs matplotlib: {installing.PLOT}") from error
+        raise ConfigurationError(f"--plot needs matplotlib: {INSTALL_MATPLOTLIB}") from error
 
 
 def plot(record: Record, path: str | os.PathLike[str]) -> None:

@@ -9,8 +9,8 @@ from pycollective.bench.libraries import DEVICES, Library
 from pycollective.bench.operations import Operation, find_operation
 from pycollective.bench.problem import DTYPES, REDUCE_OPS, numpy_type
 from pycollective.communicator import WIRES
+from pycollective.config import MAX_RANKS_PER_HOST
 from pycollective.errors import ConfigurationError
-from pycollective.limits import MAX_RANKS_PER_HOST
 from pycollective.schedule import Topology
 
 

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from pycollective.environment import ENV_SECRET, ENV_SECRET_FILE
+from pycollective.config import ENV_SECRET, ENV_SECRET_FILE
 from pycollective.errors import ConfigurationError
 
 _MOST_SECRET = 4096  # bytes of a file

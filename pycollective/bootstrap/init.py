@@ -35,16 +35,16 @@ from pycollective.bootstrap.shutdown import END
 from pycollective.bootstrap.store import StoreClient, StoreServer
 from pycollective.bootstrap.wish import Wish
 from pycollective.communicator import Communicator
-from pycollective.environment import (
+from pycollective.config import (
     ENV_RANK,
     ENV_SECRET,
     ENV_SIZE,
     ENV_STORE,
+    MAX_RANKS,
     environment_number,
 )
 from pycollective.errors import ConfigurationError
 from pycollective.gpu import way as device_ways
-from pycollective.limits import MAX_RANKS
 from pycollective.planning.world import World
 from pycollective.typing import Transport, Wire
 

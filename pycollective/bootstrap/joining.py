@@ -35,8 +35,8 @@ from pycollective.bootstrap.records import (
 from pycollective.bootstrap.rendezvous import Meeting
 from pycollective.bootstrap.shutdown import END
 from pycollective.communicator import Communicator
+from pycollective.config import MAX_RANKS, MAX_RANKS_PER_HOST
 from pycollective.errors import ConfigurationError
-from pycollective.limits import MAX_RANKS, MAX_RANKS_PER_HOST
 from pycollective.planning.tuning import describe, load
 from pycollective.planning.world import World
 

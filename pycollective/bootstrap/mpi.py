@@ -19,10 +19,10 @@ from pycollective import placement
 from pycollective.bootstrap.host import host_identity
 from pycollective.bootstrap.mpi_talk import RANK_VARIABLES, TALKS, Talk
 from pycollective.bootstrap.store import StoreServer
+from pycollective.config import VERSION
 from pycollective.errors import ConfigurationError
 from pycollective.planning.tuning import describe, load
 from pycollective.transport.mpi import MpiTransport
-from pycollective.version import VERSION
 
 if TYPE_CHECKING:
     from pycollective.schedule.select import Table

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from pycollective import installing
 from pycollective.bootstrap.rendezvous import raise_reported, report_of
+from pycollective.config import INSTALL_MPI4PY
 from pycollective.errors import CollectiveTimeout, ConfigurationError, named
 
 # Which rank mpiexec has started this process as, and of how many.
@@ -261,7 +261,7 @@ def _world() -> Any:
     except ImportError as error:
         raise ConfigurationError(
             f"this is a launch by mpiexec, which is joined through mpi4py: {error}. "
-            f"{installing.MPI}, or start the ranks with `pycollective run -n N` or torchrun"
+            f"{INSTALL_MPI4PY}, or start the ranks with `pycollective run -n N` or torchrun"
         ) from error
     if MPI.Is_finalized():
         raise ConfigurationError("MPI has been finalized: call init before that")

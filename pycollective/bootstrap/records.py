@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import NamedTuple
 
+from pycollective.config import VERSION
 from pycollective.errors import ConfigurationError
-from pycollective.version import VERSION
 
 _MOST_NAME = 107  # bytes of an abstract socket's name, with the NUL that it begins with
 _OVER_INT64 = 1 << 63

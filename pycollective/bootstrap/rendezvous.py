@@ -25,6 +25,7 @@ from time import monotonic, sleep
 from typing import Any, NoReturn
 
 from pycollective.bootstrap.records import Record, understanding
+from pycollective.config import VERSION
 from pycollective.errors import (
     CollectiveAborted,
     CollectiveTimeout,
@@ -32,8 +33,7 @@ from pycollective.errors import (
     PeerFailure,
     named,
 )
-from pycollective.limits import described
-from pycollective.version import VERSION
+from pycollective.system_limits import described
 
 _log = logging.getLogger("pycollective")
 

@@ -29,13 +29,8 @@ from contextlib import ExitStack, suppress
 from pycollective import _core
 from pycollective.bootstrap import mpi as mpi_launch
 from pycollective.bootstrap.address import job_secret
-from pycollective.bootstrap.store import StoreClient
-from pycollective.environment import (
-    ENV_RANK,
-    ENV_STORE,
-    environment_number,
-    followed_key,
-)
+from pycollective.bootstrap.store import StoreClient, followed_key
+from pycollective.config import ENV_RANK, ENV_STORE, environment_number
 from pycollective.errors import CollectiveError, CollectiveTimeout, ConfigurationError
 
 # How long a daemon thread that was blocked in an operation has to come back to Python, seconds.

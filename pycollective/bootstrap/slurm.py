@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pycollective.bootstrap.address import job_secret
 from pycollective.bootstrap.mpi_talk import RANK_VARIABLES, SIZE_VARIABLES
 from pycollective.bootstrap.store import StoreServer
-from pycollective.environment import ENV_PORT, ENV_SECRET, environment_number
+from pycollective.config import ENV_PORT, ENV_SECRET, MAX_RANKS, environment_number
 from pycollective.errors import ConfigurationError
-from pycollective.limits import MAX_RANKS
 
 _RANK, _SIZE = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"
 # Below the ports that Linux gives to connections. Steps of one job, and jobs that follow each

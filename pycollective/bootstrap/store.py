@@ -21,17 +21,22 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from pycollective import threads
 from pycollective.bootstrap.address import parse_address
 from pycollective.bootstrap.host import check_user, other_user
+from pycollective.config import MAX_RANKS_PER_HOST
 from pycollective.errors import CollectiveTimeout, ConfigurationError
-from pycollective.limits import MAX_RANKS_PER_HOST, connections_for, described
+from pycollective.system_limits import connections_for, described, start_thread
 
 # Bytes of a message. An answer is no longer, so that it fits into an empty socket buffer: whoever
 # reads the last before asking again can always be answered without a wait.
 _MAX_LINE = 1 << 17
 _GLANCE = 0.005  # seconds between looks elsewhere while a client waits
 _word = base64.b64encode
+
+
+def followed_key(rank: int) -> str:
+    """Return the key where a rank tells `pycollective run` that it ends because of another."""
+    return f"pycollective/followed/{rank}"
 
 
 class StoreServer:
@@ -94,7 +99,7 @@ class StoreServer:
 
     def start(self) -> None:
         """Begin to answer. Raises `ConfigurationError` where no thread is to be had."""
-        threads.start(self._thread)
+        start_thread(self._thread)
 
     def has(self, key: str) -> bool:
         """Whether `key` is set; from any thread of the serving process."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from pycollective.communicator import WIRES, Communicator
-from pycollective.environment import ENV_TOPOLOGY, ENV_WIRE
+from pycollective.config import ENV_TOPOLOGY, ENV_WIRE
 from pycollective.errors import ConfigurationError
 from pycollective.planning.tuning import tuning_path
 from pycollective.typing import Wire

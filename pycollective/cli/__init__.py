@@ -13,8 +13,8 @@ import signal
 import sys
 
 from pycollective.cli.parser import Parser
+from pycollective.config import VERSION
 from pycollective.errors import ConfigurationError
-from pycollective.version import VERSION
 
 
 def main() -> None:

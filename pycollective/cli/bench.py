@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pycollective.cli.parser import Parsers, add_command
-from pycollective.environment import ENV_TOPOLOGY, ENV_WIRE
+from pycollective.config import ENV_TOPOLOGY, ENV_WIRE
 from pycollective.errors import ConfigurationError
 
 

@@ -16,13 +16,18 @@ from pathlib import Path
 
 import numpy as np
 
-from pycollective import _core, host_memory, installing
+from pycollective import _core, host_memory
 from pycollective.bootstrap.host import PIDFD_NEEDS
 from pycollective.cli.parser import Parsers, add_command
-from pycollective.environment import ENV_CUDA_WAY, ENV_TOPOLOGY
+from pycollective.config import (
+    ENV_CUDA_WAY,
+    ENV_TOPOLOGY,
+    INSTALL_MPI4PY,
+    INSTALL_TORCH,
+    MAX_RANKS_PER_HOST,
+    VERSION,
+)
 from pycollective.gpu import nvrtc
-from pycollective.limits import MAX_RANKS_PER_HOST
-from pycollective.version import VERSION
 
 _MIB = 1 << 20
 
@@ -118,7 +123,7 @@ print(" ".join(name.split()), int(MPI.Query_thread() == MPI.THREAD_MULTIPLE))
 
 def _mpi() -> tuple[str, str, str]:
     if importlib.util.find_spec("mpi4py") is None:
-        return "MPI", "unknown without mpi4py", f"between hosts, not: MPI ({installing.MPI})"
+        return "MPI", "unknown without mpi4py", f"between hosts, not: MPI ({INSTALL_MPI4PY})"
     # In a process of its own: to look is to initialise MPI, which may end the process.
     command = [sys.executable, "-c", _MPI_PROBE]
     try:
@@ -201,7 +206,7 @@ print(loading.described())
 def _torch_backend() -> tuple[str, str, str]:
     name = "torch backend"
     if importlib.util.find_spec("torch") is None:
-        return name, "needs torch", installing.TORCH
+        return name, "needs torch", INSTALL_TORCH
     # In a process of its own, as for MPI: what cannot be loaded may end the process.
     command = [sys.executable, "-c", _TORCH_PROBE, str(Path(__file__).resolve().parents[2])]
     try:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from pycollective import installing
 from pycollective.cli.schedule_arrows import (
     COLOURS,
     GREY,
@@ -27,6 +26,7 @@ from pycollective.cli.schedule_arrows import (
     draw_messages,
 )
 from pycollective.cli.schedule_messages import Sizes, messages
+from pycollective.config import INSTALL_MATPLOTLIB
 from pycollective.errors import ConfigurationError
 from pycollective.schedule import Schedule
 
@@ -49,7 +49,7 @@ def draw(schedule: Schedule, sizes: Sizes, path: str | os.PathLike[str], shard: 
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
-        raise ConfigurationError(f"--picture needs matplotlib: {installing.PLOT}") from error
+        raise ConfigurationError(f"--picture needs matplotlib: {INSTALL_MATPLOTLIB}") from error
     height = max(scene.lanes) + 1
     above = height * min(0.62, max(0.08, 7.0 / scene.ranks))
     below = height * min(0.26, max(0.03, 2.6 / scene.ranks))

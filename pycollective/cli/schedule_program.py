@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pycollective.config import MAX_RANKS, MAX_RANKS_PER_HOST
 from pycollective.errors import ConfigurationError
-from pycollective.limits import MAX_RANKS, MAX_RANKS_PER_HOST
 from pycollective.schedule import Schedule
 from pycollective.schedule.assemble import (
     COMBINE,

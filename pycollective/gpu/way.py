@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pycollective import _core
-from pycollective.environment import ENV_CUDA_WAY
+from pycollective.config import ENV_CUDA_WAY
 from pycollective.errors import ConfigurationError
 from pycollective.gpu import nvrtc
 from pycollective.refusal import let_all_hear

@@ -23,10 +23,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pycollective import threads
 from pycollective.bootstrap.address import job_secret
-from pycollective.bootstrap.store import StoreServer
-from pycollective.environment import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE, followed_key
+from pycollective.bootstrap.store import StoreServer, followed_key
+from pycollective.config import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE, MAX_RANKS_PER_HOST
 from pycollective.errors import ConfigurationError
 from pycollective.launch.output import (
     Copier,
@@ -36,7 +35,7 @@ from pycollective.launch.output import (
     open_logs,
     sinks_of,
 )
-from pycollective.limits import MAX_RANKS_PER_HOST
+from pycollective.system_limits import start_thread
 
 # How long the other ranks have to notice a failure and say so themselves, and then to end on
 # SIGTERM, seconds.
@@ -70,7 +69,7 @@ def launch(
 
     Args:
         program: ``["prog.py", args…]``, ``["-m", "module", args…]`` or ``[executable, args…]``.
-        ranks: how many, 1 to `limits.MAX_RANKS_PER_HOST`.
+        ranks: how many, 1 to `config.MAX_RANKS_PER_HOST`.
         tag_output: begin each line of their output with ``[rank]``; None: where it goes anywhere
             but to a terminal.
         log_dir: a new or an empty folder, in which each rank's output is written to files, too.
@@ -207,7 +206,7 @@ class _Job:
                 self._start(rank)
             self._store.start()
             for copier in self._copiers:
-                threads.start(copier)
+                start_thread(copier)
             self._watch(wake_read)
         finally:
             self._signal_all(signal.SIGKILL)

@@ -7,7 +7,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from pycollective.environment import ENV_TUNING
+from pycollective.config import ENV_TUNING
 
 if TYPE_CHECKING:
     from pycollective.schedule.select import Table

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
-from pycollective import installing
+from pycollective.config import INSTALL_TORCH
 from pycollective.errors import ConfigurationError
 from pycollective.shim import cache, compiling, loading
 
@@ -33,7 +33,7 @@ def build(say: Callable[[str], None], longest: float = compiling.LONGEST) -> Non
     try:
         import torch
     except ModuleNotFoundError as error:
-        raise ConfigurationError(f"there is no torch: {installing.TORCH}") from error
+        raise ConfigurationError(f"there is no torch: {INSTALL_TORCH}") from error
     except (ImportError, OSError) as error:
         raise ConfigurationError(f"torch cannot be imported: {error}") from error
 

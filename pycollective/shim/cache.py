@@ -7,9 +7,9 @@ import os
 import stat
 from pathlib import Path
 
+from pycollective.config import VERSION
 from pycollective.errors import ConfigurationError
 from pycollective.shim import compiling
-from pycollective.version import VERSION
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 

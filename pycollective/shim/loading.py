@@ -20,7 +20,7 @@ from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
 
-from pycollective import installing
+from pycollective.config import BUILD_TORCH_BACKEND
 from pycollective.errors import ConfigurationError
 from pycollective.shim import cache
 
@@ -51,7 +51,7 @@ def described() -> str:
         return f"prebuilt for torch {minor_of(path)}"
     if path.parent == PACKAGE:
         return f"this checkout's own, for torch {minor_of(path)}"
-    return f"built by {installing.BACKEND}: {path}"
+    return f"built by {BUILD_TORCH_BACKEND}: {path}"
 
 
 def prebuilt_name(minor: str) -> str:
@@ -73,7 +73,7 @@ def _load() -> ModuleType:
     raise ImportError(
         f"pycollective has no torch backend for torch {version} and Python "
         f"{platform.python_version()}: {'; '.join([*reasons, _what_is_prebuilt()])}. To build one: "
-        f"{installing.BACKEND}"
+        f"{BUILD_TORCH_BACKEND}"
     )
 
 

@@ -6,13 +6,13 @@ ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
 pycollective.torch.stats()                               # what was sent to other hosts
 """
 
-from pycollective import installing
+from pycollective.config import INSTALL_TORCH
 from pycollective.shim import loading
 
 try:
     import torch.distributed  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"pycollective.torch needs PyTorch: {installing.TORCH}") from error
+    raise ImportError(f"pycollective.torch needs PyTorch: {INSTALL_TORCH}") from error
 else:
     loading.load()
 

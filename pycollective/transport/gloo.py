@@ -15,9 +15,10 @@ from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from pycollective import installing, threads
+from pycollective.config import INSTALL_TORCH
 from pycollective.errors import CollectiveTimeout, ConfigurationError, named
 from pycollective.shim import loading
+from pycollective.system_limits import check_for_threads
 
 if TYPE_CHECKING:
     from pycollective._torch import Connecting
@@ -67,7 +68,7 @@ class MessageStore:
                     master_listen_fd=listener.detach(),
                 )
             except RuntimeError as error:
-                threads.check(error, "a store")
+                check_for_threads(error, "a store")
                 raise
             self.address = f"{host}:{port}"
 
@@ -88,7 +89,7 @@ class MessageStore:
                 raise self._not_reached(address, error) from error
 
     def _not_reached(self, address: str, error: Exception) -> ConfigurationError:
-        threads.check(error, "messages between hosts")
+        check_for_threads(error, "messages between hosts")
         return ConfigurationError(
             f"rank {self._rank} cannot reach the store of rank 0 at {address!r}: {error}. "
             "MASTER_ADDR, on rank 0, names a host of the network to use"
@@ -129,7 +130,7 @@ def _distributed() -> Any:
 
         loading.load()
     except ImportError as error:
-        cure = f" ({installing.TORCH})" if isinstance(error, ModuleNotFoundError) else ""
+        cure = f" ({INSTALL_TORCH})" if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigurationError(
             f"between hosts messages go over torch.distributed's Gloo, or over MPI: {error}{cure}. "
             "Or start the ranks with mpiexec"
@@ -249,7 +250,7 @@ def _alone(device: str, timeout: float) -> Any:
 
 
 def _not_connected(rank: int, error: RuntimeError) -> ConfigurationError:
-    threads.check(error, "messages between hosts")
+    check_for_threads(error, "messages between hosts")
     return ConfigurationError(
         f"rank {rank} cannot be connected with the ranks of other hosts: {error}. "
         "GLOO_SOCKET_IFNAME names the network interface to use"

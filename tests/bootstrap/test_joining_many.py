@@ -23,7 +23,7 @@ from pycollective.bootstrap import mpi as mpi_launch
 from pycollective.bootstrap import rendezvous as meeting
 from pycollective.bootstrap.records import Common, Record, host_table, read_host_table
 from pycollective.bootstrap.store import StoreClient, StoreServer
-from pycollective.version import VERSION
+from pycollective.config import VERSION
 
 
 class CountingStore:

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import pycollective
-from pycollective import _core, host_memory, installing
+from pycollective import _core, host_memory
 from pycollective.cli import doctor
+from pycollective.config import INSTALL_TORCH, VERSION
 from pycollective.shim import loading
-from pycollective.version import VERSION
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +187,7 @@ def test_the_torch_backend_is_loaded_or_its_absence_explained(tmp_path, which):
         assert line.startswith("ok torch backend this checkout's own, for torch 2.")
     elif which == "no torch":
         assert "-- torch not installed" in said
-        assert said[said.index("-- torch backend needs torch") + 1] == installing.TORCH
+        assert said[said.index("-- torch backend needs torch") + 1] == INSTALL_TORCH
     else:
         cost = said[said.index("-- torch backend does not load") + 1]
         assert cost.startswith("ImportError: pycollective has no torch backend for torch 2.")

@@ -11,7 +11,7 @@ import pytest
 
 from pycollective.cli import make_parser
 from pycollective.cli.parser import WIDTH
-from pycollective.version import VERSION
+from pycollective.config import VERSION
 from tests.launch.test_launcher import environment
 
 COMMANDS = ("run", "verify", "doctor", "bench", "schedule", "build-torch")

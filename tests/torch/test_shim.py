@@ -17,7 +17,7 @@ import torch
 
 import pycollective
 import pycollective.torch
-from pycollective import installing
+from pycollective.config import INSTALL_TORCH
 from pycollective.errors import ConfigurationError
 from pycollective.shim import building, cache, compiling, loading
 from tests.harness import ROOT
@@ -172,7 +172,7 @@ def test_the_extra_and_the_advice_name_the_same_torch():
     pyproject = (ROOT / "pyproject.toml").read_text()
     ranges = re.findall(r'"(torch>=[^"]+)"', pyproject)
     assert len(ranges) == 2
-    assert {f"pip install '{each}'" for each in ranges} == {installing.TORCH}
+    assert {f"pip install '{each}'" for each in ranges} == {INSTALL_TORCH}
 
 
 def test_the_cached_shim_is_of_the_sources_and_of_torchs_version(monkeypatch, tmp_path):

@@ -12,9 +12,8 @@ import numpy as np
 from pycollective import _core
 from pycollective.bench.problem import numpy_type
 from pycollective.bootstrap import joining, wish
-from pycollective.environment import ENV_WIRE
+from pycollective.config import ENV_WIRE, VERSION
 from pycollective.typing import Wire
-from pycollective.version import VERSION
 
 from .buffers import DeviceBuffers
 from .case import Bytes, Case, Prepared, Unsupported

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from pycollective import threads
 from pycollective.bootstrap.shutdown import END
 from pycollective.errors import ConfigurationError
+from pycollective.system_limits import start_thread
 
 _T = TypeVar("_T")
 
@@ -110,7 +110,7 @@ class Worker:
             if self._ended:
                 raise ConfigurationError("the state of compression was closed")
             if thread.ident is None:
-                threads.start(thread)
+                start_thread(thread)
             thread.issued += 1
             thread.calls.put(call)
 
