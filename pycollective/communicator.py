@@ -16,11 +16,11 @@ from types import TracebackType
 import numpy as np
 
 from pycollective import _core, host_memory
+from pycollective.agree import agree
 from pycollective.errors import CollectiveError, ConfigurationError
 from pycollective.gpu import way as device_ways
 from pycollective.placement import number_hosts
 from pycollective.planning.world import World
-from pycollective.refusal import let_all_hear
 from pycollective.typing import Wire
 
 _log = logging.getLogger("pycollective")
@@ -200,39 +200,32 @@ class Communicator(_core.Communicator):
 
         world = self._part_of_world(members, wishes[:, 0])
         near = [r for r in members if r in self._world.near]
-        # Each rank allocates in its own segment and tells the others where; one that cannot must
-        # say so too, or its group would wait for it.
-        problem: Exception | None = None
-        mine = (-1, 0)
-        if color is not None:
-            try:
-                far = world.transport is not None
-                host_memory.check(self._node.mailbox_bytes(len(near), far), len(near))
-                mine = self._node.allocate(len(near), far)
-            except ConfigurationError as error:
-                problem = error
-        places = np.empty((self.size, 2), dtype=np.int64)
-        self.all_gather(places, np.array(mine, dtype=np.int64))
-        refused = (places[:, 0] < 0) & (wishes[:, 0] >= 0)  # the same on all ranks, of all colors
-        if refused.any():
-            let_all_hear(self.barrier)
+        offset: int | None = None  # of the mailbox in this process's segment
+
+        def allocate() -> tuple[int, int]:
+            nonlocal offset
+            if color is None:
+                return 0, 0
+            far = world.transport is not None
+            host_memory.check(self._node.mailbox_bytes(len(near), far), len(near))
+            offset, data_bytes = self._node.allocate(len(near), far)
+            return offset, data_bytes
+
+        concerns = () if color is None else members
+        try:
+            mailboxes = agree(self._all_gather_bytes, "split", allocate, concerns=concerns)
+        except BaseException:
+            if offset is not None:
+                self._node.release(offset)
+            raise
         if color is None:
             return None
-        if problem is not None:
-            raise problem
-        failed = [r for r in members if places[r, 0] < 0]
-        if failed:
-            self._node.release(mine[0])
-            raise ConfigurationError(
-                f"split: rank(s) {failed} cannot commit their shared memory; their own error tells "
-                "how much is needed and what there is"
-            )
         made = Communicator._of(
             self._node,
             near.index(self.rank),
             [self._tokens[self._world.near.index(r)] for r in near],
-            [int(places[r, 0]) for r in near],
-            int(min(places[r, 1] for r in members)),
+            [mailboxes[r][0] for r in near],
+            min(mailboxes[r][1] for r in members),
             self.timeout,
             world,
         )
@@ -240,6 +233,11 @@ class Communicator(_core.Communicator):
         if self._way is not None:
             made._begin_with(self._way.device)
         return made
+
+    def _all_gather_bytes(self, row: np.ndarray) -> np.ndarray:
+        rows = np.empty((self.size, row.size), np.uint8)
+        self.all_gather(rows, row)
+        return rows
 
     def _begin_with(self, device: str | int) -> None:
         """`use_device` of a communicator that nobody has been given yet: none, if that fails."""

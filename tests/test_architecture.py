@@ -20,11 +20,11 @@ NATIVE = {".cpp", ".cu", ".h", ".inl"}
 # Each layer, and the layers of the package that it may import. `_core` is the native core.
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
+    "agree": {"errors"},
     "config": {"errors"},
     "system_limits": {"config", "errors"},
     "placement": {"config", "errors"},
     "order": set(),
-    "refusal": set(),
     "reference": {"order"},
     "typing": set(),
     "host_memory": {"errors"},
@@ -32,11 +32,11 @@ LAYERS: dict[str, set[str]] = {
     "shim": {"config", "errors"},
     "transport": {"_core", "_torch", "config", "errors", "shim", "system_limits"},
     "planning": {"_core", "config", "errors", "schedule", "transport"},
-    "gpu": {"_core", "config", "errors", "refusal"},
+    "gpu": {"_core", "agree", "config", "errors"},
     "communicator": {
-        *("_core", "errors", "gpu", "host_memory", "placement", "planning", "refusal", "typing"),
+        *("_core", "agree", "errors", "gpu", "host_memory", "placement", "planning", "typing"),
     },
-    "compression": {"_core", "communicator", "errors", "placement", "refusal", "typing"},
+    "compression": {"_core", "agree", "communicator", "errors", "placement", "typing"},
     "bootstrap": {
         *("_core", "communicator", "config", "errors", "gpu", "host_memory", "placement"),
         *("planning", "schedule", "system_limits", "transport", "typing"),
@@ -44,8 +44,8 @@ LAYERS: dict[str, set[str]] = {
     "launch": {"bootstrap", "config", "errors", "system_limits"},
     "__init__": {"_core", "bootstrap", "communicator", "config", "errors"},
     "torch": {
-        *("_torch", "bootstrap", "compression", "config", "errors", "placement", "refusal"),
-        *("shim", "system_limits", "typing"),
+        *("_torch", "agree", "bootstrap", "compression", "config", "errors", "placement", "shim"),
+        *("system_limits", "typing"),
     },
     "bench": {
         *("_core", "bootstrap", "communicator", "compression", "config", "errors", "gpu"),

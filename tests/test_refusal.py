@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective import communicator, host_memory
-from pycollective.compression import OneBitState, agreeing
+from pycollective import agree, host_memory
+from pycollective.compression import OneBitState
 from pycollective.gpu import way
 from tests.harness import results, run_ranks
 
@@ -40,17 +40,17 @@ def make_a_state_that_differs(comm):
 
 NO_DRIVER = {"PYCOLLECTIVE_CUDA_DRIVER": "/nowhere/libcuda.so"}
 REFUSED = {
-    "device": (use_a_device_that_is_not_there, "ConfigurationError", way),
-    "way": (use_a_way_that_cannot_be, "ConfigurationError", way),
-    "split": (split_without_memory, "ConfigurationError", communicator),
-    "state": (make_a_state_that_differs, "CollectiveMismatch", agreeing),
+    "device": (use_a_device_that_is_not_there, "ConfigurationError"),
+    "way": (use_a_way_that_cannot_be, "ConfigurationError"),
+    "split": (split_without_memory, "ConfigurationError"),
+    "state": (make_a_state_that_differs, "CollectiveMismatch"),
 }
 
 
 def told_late(comm, what):
     """The error, when rank 0 knew that there would be one, and when this rank raised its own."""
-    call, _, module = REFUSED[what]
-    usual, heard = module.let_all_hear, []
+    call, _ = REFUSED[what]
+    usual, heard = agree.let_all_hear, []
 
     def late(meet):
         time.sleep(0.3)
@@ -58,14 +58,14 @@ def told_late(comm, what):
         usual(meet)
 
     if comm.rank == 0:
-        module.let_all_hear = late
+        agree.let_all_hear = way.let_all_hear = late
     name = None
     try:
         call(comm)
     except (pc.ConfigurationError, pc.CollectiveError) as error:
         name = type(error).__name__
     raised = time.monotonic()
-    module.let_all_hear = usual
+    agree.let_all_hear = way.let_all_hear = usual
     comm.all_reduce(np.ones(1))  # the group that it was split from works
     return name, heard, raised
 

@@ -8,16 +8,14 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from pycollective.agree import agree as ranks_agree
 from pycollective.compression.bucket import Agreement, header_bytes, read_headers
 from pycollective.compression.groups import Group, Groups
 from pycollective.errors import CollectiveMismatch
-from pycollective.refusal import let_all_hear
 
 _T = TypeVar("_T")
-_SAID = 600  # bytes of what a rank says of itself where ranks differ
-# Messages that begin calls of different kinds are of different lengths, by which ranks find out:
-# none is a multiple of 8 bytes, as what `exchange_lengths` begins with is.
-_DIGEST = 9
+# Bytes of the message. Calls of other kinds begin with messages of other lengths, by which ranks
+# find out: `agree` with 9, `exchange_lengths` with a multiple of 8.
 _CALL = header_bytes(0) + 2
 
 
@@ -48,52 +46,36 @@ def agree(group: Group, what: str, given: Callable[[], Told[_T]]) -> Told[_T]:
         Exception: what `given` raised; no other rank waits for this one.
         CollectiveMismatch: another rank's `given` raised, or what it was given differs.
     """
-    told, refusal = None, None
-    try:
+    mine: list[Told[_T]] = []
+
+    def tell() -> tuple[int, str]:
         told = given()
-    except Exception as error:  # raised below, when the others know
-        refusal = error
-    row = np.zeros(_DIGEST, np.uint8)
-    row[:8] = np.array([told.digest if told else 0], np.uint64).view(np.uint8)
-    row[8] = refusal is not None
-    rows = group.all_gather(row)
-    refused = np.flatnonzero(rows[:, 8])
-    others = np.flatnonzero((rows[:, :8] != rows[0, :8]).any(axis=1))
-    if told and not refused.size and not others.size:
-        return told
-    said = _said(group, told.text if told else f"{type(refusal).__name__}: {refusal}")
-    # Of a length that begins no other call.
-    let_all_hear(lambda: group.all_gather(np.zeros(1, np.uint8)))
-    if refusal is not None:
-        raise refusal
-    if refused.size:
-        first = int(refused[0])
-        raise CollectiveMismatch(f"{what}: refused on rank(s) {refused.tolist()}: {said[first]}")
-    raise CollectiveMismatch(
-        f"{what}: rank(s) {others.tolist()} were given something else than rank 0: rank "
-        f"{int(others[0])} {said[int(others[0])]}; rank 0 {said[0]}"
-    )
+        mine.append(told)
+        return told.digest, told.text
 
+    def compare(said: list[tuple[int, str]]) -> None:
+        others = [rank for rank, (digest, _) in enumerate(said) if digest != said[0][0]]
+        if others:
+            raise CollectiveMismatch(
+                f"{what}: rank(s) {others} were given something else than rank 0: rank "
+                f"{others[0]} {said[others[0]][1]}; rank 0 {said[0][1]}"
+            )
 
-def _said(group: Group, text: str) -> list[str]:
-    """Every rank's text."""
-    row = np.zeros(_SAID, np.uint8)
-    mine = np.frombuffer(text.encode()[:_SAID], np.uint8)
-    row[: mine.size] = mine
-    return [each.tobytes().rstrip(b"\0").decode(errors="replace") for each in group.all_gather(row)]
+    ranks_agree(group.all_gather, what, tell, compare, refusal=CollectiveMismatch)
+    return mine[0]
 
 
 def check_same_call(groups: Groups, agreement: Agreement, in_all: bool) -> None:
-    """Compare what a dense call is about, whose messages do not say it; collective.
+    """Compare what a call is about, where no message of it says so; collective over all ranks.
 
     Args:
         groups: of this rank.
         agreement: what the call is about.
-        in_all: whether calls begin in the group of all ranks, as those of hooks that only average
-            do, and not as `Groups.gather` says; the same on all ranks.
+        in_all: whether the others may go straight to the group of all ranks, so that calls begin
+            there, where `Groups.gather` says they begin within hosts; the same on all.
 
     Raises:
-        CollectiveMismatch: another rank's call is about something else.
+        CollectiveMismatch: another rank's is about something else.
     """
     mine = agreement.header(True, [])
     row = np.zeros(_CALL, np.uint8)

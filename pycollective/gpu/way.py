@@ -2,8 +2,8 @@
 
 Each rank makes a mailbox in its GPU's memory, and all tell each other where it is, or why there is
 none; each maps all others', and all tell each other whether they could. Then all calls go that way,
-or, as before, by way of the host. Two all-gathers of a kilobyte, over the communicator's
-own shared memory, which nobody else can reach.
+or, as before, by way of the host. They tell it over the communicator's own shared memory, which
+nobody else can reach.
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ import operator
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pycollective import _core
+from pycollective.agree import agree, let_all_hear
 from pycollective.config import ENV_CUDA_WAY
 from pycollective.errors import ConfigurationError
 from pycollective.gpu import nvrtc
-from pycollective.refusal import let_all_hear
 
 PEER, HOST = "peer", "host"
 _WISHES = ("auto", PEER, HOST)
-_TEXT = 384  # bytes of a reason that travel
-_CARD = 128
 
 
 class Way(NamedTuple):
@@ -102,88 +100,77 @@ def join(
         ConfigurationError: on every rank: what some rank was given cannot be, or
             PYCOLLECTIVE_CUDA_WAY asks for "peer", and that cannot be.
     """
-    said = _Said()
-    number = 0
-    try:
-        number = number_of(device, local_rank)
-        said.wish = wished_way()
-    except ConfigurationError as error:
-        said.error = str(error)
     mailbox = group = None
+
+    def gather(row: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        rows = np.empty((communicator.size, row.size), np.uint8)
+        communicator.all_gather(rows, row)
+        return rows
+
+    def offer() -> _Offer:
+        nonlocal mailbox
+        number, wish = number_of(device, local_rank), wished_way()
+        if wish == HOST or hosts > 1:
+            return _Offer(number, wish)
+        try:
+            mailbox = _core.DeviceMailbox(number, nvrtc.folders())
+            return _Offer(number, wish, card=mailbox.lend(communicator).hex())
+        except ConfigurationError as error:
+            return _Offer(number, wish, problem=str(error))
+
+    def map_all() -> str:
+        nonlocal group
+        assert mailbox is not None  # else there was a reason
+        try:
+            cards = [bytes.fromhex(each.card) for each in offers]
+            group = _core.map_devices(communicator, mailbox, cards)
+        except ConfigurationError as error:
+            return str(error)
+        return ""
+
+    def unmap_all() -> str:
+        if group is not None and not group.unmap():
+            return "the driver does not unmap a peer's mailbox"
+        return ""
+
     try:
-        if not said.error and said.wish != HOST and hosts == 1:
-            try:
-                mailbox = _core.DeviceMailbox(number, nvrtc.folders())
-                said.card = mailbox.lend(communicator)
-            except ConfigurationError as error:
-                said.problem = str(error)
-        every = said.of_all(communicator)
-        wrong = _first([each.error for each in every])
+        try:
+            offers = [_Offer(*each) for each in agree(gather, "use_device", offer)]
+        except ConfigurationError:
+            if mailbox is not None:
+                mailbox.take_back(communicator)
+            raise
+        number = offers[communicator.rank].number
+        reason = f"the ranks are on {hosts} hosts" if hosts > 1 else why_not(offers)
         kept = ""  # why mailboxes stay until the communicator is closed
-        reason = f"the ranks are on {hosts} hosts" if hosts > 1 else why_not(every)
-        if not wrong and not reason:
-            assert mailbox is not None  # else there was a reason
-            mapped = _Said()
-            try:
-                group = _core.map_devices(communicator, mailbox, [each.card for each in every])
-            except ConfigurationError as error:
-                mapped.problem = str(error)
-            reason = _first([each.problem for each in mapped.of_all(communicator)])
+        if not reason:
+            reason = _first(agree(gather, "use_device", map_all))
             if not reason:
                 assert group is not None
                 _core.use_devices(communicator, group, programs)
                 return Way(number, PEER, "each GPU maps all others' mailboxes")
-            undone = _Said()
-            if group is not None and not group.unmap():
-                undone.problem = "the driver does not unmap a peer's mailbox"
-            kept = _first([each.problem for each in undone.of_all(communicator)])
+            kept = _first(agree(gather, "use_device", unmap_all))
         if mailbox is not None and not kept:
             mailbox.take_back(communicator)
-        if wrong:
-            let_all_hear(communicator.barrier)
-            raise ConfigurationError(wrong)
     finally:
         # What they hold is for others, also while somebody keeps the error, and with it the frame.
-        del mailbox, group
-    if every[0].wish == PEER:
-        let_all_hear(communicator.barrier)
+        mailbox = group = None
+    if offers[0].wish == PEER:
+        let_all_hear(gather)
         raise ConfigurationError(f"{ENV_CUDA_WAY}=peer cannot be: {reason}")
     return Way(number, HOST, reason)
 
 
-@dataclass
-class _Said:
+class _Offer(NamedTuple):
     """What a rank tells the others."""
 
-    wish: str = "auto"
-    error: str = ""  # that ends it for all
+    number: int  # of its GPU
+    wish: str
     problem: str = ""  # for which kernels cannot
-    card: bytes = b""
-
-    def of_all(self, communicator: _core.Communicator) -> list[_Said]:
-        """What every rank has said."""
-        mine = np.zeros(1 + 2 * _TEXT + _CARD, np.uint8)
-        mine[0] = _WISHES.index(self.wish)
-        for begin, content in (
-            (1, self.error.encode()[:_TEXT]),
-            (1 + _TEXT, self.problem.encode()[:_TEXT]),
-            (1 + 2 * _TEXT, self.card),
-        ):
-            mine[begin : begin + len(content)] = np.frombuffer(content, np.uint8)
-        every = np.empty((communicator.size, mine.size), np.uint8)
-        communicator.all_gather(every, mine)
-        return [_Said._of(row.tobytes()) for row in every]
-
-    @staticmethod
-    def _of(row: bytes) -> _Said:
-        error, problem = (
-            row[begin : begin + _TEXT].rstrip(b"\0").decode(errors="ignore")
-            for begin in (1, 1 + _TEXT)
-        )
-        return _Said(_WISHES[row[0]], error, problem, row[1 + 2 * _TEXT :])
+    card: str = ""  # of its mailbox, hexadecimal
 
 
-def why_not(every: Sequence[_Said]) -> str:
+def why_not(every: Sequence[_Offer]) -> str:
     """Why kernels cannot wait for each other's; empty where they can. The same on all ranks."""
     wish = every[0].wish
     for rank, each in enumerate(every):
@@ -195,7 +182,7 @@ def why_not(every: Sequence[_Said]) -> str:
         return reason
     first: dict[bytes, int] = {}
     for rank, each in enumerate(every):
-        other = first.setdefault(_core.gpu_of(each.card), rank)
+        other = first.setdefault(_core.gpu_of(bytes.fromhex(each.card)), rank)
         if other != rank and wish != PEER:
             return (
                 f"ranks {other} and {rank} share a GPU, where a kernel that waits may keep the one "

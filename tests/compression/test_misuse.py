@@ -122,7 +122,7 @@ def test_what_cannot_be_is_refused_on_all_ranks_before_there_are_groups(face, wh
             assert name == own
         else:
             assert name == CollectiveMismatch.__name__
-            assert f"refused on rank(s) [2]: {own}: {refusal}" in said
+            assert f"refused on rank(s) 2: {own}: {refusal}" in said
 
 
 def differently_called(comm, host_of, kind, what):

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 
 from pycollective import _torch
+from pycollective.agree import agree
 from pycollective.bootstrap import wish
 from pycollective.bootstrap.host import host_identity
 from pycollective.compression.groups import Bytes, Group, GroupMaker, Groups, by_dtype
 from pycollective.compression.partition import Hosts
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
-from pycollective.refusal import let_all_hear
 
 # By its name since torch 2.13, and before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -149,16 +149,21 @@ def _check_alike(group: dist.ProcessGroup, whole_world: bool) -> None:
     """
     if whole_world:
         return
-    mine = len(dist.distributed_c10d._world.pg_names)
-    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
-    dist.all_gather(counts, torch.tensor([mine]), group=group)
-    if len({int(each) for each in counts}) > 1:
-        let_all_hear(lambda: dist.barrier(group=group))
-        raise ConfigurationError(
-            "a state of compression over a part of the world: its ranks have made different "
-            f"numbers of process groups before ({[int(each) for each in counts]}), and torch "
-            "cannot bring them together; make the state before those, or over the whole world"
-        )
+
+    def check(counts: list[int]) -> None:
+        if len(set(counts)) > 1:
+            raise ConfigurationError(
+                "a state of compression over a part of the world: its ranks have made different "
+                f"numbers of process groups before ({counts}), and torch cannot bring them "
+                "together; make the state before those, or over the whole world"
+            )
+
+    agree(
+        OfProcessGroup(group).all_gather,
+        "a state of compression",
+        lambda: len(dist.distributed_c10d._world.pg_names),
+        check,
+    )
 
 
 def _hosts(whole: Group, ranks: Sequence[int]) -> tuple[int, ...]:

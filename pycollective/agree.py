@@ -1,0 +1,92 @@
+"""Ranks agree: each says something, all compare all of it, and all raise or none.
+
+A rank raises only once all others have heard why. Whoever leaves a ``with`` block by an exception
+aborts its communicator, and a rank that has not heard yet would raise that abort instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pycollective.errors import CollectiveMismatch, ConfigurationError, named
+
+T = TypeVar("T")
+Bytes = NDArray[np.uint8]
+
+_MOST_BYTES = 1 << 16  # that a rank says
+_MOST_TEXT = 600  # characters of an error that others are told
+# Bytes of the first message. Calls of other kinds begin with multiples of 8, by which ranks find
+# out that they make different ones.
+_LENGTH = 9
+
+
+def agree(
+    all_gather: Callable[[Bytes], Bytes],
+    what: str,
+    given: Callable[[], T],
+    check: Callable[[list[T]], None] = lambda values: None,
+    *,
+    concerns: Container[int] | None = None,
+    refusal: type[Exception] = ConfigurationError,
+) -> list[T]:
+    """Return what `given` returns on each rank. Collective, also for a rank where it raises.
+
+    Args:
+        all_gather: hands every rank's row of bytes to all ranks: (n,) in, (size, n) out.
+        what: names the call in errors.
+        given: returns what this rank says, a value that JSON has, or raises.
+        check: raises where the values do not go together; the same on all ranks.
+        concerns: the ranks whose errors this rank raises too; None for all.
+        refusal: what this rank raises where another's `given` has raised.
+
+    Raises:
+        Exception: what `given` or `check` raised here, or a `refusal` that names other ranks.
+    """
+    problem: Exception | None = None
+    try:
+        mine: dict[str, Any] = {"value": given()}
+    except Exception as error:  # raised below, when all have heard
+        problem, mine = error, {"error": f"{type(error).__name__}: {error}"[:_MOST_TEXT]}
+    said = _all_gather_json(all_gather, mine)
+    refused = [rank for rank, each in enumerate(said) if "error" in each]
+    values = [each.get("value") for each in said]
+    if not refused:
+        try:
+            check(values)
+            return values
+        except Exception as error:
+            problem = error
+    its = [rank for rank in refused if concerns is None or rank in concerns]
+    if problem is None and its:
+        problem = refusal(f"{what}: refused on {named(its)}: {said[its[0]]['error']}")
+    let_all_hear(all_gather)
+    if problem is not None:
+        raise problem
+    return values
+
+
+def let_all_hear(all_gather: Callable[[Bytes], Bytes]) -> None:
+    """Wait until every rank knows what follows; at most the group's timeout."""
+    # Whatever the group raises, torch's RuntimeErrors among it: the refusal is what matters now.
+    with suppress(Exception):
+        all_gather(np.zeros(1, np.uint8))
+
+
+def _all_gather_json(all_gather: Callable[[Bytes], Bytes], value: Any) -> list[Any]:
+    """Return every rank's value: the lengths go first, then all texts as long as the longest."""
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    length = np.zeros(_LENGTH, np.uint8)
+    length[:8] = np.array([text.size], np.int64).view(np.uint8)
+    lengths = np.ascontiguousarray(all_gather(length)[:, :8]).view(np.int64)[:, 0]
+    if lengths.min() < 0 or lengths.max() > _MOST_BYTES:
+        raise CollectiveMismatch("ranks make different calls, or what they said was damaged")
+    padded = np.zeros(int(lengths.max()), np.uint8)
+    padded[: text.size] = text
+    rows = all_gather(padded)
+    return [json.loads(row[:n].tobytes()) for row, n in zip(rows, lengths, strict=True)]
