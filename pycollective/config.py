@@ -22,7 +22,9 @@ ENV_TOPOLOGY, ENV_TUNING = "PYCOLLECTIVE_TOPOLOGY", "PYCOLLECTIVE_TUNING"
 ENV_WIRE = "PYCOLLECTIVE_WIRE"
 ENV_PORT = "PYCOLLECTIVE_PORT"
 ENV_CUDA_WAY = "PYCOLLECTIVE_CUDA_WAY"
-
+# Which rank mpiexec has started this process as, and of how many.
+MPI_RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+MPI_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 # How a missing piece is installed, for messages: true of a wheel and of an editable install.
 INSTALL_MATPLOTLIB = "pip install matplotlib"

@@ -72,7 +72,7 @@ TOP_LEVEL: dict[str, set[str]] = {
 # What may be imported inside functions.
 LAZY: dict[str, set[str]] = {
     "bootstrap/init": {"torch"},  # under torchrun
-    "bootstrap/mpi_talk": {"mpi4py"},
+    "bootstrap/mpi": {"mpi4py"},
     "shim": {"torch"},
     "transport/gloo": {"torch"},
     "transport/mpi": {"mpi4py"},

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective.bootstrap import shutdown as leaving
+from pycollective.bootstrap import shutdown
 from tests.harness import Ranks, asleep, await_, results, run_ranks
 
 pytestmark = pytest.mark.alone  # how soon is part of it
@@ -68,7 +68,7 @@ def leave_a_thread_in_recv(comm):
         time.sleep(0.001)
     cpu = time.process_time()
     start = time.monotonic()
-    leaving.leave_all()  # what the end of the process calls
+    shutdown.leave_all()  # what the end of the process calls
     took, cpu = time.monotonic() - start, time.process_time() - cpu
     thread.join(5)
     return took, cpu, [type(error).__name__ for error in ended]
@@ -95,7 +95,7 @@ def fork_meanwhile(comm):
                 works[-1].wait()
             except pc.ConfigurationError:
                 refused = 1
-            leaving.leave_all()
+            shutdown.leave_all()
             assert comm.closed
             os._exit(refused if not works[-1].done() else 1)
         statuses.append(os.waitpid(pid, 0)[1])

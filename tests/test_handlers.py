@@ -13,7 +13,7 @@ import pytest
 
 import pycollective as pc
 from pycollective import host_memory
-from pycollective.bootstrap import shutdown as leaving
+from pycollective.bootstrap import shutdown
 from tests.harness import Ranks, asleep, await_, committed, results
 
 BLOCKED = {  # in which the handler finds the rank; what has been issued is added to `works`
@@ -131,7 +131,7 @@ def call_with_a_signal_amid_a_question(comm, asked, error, folder):
     else:
         x = np.full(100, 1.0)
         module, name = {
-            "wait": (leaving, "is_abandoned_by_asyncio"),
+            "wait": (shutdown, "is_abandoned_by_asyncio"),
             "send": (host_memory, "check"),
         }[asked]
         real = getattr(module, name)

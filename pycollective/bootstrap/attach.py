@@ -1,11 +1,11 @@
 """Attaching: two processes of one host give each other their shared memory.
 
-Each passes the descriptor of its segment over an abstract Unix socket. That the connection succeeds
-is the proof that both are on one host, in one network namespace; the kernel, not the peer, says
-whose process it is (SO_PEERCRED). Of each pair the higher rank connects and the lower accepts:
-connecting and sending wait for nobody, because each listener stands before its record is published,
-so no order of arrival can lock up. Several threads of a process may join at once: a peer that one
-of them attaches is attached for all.
+Each passes the descriptor of its segment over an abstract Unix socket. If the connection succeeds,
+both are on one host and in one network namespace. The kernel, not the peer, says whose process it
+is (SO_PEERCRED). Of each pair the higher rank connects and the lower accepts: connecting and
+sending wait for nobody, because each listener stands before its record is published, so no order of
+arrival can lock up. Several threads of a process may join at once: a peer that one of them attaches
+is attached for all.
 """
 
 from __future__ import annotations
@@ -15,26 +15,104 @@ import os
 import selectors
 import socket
 import struct
+import threading
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 from pycollective import _core
-from pycollective.bootstrap.host import PIDFD_NEEDS, credentials, other_user
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 
-_HELLO = struct.Struct("=16s16s")  # the sender's token, the token of whom it wants
+# What pidfd_open wants, by which the death of a process of this host is seen (also peer.cpp).
+PIDFD_NEEDS = "Linux 5.3 or later is needed and, in a container, a seccomp profile that allows it"
+
+_CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid
+_HELLO = struct.Struct("=16s16s")  # the sender's token, the token of the process that it wants
 _MOST_STRANGERS = 64  # connections that have said nothing yet
-_ANSWERED_WITHIN = 2.0  # seconds; whoever refuses has attached before
-_LOOK_AGAIN = 0.05  # seconds until a look whether another thread has attached a peer
-_GLANCE = 0.25  # seconds between looks at what other ranks have reported, and threads attached
+_ANSWERED_WITHIN = 2.0  # seconds; whoever refuses a connection has attached before
+_LOOK_AGAIN = 0.05  # seconds between looks whether another thread has attached a peer
+_LOOK_FOR_PROBLEMS = 0.25  # seconds between looks at what other ranks have reported
+
+
+class ProcessNode:
+    """Finds this process's node: its one segment of shared memory, made when first asked for.
+
+    All communicators share it. torch makes each process group separately, so hundreds of groups
+    would cost hundreds of segments and threads if the node were not found again here. The
+    communicators own it.
+    """
+
+    def __init__(self) -> None:
+        self._found: weakref.ref[_core.Node] | None = None
+        self._lock = threading.Lock()
+        # A fork may come while another thread has it.
+        os.register_at_fork(after_in_child=self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self._lock = threading.Lock()
+
+    def get(self) -> _core.Node:
+        """Return the node. A fork of a process gets one of its own."""
+        with self._lock:  # threads may join at once
+            node = self._found() if self._found is not None else None
+            if node is None or node.forked:
+                node = _core.Node()
+                self._found = weakref.ref(node)
+            return node
+
+    def forget(self) -> None:
+        """Make a new node next time; whoever has the old one keeps it."""
+        self._found = None
+
+
+NODE = ProcessNode()
+
+
+def host_identity() -> str:
+    """Return a text that is the same for processes that should try to share memory.
+
+    It names the boot and the namespaces of network (where abstract sockets live) and of processes.
+    Attaching proves that two ranks can share memory.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    spaces = [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in ("net", "pid")]
+    return "/".join([boot, *spaces])
+
+
+def credentials(connection: socket.socket) -> tuple[int, int]:
+    """Return the pid and the user on the other side of a Unix socket, as the kernel says.
+
+    The pid is 0 for a process of another pid namespace.
+    """
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(raw)
+    return pid, user
+
+
+def other_user(connection: socket.socket) -> int | None:
+    """Return the user on the other side of a Unix socket, or None if it is this process's."""
+    if connection.family != socket.AF_UNIX:
+        return None
+    _, user = credentials(connection)
+    return None if user == os.getuid() else user
+
+
+def check_user(connection: socket.socket, address: str) -> None:
+    """Raise if another user listens at this Unix socket: anybody may take a name first."""
+    if (user := other_user(connection)) is not None:
+        connection.close()
+        raise ConfigurationError(
+            f"user {user} listens at {address}, and this process is of user {os.getuid()}"
+        )
 
 
 @dataclass(frozen=True)
 class PeerAddress:
-    """Where and who a peer is, from its record."""
+    """A peer and where it listens, from its record."""
 
     rank: int
     token: bytes
@@ -43,7 +121,7 @@ class PeerAddress:
 
 
 class Listener:
-    """An abstract socket at which higher ranks attach; no file, gone when closed."""
+    """An abstract socket at which higher ranks attach; it leaves no file."""
 
     def __init__(self) -> None:
         self.name = f"pycollective-{os.getpid()}-{os.urandom(8).hex()}"
@@ -65,7 +143,7 @@ def attach_peers(
     deadline: float,
     raise_problem: Callable[[], None],
 ) -> None:
-    """Attach every peer that is not attached yet: connect to the lower ranks, accept the higher.
+    """Attach peers: connect to the lower ranks, and accept the higher ones.
 
     Args:
         node: this process's shared memory.
@@ -73,7 +151,7 @@ def attach_peers(
         lower: the ranks below this one, not attached yet.
         higher: the ranks above, not attached yet.
         deadline: on the monotonic clock, seconds.
-        raise_problem: raises what another rank has reported; asked while waiting.
+        raise_problem: called while waiting; raises what another rank has reported.
 
     Raises:
         ConfigurationError: a peer is on another host, belongs to another user, or is no peer.
@@ -89,12 +167,12 @@ def attach_peers(
 
 
 class _Attaching:
-    """One thread's attachments; all that may come is waited for at once.
+    """One thread's attachments, all waited for at once.
 
-    For what lies unread here another thread may wait, and this one for what lies unread there: each
-    takes what comes whenever it comes. A peer that this process connected to and that closes the
-    connection has attached this process for another thread, which has the answer or will have it;
-    or its process has ended, which its pidfd tells.
+    Another thread may wait for what lies unread here, and this one for what lies unread there, so
+    each takes what comes whenever it comes. A lower rank that closes the connection has attached
+    this process through another thread, which has the answer or will have it; or its process has
+    ended, which its pidfd tells.
     """
 
     def __init__(
@@ -106,9 +184,9 @@ class _Attaching:
     ) -> None:
         self._node, self._listener = node, listener
         self._deadline, self._raise_problem = deadline, raise_problem
-        self._asked = monotonic()  # for a problem
+        self._looked = monotonic()  # for a problem
         self._answers: dict[socket.socket, PeerAddress] = {}  # of lower ranks, awaited
-        # A stranger may connect and say nothing: every connection waits beside the others.
+        # A stranger may connect and say nothing, so no connection keeps the others waiting.
         self._silent: list[socket.socket] = []
         self._others: set[int] = set()  # users whose connections were refused
         self._closed: dict[int, PeerAddress] = {}  # by the pidfds of processes that closed theirs
@@ -117,7 +195,7 @@ class _Attaching:
         self._selector.register(listener.socket, selectors.EVENT_READ)
 
     def connect(self, peer: PeerAddress) -> None:
-        """Say hello to a lower rank."""
+        """Connect to a lower rank and send it this process's memory."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)
         try:
@@ -125,7 +203,7 @@ class _Attaching:
                 try:
                     connection.connect("\0" + peer.socket_name)
                     break
-                except BlockingIOError:  # strangers fill its queue, until it comes to accept
+                except BlockingIOError:  # strangers fill its queue until it accepts
                     if monotonic() > self._deadline:
                         raise
                     sleep(0.01)
@@ -142,14 +220,14 @@ class _Attaching:
             self._look_for_problem()  # which may be why it has gone
             if not isinstance(error, ConnectionRefusedError):
                 raise _unreachable(peer, error) from error
-            # With a store of few operations it may have joined by another thread, and not wait.
+            # With a store of few operations it may have joined by another thread already.
             self._refused.append((monotonic() + _ANSWERED_WITHIN, peer, error))
         else:
             self._answers[connection] = peer
             self._selector.register(connection, selectors.EVENT_READ)
 
     def wait(self, lower: list[PeerAddress], higher: list[PeerAddress]) -> None:
-        """Wait until all are attached, whichever thread of this process does it."""
+        """Wait until all are attached, by whichever thread of this process."""
         accepted = {peer.token: peer for peer in higher}
         missing = [*lower, *higher]
         while missing := [peer for peer in missing if not self._node.is_attached(peer.token)]:
@@ -169,7 +247,7 @@ class _Attaching:
                     raise _unreachable(peer, error) from error
 
     def close(self) -> None:
-        """Let go of all. Another thread may wait for what lies unread."""
+        """Close all connections; first read what another thread may wait for."""
         for connection, peer in self._answers.items():
             with suppress(ConfigurationError, OSError, RuntimeError):
                 _receive(self._node, connection, {peer.token: peer})
@@ -180,7 +258,7 @@ class _Attaching:
         self._selector.close()
 
     def _ready(self, missing: list[PeerAddress]) -> list[Any]:
-        """What can be read, sockets and pidfds; waits a while for one."""
+        """Return the sockets and pidfds that can be read; wait a while for one."""
         left = self._deadline - monotonic()
         if left <= 0:
             names = ", ".join(str(peer.rank) for peer in missing)
@@ -191,13 +269,14 @@ class _Attaching:
                 op="init",
             )
         while_others_attach = self._closed or self._refused
-        events = self._selector.select(min(left, _LOOK_AGAIN if while_others_attach else _GLANCE))
-        if not events and monotonic() - self._asked >= _GLANCE:
+        longest = _LOOK_AGAIN if while_others_attach else _LOOK_FOR_PROBLEMS
+        events = self._selector.select(min(left, longest))
+        if not events and monotonic() - self._looked >= _LOOK_FOR_PROBLEMS:
             self._look_for_problem()
         return [key.fileobj for key, _ in events]
 
     def _look_for_problem(self) -> None:
-        self._asked = monotonic()
+        self._looked = monotonic()
         self._raise_problem()
 
     def _take_answer(self, connection: socket.socket) -> None:
@@ -208,7 +287,7 @@ class _Attaching:
                 return
             pid, _ = credentials(connection)
         if pid == 0:
-            return  # of another pid namespace: there is but the deadline
+            return  # in another pid namespace: only the deadline ends the wait
         try:
             process = os.pidfd_open(pid)
         except OSError as error:
@@ -275,7 +354,7 @@ def _send(connection: socket.socket, node: _core.Node, wanted: bytes) -> None:
 def _receive(
     node: _core.Node, connection: socket.socket, expected: Mapping[bytes, PeerAddress]
 ) -> PeerAddress | None:
-    """Attach who sends a hello that is meant for this process; None for a stranger."""
+    """Attach the peer that sends a hello for this process; return None for a stranger."""
     try:
         data, descriptors, flags, _ = socket.recv_fds(
             connection, _HELLO.size, 1, socket.MSG_CMSG_CLOEXEC

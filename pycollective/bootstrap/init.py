@@ -1,8 +1,8 @@
-"""Finds the launch that this process is part of, and joins its ranks.
+"""`init`: finds the launch that this process is part of, and joins its ranks.
 
 The launch is given by arguments, or is `pycollective run`'s, torchrun's, mpiexec's, Slurm's, or
-none (one rank). Where a launcher's variables speak of ranks that cannot be found, it is refused:
-nobody trains alone by mistake. What follows, with a store, a rank and a size, is in `joining.py`.
+none (one rank). Where a launcher's variables speak of ranks that cannot be found, `init` refuses:
+nobody trains alone by mistake. `joining.py` takes over once there are a store, a rank and a size.
 """
 
 from __future__ import annotations
@@ -10,48 +10,41 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
-from time import monotonic
-from typing import Any
+from typing import Any, cast
 
-from pycollective.bootstrap import mpi as mpi_launch
-from pycollective.bootstrap import slurm
-from pycollective.bootstrap.address import job_secret
-from pycollective.bootstrap.joining import (
-    DEFAULT_TIMEOUT,
-    Joined,
-    connect,
-    join_alone,
-    join_host,
-    shared_memory_alone,
-)
-from pycollective.bootstrap.mpi_talk import Talk
-from pycollective.bootstrap.rendezvous import Meeting, is_full
-from pycollective.bootstrap.restarts import ATTEMPT, process_identity
-from pycollective.bootstrap.shutdown import END
-from pycollective.bootstrap.store import StoreClient, StoreServer
-from pycollective.bootstrap.wish import Wish
-from pycollective.communicator import Communicator
+from pycollective.bootstrap import mpi, slurm
+from pycollective.bootstrap.joining import DEFAULT_TIMEOUT, connect
+from pycollective.bootstrap.rendezvous import is_full
+from pycollective.bootstrap.restarts import RESTARTS, process_identity
+from pycollective.bootstrap.store import StoreClient, StoreServer, job_secret
+from pycollective.communicator import WIRES, Communicator
 from pycollective.config import (
     ENV_RANK,
     ENV_SECRET,
     ENV_SIZE,
     ENV_STORE,
+    ENV_TOPOLOGY,
+    ENV_WIRE,
     MAX_RANKS,
     environment_number,
 )
 from pycollective.errors import ConfigurationError
 from pycollective.gpu import way as device_ways
-from pycollective.planning.world import World
+from pycollective.planning.tuning import tuning_path
 from pycollective.typing import Transport, Wire
 
-# How long a store stays after a failure so that others can read why, seconds. MPI's ranks tell each
-# other in another way.
-_LINGER = 5.0
-_MPI_LINGER = 0.5
+_LINGER = 5.0  # seconds that a store stays after a failure, so that others can read why
+
+# How messages go between hosts. Ranks of one host always meet in shared memory.
+TRANSPORTS = {
+    "shm": "shared memory alone: all ranks on one host",
+    "mpi": "between hosts over MPI, through mpi4py: ranks that mpiexec started",
+    "c10d": "between hosts over torch.distributed's Gloo: all other ranks",
+}
 
 
 def init(
@@ -71,7 +64,7 @@ def init(
     Without arguments the launch is found from the environment: `pycollective run`, torchrun (or its
     variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT), mpiexec (through mpi4py), Slurm's
     srun, or none, which gives a communicator of one rank. Where variables say that there are more
-    ranks, and they cannot be found, it is refused; ``init(rank=0, size=1)`` is one rank on purpose.
+    ranks, and they cannot be found, `init` raises; ``init(rank=0, size=1)`` is one rank on purpose.
 
     Where torch is not installed, the ranks that torchrun's variables name meet in a store of this
     library, at ``tcp://MASTER_ADDR:MASTER_PORT``, and want a secret as any store there does.
@@ -120,34 +113,115 @@ def init(
         device_ways.prepare(device)  # before anybody waits for this rank
     explicit = rank is not None or size is not None or store is not None
     if not explicit and _by_mpi(transport):
-        talk = Talk(timeout if 0 < timeout < math.inf else DEFAULT_TIMEOUT)
-        with talk.sharing_problems():
-            wish = Wish.of(timeout, topology, transport, tuning, wire, device)
-            wish.check_transport("a launch by mpiexec", mpi=True)
-            return wish.granted(_start_mpiexec(talk, wish))
-    wish = Wish.of(timeout, topology, transport, tuning, wire, device)
+        bootstrap = mpi.MpiBootstrap(timeout if 0 < timeout < math.inf else DEFAULT_TIMEOUT)
+        with bootstrap.sharing_problems():
+            options = InitOptions.of(timeout, topology, transport, tuning, wire, device)
+            options.check_transport("a launch by mpiexec", by_mpi=True)
+            return options.apply(mpi.start(bootstrap, options))
+    options = InitOptions.of(timeout, topology, transport, tuning, wire, device)
     if explicit:
-        wish.check_transport("a call with rank, size and store", mpi=False)
-        return wish.granted(_init_explicit(rank, size, store, wish))
+        options.check_transport("a call with rank, size and store", by_mpi=False)
+        return options.apply(_init_explicit(rank, size, store, options))
     for launch in _LAUNCHES:
         if launch.detected():
-            wish.check_transport(f"a launch by {launch.name}", mpi=False)
-            return wish.granted(launch.start(wish))
+            options.check_transport(f"a launch by {launch.name}", by_mpi=False)
+            return options.apply(launch.start(options))
     _refuse_to_be_alone()
-    wish.check_transport("one rank without a launcher", mpi=False)
-    wish.hosts(1)
-    return wish.granted(connect(None, 0, 1, timeout, tuning=wish.tuning))
+    options.check_transport("one rank without a launcher", by_mpi=False)
+    options.simulated_hosts(1)
+    return options.apply(connect(None, 0, 1, timeout, tuning=options.tuning))
+
+
+@dataclass(frozen=True)
+class InitOptions:
+    """What the caller of `init` may choose under any launch."""
+
+    timeout: float
+    topology: str
+    transport: str
+    tuning: str
+    wire: str
+    device: str | int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        timeout: float,
+        topology: str | None,
+        transport: str | None,
+        tuning: str | os.PathLike[str] | None,
+        wire: str | None,
+        device: str | int | None = None,
+    ) -> InitOptions:
+        """Return them, from the arguments of `init` and the environment."""
+        if not 0 < timeout < math.inf:
+            raise ConfigurationError(f"timeout {timeout} is not a finite number of seconds above 0")
+        topology = topology or os.environ.get(ENV_TOPOLOGY, "")
+        wire = wire or os.environ.get(ENV_WIRE) or "auto"
+        if wire not in WIRES:
+            there_are = ", ".join(map(repr, WIRES))
+            raise ConfigurationError(f"wire {wire!r} is not here; there are {there_are}")
+        return cls(timeout, topology, transport or "", tuning_path(tuning), wire, device)
+
+    @property
+    def more(self) -> str:
+        """Other options that all ranks must have been given alike, in words."""
+        return "a device" if self.device is not None else "no device"
+
+    def apply(self, communicator: Communicator) -> Communicator:
+        """Return the communicator, once it has its wire and its device."""
+        communicator.wire = cast(Wire, self.wire)  # one of WIRES, or `of` refuses
+        if self.device is not None:
+            communicator._begin_with(self.device)
+        return communicator
+
+    def check_transport(self, launch: str, by_mpi: bool) -> None:
+        """Raise for a transport that does not exist, or not in this launch."""
+        if not self.transport:
+            return
+        if self.transport not in TRANSPORTS:
+            there_are = "; ".join(f"{name!r} ({what})" for name, what in TRANSPORTS.items())
+            raise ConfigurationError(
+                f"transport {self.transport!r} is not here; there are {there_are}"
+            )
+        if self.transport == "mpi" and not by_mpi:
+            raise ConfigurationError(
+                f"transport 'mpi' joins ranks that mpiexec started, and this is {launch}: start "
+                "with `mpiexec -n N python ...`, or leave transport out"
+            )
+        if self.transport == "c10d" and by_mpi:
+            raise ConfigurationError(
+                "transport 'c10d' meets in a store, and mpiexec has none: start the ranks with "
+                "torchrun or `pycollective run`, give rank, size and store, or leave transport out"
+            )
+
+    def simulated_hosts(self, size: int) -> tuple[int, ...]:
+        """Return the host of each of `size` ranks; empty where they are to be found out."""
+        return _hosts_of(self.topology, size)
+
+
+def simulated_hosts(size: int) -> tuple[int, ...]:
+    """Return the host of each of `size` ranks by PYCOLLECTIVE_TOPOLOGY; empty without it."""
+    return _hosts_of(os.environ.get(ENV_TOPOLOGY, ""), size)
+
+
+def _hosts_of(topology: str, size: int) -> tuple[int, ...]:
+    if not topology:
+        return ()
+    from pycollective.schedule import Topology
+
+    return Topology.parse(topology, size).host_of
 
 
 def _by_mpi(transport: str | None) -> bool:
-    """Whether ranks find each other through mpiexec: where nothing else is, or it was asked for."""
+    """Return whether ranks meet through mpiexec: it was asked for, or there is nothing else."""
     others = any(launch.detected() for launch in _LAUNCHES)
-    return mpi_launch.detected() and (transport == "mpi" or not others)
+    return mpi.detected() and (transport == "mpi" or not others)
 
 
 def _by_slurm() -> bool:
-    """Whether srun started this process, and not for MPI ranks, which mpi4py joins."""
-    return slurm.detected() and not (mpi_launch.detected() and find_spec("mpi4py"))
+    """Return whether srun started this process, and not for MPI ranks, which mpi4py joins."""
+    return slurm.detected() and not (mpi.detected() and find_spec("mpi4py"))
 
 
 def _refuse_to_be_alone() -> None:
@@ -170,23 +244,25 @@ def _refuse_to_be_alone() -> None:
 
 
 def launched() -> bool:
-    """Whether a launcher has started this process, so that `init` finds other ranks."""
-    return any(launch.detected() for launch in _LAUNCHES) or mpi_launch.detected()
+    """Return whether a launcher has started this process, so that `init` finds other ranks."""
+    return any(launch.detected() for launch in _LAUNCHES) or mpi.detected()
 
 
 def join(
-    store: Any, rank: int, size: int, timeout: float, played: Sequence[int] = ()
+    store: Any, rank: int, size: int, timeout: float, simulated: Sequence[int] = ()
 ) -> Communicator:
-    """As `init` with rank, size and store, for ranks whose hosts may be given; see `connect`."""
+    """Join as `init` with rank, size and store; the ranks' hosts may be given, see `connect`."""
     prefix = ""
     if size > 1:
-        prefix = ATTEMPT.prefix(store, rank, size, timeout) + _next_prefix(store, rank)
-    wish = Wish.of(timeout, None, None, None, None)
-    return wish.granted(connect(store, rank, size, timeout, prefix, played, tuning=wish.tuning))
+        prefix = RESTARTS.prefix(store, rank, size, timeout) + _next_prefix(store, rank)
+    options = InitOptions.of(timeout, None, None, None, None)
+    return options.apply(
+        connect(store, rank, size, timeout, prefix, simulated, tuning=options.tuning)
+    )
 
 
 def _next_prefix(store: Any, rank: int) -> str:
-    """A prefix for this process's next `init` through this store, the same on all ranks."""
+    """Return a prefix for this process's next `init` through this store, the same on all ranks."""
     if not is_full(store):
         return "init1"
     # Each process counts its own: a second one of the same rank meets the first, and is refused.
@@ -194,27 +270,26 @@ def _next_prefix(store: Any, rank: int) -> str:
 
 
 def _init_explicit(
-    rank: int | None, size: int | None, store: Any, wish: Wish, listen: str | None = None
+    rank: int | None, size: int | None, store: Any, options: InitOptions, listen: str | None = None
 ) -> Communicator:
     if rank is None or size is None or (store is None and size != 1):
         raise ConfigurationError("init needs rank, size and store together, or none of them")
-    played = wish.hosts(size)
+    hosts = options.simulated_hosts(size)
     if size == 1 or not 0 <= rank < size <= MAX_RANKS:
         # Needs no store, or says what is wrong.
-        return connect(store, rank, size, wish.timeout, tuning=wish.tuning)
+        return connect(store, rank, size, options.timeout, tuning=options.tuning)
     if not isinstance(store, str):
-        prefix = _next_prefix(store, rank)
-        return _connect(store, rank, size, prefix, played, wish)
+        return _connect(store, rank, size, _next_prefix(store, rank), hosts, options)
     secret = job_secret()
     server = StoreServer(listen or store, secret, clients=size) if rank == 0 else None
-    return _meet_at(store, secret, server, rank, size, played, wish)
+    return _meet_at(store, secret, server, rank, size, hosts, options)
 
 
 def _connect(
-    store: Any, rank: int, size: int, prefix: str, played: Sequence[int], wish: Wish
+    store: Any, rank: int, size: int, prefix: str, hosts: Sequence[int], options: InitOptions
 ) -> Communicator:
-    timeout, transport, tuning = wish.timeout, wish.transport, wish.tuning
-    return connect(store, rank, size, timeout, prefix, played, transport, tuning, wish.more)
+    timeout, transport, tuning = options.timeout, options.transport, options.tuning
+    return connect(store, rank, size, timeout, prefix, hosts, transport, tuning, options.more)
 
 
 def _meet_at(
@@ -223,12 +298,12 @@ def _meet_at(
     server: StoreServer | None,
     rank: int,
     size: int,
-    played: Sequence[int],
-    wish: Wish,
+    hosts: Sequence[int],
+    options: InitOptions,
 ) -> Communicator:
-    """Join through a store that one rank serves for this one `init`."""
-    with _store_at(address, secret, server, size, wish.timeout) as client:
-        communicator = _connect(client, rank, size, "init", played, wish)
+    """Join through a store that one rank serves, with `server`, for this one `init`."""
+    with _store_at(address, secret, server, size, options.timeout) as client:
+        communicator = _connect(client, rank, size, "init", hosts, options)
         if server is not None:
             server.stop_listening()  # who comes from now on comes for the next `init`
         communicator.barrier()  # all have what they need
@@ -239,7 +314,7 @@ def _meet_at(
 def _store_at(
     address: str, secret: str, server: StoreServer | None, size: int, timeout: float
 ) -> Iterator[StoreClient]:
-    """A client of a store that one rank serves, with `server`, until all have left it."""
+    """Connect to a store that one rank serves, with `server`, until all have left it."""
     linger = _LINGER  # after a failure, so that the other ranks can read why
     try:
         with closing(StoreClient(address, secret, timeout)) as client:
@@ -254,30 +329,30 @@ def _store_at(
 class _Launch:
     name: str
     detected: Callable[[], bool]
-    start: Callable[[Wish], Communicator]
+    start: Callable[[InitOptions], Communicator]
 
 
-def _start_run(wish: Wish) -> Communicator:
+def _start_run(options: InitOptions) -> Communicator:
     rank, size = environment_number(ENV_RANK), environment_number(ENV_SIZE)
-    played = wish.hosts(size)
+    hosts = options.simulated_hosts(size)
     address, secret = os.environ[ENV_STORE], job_secret()
     if size == 1:
-        return connect(None, rank, size, wish.timeout, tuning=wish.tuning)
-    with closing(StoreClient(address, secret, wish.timeout)) as client:
-        return _connect(client, rank, size, _next_prefix(client, rank), played, wish)
+        return connect(None, rank, size, options.timeout, tuning=options.tuning)
+    with closing(StoreClient(address, secret, options.timeout)) as client:
+        return _connect(client, rank, size, _next_prefix(client, rank), hosts, options)
 
 
-def _start_torchrun(wish: Wish) -> Communicator:
+def _start_torchrun(options: InitOptions) -> Communicator:
     if find_spec("torch") is None:
-        return _start_without_torch(wish)
+        return _start_without_torch(options)
     from torch.distributed import PrefixStore, rendezvous
 
-    limit = timedelta(seconds=wish.timeout)
+    limit = timedelta(seconds=options.timeout)
     store, rank, size = next(rendezvous("env://", timeout=limit))
-    played = wish.hosts(size)
+    hosts = options.simulated_hosts(size)
     store = PrefixStore("pycollective", store)
-    prefix = ATTEMPT.prefix(store, rank, size, wish.timeout) + _next_prefix(store, rank)
-    communicator = _connect(store, rank, size, prefix, played, wish)
+    prefix = RESTARTS.prefix(store, rank, size, options.timeout) + _next_prefix(store, rank)
+    communicator = _connect(store, rank, size, prefix, hosts, options)
     # Rank 0 may serve the store itself. It ends once nobody needs it, and before anyone goes on:
     # whoever joins again must not meet in the old one.
     communicator.barrier()
@@ -286,7 +361,7 @@ def _start_torchrun(wish: Wish) -> Communicator:
     return communicator
 
 
-def _start_without_torch(wish: Wish) -> Communicator:
+def _start_without_torch(options: InitOptions) -> Communicator:
     """Join by torchrun's variables in a store of our own."""
     rank, size = environment_number("RANK"), environment_number("WORLD_SIZE")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and size > 1:
@@ -297,88 +372,13 @@ def _start_without_torch(wish: Wish) -> Communicator:
     port = os.environ["MASTER_PORT"]
     # As torch does: MASTER_ADDR may be a name of no interface here, or of loopback.
     listen = f"tcp://0.0.0.0:{port}"
-    return _init_explicit(rank, size, f"tcp://{os.environ['MASTER_ADDR']}:{port}", wish, listen)
+    return _init_explicit(rank, size, f"tcp://{os.environ['MASTER_ADDR']}:{port}", options, listen)
 
 
-def _start_slurm(wish: Wish) -> Communicator:
+def _start_slurm(options: InitOptions) -> Communicator:
     step = slurm.find_step()
-    played = wish.hosts(step.size)
-    return _meet_at(step.address, step.secret, step.server(), step.rank, step.size, played, wish)
-
-
-def _start_mpiexec(talk: Talk, wish: Wish) -> Communicator:
-    launch = mpi_launch.agree(talk, wish.topology, wish.transport, wish.tuning, wish.more)
-    several = any(launch.host_of)
-    if several and wish.transport == "shm":
-        _end_server(launch, 0.0)
-        raise shared_memory_alone(launch.host_of)
-    with _store_of_host(launch) as store:
-        joined = _join_host_of(launch, store, several)
-        # All have what they need from the stores, and all join or none.
-        data_bytes = talk.round(joined.data_bytes, lambda every: lambda rank: min(every))
-    joined = joined._replace(data_bytes=data_bytes)
-    transport = launch.transport() if several else None
-    world = World(
-        launch.rank, launch.host_of, transport, launch.table, launch.on_machine, launch.id
-    )
-    communicator = Communicator._of(*joined, wish.timeout, world)
-    END.arrange()
-    return communicator
-
-
-def _join_host_of(launch: mpi_launch.Launch, store: StoreClient | None, far: bool) -> Joined:
-    near = World(launch.rank, launch.host_of).near
-    if store is None:
-        return join_alone(far)
-    talk = launch.talk
-    meeting = Meeting(
-        store,
-        near.index(launch.rank),
-        len(near),
-        talk.timeout,
-        "host",
-        deadline=talk.deadline,
-        numbers=near,
-        glance=talk.glance,
-    )
-    return join_host(meeting, far)
-
-
-@contextmanager
-def _store_of_host(launch: mpi_launch.Launch) -> Iterator[StoreClient | None]:
-    """The store of this host's ranks; None where there is but one of them."""
-    linger = _MPI_LINGER
-    try:
-        # Told before the store ends: who finds it closed can hear why.
-        with ExitStack() as stack, launch.talk.sharing_problems(), _reason_from(launch.talk):
-            store = None
-            if launch.host_of.count(launch.host_of[launch.rank]) > 1:
-                if launch.server is not None:
-                    launch.server.start()
-                left = max(0.1, launch.talk.deadline - monotonic())
-                glance = launch.talk.glance
-                client = StoreClient(launch.address, launch.secret, left, glance)
-                store = stack.enter_context(closing(client))
-            yield store
-            linger = 0.0
-    finally:
-        _end_server(launch, linger)
-
-
-@contextmanager
-def _reason_from(talk: Talk) -> Iterator[None]:
-    """Where a store has ended, what the rank says that ended it."""
-    try:
-        yield
-    except ConfigurationError as error:
-        if isinstance(error.__cause__, OSError):
-            talk.listen(_MPI_LINGER / 2)
-        raise
-
-
-def _end_server(launch: mpi_launch.Launch, linger: float) -> None:
-    if launch.server is not None:
-        launch.server.close(linger)
+    hosts = options.simulated_hosts(step.size)
+    return _meet_at(step.address, step.secret, step.server(), step.rank, step.size, hosts, options)
 
 
 _TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -1,14 +1,14 @@
-"""The ranks of a group tell each other through a store who they are, and what went wrong.
+"""The rendezvous: ranks find each other through a store, and tell each other what goes wrong.
 
-Each publishes a record; one reads them all, decides what follows from them, and publishes that for
-all. So a rank makes a fixed number of store operations, whatever the number of ranks, and reads
-what concerns it, not what all have said.
+Each rank publishes a record. One rank reads all records, decides what follows, and publishes that.
+So a rank makes a fixed number of store operations, whatever the number of ranks, and reads only
+what concerns it.
 
 With a full store (`add`, `compare_set`, `wait` and `check`, as every `torch.distributed` store has)
-all wait for one key a step: the rank that is last to take the step sets it, or a rank that cannot
-go on. So a problem of one rank is told to all at once, all join or none, and a rank waits once, not
-once for each peer. With less than that (`set` and a blocking `get`) rank 0 decides, a problem
-travels in the rank's own record or in the decision, and the store's own timeout is the deadline.
+all ranks wait for one key in each step. The last rank to take the step sets it, or a rank that
+cannot go on. So all ranks hear of a problem at once, and a rank waits once, not once for each peer.
+With less than that (`set` and a blocking `get`) rank 0 decides, a problem travels in a rank's
+record or in the decision, and the store's own timeout is the deadline.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import json
 import logging
 import os
 import socket
+import struct
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
-from pycollective.bootstrap.records import Record, understanding
 from pycollective.config import VERSION
 from pycollective.errors import (
     CollectiveAborted,
@@ -37,17 +39,18 @@ from pycollective.system_limits import described
 
 _log = logging.getLogger("pycollective")
 
-_WARN_AFTER = 30.0  # seconds until the log names the ranks that are awaited
+_WARN_AFTER = 30.0  # seconds until the log names the absent ranks
 # Of all ranks together, at torch's store. connecting.cpp looks as often, since a rank does but one
-# or the other; c10d.py's glances go beside connecting.cpp's looks, so they are a quarter of them.
+# or the other; gloo.py's looks go beside connecting.cpp's, so they are a quarter of them.
 _LOOKS_IN_A_SECOND = 20_000
-_GRACE = 2.0  # seconds for the one rank that looks who is absent to say so
+_GRACE = 2.0  # seconds for the one rank that looks for absent ranks to name them
+_SHOWN = 60  # characters of a wrong value in a message
 
 _PASSED_ON = "report"  # attribute of an exception that another rank has reported
-_DECIDED = "decided "  # what begins so is no report of a problem, which is JSON
-_OFF = "off"  # decided of a meeting that will not be
+_DECIDED = "decided "  # begins a decision; a report of a problem is JSON
+_OFF = "off"  # the decision of a rendezvous that was called off
 
-# The steps of a meeting, and how a rank is described that has not taken one.
+# The steps of a rendezvous, and what is said of a rank that has not taken one.
 _COME, _HERE, _ATTACHED = "come", "here", "attached"
 _NOT_YET = {
     _COME: "did not come",
@@ -56,13 +59,74 @@ _NOT_YET = {
 }
 
 
+@contextmanager
+def refusing_unreadable(what: str) -> Iterator[None]:
+    """Raise `ConfigurationError` where `what`, read from the store, is not what a rank writes."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except (
+        *(ValueError, TypeError, LookupError, RecursionError),
+        *(struct.error, zlib.error),
+    ) as error:
+        raise ConfigurationError(
+            f"{what} in the store is nothing that a rank of pycollective {VERSION} writes "
+            f"({str(error)[:_SHOWN]}): something else writes to this store, or a rank of another "
+            "version does"
+        ) from error
+
+
+def check_type(name: str, value: object, kind: str) -> None:
+    """Raise TypeError unless the value's type is exactly `kind`: in JSON, true is no number."""
+    if type(value).__name__ != kind:
+        raise TypeError(f"{name} is {repr(value)[:_SHOWN]}")
+
+
+@dataclass
+class Record:
+    """What a rank publishes about itself."""
+
+    size: int
+    version: str = field(default_factory=lambda: VERSION)
+    host: str = ""  # for messages only
+    identity: str = ""  # of the host
+    options: str = ""  # the options of `init` that must be the same on all ranks
+    token: str = ""  # of its shared memory, hexadecimal
+    offset: int = 0  # of its mailbox in there, bytes
+    data_bytes: int = 0  # of the data area there
+    socket_name: str = ""  # where higher ranks attach
+    address: str = ""  # of what it serves to the ranks of other hosts
+    problem: str = ""  # why it cannot join
+
+    def as_text(self) -> str:
+        """Return the record as it lies in the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str | bytes, number: int) -> Record:
+        """Read the record of rank `number`.
+
+        Raises:
+            ConfigurationError: no rank of this library has written it.
+        """
+        with refusing_unreadable(f"the record of rank {number}"):
+            raw = json.loads(text)
+            # Another version may say more or less.
+            known = {each.name: raw[each.name] for each in fields(cls) if each.name in raw}
+            for each in fields(cls):
+                if each.name in known:
+                    check_type(each.name, known[each.name], str(each.type))
+            return cls(**known)
+
+
 def this_process() -> str:
-    """A name for this process, in messages and to tell it from others."""
+    """Return a name for this process, for messages and to tell it from others."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def report_of(error: BaseException, number: int) -> str:
-    """What the others are told of what ends `init` on rank `number`.
+    """Return what the others are told of the error that ends `init` on rank `number`.
 
     What another rank has reported is passed on as it is.
     """
@@ -75,8 +139,8 @@ def report_of(error: BaseException, number: int) -> str:
 
 
 def raise_reported(report: bytes | str, number: int) -> NoReturn:
-    """Raise on rank `number` what another has reported."""
-    with understanding("what another rank has reported"):
+    """Raise on rank `number` what another rank has reported."""
+    with refusing_unreadable("what another rank has reported"):
         kind, text = map(str, json.loads(report))
     error: Exception
     if kind == CollectiveTimeout.__name__:
@@ -92,28 +156,28 @@ def raise_reported(report: bytes | str, number: int) -> NoReturn:
 
 
 def is_full(store: Any) -> bool:
-    """Whether the store has more than `set` and `get`."""
+    """Return whether the store has more than `set` and `get`."""
     return all(hasattr(store, name) for name in ("add", "compare_set", "wait", "check"))
 
 
 def _waits_in_torch(store: Any) -> bool:
-    """Whether a wait there looks at no signal meanwhile, such as Ctrl-C's: torch looks at none."""
+    """Return whether a wait in this store ignores signals, such as Ctrl-C's, as torch's do."""
     store_class = getattr(sys.modules.get("torch.distributed"), "Store", None)
     return store_class is not None and isinstance(store, store_class)
 
 
-class Meeting:
-    """One meeting of `size` ranks in a store, until a deadline.
+class Rendezvous:
+    """One rendezvous of `size` ranks in a store, until a deadline.
 
     Args:
         store: see the top of this file.
         rank: this rank.
-        size: how many meet.
-        timeout: seconds until those who have not come are given up.
-        prefix: of the keys; each meeting in a store needs its own.
-        deadline: its end, where it is not `timeout` from now, by the monotonic clock.
+        size: the number of ranks.
+        timeout: seconds after which absent ranks are given up.
+        prefix: of the keys; each rendezvous in a store needs its own.
+        deadline: where it is not `timeout` from now; by the monotonic clock.
         numbers: what messages call the ranks, where these are some of more.
-        glance: raises what this rank has learned in another way; asked while it attaches.
+        poll: called while this rank attaches; raises what this rank has learned in another way.
     """
 
     def __init__(
@@ -126,7 +190,7 @@ class Meeting:
         *,
         deadline: float | None = None,
         numbers: Sequence[int] | None = None,
-        glance: Callable[[], None] | None = None,
+        poll: Callable[[], None] | None = None,
     ) -> None:
         if not (hasattr(store, "set") and hasattr(store, "get")):
             raise ConfigurationError(
@@ -138,7 +202,7 @@ class Meeting:
         self.rank, self.size = rank, size
         self.numbers = list(numbers or range(size))
         self.number = self.numbers[rank]
-        self._glance = glance
+        self._poll = poll
         self._prefix = f"pycollective/{prefix}/"
         self._timeout = timeout
         self._published = False
@@ -147,10 +211,10 @@ class Meeting:
         self.deadline = monotonic() + timeout if deadline is None else deadline
 
     def claim(self) -> None:
-        """Refuse a second process with this rank, and ranks with another idea of the size."""
+        """Refuse a second process with this rank, and ranks that were given another size."""
         if not self._full:
-            return  # told apart when the records are there, if at all
-        # With a nonce: a second meeting under the same keys is refused as well.
+            return  # found out when the records are read, if at all
+        # With a nonce: a second rendezvous under the same keys is refused as well.
         claimant = f"{this_process()} ({os.urandom(4).hex()})"
         owner = self._claim(f"rank {self.rank}", claimant)
         if owner != claimant:
@@ -165,13 +229,13 @@ class Meeting:
             )
 
     def owner(self, claimant: str) -> str:
-        """Claim this rank, unless another than `claimant` has; who has it."""
+        """Claim this rank for `claimant` if it is free; return who has it."""
         return self._claim(f"rank {self.rank}", claimant)
 
     def all_are_here(self) -> bool:
-        """Wait until every rank has come and is alive; False where the meeting was called off.
+        """Wait until every rank has come and lives; return False if this was called off.
 
-        They count twice: the dead may have been counted among those who came, and do not wait.
+        Ranks count twice: the first count may include the dead, who do not come to the second.
         """
         for step in (_COME, _HERE):
             self._store.set(self._key(step, self.rank), b"")
@@ -180,27 +244,27 @@ class Meeting:
         return True
 
     def call_off(self) -> None:
-        """End the wait of those in `all_are_here`, unless all were."""
+        """End the wait of those in `all_are_here`, unless it is over."""
         for step in (_COME, _HERE):
             self._claim(step, _DECIDED + _OFF)
 
     def give_up(self, error: BaseException, claimant: str) -> None:
-        """Tell those in `all_are_here`, now or later, of what ends the meeting here."""
+        """Tell those in `all_are_here`, now or later, what ends the rendezvous here."""
         with suppress(RuntimeError, OSError):
             self._claim("given up by", claimant)
         self.report(error)
 
     def given_up_by(self) -> str:
-        """The first `claimant` of `give_up`, or nobody."""
+        """Return the first `claimant` of `give_up`, or "nobody"."""
         return self._claim("given up by", "nobody")
 
-    def agree(self, record: Record, decide: Callable[[list[Record]], str]) -> str:
-        """Publish one's own record; what was decided, once all have come.
+    def exchange(self, record: Record, decide: Callable[[list[Record]], str]) -> str:
+        """Publish this rank's record; once all have, return what one rank decided from them.
 
         Args:
             record: this rank's.
-            decide: from all records, in order of rank, what all are to know: one rank is asked.
-                It raises `ConfigurationError` where they do not go together.
+            decide: returns, from all records in rank order, what all ranks are to know. Only one
+                rank calls it. It raises `ConfigurationError` where the records do not go together.
 
         Raises:
             ConfigurationError: what another rank has reported, or records that do not go together.
@@ -223,23 +287,23 @@ class Meeting:
         return outcome
 
     def decided(self) -> str | None:
-        """What `agree` would give, where that is known already; does not wait."""
+        """Return what `exchange` would, where that is known already; does not wait."""
         if not self._full or not self._store.check([self._key(_COME)]):
             return None
         text = self._text(_COME)
         return text[len(_DECIDED) :] if text.startswith(_DECIDED) else None
 
     def confirm(self) -> None:
-        """Wait until every rank has attached its peers; raises like `agree`."""
+        """Wait until every rank has attached its peers; raises like `exchange`."""
         if self._full:
             self._store.set(self._key(_ATTACHED, self.rank), b"")
             self._await_all(_ATTACHED, str)
 
     @contextmanager
     def sharing_problems(self) -> Iterator[None]:
-        """Tell all other ranks of whatever ends the block, so that they need not wait in vain.
+        """Tell all other ranks what ends the block, so that they do not wait in vain.
 
-        What the system refuses becomes a `ConfigurationError`, here too.
+        An OSError becomes a `ConfigurationError`, here too.
         """
         try:
             yield
@@ -253,9 +317,9 @@ class Meeting:
 
     def raise_problem(self) -> None:
         """Raise what another rank has reported while this one attaches; does not wait."""
-        if self._glance is not None:
-            self._glance()
-        # Complete it cannot be yet: this rank has not confirmed.
+        if self._poll is not None:
+            self._poll()
+        # All cannot have attached yet: this rank has not confirmed.
         if self._full and self._store.check([self._key(_ATTACHED)]):
             self._outcome(self._text(_ATTACHED))
 
@@ -275,7 +339,7 @@ class Meeting:
                 self._publish(Record(self.size, problem=text))
 
     def _outcome(self, text: str) -> str:
-        """What was decided; raises what was reported instead."""
+        """Return what was decided, or raise what was reported instead."""
         if text.startswith(_DECIDED):
             return text[len(_DECIDED) :]
         self.told = True
@@ -290,7 +354,7 @@ class Meeting:
         self._store.set(self._key(_COME, self.rank), record.as_text().encode())
 
     def _read_all(self) -> list[Record]:
-        """Every rank's record; raises where they do not go together."""
+        """Return every rank's record; raises where they do not go together."""
         records = []
         for rank in range(self.size):
             each = self._read(rank)
@@ -315,12 +379,12 @@ class Meeting:
         return Record.from_text(self._text(_COME, rank), self.numbers[rank])
 
     def _await_all(self, step: str, decide: Callable[[], str]) -> str:
-        """Count this rank for a step, and wait until all are, or one has reported a problem.
+        """Count this rank for a step; wait until all are counted, or one reports a problem.
 
-        The last of them decides what all are told.
+        The last rank to be counted decides what all are told.
         """
         if self._store.add(self._key(step, "count"), 1) == self.size:
-            # Unless a rank has reported meanwhile that it cannot go on.
+            # The claim fails if a rank has reported meanwhile that it cannot go on.
             return self._outcome(self._claim(step, _DECIDED + decide()))
         left = self.deadline - monotonic()
         if left > _WARN_AFTER and not self._is_set_within(self._key(step), _WARN_AFTER):
@@ -343,7 +407,7 @@ class Meeting:
             return self._look_until(key, end)
         try:
             self._store.wait([key], timedelta(seconds=seconds))
-        except RuntimeError:  # of which every store raises another kind
+        except RuntimeError:  # each store raises a kind of its own
             if monotonic() < end - 0.1:  # it was not the time that ran out
                 raise
             return False
@@ -359,7 +423,10 @@ class Meeting:
         return True
 
     def _absent(self, step: str, when: str) -> str:
-        """Who has not taken a step. One rank looks and tells: thousands would ask for thousands."""
+        """Return which ranks have not taken a step, in words.
+
+        One rank looks and tells: thousands of ranks would each ask for thousands of keys.
+        """
         key = self._key(step, "absent", when)
         if self._claim(f"{step}/absent/{when}/by", str(self.rank)) != str(self.rank):
             if self._is_set_within(key, _GRACE):
@@ -374,6 +441,7 @@ class Meeting:
         return text
 
     def _claim(self, name: str, value: str) -> str:
+        """Set a key unless it is set; return its value."""
         return bytes(self._store.compare_set(self._key(name), "", value)).decode(errors="replace")
 
     def _text(self, *names: object) -> str:

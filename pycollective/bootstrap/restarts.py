@@ -1,19 +1,19 @@
-"""Which attempt of a launch this is, where torchrun starts all ranks anew after a failure.
+"""Finds which start of a launch this is, where torchrun restarts all ranks after a failure.
 
-All attempts meet in the store of torchrun's agent, where what the dead have left stays. How often
-torchrun has started them it tells each host by a count of that host's own, so the ranks find out by
-themselves, knowing one thing: it starts nobody before all processes of the attempt before have
-ended.
+All starts meet in the store of torchrun's agent, and what dead ranks have left there stays.
+torchrun counts restarts for each host by itself, so the ranks find their start themselves. They
+rely on one fact: torchrun starts nobody before all processes of the start before have ended.
 
-Each process goes from attempt to attempt until one has its rank free, and calls off those on the
-way: that another process had its rank there says that they are over. Those who wait in one go on
-to the next. In the last attempt that any of them comes to, no rank was taken by the dead, so there
-all meet. Whoever gives one up says so there, and why: who hears it of the living gives up as well,
-who hears it of the dead goes on.
+Each process goes from start to start until it finds its rank free, and calls off those on the way:
+if another process had its rank there, that start is over. Processes that wait in one go on to the
+next. In the last start that any of them comes to, no dead rank is left, so there all meet.
 
-A process finds its attempt once, with all ranks of the launch, and all that it joins later is part
-of it. That costs a rank nine operations of the store. Groups that come before any of all ranks find
-theirs by themselves.
+A process that gives up says so in that start, and why. If the process that gave up is alive, the
+others fail too; if it is dead, they try the next start.
+
+A process finds its start once, with all ranks of the launch; it costs nine store operations. All
+that it joins later is part of it. Groups that are made before the group of all ranks find theirs
+by themselves.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from pycollective.bootstrap.rendezvous import Meeting, is_full, this_process
+from pycollective.bootstrap.rendezvous import Rendezvous, is_full, this_process
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 
-_MOST = 1000  # attempts
+_MOST = 1000  # starts
 
 _log = logging.getLogger(__name__)
 
 
 def process_identity() -> str:
-    """A name that no other process has, later ones with this process's number included."""
+    """Return a name that no other process has, later ones with this process's number included."""
     return f"{this_process()} (started at tick {_stat('self')[19]})"
 
 
 def _stat(process: str) -> list[str]:
-    """What Linux says of a process, from its state on."""
+    """Return what Linux says of a process, from its state on."""
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
 
 
 def is_alive(identity: str) -> bool:
-    """Whether a process of this host has this identity; False for those of others."""
+    """Return whether a process of this host has this identity; False for those of others."""
     named = re.fullmatch(r"process (\d+) on (.*) \(started at tick (\d+)\)", identity)
     if named is None or named[2] != socket.gethostname():
         return False
@@ -57,36 +57,36 @@ def is_alive(identity: str) -> bool:
     return False
 
 
-def find_attempt(
+def find_start(
     store: Any, rank: int, size: int, timeout: float, tried: set[int] | None = None
 ) -> int:
-    """The number of this attempt, the same on all its ranks.
+    """Return the number of this start, the same on all its ranks.
 
     Args:
-        store: that all attempts have, with `add` and so on.
+        store: what all starts share, with `add` and so on.
         rank: this rank.
-        size: how many there are.
-        timeout: seconds until those who have not come are given up.
-        tried: those that this process has given up; one that it gives up now is added.
+        size: the number of ranks.
+        timeout: seconds after which absent ranks are given up.
+        tried: starts that this process has given up; one that it gives up now is added.
 
     Raises:
         CollectiveTimeout: not every rank came; names the absentees.
-        ConfigurationError: several processes that live have this rank.
+        ConfigurationError: several living processes have this rank.
     """
     deadline = monotonic() + timeout
     me = process_identity()
-    given_up = ""  # of the last one on the way that somebody gave up
+    given_up = ""  # why another rank gave up the last start on the way
     tried = set() if tried is None else tried
     for number in range(_MOST):
         if number in tried:
             continue
-        attempt = Meeting(store, rank, size, timeout, _keys(number, size), deadline=deadline)
-        if (owner := attempt.owner(me)) != me:
+        start = Rendezvous(store, rank, size, timeout, _keys(number, size), deadline=deadline)
+        if (owner := start.owner(me)) != me:
             if is_alive(owner):
                 raise ConfigurationError(
                     f"{owner} and {me} both claim rank {rank}: each process needs a rank of its own"
                 )
-            attempt.call_off()
+            start.call_off()
             if monotonic() >= deadline:
                 raise CollectiveTimeout(
                     f"init timed out on rank {rank} after {timeout:g} s, on its way through "
@@ -96,17 +96,17 @@ def find_attempt(
                 )
             continue
         try:
-            if attempt.all_are_here():
+            if start.all_are_here():
                 return number
         except BaseException as error:
             tried.add(number)
-            if not attempt.told:
+            if not start.told:
                 if given_up:
                     _log.warning("before, another rank had given up: %s", given_up)
-                attempt.give_up(error, me)
+                start.give_up(error, me)
                 raise
-            by = attempt.given_up_by()
-            # Those of other hosts, too, have their end at about the same time.
+            by = start.given_up_by()
+            # Processes of other hosts, too, reach their deadline at about the same time.
             if by != me and (is_alive(by) or deadline - monotonic() < timeout / 10):
                 raise
             given_up = str(error)
@@ -114,11 +114,11 @@ def find_attempt(
 
 
 def _keys(number: int, size: int) -> str:
-    return f"attempt{number}of{size}"  # the next one may have other hosts
+    return f"attempt{number}of{size}"  # a restart may have another size
 
 
-class Attempt:
-    """The attempt that this process is part of: found once, and known from then on."""
+class Restarts:
+    """The start that this process belongs to: found once, and known from then on."""
 
     def __init__(self) -> None:
         self._begin()
@@ -130,27 +130,27 @@ class Attempt:
         self._tried: set[int] = set()
 
     def prefix(self, store: Any, rank: int, size: int, timeout: float) -> str:
-        """A prefix for the keys of this attempt; empty if there is only one.
+        """Return the prefix of this start's keys; empty where there are no restarts.
 
         Raises:
-            CollectiveTimeout, ConfigurationError: as `find_attempt`.
+            CollectiveTimeout, ConfigurationError: as `find_start`.
         """
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or not is_full(store):
             return ""
         if self._pid != os.getpid():
-            self._begin()  # of the parent's, whose threads may have had the lock
+            self._begin()  # in a fork, where a thread of the parent may have held the lock
         with self._lock:
             if self._prefix:
                 return self._prefix
             launched = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
             if (str(rank), str(size)) != launched:
-                return f"{_keys(find_attempt(store, rank, size, timeout), size)}/"
-            # Those that are begun in another way than in the attempt before look there, too.
+                return f"{_keys(find_start(store, rank, size, timeout), size)}/"
+            # Starts whose process groups were made in another way must look in the same place.
             while (inner := getattr(store, "underlying_store", None)) is not None:
                 store = inner
-            number = find_attempt(store, rank, size, timeout, self._tried)
+            number = find_start(store, rank, size, timeout, self._tried)
             self._prefix = f"{_keys(number, size)}/"
             return self._prefix
 
 
-ATTEMPT = Attempt()
+RESTARTS = Restarts()

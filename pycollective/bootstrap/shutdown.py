@@ -1,18 +1,16 @@
-"""How ranks leave: at the end of the process every communicator says goodbye.
+"""Shutdown: what ends at the end of the process, and in which order.
 
-And the one order in which everything of this library that may need the interpreter ends, before
-the interpreter does:
+Everything of this library that may need the interpreter ends before the interpreter does:
 
-1. after an exception of the main thread every communicator is aborted, before Python joins the
-   other threads: one of them may be blocked in an operation, and the peers wait for this rank;
-2. what was issued and never waited for gets a short time, where a face of the library gives it one;
-3. every communicator is closed, those from `split` too, and those that were let go of while
-   operations were pending; one that is busy is aborted first;
-4. the progress thread ends;
-5. the threads of the faces of the library end, with the users' callbacks that run on them.
+1. After an exception of the main thread every communicator is aborted, before Python joins the
+   other threads: one of them may be blocked in an operation, and the peers wait for this rank.
+2. The torch backend gives what was issued and never waited for a short time.
+3. Every communicator is closed: those from `split` too, and those that were dropped while
+   operations were pending. One that is busy is aborted first.
+4. The progress thread ends.
+5. The torch backend's threads end, with the users' callbacks that run on them.
 
-Where the main thread ends without an exception, the other threads go on until they have done.
-
+Where the main thread ends without an exception, the other threads go on until they are done.
 Whatever still holds Python objects after that keeps them.
 """
 
@@ -27,19 +25,18 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 from pycollective import _core
-from pycollective.bootstrap import mpi as mpi_launch
-from pycollective.bootstrap.address import job_secret
-from pycollective.bootstrap.store import StoreClient, followed_key
-from pycollective.config import ENV_RANK, ENV_STORE, environment_number
+from pycollective.bootstrap.store import StoreClient, followed_key, job_secret
+from pycollective.config import ENV_RANK, ENV_STORE, MPI_RANK_VARIABLES, environment_number
 from pycollective.errors import CollectiveError, CollectiveTimeout, ConfigurationError
 
-# How long a daemon thread that was blocked in an operation has to come back to Python, seconds.
-# After that it is stopped where it stands; but frames that are not ours may not bear that.
+# Seconds for daemon threads that were blocked in an operation to come back to Python. After that
+# they are stopped where they stand, which frames of other libraries may not bear.
 _COMING_BACK = 0.05
+_MPI_GRACE = 1.0  # seconds for other ranks to say what they saw, before MPI ends them
 
 
-class ProcessEnd:
-    """What is done at the end of a process, in the order above, once that is arranged."""
+class Shutdown:
+    """Carries out the order above at the end of the process, once that is arranged."""
 
     def __init__(self) -> None:
         self._arranged = False
@@ -48,18 +45,18 @@ class ProcessEnd:
         self._after: list[Callable[[], None]] = []
 
     def arrange(self) -> None:
-        """Have all communicators, of now and later, closed before the process ends."""
+        """Close all communicators, of now and later, before the process ends."""
         if not self._arranged:
             self._arranged = True
             atexit.register(self._come)
             _before_threads_are_joined(self._tell_of_crash)
 
     def add(self, before: Callable[[], None], after: Callable[[], None]) -> None:
-        """Add what a face of the library does at exit.
+        """Add what a part of the library does at exit.
 
         Args:
             before: waits a short time for what was issued; not called after an exception.
-            after: ends its threads; the communicators are closed by then.
+            after: ends its threads; called when the communicators are closed.
         """
         self._before.append(before)
         self._after.append(after)
@@ -79,7 +76,7 @@ class ProcessEnd:
         with ExitStack() as steps:
             crash = _crash()
             if crash is not None:
-                steps.callback(mpi_launch.end_after_failure)
+                steps.callback(_abort_mpi)
             for each in self._after:
                 steps.callback(each)
             steps.callback(_core.stop_progress)
@@ -90,21 +87,21 @@ class ProcessEnd:
             steps.callback(self._tell_of_crash)
 
 
-END = ProcessEnd()
+SHUTDOWN = Shutdown()
 
 
 def leave_all() -> None:
-    """Say goodbye at exit, so that the peers need not find out: the last chance for both sides."""
+    """Close all communicators at exit, so that the peers need not find out by themselves."""
     if _core.leave_all():
         time.sleep(_COMING_BACK)
 
 
 def is_abandoned_by_asyncio() -> bool:
-    """Whether asyncio joins the calling thread after Ctrl-C or an exit; blocked operations ask.
+    """Return whether asyncio joins the calling thread after Ctrl-C or an exit.
 
-    Either ends `asyncio.run` only once the threads of `to_thread` have ended; all tasks are
-    cancelled by then, and nobody awaits these threads any more. asyncio tells nobody of that: it
-    shows in what the main thread is about. (From Python 3.11 on.)
+    Blocked operations ask. After either, `asyncio.run` ends only once the threads of `to_thread`
+    have ended. By then all tasks are cancelled and nobody awaits these threads. asyncio tells
+    nobody, so this looks at the main thread's frames. (From Python 3.11 on.)
     """
     runner = getattr(sys.modules.get("asyncio.runners"), "Runner", None)
     main = threading.main_thread().ident
@@ -120,7 +117,7 @@ def is_abandoned_by_asyncio() -> bool:
 
 
 def _before_threads_are_joined(act: Callable[[], None]) -> None:
-    """Have `act` called when the main thread has ended, and other threads have not been joined."""
+    """Call `act` when the main thread has ended, before Python joins the other threads."""
     # Executors join their threads there, too, and who registers last is called first.
     import concurrent.futures.thread  # noqa: F401
 
@@ -132,7 +129,7 @@ def _before_threads_are_joined(act: Callable[[], None]) -> None:
 
 
 def _crash() -> BaseException | None:
-    """The exception that ends this process, if any."""
+    """Return the exception that ends this process, if any."""
     return getattr(sys, "last_exc", getattr(sys, "last_value", None))
 
 
@@ -143,3 +140,19 @@ def _tell_launcher_that_others_failed() -> None:
         client.close()
     except (CollectiveTimeout, ConfigurationError):
         return  # the launcher has gone; it only makes its report more exact
+
+
+def _abort_mpi() -> None:
+    """End the job where an exception ends a rank that mpiexec started: MPI_Finalize would hang.
+
+    It waits for all ranks, of which some may be dead or may wait in turn. The others get a moment
+    first, to say what they saw.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    launched = any(name in os.environ for name in MPI_RANK_VARIABLES)
+    if not launched or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(_MPI_GRACE)
+    mpi.COMM_WORLD.Abort(1)

@@ -1,9 +1,9 @@
-"""Finds where ranks meet that Slurm's srun has started, from the variables of their step.
+"""Finds where ranks that Slurm's srun started meet, from the variables of their step.
 
-Batch scripts and the shells of salloc have variables of their job, and are one process each: the
-variables of a step alone count. On one node the ranks meet at an abstract Unix socket, which serves
+Only the variables of a step count: batch scripts and the shells of salloc have those of their job,
+and are one process each. On one node the ranks meet at an abstract Unix socket, which serves only
 their own user. Those of several nodes meet at a port of the step's first node, behind a secret that
-the user hands to the job, since all that Slurm tells its tasks others can learn, too.
+the user gives to the job: others can learn whatever Slurm tells its tasks.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ import os
 import re
 from dataclasses import dataclass
 
-from pycollective.bootstrap.address import job_secret
-from pycollective.bootstrap.mpi_talk import RANK_VARIABLES, SIZE_VARIABLES
-from pycollective.bootstrap.store import StoreServer
-from pycollective.config import ENV_PORT, ENV_SECRET, MAX_RANKS, environment_number
+from pycollective.bootstrap.store import StoreServer, job_secret
+from pycollective.config import (
+    ENV_PORT,
+    ENV_SECRET,
+    MAX_RANKS,
+    MPI_RANK_VARIABLES,
+    MPI_SIZE_VARIABLES,
+    environment_number,
+)
 from pycollective.errors import ConfigurationError
 
 _RANK, _SIZE = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"
@@ -44,10 +49,10 @@ class Step:
     listen: str
 
     def server(self) -> StoreServer | None:
-        """The store, where this rank serves it.
+        """Return the store that this rank serves, or None.
 
         Raises:
-            ConfigurationError: somebody else has its place.
+            ConfigurationError: its address is taken.
         """
         if not self.listen:
             return None
@@ -60,18 +65,18 @@ class Step:
 
 
 def detected() -> bool:
-    """Whether srun has started this process as one of several."""
+    """Return whether srun has started this process as one of several."""
     size, rank = os.environ.get(_SIZE, ""), os.environ.get(_RANK)
     if not size.isdigit() or int(size) < 2:
         return False
     # mpiexec may start its ranks by srun: these have the variables of what started them, too.
-    return all(os.environ.get(name, size) == size for name in SIZE_VARIABLES) and all(
-        os.environ.get(name, rank) == rank for name in RANK_VARIABLES
+    return all(os.environ.get(name, size) == size for name in MPI_SIZE_VARIABLES) and all(
+        os.environ.get(name, rank) == rank for name in MPI_RANK_VARIABLES
     )
 
 
 def find_step() -> Step:
-    """The step that this process is part of.
+    """Return the step that this process is part of.
 
     Raises:
         ConfigurationError: variables are missing or wrong, or there is no secret for several nodes.
@@ -104,7 +109,7 @@ def find_step() -> Step:
 
 
 def first_node(nodes: str) -> str:
-    """The first of a list as Slurm writes it: ``node03`` of ``node[03-05,7],other1``.
+    """Return the first of a list as Slurm writes it: ``node03`` of ``node[03-05,7],other1``.
 
     Raises:
         ConfigurationError: it is none.

@@ -1,37 +1,65 @@
-"""A small key-value store with which ranks find each other where no torch store is at hand.
+"""A small key-value store in which ranks find each other where there is no torch store.
 
 A server thread (in `pycollective run`, or in one rank) keeps the values; clients set them and wait
 for them. Keys live as long as the server.
 
-A message is one line of four words: secret, verb, key, value; the answer is one line, the value.
-The secret is a word, keys and values are base64: the server compares and keeps bytes, and
-decodes nothing, so a stranger's bytes can do no more than lose their own connection.
+A message is one line of four words: secret, verb, key, value. The answer is one line, the value.
+The secret is a word, keys and values are base64. The server compares and keeps bytes and decodes
+nothing, so a stranger's bytes can do no more than lose their own connection.
+
+Whoever can reach a port can talk to what serves there, so a store at a port wants a secret. It
+travels unencrypted: it keeps out who can reach the port, not who can read the network in between.
 """
 
 from __future__ import annotations
 
 import base64
 import hmac
+import os
 import selectors
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from pycollective.bootstrap.address import parse_address
-from pycollective.bootstrap.host import check_user, other_user
-from pycollective.config import MAX_RANKS_PER_HOST
+from pycollective.bootstrap.attach import check_user, other_user
+from pycollective.config import ENV_SECRET, ENV_SECRET_FILE, MAX_RANKS_PER_HOST
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 from pycollective.system_limits import connections_for, described, start_thread
 
-# Bytes of a message. An answer is no longer, so that it fits into an empty socket buffer: whoever
-# reads the last before asking again can always be answered without a wait.
+_MOST_SECRET = 4096  # bytes of a file
+# Bytes of a message. An answer is no longer, so it fits into an empty socket buffer: a client that
+# reads each answer before it asks again is always answered without a wait.
 _MAX_LINE = 1 << 17
-_GLANCE = 0.005  # seconds between looks elsewhere while a client waits
+_POLL = 0.005  # seconds between calls of `poll` while a client waits
 _word = base64.b64encode
+
+
+def parse_address(address: str, secret: str) -> tuple[int, Any]:
+    """Return the socket family and address of ``unix:@name`` (abstract) or ``tcp://host:port``.
+
+    Raises:
+        ConfigurationError: it is neither, or a port without a secret, where anybody could write.
+    """
+    if address.startswith("unix:@"):
+        return socket.AF_UNIX, "\0" + address[len("unix:@") :]
+    if address.startswith("tcp://"):
+        host, separator, port = address[len("tcp://") :].rpartition(":")
+        if separator and host and port.isdecimal() and 0 < int(port) < 65536:
+            if not secret:
+                raise ConfigurationError(
+                    f"the store at {address} wants a secret, or whoever reaches that port could "
+                    f"write to it. On all ranks set {ENV_SECRET} to the same random word (openssl "
+                    f"rand -hex 16), or {ENV_SECRET_FILE} to a file that holds it and that its "
+                    "owner alone may read (chmod 600)"
+                )
+            return socket.AF_INET, (host, int(port))
+    raise ConfigurationError(f"store address {address!r} is not tcp://host:port or unix:@name")
 
 
 def followed_key(rank: int) -> str:
@@ -39,21 +67,58 @@ def followed_key(rank: int) -> str:
     return f"pycollective/followed/{rank}"
 
 
+def job_secret() -> str:
+    """Return the secret of this job's store, from the variable or the file; empty without either.
+
+    Raises:
+        ConfigurationError: it is not one word, or the file cannot be read, or others may read it.
+    """
+    secret = os.environ.get(ENV_SECRET, "")
+    source = f"the environment variable {ENV_SECRET}"
+    if not secret and (name := os.environ.get(ENV_SECRET_FILE)):
+        secret, source = _content_of(Path(name)), f"{name} ({ENV_SECRET_FILE})"
+        if not secret:
+            raise ConfigurationError(f"the secret in {source} is empty")
+    if secret and not (secret.isascii() and secret.isprintable() and " " not in secret):
+        raise ConfigurationError(
+            f"the secret in {source} is not one word of ASCII, such as `openssl rand -hex 16` makes"
+        )
+    return secret
+
+
+def _content_of(path: Path) -> str:
+    """Return what a secret's file holds; only its owner may have access."""
+    try:
+        # O_NONBLOCK: a pipe does not keep it waiting.
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            mode, owner = status.st_mode, status.st_uid
+            if not stat.S_ISREG(mode) or mode & 0o077 or owner not in (os.geteuid(), 0):
+                raise ConfigurationError(
+                    f"{path} ({ENV_SECRET_FILE}) keeps no secret: it must be a file that its owner "
+                    f"alone, this process's user, may read (chmod 600), and it is "
+                    f"{stat.filemode(mode)} of user {owner}"
+                )
+            return file.read(_MOST_SECRET).decode(errors="replace").strip()
+    except OSError as error:
+        raise ConfigurationError(f"{path} ({ENV_SECRET_FILE}) cannot be read: {error}") from error
+
+
 class StoreServer:
-    """Serves one store from a thread of its own until closed.
+    """Serves a store from a thread of its own until closed.
 
     Clients may connect as soon as it is made, and are answered once it is started.
 
     Args:
         address: where to listen; see `parse_address`.
-        secret: a word that every client must present; without it ``unix:`` serves this user.
-        start: False to call `start` later: a process that still has to fork had better not have
-            threads.
+        secret: a word that every client must present; without one, ``unix:`` serves only this
+            user.
+        start: False to call `start` later, as a process that still has to fork does.
         clients: how many will come.
 
     Raises:
         ConfigurationError: the address cannot be listened at, or wants a secret, or so many
-            clients take more descriptors than this process may open.
+            clients need more descriptors than this process may open.
     """
 
     def __init__(
@@ -65,22 +130,22 @@ class StoreServer:
         clients: int = MAX_RANKS_PER_HOST,
     ) -> None:
         family, target = parse_address(address, secret)
-        self._room = connections_for(clients)
+        self._most_connections = connections_for(clients)
         self._secret = secret.encode()
         self._values: dict[bytes, bytes] = {}
         self._counts: dict[bytes, int] = {}
         self._waiting: dict[bytes, list[socket.socket]] = {}
         self._buffers: dict[socket.socket, bytes] = {}  # of each client, in order of arrival
-        self._known: set[socket.socket] = set()  # those that have sent a proper message
+        self._known: set[socket.socket] = set()  # those that have sent a valid message
         self._served = 0  # how many ever have
-        self._wills: dict[socket.socket, list[tuple[bytes, bytes]]] = {}  # for who dies
+        self._wills: dict[socket.socket, list[tuple[bytes, bytes]]] = {}  # set when a client dies
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             if family == socket.AF_INET:
                 self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind(target)
-            self._listener.listen(self._room)
+            self._listener.listen(self._most_connections)
         except OSError as error:
             self._listener.close()
             raise ConfigurationError(f"cannot serve a store at {address}: {error}") from error
@@ -98,15 +163,15 @@ class StoreServer:
                 raise
 
     def start(self) -> None:
-        """Begin to answer. Raises `ConfigurationError` where no thread is to be had."""
+        """Begin to answer. Raises `ConfigurationError` if no thread can be started."""
         start_thread(self._thread)
 
     def has(self, key: str) -> bool:
-        """Whether `key` is set; from any thread of the serving process."""
+        """Return whether `key` is set; from any thread of the serving process."""
         return _word(key.encode()) in self._values
 
     def stop_listening(self) -> None:
-        """Refuse new clients from now on, and keep those that have connected."""
+        """Refuse new clients from now on; keep those that have connected."""
         self._commander.send(b"l")
         if not self._listening_ended.wait(10.0):
             raise ConfigurationError("the store does not answer its own process: was it started?")
@@ -115,8 +180,7 @@ class StoreServer:
         """End the thread and every connection. Idempotent.
 
         Args:
-            linger: seconds to wait for `clients` clients to have come, and to have left with what
-                they came for.
+            linger: seconds to wait until `clients` clients have come and left again.
             clients: how many.
         """
         deadline = time.monotonic() + linger
@@ -161,7 +225,7 @@ class StoreServer:
         if not self._secret and other_user(client) is not None:
             client.close()
             return
-        if len(self._buffers) >= self._room:
+        if len(self._buffers) >= self._most_connections:
             # The oldest of those that have said nothing yet makes room.
             silent = next((each for each in self._buffers if each not in self._known), None)
             if silent is None:
@@ -203,7 +267,7 @@ class StoreServer:
                 self._drop(client)
 
     def _handle(self, client: socket.socket, line: bytes) -> bool:
-        """Serve one message; False for one that is none."""
+        """Serve one message; return False for a line that is none."""
         words = line.split(b" ")
         if len(words) != 4 or not hmac.compare_digest(words[0], self._secret):
             return False
@@ -251,8 +315,9 @@ class StoreServer:
 
 
 class StoreClient:
-    """A connection to a `StoreServer`, with the calls of a `torch.distributed.Store` that ranks use
-    to find each other. Not thread-safe.
+    """A connection to a `StoreServer`. Not thread-safe.
+
+    It has those calls of a `torch.distributed.Store` by which ranks find each other.
 
     Attributes:
         host: where it serves; empty where that is this host.
@@ -261,11 +326,11 @@ class StoreClient:
         address: see `parse_address`.
         secret: what the server wants.
         timeout: seconds that connecting, and each call, may take.
-        glance: asked now and then while a call waits; what it raises ends the call.
+        poll: called now and then while a call waits; what it raises ends the call.
 
     Raises:
         CollectiveTimeout: nobody serves there, or a key was not set, in time.
-        ConfigurationError: the server has ended, or wants another secret; or a value takes 90 KB.
+        ConfigurationError: the server has ended or wants another secret, or a value is 90 KB long.
     """
 
     def __init__(
@@ -273,12 +338,12 @@ class StoreClient:
         address: str,
         secret: str = "",
         timeout: float = 600.0,
-        glance: Callable[[], None] | None = None,
+        poll: Callable[[], None] | None = None,
     ) -> None:
         self._family, self._target = parse_address(address, secret)
         self._address = address
         self.host = self._target[0] if self._family == socket.AF_INET else ""
-        self._glance = glance
+        self._poll = poll
         self._secret = secret.encode()
         self._timeout = timeout
         self._buffer = b""
@@ -290,7 +355,7 @@ class StoreClient:
         self._ask(b"set", key, self._timeout, value)
 
     def get(self, key: str) -> bytes:
-        """The value of `key`; waits until it is set."""
+        """Return the value of `key`; wait until it is set."""
         return bytes(self._ask(b"get", key, self._timeout, read=base64.b64decode))
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
@@ -300,24 +365,24 @@ class StoreClient:
             self._ask(b"get", key, deadline - time.monotonic())
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all `keys` are set."""
+        """Return whether all `keys` are set."""
         return all(self._ask(b"check", key, self._timeout) == b"1" for key in keys)
 
     def add(self, key: str, amount: int) -> int:
-        """Count up by `amount`, which must be 1: the new count. Counts are no values."""
+        """Count up by `amount`, which must be 1; return the new count. Counts are no values."""
         if amount != 1:
             raise ConfigurationError("this store counts by 1 only")
         return int(self._ask(b"count", key, self._timeout, read=int))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set `key` to `desired` if it is not set; its value then. `expected` must be empty."""
+        """Set `key` to `desired` unless it is set; return its value. `expected` must be empty."""
         if expected:
             raise ConfigurationError("this store compares with the empty value only")
         value = desired.encode()
         return bytes(self._ask(b"claim", key, self._timeout, value, base64.b64decode))
 
     def will(self, keys: list[str], value: bytes) -> None:
-        """Have `value` set under `keys`, where none is, should this process die before `close`."""
+        """Have the server set unset `keys` to `value` if this process dies before `close`."""
         line = self._line(b"will", keys, value)
         self._wills, self._unsent = self._wills + line, self._unsent + line
 
@@ -358,8 +423,8 @@ class StoreClient:
                         f"no store answers at {self._address} within the timeout of "
                         f"{self._timeout:g} s: {error}"
                     ) from error
-            if self._glance is not None:
-                self._glance()
+            if self._poll is not None:
+                self._poll()
             time.sleep(0.02)  # rank 0 may not serve yet
 
     def _line(self, verb: bytes, keys: list[str], value: bytes = b"") -> bytes:
@@ -412,15 +477,15 @@ class StoreClient:
             raise ConfigurationError(f"no store answers at {self._address}: {error}") from error
 
     def _receive(self, connection: socket.socket, deadline: float) -> bytes:
-        while self._glance is not None:
-            connection.settimeout(max(0.001, min(_GLANCE, deadline - time.monotonic())))
+        while self._poll is not None:
+            connection.settimeout(max(0.001, min(_POLL, deadline - time.monotonic())))
             try:
                 return connection.recv(65536)
             except TimeoutError:
                 if time.monotonic() >= deadline:
                     raise
             try:
-                self._glance()
+                self._poll()
             except BaseException:
                 self.close()  # the answer may still come
                 raise

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from pycollective import _core, host_memory
-from pycollective.bootstrap.host import PIDFD_NEEDS
+from pycollective.bootstrap.attach import PIDFD_NEEDS
 from pycollective.cli.parser import Parsers, add_command
 from pycollective.config import (
     ENV_CUDA_WAY,

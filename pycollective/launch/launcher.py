@@ -23,8 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pycollective.bootstrap.address import job_secret
-from pycollective.bootstrap.store import StoreServer, followed_key
+from pycollective.bootstrap.store import StoreServer, followed_key, job_secret
 from pycollective.config import ENV_RANK, ENV_SECRET, ENV_SIZE, ENV_STORE, MAX_RANKS_PER_HOST
 from pycollective.errors import ConfigurationError
 from pycollective.launch.output import (

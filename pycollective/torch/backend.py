@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from pycollective import _torch
 from pycollective.bootstrap import init as bootstrap
-from pycollective.bootstrap import shutdown as leaving
-from pycollective.bootstrap import wish
+from pycollective.bootstrap.shutdown import SHUTDOWN
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
 
@@ -28,7 +27,7 @@ def register() -> None:
     if "pycollective" in dist.Backend.backend_list:
         return
     dist.Backend.register_backend("pycollective", _create, extended_api=True, devices=["cpu"])
-    leaving.END.add(_let_operations_end, _torch.CompletionThreads.end_all)
+    SHUTDOWN.add(_let_operations_end, _torch.CompletionThreads.end_all)
 
 
 def _create(options: Any, _: object) -> _torch.Backend:
@@ -36,7 +35,7 @@ def _create(options: Any, _: object) -> _torch.Backend:
     ranks = options.global_ranks_in_group
     # The first group is the world, and the others' ranks are numbered in it.
     world = dist.get_world_size() if dist.is_initialized() else options.group_size
-    played = wish.played_hosts(world)
+    played = bootstrap.simulated_hosts(world)
     if played and ranks:
         played = number_hosts([played[rank] for rank in ranks])
     return create(options.store, options.group_rank, options.group_size, options.timeout, played)

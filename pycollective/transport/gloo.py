@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LOOPBACK = "127.0.0.1"
 _OUTSIDE = "192.0.2.1"  # of no host (RFC 5737): the way there is the way to all that is far
 _LOOK_EVERY = 0.05  # seconds, while it connects, for signals and failures
-_GLANCES_IN_A_SECOND = 5_000  # of all ranks together, perhaps at one store; see meeting.py
+_GLANCES_IN_A_SECOND = 5_000  # of all ranks together, perhaps at one store; see rendezvous.py
 
 
 class MessageStore:

@@ -334,7 +334,9 @@ def attach_in_some_order(node, addresses, listener, seconds):
 @pytest.mark.parametrize("seed", range(20))
 def test_threads_wait_for_none_that_waits_for_them(seed, monkeypatch):
     """Communicators of the same four processes at once, each with ranks in an order of its own."""
-    monkeypatch.setattr(attach, "_GLANCE", 0.05)  # who is attached by another thread waits for it
+    monkeypatch.setattr(
+        attach, "_LOOK_FOR_PROBLEMS", 0.05
+    )  # who is attached by another thread waits for it
     turns = random.Random(seed)
     nodes = [_core.Node() for _ in range(4)]
     with ExitStack() as stack, ThreadPoolExecutor(16) as threads:

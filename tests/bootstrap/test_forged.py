@@ -19,9 +19,9 @@ import pytest
 
 import pycollective as pc
 from pycollective import _core, placement
-from pycollective.bootstrap import joining
-from pycollective.bootstrap import rendezvous as meeting
-from pycollective.bootstrap.records import Common, Record, Row, host_table, read_host_table
+from pycollective.bootstrap import joining, rendezvous
+from pycollective.bootstrap.joining import Common, Row, host_table, read_host_table
+from pycollective.bootstrap.rendezvous import Record
 
 DECIDED = "decided "
 DEEP = "[" * 100_000
@@ -193,7 +193,7 @@ KEYS = [
 )
 def test_a_spoiled_store_ends_in_a_typed_error_or_in_right_sums(seed, monkeypatch):
     monkeypatch.setattr(joining, "NODE", NodeOfThread())
-    monkeypatch.setattr(meeting, "_GRACE", 0.2)
+    monkeypatch.setattr(rendezvous, "_GRACE", 0.2)
     turns = random.Random(seed)
     ends = {"joined": 0, "refused": 0, "late": 0}
     with ThreadPoolExecutor(2) as threads:
@@ -240,8 +240,8 @@ def read_common(text):
 
 
 def read_place(text):
-    where = object.__new__(joining.FirstMeeting)
-    where.rank, where.size, where._played = 1, 3, ()
+    where = object.__new__(joining.FirstRendezvous)
+    where.rank, where.size, where._simulated = 1, 3, ()
     where._take(text)
     assert len(where.host_of) == 3
     assert set(where.host_of) == set(range(max(where.host_of) + 1))
@@ -249,7 +249,7 @@ def read_place(text):
 
 def read_report(text):
     with suppress(pc.CollectiveError):
-        meeting.raise_reported(text, 0)
+        rendezvous.raise_reported(text, 0)
 
 
 @pytest.mark.parametrize(

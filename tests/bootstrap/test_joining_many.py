@@ -18,10 +18,9 @@ import pytest
 
 import pycollective as pc
 from pycollective import placement
-from pycollective.bootstrap import joining
-from pycollective.bootstrap import mpi as mpi_launch
-from pycollective.bootstrap import rendezvous as meeting
-from pycollective.bootstrap.records import Common, Record, host_table, read_host_table
+from pycollective.bootstrap import joining, mpi, rendezvous
+from pycollective.bootstrap.joining import Common, host_table, read_host_table
+from pycollective.bootstrap.rendezvous import Record
 from pycollective.bootstrap.store import StoreClient, StoreServer
 from pycollective.config import VERSION
 
@@ -105,7 +104,7 @@ def record(rank, size):
 
 def join(store, rank, size, timeout=30.0, played=()):
     """What `connect` does with the store; the tokens of this rank's host."""
-    where = joining.FirstMeeting(store, rank, size, timeout, "init1", played, "", "")
+    where = joining.FirstRendezvous(store, rank, size, timeout, "init1", played, "", "")
     assert where.host_of[rank] == rank * len(set(where.host_of)) // size
     mine = record(rank, size)
     whole = where.of_all()
@@ -113,9 +112,9 @@ def join(store, rank, size, timeout=30.0, played=()):
         host = where.of_host()
         mine.size = host.size
         with host.sharing_problems():
-            table = host.agree(mine, host_table)
+            table = host.exchange(mine, host_table)
             host.confirm()
-        common = whole.agree(Record(size, data_bytes=1, address="here:1"), Common.of_records)
+        common = whole.exchange(Record(size, data_bytes=1, address="here:1"), Common.of_records)
         whole.confirm()
     assert Common.from_text(common, 1).address == "here:1"
     rows = read_host_table(table, mine, host.rank, host.numbers)
@@ -191,7 +190,7 @@ def test_a_store_that_cannot_count_is_read_by_one_rank(monkeypatch):
 def test_absentees_are_looked_for_by_one_rank_and_named_to_all(absent, monkeypatch):
     store, size = CountingStore(), 512
     # The time begins when all others are there: who comes late for it is absent, too.
-    monkeypatch.setattr(meeting, "_GRACE", 20)
+    monkeypatch.setattr(rendezvous, "_GRACE", 20)
     there = threading.Barrier(size - absent)
 
     def act(rank):
@@ -225,7 +224,7 @@ def test_what_one_of_many_has_reported_reaches_all(monkeypatch):
 def test_a_rank_that_ends_once_all_have_come_keeps_nobody_waiting(monkeypatch, known):
     """The others are told where they wait next, which it may have to read itself."""
     store, size = CountingStore(), 128
-    await_all = meeting.Meeting._await_all
+    await_all = rendezvous.Rendezvous._await_all
 
     def interrupted(self, step, decide):
         outcome = await_all(self, step, decide)
@@ -235,7 +234,7 @@ def test_a_rank_that_ends_once_all_have_come_keeps_nobody_waiting(monkeypatch, k
         return outcome
 
     if known:
-        take, interrupts = joining.FirstMeeting._take, []
+        take, interrupts = joining.FirstRendezvous._take, []
 
         def taken(self, packed):
             take(self, packed)
@@ -243,9 +242,9 @@ def test_a_rank_that_ends_once_all_have_come_keeps_nobody_waiting(monkeypatch, k
                 interrupts.append(self)
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(joining.FirstMeeting, "_take", taken)
+        monkeypatch.setattr(joining.FirstRendezvous, "_take", taken)
     else:
-        monkeypatch.setattr(meeting.Meeting, "_await_all", interrupted)
+        monkeypatch.setattr(rendezvous.Rendezvous, "_await_all", interrupted)
     start = time.monotonic()
     ends = run_all(size, lambda rank: join(store, rank, size, timeout=20.0), 64, monkeypatch)
     assert isinstance(ends[70], KeyboardInterrupt)
@@ -282,16 +281,16 @@ def test_hosts_are_told_in_few_bytes(host_of):
 def wishes(hosts):
     """What the ranks on these hosts say first under mpiexec."""
     return [
-        tuple(mpi_launch._Wish(VERSION, "any", host, host, f"unix:@store-{rank}", "5ec2e7"))
+        tuple(mpi._Said(VERSION, "any", host, host, f"unix:@store-{rank}", "5ec2e7"))
         for rank, host in enumerate(hosts)
     ]
 
 
 def test_under_mpiexec_each_of_thousands_is_answered_in_few_bytes():
     hosts = [f"node{rank % 64}" for rank in range(4096)]
-    answer = mpi_launch._decide("")(wishes(hosts))
+    answer = mpi._decide("")(wishes(hosts))
     for rank in range(4096):
-        place = mpi_launch._Place(*answer(rank))
+        place = mpi._Answer(*answer(rank))
         assert len(pickle.dumps(tuple(place))) < 500
         assert place.address == f"unix:@store-{rank % 64}"
         assert place.on_machine == 64
@@ -300,9 +299,9 @@ def test_under_mpiexec_each_of_thousands_is_answered_in_few_bytes():
 
 def test_under_mpiexec_a_crowded_host_is_refused_by_name():
     with pytest.raises(pc.ConfigurationError, match="host 'a' has 65 ranks, and at most 64 share"):
-        mpi_launch._decide("")(wishes(["b", *["a"] * 65]))
+        mpi._decide("")(wishes(["b", *["a"] * 65]))
     with pytest.raises(pc.ConfigurationError, match="host 0 of the topology has 65 ranks"):
-        mpi_launch._decide("65,1")(wishes(["b", *["a"] * 65]))
+        mpi._decide("65,1")(wishes(["b", *["a"] * 65]))
 
 
 def test_hundreds_join_through_the_store_that_rank_0_serves(monkeypatch):

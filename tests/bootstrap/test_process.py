@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 
-from pycollective.bootstrap.process import NODE, ProcessNode
+from pycollective.bootstrap.attach import NODE, ProcessNode
 
 
 def test_the_node_is_found_again_while_somebody_has_it() -> None:

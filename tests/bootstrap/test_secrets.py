@@ -11,8 +11,7 @@ from contextlib import closing
 import pytest
 
 import pycollective as pc
-from pycollective.bootstrap.address import job_secret
-from pycollective.bootstrap.store import StoreClient
+from pycollective.bootstrap.store import StoreClient, job_secret
 from tests.harness import PerRank, Ranks, results, run_ranks
 from tests.joining import failing, free_place, works
 from tests.launchers import OwnLauncher
@@ -112,16 +111,16 @@ def forge(spy, change):
 
 def hold_the_last_word(comm, rank, place):
     """The rank that comes last says what all are told only when the forger has had its say."""
-    from pycollective.bootstrap import rendezvous as meeting
+    from pycollective.bootstrap.rendezvous import Rendezvous
 
-    claim = meeting.Meeting._claim
+    claim = Rendezvous._claim
 
     def late(self, name, value):
         if self._prefix.endswith("/host/") and name == "come":
             assert self._is_set_within(self._key(name), 20)
         return claim(self, name, value)
 
-    meeting.Meeting._claim = late
+    Rendezvous._claim = late
     return join_at(comm, rank, place)
 
 

@@ -13,8 +13,7 @@ from datetime import timedelta
 import pytest
 
 from pycollective import CollectiveTimeout, ConfigurationError
-from pycollective.bootstrap.address import parse_address
-from pycollective.bootstrap.store import StoreClient, StoreServer
+from pycollective.bootstrap.store import StoreClient, StoreServer, parse_address
 from tests.harness import await_
 from tests.joining import free_place
 

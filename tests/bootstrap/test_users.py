@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 import pytest
 
 from pycollective import ConfigurationError, _core
-from pycollective.bootstrap import attach, host
+from pycollective.bootstrap import attach
 from pycollective.bootstrap.attach import Listener, PeerAddress, attach_peers
 
 
@@ -19,7 +19,7 @@ from pycollective.bootstrap.attach import Listener, PeerAddress, attach_peers
 def another_user(monkeypatch):
     """Whose sockets begin with this name, as the kernel would say."""
     name = f"\0pycollective-another-user-{os.urandom(4).hex()}-"
-    ask = host.credentials
+    ask = attach.credentials
 
     def credentials(connection):
         pid, user = ask(connection)
@@ -27,7 +27,7 @@ def another_user(monkeypatch):
         far = far.decode() if isinstance(far, bytes) else far
         return pid, user + far.startswith(name)
 
-    monkeypatch.setattr(host, "credentials", credentials)
+    monkeypatch.setattr(attach, "credentials", credentials)
     return name
 
 

@@ -150,7 +150,7 @@ def test_the_digest_does_not_depend_on_the_instruction_set(few):
 
 WITH_A_FAULT = """
 import sys
-from pycollective.bootstrap import bootstrap
+from pycollective.bootstrap import init as bootstrap
 from tests.cli.test_verify_table import PLANTS
 init = bootstrap.init
 class Planted(PLANTS[sys.argv.pop(1)]):

@@ -15,7 +15,7 @@ import pytest
 
 import pycollective as pc
 from pycollective import _core, schedule, typing
-from pycollective.bootstrap.wish import TRANSPORTS
+from pycollective.bootstrap.init import TRANSPORTS
 from pycollective.compression.sparse_layout import VALUES
 from tests.harness import ROOT
 

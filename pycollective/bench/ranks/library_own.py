@@ -11,7 +11,8 @@ import numpy as np
 
 from pycollective import _core
 from pycollective.bench.problem import numpy_type
-from pycollective.bootstrap import joining, wish
+from pycollective.bootstrap import joining
+from pycollective.bootstrap.init import simulated_hosts
 from pycollective.config import ENV_WIRE, VERSION
 from pycollective.typing import Wire
 
@@ -52,9 +53,9 @@ class OwnLibrary:
     ) -> None:
         self.rank, self.ranks = rank, ranks
         self._gpu = gpu
-        played = wish.played_hosts(ranks)
+        hosts = simulated_hosts(ranks)
         store = ExchangeStore(request)
-        self._comm = joining.connect(store, rank, ranks, timeout=120.0, played=played)
+        self._comm = joining.connect(store, rank, ranks, timeout=120.0, simulated=hosts)
         self._comm.wire = cast(Wire, os.environ[ENV_WIRE])  # checked as it is set
         if gpu:
             self._comm.use_device(gpu.device)

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from pycollective import _torch
 from pycollective.agree import agree
-from pycollective.bootstrap import wish
-from pycollective.bootstrap.host import host_identity
+from pycollective.bootstrap.attach import host_identity
+from pycollective.bootstrap.init import simulated_hosts
 from pycollective.compression.groups import Bytes, Group, GroupMaker, Groups, by_dtype
 from pycollective.compression.partition import Hosts
 from pycollective.errors import ConfigurationError
@@ -106,7 +106,7 @@ def group_maker(group: dist.ProcessGroup | None) -> GroupMaker:
     assert of is not None
     return GroupMaker(
         OfProcessGroup(of),
-        lambda: wish.played_hosts(dist.get_world_size()),
+        lambda: simulated_hosts(dist.get_world_size()),
         lambda between: _groups(of, between),
     )
 
@@ -168,7 +168,7 @@ def _check_alike(group: dist.ProcessGroup, whole_world: bool) -> None:
 
 def _hosts(whole: Group, ranks: Sequence[int]) -> tuple[int, ...]:
     """The host of each rank, or as PYCOLLECTIVE_TOPOLOGY says."""
-    played = wish.played_hosts(dist.get_world_size())
+    played = simulated_hosts(dist.get_world_size())
     if played:
         return number_hosts([played[rank] for rank in ranks])
     name = np.zeros(256, np.uint8)

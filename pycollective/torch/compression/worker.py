@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from pycollective.bootstrap.shutdown import END
+from pycollective.bootstrap.shutdown import SHUTDOWN
 from pycollective.errors import ConfigurationError
 from pycollective.system_limits import start_thread
 
@@ -43,7 +43,7 @@ class Workers:
         """Let a worker end with the process."""
         if not self._registered:
             self._registered = True
-            END.add(self.let_end, self.end_all)
+            SHUTDOWN.add(self.let_end, self.end_all)
         if not self.ending:  # whose calls would be refused: end_all may be going through them
             self._live.add(worker)
 

@@ -17,7 +17,7 @@ import numpy as np
 import pycollective as pc
 from mpi4py import MPI
 from pycollective import host_memory
-from pycollective.bootstrap import attach, bootstrap, joining, mpi_launch
+from pycollective.bootstrap import attach, joining, mpi as bootstrap
 from pycollective.bootstrap.store import StoreClient, StoreServer
 
 kinds, culprit, seconds = sys.argv[1].split(","), int(sys.argv[2]), float(sys.argv[3])
@@ -68,7 +68,7 @@ def go_wrong(what, asked):
     elif what == "no type":
         asked["tuning"] = 5
     elif what == "memory":
-        plant(mpi_launch, "load", raises(MemoryError()))
+        plant(bootstrap, "load", raises(MemoryError()))
     elif what == "before the meeting":
         plant(StoreServer, "start", raises(RuntimeError("can't start new thread")))
         plant(StoreClient, "_connect", raises(OSError(24, "Too many open files")))
@@ -77,11 +77,11 @@ def go_wrong(what, asked):
     elif what == "interrupted":
         plant(host_memory, "check", interrupt)
     elif what == "transport":
-        plant(mpi_launch, "MpiTransport", raises(OSError("no way")))
+        plant(bootstrap, "MpiTransport", raises(OSError("no way")))
     elif what == "before the duplicate":
-        plant(mpi_launch.Launch, "transport", interrupt)
+        plant(bootstrap.Launch, "transport", interrupt)
     elif what == "late":
-        plant(mpi_launch.Launch, "transport", dawdle)
+        plant(bootstrap.Launch, "transport", dawdle)
     elif what == "slow":
         plant(host_memory, "check", dawdle)
     else:

@@ -12,8 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 import pycollective as pc
-from pycollective.bootstrap import attach, joining, records
-from pycollective.bootstrap import rendezvous as meeting
+from pycollective.bootstrap import attach, joining, rendezvous
 from pycollective.bootstrap.store import StoreClient, StoreServer
 from tests.harness import PerRank, Ranks, counts, results, run_ranks
 from tests.joining import await_listeners_of, failing, works
@@ -97,10 +96,10 @@ def test_ranks_that_come_and_do_not_attach_are_named(addresses, tmp_path):
 
 
 def come_late(comm, rank):
-    from pycollective.bootstrap import rendezvous as meeting
+    from pycollective.bootstrap import rendezvous
 
     # The last waits a little, too, for what others do then.
-    meeting._WARN_AFTER = 15 if rank == 1 else 0.2
+    rendezvous._WARN_AFTER = 15 if rank == 1 else 0.2
     if rank == 1:
         time.sleep(2)
     pc.init(timeout=20).close()
@@ -210,7 +209,7 @@ class Overwritten:
 
 def test_two_processes_of_one_rank_in_a_store_that_cannot_count():
     with pytest.raises(pc.ConfigurationError, match="another process claims rank 0, too"):
-        meeting.Meeting(Overwritten(), 0, 1, 5.0, "").agree(records.Record(1), str)
+        rendezvous.Rendezvous(Overwritten(), 0, 1, 5.0, "").exchange(rendezvous.Record(1), str)
 
 
 @pytest.mark.parametrize("minimal", [False, True])
@@ -227,7 +226,7 @@ def test_ranks_with_other_ideas_of_the_size(address, minimal):
 
 
 def be_older():
-    meeting.VERSION = records.VERSION = "0.0.1"
+    rendezvous.VERSION = "0.0.1"
 
 
 def test_ranks_of_other_versions(address):

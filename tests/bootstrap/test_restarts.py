@@ -13,15 +13,15 @@ from contextlib import ExitStack
 import pytest
 
 from pycollective import CollectiveTimeout, ConfigurationError
-from pycollective.bootstrap import restarts as attempts
-from pycollective.bootstrap.rendezvous import Meeting
+from pycollective.bootstrap import restarts
+from pycollective.bootstrap.rendezvous import Rendezvous
 from pycollective.bootstrap.store import StoreClient, StoreServer
 
 
 @pytest.fixture
 def store(monkeypatch):
     """The address of torchrun's store; each thread is a process."""
-    monkeypatch.setattr(attempts, "process_identity", lambda: threading.current_thread().name)
+    monkeypatch.setattr(restarts, "process_identity", lambda: threading.current_thread().name)
     address = f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
     with StoreServer(address):
         yield address
@@ -38,7 +38,7 @@ class Launch:
         time.sleep(delay)
         client = StoreClient(self.store, timeout=20)
         try:
-            return attempts.find_attempt(client, rank, self.size, timeout)
+            return restarts.find_start(client, rank, self.size, timeout)
         except CollectiveTimeout as error:
             return error
         finally:
@@ -57,7 +57,7 @@ class Launch:
 def test_there_is_one_attempt_where_torchrun_keeps_no_store(store, monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     client = StoreClient(store, timeout=20)
-    assert attempts.Attempt().prefix(client, 0, 3, 20) == ""
+    assert restarts.Restarts().prefix(client, 0, 3, 20) == ""
     client.close()
 
 
@@ -86,7 +86,7 @@ class Inner:
 
 def test_a_process_finds_its_attempt_once(store, torchrun):
     client = StoreClient(store, timeout=20)
-    mine = attempts.Attempt()
+    mine = restarts.Restarts()
     with ThreadPoolExecutor(1) as other:
         there = other.submit(Launch(store, 2).start, [1])
         assert mine.prefix(Inner(client, "a/"), 0, 2, 20) == "attempt0of2/"
@@ -99,7 +99,7 @@ def test_a_process_finds_its_attempt_once(store, torchrun):
 
 def test_whoever_gave_up_tries_again_in_the_next(store, torchrun):
     client = StoreClient(store, timeout=20)
-    mine = attempts.Attempt()
+    mine = restarts.Restarts()
     with pytest.raises(CollectiveTimeout):
         mine.prefix(client, 0, 2, 0.2)
     with ThreadPoolExecutor(1) as other:
@@ -111,7 +111,7 @@ def test_whoever_gave_up_tries_again_in_the_next(store, torchrun):
 
 def test_what_a_living_process_gave_up_its_latecomers_hear_at_once(store, monkeypatch):
     first = Launch(store, 2).start([0], timeout=0.2)
-    monkeypatch.setattr(attempts, "is_alive", lambda identity: True)
+    monkeypatch.setattr(restarts, "is_alive", lambda identity: True)
     begun = time.monotonic()
     late = Launch(store, 2).start([1])
     assert time.monotonic() - begun < 5
@@ -129,7 +129,7 @@ def test_a_process_that_joins_again_is_in_the_same_attempt(store):
     def twice(rank):
         threading.current_thread().name = str(rank)
         client = StoreClient(store, timeout=20)
-        found = [attempts.find_attempt(client, rank, 2, 20) for _ in range(2)]
+        found = [restarts.find_start(client, rank, 2, 20) for _ in range(2)]
         client.close()
         return found
 
@@ -184,48 +184,48 @@ def test_an_attempt_may_have_another_size(store):
 
 
 def test_who_does_not_come_is_named(store, monkeypatch):
-    monkeypatch.setattr(attempts, "is_alive", lambda identity: True)
+    monkeypatch.setattr(restarts, "is_alive", lambda identity: True)
     found = Launch(store, 3).start([0, 2], timeout=1.0)
     for error in found.values():
         assert "rank(s) 1 of 3 did not come" in str(error)
 
 
 def test_a_second_living_process_of_a_rank_is_refused(store, monkeypatch):
-    monkeypatch.setattr(attempts, "is_alive", lambda identity: identity == "another")
+    monkeypatch.setattr(restarts, "is_alive", lambda identity: identity == "another")
     client = StoreClient(store, timeout=20)
-    assert Meeting(client, 0, 2, 20, "attempt0of2").owner("another") == "another"
+    assert Rendezvous(client, 0, 2, 20, "attempt0of2").owner("another") == "another"
     with pytest.raises(ConfigurationError, match=r"another and .* both claim rank 0"):
-        attempts.find_attempt(client, 0, 2, 20)
+        restarts.find_start(client, 0, 2, 20)
     client.close()
 
 
 def test_the_way_through_attempts_has_an_end(store, monkeypatch):
-    monkeypatch.setattr(attempts, "_MOST", 50)
+    monkeypatch.setattr(restarts, "_MOST", 50)
     client = StoreClient(store, timeout=20)
     for number in range(50):
-        assert Meeting(client, 0, 2, 20, f"attempt{number}of2").owner("another") == "another"
+        assert Rendezvous(client, 0, 2, 20, f"attempt{number}of2").owner("another") == "another"
     with pytest.raises(ConfigurationError, match="rank 0 was claimed 50 times"):
-        attempts.find_attempt(client, 0, 2, 20)
+        restarts.find_start(client, 0, 2, 20)
     with pytest.raises(CollectiveTimeout, match="on its way through"):
-        attempts.find_attempt(client, 0, 2, 0)
+        restarts.find_start(client, 0, 2, 0)
     client.close()
 
 
 def test_who_is_alive_here():
-    assert attempts.is_alive(attempts.process_identity())
-    assert not attempts.is_alive(attempts.process_identity().replace("tick ", "tick 1"))
-    assert not attempts.is_alive(attempts.process_identity().replace(" on ", " on another"))
+    assert restarts.is_alive(restarts.process_identity())
+    assert not restarts.is_alive(restarts.process_identity().replace("tick ", "tick 1"))
+    assert not restarts.is_alive(restarts.process_identity().replace(" on ", " on another"))
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(write, attempts.process_identity().encode())
+        os.write(write, restarts.process_identity().encode())
         os._exit(0)
     child = os.read(read, 1000).decode()
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert child != attempts.process_identity()
-    assert not attempts.is_alive(child)  # it has ended, and nobody has waited for it
+    assert child != restarts.process_identity()
+    assert not restarts.is_alive(child)  # it has ended, and nobody has waited for it
     os.waitpid(pid, 0)
-    assert not attempts.is_alive(child)
+    assert not restarts.is_alive(child)
     os.close(read)
     os.close(write)
 
@@ -234,13 +234,13 @@ def test_a_process_is_told_from_a_later_one_of_the_same_number():
     def started(identity):
         return identity.partition(" (started")[2]
 
-    mine = attempts.process_identity()
-    assert mine == attempts.process_identity()
+    mine = restarts.process_identity()
+    assert mine == restarts.process_identity()
     time.sleep(0.03)  # more than a tick
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(write, attempts.process_identity().encode())
+        os.write(write, restarts.process_identity().encode())
         os._exit(0)
     os.waitpid(pid, 0)
     assert started(os.read(read, 1000).decode()) != started(mine) != ""
