@@ -15,7 +15,7 @@ import tempfile
 from statistics import median
 
 from benchmarks.driver import Benchmark, Record, Run
-from pycollective.bench.sizes import format_size, ladder
+from pycollective.bench.settings import format_size, ladder
 from pycollective.bench.tune import Plan, tune, turns
 
 KI, MI = 1 << 10, 1 << 20

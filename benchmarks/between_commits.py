@@ -38,7 +38,7 @@ import ml_dtypes  # gives NumPy the name bfloat16
 import numpy as np
 import pycollective as pc
 from pycollective import _core, reference
-from pycollective.bench.problem import leaves
+from pycollective.testing.inputs import leaves
 
 dtype = np.dtype(sys.argv[1])
 comm = pc.init(timeout=60)

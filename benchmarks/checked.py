@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from benchmarks.turns import Call, Turn
 from pycollective import reference
-from pycollective.bench.owed import Owed
-from pycollective.bench.problem import PERIOD, leaves
+from pycollective.bench.codec import Owed
+from pycollective.bench.problem import PERIOD
+from pycollective.testing.inputs import leaves
 
 Array = NDArray[Any]
 

@@ -35,9 +35,9 @@ from benchmarks.checked import check_owed
 from benchmarks.driver import Benchmark, Record, Run, require_two_hosts
 from benchmarks.turns import Call, seconds_of, take_turns
 from pycollective import reference
-from pycollective.bench.owed import Owed, off
-from pycollective.bench.problem import numpy_type
+from pycollective.bench.codec import Owed, off
 from pycollective.bench.slowest import alike, slowest
+from pycollective.dtypes import numpy_type
 
 MI = 1 << 20
 FIRST_BUCKET, BUCKET = MI, 25 * MI  # bytes of fp32, as DDP's

@@ -34,7 +34,7 @@ def on_a_rank(_run: Run) -> list[Record] | None:
 
     import pycollective as pc
     from pycollective import reference
-    from pycollective.bench.problem import leaves
+    from pycollective.testing.inputs import leaves
 
     world = MPI.COMM_WORLD
     world.Barrier()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.question import KI, MI
-from pycollective.bench.limits import regime_of
+from pycollective.bench.machine import regime_of
 from pycollective.bench.record import Record, read_json
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,8 +1,7 @@
 """How fast are reduce-scatter, all-gather and broadcast?"""
 
 from benchmarks.question import KI, MI, PEERS, Question, main
-from pycollective.bench.settings import Settings
-from pycollective.bench.sizes import ladder
+from pycollective.bench.settings import Settings, ladder
 
 QUESTION = Question(
     "reduce-scatter, all-gather, broadcast, 2 ranks: how fast beside Gloo, MPICH and Open MPI?",

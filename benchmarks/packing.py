@@ -33,7 +33,7 @@ from benchmarks.packing_library import pack_into, unpack_into
 from benchmarks.turns import take_turns
 from pycollective import _core, reference
 from pycollective.bench.machine import describe_versions
-from pycollective.bench.problem import leaves
+from pycollective.testing.inputs import leaves
 
 COUNT = 1 << 22
 RANKS = 8

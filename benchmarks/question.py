@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.mpi_environments import ensure_all
-from pycollective.bench.console import run
 from pycollective.bench.libraries import find_peers
 from pycollective.bench.plot import plot
 from pycollective.bench.record import Record, write_json
-from pycollective.bench.settings import Settings
-from pycollective.bench.sizes import ladder
+from pycollective.bench.settings import Settings, ladder
+from pycollective.bench.table import run
+from pycollective.cli.common import progress_line
 
 KI, MI = 1 << 10, 1 << 20
 # Without cross-memory attach Open MPI is faster on some sizes and slower on others: both are shown.
@@ -37,7 +37,8 @@ def answer(question: Question, out: Path, quick: bool) -> dict[str, Record]:
     print(f"\n== {question.text}", flush=True)
     for stem, settings in question.runs.items():
         settings = replace(settings, mpi_environments=environments)
-        record = run(_shortened(settings) if quick else settings)
+        with progress_line() as progress:
+            record = run(_shortened(settings) if quick else settings, progress)
         write_json(record, out / f"{stem}.json")
         plot(record, out / f"{stem}.png")
         records[stem] = record

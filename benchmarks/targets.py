@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.question import KI, MI
-from pycollective.bench.limits import regime_of
+from pycollective.bench.machine import regime_of
 from pycollective.bench.record import Record, read_json
-from pycollective.bench.sizes import format_size
+from pycollective.bench.settings import format_size
 
 
 @dataclass(frozen=True)

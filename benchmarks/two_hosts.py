@@ -116,7 +116,7 @@ def on_a_rank(run: Run) -> Record | None:
     import torch.distributed as dist
 
     import pycollective as pc
-    from pycollective.bench.problem import numpy_type
+    from pycollective.dtypes import numpy_type
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()

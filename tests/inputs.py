@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pycollective import _core, reference
-from pycollective.bench.problem import exponent_bias, leaves
-from pycollective.bench.problem import numpy_type as dtype_of
+from pycollective.dtypes import numpy_type as dtype_of
+from pycollective.testing.inputs import exponent_bias, leaves
 
 TRAITS = {each.name: each for each in _core.dtypes()}
 DTYPES = list(TRAITS)

@@ -20,6 +20,7 @@ NATIVE = {".cpp", ".cu", ".h", ".inl"}
 # Each layer, and the layers of the package that it may import. `_core` is the native core.
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
+    "dtypes": {"_core", "errors"},
     "agree": {"errors"},
     "config": {"errors"},
     "system_limits": {"config", "errors"},
@@ -36,6 +37,7 @@ LAYERS: dict[str, set[str]] = {
     "communicator": {
         *("_core", "agree", "errors", "gpu", "host_memory", "placement", "planning", "typing"),
     },
+    "testing": {"_core", "communicator", "dtypes", "errors"},
     "compression": {"_core", "agree", "communicator", "errors", "placement", "typing"},
     "bootstrap": {
         *("_core", "communicator", "config", "errors", "gpu", "host_memory", "placement"),
@@ -48,16 +50,16 @@ LAYERS: dict[str, set[str]] = {
         *("system_limits", "typing"),
     },
     "bench": {
-        *("_core", "bootstrap", "communicator", "compression", "config", "errors", "gpu"),
-        *("planning", "reference", "schedule", "torch", "typing"),
+        *("_core", "bootstrap", "communicator", "compression", "config", "dtypes", "errors"),
+        *("gpu", "planning", "reference", "schedule", "testing", "torch", "typing"),
     },
     "verify": {
-        *("_core", "bench", "bootstrap", "communicator", "config", "errors", "gpu", "reference"),
-        *("schedule",),
+        *("_core", "bootstrap", "communicator", "config", "dtypes", "errors", "reference"),
+        *("schedule", "testing"),
     },
     "cli": {
-        *("_core", "bench", "bootstrap", "config", "errors", "gpu", "host_memory", "launch"),
-        *("order", "planning", "schedule", "shim", "verify"),
+        *("_core", "bench", "bootstrap", "config", "dtypes", "errors", "gpu", "host_memory"),
+        *("launch", "order", "planning", "schedule", "shim", "verify"),
     },
     "__main__": {"cli"},
 }
@@ -77,8 +79,8 @@ LAZY: dict[str, set[str]] = {
     "transport/gloo": {"torch"},
     "transport/mpi": {"mpi4py"},
     "cli": {"matplotlib"},
-    "gpu/array": {"ml_dtypes"},
-    "bench": {"matplotlib", "ml_dtypes"},
+    "dtypes": {"ml_dtypes"},
+    "bench": {"matplotlib"},
 }
 
 # The same for the native code: which folders a folder may include. `csrc` is the files beside them.

@@ -29,7 +29,7 @@ import os, sys
 import numpy as np
 import pycollective as pc
 from pycollective import reference
-from pycollective.bench.problem import leaves
+from pycollective.testing.inputs import leaves
 
 comm = pc.init(timeout=30)
 n, r = comm.size, comm.rank

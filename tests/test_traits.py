@@ -10,8 +10,8 @@ import pytest
 
 import pycollective
 from pycollective import _core, reference
-from pycollective.bench.problem import numpy_type
 from pycollective.config import MAX_RANKS_PER_HOST
+from pycollective.dtypes import numpy_type
 from pycollective.planning.elements import ELEMENTS
 from pycollective.schedule.operation import OPERATIONS
 from tests.inputs import OPS, TRAITS

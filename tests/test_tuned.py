@@ -11,7 +11,6 @@ import pytest
 
 import pycollective as pc
 from pycollective import reference
-from pycollective.bench.problem import leaves
 from pycollective.bootstrap import init as bootstrap
 from pycollective.planning.elements import ELEMENTS
 from pycollective.planning.programs import Programs
@@ -20,6 +19,7 @@ from pycollective.planning.tuning_table import write_table
 from pycollective.schedule import Topology
 from pycollective.schedule.cost import BETWEEN_HOSTS
 from pycollective.schedule.select import Measurement, Table, choose
+from pycollective.testing.inputs import leaves
 from tests.harness import PerRank, Ranks, results
 from tests.launchers import find
 

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import pycollective as pc
 import pycollective.torch
-from pycollective.bench.problem import leaves
+from pycollective.testing.inputs import leaves
 
 def digest(*arrays):
     return hashlib.sha256(b"".join(each.tobytes() for each in arrays)).hexdigest()[:16]

@@ -13,7 +13,7 @@ TABLE = """
 import numpy as np
 import pycollective as pc
 from pycollective import _core
-from pycollective.bench.problem import numpy_type
+from pycollective.dtypes import numpy_type
 from pycollective.verify import cases as table
 from pycollective.verify.calls import Call, Data
 from pycollective.schedule import OPERATIONS, algorithms_for

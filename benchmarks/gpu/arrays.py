@@ -18,9 +18,9 @@ import numpy as np
 
 import pycollective as pc
 from pycollective import _core, reference
-from pycollective.bench.problem import leaves
-from pycollective.gpu.array import DeviceArray
 from pycollective.gpu.way import number_of
+from pycollective.testing.device_array import DeviceArray
+from pycollective.testing.inputs import leaves
 
 COUNT = 10_007
 DTYPES = ("float16", "float32", "float64", "int32", "uint8")

@@ -28,9 +28,9 @@ import numpy as np
 import pycollective as pc
 from benchmarks.gpu.graph import Graph
 from pycollective import _core, reference
-from pycollective.bench.problem import leaves
 from pycollective.config import ENV_RANK
-from pycollective.gpu.array import DeviceArray
+from pycollective.testing.device_array import DeviceArray
+from pycollective.testing.inputs import leaves
 
 REPLAYS = 5
 ONE_SHOT, DIRECT = 1000, 200_001  # elements of float16, on either side of 256 KiB

@@ -26,8 +26,8 @@ import numpy as np
 
 import pycollective as pc
 from pycollective import reference
-from pycollective.bench.problem import leaves
 from pycollective.config import ENV_RANK
+from pycollective.testing.inputs import leaves
 
 COUNT = 4096  # elements
 WARMUP = 5

@@ -1,20 +1,97 @@
-"""What the machine is, for the record."""
+"""What the machine is, and the limits that it sets: no all-reduce over shared memory can be faster.
+
+Two limits, and the slower one counts:
+
+- streaming: every rank reads and writes its own buffer in place, all at once. The ranks themselves
+  measure it, as one more library (`libraries.STREAM`). It is scaled where an operation has to touch
+  less of the buffer.
+- copying: the one-way latency between two cores, and the bytes that have to reach a rank (size x
+  busbw factor), copied from a core that has just written them. Measured between two cores. (With
+  more ranks than cores it is an estimate: the receiving ranks share the cores, and what two ranks
+  on one core give each other need not cross.)
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import statistics
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pycollective import _core
+from pycollective.bench.operations import Operation
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+# One-way latency that parts the two kinds of machine: 22 to 64 ns where the cores share a cache,
+# 250 ns and more where they do not.
+_SPLIT_SECONDS = 120e-9
+_TRIES = 5
+_ROUND_TRIPS = 4_000
+# Small enough to be still in the cache of the core that wrote it, as a transport's slots are.
+_CHUNK = 128 << 10
+_COPIED = 4 << 20
+
+
+@dataclass(frozen=True)
+class CoreToCore:
+    """Between two cores: one-way latency (s), and bytes a second that each copies at once."""
+
+    latency: float
+    copy_rate: float
+
+    @property
+    def regime(self) -> str:
+        """What `regime_of` says of the latency."""
+        return regime_of(self.latency)
+
+
+def regime_of(latency: float) -> str:
+    """Return ``near`` if the cores share a cache, ``split`` if not, ``single`` for one core."""
+    if latency == 0:
+        return "single"
+    return "split" if latency > _SPLIT_SECONDS else "near"
+
+
+def measure_core_to_core() -> CoreToCore:
+    """Measure between the first and the last core that this process may use (some 10 ms).
+
+    The best of a few tries: other load can only make a crossing look slower than it is. On a
+    machine with one core there is nothing between cores: latency 0, and an infinite rate.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        return CoreToCore(0.0, float("inf"))
+    first, last = cores[0], cores[-1]
+    latencies = [_core.core_to_core_latency(first, last, _ROUND_TRIPS) for _ in range(_TRIES)]
+    copies = [_core.core_to_core_copy(first, last, _COPIED, _CHUNK) for _ in range(_TRIES)]
+    return CoreToCore(min(latencies), _COPIED / min(copies))
+
+
+def typical(samples: list[CoreToCore]) -> CoreToCore:
+    """The medians of what was measured in the course of a run."""
+    return CoreToCore(
+        statistics.median(sample.latency for sample in samples),
+        statistics.median(sample.copy_rate for sample in samples),
+    )
+
+
+def copy_seconds(operation: Operation, size: int, ranks: int, cores: CoreToCore) -> float:
+    """The limit of copying: one latency, and what has to reach a rank at the rate of a copy."""
+    receivers = ranks - 1 if operation.rooted else ranks
+    sharing = max(1.0, receivers / len(os.sched_getaffinity(0)))
+    return cores.latency + size * operation.bus_factor(ranks) / cores.copy_rate * sharing
+
+
+def stream_seconds(operation: Operation, seconds: float, ranks: int) -> float:
+    """The limit of streaming, where reading and writing the whole buffer takes `seconds`."""
+    return seconds * operation.touched(ranks) / 2
 
 
 def describe_machine() -> dict[str, Any]:
-    """CPU model, cores that this process may use, caches, memory, kernel, SIMD level in force."""
+    """Return the CPU, the cores this process may use, caches, memory, kernel and SIMD level."""
     return {
         "cpu": _field("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -26,7 +103,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_versions() -> dict[str, str]:
-    """This library and what the driver runs on; each library's ranks tell their own besides."""
+    """Return the versions of this library and of what the driver runs on."""
     versions = {"python": platform.python_version()}
     for package in ("pycollective", "numpy", "torch", "ml_dtypes"):
         try:
@@ -37,7 +114,7 @@ def describe_versions() -> dict[str, str]:
 
 
 def _field(path: str, name: str) -> str:
-    """The first `name: value` of a /proc file; empty where there is none."""
+    """Return the first `name: value` of a /proc file; empty where there is none."""
     for line in Path(path).read_text().splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:
@@ -46,7 +123,7 @@ def _field(path: str, name: str) -> str:
 
 
 def _caches() -> dict[str, str]:
-    """Size of each cache of the first core, such as ``{"L2": "1024K"}``; empty if unknown."""
+    """Return each cache of the first core, such as ``{"L2": "1024K"}``; empty if unknown."""
     found = {}
     for index in sorted(_CACHES.glob("index*")):
         kind = (index / "type").read_text().strip()

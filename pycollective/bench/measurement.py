@@ -25,10 +25,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pycollective.bench import libraries, limits
+from pycollective.bench import libraries, machine
 from pycollective.bench.group import Group
 from pycollective.bench.libraries import OWN, STREAM, Library
-from pycollective.bench.machine import describe_machine, describe_versions
 from pycollective.bench.operations import bandwidths
 from pycollective.bench.problem import Problem
 from pycollective.bench.ranks.case import Case
@@ -114,7 +113,7 @@ class _Run:
         self._limits = [STREAM] if settings.device == "cpu" else []
         self._groups = groups
         self._progress = progress
-        self._between = [limits.measure_core_to_core() for _ in range(5)]
+        self._between = [machine.measure_core_to_core() for _ in range(5)]
         plain = {
             **asdict(settings),
             "sizes": list(settings.sizes),
@@ -125,8 +124,8 @@ class _Run:
         self.record = Record(
             command=[Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]],
             settings=plain,
-            machine={**describe_machine(), "load": load},
-            versions=describe_versions(),
+            machine={**machine.describe_machine(), "load": load},
+            versions=machine.describe_versions(),
             libraries={
                 library.name: {
                     "what": library.what,
@@ -170,7 +169,7 @@ class _Run:
         turns = {library.name: self._plan(library, size) for library in [*able, *self._limits]}
         samples: dict[str, list[list[float]]] = {name: [] for name in turns}
         sent = {name: np.zeros(2) for name in turns}
-        between: list[limits.CoreToCore] = []
+        between: list[machine.CoreToCore] = []
         for number in range(settings.rounds):
             for library in [*able, *self._limits]:
                 self._progress(
@@ -182,19 +181,19 @@ class _Run:
                 if number == settings.rounds - 1 and library.name in wrong:
                     calls = turns[library.name][1]
                     wrong[library.name] = max(wrong[library.name], self._left(library, calls))
-            between.append(limits.measure_core_to_core())
+            between.append(machine.measure_core_to_core())
         timings = {name: Timing.of(rounds, turns[name][1]) for name, rounds in samples.items()}
         for name, (blocks, calls) in turns.items():
             sent[name] /= settings.rounds * blocks * calls
         self._append(size, timings, notes, wrong, sent)
         if self._limits:
-            self._append_limit(size, timings, limits.typical(between))
+            self._append_limit(size, timings, machine.typical(between))
         self._between += between
         self._describe_cores()
 
     def _describe_cores(self) -> None:
         """Keep the record's machine up to what was measured so far: virtual cores may move."""
-        cores = limits.typical(self._between)
+        cores = machine.typical(self._between)
         self.record.machine.update(asdict(cores), regime=cores.regime)
 
     def _prepare_all(self, size: int) -> tuple[dict[str, str], dict[str, int]]:
@@ -291,10 +290,10 @@ class _Run:
             self.record.rows.append(row)
 
     def _append_limit(
-        self, size: int, timings: dict[str, Timing], cores: limits.CoreToCore
+        self, size: int, timings: dict[str, Timing], cores: machine.CoreToCore
     ) -> None:
         operation, ranks = self._settings.the_operation, self._settings.ranks
-        stream = limits.stream_seconds(operation, timings[STREAM.name].median, ranks)
-        copy = limits.copy_seconds(operation, size, ranks, cores)
+        stream = machine.stream_seconds(operation, timings[STREAM.name].median, ranks)
+        copy = machine.copy_seconds(operation, size, ranks, cores)
         share = max(stream, copy) / timings[OWN.name].median
         self.record.limits.append(Limit(size, stream, copy, share, cores.latency))

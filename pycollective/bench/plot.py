@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from pycollective.bench.record import Record
-from pycollective.bench.sizes import format_size
+from pycollective.bench.settings import format_size
 from pycollective.config import INSTALL_MATPLOTLIB
 from pycollective.errors import ConfigurationError
 

@@ -78,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Limit:
-    """What the machine allows for one size (bench/limits.py).
+    """What the machine allows for one size (bench/machine.py).
 
     Attributes:
         stream: seconds to stream every rank's buffer, all ranks at once.

@@ -1,4 +1,4 @@
-"""A record in the columns that the field reads: nccl-tests', one line a library.
+"""A run on the console, and its record in nccl-tests' columns, one line a library.
 
 All libraries work in place, so there is one group of `time algbw busbw #wrong`, where nccl-tests
 has two.
@@ -6,10 +6,31 @@ has two.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
+from pycollective.bench import measurement
 from pycollective.bench.operations import find_operation
 from pycollective.bench.record import Limit, Record, Row
+from pycollective.bench.settings import Settings
+
+
+def run(settings: Settings, progress: measurement.Progress = lambda line: None) -> Record:
+    """Measure, print the table as it grows, and say to `progress` what is being done."""
+    records = measurement.measure(settings, progress)
+    record = next(records)
+    _print(header(record), progress)
+    for record in records:
+        _print(rows(record, record.rows[-1].size), progress)
+    _print(footer(record), progress)
+    return record
+
+
+def _print(lines: Iterator[str], progress: measurement.Progress) -> None:
+    progress("")
+    for line in lines:
+        print(line)
+    sys.stdout.flush()
 
 
 def header(record: Record) -> Iterator[str]:

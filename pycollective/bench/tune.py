@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from pycollective import reference
 from pycollective.bench.machine import describe_machine, describe_versions
 from pycollective.bench.operations import find_operation
-from pycollective.bench.problem import PERIOD, TRAITS, numpy_type
-from pycollective.bench.sizes import format_size
+from pycollective.bench.problem import PERIOD
+from pycollective.bench.settings import format_size
 from pycollective.bench.slowest import largest, slowest
 from pycollective.bootstrap import init as bootstrap
 from pycollective.communicator import Communicator
+from pycollective.dtypes import TRAITS, numpy_type
 from pycollective.errors import ConfigurationError
 from pycollective.planning.elements import ELEMENTS
 from pycollective.planning.tuning_table import read_table, write_table

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from pycollective.cli.parser import Parser
+from pycollective.cli.common import Parser
 from pycollective.config import VERSION
 from pycollective.errors import ConfigurationError
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from pycollective.cli.parser import Parsers, add_command
+from pycollective.cli.common import (
+    Parsers,
+    add_command,
+    progress_line,
+    refuse_inside_a_launch,
+)
 from pycollective.config import ENV_TOPOLOGY, ENV_WIRE
-from pycollective.errors import ConfigurationError
+from pycollective.errors import CollectiveError, ConfigurationError
 
 
 def add(parsers: Parsers) -> None:
@@ -208,8 +214,8 @@ def bench(options: argparse.Namespace) -> int:
     """
     # Here, because the other commands of this program should not wait for it.
     from pycollective.bench.group import RankLost
-    from pycollective.bench.problem import ALIASES
-    from pycollective.bench.sizes import ladder, parse_size
+    from pycollective.bench.settings import ladder, parse_size
+    from pycollective.dtypes import ALIASES
 
     step = parse_size(options.stepbytes)
     sizes = ladder(
@@ -221,66 +227,101 @@ def bench(options: argparse.Namespace) -> int:
         raise ConfigurationError("--wire is not for --tune, which heeds PYCOLLECTIVE_WIRE")
     if options.device != "cpu" and (options.tune is not None or options.codec):
         raise ConfigurationError("--tune and --codec measure host memory, not --device")
-    if options.tune is not None:
-        from pycollective.cli.tune import tune
-
-        return tune(
-            *(options.operation, sizes, dtype, options.rounds),
-            *(options.tune, options.ranks, options.topology),
-        )
-    if options.codec:
-        from pycollective.cli.codec import compare
-
-        if options.operation != "all_reduce":
-            raise ConfigurationError("--codec compares ways to do an all_reduce")
-        if options.peers or options.wire or options.json or options.plot:
-            raise ConfigurationError("--codec has no --peers, --wire, --json or --plot")
-        return compare(
-            *(options.codec, sizes, options.density),
-            *(options.rounds, options.ranks, options.topology),
-        )
     try:
+        if options.tune is not None:
+            return _tune(options, sizes, dtype)
+        if options.codec:
+            return _compare(options, sizes)
         return _beside_others(options, sizes, dtype)
-    except RankLost as error:
+    except (CollectiveError, RankLost) as error:
         # One write: lines that `print` writes in pieces may mix with another rank's.
         sys.stderr.write(f"pycollective bench: {error}\n")
         return 3
 
 
+def _tune(options: argparse.Namespace, sizes: list[int], dtype: str) -> int:
+    """Time every algorithm in this launch, or start ranks that do; the status."""
+    from pycollective.bench import tune
+
+    plan = tune.Plan.of(options.operation, sizes, dtype, options.rounds)
+
+    def check() -> None:
+        plan.check(options.ranks)
+        tune.check_file(options.tune)
+
+    if (status := _start_ranks(options, check)) is None:
+        tune.tune(plan, options.tune, options.topology, lambda line: print(line, flush=True))
+        return 0
+    return status
+
+
+def _compare(options: argparse.Namespace, sizes: list[int]) -> int:
+    """Compare a codec with dense calls in this launch, or start ranks that do; the status."""
+    from pycollective.bench import codec
+
+    if options.operation != "all_reduce":
+        raise ConfigurationError("--codec compares ways to do an all_reduce")
+    if options.peers or options.wire or options.json or options.plot:
+        raise ConfigurationError("--codec has no --peers, --wire, --json or --plot")
+    plan = codec.Plan.of(options.codec, sizes, options.density, options.rounds)
+
+    def check() -> None:
+        if not options.topology:
+            plan.refuse_one_host()
+
+    if (status := _start_ranks(options, check)) is None:
+        right = codec.compare(plan, options.topology, lambda line: print(line, flush=True))
+        return 0 if right else 1
+    return status
+
+
+def _start_ranks(options: argparse.Namespace, check: Callable[[], None]) -> int | None:
+    """Outside a launch, run this very command in ranks of its own; their status, or None."""
+    from pycollective.bootstrap import init as bootstrap
+    from pycollective.launch.launcher import launch
+    from pycollective.schedule import Topology
+
+    if bootstrap.launched():
+        return None
+    check()
+    if options.topology:
+        Topology.parse(options.topology, options.ranks)
+    return launch(["-m", "pycollective", *sys.argv[1:]], options.ranks)
+
+
 def _beside_others(options: argparse.Namespace, sizes: list[int], dtype: str) -> int:
     """Measure one operation of each library; the status."""
-    from pycollective.bench.console import run
     from pycollective.bench.libraries import find_peers
     from pycollective.bench.plot import check, plot
     from pycollective.bench.record import write_json
     from pycollective.bench.settings import Settings
-    from pycollective.cli.inside import refuse_inside_a_launch
+    from pycollective.bench.table import run
 
     refuse_inside_a_launch(
         "bench", "start it by itself, with -n; with --tune alone does it join a launch"
     )
     if options.plot is not None:
         check()
-    record = run(
-        Settings(
-            operation=options.operation,
-            sizes=tuple(sizes),
-            ranks=options.ranks,
-            dtype=dtype,
-            reduce_op=options.op,
-            root=options.root,
-            algorithm=options.algorithm,
-            topology=options.topology or os.environ.get(ENV_TOPOLOGY, ""),
-            wire=options.wire or os.environ.get(ENV_WIRE) or "auto",
-            device=options.device,
-            peers=tuple(find_peers(options.peers, options.device)),
-            iterations=options.iterations,
-            warmup=options.warmup,
-            checks=options.check,
-            rounds=options.rounds,
-            mpi_environments={"mpich": options.mpich_env, "openmpi": options.openmpi_env},
-        )
+    settings = Settings(
+        operation=options.operation,
+        sizes=tuple(sizes),
+        ranks=options.ranks,
+        dtype=dtype,
+        reduce_op=options.op,
+        root=options.root,
+        algorithm=options.algorithm,
+        topology=options.topology or os.environ.get(ENV_TOPOLOGY, ""),
+        wire=options.wire or os.environ.get(ENV_WIRE) or "auto",
+        device=options.device,
+        peers=tuple(find_peers(options.peers, options.device)),
+        iterations=options.iterations,
+        warmup=options.warmup,
+        checks=options.check,
+        rounds=options.rounds,
+        mpi_environments={"mpich": options.mpich_env, "openmpi": options.openmpi_env},
     )
+    with progress_line() as progress:
+        record = run(settings, progress)
     if options.json is not None:
         write_json(record, options.json)
     if options.plot is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from pycollective.cli.parser import Parsers, add_command
+from pycollective.cli.common import Parsers, add_command
 from pycollective.shim import building
 
 

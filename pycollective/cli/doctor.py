@@ -18,7 +18,7 @@ import numpy as np
 
 from pycollective import _core, host_memory
 from pycollective.bootstrap.attach import PIDFD_NEEDS
-from pycollective.cli.parser import Parsers, add_command
+from pycollective.cli.common import Parsers, add_command
 from pycollective.config import (
     ENV_CUDA_WAY,
     ENV_TOPOLOGY,

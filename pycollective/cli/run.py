@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pycollective.cli.parser import Parsers, add_command
+from pycollective.cli.common import Parsers, add_command
 from pycollective.launch.launcher import launch
 
 _WITH_A_VALUE = ("-n", "--ranks", "--log-dir")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pycollective.cli import schedule_program, schedule_table
-from pycollective.cli.parser import Parsers, add_command
+from pycollective.cli.common import Parsers, add_command, progress_line
 from pycollective.cli.schedule_messages import Counts, Sizes
 from pycollective.errors import ConfigurationError
 from pycollective.planning.elements import ELEMENTS
@@ -165,8 +165,8 @@ def _topology(text: str, ranks: int) -> Topology:
 
 def _sizes(size: str, dtype: str) -> Sizes:
     # Here, because the other commands of this program should not wait for it.
-    from pycollective.bench.problem import ALIASES
-    from pycollective.bench.sizes import parse_size
+    from pycollective.bench.settings import parse_size
+    from pycollective.dtypes import ALIASES
 
     name = ALIASES.get(dtype, dtype)
     if name not in ELEMENTS:
@@ -193,7 +193,6 @@ def _spread(made: Schedule, shards: int) -> Sequence[int]:
 def _examine(made: Schedule, shards: Sequence[int], verify: bool) -> tuple[Counts, Fault | None]:
     """Count what is sent of some shards, and prove them; the first fault, if there is one."""
     # Here, because the other commands of this program should not wait for it.
-    from pycollective.bench.console import progress_line
 
     ranks = made.topology.ranks
     several = len(made.topology.hosts) > 1

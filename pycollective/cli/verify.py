@@ -8,8 +8,12 @@ import os
 import signal
 import sys
 
-from pycollective.cli.inside import refuse_inside_a_launch
-from pycollective.cli.parser import Parsers, add_command
+from pycollective.cli.common import (
+    Parsers,
+    add_command,
+    progress_line,
+    refuse_inside_a_launch,
+)
 from pycollective.errors import ConfigurationError
 
 # What a job may end with; any other status is that of a rank that was lost.
@@ -77,7 +81,6 @@ def verify(options: argparse.Namespace) -> int:
     was lost.
     """
     # Here, because the other commands of this program should not wait for it.
-    from pycollective.bench.console import progress_line
     from pycollective.verify import PLACES, Lost, select
     from pycollective.verify import verify as verify_this_rank
 

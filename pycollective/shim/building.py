@@ -14,7 +14,7 @@ from time import monotonic, sleep
 
 from pycollective.config import INSTALL_TORCH
 from pycollective.errors import ConfigurationError
-from pycollective.shim import cache, compiling, loading
+from pycollective.shim import compiling, loading
 
 _LOOK_EVERY = 0.2  # seconds
 
@@ -41,10 +41,10 @@ def build(say: Callable[[str], None], longest: float = compiling.LONGEST) -> Non
         say(f"nothing to do: torch {torch.__version__} has its backend, {loading.described()}")
         return
     _check_needs()
-    folder = cache.folder()
+    folder = loading.cache_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        cache.check(folder)
+        loading.check_owner(folder)
         with _alone(folder / "lock", longest):
             if not _loads():  # another process may have built it
                 say(f"compiling for torch {torch.__version__}: one to five minutes")
@@ -66,7 +66,7 @@ def _loads() -> bool:
 
 
 def _check_needs() -> None:
-    cache.csrc()
+    loading.csrc()
     missing = []
     if not compiling.compiler():
         wish = os.environ.get("CXX")
@@ -84,9 +84,9 @@ def _build(torch: str, version: str, folder: Path) -> None:
     for left in folder.glob("building-*"):  # by a build that was killed
         shutil.rmtree(left, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix="building-", dir=folder))
-    made, target = work / "shim", folder / cache.name(version, loading.SUFFIX)
+    made, target = work / "shim", folder / loading.cache_name(version)
     try:
-        compiling.compile_shim(cache.csrc(), torch, work, made)
+        compiling.compile_shim(loading.csrc(), torch, work, made)
         made.chmod(0o700)
         os.replace(made, target)
     except RuntimeError as error:

@@ -1,13 +1,12 @@
-"""The conformance table: every operation by every algorithm in every dtype, on the user's ranks.
+"""`pycollective verify`: every operation by every algorithm in every dtype, on the user's ranks.
 
-What `pycollective verify` runs on one rank. `selection.py` says what is asked for, `cases.py` which
-calls that means, `inputs.py` with which numbers, `places.py` where arrays lie, and `calls.py` what
-a call must end with; `tally.py` compares and hashes, `reports.py` tells the other ranks, `table.py`
-is what is printed.
+`cases.py` says which calls are made, `calls.py` makes one and says what it must end with,
+`reports.py` compares, hashes and tells the other ranks, `table.py` is what is printed, and `run.py`
+runs it all on one rank.
 """
 
-from pycollective.verify.places import PLACES
+from pycollective.testing.places import PLACES
+from pycollective.verify.cases import Selection, select
 from pycollective.verify.run import Lost, verify
-from pycollective.verify.selection import Selection, select
 
 __all__ = ["PLACES", "Lost", "Selection", "select", "verify"]

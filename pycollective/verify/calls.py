@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from pycollective import reference
 from pycollective.communicator import Communicator
+from pycollective.testing.places import Host, Place
+from pycollective.testing.portable_inputs import leaves
 from pycollective.verify.cases import Case
-from pycollective.verify.inputs import leaves
-from pycollective.verify.places import Host, Place
 
 Array = NDArray[Any]
 _GARBAGE = 0xA5

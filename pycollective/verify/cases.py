@@ -1,20 +1,108 @@
-"""Which calls a combination of operation, algorithm and dtype consists of.
+"""What a run of the table covers, and which calls a combination consists of.
 
-Each rank makes them in this order. They are the same for every algorithm: else neither could their
-digests be.
+A combination is an operation, an algorithm and a dtype. Each rank makes its calls in this order.
+They are the same for every algorithm, or their digests could not be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pycollective import _core, reference
-from pycollective.bench.problem import DTYPES, REDUCE_OPS, numpy_type
-from pycollective.schedule import OPERATIONS
+from pycollective.dtypes import ALIASES, DTYPES, REDUCE_OPS, numpy_type
+from pycollective.errors import ConfigurationError
+from pycollective.schedule import ALGORITHMS, OPERATIONS, algorithms_for
 
 _UNEVEN = tuple(each.name for each in _core.operations() if each.takes_counts)  # shards may be
 _ELEMENTS = 1_200_004  # of all ranks, at most, in the largest case: ranks hold everyone's inputs
+AUTO = "auto"
+# What stands in, in an algorithm's digest, for operations that it cannot do: it can do all.
+STAND_IN = "direct"
+
+
+def can_do(operation: str, algorithm: str) -> bool:
+    """Return whether an algorithm, or ``auto``, can do an operation."""
+    return algorithm == AUTO or algorithm in algorithms_for(operation)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which part of the table to run; each tuple in the table's order.
+
+    Attributes:
+        operations: collectives.
+        algorithms: those to give a digest for.
+        dtypes: element types.
+        quick: few counts.
+        missing: what was left out because this installation lacks it, in words; empty if nothing.
+    """
+
+    operations: tuple[str, ...]
+    algorithms: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    quick: bool = False
+    missing: str = ""
+
+    def algorithms_for(self, operation: str) -> tuple[str, ...]:
+        """Return the algorithms to run for an operation, the stand-in for others among them."""
+        wanted = {a if can_do(operation, a) else STAND_IN for a in self.algorithms}
+        return tuple(a for a in (*ALGORITHMS, AUTO) if a in wanted)
+
+    @property
+    def name(self) -> str:
+        """What the digest covers, for people to compare like with like; empty if the whole table.
+
+        Algorithms are not in it: each has a digest of its own, of the same results.
+        """
+        parts = ["quick"] if self.quick else []
+        if self.operations != tuple(OPERATIONS):
+            parts.append(" ".join(self.operations))
+        if self.dtypes != tuple(DTYPES):
+            parts.append(" ".join(self.dtypes))
+        return ", ".join(parts)
+
+
+def select(
+    operations: Sequence[str] = (),
+    algorithms: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    quick: bool = False,
+) -> Selection:
+    """Return the part of the table that names pick out; an empty list picks all there are.
+
+    Raises:
+        ConfigurationError: there is no such name, or an algorithm can do none of the operations, or
+            a type of ml_dtypes' is asked for and that is missing.
+    """
+    chosen = _choose("operation", operations, tuple(OPERATIONS))
+    how = _choose("algorithm", algorithms, (*ALGORITHMS, AUTO))
+    able = tuple(a for a in how if any(can_do(operation, a) for operation in chosen))
+    if algorithms and able != how:
+        there = [a for a in (*ALGORITHMS, AUTO) if any(can_do(each, a) for each in chosen)]
+        raise ConfigurationError(
+            f"{', '.join(chosen)}: cannot be done by {', '.join(a for a in how if a not in able)}; "
+            f"there are {', '.join(there)}"
+        )
+    kinds = _choose("dtype", [ALIASES.get(name, name) for name in dtypes], tuple(DTYPES))
+    missing = []
+    for kind in kinds:
+        try:
+            numpy_type(kind)
+        except ConfigurationError as error:
+            if dtypes:
+                raise
+            kinds = tuple(each for each in kinds if each != kind)
+            missing.append(str(error))
+    return Selection(chosen, able, kinds, quick, "; ".join(missing))
+
+
+def _choose(what: str, names: Sequence[str], there: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of `there` that are named, in its order; all if none is."""
+    for name in names:
+        if name not in there:
+            raise ConfigurationError(f"unknown {what} {name!r}; there are {', '.join(there)}")
+    return tuple(name for name in there if name in names) if names else there
 
 
 @dataclass(frozen=True)
@@ -47,14 +135,14 @@ class Case:
 
 
 def counts(ranks: int, quick: bool) -> list[int]:
-    """Elements of a call: none, one, fewer than ranks, odd, some thousand, several chunks."""
+    """Return the elements of a call: none, one, fewer than ranks, odd, thousands, many chunks."""
     most = _ELEMENTS // ranks | 1  # below 10,007 from 120 ranks on, and below the ranks from 1,096
     wanted = {1, ranks - 1, 10_007} if quick else {0, 1, ranks - 1, 17, 5_003, 300_001}
     return sorted({min(count, most) for count in wanted})
 
 
 def cases(operation: str, dtype: str, ranks: int, quick: bool) -> Iterator[Case]:
-    """The calls of every combination with this operation and dtype."""
+    """Yield the calls of every combination with this operation and dtype."""
     what = OPERATIONS[operation]
     in_shards = what.pieces != "cut"
     roots = (0, ranks // 2, ranks - 1) if what.rooted else (0,)
@@ -78,7 +166,7 @@ def cases(operation: str, dtype: str, ranks: int, quick: bool) -> Iterator[Case]
 
 
 def _variants(operation: str, dtype: str) -> Iterator[tuple[str, bool]]:
-    """(reduce op, whether the shards are uneven)."""
+    """Yield (reduce op, whether the shards are uneven)."""
     ops = ["sum"]
     if OPERATIONS[operation].reduces:
         ops = [op for op in REDUCE_OPS if reference.is_defined(numpy_type(dtype), op)]

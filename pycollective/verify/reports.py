@@ -1,9 +1,10 @@
-"""How each rank learns what the others found in a combination.
+"""What each rank finds in a combination, and how it learns what the others found.
 
-By the all-gather, which is itself under test. So that a wrong one hides nothing, a report carries
-a digest of itself, of the combination's number and of its rank: one that is not the sender's, or of
-another combination, is seen to be damaged. A rank's own report comes back to it in the same way,
-intact or damaged; so whoever has found something wrong ends with that, whatever the others hear.
+A rank compares its results bit for bit and hashes them. The ranks tell each other by the
+all-gather, which is itself under test. So that a wrong one hides nothing, a report carries a digest
+of itself, of the combination's number and of its rank: a report that is not the sender's, or of
+another combination, is seen to be damaged. A rank's own report comes back to it in the same way. So
+a rank that has found something wrong ends with that, whatever it hears from the others.
 """
 
 from __future__ import annotations
@@ -14,10 +15,66 @@ from dataclasses import dataclass
 import numpy as np
 
 from pycollective.communicator import Communicator
-from pycollective.verify.tally import Tally
+from pycollective.schedule import OPERATIONS
+from pycollective.verify.calls import Array, Check
+from pycollective.verify.cases import Case
 
 _LAYOUT = np.dtype([("elements", "<i8"), ("wrong", "<i8"), ("digest", "u1", 32), ("story", "S240")])
 _SEAL = hashlib.sha256().digest_size
+
+
+class Tally:
+    """Compares results with what they must be, bit for bit, and hashes them.
+
+    Attributes:
+        elements: compared so far.
+        wrong: of them.
+        story: of the first call with wrong ones, in words; empty where there is none.
+    """
+
+    def __init__(self) -> None:
+        self.elements = 0
+        self.wrong = 0
+        self.story = ""
+        self._hash = hashlib.sha256()
+
+    def add(self, check: Check, call: str) -> None:
+        """Compare and hash an array of a call, which `describe` has put into words."""
+        got, want = _words(check.got), _words(check.want)
+        if check.result:
+            self._hash.update(got.data)
+        self.elements += len(want)
+        different = np.flatnonzero(got != want)
+        self.wrong += len(different)
+        if len(different) and not self.story:
+            first = int(different[0])
+            self.story = (
+                f"{len(different):,} of {len(want):,} elements"
+                f"{'' if check.result else ' of the input changed'} in {call}; "
+                f"element {first} is {got[first]:#x}, not {want[first]:#x}"
+            )
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 of all results so far."""
+        return self._hash.digest()
+
+
+def describe(operation: str, case: Case) -> str:
+    """Return a call in words, without its operation, algorithm and dtype."""
+    what = OPERATIONS[operation]
+    parts = [f"{case.reduce_op} of {case.count:,}" if what.reduces else f"{case.count:,} elements"]
+    if case.uneven:
+        parts.append("uneven shards")
+    if what.rooted:
+        parts.append(f"root {case.root}")
+    if operation != "broadcast":  # which has one array
+        parts.append("in place" if case.in_place else "out of place")
+    return ", ".join([*parts, "asynchronous" if case.asynchronous else "synchronous"])
+
+
+def _words(array: Array) -> Array:
+    """Return the bits, as unsigned integers."""
+    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
 
 
 @dataclass(frozen=True)
@@ -31,7 +88,7 @@ class Report:
 
 
 def gather(communicator: Communicator, number: int, tally: Tally) -> list[Report | None]:
-    """Each rank's report of a combination, in rank order; None where it came damaged.
+    """Return each rank's report of a combination, in rank order; None where it came damaged.
 
     Args:
         communicator: all its ranks must call this.

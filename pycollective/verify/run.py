@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable
 from pycollective.bootstrap import init as bootstrap
 from pycollective.communicator import Communicator
 from pycollective.errors import CollectiveError
+from pycollective.testing.places import place_of
 from pycollective.verify import table
 from pycollective.verify.calls import Call, Data
-from pycollective.verify.cases import Case, cases
-from pycollective.verify.places import place_of
-from pycollective.verify.reports import Report, gather
-from pycollective.verify.selection import STAND_IN, Selection, can_do
-from pycollective.verify.tally import Tally, describe
+from pycollective.verify.cases import STAND_IN, Case, Selection, can_do, cases
+from pycollective.verify.reports import Report, Tally, describe, gather
 
 
 class Lost(RuntimeError):

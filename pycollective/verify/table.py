@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pycollective import _core
 from pycollective.config import VERSION
 from pycollective.errors import named
-from pycollective.verify.cases import counts
+from pycollective.verify.cases import Selection, counts
 from pycollective.verify.reports import Report
-from pycollective.verify.selection import Selection
 
 _DIGITS = 32  # of a digest: half of them are more than enough
 _WIDTHS = (-6, -14, -15, -20, 6, 12, 9)  # at least what the longest names take, and a space

@@ -13,7 +13,7 @@ from benchmarks.checked import Sum, check
 from benchmarks.driver import Benchmark, Run
 from benchmarks.turns import Call, take_turns
 from pycollective import reference
-from pycollective.bench.problem import leaves
+from pycollective.testing.inputs import leaves
 
 RANKS, RANK, COUNT, CALLS, ROUNDS = 3, 1, 100, 2, 2
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pycollective.bench.owed import Owed
+from pycollective.bench.codec import Owed
 
 MEANS = np.random.default_rng(0).standard_normal((3, 1000)).astype(np.float32)
 

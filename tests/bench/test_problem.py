@@ -5,8 +5,9 @@ import pytest
 
 from pycollective import reference
 from pycollective.bench.operations import OPERATIONS
-from pycollective.bench.problem import PERIOD, Problem, leaves
+from pycollective.bench.problem import PERIOD, Problem
 from pycollective.bench.ranks.case import Case
+from pycollective.testing.inputs import leaves
 
 
 def _case(operation, dtype="float32", size=1024, item_size=4, root=0):

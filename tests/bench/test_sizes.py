@@ -1,7 +1,7 @@
 import pytest
 
 from pycollective import ConfigurationError
-from pycollective.bench.sizes import format_size, ladder, parse_size
+from pycollective.bench.settings import format_size, ladder, parse_size
 
 
 @pytest.mark.parametrize(

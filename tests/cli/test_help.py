@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pycollective.cli import make_parser
-from pycollective.cli.parser import WIDTH
+from pycollective.cli.common import WIDTH
 from pycollective.config import VERSION
 from tests.launch.test_launcher import environment
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.packing_library import pack_into
-from pycollective.bench.problem import numpy_type
 from pycollective.cli.schedule_wire import HEADERS, LENGTH, least
+from pycollective.dtypes import numpy_type
 from pycollective.planning.elements import ELEMENTS
 from tests.cli.test_schedule import invoke
 from tests.launchers import launcher

@@ -12,10 +12,10 @@ import pytest
 from pycollective import reference
 from pycollective.bootstrap import init as bootstrap
 from pycollective.schedule import OPERATIONS
+from pycollective.testing.portable_inputs import leaves
 from pycollective.verify import select
 from pycollective.verify import verify as verify_this_rank
 from pycollective.verify.cases import cases, counts
-from pycollective.verify.inputs import leaves
 from tests.inputs import DTYPES, ORDERED, words
 
 

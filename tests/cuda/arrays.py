@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from pycollective import _core, reference
-from pycollective.gpu.array import DeviceArray
+from pycollective.testing.device_array import DeviceArray
 from tests.cuda import standin
 from tests.harness import PerRank, Ranks, results
 from tests.inputs import awkward, same_bits

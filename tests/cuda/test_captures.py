@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pycollective import CollectiveError, CollectiveMismatch, ConfigurationError, _core, reference
-from pycollective.gpu.array import DeviceArray
+from pycollective.testing.device_array import DeviceArray
 from tests.cuda import standin
 from tests.cuda.arrays import on_its_gpu, starting
 from tests.cuda.captures import Capture

@@ -13,7 +13,7 @@ import pytest
 
 from pycollective import _core
 from pycollective.errors import ConfigurationError
-from pycollective.gpu.array import DeviceArray, storage_type
+from pycollective.testing.device_array import DeviceArray, storage_type
 from tests import dlpack_producers
 from tests.cuda import standin
 from tests.harness import Ranks

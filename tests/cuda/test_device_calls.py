@@ -12,7 +12,7 @@ from pycollective import (
     _core,
     reference,
 )
-from pycollective.gpu.array import DeviceArray
+from pycollective.testing.device_array import DeviceArray
 from tests.cuda import standin
 from tests.cuda.arrays import on_gpu
 from tests.cuda.captures import Capture

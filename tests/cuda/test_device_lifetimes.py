@@ -13,7 +13,7 @@ import time
 import pytest
 
 from pycollective import _core
-from pycollective.gpu.array import DeviceArray
+from pycollective.testing.device_array import DeviceArray
 from tests import dlpack_producers
 from tests.cuda import standin
 from tests.cuda.test_device_array import some

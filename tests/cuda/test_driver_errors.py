@@ -18,7 +18,7 @@ import pytest
 
 import pycollective as pc
 from pycollective import _core
-from pycollective.gpu.array import DeviceArray
+from pycollective.testing.device_array import DeviceArray
 from tests.cuda import standin
 from tests.cuda.arrays import for_device
 from tests.harness import Ranks, results

@@ -14,7 +14,7 @@ import pytest
 
 import pycollective as pc
 from pycollective import CollectiveAborted, CollectiveError, CollectiveTimeout, PeerFailure, _core
-from pycollective.gpu.array import DeviceArray
+from pycollective.testing.device_array import DeviceArray
 from tests.cuda import standin
 from tests.cuda.captures import Capture
 from tests.harness import Ranks

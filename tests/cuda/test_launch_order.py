@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pycollective import _core
-from pycollective.gpu.array import DeviceArray
+from pycollective.testing.device_array import DeviceArray
 from tests.cuda.arrays import on_its_gpu, starting
 from tests.harness import results, thread_names
 

@@ -19,7 +19,7 @@ from pycollective import (
     PeerFailure,
     _core,
 )
-from pycollective.gpu.array import DeviceArray
+from pycollective.testing.device_array import DeviceArray
 from tests.cuda import standin
 from tests.cuda.arrays import on_its_gpu, starting
 from tests.cuda.captures import Capture
@@ -325,7 +325,7 @@ import threading
 import numpy as np
 import pycollective as pc
 from pycollective import _core
-from pycollective.gpu.array import DeviceArray
+from pycollective.testing.device_array import DeviceArray
 from tests.cuda import standin
 
 comm = pc.init(device="cuda", timeout=30)

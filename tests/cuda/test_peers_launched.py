@@ -12,8 +12,9 @@ import sys
 import numpy as np
 import pycollective as pc
 from pycollective import _core, reference
-from pycollective.bench.problem import DTYPES, REDUCE_OPS, leaves, numpy_type
-from pycollective.gpu.array import DeviceArray
+from pycollective.dtypes import DTYPES, REDUCE_OPS, numpy_type
+from pycollective.testing.inputs import leaves
+from pycollective.testing.device_array import DeviceArray
 
 comm = pc.init(device="cuda", timeout=30)
 n, r = comm.size, comm.rank

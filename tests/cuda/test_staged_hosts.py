@@ -13,8 +13,8 @@ import sys
 import numpy as np
 import pycollective as pc
 from pycollective import _core, reference
-from pycollective.bench.problem import leaves
-from pycollective.gpu.array import DeviceArray
+from pycollective.testing.inputs import leaves
+from pycollective.testing.device_array import DeviceArray
 from pycollective.schedule import algorithms_for
 
 comm = pc.init(timeout=30)

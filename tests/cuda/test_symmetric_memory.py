@@ -16,7 +16,7 @@ from tests.test_launches import clean_environment
 # As much of torch as is called, over arrays of the library's own.
 TORCH = """
 from pycollective import _core
-from pycollective.gpu.array import DeviceArray
+from pycollective.testing.device_array import DeviceArray
 
 __version__ = "a test's"
 float32 = "float32"

@@ -19,7 +19,7 @@ import pycollective
 import pycollective.torch
 from pycollective.config import INSTALL_TORCH
 from pycollective.errors import ConfigurationError
-from pycollective.shim import building, cache, compiling, loading
+from pycollective.shim import building, compiling, loading
 from tests.harness import ROOT
 
 OWN = loading.PACKAGE / f"_torch{loading.SUFFIX}"
@@ -39,7 +39,7 @@ def package(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setattr(loading, "PACKAGE", folder)
     monkeypatch.setattr(loading, "PREBUILT", folder / "torch" / "shims")
-    monkeypatch.setattr(cache, "in_a_wheel", lambda: True)
+    monkeypatch.setattr(loading, "in_a_wheel", lambda: True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, loading.NAME, pycollective._torch)  # put back after it
     del sys.modules[loading.NAME]
@@ -61,8 +61,8 @@ def loaded(monkeypatch):
 
 
 def in_cache(version: str = HERE) -> Path:
-    cache.folder().mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = stamped(cache.folder() / cache.name(version, loading.SUFFIX), version)
+    loading.cache_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = stamped(loading.cache_folder() / loading.cache_name(version), version)
     path.chmod(0o700)
     return path
 
@@ -134,7 +134,7 @@ def test_a_prebuilt_shim_is_for_releases(package, loaded, monkeypatch):
 
 
 def test_beside_a_checkout_a_prebuilt_shim_may_be_of_older_sources(package, loaded, monkeypatch):
-    monkeypatch.setattr(cache, "in_a_wheel", lambda: False)
+    monkeypatch.setattr(loading, "in_a_wheel", lambda: False)
     stamped(loading.PREBUILT / loading.prebuilt_name(".".join(HERE.split(".")[:2])), HERE)
     assert "prebuilt for this Python: none" in refusal()
     assert loaded == []
@@ -177,18 +177,18 @@ def test_the_extra_and_the_advice_name_the_same_torch():
 
 def test_the_cached_shim_is_of_the_sources_and_of_torchs_version(monkeypatch, tmp_path):
     copy = tmp_path / "csrc"
-    sources = cache.csrc()
+    sources = loading.csrc()
     for path in compiling.read(sources):
         to = copy / os.path.relpath(path, sources)
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, to)
-    name = cache.name("2.13.0", loading.SUFFIX)
-    monkeypatch.setattr(cache, "csrc", lambda: str(copy))
-    assert cache.name("2.13.0", loading.SUFFIX) == name  # wherever they lie
-    assert cache.name("2.13.1", loading.SUFFIX) != name
+    name = loading.cache_name("2.13.0")
+    monkeypatch.setattr(loading, "csrc", lambda: str(copy))
+    assert loading.cache_name("2.13.0") == name  # wherever they lie
+    assert loading.cache_name("2.13.1") != name
     with (copy / "engine" / "api.h").open("a") as header:
         header.write("\n")
-    assert cache.name("2.13.0", loading.SUFFIX) != name
+    assert loading.cache_name("2.13.0") != name
 
 
 @pytest.mark.parametrize("which", ["folder", "file"])
@@ -258,7 +258,7 @@ def test_what_is_built_is_private_and_found(package, loaded, compiled):
     finally:
         os.umask(umask)
     (path,) = loaded
-    assert path == cache.folder() / cache.name(HERE, loading.SUFFIX)
+    assert path == loading.cache_folder() / loading.cache_name(HERE)
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o700, 0o700)
     assert sorted(each.name for each in path.parent.iterdir()) == sorted([path.name, "lock"])
     assert said[0].startswith(f"compiling for torch {HERE}")
@@ -276,12 +276,12 @@ def test_a_failed_build_leaves_nothing_and_says_why(package, monkeypatch):
     monkeypatch.setattr(compiling, "compile_shim", compile_shim)
     with pytest.raises(ConfigurationError, match=r"c\+\+ failed:\nno such thing"):
         building.build(print)
-    assert [each.name for each in cache.folder().iterdir()] == ["lock"]
+    assert [each.name for each in loading.cache_folder().iterdir()] == ["lock"]
 
 
 def test_a_build_waits_for_another_no_longer_than_it_may(package, loaded, compiled, monkeypatch):
-    cache.folder().mkdir(parents=True, mode=0o700)
-    descriptor = os.open(cache.folder() / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    loading.cache_folder().mkdir(parents=True, mode=0o700)
+    descriptor = os.open(loading.cache_folder() / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_SH)  # which only an exclusive one waits for
     with pytest.raises(ConfigurationError, match=r"another process has been building for 0\.1 s"):
         building.build(print, longest=0.1)
@@ -307,13 +307,13 @@ def test_what_building_lacks_is_named_before_anything_is_built(
     with pytest.raises(ConfigurationError, match="compiler of CXX=no-such-compiler -m64"):
         building.build(print)
     assert compiled == []
-    assert not cache.folder().exists()
+    assert not loading.cache_folder().exists()
 
 
 def test_what_the_compiler_says_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", f"{sys.executable} -c 'print(\"no headers\"); raise SystemExit(1)'")
     with pytest.raises(RuntimeError, match=r"failed:\nno headers"):
-        compiling.compile_shim(cache.csrc(), str(tmp_path), tmp_path, tmp_path / "shim")
+        compiling.compile_shim(loading.csrc(), str(tmp_path), tmp_path, tmp_path / "shim")
 
 
 TRAIN = """
@@ -338,7 +338,7 @@ def test_build_torch_builds_what_ddp_trains_with(tmp_path):
     shutil.copytree(
         loading.PACKAGE, package, ignore=shutil.ignore_patterns("_torch*.so", "__pycache__")
     )
-    sources = cache.csrc()
+    sources = loading.csrc()
     for path in compiling.read(sources):
         to = package / "csrc" / os.path.relpath(path, sources)
         to.parent.mkdir(parents=True, exist_ok=True)

@@ -14,14 +14,16 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .buffers import Buffers, DeviceBuffers, HostBuffers
-from .case import Bytes, Case, Library, Prepared, Unsupported
+from .case import Buffers, Bytes, Case, HostBuffers, Library, Prepared, Unsupported
 from .channel import Channel, ChannelClosed, connect
 from .start_line import StartLine
+
+if TYPE_CHECKING:
+    from pycollective.testing.places import Gpu
 
 
 class RankProcess:
@@ -116,12 +118,20 @@ class RankProcess:
         self._start_line.wait()
 
 
+def _gpu_of(rank: int) -> Gpu:
+    """Return this rank's GPU: the host's in turn."""
+    from pycollective.gpu.way import number_of
+    from pycollective.testing.places import Gpu
+
+    return Gpu(number_of("cuda", rank))
+
+
 def _open_library(
     name: str,
     rank: int,
     ranks: int,
     request: Callable[[dict[str, Any]], dict[str, Any]],
-    gpu: DeviceBuffers | None,
+    gpu: Gpu | None,
 ) -> Library:
     """The library of that name, its group formed."""
     if name == "own":
@@ -133,7 +143,7 @@ def _open_library(
     return TorchLibrary(name, rank, ranks, request, gpu)
 
 
-def _serve(channel: Channel, library: Library, gpu: DeviceBuffers | None) -> None:
+def _serve(channel: Channel, library: Library, gpu: Gpu | None) -> None:
     """Obey until the driver says close.
 
     Raises:
@@ -186,7 +196,7 @@ def main() -> None:
     # gone, or that wait for this one.
     try:
         channel.send({"rank": rank})
-        gpu = DeviceBuffers(rank) if sys.argv[5:] == ["cuda"] else None
+        gpu = _gpu_of(rank) if sys.argv[5:] == ["cuda"] else None
         _serve(channel, library or _open_library(name, rank, ranks, request, gpu), gpu)
     except ChannelClosed:
         os._exit(1)

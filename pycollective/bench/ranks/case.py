@@ -1,4 +1,4 @@
-"""What a rank is asked to measure, and the interface that each library's adapter fills."""
+"""What a rank is asked to measure, on which buffers, and what each library's adapter offers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
+_PAGE = 4096  # buffers start at one, so that this differs between no two libraries
 
 
 class Unsupported(Exception):
@@ -74,6 +75,37 @@ class Prepared:
     time: Callable[[int], float] | None = None
     sent: Callable[[], tuple[int, int]] | None = None
     finish: Callable[[], Any] = _done
+
+
+class Buffers(Protocol):
+    """Makes a rank's buffers, fills them, and reads them; on GPUs `testing.places.Gpu`."""
+
+    def new(self, size: int) -> Any:
+        """Return a buffer of `size` bytes, of which slices are views."""
+
+    def fill(self, buffer: Any, initial: Bytes) -> None:
+        """Copy all of it, and wait for the end of that."""
+
+    def read(self, buffer: Any) -> Bytes:
+        """Return what it holds."""
+
+
+class HostBuffers:
+    """NumPy arrays."""
+
+    def new(self, size: int) -> Bytes:
+        """Return zeros."""
+        raw = np.zeros(size + _PAGE, np.uint8)
+        start = -raw.ctypes.data % _PAGE
+        return raw[start : start + size]
+
+    def fill(self, buffer: Bytes, initial: Bytes) -> None:
+        """Copy."""
+        np.copyto(buffer, initial)
+
+    def read(self, buffer: Bytes) -> Bytes:
+        """Return the buffer itself."""
+        return buffer
 
 
 class Library(Protocol):

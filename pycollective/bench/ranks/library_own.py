@@ -10,13 +10,13 @@ from typing import Any, cast
 import numpy as np
 
 from pycollective import _core
-from pycollective.bench.problem import numpy_type
 from pycollective.bootstrap import joining
 from pycollective.bootstrap.init import simulated_hosts
 from pycollective.config import ENV_WIRE, VERSION
+from pycollective.dtypes import numpy_type
+from pycollective.testing.places import Gpu
 from pycollective.typing import Wire
 
-from .buffers import DeviceBuffers
 from .case import Bytes, Case, Prepared, Unsupported
 
 _WAIT = 60.0  # seconds, for what calls have left on the stream
@@ -49,7 +49,7 @@ class OwnLibrary:
         rank: int,
         ranks: int,
         request: Callable[[dict[str, Any]], dict[str, Any]],
-        gpu: DeviceBuffers | None = None,
+        gpu: Gpu | None = None,
     ) -> None:
         self.rank, self.ranks = rank, ranks
         self._gpu = gpu

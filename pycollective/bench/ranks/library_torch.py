@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from .buffers import DeviceBuffers
 from .case import Case, Prepared, Unsupported
+
+if TYPE_CHECKING:
+    from pycollective.testing.places import Gpu
 
 _OPERATIONS = {
     "sum": dist.ReduceOp.SUM,
@@ -35,7 +37,7 @@ class TorchLibrary:
         rank: int,
         ranks: int,
         request: Callable[[dict[str, Any]], dict[str, Any]],
-        gpu: DeviceBuffers | None = None,
+        gpu: Gpu | None = None,
     ) -> None:
         if backend == "pycollective":
             import pycollective.torch  # noqa: F401  registers the backend

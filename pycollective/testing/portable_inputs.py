@@ -1,15 +1,14 @@
-"""Inputs that tell orders of addition apart, the same bits on every machine.
+"""Inputs whose reduction depends on the order of the additions, the same bits on every machine.
 
-The digest must be the same everywhere, so it cannot hang on numbers that are not: the streams of
-NumPy's `Generator` may change with its version, and its transcendental functions differ in the last
-bit from one instruction set to another. Here all is made of integers, and of a generator that is
-four lines: splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014, figure 17).
+The digest of `pycollective verify` must be the same everywhere. NumPy's are not: the streams of its
+`Generator` may change with its version, and its transcendental functions differ in the last bit
+from one instruction set to another. Here all numbers are made of integers by a generator of four
+lines: splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+2014, figure 17).
 
-As in the benchmark's inputs, two ranks hold a large number and its negation in each element, and
-the others small ones, so that the order decides which low bits survive. Besides, a quarter of the
-elements are special: any bits at all on every rank (NaNs with payloads, infinities, subnormals), or
-zeros of both signs.
+As in `inputs.py`, two ranks hold a large number and its negation in each element, and the others
+small ones. Besides, a quarter of the elements are special: any bits at all on every rank (NaNs with
+payloads, infinities, subnormals), or zeros of both signs.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pycollective.bench.problem import TRAITS, exponent_bias, exponents_of, numpy_type
+from pycollective.dtypes import TRAITS, numpy_type
+from pycollective.testing.inputs import exponent_bias, exponents_of
 
 _Words = NDArray[np.uint64]
 
@@ -27,7 +27,7 @@ _ANY_BITS, _ZEROS = 0.2, 0.05  # share of the elements that are special so
 
 
 def leaves(dtype: str, reduce_op: str, ranks: int, count: int) -> list[NDArray[Any]]:
-    """One array of `count` elements a rank, such that the order of a reduction shows.
+    """Return one array of `count` elements a rank, such that the order of a reduction shows.
 
     Element `i` is the same for every `count`. For ``prod`` floats are near 1, so that products stay
     in range; all other operations have the same inputs.
@@ -47,7 +47,7 @@ def leaves(dtype: str, reduce_op: str, ranks: int, count: int) -> list[NDArray[A
 def _floats(
     dtype: str, bits: int, product: bool, raw: list[_Words], column: _Words
 ) -> list[_Words]:
-    """The words of floats: sign, exponent and mantissa out of random bits."""
+    """Return the words of floats: sign, exponent and mantissa out of random bits."""
     ranks, mantissa = len(raw), TRAITS[dtype].mantissa
     bias = exponent_bias(dtype)
     above, below = exponents_of(dtype)
@@ -79,19 +79,19 @@ def _floats(
 
 
 def _pick(word: _Words, shift: int, bits: int, least: int, end: int) -> NDArray[np.int64]:
-    """An integer from `least` to ``end - 1`` out of some bits of each word."""
+    """Return an integer from `least` to ``end - 1`` out of some bits of each word."""
     part = (word >> np.uint64(shift) & np.uint64((1 << bits) - 1)).astype(np.int64)
     return least + (part * (end - least) >> bits)
 
 
 def _words(stream: int, count: int) -> _Words:
-    """The first words of one of 2**32 streams."""
+    """Return the first words of one of 2**32 streams."""
     start = stream << 32
     return _mixed(np.arange(start, start + count, dtype=np.uint64))
 
 
 def _mixed(numbers: _Words) -> _Words:
-    """Splitmix64's words at these places of its sequence."""
+    """Return splitmix64's words at these places of its sequence."""
     word = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ word >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ word >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)

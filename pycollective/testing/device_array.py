@@ -15,24 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pycollective import _core
+from pycollective.dtypes import TRAITS, numpy_type
 from pycollective.errors import ConfigurationError
 
-_TRAITS: dict[str, _core.Dtype] = {each.name: each for each in _core.dtypes()}
 _CUDA = 2  # DLPack's number of the kind of device
 _LEGACY = 1  # how the interface calls the legacy stream, which has the handle 0
 _WAIT = 60.0  # seconds, for a stream's work before another reads what it writes
 
 
 def storage_type(dtype: str) -> np.dtype[Any]:
-    """NumPy's type for one of the core's: ml_dtypes' where NumPy has none, or without it, words."""
-    traits = _TRAITS[dtype]
-    if traits.in_numpy:
-        return np.dtype(dtype)
+    """Return NumPy's type for one of the core's; unsigned words where ml_dtypes is missing."""
     try:
-        import ml_dtypes
-    except ImportError:
-        return np.dtype(f"u{traits.size}")
-    return np.dtype(getattr(ml_dtypes, dtype))
+        return numpy_type(dtype)
+    except ConfigurationError:
+        return np.dtype(f"u{TRAITS[dtype].size}")
 
 
 class DeviceArray:
@@ -54,12 +50,12 @@ class DeviceArray:
         offset: int = 0,
         stream: _core.DeviceStream | int | None = None,
     ) -> None:
-        if dtype not in _TRAITS:
-            raise ConfigurationError(f"unknown dtype {dtype!r}; there are {', '.join(_TRAITS)}")
+        if dtype not in TRAITS:
+            raise ConfigurationError(f"unknown dtype {dtype!r}; there are {', '.join(TRAITS)}")
         self.shape = tuple(shape)
         self.dtype = dtype
         self.size = math.prod(self.shape)
-        self.itemsize = _TRAITS[dtype].size
+        self.itemsize = TRAITS[dtype].size
         self.nbytes = self.size * self.itemsize
         self.memory = memory or _core.DeviceMemory(device, offset + self.nbytes)
         self.device = self.memory.device
@@ -130,9 +126,9 @@ class DeviceArray:
 
     def view(self, dtype: str) -> DeviceArray:
         """The same bytes of a 1-D array as elements of another type."""
-        if dtype not in _TRAITS or len(self.shape) != 1 or self.nbytes % _TRAITS[dtype].size:
+        if dtype not in TRAITS or len(self.shape) != 1 or self.nbytes % TRAITS[dtype].size:
             raise ConfigurationError(f"{self.nbytes} bytes are no 1-D array of {dtype}")
-        count = self.nbytes // _TRAITS[dtype].size
+        count = self.nbytes // TRAITS[dtype].size
         return DeviceArray((count,), dtype, self.device, self.memory, self.offset, self.stream)
 
     def reshape(self, *shape: int) -> DeviceArray:
@@ -164,7 +160,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        if not _TRAITS[self.dtype].in_numpy:
+        if not TRAITS[self.dtype].in_numpy:
             raise AttributeError(f"the interface has no name for {self.dtype}; DLPack has")
         return {
             "shape": self.shape,

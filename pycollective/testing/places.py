@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pycollective import _core
 from pycollective.communicator import Communicator
-from pycollective.gpu.array import DeviceArray
+from pycollective.testing.device_array import DeviceArray
 
 PLACES = ("cpu", "cuda")
 
@@ -17,18 +17,18 @@ class Place(Protocol):
     """Makes the arrays that a call is given, and reads them once it is done.
 
     Attributes:
-        name: in words; empty for what needs none.
-        options: which a call is given besides.
+        name: in words; empty for host memory.
+        options: given to each call besides.
     """
 
     name: str
     options: dict[str, Any]
 
     def copy(self, array: NDArray[Any]) -> Any:
-        """An array like it."""
+        """Return an array like this one."""
 
     def read(self, array: Any) -> NDArray[Any]:
-        """What it holds."""
+        """Return what it holds."""
 
 
 class Host:
@@ -38,36 +38,45 @@ class Host:
     options: dict[str, Any] = {}  # noqa: RUF012  nobody adds any
 
     def copy(self, array: NDArray[Any]) -> NDArray[Any]:
-        """See `Place`."""
+        """Return a copy."""
         return array.copy()
 
     def read(self, array: NDArray[Any]) -> NDArray[Any]:
-        """See `Place`."""
+        """Return the array itself."""
         return array
 
 
 class Gpu:
     """Arrays of one GPU, on a stream of their own."""
 
-    def __init__(self, device: int, way: tuple[str, str]) -> None:
-        name, reason = way
-        self.name = f"GPU {device}, by way {name!r} ({reason})"
-        self._device = device
-        self._stream = _core.DeviceStream(device)
-        self.options = {"stream": self._stream}
+    def __init__(self, device: int, name: str = "") -> None:
+        self.device = device
+        self.name = name
+        self.stream = _core.DeviceStream(device)
+        self.options = {"stream": self.stream}
+
+    def new(self, size: int) -> DeviceArray:
+        """Return an array of `size` bytes."""
+        return DeviceArray((size,), "uint8", self.device, stream=self.stream)
 
     def copy(self, array: NDArray[Any]) -> DeviceArray:
-        """See `Place`."""
-        return DeviceArray.from_numpy(array, self._device, self._stream)
+        """Return a copy on the GPU."""
+        return DeviceArray.from_numpy(array, self.device, self.stream)
+
+    def fill(self, array: DeviceArray, values: NDArray[Any]) -> None:
+        """Copy all of it, and wait for the end of that."""
+        array.write(values)
 
     def read(self, array: DeviceArray) -> NDArray[Any]:
-        """See `Place`."""
+        """Return a copy on the host."""
         return array.to_numpy()
 
 
 def place_of(name: str, communicator: Communicator) -> Place:
-    """The place of that name, on this rank: ranks of a host take its GPUs in turn, and where they
-    can the communicator's calls are carried out there. Collective.
+    """Return the place of that name on this rank; collective.
+
+    The ranks of a host take its GPUs in turn. Where they can, the communicator's calls are carried
+    out there.
 
     Raises:
         ConfigurationError: there is no GPU.
@@ -76,4 +85,5 @@ def place_of(name: str, communicator: Communicator) -> Place:
         return Host()
     communicator.use_device(name)
     assert communicator.device is not None  # it has just been given
-    return Gpu(communicator.device, communicator.way)
+    way, reason = communicator.way
+    return Gpu(communicator.device, f"GPU {communicator.device}, by way {way!r} ({reason})")

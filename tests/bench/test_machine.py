@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from pycollective import _core
-from pycollective.bench.limits import (
+from pycollective.bench.machine import (
     CoreToCore,
     copy_seconds,
+    describe_machine,
     measure_core_to_core,
     stream_seconds,
 )
-from pycollective.bench.machine import describe_machine
 from pycollective.bench.operations import find_operation
 
 two_cores = pytest.mark.skipif(

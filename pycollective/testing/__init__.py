@@ -1,0 +1,1 @@
+"""Inputs and arrays for tests, the benchmark and `pycollective verify`."""
