@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from io import StringIO
 from unittest.mock import patch
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from pycollective.bench import codec as comparing
 from pycollective.bench.codec import Plan, measure
 from pycollective.bootstrap import init as bootstrap
-from pycollective.cli.codec import compare
 from pycollective.compression import CODECS
 from tests.compression.players import noted_splits
 
@@ -43,7 +41,7 @@ def zeros(rank, x):
 
 
 def compared(comm, codec, way="", spoil=None):
-    """Status and output, where a way's last timed call has its result spoiled.
+    """Whether all was right, and what was printed; a way's last timed call has its result spoiled.
 
     The ranks are one host's, for which exact packing does nothing: it is as if it were asked for.
     """
@@ -61,15 +59,15 @@ def compared(comm, codec, way="", spoil=None):
 
             yield {**calls, way: replace(calls[way], run=run)} if spoil else calls
 
+    lines: list[str] = []
     with (
-        patch.object(bootstrap, "launched", lambda: True),
         patch.object(bootstrap, "init", lambda topology: nullcontext(comm)),
         patch.object(Plan, "refuse_one_host", lambda plan: None),
         patch.object(comparing, "calls_of", spoiled),
-        redirect_stdout(StringIO()) as output,
     ):
-        status = compare(codec, [1 << 14], 0.01, ROUNDS, RANKS, "")
-    return status, output.getvalue()
+        plan = Plan.of(codec, [1 << 14], 0.01, ROUNDS)
+        right = comparing.compare(plan, "", lines.append)
+    return right, "\n".join(lines)
 
 
 @pytest.mark.parametrize("spoil", [one_bit_of_a_rank, zeros])
@@ -83,7 +81,7 @@ def compared(comm, codec, way="", spoil=None):
 )
 def test_what_a_timed_call_has_made_is_looked_at(pool, codec, way, spoil):
     found = pool(RANKS).call(compared, codec, way, spoil)
-    assert [status for status, _ in found] == [1] * RANKS
+    assert [right for right, _ in found] == [False] * RANKS
     assert f"# 16K: WRONG: {way} (" in found[0][1]
     assert "no bit lost" not in found[0][1]
 
@@ -91,5 +89,5 @@ def test_what_a_timed_call_has_made_is_looked_at(pool, codec, way, spoil):
 @pytest.mark.parametrize("codec", comparing.COMPARED)
 def test_what_is_right_is_said_to_be(pool, codec):
     found = pool(RANKS).call(compared, codec)
-    assert [status for status, _ in found] == [0] * RANKS
+    assert [right for right, _ in found] == [True] * RANKS
     assert found[0][1].count("no bit lost") == (2 if codec == "exact" else 0)
