@@ -66,16 +66,16 @@ def agree(group: Group, what: str, given: Callable[[], Told[_T]]) -> Told[_T]:
 
 
 def check_same_call(groups: Groups, agreement: Agreement, in_all: bool) -> None:
-    """Compare what a call is about, where no message of it says so; collective over all ranks.
+    """Compare what a dense call is about, whose messages do not say it; collective.
 
     Args:
         groups: of this rank.
         agreement: what the call is about.
-        in_all: whether the others may go straight to the group of all ranks, so that calls begin
-            there, where `Groups.gather` says they begin within hosts; the same on all.
+        in_all: whether calls begin in the group of all ranks, as those of hooks that only average
+            do, and not as `Groups.gather` says; the same on all ranks.
 
     Raises:
-        CollectiveMismatch: another rank's is about something else.
+        CollectiveMismatch: another rank's call is about something else.
     """
     mine = agreement.header(True, [])
     row = np.zeros(_CALL, np.uint8)

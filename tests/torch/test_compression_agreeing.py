@@ -13,7 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
-from pycollective import agree, CollectiveMismatch, compression, ConfigurationError
+from pycollective import CollectiveMismatch, ConfigurationError, agree, compression
 from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
 
 BACKENDS = {"pycollective": pct.all_reduce_hook, "gloo": default_hooks.allreduce_hook}
