@@ -4,10 +4,15 @@
 
 #include <algorithm>
 #include <new>
+#include <thread>
 #include <utility>
 
+#include "engine/gpu/staged.h"
 #include "engine/internode/messenger.h"
 #include "engine/internode/pair.h"
+#include "engine/operations/scheduled.h"
+#include "engine/plans/program.h"
+#include "engine/plans/wire_trial.h"
 #include "engine/validate.h"
 
 namespace pycollective {
@@ -25,6 +30,17 @@ constexpr std::chrono::microseconds kYieldCrowded{20};
 // How long a thread sleeps that awaits another host whose link rings no bell (MPI). (The kernel
 // makes it some 50 us more.)
 constexpr std::chrono::microseconds kPollEvery{20};
+// How long the progress thread sleeps then, and while copies to or from a GPU are under way.
+constexpr std::chrono::microseconds kProgressPollEvery{200};
+// How often the device is looked at while a launch is under way there, and nothing else is. Where a
+// graph was captured, which may be replayed at any time or never again, as often as anything is.
+constexpr std::chrono::milliseconds kWatchEvery{5};
+constexpr std::chrono::microseconds kFinishPoll{50};
+constexpr double kLongestUnwinding = 1;  // seconds
+// How often close() looks whether another thread's call is over.
+constexpr std::chrono::milliseconds kClosePoll{1};
+// And whether the last on_done has returned, which takes microseconds.
+constexpr std::chrono::microseconds kTellPoll{50};
 
 void relax_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -73,54 +89,6 @@ Communicator::~Communicator() {
   }
   DeviceGroup::give_back_blocks(device_);
   group_->leave();  // which keeps it: peers may read of it still
-}
-
-const Request& Communicator::with_turn(const Request& request, std::optional<Request>& room) {
-  if (!queues_.has_turns(request)) return request;
-  if (!room) room.emplace(request);
-  room->turn = queues_.next_turn();
-  return *room;
-}
-
-bool Communicator::has_come(const Request& request, int source) const {
-  const std::lock_guard lock(mutex_);
-  return queues_.has_come(request, source);
-}
-
-void Communicator::check_usable(std::unique_lock<std::mutex>& lock, Queue& queue,
-                                const Request& request) {
-  const auto refuse = [&](FailureKind kind, const std::string& why) {
-    const std::uint64_t sequence = queues_.sequence_of(queue) + 1;
-    queues_.let_go(queue);
-    const CollectiveFailure refused({kind, rank(), request.kind, sequence,
-                                     std::string(name_of(request.kind)) + " refused: " + why});
-    const bool failed = failure_ != nullptr;
-    lock.unlock();
-    if (failed) tell_own_notice();
-    if (failed && device_) device_->abort();  // as failure() does before it tells of one
-    throw refused;
-  };
-  if (closed_) refuse(FailureKind::kConfiguration, "this communicator is closed");
-  learn_failure();
-  if (failure_) refuse(failure_->kind, "this communicator failed before: " + failure_->message);
-}
-
-std::uint64_t Communicator::next_number(Queue& queue, const Request& request) {
-  const std::uint64_t number = ++queues_.sequence_of(queue);
-  if (request.launch_turn)
-    request.launch_turn->take(progress_->launch_order(), {request.kind, number, weak_from_this()});
-  if (request.kind != OpKind::kSend || request.tag < 0) return number;
-  Messages& messages = group_->messages();
-  if (const auto peer = group_->member_of(request.root))
-    messages.to(*peer).order.call(request.tag, number);
-  else if (FarPair::needs_lane(request))
-    messages.far().order(request.root).call(request.tag, number);
-  return number;
-}
-
-void Communicator::require_memory(const Request& request) {
-  if (request.program && !request.device) Scheduled::require_room(*group_, request);
-  if (request.kind == OpKind::kSend || request.exchange) require_channel_room(request);
 }
 
 void Communicator::run(const Request& given, const InterruptHook& interrupted) {
@@ -204,25 +172,156 @@ std::shared_ptr<Work> Communicator::submit(const Request& given,
   return pending;
 }
 
-template <class Act>
-bool Communicator::act_on_first(Queue& queue, Pending& item, Driver driver, const Act& act) {
-  Failure failure;
-  bool fails = true;
-  try {
-    const bool done = act();
-    if (done)
-      finish_first(queue, driver, nullptr);
-    else
-      stop_driving(queue, driver, false);
-    return done;
-  } catch (const std::exception& error) {
-    failure = failure_from(error, item.request().kind, item.sequence(), rank());
-    fails = fails_group(error);
-  }
-  if (fails) fail(failure);
-  finish_first(queue, driver, &failure);
-  return true;
+// What a request leaves open: where its program comes from, and how its messages travel.
+
+const std::shared_ptr<const Program>& Communicator::direct_paths() {
+  static const std::shared_ptr<const Program> none = std::make_shared<const Program>();
+  return none;
 }
+
+const Request& Communicator::with_program(const Request& request, std::optional<Request>& room,
+                                          bool asynchronous) {
+  const bool nowhere = request.location.device == Location::kAnyDevice;
+  if (!request.location.on_host() && device_ && DeviceGroup::serves(request.kind))
+    return for_device(request, room, asynchronous);
+  const bool far = group_->messenger() != nullptr;
+  if (far) group_->messenger()->poll();  // a failure elsewhere is then known
+  std::shared_ptr<const Program> program = request.program;
+  if (program == direct_paths()) {
+    program = nullptr;
+  } else if (!program && choices_.has_source() && !is_pair(request.kind) && !request.exchange) {
+    program = choices_.find(request);
+  }
+  if (!far && program == request.program && (request.location.on_host() || nowhere)) return request;
+  Request& made = room.emplace(request);
+  made.program = std::move(program);
+  if (far) decide_wire(made);
+  // A group with little memory, one of hundreds, has always room for the direct paths.
+  if (!far && made.program && !Scheduled::has_room(*group_, made)) made.program = nullptr;
+  if (!made.location.on_host() && !nowhere) {
+    try {
+      made.staging = stage(made, rank(), size());
+    } catch (const cuda::DriverError& error) {
+      fail_call(made, error);
+    }
+  }
+  return made;
+}
+
+const Request& Communicator::for_device(const Request& request, std::optional<Request>& room,
+                                        bool asynchronous) {
+  watch_device(false);  // what ended badly there is then known
+  Request& made = room.emplace(request);
+  if (made.program == direct_paths()) made.program = nullptr;
+  if (!(made.timeout > 0)) made.timeout = timeout_.load();
+  try {
+    device_->prepare(made);
+    if (made.captured && asynchronous)
+      throw std::invalid_argument(
+          "while its stream is captured a call cannot be asynchronous: it might be launched after "
+          "the capture; leave async_op out, nothing is waited for");
+  } catch (const cuda::DriverError& error) {
+    fail_call(made, error);
+  } catch (const std::exception& error) {
+    throw CollectiveFailure({FailureKind::kConfiguration, rank(), request.kind, 0,
+                             std::string(name_of(request.kind)) + ": " + error.what()});
+  }
+  made.device = device_;
+  return made;
+}
+
+void Communicator::fail_call(const Request& request, const cuda::DriverError& error) {
+  const Failure failure{FailureKind::kAborted, rank(), request.kind, 0,
+                        "rank " + std::to_string(rank()) + " could not carry out " +
+                            name_of(request.kind) + ": " + error.what()};
+  fail(failure);
+  if (device_) device_->abort();  // fail() does nothing where another thread has just closed
+  throw CollectiveFailure(failure);
+}
+
+void Communicator::decide_wire(Request& request) {
+  if (is_pair(request.kind) || request.exchange) return;
+  if (request.wire == Wire::kDefault) request.wire = wire_.load(std::memory_order_relaxed);
+  // Without a source there is no program for what a trial needs.
+  if (request.wire != Wire::kAuto || !request.program || !choices_.has_source()) return;
+  const WireTrials::NextCall next = wire_trials_.next(request, size());
+  request.trial = next.trial;
+  request.call_of_trial = next.call;
+  if (!next.trial) return;
+  // It is carried out before this request, and after all that were made before.
+  if (const auto before = WireTrial::before(request)) submit(*before, nullptr);
+}
+
+void Communicator::require_memory(const Request& request) {
+  if (request.program && !request.device) Scheduled::require_room(*group_, request);
+  if (request.kind == OpKind::kSend || request.exchange) require_channel_room(request);
+}
+
+void Communicator::require_channel_room(const Request& request) {
+  if (!room_check_) return;
+  std::vector<Outgoing*> first;
+  const auto add = [&](Member peer) {
+    Outgoing& channel = group_->messages().to(peer);
+    if (!channel.has_room.load(std::memory_order_relaxed)) first.push_back(&channel);
+  };
+  if (!request.exchange) {
+    if (const auto peer = group_->member_of(request.root)) add(*peer);
+  } else {
+    for (const Member each : group_->members())
+      if (each != group_->me()) add(each);
+  }
+  if (first.empty()) return;
+  room_check_(request.kind, first.size() * kChannelBuffer,
+              static_cast<int>(group_->world().near.size()));
+  for (Outgoing* each : first) each->has_room.store(true, std::memory_order_relaxed);
+}
+
+// The queues.
+
+void Communicator::check_usable(std::unique_lock<std::mutex>& lock, Queue& queue,
+                                const Request& request) {
+  const auto refuse = [&](FailureKind kind, const std::string& why) {
+    const std::uint64_t sequence = queues_.sequence_of(queue) + 1;
+    queues_.let_go(queue);
+    const CollectiveFailure refused({kind, rank(), request.kind, sequence,
+                                     std::string(name_of(request.kind)) + " refused: " + why});
+    const bool failed = failure_ != nullptr;
+    lock.unlock();
+    if (failed) tell_own_notice();
+    if (failed && device_) device_->abort();  // as failure() does before it tells of one
+    throw refused;
+  };
+  if (closed_) refuse(FailureKind::kConfiguration, "this communicator is closed");
+  learn_failure();
+  if (failure_) refuse(failure_->kind, "this communicator failed before: " + failure_->message);
+}
+
+const Request& Communicator::with_turn(const Request& request, std::optional<Request>& room) {
+  if (!queues_.has_turns(request)) return request;
+  if (!room) room.emplace(request);
+  room->turn = queues_.next_turn();
+  return *room;
+}
+
+bool Communicator::has_come(const Request& request, int source) const {
+  const std::lock_guard lock(mutex_);
+  return queues_.has_come(request, source);
+}
+
+std::uint64_t Communicator::next_number(Queue& queue, const Request& request) {
+  const std::uint64_t number = ++queues_.sequence_of(queue);
+  if (request.launch_turn)
+    request.launch_turn->take(progress_->launch_order(), {request.kind, number, weak_from_this()});
+  if (request.kind != OpKind::kSend || request.tag < 0) return number;
+  Messages& messages = group_->messages();
+  if (const auto peer = group_->member_of(request.root))
+    messages.to(*peer).order.call(request.tag, number);
+  else if (FarPair::needs_lane(request))
+    messages.far().order(request.root).call(request.tag, number);
+  return number;
+}
+
+// Carrying operations on.
 
 bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
                          const InterruptHook& interrupted) {
@@ -291,6 +390,26 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
         {FailureKind::kAborted, rank(), operation.request().kind, operation.sequence(),
          "rank " + std::to_string(rank()) + " was interrupted in " + name_of(operation)});
   }
+}
+
+template <class Act>
+bool Communicator::act_on_first(Queue& queue, Pending& item, Driver driver, const Act& act) {
+  Failure failure;
+  bool fails = true;
+  try {
+    const bool done = act();
+    if (done)
+      finish_first(queue, driver, nullptr);
+    else
+      stop_driving(queue, driver, false);
+    return done;
+  } catch (const std::exception& error) {
+    failure = failure_from(error, item.request().kind, item.sequence(), rank());
+    fails = fails_group(error);
+  }
+  if (fails) fail(failure);
+  finish_first(queue, driver, &failure);
+  return true;
 }
 
 State Communicator::poll(bool look) {
@@ -387,6 +506,338 @@ void Communicator::end(const std::list<std::shared_ptr<Pending>>& items, const F
   if (told == 0) return;
   const std::lock_guard lock(mutex_);
   telling_ -= told;
+}
+
+std::chrono::nanoseconds Communicator::longest_sleep() const {
+  if (awaits_device_ || (group_->messenger() != nullptr && !group_->messenger()->rings()))
+    return kProgressPollEvery;
+  if (device_ && device_->launched()) return kWatchEvery;
+  return kLookEvery;
+}
+
+void Communicator::announce_sleep() {
+  const std::lock_guard lock(mutex_);
+  if (!closed_) group_->announce_sleep();
+}
+
+bool Communicator::busy() const {
+  if (forked()) return false;
+  const std::lock_guard lock(mutex_);
+  return std::any_of(queues_.all().begin(), queues_.all().end(),
+                     [](const auto& each) { return each.second.driven || each.second.waits(); });
+}
+
+bool Communicator::needs_driving() const {
+  const std::lock_guard lock(mutex_);
+  return (device_ && !closed_ && device_->still_watched()) ||
+         std::any_of(queues_.all().begin(), queues_.all().end(),
+                     [](const auto& each) { return each.second.waits(); });
+}
+
+bool Communicator::telling() const {
+  const std::lock_guard lock(mutex_);
+  return telling_ > 0;
+}
+
+// Failures: the first cause counts, and ends all that is pending.
+
+bool Communicator::heard_of_failure() const {
+  const auto notice = group_->messenger() != nullptr ? group_->messenger()->notice() : nullptr;
+  return notice && notice->reporter != rank();
+}
+
+std::optional<Failure> Communicator::reported_failure() const {
+  const auto reported = [&](FailureKind kind, const std::string& report, int reporter) {
+    return Failure{kind, rank(), OpKind::kBarrier, 0, reported_text(report, reporter, rank())};
+  };
+  const FailureRecord record = group_->failure();
+  if (record.kind != FailureKind::kNone)
+    return reported(record.kind, group_->report_of(record.reporter),
+                    group_->rank_of(record.reporter));
+  if (group_->messenger() == nullptr) return std::nullopt;
+  const auto notice = group_->messenger()->notice();
+  if (!notice) return std::nullopt;
+  return reported(notice->kind, notice->report, notice->reporter);
+}
+
+void Communicator::learn_failure() const {
+  if (closed_) return;  // the mailbox may serve another group by now
+  if (failure_) return;
+  if (const auto reported = reported_failure()) failure_ = std::make_shared<Failure>(*reported);
+}
+
+bool Communicator::failed() const {
+  const std::lock_guard lock(mutex_);
+  return failure_ != nullptr;
+}
+
+void Communicator::fail(const Failure& failure) {
+  bool tell = false;
+  bool first = false;  // nobody has told this rank
+  std::shared_ptr<const Failure> cause;
+  std::list<std::shared_ptr<Pending>> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    // Also where this rank has known it before, and told nobody.
+    tell = group_->messenger() != nullptr && !told_;
+    told_ = true;
+    first = tell && group_->failure().kind == FailureKind::kNone && !heard_of_failure();
+    if (!failure_) failure_ = std::make_shared<Failure>(failure);
+    cause = failure_;
+    group_->fail(cause->kind, cause->message);
+    for (auto each = queues_.all().begin(); each != queues_.all().end();) {
+      Queue& queue = (each++)->second;
+      auto first = queue.items.begin();
+      if (first != queue.items.end() && first->get() == queue.driven_item) ++first;
+      ended.splice(ended.end(), queue.items, first, queue.items.end());
+      queues_.let_go(queue);
+    }
+    for (const std::shared_ptr<Pending>& item : ended) count_telling(*item);
+  }
+  if (tell) group_->messenger()->tell({cause->kind, rank(), cause->message}, first);
+  if (device_) device_->abort();
+  end(ended, &failure);
+}
+
+void Communicator::tell_own_notice() {
+  const auto notice = group_->messenger() != nullptr ? group_->messenger()->notice() : nullptr;
+  if (!notice || notice->reporter != rank()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (told_) return;
+  }
+  fail({notice->kind, rank(), OpKind::kBarrier, 0, notice->report});
+}
+
+void Communicator::abort(const std::string& reason) {
+  if (forked()) return;
+  fail({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
+        "rank " + std::to_string(rank()) + " aborted the communicator: " + reason});
+}
+
+std::shared_ptr<const Failure> Communicator::failure() {
+  if (forked()) return nullptr;
+  if (group_->messenger() != nullptr) group_->messenger()->poll();
+  tell_own_notice();
+  if (device_) watch_device(false);
+  std::shared_ptr<const Failure> known;
+  {
+    const std::lock_guard lock(mutex_);
+    learn_failure();
+    known = failure_;
+    // Another thread that watches the device may have yet to tell what has ended badly there.
+    if (!known && device_ && !closed_)
+      if (const auto ended = device_->failure(*group_)) known = std::make_shared<Failure>(*ended);
+  }
+  // Whoever is told may replay a graph next, and another thread may have been told before this one
+  // and have yet to tell the device.
+  if (known && device_) device_->abort();
+  return known;
+}
+
+void Communicator::check_peers() {
+  if (forked()) return;
+  std::optional<Failure> found;
+  if (Messenger* const messenger = group_->messenger()) {
+    messenger->await_anyone(true);
+    messenger->poll();
+    messenger->await_anyone(false);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_)
+      throw CollectiveFailure({FailureKind::kConfiguration, rank(), OpKind::kBarrier, 0,
+                               "this communicator is closed"});
+    found = reported_failure();
+    for (const Member each : group_->members())
+      if (!found && each != group_->me() && !group_->alive(each))
+        found = Failure{FailureKind::kPeerFailure, rank(), OpKind::kBarrier, 0,
+                        loss_text(group_->describe(each) + " died: its process ended",
+                                  group_->rank_of(each), rank())};
+  }
+  if (found) fail(*found);
+  if (const auto known = failure()) throw CollectiveFailure(*known);
+}
+
+std::shared_ptr<const Failure> Communicator::failure_of(std::uint64_t launch) {
+  std::shared_ptr<const Failure> known = failure();
+  return known && !device_->has_ended_well(launch) ? known : nullptr;
+}
+
+// Calls that kernels carry out: failures on the device become the communicator's, and its own
+// end the waits there.
+
+void Communicator::watch_device(bool look) {
+  const std::unique_lock leaving(leaving_mutex_, std::try_to_lock);
+  if (!leaving) return;
+  bool failed = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    learn_failure();
+    failed = failure_ != nullptr;
+  }
+  if (failed) device_->abort();
+  std::optional<Failure> failure;
+  // First what needs no driver: a call of it may wait for the very kernel that waits for the dead.
+  // fail() sets the abort word before it calls the driver.
+  if (!failed && look && device_->under_way()) failure = device_->lost_peer(*group_);
+  if (failure) return fail(*failure);
+  device_->look();
+  if (!failed) failure = device_->failure(*group_);
+  if (failure) fail(*failure);
+}
+
+bool Communicator::device_is_done() {
+  if (!device_->look()) return false;
+  const std::lock_guard leaving(leaving_mutex_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return true;
+  }
+  // The peers have called all that this rank has launched: what they read of its mailbox must be
+  // there until their GPUs have come to the end of it, too.
+  return device_->peers_have_done(*group_);
+}
+
+void Communicator::finish_device(const InterruptHook& stop) {
+  const auto has_failed = [this] {
+    const std::lock_guard lock(mutex_);
+    return closed_ || failure_ != nullptr;
+  };
+  const double seconds = timeout_;
+  // Watched first: on a dead peer no driver's call may come before the abort.
+  for (WaitingTime time(seconds);;) {
+    watch_device(true);
+    if (has_failed() || device_is_done()) break;
+    if (stop && stop()) {
+      abort("interrupted");
+    } else if (time.is_over(Clock::now())) {
+      fail({FailureKind::kTimeout, rank(), OpKind::kBarrier, 0,
+            "rank " + std::to_string(rank()) +
+                " timed out where it closed its communicator: after its timeout of " +
+                seconds_text(seconds) +
+                " work was still under way on GPUs: look at what is on their streams before"});
+    }
+    std::this_thread::sleep_for(kFinishPoll);
+  }
+  // Its waits end within milliseconds; what it still writes belongs to the caller.
+  for (WaitingTime time(kLongestUnwinding); !device_->look() && !time.is_over(Clock::now());)
+    std::this_thread::sleep_for(kFinishPoll);
+}
+
+// Signal handlers that call a communicator whose call is blocked on the same thread.
+
+bool Communicator::interrupts(const InterruptHook& interrupted) {
+  if (!interrupted) return false;
+  const auto me = std::this_thread::get_id();
+  {
+    const std::lock_guard lock(mutex_);
+    asking_.push_back(me);
+    asked_ = asking_.size();
+  }
+  const bool stop = interrupted();
+  const std::lock_guard lock(mutex_);
+  asking_.erase(std::find(asking_.begin(), asking_.end(), me));
+  asked_ = asking_.size();
+  return stop || closes_after_call_ == me;
+}
+
+void Communicator::refuse_in_handler(OpKind kind) const {
+  if (asked_.load(std::memory_order_relaxed) == 0) return;  // what this thread has stored it sees
+  {
+    const std::lock_guard lock(mutex_);
+    if (!in_handler()) return;
+  }
+  throw CollectiveFailure(
+      {FailureKind::kConfiguration, rank(), kind, 0,
+       std::string(name_of(kind)) +
+           " refused: it is called in a signal handler (or a finalizer) that interrupts a blocked "
+           "call of this communicator on the same thread, and would wait for that call. Call it "
+           "once that has returned, or end that call: abort() and close() do, here too"});
+}
+
+void Communicator::close_for_handler() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closes_after_call_ != std::this_thread::get_id()) return;
+  }
+  close({});
+}
+
+bool Communicator::in_handler() const {
+  return std::find(asking_.begin(), asking_.end(), std::this_thread::get_id()) != asking_.end();
+}
+
+// Leaving: what is under way ends first, and nobody touches the group after it.
+
+void Communicator::close(const InterruptHook& interrupted) {
+  if (forked()) return;
+  bool is_in_handler = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_in_handler = in_handler();
+    if (is_in_handler) closes_after_call_ = std::this_thread::get_id();
+  }
+  // The call that is blocked on this thread can only go on once this returns.
+  if (is_in_handler) return abort("a signal handler closed it in the middle of a call");
+  bool stopped = false;
+  const InterruptHook stop = [&] { return stopped = stopped || (interrupted && interrupted()); };
+  const bool worked = !failed();
+  if (!closed()) {
+    closing_ = true;
+    group_->ring_own();
+  }
+  if (device_) finish_device(stop);
+  for (std::shared_ptr<Pending> last; !close_if_idle(last); last = nullptr) {
+    try {
+      if (last) {
+        last->wait(0, stopped ? InterruptHook() : stop);
+        continue;
+      }
+      if (device_) finish_device(stop);
+      // A synchronous call of another thread, bounded by its own timeout.
+      if (!stopped && stop()) abort("interrupted");
+      std::this_thread::sleep_for(kClosePoll);
+    } catch (const CollectiveFailure&) {
+      // Told to whoever waits for that operation, and kept in failure().
+    }
+  }
+  // Whoever is told of an end may need what the caller ends next.
+  while (telling()) std::this_thread::sleep_for(kTellPoll);
+  // A replay may wait for who has failed, and nobody watches it from now on.
+  if (device_ && failed()) device_->abort();
+  {
+    // A second closer returns once the first has left.
+    const std::lock_guard leaving(leaving_mutex_);
+    if (device_) DeviceGroup::give_back_blocks(device_);
+    group_->leave();
+  }
+  if (stopped)
+    throw CollectiveFailure({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
+                             "rank " + std::to_string(rank()) + " was interrupted in close()"});
+  // Of work on the device that has ended badly meanwhile nobody else is told.
+  if (device_ && worked && failed()) throw CollectiveFailure(*failure_);
+}
+
+bool Communicator::close_if_idle(std::shared_ptr<Pending>& last) {
+  const std::lock_guard lock(mutex_);
+  bool busy = false;
+  for (auto& [key, queue] : queues_.all()) {
+    if (!queue.items.empty()) last = queue.items.back();
+    busy = busy || queue.driven || !queue.items.empty();
+  }
+  if (busy || (device_ && !failure_ && device_->launched())) return false;
+  learn_failure();
+  closed_ = true;
+  return true;
+}
+
+bool Communicator::closed() const {
+  if (forked()) return true;  // another thread of the parent may have held the lock
+  const std::lock_guard lock(mutex_);
+  return closed_ || closes_after_call_ != std::thread::id();
 }
 
 }  // namespace pycollective

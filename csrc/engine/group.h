@@ -13,13 +13,24 @@
 #include <vector>
 
 #include "engine/api.h"
-#include "engine/world.h"
 #include "shared_memory/node.h"
 
 namespace pycollective {
 
+class Link;
 class Messages;
 class Messenger;
+
+// A communicator's ranks, on however many hosts, where the group that shares memory is some of
+// them.
+struct World {
+  std::uint64_t id = 0;  // the same on all ranks, and another for each communicator
+  int rank = 0;
+  int size = 1;
+  std::vector<int> near;       // the rank of each member of the group
+  std::shared_ptr<Link> link;  // to the others; none where there are none
+  int on_machine = 1;          // ranks on this machine, where it plays several hosts
+};
 
 // A cause of failure as it travels: one word, written into every member's mailbox; the account in
 // words stands in the reporter's mailbox.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "engine/operations/buffers.h"
+#include "engine/operations/shards.h"
 #include "shared_memory/layout.h"
 
 namespace pycollective {

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <string>
 
-#include "engine/operations/program_buffers.h"
+#include "engine/operations/shards.h"
 #include "kernels/kernels.h"
 #include "tests/cuda_ranks.h"
 #include "tests/device_programs.h"

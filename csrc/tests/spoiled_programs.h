@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/api.h"
+#include "engine/operations/shards.h"
 #include "engine/plans/program.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -174,18 +175,6 @@ struct Buffers {
   std::unique_ptr<std::byte[]> output;
   std::vector<std::byte> given;
 };
-
-inline std::size_t elements_of(const Buffer& buffer, const Request& request, int rank, int ranks) {
-  if (!has(buffer, rank, request.root)) return 0;
-  const auto shard = [&](int r) {
-    return request.counts.empty() ? request.count : request.counts[static_cast<std::size_t>(r)];
-  };
-  std::size_t all = 0;
-  for (int r = 0; r < ranks; ++r) all += shard(r);
-  return buffer.holds == Holds::kVector  ? request.count
-         : buffer.holds == Holds::kShard ? shard(rank)
-                                         : all;
-}
 
 inline Request request_for(Random& random, const Program& program) {
   constexpr std::pair<Dtype, ReduceOp> kTypes[] = {{Dtype::kFloat16, ReduceOp::kSum},

@@ -7,7 +7,7 @@
 #include <string>
 #include <tuple>
 
-#include "engine/operations/program_buffers.h"
+#include "engine/operations/shards.h"
 #include "kernels/kernels.h"
 
 namespace pycollective {

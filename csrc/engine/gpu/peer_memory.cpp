@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-#include "engine/operations/program_buffers.h"
+#include "engine/operations/shards.h"
 
 namespace pycollective {
 namespace {

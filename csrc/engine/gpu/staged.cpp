@@ -2,7 +2,7 @@
 
 #include "cuda/staging.h"
 #include "engine/operations/any_operation.h"
-#include "engine/operations/buffers.h"
+#include "engine/operations/shards.h"
 #include "fork_guard.h"
 
 namespace pycollective {

@@ -3,7 +3,7 @@
 // so ranks of one group may have theirs on GPUs or on the host, each as it likes.
 //
 // A call of m bytes each way: m from the device, what the operation costs, m to the device, one
-// after the other. The copy to the host is handed over at the call (communicator_programs.cpp), on
+// after the other. The copy to the host is handed over at the call (Communicator::with_program), on
 // a stream that waits for the caller's. Done means that the result is in the device's memory:
 // nothing of the call is left on any stream.
 #pragma once

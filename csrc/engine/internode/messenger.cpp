@@ -3,12 +3,42 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <thread>
+
+#include "engine/waiting_time.h"
+#include "engine/watch.h"
+#include "per_process.h"
 
 namespace pycollective {
 namespace {
 
 constexpr std::chrono::milliseconds kListenAgain{100};
 constexpr std::size_t kControlBytes = 1024;
+// The last messages of a peer that has left may still be on their way to whoever waits for them:
+// one comes after the other, since one receive at a time waits for the calls of a lane.
+constexpr std::chrono::milliseconds kLastMessages{300};
+// A connection's end may be seen before the goodbye that came before it.
+constexpr std::chrono::milliseconds kLastGoodbye{20};
+// Where nothing is awaited of that rank itself: who does await it tells all the others.
+constexpr std::chrono::milliseconds kLateGoodbye{500};
+constexpr std::chrono::milliseconds kGiveUpWithin{500};
+// However slowly one after the other leaves of what was sent.
+constexpr std::chrono::seconds kSentWithin{30};
+// Of a failure a peer may have heard from others, and then it takes no more notices.
+constexpr std::chrono::milliseconds kToldWithin{50};
+constexpr std::chrono::microseconds kWaitStep{100};
+
+// Where leak checkers find it.
+template <class T>
+void keep_for_ever(T value) {
+  struct Kept {
+    std::mutex mutex;
+    std::vector<std::unique_ptr<T>> all;
+  };
+  static PerProcess<Kept> kept;
+  const std::lock_guard lock(kept->mutex);
+  kept->all.push_back(std::make_unique<T>(std::move(value)));
+}
 
 }  // namespace
 
@@ -27,6 +57,37 @@ Messenger::Messenger(std::shared_ptr<Link> link, std::uint64_t id, int rank, std
     inbox.parcel = Parcel(kControlBytes);
     listen(inbox);
   }
+}
+
+// Lets all go on meanwhile, and others have the lock.
+template <class Done>
+bool Messenger::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit,
+                         const Done& done) {
+  WaitingTime time(WaitingTime::Seconds(limit).count());
+  for (;;) {
+    try {
+      link_->progress();
+      if (!closing_) hear();  // then what was heard last is taken back, too
+      if (done()) return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+    if (time.is_over(Clock::now())) return false;
+    lock.unlock();
+    std::this_thread::sleep_for(kWaitStep);
+    lock.lock();
+  }
+}
+
+Messenger::~Messenger() {
+  if (close()) return;
+  // The link may still read or write any of this: it is never given back.
+  keep_for_ever(link_);
+  keep_for_ever(std::move(sent_));
+  keep_for_ever(std::move(orphans_));
+  keep_for_ever(std::move(staging_));
+  keep_for_ever(std::move(control_));
+  keep_for_ever(std::move(peers_));
 }
 
 void Messenger::poll() {
@@ -57,6 +118,8 @@ Messenger::Traffic Messenger::sent() const {
   const std::lock_guard lock(mutex_);
   return traffic_;
 }
+
+// Messages of operations.
 
 Ticket Messenger::send(int rank, int lane, const void* data, std::size_t bytes,
                        std::size_t raw_bytes) {
@@ -101,12 +164,31 @@ bool Messenger::done(Ticket& ticket) {
   return true;
 }
 
+bool Messenger::has_come(const Ticket& ticket) {
+  if (ticket.transfer == 0) return true;
+  const std::lock_guard lock(mutex_);
+  if (ticket.transfer == Ticket::kSpent) return false;
+  bool news = false;
+  const bool come = is_seen_done(ticket.transfer, news);
+  if (news) note_news(peers_[ticket.rank]);
+  return come;
+}
+
 Link::Outcome Messenger::look_at(Link::Transfer transfer) {
   const auto seen = seen_.find(transfer);
   if (seen == seen_.end()) return link_->test(transfer);
   const Link::Outcome outcome = seen->second;
   seen_.erase(seen);
   return outcome;
+}
+
+bool Messenger::is_seen_done(Link::Transfer transfer, bool& news) {
+  const auto seen = seen_.find(transfer);
+  if (seen != seen_.end()) return seen->second == Link::Outcome::kDone;
+  const Link::Outcome outcome = link_->test(transfer);
+  if (outcome != Link::Outcome::kUnderWay) seen_[transfer] = outcome;
+  news = news || outcome == Link::Outcome::kDone;
+  return outcome == Link::Outcome::kDone;
 }
 
 void Messenger::close_ticket(const Ticket& ticket) {
@@ -122,35 +204,42 @@ void Messenger::forget(Peer& peer, Link::Transfer transfer) {
   peer.under_way.pop_back();
 }
 
-std::shared_ptr<const Messenger::Notice> Messenger::notice() const {
-  if (!has_notice_.load(std::memory_order_acquire)) return nullptr;
-  const std::lock_guard lock(mutex_);
-  return notice_;
-}
-
-void Messenger::tell(const Notice& notice, bool first) noexcept {
-  const std::lock_guard lock(mutex_);
-  failed_ = true;
-  if (closing_) return;
-  const std::size_t bytes = std::min(notice.report.size(), kControlBytes);
-  for (const int rank : far_) {
-    const auto known = peers_.find(rank);
-    const bool talked = known != peers_.end() && known->second.talked;
-    const bool gone = known != peers_.end() && (known->second.left || known->second.lost);
-    if (gone || !(first || talked)) continue;
-    try {
-      say(ParcelKind::kFailure, notice.kind, notice.report.data(), bytes, rank);
-    } catch (const std::exception&) {
-      continue;  // it cannot be reached; others may pass it on
-    }
+void Messenger::give_up(std::vector<Ticket> tickets, std::shared_ptr<const void> keep) noexcept {
+  std::unique_lock lock(mutex_);
+  for (Ticket& each : tickets) {
+    if (each.transfer == 0) continue;
+    close_ticket(each);
+    if (seen_.erase(each.transfer) != 0) each.transfer = Ticket::kSpent;
+    if (each.transfer != Ticket::kSpent) link_->cancel(each.transfer);
   }
+  const auto ended = [&] {
+    const auto gone = [&](const Ticket& each) {
+      return each.transfer == 0 || each.transfer == Ticket::kSpent ||
+             link_->test(each.transfer) != Link::Outcome::kUnderWay;
+    };
+    tickets.erase(std::remove_if(tickets.begin(), tickets.end(), gone), tickets.end());
+    return tickets.empty();
+  };
+  // Once for all that a failure leaves: each might wait in vain.
+  if (!give_up_until_) give_up_until_ = Clock::now() + kGiveUpWithin;
+  const auto left = *give_up_until_ - Clock::now();
+  if (wait_for(lock, std::chrono::duration_cast<std::chrono::milliseconds>(left), ended)) return;
+  for (const Ticket& each : tickets) orphans_.push_back({each.transfer, keep});
+  if (closing_) let_go_ = false;
 }
 
-std::byte* Messenger::staging(std::size_t index, std::size_t bytes) {
-  if (staging_.size() <= index) staging_.resize(index + 1);
-  if (staging_[index].size() < bytes) staging_[index].resize(bytes);
-  return staging_[index].data();
+std::vector<Messenger::Orphan> Messenger::take_ended_orphans() {
+  const auto under_way = [&](const Orphan& each) {
+    return link_->test(each.transfer) == Link::Outcome::kUnderWay;
+  };
+  const auto ended = std::partition(orphans_.begin(), orphans_.end(), under_way);
+  std::vector<Orphan> taken(std::make_move_iterator(ended),
+                            std::make_move_iterator(orphans_.end()));
+  orphans_.erase(ended, orphans_.end());
+  return taken;
 }
+
+// The library's own messages.
 
 Parcel Messenger::parcel(std::size_t room) {
   if (room != kCallRoom || spare_.empty()) return Parcel(room);
@@ -185,6 +274,161 @@ void Messenger::say(ParcelKind kind, FailureKind failure, const void* body, std:
   if (bytes != 0) std::memcpy(message.body(), body, bytes);
   post(std::move(message), kind, bytes, rank, kLaneControl);
 }
+
+void Messenger::reap(bool all) {
+  const auto gone = [&](Sent& each) {
+    if (link_->test(each.transfer) == Link::Outcome::kUnderWay) return false;
+    if (!all && each.parcel.room() == kCallRoom && spare_.size() < kMostSpare)
+      spare_.push_back(std::move(each.parcel));
+    return true;
+  };
+  sent_.erase(std::remove_if(sent_.begin(), sent_.end(), gone), sent_.end());
+  reap_at_ = std::max<std::size_t>(16, 2 * sent_.size());
+}
+
+std::byte* Messenger::staging(std::size_t index, std::size_t bytes) {
+  if (staging_.size() <= index) staging_.resize(index + 1);
+  if (staging_[index].size() < bytes) staging_[index].resize(bytes);
+  return staging_[index].data();
+}
+
+// The calls of operations: what ranks tell each other before data move.
+
+Parcel Messenger::make_call(const CallNote& note, std::size_t data_bytes) {
+  Parcel call;
+  {
+    const std::lock_guard lock(mutex_);
+    call = parcel(kCallRoom);
+  }
+  call.header().bytes = static_cast<std::uint32_t>(sizeof(note) + data_bytes);
+  std::memcpy(call.body(), &note, sizeof(note));
+  return call;
+}
+
+CallNote Messenger::note_of(const Parcel& call) {
+  CallNote note;
+  std::memcpy(&note, call.body(), sizeof(note));
+  return note;
+}
+
+void Messenger::send_call(int rank, int lane, Parcel call) {
+  const std::lock_guard lock(mutex_);
+  peers_[rank].talked = true;
+  const std::size_t bytes = call.header().bytes;
+  post(std::move(call), ParcelKind::kCall, bytes, rank, lane);
+}
+
+void Messenger::exchange_calls(int rank, int lane, Parcel call, int answer, bool expects) {
+  const std::lock_guard lock(mutex_);
+  Peer& peer = peers_[rank];
+  peer.talked = true;
+  if (expects) {
+    ++peer.awaited, ++awaited_;
+    open(peer, answer, rank);
+  }
+  const std::size_t bytes = call.header().bytes;
+  post(std::move(call), ParcelKind::kCall, bytes, rank, lane);
+}
+
+void Messenger::expect_call(int rank, int lane) {
+  const std::lock_guard lock(mutex_);
+  Peer& peer = peers_[rank];
+  open(peer, lane, rank);
+  peer.talked = true;
+  ++peer.awaited, ++awaited_;
+}
+
+Parcel Messenger::take_call(int rank, int lane, bool more) {
+  const std::lock_guard lock(mutex_);
+  Parcel call = next_call(peers_[rank], rank, lane, more, true);
+  if (call) --peers_[rank].awaited, --awaited_;
+  return call;
+}
+
+Parcel Messenger::hear_call(int rank, int lane, bool more, bool needed) {
+  const std::lock_guard lock(mutex_);
+  Peer& peer = peers_[rank];
+  Parcel call = next_call(peer, rank, lane, more, needed);
+  if (call) ++peer.heard;
+  return call;
+}
+
+void Messenger::count_heard(int rank, int calls) {
+  const std::lock_guard lock(mutex_);
+  peers_[rank].heard += calls;
+}
+
+void Messenger::open_call(int rank, int lane) {
+  const std::lock_guard lock(mutex_);
+  open(peers_[rank], lane, rank);
+}
+
+void Messenger::open(Peer& peer, int lane, int rank) {
+  Inbox& inbox = peer.inboxes[lane];
+  if (inbox.transfer != 0) return;
+  inbox.parcel = parcel(kCallRoom);
+  inbox.transfer = link_->receive(rank, lane, inbox.parcel.data(), inbox.parcel.capacity());
+}
+
+Parcel Messenger::next_call(Peer& peer, int rank, int lane, bool more, bool needed) {
+  Inbox& inbox = peer.inboxes[lane];
+  if (inbox.transfer == 0) return {};
+  const Link::Outcome outcome =
+      std::exchange(inbox.come, false) ? Link::Outcome::kDone : link_->test(inbox.transfer);
+  if (outcome == Link::Outcome::kUnderWay) return {};
+  inbox.transfer = 0;
+  if (outcome != Link::Outcome::kDone) {
+    peer.needed = peer.needed || (needed && peer.awaited > 0);
+    has_losses_ = true;
+    return {};
+  }
+  note_news(peer);
+  Parcel call = std::move(inbox.parcel);
+  inbox.parcel = {};
+  if (!knows(call) || call.header().kind != ParcelKind::kCall || call.header().sender != rank ||
+      call.header().bytes < sizeof(CallNote))
+    throw CollectiveFailure({FailureKind::kAborted, rank_, OpKind::kBarrier, 0,
+                             "rank " + std::to_string(rank_) + " received from rank " +
+                                 std::to_string(rank) + " what is no call of this library"});
+  if (more) open(peer, lane, rank);
+  return call;
+}
+
+void Messenger::forget_call(int rank) {
+  const std::lock_guard lock(mutex_);
+  --peers_[rank].awaited, --awaited_;
+}
+
+void Messenger::put_back(Parcel call) {
+  const std::lock_guard lock(mutex_);
+  if (call.room() == kCallRoom && spare_.size() < kMostSpare) spare_.push_back(std::move(call));
+}
+
+void Messenger::await_anyone(bool begins) {
+  const std::lock_guard lock(mutex_);
+  awaited_ += begins ? 1 : -1;
+}
+
+bool Messenger::anyone_is_there() const {
+  const std::lock_guard lock(mutex_);
+  return !all_have_left();
+}
+
+void Messenger::remind(const std::vector<int>& ranks, const CallNote& note) {
+  const std::lock_guard lock(mutex_);
+  for (const int rank : ranks)
+    say(ParcelKind::kReminder, FailureKind::kNone, &note, sizeof(note), rank);
+}
+
+std::optional<std::pair<int, CallNote>> Messenger::find_other_call(const CallNote& mine) const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [rank, peer] : peers_)
+    if (peer.reminder && peer.reminder->sequence == mine.sequence && !peer.reminder->agrees(mine))
+      return std::make_pair(rank, *peer.reminder);
+  return std::nullopt;
+}
+
+// Failures and goodbyes.
 
 void Messenger::listen(Inbox& inbox) {
   const Parcel& room = inbox.parcel;
@@ -249,39 +493,173 @@ void Messenger::take_in(const Parcel& parcel) {
   }
 }
 
-void Messenger::open(Peer& peer, int lane, int rank) {
-  Inbox& inbox = peer.inboxes[lane];
-  if (inbox.transfer != 0) return;
-  inbox.parcel = parcel(kCallRoom);
-  inbox.transfer = link_->receive(rank, lane, inbox.parcel.data(), inbox.parcel.capacity());
+std::shared_ptr<const Messenger::Notice> Messenger::notice() const {
+  if (!has_notice_.load(std::memory_order_acquire)) return nullptr;
+  const std::lock_guard lock(mutex_);
+  return notice_;
 }
 
-std::vector<Messenger::Orphan> Messenger::take_ended_orphans() {
-  const auto under_way = [&](const Orphan& each) {
-    return link_->test(each.transfer) == Link::Outcome::kUnderWay;
-  };
-  const auto ended = std::partition(orphans_.begin(), orphans_.end(), under_way);
-  std::vector<Orphan> taken(std::make_move_iterator(ended),
-                            std::make_move_iterator(orphans_.end()));
-  orphans_.erase(ended, orphans_.end());
-  return taken;
-}
-
-void Messenger::reap(bool all) {
-  const auto gone = [&](Sent& each) {
-    if (link_->test(each.transfer) == Link::Outcome::kUnderWay) return false;
-    if (!all && each.parcel.room() == kCallRoom && spare_.size() < kMostSpare)
-      spare_.push_back(std::move(each.parcel));
-    return true;
-  };
-  sent_.erase(std::remove_if(sent_.begin(), sent_.end(), gone), sent_.end());
-  reap_at_ = std::max<std::size_t>(16, 2 * sent_.size());
+void Messenger::tell(const Notice& notice, bool first) noexcept {
+  const std::lock_guard lock(mutex_);
+  failed_ = true;
+  if (closing_) return;
+  const std::size_t bytes = std::min(notice.report.size(), kControlBytes);
+  for (const int rank : far_) {
+    const auto known = peers_.find(rank);
+    const bool talked = known != peers_.end() && known->second.talked;
+    const bool gone = known != peers_.end() && (known->second.left || known->second.lost);
+    if (gone || !(first || talked)) continue;
+    try {
+      say(ParcelKind::kFailure, notice.kind, notice.report.data(), bytes, rank);
+    } catch (const std::exception&) {
+      continue;  // it cannot be reached; others may pass it on
+    }
+  }
 }
 
 void Messenger::set_notice(Notice notice) {
   if (notice_) return;
   notice_ = std::make_shared<const Notice>(std::move(notice));
   has_notice_.store(true, std::memory_order_release);
+}
+
+// Ranks that have left, or cannot be reached any more.
+
+void Messenger::note_news(Peer& peer) {
+  if (peer.left) peer.left = Clock::now();
+}
+
+bool Messenger::misses(Peer& peer) {
+  int come = peer.heard;
+  bool news = false;
+  for (const Link::Transfer each : peer.under_way) {
+    if (!is_seen_done(each, news)) return true;
+    ++come;
+  }
+  for (auto& [lane, inbox] : peer.inboxes) {
+    if (inbox.transfer != 0 && !inbox.come) {
+      const Link::Outcome outcome = link_->test(inbox.transfer);
+      inbox.come = outcome == Link::Outcome::kDone;
+      news = news || inbox.come;
+      if (!inbox.come && outcome != Link::Outcome::kUnderWay) inbox.transfer = 0;
+    }
+    come += inbox.come ? 1 : 0;
+  }
+  if (news) note_news(peer);
+  return !news && come < peer.awaited;
+}
+
+void Messenger::look_for_lost() {
+  if (notice_) return;
+  const Clock::time_point now = Clock::now();
+  const auto found = [&](int rank, const std::string& how) {
+    set_notice({FailureKind::kPeerFailure, rank_,
+                loss_text("rank " + std::to_string(rank) + how, rank, rank_)});
+  };
+  for (auto& [rank, peer] : peers_) {
+    if (peer.left) {
+      // What has come and waits for the operation to look at it is not missed.
+      if (peer.needed || (peer.awaited > 0 && now - *peer.left > kLastMessages && misses(peer)))
+        return found(rank, " closed its communicator before it finished its part");
+      continue;
+    }
+    const bool directly = peer.awaited > 0 || peer.needed;
+    if (peer.lost && awaited_ > 0 && now - *peer.lost > (directly ? kLastGoodbye : kLateGoodbye))
+      return found(rank, " died or cannot be reached any more (" + peer.how + ")");
+  }
+}
+
+// The end of a messenger.
+
+bool Messenger::close() noexcept {
+  std::vector<Orphan> orphans;  // let go of without the lock
+  std::unique_lock lock(mutex_);
+  if (closing_) return let_go_;
+  // Still heard while it closes: others may say goodbye at the same time, and wait for it.
+  if (!failed_)
+    for (const int rank : far_) {
+      const auto known = peers_.find(rank);
+      if (known != peers_.end() && (known->second.left || known->second.lost)) continue;
+      try {
+        say(ParcelKind::kGoodbye, FailureKind::kNone, nullptr, 0, rank);
+      } catch (const std::exception&) {
+        continue;
+      }
+    }
+  const auto all_sent = [&] {
+    reap(true);
+    return sent_.empty();
+  };
+  const Clock::time_point until = Clock::now() + kSentWithin;
+  std::size_t before = 0;
+  do before = sent_.size();
+  while (!wait_for(lock, failed_ ? kToldWithin : kGiveUpWithin, all_sent) && !failed_ &&
+         sent_.size() < before && Clock::now() < until);
+  closing_ = true;
+  std::vector<Link::Transfer> open;
+  lingers_ = link_->must_be_quiet() && !failed_ && !all_have_left();
+  for (const Inbox& inbox : control_)
+    if (inbox.transfer != 0 && !lingers_) open.push_back(inbox.transfer);
+  for (const auto& [rank, peer] : peers_)
+    for (const auto& [lane, inbox] : peer.inboxes)
+      if (inbox.transfer != 0 && !inbox.come) open.push_back(inbox.transfer);
+  for (const Sent& each : sent_) open.push_back(each.transfer);
+  for (const Orphan& each : orphans_) open.push_back(each.transfer);
+  for (const Link::Transfer each : open) link_->cancel(each);
+  const auto ended = [&] {
+    const auto gone = [&](Link::Transfer each) {
+      return link_->test(each) != Link::Outcome::kUnderWay;
+    };
+    open.erase(std::remove_if(open.begin(), open.end(), gone), open.end());
+    return open.empty();
+  };
+  let_go_ = wait_for(lock, kGiveUpWithin, ended);
+  if (!let_go_) lingers_ = false;
+  if (!lingers_) link_->close(let_go_ && !failed_ && all_have_left());
+  if (let_go_) {
+    sent_.clear();
+    orphans.swap(orphans_);
+  }
+  return let_go_;
+}
+
+bool Messenger::all_have_left() const {
+  return std::all_of(far_.begin(), far_.end(), [&](int rank) {
+    const auto known = peers_.find(rank);
+    return known != peers_.end() && known->second.left;
+  });
+}
+
+bool Messenger::has_ended() noexcept {
+  std::unique_lock lock(mutex_);
+  if (!lingers_) return true;
+  try {
+    link_->progress();
+    hear();
+  } catch (const std::exception&) {
+    return false;
+  }
+  if (failed_ || !all_have_left() || !deaf(lock)) return false;  // after a failure for ever
+  link_->close(true);
+  lingers_ = false;
+  return true;
+}
+
+void Messenger::stop_listening() noexcept {
+  std::unique_lock lock(mutex_);
+  if (lingers_) deaf(lock);
+}
+
+// Takes back what it listens with.
+bool Messenger::deaf(std::unique_lock<std::mutex>& lock) {
+  Inbox& inbox = control_.front();
+  if (inbox.transfer != 0) link_->cancel(inbox.transfer);
+  return wait_for(lock, kToldWithin, [&] {
+    if (inbox.transfer != 0 && link_->test(inbox.transfer) == Link::Outcome::kUnderWay)
+      return false;
+    inbox.transfer = 0;
+    return true;
+  });
 }
 
 }  // namespace pycollective

@@ -29,7 +29,6 @@
 #include <utility>
 #include <vector>
 
-#include "engine/internode/call_note.h"
 #include "engine/internode/link.h"
 #include "engine/internode/parcel.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/operations/copy.h"
+#include "engine/operations/shards.h"
 
 namespace pycollective {
 namespace {

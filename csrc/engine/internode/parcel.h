@@ -5,6 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+
+#include "engine/operations/call_signature.h"
 
 namespace pycollective {
 
@@ -48,6 +51,19 @@ class Parcel {
  private:
   std::size_t room_ = 0;
   std::unique_ptr<std::byte[]> memory_;
+};
+
+// What a rank called, and as which number: the body of a call.
+struct CallNote {
+  std::uint64_t sequence = 0;
+  Called called;
+
+  bool agrees(const CallNote& other) const {
+    return sequence == other.sequence && agree(called, other.called);
+  }
+  std::string describe() const {
+    return pycollective::describe(called) + " as number " + std::to_string(sequence);
+  }
 };
 
 }  // namespace pycollective

@@ -4,16 +4,18 @@
 
 namespace pycollective {
 
-FarTransfers::FarTransfers(Group& group, const Request& request, std::uint64_t sequence)
+InternodeTransfers::InternodeTransfers(Group& group, const Request& request, std::uint64_t sequence)
     : group_(group),
       messenger_(*group.messenger()),
       request_(request),
       program_(*request.program),
-      call_(group, request, sequence, request.program->far),
-      rides_(program_.messages.size(), false),
+      mine_{sequence, called(request)},
+      calls_(peers().size()),
+      heard_(peers().size(), false),
+      eager_(program_.messages.size(), false),
       receives_(kChunkSlots * program_.messages.size()) {}
 
-FarTransfers::~FarTransfers() {
+InternodeTransfers::~InternodeTransfers() {
   std::vector<Ticket> open;
   const auto add = [&](const std::vector<Ticket>& tickets) {
     for (const Ticket& each : tickets)
@@ -22,11 +24,22 @@ FarTransfers::~FarTransfers() {
   add(receives_);
   for (const auto& sends : sends_) add(sends);
   if (!open.empty()) messenger_.give_up(std::move(open), group_.keep(request_));
+  for (Parcel& call : calls_)
+    if (call) messenger_.put_back(std::move(call));
+  if (awaited_ == 0) return;
+  for (std::size_t i = 0; i < peers().size(); ++i)
+    if (!heard_[i]) messenger_.forget_call(peers()[i]);
 }
 
-std::array<std::vector<std::int32_t>, 2> FarTransfers::first_messages() const {
+std::size_t InternodeTransfers::peer_of(std::int32_t message) const {
+  const std::int32_t rank = program_.messages[static_cast<std::size_t>(message)].rank;
+  return static_cast<std::size_t>(std::lower_bound(peers().begin(), peers().end(), rank) -
+                                  peers().begin());
+}
+
+std::array<std::vector<std::int32_t>, 2> InternodeTransfers::first_messages() const {
   std::array<std::vector<std::int32_t>, 2> firsts;
-  for (auto& each : firsts) each.assign(program_.far.size(), -1);
+  for (auto& each : firsts) each.assign(peers().size(), -1);
   const auto step_of = [&](std::int32_t message) {
     return program_.messages[static_cast<std::size_t>(message)].step;
   };
@@ -40,22 +53,49 @@ std::array<std::vector<std::int32_t>, 2> FarTransfers::first_messages() const {
   return firsts;
 }
 
-void FarTransfers::announce() {
-  call_.expect();
-  std::vector<bool> with_data(program_.far.size(), false);
+// Calls all peers but those whose call takes an eager payload: that goes as it is sent.
+void InternodeTransfers::announce() {
+  expect_calls();
+  std::vector<bool> with_data(peers().size(), false);
   for (const Instruction& each : program_.instructions)
-    if (each.kind == Instruction::Kind::kSend && rides_[static_cast<std::size_t>(each.a)])
+    if (each.kind == Instruction::Kind::kSend && eager_[static_cast<std::size_t>(each.a)])
       with_data[peer_of(each.a)] = true;
   for (std::size_t peer = 0; peer < with_data.size(); ++peer)
-    if (!with_data[peer]) call_.send(peer, call_.make(0));
+    if (!with_data[peer]) send_call_to(peer, make_call(0));
 }
 
-void FarTransfers::poll() {
+void InternodeTransfers::expect_calls() {
+  heard_.assign(peers().size(), true);  // for the destructor, should one of these throw
+  for (std::size_t i = 0; i < peers().size(); ++i) {
+    messenger_.expect_call(peers()[i], kLaneCall);
+    heard_[i] = false;
+    ++awaited_;
+  }
+}
+
+void InternodeTransfers::hear_calls() {
+  if (awaited_ == 0) return;
+  for (std::size_t i = 0; i < peers().size(); ++i) {
+    if (heard_[i]) continue;
+    Parcel call = messenger_.take_call(peers()[i], kLaneCall, true);
+    if (!call) continue;
+    heard_[i] = true;
+    --awaited_;
+    const CallNote theirs = Messenger::note_of(call);
+    if (!theirs.agrees(mine_)) throw_mismatch(peers()[i], theirs);
+    if (Messenger::data_bytes_of(call) != 0)
+      calls_[i] = std::move(call);
+    else
+      messenger_.put_back(std::move(call));
+  }
+}
+
+void InternodeTransfers::poll() {
   messenger_.poll();
-  if (call_.complete() && put_off_.empty()) return;
-  call_.listen();
+  if (awaited_ == 0 && put_off_.empty()) return;
+  hear_calls();
   const auto posted = [&](const PutOff& each) {
-    if (!call_.heard(peer_of(each.message))) return false;
+    if (!heard_[peer_of(each.message)]) return false;
     const Message& what = program_.messages[static_cast<std::size_t>(each.message)];
     receives_[index(each.slot, each.message)] =
         messenger_.receive(what.rank, lane(each.slot, what), each.memory, each.bytes);
@@ -65,7 +105,33 @@ void FarTransfers::poll() {
     put_off_.erase(std::remove_if(put_off_.begin(), put_off_.end(), posted), put_off_.end());
 }
 
-std::set<int> FarTransfers::unfinished() const {
+void InternodeTransfers::compare_calls() const {
+  // Also of a rank that this one exchanges nothing with: it would in its own call.
+  if (const auto other = messenger_.find_other_call(mine_))
+    throw_mismatch(other->first, other->second);
+  if (reminded_ || awaited_ == 0) return;
+  reminded_ = true;
+  std::vector<int> silent;
+  for (std::size_t i = 0; i < peers().size(); ++i)
+    if (!heard_[i]) silent.push_back(peers()[i]);
+  messenger_.remind(silent, mine_);
+}
+
+void InternodeTransfers::throw_mismatch(int rank, const CallNote& theirs) const {
+  pycollective::throw_mismatch(
+      {group_.world().rank, request_.kind, mine_.sequence, mine_.describe(),
+       "rank " + std::to_string(rank), theirs.describe()},
+      "of this communicator; no data moved between the two");
+}
+
+std::string InternodeTransfers::absentees() const {
+  std::string ranks;
+  for (std::size_t i = 0; i < peers().size(); ++i)
+    if (!heard_[i]) ranks += (ranks.empty() ? "" : ", ") + std::to_string(peers()[i]);
+  return ranks;
+}
+
+std::set<int> InternodeTransfers::unfinished() const {
   std::set<int> ranks;
   const auto add_open = [&](const std::vector<Ticket>& tickets) {
     // What has come, and the operation has not looked at yet, is not its rank's to finish.
@@ -77,44 +143,45 @@ std::set<int> FarTransfers::unfinished() const {
   return ranks;
 }
 
-const std::byte* FarTransfers::rider(std::int32_t message, std::size_t bytes) const {
+const std::byte* InternodeTransfers::eager_payload(std::int32_t message, std::size_t bytes) const {
   const std::size_t peer = peer_of(message);
-  if (!call_.heard(peer)) return nullptr;
+  if (!heard_[peer]) return nullptr;
   static constexpr std::byte nothing{};
   if (bytes == 0) return &nothing;
-  const std::byte* data = call_.data(peer, bytes);
-  if (data == nullptr)
+  const Parcel& call = calls_[peer];
+  if (!call || Messenger::data_bytes_of(call) != bytes)
     throw CollectiveFailure({FailureKind::kAborted, group_.world().rank, request_.kind, 0,
-                             "rank " + std::to_string(program_.far[peer]) +
+                             "rank " + std::to_string(peers()[peer]) +
                                  " sent its call without the data that go with it"});
-  return data;
+  return Messenger::data_of(call);
 }
 
-void FarTransfers::post(std::size_t slot, std::int32_t message, void* memory, std::size_t bytes) {
+void InternodeTransfers::post(std::size_t slot, std::int32_t message, void* memory,
+                              std::size_t bytes) {
   const Message& what = program_.messages[static_cast<std::size_t>(message)];
-  if (!call_.heard(peer_of(message))) return put_off_.push_back({slot, message, memory, bytes});
+  if (!heard_[peer_of(message)]) return put_off_.push_back({slot, message, memory, bytes});
   receives_[index(slot, message)] = messenger_.receive(what.rank, lane(slot, what), memory, bytes);
 }
 
-bool FarTransfers::arrived(std::size_t slot, std::int32_t message) {
+bool InternodeTransfers::arrived(std::size_t slot, std::int32_t message) {
   for (const PutOff& each : put_off_)
     if (each.slot == slot && each.message == message) return false;
   return messenger_.done(receives_[index(slot, message)]);
 }
 
-void FarTransfers::send(std::size_t slot, std::int32_t message, const void* memory,
-                        std::size_t bytes, std::size_t raw_bytes) {
+void InternodeTransfers::send(std::size_t slot, std::int32_t message, const void* memory,
+                              std::size_t bytes, std::size_t raw_bytes) {
   const Message& what = program_.messages[static_cast<std::size_t>(message)];
   sends_[slot].push_back(messenger_.send(what.rank, lane(slot, what), memory, bytes, raw_bytes));
 }
 
-bool FarTransfers::settled(std::size_t slot, std::size_t count) {
+bool InternodeTransfers::settled(std::size_t slot, std::size_t count) {
   bool all = true;
   for (std::size_t i = 0; i < count; ++i) all = messenger_.done(sends_[slot][i]) && all;
   return all;
 }
 
-bool FarTransfers::all_settled(std::size_t slot) {
+bool InternodeTransfers::all_settled(std::size_t slot) {
   if (!settled(slot, sends_[slot].size())) return false;
   sends_[slot].clear();
   return true;

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "engine/internode/pair.h"
-#include "engine/operations/copy.h"
 #include "engine/operations/point_to_point.h"
+#include "engine/operations/shards.h"
 
 namespace pycollective {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/group.h"
-#include "engine/operations/copy.h"
+#include "engine/operations/shards.h"
 #include "kernels/kernels.h"
 
 namespace pycollective {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "engine/operations/buffers.h"
-#include "engine/operations/copy.h"
 #include "engine/operations/shards.h"
 #include "kernels/kernels.h"
 

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "engine/operations/call_signature.h"
-#include "engine/operations/copy.h"
+#include "engine/operations/shards.h"
 
 namespace pycollective {
 namespace {

@@ -44,7 +44,7 @@ class Scheduled final : public Operation {
   bool finished_by(Member member) const override;
   void compare_calls() const override {
     rendezvous_.compare_arrived();
-    if (far_) far_->call().compare();
+    if (far_) far_->compare_calls();
   }
   bool called_by(Member member) const override { return rendezvous_.arrived(member); }
   std::string far_absentees() const override;
@@ -74,7 +74,7 @@ class Scheduled final : public Operation {
   std::uint64_t mark(std::size_t chunk, std::uint64_t events) const;
   Range part_of(std::int32_t shard, std::size_t chunk) const;
   std::size_t begin_in(Place place, std::int32_t shard) const;
-  // Messages, in scheduled_far.cpp.
+  // Messages to and from other hosts.
   std::size_t bytes_of(const Ref& ref, std::size_t chunk) const;
   std::size_t bytes_of(const Message& message, std::size_t chunk) const;
   const Ref& piece(const Message& message, std::int32_t number) const;
@@ -93,7 +93,7 @@ class Scheduled final : public Operation {
   void send(std::size_t chunk, std::int32_t number);
 
   Rendezvous rendezvous_;
-  std::optional<FarTransfers> far_;  // where some ranks are on other hosts
+  std::optional<InternodeTransfers> far_;  // where some ranks are on other hosts
   const Program& program_;
   std::byte* output_;
   Shards shards_;

@@ -1,4 +1,5 @@
-// Which elements of a buffer belong to which rank, and which part of them is handled in a chunk.
+// The caller's buffers: how much each holds, which elements belong to which rank, and which part of
+// them is handled in a chunk.
 //
 // Equal shards are a matter of arithmetic, so nothing here grows with the ranks; where each uneven
 // one begins is kept, without allocation for as many ranks as a host has.
@@ -7,12 +8,43 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "engine/api.h"
+#include "engine/plans/program.h"
 #include "shared_memory/layout.h"
 
 namespace pycollective {
+
+// memcpy that allows no bytes (then any pointers) and from == to (an operation in place).
+inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
+  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+// Elements, of a rank that has the buffer.
+inline std::size_t elements_held(Holds holds, const Request& request, int rank, int ranks) {
+  switch (holds) {
+    case Holds::kNothing:
+      break;
+    case Holds::kVector:
+      return request.count;
+    case Holds::kShard:
+      return request.counts.empty() ? request.count
+                                    : request.counts[static_cast<std::size_t>(rank)];
+    case Holds::kAllShards:
+      return request.counts.empty()
+                 ? request.count * static_cast<std::size_t>(ranks)
+                 : std::accumulate(request.counts.begin(), request.counts.end(), std::size_t{0});
+  }
+  return 0;
+}
+
+// Elements; none where the rank has no such buffer.
+inline std::size_t elements_of(const Buffer& buffer, const Request& request, int rank, int ranks) {
+  return has(buffer, rank, request.root) ? elements_held(buffer.holds, request, rank, ranks) : 0;
+}
 
 struct Range {
   std::size_t begin;
@@ -97,5 +129,30 @@ class Shards {
   std::array<std::size_t, kMaxMembers + 1> few_;
   std::vector<std::size_t> many_;
 };
+
+// Where the shards of a program lie.
+
+// A broadcast's root has its output already: where its input is.
+inline void* output_of(const Request& request, int rank) {
+  const bool is_there = traits_of(request.kind).output.who == Who::kAllButRoot;
+  return is_there && rank == request.root ? const_cast<void*>(request.input) : request.output;
+}
+
+inline Shards shards_of(const Request& request, const Program& program) {
+  if (program.pieces == Pieces::kCut)
+    return Shards::cut(request.count, program.shards, request.dtype);
+  return Shards(request, program.ranks);  // pairs are of equal size, one shard's
+}
+
+constexpr int kBeginsAtZero = -1;
+
+// The shard of Shards where a program's shard begins in the caller's input or output.
+inline int begin_of(const Program& program, Place place, std::int32_t shard) {
+  const OperationTraits& traits = traits_of(program.kind);
+  const bool input = place == Place::kInput;
+  if ((input ? traits.input : traits.output).holds == Holds::kShard) return kBeginsAtZero;
+  if (traits.pieces != Pieces::kPairs) return shard;
+  return input ? shard % program.ranks : shard / program.ranks;
+}
 
 }  // namespace pycollective

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "engine/operations/copy.h"
+#include "engine/operations/shards.h"
 
 namespace pycollective {
 namespace {
