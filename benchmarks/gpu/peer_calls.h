@@ -61,7 +61,7 @@ inline void launch_all(DeviceRanks& ranks, const std::vector<Request>& requests)
   for (int r = 1; r < ranks.size(); ++r)
     OK(driver().cuStreamWaitEvent(ranks.at(r).stream, event, 0));
   for (int r = 0; r < ranks.size(); ++r)
-    ranks.at(r).peers->launch(requests[static_cast<std::size_t>(r)], ranks.at(r).stream,
+    ranks.at(r).peers->launch(Task(requests[static_cast<std::size_t>(r)]), ranks.at(r).stream,
                               kLongestWait);
   for (int r = 1; r < ranks.size(); ++r) {
     OK(driver().cuEventRecord(event, ranks.at(r).stream));

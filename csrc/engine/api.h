@@ -29,13 +29,7 @@ enum class FailureKind : std::uint8_t {
   kConfiguration,  // bad arguments: raised before anything moves, the communicator stays usable
 };
 
-struct Program;     // engine/plans/program.h
-class WireTrial;    // engine/plans/wire_trial.h
-class DeviceGroup;  // engine/gpu/device_group.h
-class LaunchTurn;   // engine/gpu/launch_order.h
-namespace cuda {
-class Staging;  // cuda/staging.h
-}
+struct Program;  // engine/plans/program.h
 
 struct Failure {
   FailureKind kind = FailureKind::kNone;
@@ -109,25 +103,14 @@ struct Request {
   std::shared_ptr<const std::vector<Exchange>> exchange;
   // recv from kAnySource: where the rank that sent it is written, before it is done. May be null.
   int* source = nullptr;
-  std::uint64_t turn = 0;  // of receives, where some are from any rank. Set by the communicator.
-  double timeout = 0;      // seconds; 0: the communicator's
-  Location location;       // of both; each rank's own affair
+  double timeout = 0;  // seconds; 0: the communicator's
+  Location location;   // of both; each rank's own affair
   // Keeps both alive for a message that a failed operation leaves under way to another host; may be
   // empty where there is none.
   std::shared_ptr<const void> keep;
   Wire wire = Wire::kDefault;
-  // What kAuto goes by, and which call of the trial this is. Set by the communicator.
-  std::shared_ptr<WireTrial> trial;
-  int call_of_trial = 0;
-  bool measures = false;  // made by the communicator for a trial
-  bool captured = false;  // whether its stream was being captured at the call; set likewise
-  // Of a call on a device, one of them: by way of the host, or by kernels. Set by the communicator.
-  std::shared_ptr<cuda::Staging> staging;
-  std::shared_ptr<DeviceGroup> device;
-  // Of a call by kernels that no graph captures: when it may be launched. Set likewise.
-  std::shared_ptr<LaunchTurn> launch_turn;
-  // The algorithm's program for this kind, root and rank; none for the direct paths, which choose
-  // themselves.
+  // The program of the algorithm that was asked for, for this kind, root and rank; none: the
+  // communicator chooses.
   std::shared_ptr<const Program> program;
 };
 

@@ -91,25 +91,24 @@ Communicator::~Communicator() {
   group_->leave();  // which keeps it: peers may read of it still
 }
 
-void Communicator::run(const Request& given, const InterruptHook& interrupted) {
-  if (forked()) throw_forked(given.kind, rank());
-  refuse_in_handler(given.kind);
-  validate(given, rank(), size());
-  std::optional<Request> room_for_request;
-  const Request& programmed = with_program(given, room_for_request, false);
-  require_memory(programmed);
-  const double timeout = programmed.timeout > 0 ? programmed.timeout : timeout_.load();
+void Communicator::run(const Request& request, const InterruptHook& interrupted) {
+  if (forked()) throw_forked(request.kind, rank());
+  refuse_in_handler(request.kind);
+  validate(request, rank(), size());
+  Task task(request);
+  fill_in(task, false);
+  require_memory(task);
+  const double timeout = task.timeout > 0 ? task.timeout : timeout_.load();
   std::unique_lock lock(mutex_);
-  Queue& queue = queues_.of(programmed);
-  check_usable(lock, queue, programmed);
-  const Request& request = with_turn(programmed, room_for_request);
-  const std::uint64_t sequence = next_number(queue, programmed);
+  Queue& queue = queues_.of(request);
+  check_usable(lock, queue, request);
+  const std::uint64_t sequence = next_number(queue, task);
   std::shared_ptr<Pending> pending;
   if (queue.items.empty() && !queue.driven) {
     queue.driven = true;
-    queue.call_turn = request.turn;
+    queue.call_order = task.recv_order;
   } else {
-    pending = std::make_shared<Pending>(shared_from_this(), request, sequence, timeout, nullptr);
+    pending = std::make_shared<Pending>(shared_from_this(), task, sequence, timeout, nullptr);
     queue.items.push_back(pending);
   }
   lock.unlock();
@@ -123,7 +122,7 @@ void Communicator::run(const Request& given, const InterruptHook& interrupted) {
   AnyOperation room;
   Watch watch(timeout);
   try {
-    Operation& operation = room.make(*group_, request, sequence);
+    Operation& operation = room.make(*group_, task, sequence);
     operation.start();
     drive(operation, watch, nullptr, interrupted);
   } catch (const std::exception& error) {
@@ -138,21 +137,26 @@ void Communicator::run(const Request& given, const InterruptHook& interrupted) {
   stop_driving(queue, Driver::kCaller, true);
 }
 
-std::shared_ptr<Work> Communicator::submit(const Request& given,
+std::shared_ptr<Work> Communicator::submit(const Request& request,
                                            std::function<void(const Failure*)> on_done) {
-  if (forked()) throw_forked(given.kind, rank());
-  refuse_in_handler(given.kind);
-  validate(given, rank(), size());
-  std::optional<Request> room_for_request;
-  const Request& programmed = with_program(given, room_for_request, true);
-  require_memory(programmed);
-  const double timeout = programmed.timeout > 0 ? programmed.timeout : timeout_.load();
+  Task task(request);
+  return issue(task, std::move(on_done));
+}
+
+std::shared_ptr<Work> Communicator::issue(Task& task, std::function<void(const Failure*)> on_done) {
+  const Request& request = *task.request;
+  if (forked()) throw_forked(request.kind, rank());
+  refuse_in_handler(request.kind);
+  validate(request, rank(), size());
+  fill_in(task, true);
+  require_memory(task);
+  const double timeout = task.timeout > 0 ? task.timeout : timeout_.load();
   std::unique_lock lock(mutex_);
-  Queue& queue = queues_.of(programmed);
-  check_usable(lock, queue, programmed);
+  Queue& queue = queues_.of(request);
+  check_usable(lock, queue, request);
+  const std::uint64_t sequence = next_number(queue, task);
   const auto pending =
-      std::make_shared<Pending>(shared_from_this(), with_turn(programmed, room_for_request),
-                                next_number(queue, programmed), timeout, std::move(on_done));
+      std::make_shared<Pending>(shared_from_this(), task, sequence, timeout, std::move(on_done));
   const bool first = queue.items.empty() && !queue.driven;
   queue.items.push_back(pending);
   if (first) {
@@ -179,55 +183,49 @@ const std::shared_ptr<const Program>& Communicator::direct_paths() {
   return none;
 }
 
-const Request& Communicator::with_program(const Request& request, std::optional<Request>& room,
-                                          bool asynchronous) {
-  const bool nowhere = request.location.device == Location::kAnyDevice;
+void Communicator::fill_in(Task& task, bool asynchronous) {
+  const Request& request = *task.request;
+  const bool on_host =
+      request.location.on_host() || request.location.device == Location::kAnyDevice;
   if (!request.location.on_host() && device_ && DeviceGroup::serves(request.kind))
-    return for_device(request, room, asynchronous);
+    return fill_in_for_device(task, asynchronous);
   const bool far = group_->messenger() != nullptr;
   if (far) group_->messenger()->poll();  // a failure elsewhere is then known
-  std::shared_ptr<const Program> program = request.program;
-  if (program == direct_paths()) {
-    program = nullptr;
-  } else if (!program && choices_.has_source() && !is_pair(request.kind) && !request.exchange) {
-    program = choices_.find(request);
-  }
-  if (!far && program == request.program && (request.location.on_host() || nowhere)) return request;
-  Request& made = room.emplace(request);
-  made.program = std::move(program);
-  if (far) decide_wire(made);
+  if (task.program == direct_paths())
+    task.program = nullptr;
+  else if (!task.program && choices_.has_source() && !is_pair(request.kind) && !request.exchange)
+    task.program = choices_.find(request);
+  if (far) decide_wire(task);
   // A group with little memory, one of hundreds, has always room for the direct paths.
-  if (!far && made.program && !Scheduled::has_room(*group_, made)) made.program = nullptr;
-  if (!made.location.on_host() && !nowhere) {
-    try {
-      made.staging = stage(made, rank(), size());
-    } catch (const cuda::DriverError& error) {
-      fail_call(made, error);
-    }
+  if (!far && task.program && task.program != request.program &&
+      !Scheduled::has_room(*group_, task))
+    task.program = nullptr;
+  if (on_host) return;
+  try {
+    task.staging = stage(request, rank(), size());
+  } catch (const cuda::DriverError& error) {
+    fail_call(request, error);
   }
-  return made;
 }
 
-const Request& Communicator::for_device(const Request& request, std::optional<Request>& room,
-                                        bool asynchronous) {
+void Communicator::fill_in_for_device(Task& task, bool asynchronous) {
   watch_device(false);  // what ended badly there is then known
-  Request& made = room.emplace(request);
-  if (made.program == direct_paths()) made.program = nullptr;
-  if (!(made.timeout > 0)) made.timeout = timeout_.load();
+  if (task.program == direct_paths()) task.program = nullptr;
+  if (!(task.timeout > 0)) task.timeout = timeout_.load();
+  const OpKind kind = task.request->kind;
   try {
-    device_->prepare(made);
-    if (made.captured && asynchronous)
+    device_->prepare(task);
+    if (task.captured && asynchronous)
       throw std::invalid_argument(
           "while its stream is captured a call cannot be asynchronous: it might be launched after "
           "the capture; leave async_op out, nothing is waited for");
   } catch (const cuda::DriverError& error) {
-    fail_call(made, error);
+    fail_call(*task.request, error);
   } catch (const std::exception& error) {
-    throw CollectiveFailure({FailureKind::kConfiguration, rank(), request.kind, 0,
-                             std::string(name_of(request.kind)) + ": " + error.what()});
+    throw CollectiveFailure({FailureKind::kConfiguration, rank(), kind, 0,
+                             std::string(name_of(kind)) + ": " + error.what()});
   }
-  made.device = device_;
-  return made;
+  task.device = device_;
 }
 
 void Communicator::fail_call(const Request& request, const cuda::DriverError& error) {
@@ -239,22 +237,27 @@ void Communicator::fail_call(const Request& request, const cuda::DriverError& er
   throw CollectiveFailure(failure);
 }
 
-void Communicator::decide_wire(Request& request) {
-  if (is_pair(request.kind) || request.exchange) return;
-  if (request.wire == Wire::kDefault) request.wire = wire_.load(std::memory_order_relaxed);
+void Communicator::decide_wire(Task& task) {
+  if (is_pair(task.request->kind) || task.request->exchange) return;
+  if (task.wire == Wire::kDefault) task.wire = wire_.load(std::memory_order_relaxed);
   // Without a source there is no program for what a trial needs.
-  if (request.wire != Wire::kAuto || !request.program || !choices_.has_source()) return;
-  const WireTrials::NextCall next = wire_trials_.next(request, size());
-  request.trial = next.trial;
-  request.call_of_trial = next.call;
+  if (task.wire != Wire::kAuto || !task.program || !choices_.has_source()) return;
+  const WireTrials::NextCall next = wire_trials_.next(task, size());
+  task.trial = next.trial;
+  task.call_of_trial = next.call;
   if (!next.trial) return;
-  // It is carried out before this request, and after all that were made before.
-  if (const auto before = WireTrial::before(request)) submit(*before, nullptr);
+  // It is carried out before this task, and after all that were issued before.
+  if (const auto before = WireTrial::before(task)) {
+    Task measuring(*before);
+    measuring.measures = true;
+    issue(measuring, nullptr);
+  }
 }
 
-void Communicator::require_memory(const Request& request) {
-  if (request.program && !request.device) Scheduled::require_room(*group_, request);
-  if (request.kind == OpKind::kSend || request.exchange) require_channel_room(request);
+void Communicator::require_memory(const Task& task) {
+  if (task.program && !task.device) Scheduled::require_room(*group_, task);
+  if (task.request->kind == OpKind::kSend || task.request->exchange)
+    require_channel_room(*task.request);
 }
 
 void Communicator::require_channel_room(const Request& request) {
@@ -296,22 +299,17 @@ void Communicator::check_usable(std::unique_lock<std::mutex>& lock, Queue& queue
   if (failure_) refuse(failure_->kind, "this communicator failed before: " + failure_->message);
 }
 
-const Request& Communicator::with_turn(const Request& request, std::optional<Request>& room) {
-  if (!queues_.has_turns(request)) return request;
-  if (!room) room.emplace(request);
-  room->turn = queues_.next_turn();
-  return *room;
-}
-
-bool Communicator::has_come(const Request& request, int source) const {
+bool Communicator::has_come(const Task& task, int source) const {
   const std::lock_guard lock(mutex_);
-  return queues_.has_come(request, source);
+  return queues_.has_come(task, source);
 }
 
-std::uint64_t Communicator::next_number(Queue& queue, const Request& request) {
+std::uint64_t Communicator::next_number(Queue& queue, Task& task) {
+  const Request& request = *task.request;
   const std::uint64_t number = ++queues_.sequence_of(queue);
-  if (request.launch_turn)
-    request.launch_turn->take(progress_->launch_order(), {request.kind, number, weak_from_this()});
+  if (queues_.has_turns(request)) task.recv_order = queues_.next_turn();
+  if (task.launch_turn)
+    task.launch_turn->take(progress_->launch_order(), {request.kind, number, weak_from_this()});
   if (request.kind != OpKind::kSend || request.tag < 0) return number;
   Messages& messages = group_->messages();
   if (const auto peer = group_->member_of(request.root))

@@ -113,17 +113,16 @@ class Communicator final : public Collectives,
   bool help(Pending& awaited, WaitingTime& time, const InterruptHook& interrupted);
 
  private:
-  // The request itself, or a copy of it with the program that it is to have, and the wire.
-  const Request& with_program(const Request& request, std::optional<Request>& room,
-                              bool asynchronous);
-  void decide_wire(Request& request);
+  // Fills in what the request leaves open: its program, and the wire.
+  void fill_in(Task& task, bool asynchronous);
+  // The same for calls that kernels carry out.
+  void fill_in_for_device(Task& task, bool asynchronous);
+  void decide_wire(Task& task);
   // The shared memory that the call is the first to need.
-  void require_memory(const Request& request);
+  void require_memory(const Task& task);
   // The first message to a rank of this host makes a channel's buffer.
   void require_channel_room(const Request& request);
-  // For calls that kernels carry out: a copy of the request with its program.
-  const Request& for_device(const Request& request, std::optional<Request>& room,
-                            bool asynchronous);
+  std::shared_ptr<Work> issue(Task& task, std::function<void(const Failure*)> on_done);
   // What this rank's driver cannot do its peers would wait for: fails the communicator, and throws.
   [[noreturn]] void fail_call(const Request& request, const cuda::DriverError& error);
   // What ended badly on the device fails the communicator, and what failed that ends waits on the
@@ -136,9 +135,7 @@ class Communicator final : public Collectives,
   bool device_is_done();
   // Under the lock, which it lets go of where it throws.
   void check_usable(std::unique_lock<std::mutex>& lock, Queue& queue, const Request& request);
-  // Under the lock: where some are from any rank a receive is told when it was called.
-  const Request& with_turn(const Request& request, std::optional<Request>& room);
-  bool has_come(const Request& request, int source) const override;
+  bool has_come(const Task& task, int source) const override;
   bool closes() const override { return closing_; }
   bool heard_of_failure() const;  // from another host
   // Under the lock, both: from another rank's report. Not once the group is left.
@@ -171,8 +168,9 @@ class Communicator final : public Collectives,
   void count_telling(const Pending& item) { telling_ += item.tells() ? 1 : 0; }  // under the lock
   void finish_first(Queue& queue, Driver driver, const Failure* failure);
   // For the next operation of a queue; a send takes its turn among those to its peer, a launch its
-  // turn on its stream. Under the lock.
-  std::uint64_t next_number(Queue& queue, const Request& request);
+  // turn on its stream, and where some are from any rank a receive its place in their order. Under
+  // the lock.
+  std::uint64_t next_number(Queue& queue, Task& task);
   // Tells the group, and ends all that is pending but what another thread drives: that thread sees
   // it and ends it.
   void fail(const Failure& failure);

@@ -23,13 +23,13 @@ void throw_forked(OpKind kind, int rank) {
            "unharmed. Make communicators after forking, or use the spawn start method"});
 }
 
-Pending::Pending(std::shared_ptr<Communicator> owner, const Request& request,
-                 std::uint64_t sequence, double timeout,
-                 std::function<void(const Failure*)> on_done)
+Pending::Pending(std::shared_ptr<Communicator> owner, const Task& task, std::uint64_t sequence,
+                 double timeout, std::function<void(const Failure*)> on_done)
     : owner_(std::move(owner)),
       owner_rank_(owner_->rank()),
-      request_(request),
-      source_(request.root),
+      request_(*task.request),
+      task_(task.with(request_)),
+      source_(request_.root),
       sequence_(sequence),
       watch_(timeout),
       on_done_(std::move(on_done)) {
@@ -38,7 +38,7 @@ Pending::Pending(std::shared_ptr<Communicator> owner, const Request& request,
 
 Operation& Pending::start() {
   if (operation_ == nullptr) {
-    Operation& made = room_.make(owner_->group(), request_, sequence_);
+    Operation& made = room_.make(owner_->group(), task_, sequence_);
     made.start();
     operation_ = &made;
   }
@@ -51,15 +51,15 @@ void Pending::finish(const Failure* failure) {
   operation_ = nullptr;
   room_.end();
   request_.keep.reset();
-  request_.staging.reset();
-  request_.device.reset();
+  task_.staging.reset();
+  task_.device.reset();
   {
     const std::lock_guard lock(mutex_);
     if (failure != nullptr) failure_ = std::make_unique<Failure>(*failure);
     owner = std::move(owner_);
-    if (request_.launch_turn) {
-      request_.launch_turn->pass();
-      launch_ = request_.location.ends ? 0 : request_.launch_turn->launch();
+    if (task_.launch_turn) {
+      task_.launch_turn->pass();
+      launch_ = request_.location.ends ? 0 : task_.launch_turn->launch();
       if (launch_ != 0) launcher_ = owner;
     }
     done_.store(true, std::memory_order_release);

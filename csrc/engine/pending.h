@@ -18,7 +18,7 @@ class Communicator;
 
 class Pending final : public Work {
  public:
-  Pending(std::shared_ptr<Communicator> owner, const Request& request, std::uint64_t sequence,
+  Pending(std::shared_ptr<Communicator> owner, const Task& task, std::uint64_t sequence,
           double timeout, std::function<void(const Failure*)> on_done);
 
   bool done() const override { return done_.load(std::memory_order_acquire); }
@@ -30,6 +30,7 @@ class Pending final : public Work {
   int source() const override { return done() && !failure_ ? source_ : kAnySource; }
 
   const Request& request() const { return request_; }
+  const Task& task() const { return task_; }
   std::uint64_t sequence() const { return sequence_; }
   Watch& watch() { return watch_; }
   // Only by the thread that drives its queue. start() may throw.
@@ -49,6 +50,7 @@ class Pending final : public Work {
   int owner_rank_;
   ForkGuard guard_;
   Request request_;
+  Task task_;
   int source_;  // the request's
   std::uint64_t sequence_;
   Watch watch_;

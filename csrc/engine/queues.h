@@ -18,7 +18,7 @@ struct Queue {
   std::list<std::shared_ptr<Pending>> items;
   bool driven = false;                   // by some thread, which alone may drive it
   const Pending* driven_item = nullptr;  // the first item, or none: a synchronous call
-  std::uint64_t call_turn = 0;           // of that call (Request::turn)
+  std::uint64_t call_order = 0;          // of that call (Task::recv_order)
   std::uint64_t sequence = 0;            // of the last operation issued; of a pair, of any tag
   bool waits() const { return !driven && !items.empty(); }  // for a thread that drives it
 };
@@ -31,7 +31,8 @@ class Queues {
 
   // Made when first asked for.
   Queue& of(const Request& request) {
-    return is_pair(request.kind) ? made(key_of(request)) : collectives_;
+    return is_pair(request.kind) ? made(key_of(request.kind, request.root, request.tag))
+                                 : collectives_;
   }
   // Of a pair every direction counts its own messages, whatever their tags.
   std::uint64_t& sequence_of(Queue& queue) {
@@ -61,25 +62,22 @@ class Queues {
   // Whether the turns of others may have come with the end of one of its operations.
   bool gives_turns(const Queue& queue) const { return from_any_ && receives(queue); }
   // Whether all receives have ended that were issued before and may take a message of `source`.
-  bool has_come(const Request& request, int source) const {
-    Request other = {};
-    other.kind = OpKind::kRecv;
-    other.tag = request.tag;
-    other.root = request.root == kAnySource ? source : kAnySource;
-    const auto found = queues_.find(key_of(other));
+  bool has_come(const Task& task, int source) const {
+    const int others = task.request->root == kAnySource ? source : kAnySource;
+    const auto found = queues_.find(key_of(OpKind::kRecv, others, task.request->tag));
     if (found == queues_.end()) return true;
     const Queue& queue = found->second;
-    if (queue.driven && queue.driven_item == nullptr) return queue.call_turn >= request.turn;
-    return queue.items.empty() || queue.items.front()->request().turn >= request.turn;
+    if (queue.driven && queue.driven_item == nullptr) return queue.call_order >= task.recv_order;
+    return queue.items.empty() || queue.items.front()->task().recv_order >= task.recv_order;
   }
 
  private:
   static constexpr std::uint64_t kTags = 0xffffffff;
 
-  static std::uint64_t key_of(const Request& request) {
-    const auto receives = static_cast<std::uint64_t>(request.kind == OpKind::kRecv);
-    const auto peer = static_cast<std::uint64_t>(request.root - kAnySource);
-    return (1 + 2 * peer + receives) << 32 | static_cast<std::uint32_t>(request.tag);
+  static std::uint64_t key_of(OpKind kind, int rank, int tag) {
+    const auto receives = static_cast<std::uint64_t>(kind == OpKind::kRecv);
+    const auto peer = static_cast<std::uint64_t>(rank - kAnySource);
+    return (1 + 2 * peer + receives) << 32 | static_cast<std::uint32_t>(tag);
   }
   static bool is_tagged(const Queue& queue) { return (queue.key & kTags) != 0; }
   // As key_of() has it.

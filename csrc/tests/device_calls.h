@@ -194,7 +194,8 @@ class Placed {
       ranks.at(r).write(at_, before_[static_cast<std::size_t>(r)]);
   }
   void launch(Rank& rank, int r, std::uint64_t deadline = DeviceRanks::kDeadline) const {
-    rank.peers->launch(request(rank, r), rank.stream, deadline);
+    const Request made = request(rank, r);
+    rank.peers->launch(Task(made), rank.stream, deadline);
   }
   void launch(DeviceRanks& ranks) const {
     for (int r = 0; r < ranks.size(); ++r) launch(ranks.at(r), r);

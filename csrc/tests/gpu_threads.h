@@ -98,7 +98,7 @@ class Busy {
     request.count = 1;
     request.input = request.output = dummy_.data();
     request.program = one_shot(2)[0];
-    peers_.launch(request, array.stream(), static_cast<std::uint64_t>(kLongest * 1e9));
+    peers_.launch(Task(request), array.stream(), static_cast<std::uint64_t>(kLongest * 1e9));
     CHECK(!array.idle());
   }
   ~Busy() {

@@ -240,11 +240,12 @@ void a_dead_peer_is_told_before_the_driver_is_asked(bool ends) {
     lock(1);
   };
   if (ends) {
-    device->prepare(request);
-    request.device = device;
-    request.timeout = kLongest;
-    request.launch_turn->take(std::make_shared<LaunchOrder>(), {request.kind, 1, {}});
-    OnDevice call(ranks.at(0).group(), request, 1);
+    Task task(request);
+    device->prepare(task);
+    task.device = device;
+    task.timeout = kLongest;
+    task.launch_turn->take(std::make_shared<LaunchOrder>(), {request.kind, 1, {}});
+    OnDevice call(ranks.at(0).group(), task, 1);
     call.start();
     peer.join();
     await([&] { return !ranks.a(0).idle() || call.advance() == State::kDone; });

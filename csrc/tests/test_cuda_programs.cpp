@@ -221,14 +221,17 @@ void what_cannot_be_is_refused_by_name(Devices& devices) {
   const auto launch = [&](int rank, int launched_by) {
     const Placed placed(call, 0, random);
     Rank& by = ranks.at(launched_by);
-    by.peers->launch(placed.request(by, rank), by.stream, 1);
+    const Request request = placed.request(by, rank);
+    by.peers->launch(Task(request), by.stream, 1);
   };
   refuses([&] { launch(0, 0); }, "'direct' needs 768 bytes of each slot, and they have 512");
   call.programs = programs.at("one_shot");
   refuses([&] { launch(1, 0); }, "'one_shot' is another rank's");
   Placed placed(call, 0, random);
   Request request = placed.request(ranks.at(0), 0);
-  const auto launch_request = [&] { ranks.at(0).peers->launch(request, ranks.at(0).stream, 1); };
+  const auto launch_request = [&] {
+    ranks.at(0).peers->launch(Task(request), ranks.at(0).stream, 1);
+  };
   request.reduce_op = ReduceOp::kBand;
   refuses(launch_request, "band has no meaning for float32");
   request.reduce_op = ReduceOp::kSum;

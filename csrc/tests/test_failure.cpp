@@ -247,8 +247,8 @@ void abort_ends_what_is_pending() {
 // An operation in whose look, after failures were looked for, another rank fails and leaves.
 class Overtaken final : public Operation {
  public:
-  Overtaken(Communicator& mine, Communicator& other, const Request& request)
-      : Operation(mine.group(), request, 1), other_(other) {}
+  Overtaken(Communicator& mine, Communicator& other, const Task& task)
+      : Operation(mine.group(), task, 1), other_(other) {}
   void start() override {}
   State advance() override { return State::kBlocked; }
   bool finished_by(Member) const override { return false; }
@@ -267,7 +267,8 @@ void why_a_rank_left_is_told_also_in_between() {
   const auto group = threads.make_group();
   std::vector<float> x(10, 1.0F);
   const Request request = all_reduce(x);
-  const Overtaken operation(*group[0], *group[1], request);
+  const Task task(request);
+  const Overtaken operation(*group[0], *group[1], task);
   Sight sight(operation.group());
   const Failure failure = failure_of([&] { Watch(30).look(operation, sight); });
   CHECK(failure.kind == FailureKind::kAborted && contains(failure.message, "for a reason"));

@@ -350,8 +350,9 @@ void who_is_through_may_leave() {
       return request;
     };
     const Request mine = broadcast(0, x);
+    const Task task(mine);
     AnyOperation room;
-    Operation& operation = room.make(*host.group(0), mine, 1);
+    Operation& operation = room.make(*host.group(0), task, 1);
     operation.start();
     CHECK(operation.advance() == State::kBlocked);
     std::vector<std::thread> others;
@@ -359,8 +360,9 @@ void who_is_through_may_leave() {
       others.emplace_back([&, r] {
         std::vector<float> theirs(1000, 7.0F);
         const Request request = broadcast(r, theirs);
+        const Task their_task(request);
         AnyOperation other;
-        Operation& their_operation = other.make(*host.group(r), request, 1);
+        Operation& their_operation = other.make(*host.group(r), their_task, 1);
         their_operation.start();
         while (their_operation.advance() != State::kDone) std::this_thread::yield();
         other.end();

@@ -48,7 +48,7 @@ class Walker {
   void step() {
     try {
       if (operation_ == nullptr) {
-        operation_ = &room_.make(group_, request_, 1);
+        operation_ = &room_.make(group_, task_, 1);
         operation_->start();
         return;
       }
@@ -75,6 +75,7 @@ class Walker {
   std::vector<float> x_;
   const std::vector<float> before_;
   Request request_;
+  const Task task_{request_};
   AnyOperation room_;
   Operation* operation_ = nullptr;
   int steps_ = 0;

@@ -70,7 +70,7 @@ class Rank {
     State state = State::kProgressed;
     try {
       if (operation_ == nullptr) {
-        operation_ = std::make_unique<Scheduled>(group_, request_, 1);
+        operation_ = std::make_unique<Scheduled>(group_, task_, 1);
         operation_->start();
       } else {
         state = operation_->advance();
@@ -105,6 +105,7 @@ class Rank {
 
   Group& group_;
   const Request& request_;
+  const Task task_{request_};
   std::unique_ptr<Scheduled> operation_;
   bool done_ = false;
   bool failed_ = false;
@@ -170,7 +171,7 @@ void run(Random& random, const Schedule& schedule, Spoils spoils, Counts& counts
     requests[at].program = programs[at];
     requests[at].wire = wire;
     try {
-      Scheduled::require_room(*hosts.group(r), requests[at]);
+      Scheduled::require_room(*hosts.group(r), Task(requests[at]));
     } catch (const CollectiveFailure&) {
       ++counts.refused;
       ranks.clear();

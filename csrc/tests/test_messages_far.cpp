@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <deque>
 #include <string>
 #include <thread>
 
@@ -55,12 +56,15 @@ void what_another_receive_heard_has_come() {
     const Request send = tagged(OpKind::kSend, x, 0, sent_tag);
     const Request receive = tagged(OpKind::kRecv, y, 1, 2);
     const Request other = tagged(OpKind::kRecv, z, kAnySource, 9);
-    FarPair named(*hosts.group(0), receive, 1);
-    ReceiveAny any(*hosts.group(0), other, 1);
+    const Task send_task(send);
+    const Task receive_task(receive);
+    const Task other_task(other);
+    FarPair named(*hosts.group(0), receive_task, 1);
+    ReceiveAny any(*hosts.group(0), other_task, 1);
     any.start();
     named.start();
     {
-      FarPair sending(*hosts.group(1), send, 1);
+      FarPair sending(*hosts.group(1), send_task, 1);
       sending.start();
       if (sent_tag == 2)
         while (sending.advance() != State::kDone) std::this_thread::yield();
@@ -85,10 +89,12 @@ struct ManyTags {
       y[i].resize(4);
       const int tag = static_cast<int>(i);
       receives[i] = tagged(OpKind::kRecv, y[i], 1, tag);
-      receiving.push_back(std::make_unique<FarPair>(*hosts.group(0), receives[i], i + 1));
+      receiving.push_back(
+          std::make_unique<FarPair>(*hosts.group(0), tasks.emplace_back(receives[i]), i + 1));
       receiving[i]->start();
       sends[i] = tagged(OpKind::kSend, x[i], 0, tag);
-      sending.push_back(std::make_unique<FarPair>(*hosts.group(1), sends[i], i + 1));
+      sending.push_back(
+          std::make_unique<FarPair>(*hosts.group(1), tasks.emplace_back(sends[i]), i + 1));
       sending[i]->start();
     }
   }
@@ -110,6 +116,7 @@ struct ManyTags {
   std::vector<std::vector<float>> y;
   std::vector<Request> sends;
   std::vector<Request> receives;
+  std::deque<Task> tasks;
   std::vector<std::unique_ptr<FarPair>> sending;
   std::vector<std::unique_ptr<FarPair>> receiving;
 };
@@ -146,13 +153,14 @@ void a_heard_call_is_progress() {
     const Request second = tagged(OpKind::kSend, x, 0, 2);
     const Request receive = tagged(OpKind::kRecv, y, from_any ? kAnySource : 1, 2);
     const Request other = tagged(OpKind::kRecv, y, 1, 1);
+    const Task tasks[] = {Task(first), Task(second), Task(receive), Task(other)};
     AnyOperation room;
-    Operation& receiving = room.make(*hosts.group(0), receive, 1);
+    Operation& receiving = room.make(*hosts.group(0), tasks[2], 1);
     receiving.start();
-    FarPair named(*hosts.group(0), other, 2);
+    FarPair named(*hosts.group(0), tasks[3], 2);
     named.start();
-    FarPair one(*hosts.group(1), first, 1);
-    FarPair two(*hosts.group(1), second, 2);
+    FarPair one(*hosts.group(1), tasks[0], 1);
+    FarPair two(*hosts.group(1), tasks[1], 2);
     one.start();
     two.start();
     State state = receiving.advance();

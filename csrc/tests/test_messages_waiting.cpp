@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <deque>
 #include <string>
 #include <thread>
 
@@ -288,11 +289,13 @@ void a_send_without_a_place_has_not_been_called() {
   threads.run([&](int r) {
     if (r != 0) return;
     std::vector<float> x(4, 1.0F);
-    std::vector<std::unique_ptr<Send>> sends;
     std::vector<Request> requests(kAnnouncements + 1);
+    std::deque<Task> tasks;
+    std::vector<std::unique_ptr<Send>> sends;
     for (std::size_t i = 0; i < requests.size(); ++i) {
       requests[i] = tagged(OpKind::kSend, x, 1, static_cast<int>(i));
-      sends.push_back(std::make_unique<Send>(group[0]->group(), requests[i], i + 1));
+      sends.push_back(
+          std::make_unique<Send>(group[0]->group(), tasks.emplace_back(requests[i]), i + 1));
       sends.back()->start();
       CHECK(!sends.back()->called_by(Member(1)));
     }

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <random>
 
@@ -70,6 +71,7 @@ void run(Random& random, OneHost& ranks, const std::vector<RealProgram>& schedul
   const Request like = request_for(random, schedule.front().program);
   std::vector<Request> requests(static_cast<std::size_t>(n), like);
   std::vector<Buffers> buffers(static_cast<std::size_t>(n));
+  std::deque<Task> tasks;
   std::vector<std::unique_ptr<Scheduled>> operations;
   for (int r = 0; r < n; ++r) {
     Request& request = requests[static_cast<std::size_t>(r)];
@@ -78,13 +80,14 @@ void run(Random& random, OneHost& ranks, const std::vector<RealProgram>& schedul
         r == spoiled
             ? program
             : std::make_shared<const Program>(schedule[static_cast<std::size_t>(r)].program);
+    const Task& task = tasks.emplace_back(request);
     try {
-      Scheduled::require_room(ranks.group(r), request);
+      Scheduled::require_room(ranks.group(r), task);
     } catch (const CollectiveFailure&) {
       ++counts.refused;
       return;
     }
-    operations.push_back(std::make_unique<Scheduled>(ranks.group(r), request, 1));
+    operations.push_back(std::make_unique<Scheduled>(ranks.group(r), task, 1));
   }
   for (const auto& operation : operations) operation->start();
   std::vector<bool> done(static_cast<std::size_t>(n), false);

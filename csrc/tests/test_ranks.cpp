@@ -75,10 +75,10 @@ void a_call_travels_with_any_root() {
   for (const int root : {0, 255, 4096, kCountableRanks - 1}) {
     Request request = request_of(OpKind::kBroadcast, 7);
     request.root = root;
-    const Called mine = called(request);
+    const Called mine = called(Task(request));
     CHECK(describe(mine) == "broadcast(float32, count 7, root " + std::to_string(root) + ")");
     request.root = root ^ 1;
-    CHECK(!agree(called(request), mine));
+    CHECK(!agree(called(Task(request)), mine));
   }
 }
 

@@ -23,7 +23,8 @@ void ranks_agree_on_what_they_measured(const std::vector<HostSchedule>& schedule
   ranks.run([&](int r) {
     const auto at = static_cast<std::size_t>(r);
     for (const int turned : {0, 1}) {
-      Request call;
+      const Request request;
+      Task call(request);
       call.trial = std::make_shared<WireTrial>();
       for (; call.call_of_trial < WireTrial::kTries; ++call.call_of_trial) {
         CHECK(call.trial->packs(call.call_of_trial) == (call.call_of_trial % 2 == 1));

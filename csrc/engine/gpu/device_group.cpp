@@ -172,34 +172,34 @@ std::shared_ptr<const Program> DeviceGroup::choose(const Request& request) {
   return direct_.emplace(key, std::move(made)).first->second;
 }
 
-void DeviceGroup::prepare(Request& request) {
+void DeviceGroup::prepare(Task& task) {
+  const Request& request = *task.request;
   constexpr std::uintptr_t kPerThread = 2;
   if (reinterpret_cast<std::uintptr_t>(request.location.stream) == kPerThread)
     throw std::invalid_argument(
         "the per-thread default stream is another one on each thread: give a stream of its own");
-  if (request.location.device == Location::kAnyDevice) request.location.device = device();
-  if (request.location.device != device())
+  if (request.location.device != Location::kAnyDevice && request.location.device != device())
     throw std::invalid_argument("the arrays lie on GPU " + std::to_string(request.location.device) +
                                 ", and this communicator is on GPU " + std::to_string(device()));
-  if (!request.program) request.program = choose(request);
-  if (!peers_->has_room(*request.program, request.dtype, request.reduce_op))
-    throw std::invalid_argument("algorithm '" + request.program->algorithm +
+  if (!task.program) task.program = choose(request);
+  if (!peers_->has_room(*task.program, request.dtype, request.reduce_op))
+    throw std::invalid_argument("algorithm '" + task.program->algorithm +
                                 "' hands over too much at a time for this communicator's device "
                                 "mailboxes; use algorithm='auto'");
   const std::lock_guard lock(mutex_);
   const Current current(own_->gpu().context());
   const auto stream = static_cast<cuda::CUstream>(request.location.stream);
   const std::uint64_t capture = capture_of(stream);
-  request.captured = capture != 0;
+  task.captured = capture != 0;
   refuse_forgotten(capture);
   // What a graph captures is launched at the call, and ordered by the capture and by replays.
-  if (!request.captured)
-    request.launch_turn = std::make_shared<LaunchTurn>(LaunchOrder::stream_of(device(), stream));
-  if (!request.captured)
-    peers_->upload(request.program);
-  else if (!peers_->knows(*request.program))
+  if (!task.captured)
+    task.launch_turn = std::make_shared<LaunchTurn>(LaunchOrder::stream_of(device(), stream));
+  if (!task.captured)
+    peers_->upload(task.program);
+  else if (!peers_->knows(*task.program))
     throw std::invalid_argument(
-        "algorithm '" + request.program->algorithm +
+        "algorithm '" + task.program->algorithm +
         "' is new to the GPU, which it cannot become while a graph is captured: make the call once "
         "before capturing");
 }
@@ -233,14 +233,14 @@ DeviceGroup::InCapture& DeviceGroup::of_capture(std::uint64_t capture) {
   return in_captures_.back();
 }
 
-std::uint64_t DeviceGroup::launch(const Request& request, double seconds) {
-  const auto stream = static_cast<cuda::CUstream>(request.location.stream);
+std::uint64_t DeviceGroup::launch(const Task& task, double seconds) {
+  const auto stream = static_cast<cuda::CUstream>(task.request->location.stream);
   const auto nanoseconds = static_cast<std::uint64_t>(std::min(seconds, kLongest) * 1e9);
   const std::lock_guard lock(mutex_);
   const Current current(own_->gpu().context());
   const std::uint64_t capture = capture_of(stream);
-  if (request.captured != (capture != 0))
-    throw std::runtime_error(request.captured
+  if (task.captured != (capture != 0))
+    throw std::runtime_error(task.captured
                                  ? "the capture of its stream has ended since the call"
                                  : "a capture of its stream has begun since the call: wait for "
                                    "asynchronous calls before");
@@ -251,14 +251,14 @@ std::uint64_t DeviceGroup::launch(const Request& request, double seconds) {
     if (before.capture != 0)
       check(driver().cuStreamWaitEvent(stream, before.event, 0), "cuStreamWaitEvent");
     captured_ = true;
-    peers_->launch(request, stream, nanoseconds);
+    peers_->launch(task, stream, nanoseconds);
     ++launches_;
     check(driver().cuEventRecord(before.event, stream), "cuEventRecord");
     before.capture = capture;
     return launches_;
   }
   if (launched_) check(driver().cuStreamWaitEvent(stream, last_, 0), "cuStreamWaitEvent");
-  peers_->launch(request, stream, nanoseconds);
+  peers_->launch(task, stream, nanoseconds);
   ++launches_;
   const cuda::CUresult recorded = driver().cuEventRecord(last_, stream);
   // Whoever is told waits for the kernel to unwind, and needs to know when it has.

@@ -46,17 +46,17 @@ class DeviceGroup final : public MappedMemory {
   void set_source(DirectPrograms source);
   // Whether these calls are carried out on the device, on all ranks or none.
   static bool serves(OpKind kind) { return !is_pair(kind) && kind != OpKind::kBarrier; }
-  // Chooses the request's program, if it has none, and makes it known to the device. Notes whether
+  // Chooses the task's program, if it has none, and makes it known to the device. Notes whether
   // its stream is being captured: then it has to be launched before the capture ends. Before the
   // ranks meet, so that what cannot be is refused on this rank alone, and launch() fails with the
   // driver, or where a capture has begun or ended since. Throws std::invalid_argument,
   // cuda::DriverError.
-  void prepare(Request& request);
+  void prepare(Task& task);
   // In the order of the calls. Returns the launch's number. Each wait on the device lasts at most
   // so many seconds. Throws std::runtime_error where the capture of its stream has begun or ended
   // since prepare(), std::invalid_argument where a capture forbids the call since,
   // cuda::DriverError.
-  std::uint64_t launch(const Request& request, double seconds);
+  std::uint64_t launch(const Task& task, double seconds);
 
   // Whether something may be under way on the device: a launch that is not done, or a graph that
   // was captured, which may be replayed at any time. Cheap; as of the last look().

@@ -13,31 +13,31 @@ constexpr std::chrono::microseconds kUnwindingPoll{50};
 }  // namespace
 
 OnDevice::~OnDevice() {
-  if (!launched_ || !request_.location.ends || !request_.device->aborted()) return;
+  if (!launched_ || !request_.location.ends || !task_.device->aborted()) return;
   // Its waits end within milliseconds; until then it may write what the caller is about to free.
   const auto until = std::chrono::steady_clock::now() + kLongestUnwinding;
-  while (!request_.device->look() && std::chrono::steady_clock::now() < until)
+  while (!task_.device->look() && std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(kUnwindingPoll);
 }
 
 // What is left of its time for a wait on the device. A call that does not end there has all of it:
 // what is on its stream before may take long, too.
 double OnDevice::seconds_left() const {
-  if (!request_.location.ends) return request_.timeout;
+  if (!request_.location.ends) return task_.timeout;
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin_;
-  return std::max(request_.timeout - passed.count(), 0.0);
+  return std::max(task_.timeout - passed.count(), 0.0);
 }
 
 State OnDevice::advance() {
-  DeviceGroup& device = *request_.device;
+  DeviceGroup& device = *task_.device;
   if (!launched_) {
     // What has failed the communicator, whoever drives this looks for.
     met_ = rendezvous_.complete();
     if (!met_ || device.aborted()) return State::kBlocked;
-    if (request_.launch_turn && request_.launch_turn->before()) return State::kBlocked;
+    if (task_.launch_turn && task_.launch_turn->before()) return State::kBlocked;
     launched_ = true;  // also where it fails half way: the kernel is waited for
-    const std::uint64_t launch = device.launch(request_, seconds_left());
-    if (request_.launch_turn && request_.launch_turn->pass(launch)) group_.ring_own();
+    const std::uint64_t launch = device.launch(task_, seconds_left());
+    if (task_.launch_turn && task_.launch_turn->pass(launch)) group_.ring_own();
   }
   if (!request_.location.ends) return State::kDone;
   // First what needs no driver: a call of it may wait for the very kernel that waits for the dead.
@@ -62,8 +62,8 @@ State OnDevice::advance() {
 
 std::string OnDevice::held_up() const {
   if (launched_) return "all ranks have called it, and its GPUs have not come to its end";
-  if (!met_ || !request_.launch_turn) return "";
-  const auto before = request_.launch_turn->before();
+  if (!met_ || !task_.launch_turn) return "";
+  const auto before = task_.launch_turn->before();
   if (!before) return "";
   return "all ranks have called it, and " + std::string(name_of(before->kind)) + " number " +
          std::to_string(before->sequence) +

@@ -14,8 +14,8 @@ namespace pycollective {
 
 class OnDevice final : public Operation {
  public:
-  OnDevice(Group& group, const Request& request, std::uint64_t sequence)
-      : Operation(group, request, sequence), rendezvous_(group, request, sequence) {}
+  OnDevice(Group& group, const Task& task, std::uint64_t sequence)
+      : Operation(group, task, sequence), rendezvous_(group, task, sequence) {}
 
   ~OnDevice() override;
 

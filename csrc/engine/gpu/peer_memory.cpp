@@ -226,11 +226,12 @@ PeerMemory::Cut PeerMemory::cut(std::uint64_t longest, std::size_t element, std:
   return {part, chunks, static_cast<unsigned>(std::min<std::uint64_t>(chunks, shape.blocks))};
 }
 
-void PeerMemory::launch(const Request& request, cuda::CUstream stream, std::uint64_t nanoseconds) {
-  require(request.program != nullptr && request.kind != OpKind::kBarrier &&
-              request.program->serves(request),
-          std::string(name_of(request.kind)) + ": the program is another call's");
-  const Program& program = *request.program;
+void PeerMemory::launch(const Task& task, cuda::CUstream stream, std::uint64_t nanoseconds) {
+  const Request& request = *task.request;
+  require(
+      task.program != nullptr && request.kind != OpKind::kBarrier && task.program->serves(request),
+      std::string(name_of(request.kind)) + ": the program is another call's");
+  const Program& program = *task.program;
   require(
       request.counts.empty() || request.counts.size() == static_cast<std::size_t>(program.ranks),
       std::string(name_of(request.kind)) + ": counts of other ranks");
@@ -260,7 +261,7 @@ void PeerMemory::launch(const Request& request, cuda::CUstream stream, std::uint
       throw NotUploaded(std::string(name_of(request.kind)) + " (algorithm '" + program.algorithm +
                         "') is new to the GPU, which it cannot become while a graph is captured: "
                         "make the call once before capturing");
-    known = &put(request.program);
+    known = &put(task.program);
   }
 
   cuda::ProgramParameters p{};

@@ -32,6 +32,7 @@
 #include "cuda/program_parameters.h"
 #include "engine/gpu/device_program.h"
 #include "engine/plans/program.h"
+#include "engine/task.h"
 #include "fork_guard.h"
 
 namespace pycollective {
@@ -61,11 +62,11 @@ class PeerMemory {
   // Whether a program, with these elements, fits the mailboxes; the same on all ranks.
   bool has_room(const Program& program, Dtype dtype, ReduceOp op) const;
 
-  // Puts the request, whose program is of this group, on a stream; buffers are the device's. Each
+  // Puts the task, whose program is of this group, on a stream; buffers are the device's. Each
   // wait on the device lasts at most so long. Nothing is launched where there are no elements.
   // One thread at a time. Throws std::invalid_argument for what cannot be and for what has no room,
   // NotUploaded, cuda::DriverError.
-  void launch(const Request& request, cuda::CUstream stream, std::uint64_t nanoseconds);
+  void launch(const Task& task, cuda::CUstream stream, std::uint64_t nanoseconds);
   // Whether the device knows the program; then its launches may be captured.
   bool knows(const Program& program) const { return find(program) != nullptr; }
   // Makes the program known to the device.

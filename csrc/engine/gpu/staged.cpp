@@ -8,13 +8,12 @@
 namespace pycollective {
 namespace {
 
-Request on_host(const Request& request) {
-  Request moved = request;
-  moved.input = request.staging->input();
-  moved.output = request.staging->output();
+Request on_host(const Task& task) {
+  Request moved = *task.request;
+  moved.input = task.staging->input();
+  moved.output = task.staging->output();
   moved.location = {};
-  moved.staging = nullptr;
-  moved.keep = request.staging;  // messages go from and to this memory
+  moved.keep = task.staging;  // messages go from and to this memory
   return moved;
 }
 
@@ -42,19 +41,22 @@ std::shared_ptr<cuda::Staging> stage(const Request& request, int rank, int ranks
   }
 }
 
-Staged::Staged(Group& group, const Request& request, std::uint64_t sequence)
-    : Operation(group, request, sequence),
-      on_host_(on_host(request)),
-      room_(std::make_unique<AnyOperation>()) {}
+Staged::Staged(Group& group, const Task& task, std::uint64_t sequence)
+    : Operation(group, task, sequence),
+      on_host_(on_host(task)),
+      task_on_host_(task.with(on_host_)),
+      room_(std::make_unique<AnyOperation>()) {
+  task_on_host_.staging = nullptr;
+}
 
 Staged::~Staged() = default;
 
 State Staged::advance() {
-  cuda::Staging& staging = *request_.staging;
+  cuda::Staging& staging = *task_.staging;
   switch (step_) {
     case Step::kToHost:
       if (!staging.done()) return State::kBlocked;
-      inner_ = &room_->make(group_, on_host_, sequence_);
+      inner_ = &room_->make(group_, task_on_host_, sequence_);
       inner_->start();
       step_ = Step::kMoving;
       return State::kProgressed;

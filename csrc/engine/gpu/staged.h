@@ -22,7 +22,7 @@ std::shared_ptr<cuda::Staging> stage(const Request& request, int rank, int ranks
 
 class Staged final : public Operation {
  public:
-  Staged(Group& group, const Request& request, std::uint64_t sequence);
+  Staged(Group& group, const Task& task, std::uint64_t sequence);
   ~Staged() override;
 
   void start() override {}  // the copy is on its way
@@ -41,6 +41,7 @@ class Staged final : public Operation {
   enum class Step { kToHost, kMoving, kToDevice };
 
   Request on_host_;
+  Task task_on_host_;
   std::unique_ptr<AnyOperation> room_;
   Operation* inner_ = nullptr;
   Step step_ = Step::kToHost;

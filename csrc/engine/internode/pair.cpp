@@ -13,12 +13,12 @@ constexpr std::size_t kLargestPiece = std::size_t{1} << 30;
 
 }  // namespace
 
-FarPair::FarPair(Group& group, const Request& request, std::uint64_t sequence, bool expects)
-    : Operation(group, request, sequence),
+FarPair::FarPair(Group& group, const Task& task, std::uint64_t sequence, bool expects)
+    : Operation(group, task, sequence),
       calls_(group.messages().far()),
-      peer_(calls_.at(request.root)),
-      mine_{sequence, called(request)},
-      bytes_(request.count * size_of(request.dtype)),
+      peer_(calls_.at(request_.root)),
+      mine_{sequence, called(task)},
+      bytes_(request_.count * size_of(request_.dtype)),
       expecting_(expects) {}
 
 FarPair::~FarPair() {
@@ -35,7 +35,7 @@ bool FarPair::begin() {
       if (!lane_) return false;
       set_data_lane(mine_, *lane_);
     }
-  } else if (!expecting_ && !group_.messages().may_take(request_, request_.root)) {
+  } else if (!expecting_ && !group_.messages().may_take(task_, request_.root)) {
     return false;
   }
   began_ = true;

@@ -13,7 +13,7 @@ namespace pycollective {
 class FarPair final : public Operation {
  public:
   // `expects`: a receive that expects its call already (PairCalls::expect_if_there).
-  FarPair(Group& group, const Request& request, std::uint64_t sequence, bool expects = false);
+  FarPair(Group& group, const Task& task, std::uint64_t sequence, bool expects = false);
   ~FarPair() override;
   // Whether its data are too long to go with the call.
   static bool needs_lane(const Request& request) {

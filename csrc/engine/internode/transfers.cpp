@@ -4,12 +4,12 @@
 
 namespace pycollective {
 
-InternodeTransfers::InternodeTransfers(Group& group, const Request& request, std::uint64_t sequence)
+InternodeTransfers::InternodeTransfers(Group& group, const Task& task, std::uint64_t sequence)
     : group_(group),
       messenger_(*group.messenger()),
-      request_(request),
-      program_(*request.program),
-      mine_{sequence, called(request)},
+      request_(*task.request),
+      program_(*task.program),
+      mine_{sequence, called(task)},
       calls_(peers().size()),
       heard_(peers().size(), false),
       eager_(program_.messages.size(), false),

@@ -23,7 +23,7 @@ namespace pycollective {
 
 class InternodeTransfers {
  public:
-  InternodeTransfers(Group& group, const Request& request, std::uint64_t sequence);
+  InternodeTransfers(Group& group, const Task& task, std::uint64_t sequence);
   ~InternodeTransfers();
   InternodeTransfers(const InternodeTransfers&) = delete;
   InternodeTransfers& operator=(const InternodeTransfers&) = delete;

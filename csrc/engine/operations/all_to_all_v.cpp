@@ -8,8 +8,8 @@
 
 namespace pycollective {
 
-Exchanges::Exchanges(Group& group, const Request& request, std::uint64_t sequence)
-    : Operation(group, request, sequence), rendezvous_(group, request, sequence) {}
+Exchanges::Exchanges(Group& group, const Task& task, std::uint64_t sequence)
+    : Operation(group, task, sequence), rendezvous_(group, task, sequence) {}
 
 void Exchanges::add(OpKind kind, int peer) {
   const Exchange& what = (*request_.exchange)[static_cast<std::size_t>(peer)];
@@ -23,12 +23,13 @@ void Exchanges::add(OpKind kind, int peer) {
   request.output = sends ? nullptr : what.output;
   request.count = sends ? what.sends : what.expects;
   request.keep = request_.keep;
+  const Task& task = tasks_.emplace_back(request);
   if (!group_.member_of(peer))
-    parts_.push_back(std::make_unique<FarPair>(group_, request, sequence_));
+    parts_.push_back(std::make_unique<FarPair>(group_, task, sequence_));
   else if (sends)
-    parts_.push_back(std::make_unique<Send>(group_, request, sequence_));
+    parts_.push_back(std::make_unique<Send>(group_, task, sequence_));
   else
-    parts_.push_back(std::make_unique<Receive>(group_, request, sequence_));
+    parts_.push_back(std::make_unique<Receive>(group_, task, sequence_));
 }
 
 void Exchanges::begin() {
@@ -38,6 +39,7 @@ void Exchanges::begin() {
   if (own.output != own.input)
     copy_bytes(own.output, own.input, own.sends * size_of(request_.dtype));
   requests_.reserve(2 * static_cast<std::size_t>(ranks));  // parts refer to them
+  tasks_.reserve(requests_.capacity());
   // Each begins with its neighbours, so that not all turn to the same rank.
   for (int i = 1; i < ranks; ++i) {
     add(OpKind::kSend, (me + i) % ranks);
@@ -72,7 +74,7 @@ void Exchanges::compare_calls() const {
   Messenger* const messenger = group_.messenger();
   if (messenger == nullptr) return;
   // Ranks of other hosts that call something else exchange other messages.
-  const CallNote mine{sequence_, called(request_)};
+  const CallNote mine{sequence_, called(task_)};
   if (const auto other = messenger->find_other_call(mine))
     throw_mismatch({group_.world().rank, request_.kind, sequence_, mine.describe(),
                     "rank " + std::to_string(other->first), other->second.describe()},

@@ -14,7 +14,7 @@ namespace pycollective {
 
 class Exchanges final : public Operation {
  public:
-  Exchanges(Group& group, const Request& request, std::uint64_t sequence);
+  Exchanges(Group& group, const Task& task, std::uint64_t sequence);
 
   void start() override { rendezvous_.arrive(); }
   State advance() override;
@@ -33,6 +33,7 @@ class Exchanges final : public Operation {
   bool met_ = false;
   mutable bool reminded_ = false;
   std::vector<Request> requests_;
+  std::vector<Task> tasks_;
   std::vector<std::unique_ptr<Operation>> parts_;  // that are not done
 };
 

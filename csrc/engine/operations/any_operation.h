@@ -19,26 +19,28 @@ namespace pycollective {
 class AnyOperation {
  public:
   // Chooses the path: depends on what all ranks agree on, never on the rank.
-  Operation& make(Group& group, const Request& request, std::uint64_t sequence) {
-    if (request.device) return made_.emplace<OnDevice>(group, request, sequence);
-    if (request.staging) return made_.emplace<Staged>(group, request, sequence);
-    if (is_pair(request.kind)) return make_pair(group, request, sequence);
-    if (request.exchange) return made_.emplace<Exchanges>(group, request, sequence);
-    if (request.program) return made_.emplace<Scheduled>(group, request, sequence);
+  Operation& make(Group& group, const Task& task, std::uint64_t sequence) {
+    const Request& request = *task.request;
+    if (task.device) return made_.emplace<OnDevice>(group, task, sequence);
+    if (task.staging) return made_.emplace<Staged>(group, task, sequence);
+    if (is_pair(request.kind)) return make_pair(group, task, sequence);
+    if (request.exchange) return made_.emplace<Exchanges>(group, task, sequence);
+    if (task.program) return made_.emplace<Scheduled>(group, task, sequence);
     if (group.messenger() != nullptr)  // what follows would reduce over this host alone
       throw std::logic_error("an operation between hosts has no program");
-    if (OneShot::fits(group, request)) return made_.emplace<OneShot>(group, request, sequence);
-    return made_.emplace<TwoShot>(group, request, sequence);
+    if (OneShot::fits(group, request)) return made_.emplace<OneShot>(group, task, sequence);
+    return made_.emplace<TwoShot>(group, task, sequence);
   }
   // Lets go of what it was; the group may be gone afterwards.
   void end() { made_.emplace<std::monostate>(); }
 
  private:
-  Operation& make_pair(Group& group, const Request& request, std::uint64_t sequence) {
-    if (request.root == kAnySource) return made_.emplace<ReceiveAny>(group, request, sequence);
-    if (!group.member_of(request.root)) return made_.emplace<FarPair>(group, request, sequence);
-    if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, request, sequence);
-    return made_.emplace<Receive>(group, request, sequence);
+  Operation& make_pair(Group& group, const Task& task, std::uint64_t sequence) {
+    const Request& request = *task.request;
+    if (request.root == kAnySource) return made_.emplace<ReceiveAny>(group, task, sequence);
+    if (!group.member_of(request.root)) return made_.emplace<FarPair>(group, task, sequence);
+    if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, task, sequence);
+    return made_.emplace<Receive>(group, task, sequence);
   }
 
   std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive, FarPair, ReceiveAny,

@@ -4,8 +4,8 @@
 
 namespace pycollective {
 
-ReceiveAny::ReceiveAny(Group& group, const Request& request, std::uint64_t sequence)
-    : Operation(group, request, sequence), named_(request) {}
+ReceiveAny::ReceiveAny(Group& group, const Task& task, std::uint64_t sequence)
+    : Operation(group, task, sequence), named_(*task.request), named_task_(named_) {}
 
 ReceiveAny::~ReceiveAny() { stop_awaiting(); }
 
@@ -21,19 +21,17 @@ void ReceiveAny::start() {
 }
 
 std::optional<State> ReceiveAny::try_rank(int rank, bool& kept) {
-  if (rank == group_.world().rank || !group_.messages().may_take(request_, rank))
-    return std::nullopt;
+  if (rank == group_.world().rank || !group_.messages().may_take(task_, rank)) return std::nullopt;
   const std::optional<Member> member = group_.member_of(rank);
   named_.root = rank;
-  named_.turn = 0;  // it has come
   if (!member) {
     if (!group_.messages().far().expect_if_there(rank, request_.tag, kept)) return std::nullopt;
-    found_ = &room_.emplace<FarPair>(group_, named_, sequence_, true);
+    found_ = &room_.emplace<FarPair>(group_, named_task_, sequence_, true);
     found_->start();
     return found_->advance();
   }
   if (!Receive::is_there(group_, *member, request_.tag)) return std::nullopt;
-  Receive& receive = room_.emplace<Receive>(group_, named_, sequence_);
+  Receive& receive = room_.emplace<Receive>(group_, named_task_, sequence_);
   const State state = receive.advance();
   if (receive.has_begun()) {
     found_ = &receive;

@@ -18,7 +18,7 @@ class EndedByClose final : public CollectiveFailure {
 
 class ReceiveAny final : public Operation {
  public:
-  ReceiveAny(Group& group, const Request& request, std::uint64_t sequence);
+  ReceiveAny(Group& group, const Task& task, std::uint64_t sequence);
   ~ReceiveAny() override;
 
   void start() override;
@@ -40,6 +40,7 @@ class ReceiveAny final : public Operation {
   bool somebody_is_there() const;
 
   Request named_;  // the request, once it is known whose message it takes
+  Task named_task_;
   std::variant<std::monostate, Receive, FarPair> room_;
   Operation* found_ = nullptr;
   bool awaits_ = false;

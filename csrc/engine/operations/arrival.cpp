@@ -2,8 +2,8 @@
 
 namespace pycollective {
 
-Rendezvous::Rendezvous(Group& group, const Request& request, std::uint64_t sequence)
-    : group_(group), sequence_(sequence), kind_(request.kind), mine_(called(request)) {}
+Rendezvous::Rendezvous(Group& group, const Task& task, std::uint64_t sequence)
+    : group_(group), sequence_(sequence), kind_(task.request->kind), mine_(called(task)) {}
 
 void Rendezvous::arrive() {
   Arrival& mine = line(group_.me());

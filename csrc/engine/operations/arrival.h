@@ -8,7 +8,7 @@ namespace pycollective {
 
 class Rendezvous {
  public:
-  Rendezvous(Group& group, const Request& request, std::uint64_t sequence);
+  Rendezvous(Group& group, const Task& task, std::uint64_t sequence);
 
   // Tells the peers what this rank called. Whatever it wrote before is theirs to read.
   void arrive();

@@ -21,14 +21,15 @@ constexpr std::uint64_t kCaptured = 0x10;
 // In place of a hash: what is uneven each rank knows for itself alone.
 constexpr std::uint64_t kUneven = 1;
 
-std::uint64_t signature_of(const Request& request) {
+std::uint64_t signature_of(const Task& task) {
+  const Request& request = *task.request;
   // The reduce op of an operation that only moves bytes means nothing, so it must not differ.
   const auto op = reduces(request.kind) ? static_cast<std::uint64_t>(request.reduce_op) : 0;
   return static_cast<std::uint64_t>(request.kind) << kKindAt |
          static_cast<std::uint64_t>(request.dtype) << kDtypeAt | op << kReduceOpAt |
-         (static_cast<std::uint64_t>(request.wire) | (packs(request) ? kPacked : 0) |
-          (request.measures ? kMeasures : 0) |
-          (request.device ? kOnDevice | (request.captured ? kCaptured : 0) : 0))
+         (static_cast<std::uint64_t>(task.wire) | (packs(task) ? kPacked : 0) |
+          (task.measures ? kMeasures : 0) |
+          (task.device ? kOnDevice | (task.captured ? kCaptured : 0) : 0))
              << kWireAt |
          static_cast<std::uint64_t>(request.root) << kRootAt;
 }
@@ -53,15 +54,16 @@ std::uint64_t hash_of(const std::vector<std::size_t>& counts) {
 
 }  // namespace
 
-Called called(const Request& request) {
+Called called(const Task& task) {
+  const Request& request = *task.request;
   Called made;
-  made.signature = signature_of(request);
+  made.signature = signature_of(task);
   made.count = request.counts.empty() ? request.count : 0;
   made.counts_hash = is_pair(request.kind) ? static_cast<std::uint32_t>(request.tag)
                      : request.exchange    ? kUneven
                                            : hash_of(request.counts);
-  if (request.program) {
-    const std::string& name = request.program->algorithm;  // no longer than it may be: check()
+  if (task.program) {
+    const std::string& name = task.program->algorithm;  // no longer than it may be: check()
     std::memcpy(made.algorithm, name.data(), name.size());
   }
   return made;
@@ -117,8 +119,8 @@ void throw_pair_mismatch(const Request& mine, const Mismatch& found, const Calle
            (dtype < kDtypes ? name_of(static_cast<Dtype>(dtype)) : "a type not known here");
   };
   const std::string self = "rank " + std::to_string(found.rank);
-  const std::string sent = what(sends ? called(mine) : theirs);
-  const std::string expected = what(sends ? theirs : called(mine));
+  const std::string sent = what(sends ? called(Task(mine)) : theirs);
+  const std::string expected = what(sends ? theirs : called(Task(mine)));
   throw CollectiveFailure(
       {FailureKind::kMismatch, found.rank, OpKind::kAllToAll, found.sequence,
        "all_to_all number " + std::to_string(found.sequence) + ": " + (sends ? self : found.other) +

@@ -5,12 +5,12 @@
 #include <cstring>
 #include <string>
 
-#include "engine/api.h"
+#include "engine/task.h"
 #include "shared_memory/layout.h"
 
 namespace pycollective {
 
-Called called(const Request& request);
+Called called(const Task& task);
 
 inline bool agree(const Called& a, const Called& b) {
   return a.signature == b.signature && a.count == b.count && a.counts_hash == b.counts_hash &&

@@ -10,6 +10,7 @@
 #include "engine/api.h"
 #include "engine/internode/pair_calls.h"
 #include "engine/operations/send_order.h"
+#include "engine/task.h"
 #include "shared_memory/member.h"
 
 namespace pycollective {
@@ -47,8 +48,8 @@ struct Incoming {
 // each receive takes the first message that no earlier one wants.
 class Turns {
  public:
-  // Whether no receive that was issued before `request` may still take a message of rank `source`.
-  virtual bool has_come(const Request& request, int source) const = 0;
+  // Whether no receive that was issued before `task` may still take a message of rank `source`.
+  virtual bool has_come(const Task& task, int source) const = 0;
   // Whether it is being closed: then those that have taken none end.
   virtual bool closes() const = 0;
 
@@ -72,8 +73,8 @@ class Messages {
   void set_next_source(int rank) { next_source_.store(rank, std::memory_order_relaxed); }
 
   void set_turns(const Turns* turns) { turns_ = turns; }
-  bool may_take(const Request& request, int source) const {
-    return request.turn == 0 || turns_ == nullptr || turns_->has_come(request, source);
+  bool may_take(const Task& task, int source) const {
+    return task.recv_order == 0 || turns_ == nullptr || turns_->has_come(task, source);
   }
   bool closes() const { return turns_ != nullptr && turns_->closes(); }
 

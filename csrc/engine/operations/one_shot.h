@@ -18,8 +18,8 @@ class OneShot final : public Operation {
   // Whether all ranks take this path for such a request: depends on what they agree on alone.
   static bool fits(const Group& group, const Request& request);
 
-  OneShot(Group& group, const Request& request, std::uint64_t sequence)
-      : Operation(group, request, sequence), rendezvous_(group, request, sequence) {}
+  OneShot(Group& group, const Task& task, std::uint64_t sequence)
+      : Operation(group, task, sequence), rendezvous_(group, task, sequence) {}
 
   void start() override;
   State advance() override;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "engine/group.h"
+#include "engine/task.h"
 
 namespace pycollective {
 
@@ -14,8 +15,9 @@ enum class State { kDone, kProgressed, kBlocked };
 
 class Operation {
  public:
-  Operation(Group& group, const Request& request, std::uint64_t sequence)
-      : group_(group), request_(request), sequence_(sequence) {}
+  // `task` and its request outlive this.
+  Operation(Group& group, const Task& task, std::uint64_t sequence)
+      : group_(group), task_(task), request_(*task.request), sequence_(sequence) {}
   virtual ~Operation() = default;
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
@@ -54,6 +56,7 @@ class Operation {
 
  protected:
   Group& group_;
+  const Task& task_;
   const Request& request_;
   std::uint64_t sequence_;
 };

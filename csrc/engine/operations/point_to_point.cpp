@@ -49,10 +49,10 @@ class Places {
 
 }  // namespace
 
-PairOperation::PairOperation(Group& group, const Request& request, std::uint64_t sequence)
-    : Operation(group, request, sequence),
-      peer_(*group.member_of(request.root)),
-      bytes_(request.count * size_of(request.dtype)),
+PairOperation::PairOperation(Group& group, const Task& task, std::uint64_t sequence)
+    : Operation(group, task, sequence),
+      peer_(*group.member_of(request_.root)),
+      bytes_(request_.count * size_of(request_.dtype)),
       total_(std::max<std::uint64_t>((bytes_ + kChannelPart - 1) / kChannelPart, 1)),
       end_(total_) {}
 
@@ -65,9 +65,9 @@ void PairOperation::compare(std::uint64_t their_dtype, std::uint64_t their_count
   other.count = their_count;
   throw_pair_mismatch(
       request_,
-      {group_.world().rank, request_.kind, sequence_, describe(called(request_)),
-       group_.describe(peer_), describe(called(other))},
-      called(other),
+      {group_.world().rank, request_.kind, sequence_, describe(called(task_)),
+       group_.describe(peer_), describe(called(Task(other)))},
+      called(Task(other)),
       "as message number " + std::to_string(sequence_) + " from one to the other; no data moved");
 }
 
@@ -75,8 +75,8 @@ std::size_t PairOperation::bytes_of(std::uint64_t chunk) const {
   return std::min(kChannelPart, bytes_ - (chunk - begin_) * kChannelPart);
 }
 
-Send::Send(Group& group, const Request& request, std::uint64_t sequence)
-    : PairOperation(group, request, sequence),
+Send::Send(Group& group, const Task& task, std::uint64_t sequence)
+    : PairOperation(group, task, sequence),
       mine_(group.sending_half(group.me(), peer_)),
       theirs_(group.receiving_half(peer_, group.me())),
       local_(group.messages().to(peer_)) {}
@@ -201,8 +201,8 @@ bool Send::finished_by(Member member) const {
          read >= mine_.chunks.load(std::memory_order_relaxed) + chunks();
 }
 
-Receive::Receive(Group& group, const Request& request, std::uint64_t sequence)
-    : PairOperation(group, request, sequence),
+Receive::Receive(Group& group, const Task& task, std::uint64_t sequence)
+    : PairOperation(group, task, sequence),
       mine_(group.receiving_half(group.me(), peer_)),
       theirs_(group.sending_half(peer_, group.me())),
       local_(group.messages().from(peer_)) {}
@@ -212,7 +212,7 @@ Receive::~Receive() {
 }
 
 bool Receive::grant() {
-  if (!group_.messages().may_take(request_, request_.root)) return false;
+  if (!group_.messages().may_take(task_, request_.root)) return false;
   const Announcement* found = nullptr;
   std::uint64_t begin = 0;
   {

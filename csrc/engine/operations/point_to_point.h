@@ -21,7 +21,7 @@ namespace pycollective {
 
 class PairOperation : public Operation {
  protected:
-  PairOperation(Group& group, const Request& request, std::uint64_t sequence);
+  PairOperation(Group& group, const Task& task, std::uint64_t sequence);
 
   // Throws CollectiveFailure (kMismatch) where the two sides differ.
   void compare(std::uint64_t their_dtype, std::uint64_t their_count) const;
@@ -41,7 +41,7 @@ class PairOperation : public Operation {
 
 class Send final : public PairOperation {
  public:
-  Send(Group& group, const Request& request, std::uint64_t sequence);
+  Send(Group& group, const Task& task, std::uint64_t sequence);
   void start() override { announce(); }
   State advance() override;
   bool finished_by(Member member) const override;
@@ -65,7 +65,7 @@ class Send final : public PairOperation {
 
 class Receive final : public PairOperation {
  public:
-  Receive(Group& group, const Request& request, std::uint64_t sequence);
+  Receive(Group& group, const Task& task, std::uint64_t sequence);
   ~Receive() override;
   // Whether a message of that tag is announced, and nothing keeps it from being received.
   static bool is_there(Group& group, Member source, int tag);

@@ -33,58 +33,60 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
 }  // namespace
 
-Scheduled::Slot Scheduled::slot_of(const Group& group, const Request& request) {
-  const Program& program = *request.program;
+Scheduled::Slot Scheduled::slot_of(const Group& group, const Task& task) {
+  const Request& request = *task.request;
+  const Program& program = *task.program;
   const auto nodes = static_cast<std::size_t>(program.nodes);
   const auto items = static_cast<std::size_t>(program.items);
   return {nodes * node_size(request.dtype, request.reduce_op) + items * size_of(request.dtype),
           group.slot_room()};
 }
 
-bool Scheduled::has_room(const Group& group, const Request& request) {
-  const Slot slot = slot_of(group, request);
+bool Scheduled::has_room(const Group& group, const Task& task) {
+  const Slot slot = slot_of(group, task);
   return slot.bytes_of_an_element * kPartUnit <= slot.room;
 }
 
-void Scheduled::require_room(const Group& group, const Request& request) {
-  const Program& program = *request.program;
+void Scheduled::require_room(const Group& group, const Task& task) {
+  const Request& request = *task.request;
+  const Program& program = *task.program;
   const World& world = group.world();
   if (!program.serves(request) || program.rank != world.rank || program.ranks != world.size ||
       program.members != group.size())
     throw CollectiveFailure({FailureKind::kConfiguration, world.rank, request.kind, 0,
                              std::string(name_of(request.kind)) + ": the program of '" +
                                  program.algorithm + "' is another call's or communicator's"});
-  if (has_room(group, request)) return;
-  const Slot slot = slot_of(group, request);
+  if (has_room(group, task)) return;
+  const Slot slot = slot_of(group, task);
   throw CollectiveFailure(
       {FailureKind::kConfiguration, group.world().rank, request.kind, 0,
-       std::string(name_of(request.kind)) + ": algorithm '" + request.program->algorithm +
-           "' needs " + std::to_string(slot.bytes_of_an_element * kPartUnit) +
+       std::string(name_of(request.kind)) + ": algorithm '" + program.algorithm + "' needs " +
+           std::to_string(slot.bytes_of_an_element * kPartUnit) +
            " bytes of shared memory a rank, and this communicator has " +
            std::to_string(slot.room) +
            "; the first communicators of a process have most. Use algorithm='auto'"});
 }
 
-Scheduled::Scheduled(Group& group, const Request& request, std::uint64_t sequence)
-    : Operation(group, request, sequence),
-      rendezvous_(group, request, sequence),
-      program_(*request.program),
-      output_(static_cast<std::byte*>(output_of(request, group.world().rank))),
-      shards_(shards_of(request, *request.program)),
-      executor_(group, request),
-      element_(size_of(request.dtype)),
-      node_(node_size(request.dtype, request.reduce_op)) {
+Scheduled::Scheduled(Group& group, const Task& task, std::uint64_t sequence)
+    : Operation(group, task, sequence),
+      rendezvous_(group, task, sequence),
+      program_(*task.program),
+      output_(static_cast<std::byte*>(output_of(request_, group.world().rank))),
+      shards_(shards_of(request_, program_)),
+      executor_(group, request_),
+      element_(size_of(request_.dtype)),
+      node_(node_size(request_.dtype, request_.reduce_op)) {
   // Of the communicator, not of this rank: all must cut the buffer alike.
   const bool far = program_.members != program_.ranks;
-  if (far) far_.emplace(group, request, sequence);
-  tries_ = request.trial && WireTrial::is_try(request.call_of_trial);
-  if (far && packs(request)) packed_items_ = find_packing(request.dtype, active_simd_level());
+  if (far) far_.emplace(group, task, sequence);
+  tries_ = task.trial && WireTrial::is_try(task.call_of_trial);
+  if (far && packs(task)) packed_items_ = find_packing(request_.dtype, active_simd_level());
   packs_ = packed_items_.pack != nullptr;
   if (packs_) {
     packed_nodes_ =
         node_ == element_ ? packed_items_ : find_packing(Dtype::kFloat32, active_simd_level());
   }
-  const Slot slot = slot_of(group, request);
+  const Slot slot = slot_of(group, task);
   const std::size_t bytes = std::max(slot.bytes_of_an_element, element_);
   while (slots_ > 1 && bytes * kPartUnit * slots_ > slot.room) --slots_;
   const std::size_t fits =
@@ -341,8 +343,8 @@ void Scheduled::note_time(bool done) {
   const auto now = std::chrono::steady_clock::now();
   if (!all_called_ && far_->all_have_called()) all_called_ = now;
   if (done)
-    request_.trial->took(request_.call_of_trial,
-                         std::chrono::duration<double>(now - *all_called_).count());
+    task_.trial->took(task_.call_of_trial,
+                      std::chrono::duration<double>(now - *all_called_).count());
 }
 
 void Scheduled::post(std::size_t chunk, std::int32_t number) {

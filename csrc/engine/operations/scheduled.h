@@ -33,11 +33,11 @@ namespace pycollective {
 class Scheduled final : public Operation {
  public:
   // Whether the group's memory is large enough for the program: on all ranks or none.
-  static bool has_room(const Group& group, const Request& request);
+  static bool has_room(const Group& group, const Task& task);
   // Throws CollectiveFailure (kConfiguration) where it is not.
-  static void require_room(const Group& group, const Request& request);
+  static void require_room(const Group& group, const Task& task);
 
-  Scheduled(Group& group, const Request& request, std::uint64_t sequence);
+  Scheduled(Group& group, const Task& task, std::uint64_t sequence);
 
   void start() override;
   State advance() override;
@@ -63,7 +63,7 @@ class Scheduled final : public Operation {
     std::size_t bytes_of_an_element;  // of all places together
     std::size_t room;                 // bytes of the data area that slots may take
   };
-  static Slot slot_of(const Group& group, const Request& request);
+  static Slot slot_of(const Group& group, const Task& task);
 
   void begin();
   bool slot_is_free(std::size_t chunk) const;

@@ -15,11 +15,12 @@ constexpr std::size_t kFewestChunks = 4;
 
 }  // namespace
 
-TwoShot::TwoShot(Group& group, const Request& request, std::uint64_t sequence)
-    : Operation(group, request, sequence),
-      rendezvous_(group, request, sequence),
-      shards_(request, group.size()),
-      element_(size_of(request.dtype)) {
+TwoShot::TwoShot(Group& group, const Task& task, std::uint64_t sequence)
+    : Operation(group, task, sequence),
+      rendezvous_(group, task, sequence),
+      shards_(*task.request, group.size()),
+      element_(size_of(task.request->dtype)) {
+  const Request& request = *task.request;
   const auto n = static_cast<std::size_t>(group.size());
   // Slots for what this kind of operation moves: n-1 peers' parts each, and one result.
   const std::size_t leaves = only_shares(request.kind) ? 0 : n - 1;

@@ -26,7 +26,7 @@ namespace pycollective {
 
 class TwoShot final : public Operation {
  public:
-  TwoShot(Group& group, const Request& request, std::uint64_t sequence);
+  TwoShot(Group& group, const Task& task, std::uint64_t sequence);
 
   void start() override { rendezvous_.arrive(); }
   State advance() override;

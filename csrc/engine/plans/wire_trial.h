@@ -15,7 +15,7 @@
 #include <optional>
 #include <unordered_map>
 
-#include "engine/api.h"
+#include "engine/task.h"
 
 namespace pycollective {
 
@@ -39,7 +39,7 @@ class WireTrial {
 
   // What the communicator carries out before a call of a trial; nothing after the first kTries + 1.
   // `call`: with the trial, and its number.
-  static std::optional<Request> before(const Request& call);
+  static std::optional<Request> before(const Task& call);
 
  private:
   static constexpr double kNever = std::numeric_limits<double>::max();
@@ -58,7 +58,7 @@ class WireTrials {
     std::shared_ptr<WireTrial> trial;
     int call = 0;
   };
-  NextCall next(const Request& request, int ranks);
+  NextCall next(const Task& task, int ranks);
 
   // Bytes of a rank's input or output. What goes to another host is a part of that, and below some
   // tens of KB a message's latency is longer than its bytes take on any link.
@@ -89,11 +89,10 @@ class WireTrials {
   std::unordered_map<Kind, Known, Hash> known_;
 };
 
-// Whether the request's messages to other hosts are packed.
-inline bool packs(const Request& request) {
-  if (request.wire == Wire::kExact) return true;
-  return request.wire == Wire::kAuto && request.trial &&
-         request.trial->packs(request.call_of_trial);
+// Whether the task's messages to other hosts are packed.
+inline bool packs(const Task& task) {
+  if (task.wire == Wire::kExact) return true;
+  return task.wire == Wire::kAuto && task.trial && task.trial->packs(task.call_of_trial);
 }
 
 }  // namespace pycollective

@@ -1,0 +1,50 @@
+// A request as the engine carries it out: what its caller left open is filled in, beside what the
+// engine needs to know of this call.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "engine/api.h"
+
+namespace pycollective {
+
+class WireTrial;    // engine/plans/wire_trial.h
+class DeviceGroup;  // engine/gpu/device_group.h
+class LaunchTurn;   // engine/gpu/launch_order.h
+namespace cuda {
+class Staging;  // cuda/staging.h
+}
+
+struct Task {
+  explicit Task(const Request& its_request)
+      : request(&its_request),
+        program(its_request.program),
+        wire(its_request.wire),
+        timeout(its_request.timeout) {}
+  // The same for a copy of its request.
+  Task with(const Request& copied) const {
+    Task made = *this;
+    made.request = &copied;
+    return made;
+  }
+
+  const Request* request;                  // outlives this
+  std::shared_ptr<const Program> program;  // none: the direct paths
+  Wire wire;
+  double timeout;                // seconds; 0: the communicator's
+  std::uint64_t recv_order = 0;  // of receives, where some are from any rank; else 0
+
+  // What Wire::kAuto goes by, and which call of the trial this is.
+  std::shared_ptr<WireTrial> trial;
+  int call_of_trial = 0;
+  bool measures = false;  // the communicator's own call, for a trial
+
+  // Of arrays on a GPU, one of these two: by way of the host, or by kernels.
+  std::shared_ptr<cuda::Staging> staging;
+  std::shared_ptr<DeviceGroup> device;
+  bool captured = false;                    // its stream was being captured at the call
+  std::shared_ptr<LaunchTurn> launch_turn;  // when it may be launched, unless it was captured
+};
+
+}  // namespace pycollective
