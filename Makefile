@@ -97,9 +97,9 @@ SCALED := ring tree halving_doubling recursive_doubling hierarchical
 scale: install
 	$(BIN)/python -m tests.schedule.native_programs $(SCALE) out/scale $(SCALED)
 	$(BIN)/python -m tests.schedule.native_programs $(SCALE_DIRECT) out/scale direct
-	$(MAKE) -j 2 -C csrc/tests ../../build/native/plain/test_far_scale
+	$(MAKE) -j 2 -C csrc/tests ../../build/native/plain/test_internode_scale
 	for algorithm in $(SCALED) direct; do \
-	  build/native/plain/test_far_scale out/scale/$$algorithm.programs || exit 1; done
+	  build/native/plain/test_internode_scale out/scale/$$algorithm.programs || exit 1; done
 
 # Processes that end in every way, 200 times each; the README's examples, 50 times each; what
 # make gpu runs, on the stand-in for the driver; what else is too long for make test, and for CI's

@@ -206,7 +206,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     world.id = given.attr("id").cast<std::uint64_t>();
     world.rank = given.attr("rank").cast<int>();
     world.size = given.attr("size").cast<int>();
-    world.near = given.attr("near").cast<std::vector<int>>();
+    world.local_ranks = given.attr("near").cast<std::vector<int>>();
     world.on_machine = given.attr("on_machine").cast<int>();
     if (!given.attr("link").is_none()) world.link = link_in(given.attr("link"));
     auto group = std::make_unique<Group>(node.node, Member(member), tokens, offsets, mailbox,
@@ -215,7 +215,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     if (object->core != nullptr) throw std::invalid_argument("initialised twice");
     object->core = new std::shared_ptr<Communicator>(
         std::make_shared<Communicator>(std::move(group), node.progress, timeout));
-    (*object->core)->set_room_check(&check_room);
+    (*object->core)->set_memory_check(&check_room);
     remember(*object->core);
     object->program_source = py::object(given.attr("programs")).release().ptr();
     // On one host without a table there is nothing to choose, and calls ask nobody.

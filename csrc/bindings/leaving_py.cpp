@@ -77,7 +77,7 @@ bool leave_all() {
         if (!interrupted) std::fprintf(stderr, "pycollective: at exit: %s\n", error.what());
       }
     }
-    stop_lingering();
+    give_up_deferred_closes();
   }
   for (const auto& each : open) each->forget_sources();
   {

@@ -67,12 +67,12 @@ using InterruptHook = std::function<bool()>;
 constexpr int kAnySource = -1;
 // Tags below 0 are the library's own: -1 to -kOwnTags. What is left of announcements and lanes when
 // users' messages have taken theirs is for these.
-constexpr int kExchangeTag = -1;
+constexpr int kAllToAllVTag = -1;
 constexpr int kBarrierTag = -2;  // monitored_barrier's
 constexpr int kOwnTags = 2;
 
 // What a rank exchanges with another in an uneven all-to-all, in elements. Each rank knows its own.
-struct Exchange {
+struct AllToAllVPart {
   const void* input = nullptr;
   std::size_t sends = 0;
   void* output = nullptr;
@@ -100,7 +100,7 @@ struct Request {
   std::vector<std::size_t> counts;
   // all_to_all where each rank says what it sends to each and expects of each, in rank order, in
   // place of input, output and count. None: equal shards. All ranks give one, or none does.
-  std::shared_ptr<const std::vector<Exchange>> exchange;
+  std::shared_ptr<const std::vector<AllToAllVPart>> all_to_all_v;
   // recv from kAnySource: where the rank that sent it is written, before it is done. May be null.
   int* source = nullptr;
   double timeout = 0;  // seconds; 0: the communicator's

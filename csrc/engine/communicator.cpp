@@ -78,7 +78,7 @@ Communicator::Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progres
       progress_(std::move(progress)),
       choices_(group_->world().size),
       timeout_(timeout) {
-  group_->messages().set_turns(this);
+  group_->messages().set_recv_order(this);
 }
 
 Communicator::~Communicator() {
@@ -189,15 +189,16 @@ void Communicator::fill_in(Task& task, bool asynchronous) {
       request.location.on_host() || request.location.device == Location::kAnyDevice;
   if (!request.location.on_host() && device_ && DeviceGroup::serves(request.kind))
     return fill_in_for_device(task, asynchronous);
-  const bool far = group_->messenger() != nullptr;
-  if (far) group_->messenger()->poll();  // a failure elsewhere is then known
+  const bool internode = group_->messenger() != nullptr;
+  if (internode) group_->messenger()->poll();  // a failure elsewhere is then known
   if (task.program == direct_paths())
     task.program = nullptr;
-  else if (!task.program && choices_.has_source() && !is_pair(request.kind) && !request.exchange)
+  else if (!task.program && choices_.has_source() && !is_pair(request.kind) &&
+           !request.all_to_all_v)
     task.program = choices_.find(request);
-  if (far) decide_wire(task);
+  if (internode) decide_wire(task);
   // A group with little memory, one of hundreds, has always room for the direct paths.
-  if (!far && task.program && task.program != request.program &&
+  if (!internode && task.program && task.program != request.program &&
       !Scheduled::has_room(*group_, task))
     task.program = nullptr;
   if (on_host) return;
@@ -238,7 +239,7 @@ void Communicator::fail_call(const Request& request, const cuda::DriverError& er
 }
 
 void Communicator::decide_wire(Task& task) {
-  if (is_pair(task.request->kind) || task.request->exchange) return;
+  if (is_pair(task.request->kind) || task.request->all_to_all_v) return;
   if (task.wire == Wire::kDefault) task.wire = wire_.load(std::memory_order_relaxed);
   // Without a source there is no program for what a trial needs.
   if (task.wire != Wire::kAuto || !task.program || !choices_.has_source()) return;
@@ -256,26 +257,26 @@ void Communicator::decide_wire(Task& task) {
 
 void Communicator::require_memory(const Task& task) {
   if (task.program && !task.device) Scheduled::require_room(*group_, task);
-  if (task.request->kind == OpKind::kSend || task.request->exchange)
-    require_channel_room(*task.request);
+  if (task.request->kind == OpKind::kSend || task.request->all_to_all_v)
+    require_channel_memory(*task.request);
 }
 
-void Communicator::require_channel_room(const Request& request) {
-  if (!room_check_) return;
+void Communicator::require_channel_memory(const Request& request) {
+  if (!memory_check_) return;
   std::vector<Outgoing*> first;
   const auto add = [&](Member peer) {
     Outgoing& channel = group_->messages().to(peer);
     if (!channel.has_room.load(std::memory_order_relaxed)) first.push_back(&channel);
   };
-  if (!request.exchange) {
+  if (!request.all_to_all_v) {
     if (const auto peer = group_->member_of(request.root)) add(*peer);
   } else {
     for (const Member each : group_->members())
       if (each != group_->me()) add(each);
   }
   if (first.empty()) return;
-  room_check_(request.kind, first.size() * kChannelBuffer,
-              static_cast<int>(group_->world().near.size()));
+  memory_check_(request.kind, first.size() * kChannelBuffer,
+                static_cast<int>(group_->world().local_ranks.size()));
   for (Outgoing* each : first) each->has_room.store(true, std::memory_order_relaxed);
 }
 
@@ -307,15 +308,15 @@ bool Communicator::has_come(const Task& task, int source) const {
 std::uint64_t Communicator::next_number(Queue& queue, Task& task) {
   const Request& request = *task.request;
   const std::uint64_t number = ++queues_.sequence_of(queue);
-  if (queues_.has_turns(request)) task.recv_order = queues_.next_turn();
+  if (queues_.orders(request)) task.recv_order = queues_.next_order();
   if (task.launch_turn)
     task.launch_turn->take(progress_->launch_order(), {request.kind, number, weak_from_this()});
   if (request.kind != OpKind::kSend || request.tag < 0) return number;
   Messages& messages = group_->messages();
   if (const auto peer = group_->member_of(request.root))
     messages.to(*peer).order.call(request.tag, number);
-  else if (FarPair::needs_lane(request))
-    messages.far().order(request.root).call(request.tag, number);
+  else if (InternodePair::needs_lane(request))
+    messages.internode().order(request.root).call(request.tag, number);
   return number;
 }
 
@@ -475,7 +476,7 @@ void Communicator::stop_driving(Queue& queue, Driver driver, bool ended) {
     queue.driven = false;
     queue.driven_item = nullptr;
     more = !queue.items.empty();
-    others_wait = ended && queues_.gives_turns(queue);
+    others_wait = ended && queues_.may_let_others_go_on(queue);
     queues_.let_go(queue);
   }
   // Receives whose turn has come.

@@ -30,7 +30,7 @@
 namespace pycollective {
 
 class Communicator final : public Collectives,
-                           private Turns,
+                           private RecvOrder,
                            public std::enable_shared_from_this<Communicator> {
  public:
   Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progress> progress, double timeout);
@@ -64,8 +64,8 @@ class Communicator final : public Collectives,
   // Asks whether each of `ranks` may commit so many bytes of shared memory, and throws
   // CollectiveFailure (kConfiguration) if not: the kernel would kill whoever touched them. Set
   // before the first call; without it nobody is asked.
-  using RoomCheck = std::function<void(OpKind, std::size_t bytes, int ranks)>;
-  void set_room_check(RoomCheck check) { room_check_ = std::move(check); }
+  using MemoryCheck = std::function<void(OpKind, std::size_t bytes, int ranks)>;
+  void set_memory_check(MemoryCheck check) { memory_check_ = std::move(check); }
 
   // From then on calls on arrays of its GPU are carried out there. Once, before any such call, on
   // all ranks or none.
@@ -121,7 +121,7 @@ class Communicator final : public Collectives,
   // The shared memory that the call is the first to need.
   void require_memory(const Task& task);
   // The first message to a rank of this host makes a channel's buffer.
-  void require_channel_room(const Request& request);
+  void require_channel_memory(const Request& request);
   std::shared_ptr<Work> issue(Task& task, std::function<void(const Failure*)> on_done);
   // What this rank's driver cannot do its peers would wait for: fails the communicator, and throws.
   [[noreturn]] void fail_call(const Request& request, const cuda::DriverError& error);
@@ -179,7 +179,7 @@ class Communicator final : public Collectives,
   std::shared_ptr<Progress> progress_;
   std::shared_ptr<DeviceGroup> device_;
   ProgramChoices choices_;
-  RoomCheck room_check_;
+  MemoryCheck memory_check_;
   WireTrials wire_trials_;
   std::atomic<Wire> wire_{Wire::kAuto};
   std::atomic<double> timeout_;

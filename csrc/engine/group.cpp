@@ -38,16 +38,17 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
       offsets[me.at()] != mailbox.offset)
     throw std::invalid_argument("a group needs 1 to " + std::to_string(kMaxMembers) +
                                 " members, each with its token and offset");
-  if (world_.near.empty()) {
+  if (world_.local_ranks.empty()) {
     world_.rank = me.index();
     world_.size = size_;
-    for (const Member each : members()) world_.near.push_back(each.index());
+    for (const Member each : members()) world_.local_ranks.push_back(each.index());
   }
   // Ascending: so on one host, where the direct paths are, rank r is member r.
-  const auto& near = world_.near;
-  if (static_cast<int>(near.size()) != size_ || rank_of(me) != world_.rank || world_.size < size_ ||
-      world_.size > kCountableRanks || near.front() < 0 || near.back() >= world_.size ||
-      std::adjacent_find(near.begin(), near.end(), std::greater_equal<>()) != near.end() ||
+  const auto& local = world_.local_ranks;
+  if (static_cast<int>(local.size()) != size_ || rank_of(me) != world_.rank ||
+      world_.size < size_ || world_.size > kCountableRanks || local.front() < 0 ||
+      local.back() >= world_.size ||
+      std::adjacent_find(local.begin(), local.end(), std::greater_equal<>()) != local.end() ||
       (world_.size != size_ && !world_.link))
     throw std::invalid_argument("a group's ranks and its world's do not go together");
   for (const Member each : members()) {
@@ -65,13 +66,13 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
     members_.push_back(std::move(peer));
   }
   if (world_.link) {
-    std::vector<int> far;
+    std::vector<int> others;
     for (int rank = 0; rank < world_.size; ++rank)
-      if (!member_of(rank)) far.push_back(rank);
-    look_after_lingering();
+      if (!member_of(rank)) others.push_back(rank);
+    finish_deferred_closes();
     messenger_ =
-        std::make_shared<Messenger>(std::move(world_.link), world_.id, world_.rank, std::move(far),
-                                    [peer = node_->own()] { peer->ring(); });
+        std::make_shared<Messenger>(std::move(world_.link), world_.id, world_.rank,
+                                    std::move(others), [peer = node_->own()] { peer->ring(); });
   }
   messages_ = std::make_unique<Messages>(size_, messenger_.get());
 }
@@ -132,9 +133,9 @@ std::string Group::describe(Member member) const {
 }
 
 std::optional<Member> Group::member_of(int rank) const {
-  const auto found = std::find(world_.near.begin(), world_.near.end(), rank);
-  if (found == world_.near.end()) return std::nullopt;
-  return Member(static_cast<int>(found - world_.near.begin()));
+  const auto found = std::find(world_.local_ranks.begin(), world_.local_ranks.end(), rank);
+  if (found == world_.local_ranks.end()) return std::nullopt;
+  return Member(static_cast<int>(found - world_.local_ranks.begin()));
 }
 
 std::shared_ptr<const void> Group::keep(const Request& request) const {
@@ -152,7 +153,7 @@ void Group::leave() {
   if (left_.exchange(true)) return;
   // Where the link has not let go of a slot, this mailbox may serve nobody else.
   const bool let_go = !messenger_ || messenger_->close();
-  if (messenger_ && messenger_->lingers()) let_linger(messenger_);
+  if (messenger_ && messenger_->close_is_deferred()) defer_close(messenger_);
   std::vector<Mailbox*> mailboxes(mailboxes_.begin(), mailboxes_.begin() + size_);
   std::shared_ptr<MappedMemory> mapped;
   {

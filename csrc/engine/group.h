@@ -27,9 +27,9 @@ struct World {
   std::uint64_t id = 0;  // the same on all ranks, and another for each communicator
   int rank = 0;
   int size = 1;
-  std::vector<int> near;       // the rank of each member of the group
-  std::shared_ptr<Link> link;  // to the others; none where there are none
-  int on_machine = 1;          // ranks on this machine, where it plays several hosts
+  std::vector<int> local_ranks;  // the rank of each member of the group
+  std::shared_ptr<Link> link;    // to the others; none where there are none
+  int on_machine = 1;            // ranks on this machine, where it plays several hosts
 };
 
 // A cause of failure as it travels: one word, written into every member's mailbox; the account in
@@ -73,7 +73,7 @@ class Group {
   Messenger* messenger() const { return messenger_.get(); }
   // What must live as long as a message of this request is under way.
   std::shared_ptr<const void> keep(const Request& request) const;
-  int rank_of(Member member) const { return world_.near[member.at()]; }
+  int rank_of(Member member) const { return world_.local_ranks[member.at()]; }
   // None for a rank of another host.
   std::optional<Member> member_of(int rank) const;
 
@@ -89,7 +89,7 @@ class Group {
   std::byte* slots(Member member) const {
     return data(member) + 2 * small_buffer_bytes(data_bytes_);
   }
-  std::size_t slot_room() const { return data_bytes_ - 2 * small_buffer_bytes(data_bytes_); }
+  std::size_t slots_bytes() const { return data_bytes_ - 2 * small_buffer_bytes(data_bytes_); }
   // The half that `member` writes of its channel to, or from, `peer`.
   SendingHalf& sending_half(Member member, Member peer) const {
     return *reinterpret_cast<SendingHalf*>(half(member, peer.index()));

@@ -53,14 +53,14 @@ class Queues {
 
   // Receives take messages in the order of the calls, also where some are from any rank. Only then
   // they need turns.
-  bool has_turns(const Request& request) {
+  bool orders(const Request& request) {
     if (request.kind != OpKind::kRecv) return false;
     from_any_ = from_any_ || request.root == kAnySource;
     return from_any_;
   }
-  std::uint64_t next_turn() { return ++turns_; }
+  std::uint64_t next_order() { return ++turns_; }
   // Whether the turns of others may have come with the end of one of its operations.
-  bool gives_turns(const Queue& queue) const { return from_any_ && receives(queue); }
+  bool may_let_others_go_on(const Queue& queue) const { return from_any_ && receives(queue); }
   // Whether all receives have ended that were issued before and may take a message of `source`.
   bool has_come(const Task& task, int source) const {
     const int others = task.request->root == kAnySource ? source : kAnySource;

@@ -35,7 +35,7 @@ class Checker {
     if (traits_.pair && request_.root == rank_)
       refuse("a rank cannot send to or receive from itself: copy the array");
     if (any && size_ == 1) refuse("there is no other rank to receive from");
-    if (request_.exchange) return check_exchange();
+    if (request_.all_to_all_v) return check_all_to_all_v();
     if (!request_.counts.empty()) check_counts();
     check_size();
     check_buffers();
@@ -51,19 +51,19 @@ class Checker {
              std::to_string(size_) + " ranks");
   }
 
-  void check_exchange() const {
-    const std::vector<Exchange>& all = *request_.exchange;
+  void check_all_to_all_v() const {
+    const std::vector<AllToAllVPart>& all = *request_.all_to_all_v;
     if (request_.kind != OpKind::kAllToAll || !request_.location.on_host())
       refuse("takes no uneven parts");
     if (all.size() != static_cast<std::size_t>(size_))
       refuse("there are " + std::to_string(all.size()) + " parts for " + std::to_string(size_) +
              " ranks");
-    const Exchange& own = all[static_cast<std::size_t>(rank_)];
+    const AllToAllVPart& own = all[static_cast<std::size_t>(rank_)];
     if (own.sends != own.expects)
       refuse("rank " + std::to_string(rank_) + " sends itself " + std::to_string(own.sends) +
              " elements and expects " + std::to_string(own.expects));
     std::size_t left[2] = {kMost, kMost};
-    for (const Exchange& each : all) {
+    for (const AllToAllVPart& each : all) {
       if (each.sends > left[0] || each.expects > left[1]) refuse("the parts are too large");
       left[0] -= each.sends;
       left[1] -= each.expects;
@@ -71,26 +71,26 @@ class Checker {
           (each.expects != 0 && each.output == nullptr))
         refuse("a buffer is missing");
     }
-    check_exchange_buffers(all);
+    check_all_to_all_v_buffers(all);
   }
 
   // What comes from one rank must lie apart from what comes from the others, and from all that is
   // sent: a part may arrive before another has left. The own part may stay where it is.
-  void check_exchange_buffers(const std::vector<Exchange>& all) const {
+  void check_all_to_all_v_buffers(const std::vector<AllToAllVPart>& all) const {
     const std::size_t size = size_of(request_.dtype);
     const auto span = [size](const void* at, std::size_t count) {
       return Span{static_cast<const std::byte*>(at), count * size};
     };
-    const Exchange& own = all[static_cast<std::size_t>(rank_)];
+    const AllToAllVPart& own = all[static_cast<std::size_t>(rank_)];
     const bool stays = own.input == own.output;
     std::vector<Span> outputs;
-    for (const Exchange& each : all)
+    for (const AllToAllVPart& each : all)
       if (each.expects != 0) outputs.push_back(span(each.output, each.expects));
     const auto before = [](const Span& a, const Span& b) { return a.begin < b.begin; };
     std::sort(outputs.begin(), outputs.end(), before);
     for (std::size_t i = 1; i < outputs.size(); ++i)
       if (outputs[i - 1].overlaps(outputs[i])) refuse("two outputs overlap");
-    for (const Exchange& each : all) {
+    for (const AllToAllVPart& each : all) {
       const Span input = span(each.input, each.sends);
       auto output = std::upper_bound(outputs.begin(), outputs.end(), input, before);
       if (output != outputs.begin()) --output;

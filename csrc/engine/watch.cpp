@@ -28,10 +28,10 @@ std::string absentees(const Operation& operation) {
     if (operation.called_by(each) && operation.finished_by(each)) continue;
     list += (list.empty() ? "" : ", ") + std::to_string(operation.group().rank_of(each));
   }
-  const std::string far = operation.far_absentees();
-  if (!far.empty()) absent += (absent.empty() ? "" : ", ") + far;
+  const std::string others = operation.internode_absentees();
+  if (!others.empty()) absent += (absent.empty() ? "" : ", ") + others;
   if (!absent.empty()) return "rank(s) " + absent + " have not called it";
-  for (const int rank : operation.far_unfinished())
+  for (const int rank : operation.internode_unfinished())
     unfinished += (unfinished.empty() ? "" : ", ") + std::to_string(rank);
   if (!unfinished.empty()) return "rank(s) " + unfinished + " have called it but not finished";
   return "all ranks have finished their part";

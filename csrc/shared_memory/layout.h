@@ -34,8 +34,8 @@ struct SegmentHeader {
 
 // All of a call that ranks must agree on; engine/operations/call_signature.h writes it and reads
 // it.
-struct Called {
-  std::uint64_t signature = 0;    // kind, dtype, reduce op, wire, root
+struct CallSignature {
+  std::uint64_t fields = 0;       // kind, dtype, reduce op, wire, root
   std::uint64_t count = 0;        // elements
   std::uint64_t counts_hash = 0;  // of the uneven counts, 0 for equal ones
   char algorithm[24] = {};        // that was asked for; empty for the direct paths
@@ -45,7 +45,7 @@ struct Called {
 // writes number s + 2 only after all have arrived at s + 1, hence have read s.
 struct alignas(kLine) Arrival {
   std::atomic<std::uint64_t> sequence;  // written last
-  Called called;
+  CallSignature called;
 };
 
 // A send that waits for its receive. `number` counts those of one direction of a pair, from 1; what

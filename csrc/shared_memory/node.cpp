@@ -26,17 +26,17 @@ constexpr std::size_t kMostData = std::size_t{1536} << 10;
 constexpr std::size_t kUsefulDataPerMember = std::size_t{448} << 10;
 
 // Between hosts: three slots of parts of a megabyte.
-constexpr std::size_t kFarDataBudget = std::size_t{48} << 20;
-constexpr std::size_t kMostFarData = std::size_t{4} << 20;
+constexpr std::size_t kInternodeDataBudget = std::size_t{48} << 20;
+constexpr std::size_t kMostInternodeData = std::size_t{4} << 20;
 
 std::size_t to_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-std::size_t data_bytes_for(int members, bool far, std::size_t committed) {
-  const std::size_t budget = far ? kFarDataBudget : kDataBudget;
+std::size_t data_bytes_for(int members, bool internode, std::size_t committed) {
+  const std::size_t budget = internode ? kInternodeDataBudget : kDataBudget;
   const std::size_t left = committed < budget ? budget - committed : 0;
   const std::size_t most =
-      far ? kMostFarData
-          : std::min(kMostData, kUsefulDataPerMember * static_cast<std::size_t>(members));
+      internode ? kMostInternodeData
+                : std::min(kMostData, kUsefulDataPerMember * static_cast<std::size_t>(members));
   return to_pages(std::clamp(left / 4, kLeastData, most));
 }
 
@@ -118,18 +118,18 @@ std::size_t Node::take(std::size_t bytes) {
   return *offset;
 }
 
-MailboxRange Node::allocate_mailbox(int members, bool far) {
+MailboxRange Node::allocate_mailbox(int members, bool internode) {
   if (members < 1 || members > kMaxMembers)
     throw std::invalid_argument("a group on one host has 1 to " + std::to_string(kMaxMembers) +
                                 " ranks");
   reclaim();
   const std::lock_guard lock(mutex_);
   MailboxRange range;
-  range.far = far;
-  range.data_bytes = data_bytes_for(members, far, committed_[far]);
+  range.internode = internode;
+  range.data_bytes = data_bytes_for(members, internode, committed_[internode]);
   range.bytes = mailbox_header_bytes(members) + range.data_bytes;
   range.offset = take(range.bytes);
-  committed_[far] += range.data_bytes;
+  committed_[internode] += range.data_bytes;
   std::byte* memory = own_->segment().at(range.offset);
   std::memset(memory, 0, mailbox_header_bytes(members));
   auto* mailbox = new (memory) Mailbox();
@@ -141,9 +141,9 @@ MailboxRange Node::allocate_mailbox(int members, bool far) {
   return range;
 }
 
-std::size_t Node::mailbox_bytes(int members, bool far) const {
+std::size_t Node::mailbox_bytes(int members, bool internode) const {
   const std::lock_guard lock(mutex_);
-  return mailbox_header_bytes(members) + data_bytes_for(members, far, committed_[far]);
+  return mailbox_header_bytes(members) + data_bytes_for(members, internode, committed_[internode]);
 }
 
 std::size_t Node::allocate_buffer(std::size_t bytes) {
@@ -201,7 +201,7 @@ void Node::give_back(const Retired& group) {
   // No mailbox any more, wherever somebody may look for one.
   reinterpret_cast<Mailbox*>(own_->segment().at(group.mailbox.offset))->members = 0;
   arena_.give_back(group.mailbox.offset, group.mailbox.bytes);
-  committed_[group.mailbox.far] -= group.mailbox.data_bytes;
+  committed_[group.mailbox.internode] -= group.mailbox.data_bytes;
   for (const std::size_t buffer : group.buffers) arena_.give_back(buffer, group.buffer_bytes);
 }
 

@@ -28,7 +28,7 @@ struct MailboxRange {
   std::size_t offset = 0;
   std::size_t bytes = 0;       // all of it
   std::size_t data_bytes = 0;  // of the data area
-  bool far = false;            // its group has ranks on other hosts
+  bool internode = false;      // its group has ranks on other hosts
 };
 
 // The mailbox at `offset` of a segment, of a group of so many members, with a data area of at least
@@ -64,11 +64,11 @@ class Node {
   std::shared_ptr<Peer> find(const Token& token) const;
 
   // Commits a zeroed mailbox for a group of `members`. Early groups get large data areas, later
-  // ones small ones, so that the sum stays bounded. Throws std::system_error (ENOMEM). `far`: some
-  // ranks are on other hosts, and messages to them had better be long.
-  MailboxRange allocate_mailbox(int members, bool far = false);
+  // ones small ones, so that the sum stays bounded. Throws std::system_error (ENOMEM). `internode`:
+  // some ranks are on other hosts, and messages to them had better be long.
+  MailboxRange allocate_mailbox(int members, bool internode = false);
   // What allocate_mailbox would commit now, give or take what reclaiming frees.
-  std::size_t mailbox_bytes(int members, bool far = false) const;
+  std::size_t mailbox_bytes(int members, bool internode = false) const;
   // Commits `bytes` (a multiple of the page size) for a channel.
   std::size_t allocate_buffer(std::size_t bytes);
 

@@ -29,7 +29,7 @@ inline std::vector<float> message(int from, int to, int tag, int turn, std::size
 // An uneven all-to-all in which each rank sends each `count` elements, and is sent as many.
 struct Exchanged {
   Exchanged(int own, int ranks, std::size_t count) : rank(own), sent(ranks), got(ranks) {
-    auto parts = std::make_shared<std::vector<Exchange>>();
+    auto parts = std::make_shared<std::vector<AllToAllVPart>>();
     for (int peer = 0; peer < ranks; ++peer) {
       const auto at = static_cast<std::size_t>(peer);
       sent[at] = message(rank, peer, 1, 0, count);
@@ -38,7 +38,7 @@ struct Exchanged {
     }
     request.kind = OpKind::kAllToAll;
     request.dtype = Dtype::kFloat32;
-    request.exchange = std::move(parts);
+    request.all_to_all_v = std::move(parts);
   }
   bool is_right() const {
     for (std::size_t peer = 0; peer < got.size(); ++peer)

@@ -16,8 +16,8 @@
 #include "tests/calls.h"
 #include "tests/check.h"
 #include "tests/fake_mpi.h"
-#include "tests/far_programs.h"
 #include "tests/host_ranks.h"
+#include "tests/internode_programs.h"
 
 using namespace pycollective;
 using namespace pycollective::testing;
@@ -258,8 +258,8 @@ void a_rank_that_mpi_has_lost_is_named(const std::string& library) {
   MpiBeside beside(library);
   Messenger messenger(beside.link, 7, 0, {1, 2}, [] {});  // whose notices are request 1
   float data[2] = {};
-  Ticket failed = messenger.receive(1, kLaneFirst, data, 4);
-  Ticket come = messenger.receive(2, kLaneFirst, data + 1, 4);
+  MessageHandle failed = messenger.receive(1, kLaneFirst, data, 4);
+  MessageHandle come = messenger.receive(2, kLaneFirst, data + 1, 4);
   beside.mpi->ends = {{2, code_of(kProcFailed)}, {3, 0}};
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (!messenger.notice() && std::chrono::steady_clock::now() < until) {

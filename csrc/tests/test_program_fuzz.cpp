@@ -1,7 +1,7 @@
 // Program::check is a proof: no program that passes touches what is not its own. Real programs are
-// spoiled at random, and what still passes is run (where it is for one host; test_far_fuzz.cpp has
-// several), with ASan as the judge: the caller's buffers are as long as they must be and no longer,
-// and of shared memory all is poisoned but the slots.
+// spoiled at random, and what still passes is run (where it is for one host;
+// test_internode_fuzz.cpp has several), with ASan as the judge: the caller's buffers are as long as
+// they must be and no longer, and of shared memory all is poisoned but the slots.
 //
 //   test_program_fuzz [seconds] [seed]
 //
@@ -43,7 +43,7 @@ class OneHost {
   Group& group(int rank) { return ranks_[static_cast<std::size_t>(rank)]->group(); }
   int size() const { return static_cast<int>(ranks_.size()); }
   std::byte* slots(Member member) { return group(0).slots(member); }
-  std::size_t slot_room() { return group(0).slot_room(); }
+  std::size_t slots_bytes() { return group(0).slots_bytes(); }
   void reset() {
     for (const Member each : group(0).members()) {
       Mailbox& mailbox = group(0).mailbox(each);
@@ -91,7 +91,7 @@ void run(Random& random, OneHost& ranks, const std::vector<RealProgram>& schedul
   }
   for (const auto& operation : operations) operation->start();
   std::vector<bool> done(static_cast<std::size_t>(n), false);
-  std::vector<std::byte> before(ranks.slot_room() * static_cast<std::size_t>(n));
+  std::vector<std::byte> before(ranks.slots_bytes() * static_cast<std::size_t>(n));
   bool progressed = true;
   for (int turn = 0; progressed && turn < kMostTurns; ++turn) {
     progressed = false;
@@ -100,16 +100,16 @@ void run(Random& random, OneHost& ranks, const std::vector<RealProgram>& schedul
       if (done[index]) continue;
       const auto slots = [&](const auto& act) {
         for (const Member each : ranks.group(0).members())
-          if (each.index() != r) act(before.data() + each.at() * ranks.slot_room(), each);
+          if (each.index() != r) act(before.data() + each.at() * ranks.slots_bytes(), each);
       };
       if (r == spoiled)
         slots([&](std::byte* copy, Member each) {
-          std::memcpy(copy, ranks.slots(each), ranks.slot_room());
+          std::memcpy(copy, ranks.slots(each), ranks.slots_bytes());
         });
       const State state = operations[index]->advance();
       if (r == spoiled)
         slots([&](std::byte* copy, Member each) {  // it writes none of its peers'
-          CHECK(std::memcmp(copy, ranks.slots(each), ranks.slot_room()) == 0);
+          CHECK(std::memcmp(copy, ranks.slots(each), ranks.slots_bytes()) == 0);
         });
       done[index] = state == State::kDone;
       progressed = progressed || state != State::kBlocked;

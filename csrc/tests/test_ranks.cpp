@@ -75,10 +75,10 @@ void a_call_travels_with_any_root() {
   for (const int root : {0, 255, 4096, kCountableRanks - 1}) {
     Request request = request_of(OpKind::kBroadcast, 7);
     request.root = root;
-    const Called mine = called(Task(request));
+    const CallSignature mine = signature_of(Task(request));
     CHECK(describe(mine) == "broadcast(float32, count 7, root " + std::to_string(root) + ")");
     request.root = root ^ 1;
-    CHECK(!agree(called(Task(request)), mine));
+    CHECK(!agree(signature_of(Task(request)), mine));
   }
 }
 
@@ -95,14 +95,14 @@ void counts_beyond_memory_are_refused() {
 // A group whose members are not ascending ranks is none; nor one with more ranks than there can be.
 void worlds_that_make_no_sense_are_refused() {
   const auto node = std::make_shared<Node>();
-  const auto attempt = [&](std::vector<int> near, int size) {
+  const auto attempt = [&](std::vector<int> local_ranks, int size) {
     World world;
-    world.rank = near.front();
+    world.rank = local_ranks.front();
     world.size = size;
-    world.near = std::move(near);
-    const MailboxRange mailbox = node->allocate_mailbox(static_cast<int>(world.near.size()));
-    const std::vector<Token> tokens(world.near.size(), node->token());
-    const std::vector<std::size_t> offsets(world.near.size(), mailbox.offset);
+    world.local_ranks = std::move(local_ranks);
+    const MailboxRange mailbox = node->allocate_mailbox(static_cast<int>(world.local_ranks.size()));
+    const std::vector<Token> tokens(world.local_ranks.size(), node->token());
+    const std::vector<std::size_t> offsets(world.local_ranks.size(), mailbox.offset);
     try {
       Group(node, Member(0), tokens, offsets, mailbox, mailbox.data_bytes, std::move(world));
     } catch (const std::invalid_argument&) {

@@ -4,8 +4,8 @@
 #include <cstdio>
 
 #include "tests/check.h"
-#include "tests/far_programs.h"
 #include "tests/host_ranks.h"
+#include "tests/internode_programs.h"
 
 using namespace pycollective;
 using namespace pycollective::testing;

@@ -177,14 +177,14 @@ WorkPointer Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
     const auto* from =
         static_cast<const std::byte*>(transfer.read_apart({input}, {output}).front());
     auto* to = static_cast<std::byte*>(transfer.write(output));
-    std::vector<Exchange> parts(sent.size());
+    std::vector<AllToAllVPart> parts(sent.size());
     for (std::size_t i = 0; i < parts.size(); ++i) {
       parts[i] = {from, static_cast<std::size_t>(sent[i]), to,
                   static_cast<std::size_t>(expected[i])};
       from += sent[i] * input.element_size();
       to += expected[i] * input.element_size();
     }
-    transfer.add_exchange(std::move(parts), input.scalar_type());
+    transfer.add_all_to_all_v(std::move(parts), input.scalar_type());
     return issue(OpType::ALLTOALL_BASE, std::move(transfer), opts.asyncOp);
   }
   check_equal_splits(transfer.name(), output, size_);
@@ -206,14 +206,14 @@ WorkPointer Backend::alltoall(Tensors& outputs, Tensors& inputs,
     check_dtypes(transfer.name(), like, inputs[i]);
   }
   const std::vector<const void*> from = transfer.read_apart(inputs, outputs);
-  std::vector<Exchange> parts(inputs.size());
+  std::vector<AllToAllVPart> parts(inputs.size());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     parts[i].input = from[i];
     parts[i].sends = static_cast<std::size_t>(inputs[i].numel());
     parts[i].output = transfer.write(outputs[i]);
     parts[i].expects = static_cast<std::size_t>(outputs[i].numel());
   }
-  transfer.add_exchange(std::move(parts), like.scalar_type());
+  transfer.add_all_to_all_v(std::move(parts), like.scalar_type());
   return issue(OpType::ALLTOALL, std::move(transfer), opts.asyncOp);
 }
 

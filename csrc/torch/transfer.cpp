@@ -220,15 +220,15 @@ void Transfer::add_uneven(const void* input, void* output, at::ScalarType dtype,
   request.counts = std::move(counts);
 }
 
-void Transfer::add_exchange(std::vector<Exchange> parts, at::ScalarType dtype) {
+void Transfer::add_all_to_all_v(std::vector<AllToAllVPart> parts, at::ScalarType dtype) {
   add(nullptr, nullptr, dtype, 1);
   Request& request = requests_.back();
   const std::size_t units = std::exchange(request.count, 0);  // bytes, of a dtype without a name
-  for (Exchange& part : parts) {
+  for (AllToAllVPart& part : parts) {
     part.sends *= units;
     part.expects *= units;
   }
-  request.exchange = std::make_shared<const std::vector<Exchange>>(std::move(parts));
+  request.all_to_all_v = std::make_shared<const std::vector<AllToAllVPart>>(std::move(parts));
 }
 
 std::shared_ptr<const void> Transfer::keep(

@@ -54,7 +54,7 @@ class Transfer {
                   std::vector<std::size_t> counts);
 
   // An uneven all-to-all: what goes to each rank and comes from it, in elements.
-  void add_exchange(std::vector<Exchange> parts, at::ScalarType dtype);
+  void add_all_to_all_v(std::vector<AllToAllVPart> parts, at::ScalarType dtype);
 
   const char* name() const;  // "all_reduce"
   // What a profiler shows of the call while this lives: its title, and the shapes of what it takes.

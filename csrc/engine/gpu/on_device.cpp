@@ -32,7 +32,7 @@ State OnDevice::advance() {
   DeviceGroup& device = *task_.device;
   if (!launched_) {
     // What has failed the communicator, whoever drives this looks for.
-    met_ = rendezvous_.complete();
+    met_ = arrival_.complete();
     if (!met_ || device.aborted()) return State::kBlocked;
     if (task_.launch_turn && task_.launch_turn->before()) return State::kBlocked;
     launched_ = true;  // also where it fails half way: the kernel is waited for

@@ -15,13 +15,13 @@ namespace pycollective {
 class OnDevice final : public Operation {
  public:
   OnDevice(Group& group, const Task& task, std::uint64_t sequence)
-      : Operation(group, task, sequence), rendezvous_(group, task, sequence) {}
+      : Operation(group, task, sequence), arrival_(group, task, sequence) {}
 
   ~OnDevice() override;
 
   void start() override {
     begin_ = std::chrono::steady_clock::now();
-    rendezvous_.arrive();
+    arrival_.arrive();
   }
   State advance() override;
   bool is_short() const override { return true; }
@@ -30,9 +30,9 @@ class OnDevice final : public Operation {
   double grace() const override { return launched_ ? kGrace : 0; }
   std::string held_up() const override;
   // On the host: what the device needs of it is looked after by whoever watches.
-  bool finished_by(Member member) const override { return rendezvous_.arrived(member); }
-  void compare_calls() const override { rendezvous_.compare_arrived(); }
-  bool called_by(Member member) const override { return rendezvous_.arrived(member); }
+  bool finished_by(Member member) const override { return arrival_.arrived(member); }
+  void compare_calls() const override { arrival_.compare_arrived(); }
+  bool called_by(Member member) const override { return arrival_.arrived(member); }
 
  private:
   // So that the kernel's wait, which knows its GPU and its peer, ends before the host's, here and
@@ -41,7 +41,7 @@ class OnDevice final : public Operation {
 
   double seconds_left() const;
 
-  Rendezvous rendezvous_;
+  ArrivalBarrier arrival_;
   bool met_ = false;
   bool launched_ = false;
   std::chrono::steady_clock::time_point begin_{}, next_look_{};

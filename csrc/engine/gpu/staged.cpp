@@ -81,12 +81,12 @@ void Staged::compare_calls() const {
   if (step_ == Step::kMoving) inner_->compare_calls();
 }
 
-std::string Staged::far_absentees() const {
-  return inner_ != nullptr ? inner_->far_absentees() : std::string();
+std::string Staged::internode_absentees() const {
+  return inner_ != nullptr ? inner_->internode_absentees() : std::string();
 }
 
-std::set<int> Staged::far_unfinished() const {
-  return inner_ != nullptr ? inner_->far_unfinished() : std::set<int>();
+std::set<int> Staged::internode_unfinished() const {
+  return inner_ != nullptr ? inner_->internode_unfinished() : std::set<int>();
 }
 
 std::string Staged::held_up() const {

@@ -29,8 +29,8 @@ class Staged final : public Operation {
   State advance() override;
   bool finished_by(Member member) const override;
   void compare_calls() const override;
-  std::string far_absentees() const override;
-  std::set<int> far_unfinished() const override;
+  std::string internode_absentees() const override;
+  std::set<int> internode_unfinished() const override;
   bool must_poll() const override;
   bool called_by(Member member) const override;
   std::string held_up() const override;

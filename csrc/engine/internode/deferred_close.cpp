@@ -10,32 +10,32 @@
 namespace pycollective {
 namespace {
 
-struct Lingering {
+struct DeferredCloses {
   std::mutex mutex;
   std::vector<std::shared_ptr<Messenger>> all;
 };
 
 // At the end of the process there may be no MPI any more: they are never destroyed.
-PerProcess<Lingering> lingering;
+PerProcess<DeferredCloses> deferred;
 
 }  // namespace
 
-void let_linger(std::shared_ptr<Messenger> messenger) {
-  const std::lock_guard lock(lingering->mutex);
-  lingering->all.push_back(std::move(messenger));
+void defer_close(std::shared_ptr<Messenger> messenger) {
+  const std::lock_guard lock(deferred->mutex);
+  deferred->all.push_back(std::move(messenger));
 }
 
-void look_after_lingering() {
-  const std::lock_guard lock(lingering->mutex);
-  auto& all = lingering->all;
+void finish_deferred_closes() {
+  const std::lock_guard lock(deferred->mutex);
+  auto& all = deferred->all;
   all.erase(
       std::remove_if(all.begin(), all.end(), [](const auto& each) { return each->has_ended(); }),
       all.end());
 }
 
-void stop_lingering() {
-  const std::lock_guard lock(lingering->mutex);
-  for (const auto& each : lingering->all) each->stop_listening();
+void give_up_deferred_closes() {
+  const std::lock_guard lock(deferred->mutex);
+  for (const auto& each : deferred->all) each->stop_listening();
 }
 
 }  // namespace pycollective

@@ -14,9 +14,9 @@
 namespace pycollective {
 
 // All of this process's, as MPI is one for the process. Thread-safe.
-void let_linger(std::shared_ptr<Messenger> messenger);
-void look_after_lingering();
+void defer_close(std::shared_ptr<Messenger> messenger);
+void finish_deferred_closes();
 // At the end of the process.
-void stop_lingering();
+void give_up_deferred_closes();
 
 }  // namespace pycollective

@@ -23,9 +23,9 @@ constexpr int kPairLanes = 59;      // one for each message that is under way be
                                     // last for the library's own
 constexpr int kLaneFirst = 64;      // of collectives
 
-// One communicator's. No call waits. Called by one thread at a time; the messenger sees to that.
-// A rank that cannot be reached is told by lost(), and ends its transfers as kLost. What cannot be
-// done for a reason of this rank's own throws std::exception.
+// One communicator's. No call waits. CallSignature by one thread at a time; the messenger sees to
+// that. A rank that cannot be reached is told by lost(), and ends its transfers as kLost. What
+// cannot be done for a reason of this rank's own throws std::exception.
 class PYCOLLECTIVE_PUBLIC Link {
  public:
   using Transfer = std::uint64_t;  // a message under way, by a number that is not

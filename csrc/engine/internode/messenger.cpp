@@ -42,19 +42,19 @@ void keep_for_ever(T value) {
 
 }  // namespace
 
-Messenger::Messenger(std::shared_ptr<Link> link, std::uint64_t id, int rank, std::vector<int> far,
+Messenger::Messenger(std::shared_ptr<Link> link, std::uint64_t id, int rank, std::vector<int> ranks,
                      std::function<void()> bell)
     : link_(std::move(link)),
       id_(id),
       rank_(rank),
-      far_(std::move(far)),
+      ranks_(std::move(ranks)),
       rings_(link_->ring_with(std::move(bell))),
       // A link that rings hears also while nobody looks: then there must be room for a reminder and
       // a failure, or a goodbye, of each rank. Other links keep what nobody has asked for.
-      control_(rings_ ? 2 * std::max<std::size_t>(far_.size(), 1) : 1) {
+      control_(rings_ ? 2 * std::max<std::size_t>(ranks_.size(), 1) : 1) {
   const std::lock_guard lock(mutex_);
   for (Inbox& inbox : control_) {
-    inbox.parcel = Parcel(kControlBytes);
+    inbox.buffer = MessageBuffer(kControlBytes);
     listen(inbox);
   }
 }
@@ -121,8 +121,8 @@ Messenger::Traffic Messenger::sent() const {
 
 // Messages of operations.
 
-Ticket Messenger::send(int rank, int lane, const void* data, std::size_t bytes,
-                       std::size_t raw_bytes) {
+MessageHandle Messenger::send(int rank, int lane, const void* data, std::size_t bytes,
+                              std::size_t raw_bytes) {
   const std::lock_guard lock(mutex_);
   const auto transfer = link_->send(rank, lane, data, bytes, true);
   count(bytes, raw_bytes);
@@ -133,7 +133,7 @@ Ticket Messenger::send(int rank, int lane, const void* data, std::size_t bytes,
   return {transfer, rank};
 }
 
-Ticket Messenger::receive(int rank, int lane, void* data, std::size_t bytes) {
+MessageHandle Messenger::receive(int rank, int lane, void* data, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto transfer = link_->receive(rank, lane, data, bytes);
   Peer& peer = peers_[rank];
@@ -143,34 +143,34 @@ Ticket Messenger::receive(int rank, int lane, void* data, std::size_t bytes) {
   return {transfer, rank};
 }
 
-bool Messenger::done(Ticket& ticket) {
-  if (ticket.transfer == 0) return true;
+bool Messenger::done(MessageHandle& handle) {
+  if (handle.transfer == 0) return true;
   const std::lock_guard lock(mutex_);
-  if (ticket.transfer == Ticket::kSpent) return false;
-  const Link::Outcome outcome = look_at(ticket.transfer);
+  if (handle.transfer == MessageHandle::kSpent) return false;
+  const Link::Outcome outcome = look_at(handle.transfer);
   if (outcome == Link::Outcome::kUnderWay) return false;
-  Peer& peer = peers_[ticket.rank];
+  Peer& peer = peers_[handle.rank];
   if (outcome != Link::Outcome::kDone) {
     // It stays awaited, and look_for_lost() says why.
     peer.needed = true;
     has_losses_ = true;
-    forget(peer, ticket.transfer);
-    ticket.transfer = Ticket::kSpent;
+    forget(peer, handle.transfer);
+    handle.transfer = MessageHandle::kSpent;
     return false;
   }
   note_news(peer);
-  close_ticket(ticket);
-  ticket.transfer = 0;
+  close_handle(handle);
+  handle.transfer = 0;
   return true;
 }
 
-bool Messenger::has_come(const Ticket& ticket) {
-  if (ticket.transfer == 0) return true;
+bool Messenger::has_come(const MessageHandle& handle) {
+  if (handle.transfer == 0) return true;
   const std::lock_guard lock(mutex_);
-  if (ticket.transfer == Ticket::kSpent) return false;
+  if (handle.transfer == MessageHandle::kSpent) return false;
   bool news = false;
-  const bool come = is_seen_done(ticket.transfer, news);
-  if (news) note_news(peers_[ticket.rank]);
+  const bool come = is_seen_done(handle.transfer, news);
+  if (news) note_news(peers_[handle.rank]);
   return come;
 }
 
@@ -191,10 +191,10 @@ bool Messenger::is_seen_done(Link::Transfer transfer, bool& news) {
   return outcome == Link::Outcome::kDone;
 }
 
-void Messenger::close_ticket(const Ticket& ticket) {
-  Peer& peer = peers_[ticket.rank];
+void Messenger::close_handle(const MessageHandle& handle) {
+  Peer& peer = peers_[handle.rank];
   --peer.awaited, --awaited_;
-  forget(peer, ticket.transfer);
+  forget(peer, handle.transfer);
 }
 
 void Messenger::forget(Peer& peer, Link::Transfer transfer) {
@@ -204,27 +204,28 @@ void Messenger::forget(Peer& peer, Link::Transfer transfer) {
   peer.under_way.pop_back();
 }
 
-void Messenger::give_up(std::vector<Ticket> tickets, std::shared_ptr<const void> keep) noexcept {
+void Messenger::give_up(std::vector<MessageHandle> handles,
+                        std::shared_ptr<const void> keep) noexcept {
   std::unique_lock lock(mutex_);
-  for (Ticket& each : tickets) {
+  for (MessageHandle& each : handles) {
     if (each.transfer == 0) continue;
-    close_ticket(each);
-    if (seen_.erase(each.transfer) != 0) each.transfer = Ticket::kSpent;
-    if (each.transfer != Ticket::kSpent) link_->cancel(each.transfer);
+    close_handle(each);
+    if (seen_.erase(each.transfer) != 0) each.transfer = MessageHandle::kSpent;
+    if (each.transfer != MessageHandle::kSpent) link_->cancel(each.transfer);
   }
   const auto ended = [&] {
-    const auto gone = [&](const Ticket& each) {
-      return each.transfer == 0 || each.transfer == Ticket::kSpent ||
+    const auto gone = [&](const MessageHandle& each) {
+      return each.transfer == 0 || each.transfer == MessageHandle::kSpent ||
              link_->test(each.transfer) != Link::Outcome::kUnderWay;
     };
-    tickets.erase(std::remove_if(tickets.begin(), tickets.end(), gone), tickets.end());
-    return tickets.empty();
+    handles.erase(std::remove_if(handles.begin(), handles.end(), gone), handles.end());
+    return handles.empty();
   };
   // Once for all that a failure leaves: each might wait in vain.
   if (!give_up_until_) give_up_until_ = Clock::now() + kGiveUpWithin;
   const auto left = *give_up_until_ - Clock::now();
   if (wait_for(lock, std::chrono::duration_cast<std::chrono::milliseconds>(left), ended)) return;
-  for (const Ticket& each : tickets) orphans_.push_back({each.transfer, keep});
+  for (const MessageHandle& each : handles) orphans_.push_back({each.transfer, keep});
   if (closing_) let_go_ = false;
 }
 
@@ -241,24 +242,25 @@ std::vector<Messenger::Orphan> Messenger::take_ended_orphans() {
 
 // The library's own messages.
 
-Parcel Messenger::parcel(std::size_t room) {
-  if (room != kCallRoom || spare_.empty()) return Parcel(room);
-  Parcel one = std::move(spare_.back());
+MessageBuffer Messenger::buffer(std::size_t room) {
+  if (room != kCallBytes || spare_.empty()) return MessageBuffer(room);
+  MessageBuffer one = std::move(spare_.back());
   spare_.pop_back();
   return one;
 }
 
-void Messenger::post(Parcel parcel, ParcelKind kind, std::size_t bytes, int rank, int lane) {
-  ParcelHeader& header = parcel.header();
+void Messenger::post(MessageBuffer buffer, MessageKind kind, std::size_t bytes, int rank,
+                     int lane) {
+  MessageHeader& header = buffer.header();
   header.communicator = id_;
-  header.magic = Parcel::kMagic;
+  header.magic = MessageBuffer::kMagic;
   header.bytes = static_cast<std::uint32_t>(bytes);
   header.sender = rank_;
   header.kind = kind;
   header.unused = 0;
-  const auto transfer = link_->send(rank, lane, parcel.data(), parcel.length(), false);
-  count(parcel.length(), parcel.length());
-  sent_.push_back({transfer, std::move(parcel)});
+  const auto transfer = link_->send(rank, lane, buffer.data(), buffer.length(), false);
+  count(buffer.length(), buffer.length());
+  sent_.push_back({transfer, std::move(buffer)});
 }
 
 void Messenger::count(std::size_t bytes, std::size_t raw_bytes) {
@@ -267,9 +269,9 @@ void Messenger::count(std::size_t bytes, std::size_t raw_bytes) {
   traffic_.raw_bytes += raw_bytes;
 }
 
-void Messenger::say(ParcelKind kind, FailureKind failure, const void* body, std::size_t bytes,
+void Messenger::say(MessageKind kind, FailureKind failure, const void* body, std::size_t bytes,
                     int rank) {
-  Parcel message(bytes);
+  MessageBuffer message(bytes);
   message.header().failure = static_cast<std::uint8_t>(failure);
   if (bytes != 0) std::memcpy(message.body(), body, bytes);
   post(std::move(message), kind, bytes, rank, kLaneControl);
@@ -278,8 +280,8 @@ void Messenger::say(ParcelKind kind, FailureKind failure, const void* body, std:
 void Messenger::reap(bool all) {
   const auto gone = [&](Sent& each) {
     if (link_->test(each.transfer) == Link::Outcome::kUnderWay) return false;
-    if (!all && each.parcel.room() == kCallRoom && spare_.size() < kMostSpare)
-      spare_.push_back(std::move(each.parcel));
+    if (!all && each.buffer.room() == kCallBytes && spare_.size() < kMostSpare)
+      spare_.push_back(std::move(each.buffer));
     return true;
   };
   sent_.erase(std::remove_if(sent_.begin(), sent_.end(), gone), sent_.end());
@@ -294,31 +296,32 @@ std::byte* Messenger::staging(std::size_t index, std::size_t bytes) {
 
 // The calls of operations: what ranks tell each other before data move.
 
-Parcel Messenger::make_call(const CallNote& note, std::size_t data_bytes) {
-  Parcel call;
+MessageBuffer Messenger::make_call(const NumberedCall& note, std::size_t data_bytes) {
+  MessageBuffer call;
   {
     const std::lock_guard lock(mutex_);
-    call = parcel(kCallRoom);
+    call = buffer(kCallBytes);
   }
   call.header().bytes = static_cast<std::uint32_t>(sizeof(note) + data_bytes);
   std::memcpy(call.body(), &note, sizeof(note));
   return call;
 }
 
-CallNote Messenger::note_of(const Parcel& call) {
-  CallNote note;
+NumberedCall Messenger::note_of(const MessageBuffer& call) {
+  NumberedCall note;
   std::memcpy(&note, call.body(), sizeof(note));
   return note;
 }
 
-void Messenger::send_call(int rank, int lane, Parcel call) {
+void Messenger::send_call(int rank, int lane, MessageBuffer call) {
   const std::lock_guard lock(mutex_);
   peers_[rank].talked = true;
   const std::size_t bytes = call.header().bytes;
-  post(std::move(call), ParcelKind::kCall, bytes, rank, lane);
+  post(std::move(call), MessageKind::kCall, bytes, rank, lane);
 }
 
-void Messenger::exchange_calls(int rank, int lane, Parcel call, int answer, bool expects) {
+void Messenger::send_and_expect_call(int rank, int lane, MessageBuffer call, int answer,
+                                     bool expects) {
   const std::lock_guard lock(mutex_);
   Peer& peer = peers_[rank];
   peer.talked = true;
@@ -327,7 +330,7 @@ void Messenger::exchange_calls(int rank, int lane, Parcel call, int answer, bool
     open(peer, answer, rank);
   }
   const std::size_t bytes = call.header().bytes;
-  post(std::move(call), ParcelKind::kCall, bytes, rank, lane);
+  post(std::move(call), MessageKind::kCall, bytes, rank, lane);
 }
 
 void Messenger::expect_call(int rank, int lane) {
@@ -338,17 +341,17 @@ void Messenger::expect_call(int rank, int lane) {
   ++peer.awaited, ++awaited_;
 }
 
-Parcel Messenger::take_call(int rank, int lane, bool more) {
+MessageBuffer Messenger::take_call(int rank, int lane, bool more) {
   const std::lock_guard lock(mutex_);
-  Parcel call = next_call(peers_[rank], rank, lane, more, true);
+  MessageBuffer call = next_call(peers_[rank], rank, lane, more, true);
   if (call) --peers_[rank].awaited, --awaited_;
   return call;
 }
 
-Parcel Messenger::hear_call(int rank, int lane, bool more, bool needed) {
+MessageBuffer Messenger::hear_call(int rank, int lane, bool more, bool needed) {
   const std::lock_guard lock(mutex_);
   Peer& peer = peers_[rank];
-  Parcel call = next_call(peer, rank, lane, more, needed);
+  MessageBuffer call = next_call(peer, rank, lane, more, needed);
   if (call) ++peer.heard;
   return call;
 }
@@ -366,11 +369,11 @@ void Messenger::open_call(int rank, int lane) {
 void Messenger::open(Peer& peer, int lane, int rank) {
   Inbox& inbox = peer.inboxes[lane];
   if (inbox.transfer != 0) return;
-  inbox.parcel = parcel(kCallRoom);
-  inbox.transfer = link_->receive(rank, lane, inbox.parcel.data(), inbox.parcel.capacity());
+  inbox.buffer = buffer(kCallBytes);
+  inbox.transfer = link_->receive(rank, lane, inbox.buffer.data(), inbox.buffer.capacity());
 }
 
-Parcel Messenger::next_call(Peer& peer, int rank, int lane, bool more, bool needed) {
+MessageBuffer Messenger::next_call(Peer& peer, int rank, int lane, bool more, bool needed) {
   Inbox& inbox = peer.inboxes[lane];
   if (inbox.transfer == 0) return {};
   const Link::Outcome outcome =
@@ -383,10 +386,10 @@ Parcel Messenger::next_call(Peer& peer, int rank, int lane, bool more, bool need
     return {};
   }
   note_news(peer);
-  Parcel call = std::move(inbox.parcel);
-  inbox.parcel = {};
-  if (!knows(call) || call.header().kind != ParcelKind::kCall || call.header().sender != rank ||
-      call.header().bytes < sizeof(CallNote))
+  MessageBuffer call = std::move(inbox.buffer);
+  inbox.buffer = {};
+  if (!knows(call) || call.header().kind != MessageKind::kCall || call.header().sender != rank ||
+      call.header().bytes < sizeof(NumberedCall))
     throw CollectiveFailure({FailureKind::kAborted, rank_, OpKind::kBarrier, 0,
                              "rank " + std::to_string(rank_) + " received from rank " +
                                  std::to_string(rank) + " what is no call of this library"});
@@ -399,9 +402,9 @@ void Messenger::forget_call(int rank) {
   --peers_[rank].awaited, --awaited_;
 }
 
-void Messenger::put_back(Parcel call) {
+void Messenger::put_back(MessageBuffer call) {
   const std::lock_guard lock(mutex_);
-  if (call.room() == kCallRoom && spare_.size() < kMostSpare) spare_.push_back(std::move(call));
+  if (call.room() == kCallBytes && spare_.size() < kMostSpare) spare_.push_back(std::move(call));
 }
 
 void Messenger::await_anyone(bool begins) {
@@ -414,13 +417,14 @@ bool Messenger::anyone_is_there() const {
   return !all_have_left();
 }
 
-void Messenger::remind(const std::vector<int>& ranks, const CallNote& note) {
+void Messenger::remind(const std::vector<int>& ranks, const NumberedCall& note) {
   const std::lock_guard lock(mutex_);
   for (const int rank : ranks)
-    say(ParcelKind::kReminder, FailureKind::kNone, &note, sizeof(note), rank);
+    say(MessageKind::kReminder, FailureKind::kNone, &note, sizeof(note), rank);
 }
 
-std::optional<std::pair<int, CallNote>> Messenger::find_other_call(const CallNote& mine) const {
+std::optional<std::pair<int, NumberedCall>> Messenger::find_other_call(
+    const NumberedCall& mine) const {
   const std::lock_guard lock(mutex_);
   for (const auto& [rank, peer] : peers_)
     if (peer.reminder && peer.reminder->sequence == mine.sequence && !peer.reminder->agrees(mine))
@@ -431,7 +435,7 @@ std::optional<std::pair<int, CallNote>> Messenger::find_other_call(const CallNot
 // Failures and goodbyes.
 
 void Messenger::listen(Inbox& inbox) {
-  const Parcel& room = inbox.parcel;
+  const MessageBuffer& room = inbox.buffer;
   try {
     inbox.transfer = link_->receive(Link::kAnyRank, kLaneControl, room.data(), room.capacity());
   } catch (const std::exception&) {
@@ -450,7 +454,7 @@ void Messenger::hear() {
       if (outcome == Link::Outcome::kUnderWay) return;
       inbox.transfer = 0;
       if (outcome == Link::Outcome::kDone)
-        take_in(inbox.parcel);
+        take_in(inbox.buffer);
       else
         listen_again_ = Clock::now() + kListenAgain;
     }
@@ -459,36 +463,36 @@ void Messenger::hear() {
   }
 }
 
-bool Messenger::knows(const Parcel& parcel) const {
-  return parcel.is_sound() && parcel.header().communicator == id_ &&
-         std::binary_search(far_.begin(), far_.end(), parcel.header().sender);
+bool Messenger::knows(const MessageBuffer& buffer) const {
+  return buffer.is_sound() && buffer.header().communicator == id_ &&
+         std::binary_search(ranks_.begin(), ranks_.end(), buffer.header().sender);
 }
 
-void Messenger::take_in(const Parcel& parcel) {
+void Messenger::take_in(const MessageBuffer& buffer) {
   // MPI may bring the last words of an earlier communicator.
-  if (parcel.is_sound() && parcel.header().communicator != id_) return;
-  const auto kind = static_cast<FailureKind>(parcel.header().failure);
-  const bool failure = parcel.header().kind == ParcelKind::kFailure;
-  if (!knows(parcel) ||
+  if (buffer.is_sound() && buffer.header().communicator != id_) return;
+  const auto kind = static_cast<FailureKind>(buffer.header().failure);
+  const bool failure = buffer.header().kind == MessageKind::kFailure;
+  if (!knows(buffer) ||
       (failure && (kind <= FailureKind::kNone || kind >= FailureKind::kConfiguration)))
     return set_notice({FailureKind::kAborted, rank_,
                        "rank " + std::to_string(rank_) +
                            " received from another host what is no message of this library"});
-  const ParcelHeader& header = parcel.header();
+  const MessageHeader& header = buffer.header();
   Peer& peer = peers_[header.sender];
   switch (header.kind) {
-    case ParcelKind::kFailure:
+    case MessageKind::kFailure:
       failed_ = true;
       return set_notice({kind, header.sender,
-                         std::string(reinterpret_cast<const char*>(parcel.body()), header.bytes)});
-    case ParcelKind::kGoodbye:
+                         std::string(reinterpret_cast<const char*>(buffer.body()), header.bytes)});
+    case MessageKind::kGoodbye:
       peer.left = Clock::now();
       has_losses_ = true;
       return;
-    case ParcelKind::kReminder:
-      if (header.bytes == sizeof(CallNote)) peer.reminder = note_of(parcel);
+    case MessageKind::kReminder:
+      if (header.bytes == sizeof(NumberedCall)) peer.reminder = note_of(buffer);
       return;
-    case ParcelKind::kCall:
+    case MessageKind::kCall:
       return;
   }
 }
@@ -504,13 +508,13 @@ void Messenger::tell(const Notice& notice, bool first) noexcept {
   failed_ = true;
   if (closing_) return;
   const std::size_t bytes = std::min(notice.report.size(), kControlBytes);
-  for (const int rank : far_) {
+  for (const int rank : ranks_) {
     const auto known = peers_.find(rank);
     const bool talked = known != peers_.end() && known->second.talked;
     const bool gone = known != peers_.end() && (known->second.left || known->second.lost);
     if (gone || !(first || talked)) continue;
     try {
-      say(ParcelKind::kFailure, notice.kind, notice.report.data(), bytes, rank);
+      say(MessageKind::kFailure, notice.kind, notice.report.data(), bytes, rank);
     } catch (const std::exception&) {
       continue;  // it cannot be reached; others may pass it on
     }
@@ -577,11 +581,11 @@ bool Messenger::close() noexcept {
   if (closing_) return let_go_;
   // Still heard while it closes: others may say goodbye at the same time, and wait for it.
   if (!failed_)
-    for (const int rank : far_) {
+    for (const int rank : ranks_) {
       const auto known = peers_.find(rank);
       if (known != peers_.end() && (known->second.left || known->second.lost)) continue;
       try {
-        say(ParcelKind::kGoodbye, FailureKind::kNone, nullptr, 0, rank);
+        say(MessageKind::kGoodbye, FailureKind::kNone, nullptr, 0, rank);
       } catch (const std::exception&) {
         continue;
       }
@@ -597,9 +601,9 @@ bool Messenger::close() noexcept {
          sent_.size() < before && Clock::now() < until);
   closing_ = true;
   std::vector<Link::Transfer> open;
-  lingers_ = link_->must_be_quiet() && !failed_ && !all_have_left();
+  close_is_deferred_ = link_->must_be_quiet() && !failed_ && !all_have_left();
   for (const Inbox& inbox : control_)
-    if (inbox.transfer != 0 && !lingers_) open.push_back(inbox.transfer);
+    if (inbox.transfer != 0 && !close_is_deferred_) open.push_back(inbox.transfer);
   for (const auto& [rank, peer] : peers_)
     for (const auto& [lane, inbox] : peer.inboxes)
       if (inbox.transfer != 0 && !inbox.come) open.push_back(inbox.transfer);
@@ -614,8 +618,8 @@ bool Messenger::close() noexcept {
     return open.empty();
   };
   let_go_ = wait_for(lock, kGiveUpWithin, ended);
-  if (!let_go_) lingers_ = false;
-  if (!lingers_) link_->close(let_go_ && !failed_ && all_have_left());
+  if (!let_go_) close_is_deferred_ = false;
+  if (!close_is_deferred_) link_->close(let_go_ && !failed_ && all_have_left());
   if (let_go_) {
     sent_.clear();
     orphans.swap(orphans_);
@@ -624,7 +628,7 @@ bool Messenger::close() noexcept {
 }
 
 bool Messenger::all_have_left() const {
-  return std::all_of(far_.begin(), far_.end(), [&](int rank) {
+  return std::all_of(ranks_.begin(), ranks_.end(), [&](int rank) {
     const auto known = peers_.find(rank);
     return known != peers_.end() && known->second.left;
   });
@@ -632,7 +636,7 @@ bool Messenger::all_have_left() const {
 
 bool Messenger::has_ended() noexcept {
   std::unique_lock lock(mutex_);
-  if (!lingers_) return true;
+  if (!close_is_deferred_) return true;
   try {
     link_->progress();
     hear();
@@ -641,13 +645,13 @@ bool Messenger::has_ended() noexcept {
   }
   if (failed_ || !all_have_left() || !deaf(lock)) return false;  // after a failure for ever
   link_->close(true);
-  lingers_ = false;
+  close_is_deferred_ = false;
   return true;
 }
 
 void Messenger::stop_listening() noexcept {
   std::unique_lock lock(mutex_);
-  if (lingers_) deaf(lock);
+  if (close_is_deferred_) deaf(lock);
 }
 
 // Takes back what it listens with.

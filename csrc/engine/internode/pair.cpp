@@ -13,22 +13,22 @@ constexpr std::size_t kLargestPiece = std::size_t{1} << 30;
 
 }  // namespace
 
-FarPair::FarPair(Group& group, const Task& task, std::uint64_t sequence, bool expects)
+InternodePair::InternodePair(Group& group, const Task& task, std::uint64_t sequence, bool expects)
     : Operation(group, task, sequence),
-      calls_(group.messages().far()),
+      calls_(group.messages().internode()),
       peer_(calls_.at(request_.root)),
-      mine_{sequence, called(task)},
+      mine_{sequence, signature_of(task)},
       bytes_(request_.count * size_of(request_.dtype)),
       expecting_(expects) {}
 
-FarPair::~FarPair() {
+InternodePair::~InternodePair() {
   Messenger& messenger = *group_.messenger();
   if (expecting_) calls_.forget(peer_, theirs(), request_.tag);
   if (call_) messenger.put_back(std::move(call_));
   if (!data_.empty()) messenger.give_up(std::move(data_), group_.keep(request_));
 }
 
-bool FarPair::begin() {
+bool InternodePair::begin() {
   if (sends()) {
     if (!rides()) {
       lane_ = calls_.begin_data(peer_, request_.tag, sequence_);
@@ -41,7 +41,7 @@ bool FarPair::begin() {
   began_ = true;
   Messenger& messenger = *group_.messenger();
   const std::size_t with_it = sends() && rides() ? bytes_ : 0;
-  Parcel call = messenger.make_call(mine_, with_it);
+  MessageBuffer call = messenger.make_call(mine_, with_it);
   copy_bytes(Messenger::data_of(call), request_.input, with_it);
   // Each direction of each pair has lanes of its own, so that both may be under way at once.
   const bool expects = std::exchange(expecting_, true);
@@ -50,12 +50,12 @@ bool FarPair::begin() {
   return true;
 }
 
-bool FarPair::hear(bool& kept) {
+bool InternodePair::hear(bool& kept) {
   if (!expecting_) return true;
   call_ = calls_.take(peer_, theirs(), request_.tag, kept);
   if (!call_) return false;
   expecting_ = false;
-  const CallNote theirs = Messenger::note_of(call_);
+  const NumberedCall theirs = Messenger::note_of(call_);
   if (agree_as_pair(theirs.called, mine_.called)) {
     if (!sends() && !rides()) lane_ = data_lane_of(theirs);
     return true;
@@ -67,12 +67,12 @@ bool FarPair::hear(bool& kept) {
 }
 
 template <class Act>
-void FarPair::each_piece(const Act& act) {
+void InternodePair::each_piece(const Act& act) {
   for (std::size_t at = 0; at < bytes_; at += kLargestPiece)
     data_.push_back(act(at, std::min(kLargestPiece, bytes_ - at)));
 }
 
-bool FarPair::begin_to_move() {
+bool InternodePair::begin_to_move() {
   Messenger& messenger = *group_.messenger();
   if (!rides()) {
     const int lane = kLanePair + lane_->index;
@@ -102,25 +102,25 @@ bool FarPair::begin_to_move() {
   return true;
 }
 
-State FarPair::advance() {
+State InternodePair::advance() {
   group_.messenger()->poll();
   if (!began_ && !begin()) return State::kBlocked;
   bool kept = false;
   if (!hear(kept)) return kept ? State::kProgressed : State::kBlocked;
   if (!moving_ && !begin_to_move()) return State::kBlocked;
   bool all = true;
-  for (Ticket& each : data_) all = group_.messenger()->done(each) && all;
+  for (MessageHandle& each : data_) all = group_.messenger()->done(each) && all;
   if (!all) return State::kBlocked;
   if (sends() && lane_ && calls_.end_data(peer_, request_.tag, sequence_, *lane_))
     group_.ring_own();
   return State::kDone;
 }
 
-std::string FarPair::far_absentees() const {
+std::string InternodePair::internode_absentees() const {
   return expecting_ || !began_ ? std::to_string(request_.root) : std::string();
 }
 
 // One that is through is over, and waits for nobody.
-std::set<int> FarPair::far_unfinished() const { return {request_.root}; }
+std::set<int> InternodePair::internode_unfinished() const { return {request_.root}; }
 
 }  // namespace pycollective

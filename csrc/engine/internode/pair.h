@@ -10,22 +10,22 @@
 
 namespace pycollective {
 
-class FarPair final : public Operation {
+class InternodePair final : public Operation {
  public:
   // `expects`: a receive that expects its call already (PairCalls::expect_if_there).
-  FarPair(Group& group, const Task& task, std::uint64_t sequence, bool expects = false);
-  ~FarPair() override;
+  InternodePair(Group& group, const Task& task, std::uint64_t sequence, bool expects = false);
+  ~InternodePair() override;
   // Whether its data are too long to go with the call.
   static bool needs_lane(const Request& request) {
-    return request.count * size_of(request.dtype) > kRiderBytes;
+    return request.count * size_of(request.dtype) > kEagerBytes;
   }
 
   void start() override { begin(); }
   State advance() override;
   bool finished_by(Member) const override { return true; }  // of its own host nobody takes part
   bool called_by(Member) const override { return true; }
-  std::string far_absentees() const override;
-  std::set<int> far_unfinished() const override;
+  std::string internode_absentees() const override;
+  std::set<int> internode_unfinished() const override;
   bool must_poll() const override { return true; }
 
  private:
@@ -40,14 +40,14 @@ class FarPair final : public Operation {
 
   PairCalls& calls_;
   PairCalls::Peer& peer_;
-  CallNote mine_;
+  NumberedCall mine_;
   const std::size_t bytes_;
   std::optional<DataLane> lane_;  // of data that need one
-  Parcel call_;                   // theirs, once it is heard
+  MessageBuffer call_;            // theirs, once it is heard
   bool began_ = false;
   bool expecting_ = false;
   bool moving_ = false;
-  std::vector<Ticket> data_;  // in pieces that any transport takes
+  std::vector<MessageHandle> data_;  // in pieces that any transport takes
 };
 
 }  // namespace pycollective

@@ -8,28 +8,29 @@ namespace pycollective {
 namespace {
 
 // The upper half of the word that holds the tag: the lane's turn, and its number.
-constexpr int kTurnAt = 32;
+constexpr int kSequenceAt = 32;
 constexpr int kIndexAt = 48;
 
-int tag_of_call(const Parcel& call) {
+int tag_of_call(const MessageBuffer& call) {
   std::uint64_t word = 0;
-  std::memcpy(&word, call.body() + offsetof(CallNote, called) + offsetof(Called, counts_hash),
+  std::memcpy(&word,
+              call.body() + offsetof(NumberedCall, called) + offsetof(CallSignature, counts_hash),
               sizeof(word));
   return static_cast<int>(static_cast<std::uint32_t>(word));
 }
 
 }  // namespace
 
-DataLane data_lane_of(const CallNote& note) {
+DataLane data_lane_of(const NumberedCall& note) {
   const std::uint64_t word = note.called.counts_hash;
   // What another rank wrote may be broken.
   return {static_cast<int>((word >> kIndexAt) % kPairLanes),
-          static_cast<unsigned>(word >> kTurnAt & 0xffff)};
+          static_cast<unsigned>(word >> kSequenceAt & 0xffff)};
 }
 
-void set_data_lane(CallNote& note, const DataLane& lane) {
+void set_data_lane(NumberedCall& note, const DataLane& lane) {
   note.called.counts_hash |= static_cast<std::uint64_t>(lane.index) << kIndexAt |
-                             static_cast<std::uint64_t>(lane.turn) << kTurnAt;
+                             static_cast<std::uint64_t>(lane.turn) << kSequenceAt;
 }
 
 PairCalls::PairCalls(Messenger* messenger)
@@ -72,11 +73,11 @@ void PairCalls::drop(Peer& peer, int lane, int tag) {
   change(peer, lane, tag, [](Tag& known) { --known.wanted; });
 }
 
-void PairCalls::call(Peer& peer, int lane, int tag, Parcel call, bool expects) {
+void PairCalls::call(Peer& peer, int lane, int tag, MessageBuffer call, bool expects) {
   const int answer = lane == kLanePairCall ? kLanePairAnswer : kLanePairCall;
   const std::lock_guard lock(mutex_);
   if (!expects) want(peer, answer, tag);
-  messenger_->exchange_calls(peer.rank, lane, std::move(call), answer, !expects);
+  messenger_->send_and_expect_call(peer.rank, lane, std::move(call), answer, !expects);
 }
 
 void PairCalls::forget(Peer& peer, int lane, int tag) {
@@ -85,7 +86,7 @@ void PairCalls::forget(Peer& peer, int lane, int tag) {
 }
 
 // A call that has been heard, and so counts as heard already.
-void PairCalls::keep(Peer& peer, int lane, Parcel call) {
+void PairCalls::keep(Peer& peer, int lane, MessageBuffer call) {
   const int tag = tag_of_call(call);
   change(peer, lane, tag, [&](Tag& known) { known.come.push_back(std::move(call)); });
   messenger_->count_heard(peer.rank, -1);
@@ -93,19 +94,19 @@ void PairCalls::keep(Peer& peer, int lane, Parcel call) {
 
 // One lock for both, hearing and looking: who finds nothing here, and then sleeps, is woken by
 // what comes after.
-Parcel PairCalls::take(Peer& peer, int lane, int tag, bool& kept) {
+MessageBuffer PairCalls::take(Peer& peer, int lane, int tag, bool& kept) {
   const std::lock_guard lock(mutex_);
   auto& side = peer.side[side_of(lane)];
   const auto found = side.tags.find(tag);
   while (found->second.come.empty()) {
-    Parcel call = messenger_->hear_call(peer.rank, lane, false, true);
+    MessageBuffer call = messenger_->hear_call(peer.rank, lane, false, true);
     if (!call) return call;
     const bool others = tag_of_call(call) != tag || side.expected > 1;
     keep(peer, lane, std::move(call));
     kept = true;
     if (others || (hears_anyone_ && lane == kLanePairCall)) messenger_->open_call(peer.rank, lane);
   }
-  Parcel call = std::move(found->second.come.front());
+  MessageBuffer call = std::move(found->second.come.front());
   messenger_->forget_call(peer.rank);
   --side.expected;
   change(peer, lane, tag, [](Tag& known) {
@@ -127,7 +128,7 @@ bool PairCalls::expect_if_there(int rank, int tag, bool& kept) {
   const auto& tags = peer.side[side_of(kLanePairCall)].tags;
   auto found = tags.find(tag);
   if (found != tags.end() && found->second.wanted > 0) return false;
-  while (Parcel call = messenger_->hear_call(rank, kLanePairCall, true, false)) {
+  while (MessageBuffer call = messenger_->hear_call(rank, kLanePairCall, true, false)) {
     keep(peer, kLanePairCall, std::move(call));
     kept = true;
   }

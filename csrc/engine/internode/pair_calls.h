@@ -40,7 +40,7 @@ class PairCalls {
   };
   struct Tag {
     int wanted = 0;  // by how many operations
-    std::deque<Parcel> come;
+    std::deque<MessageBuffer> come;
     int heard() const { return std::min(wanted, static_cast<int>(come.size())); }
   };
   struct Peer {  // what lies in it is for this class
@@ -61,11 +61,11 @@ class PairCalls {
   // Calls a rank, and awaits its call of that tag on the other lane, until it is taken or
   // forgotten. A receive wants the next that comes, or has come, from then on; `expects`: it does
   // already.
-  void call(Peer& peer, int lane, int tag, Parcel call, bool expects);
+  void call(Peer& peer, int lane, int tag, MessageBuffer call, bool expects);
   void forget(Peer& peer, int lane, int tag);
   // Nothing while none has come. `kept`: set where others' have come instead, and been kept: then
   // more may have come behind these.
-  Parcel take(Peer& peer, int lane, int tag, bool& kept);
+  MessageBuffer take(Peer& peer, int lane, int tag, bool& kept);
 
   // For receives from any rank, which hear all ranks from the first on.
   void hear_anyone(const std::vector<int>& ranks);
@@ -109,7 +109,7 @@ class PairCalls {
   void change(Peer& peer, int lane, int tag, const Act& act);
   void want(Peer& peer, int lane, int tag);
   void drop(Peer& peer, int lane, int tag);
-  void keep(Peer& peer, int lane, Parcel call);
+  void keep(Peer& peer, int lane, MessageBuffer call);
 
   Messenger* const messenger_;
   std::mutex mutex_;
@@ -121,7 +121,7 @@ class PairCalls {
 };
 
 // The lane of a call's data, as the note holds it.
-DataLane data_lane_of(const CallNote& note);
-void set_data_lane(CallNote& note, const DataLane& lane);
+DataLane data_lane_of(const NumberedCall& note);
+void set_data_lane(NumberedCall& note, const DataLane& lane);
 
 }  // namespace pycollective

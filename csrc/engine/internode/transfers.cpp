@@ -9,22 +9,22 @@ InternodeTransfers::InternodeTransfers(Group& group, const Task& task, std::uint
       messenger_(*group.messenger()),
       request_(*task.request),
       program_(*task.program),
-      mine_{sequence, called(task)},
+      mine_{sequence, signature_of(task)},
       calls_(peers().size()),
       heard_(peers().size(), false),
       eager_(program_.messages.size(), false),
       receives_(kChunkSlots * program_.messages.size()) {}
 
 InternodeTransfers::~InternodeTransfers() {
-  std::vector<Ticket> open;
-  const auto add = [&](const std::vector<Ticket>& tickets) {
-    for (const Ticket& each : tickets)
+  std::vector<MessageHandle> open;
+  const auto add = [&](const std::vector<MessageHandle>& handles) {
+    for (const MessageHandle& each : handles)
       if (each.transfer != 0) open.push_back(each);
   };
   add(receives_);
   for (const auto& sends : sends_) add(sends);
   if (!open.empty()) messenger_.give_up(std::move(open), group_.keep(request_));
-  for (Parcel& call : calls_)
+  for (MessageBuffer& call : calls_)
     if (call) messenger_.put_back(std::move(call));
   if (awaited_ == 0) return;
   for (std::size_t i = 0; i < peers().size(); ++i)
@@ -77,11 +77,11 @@ void InternodeTransfers::hear_calls() {
   if (awaited_ == 0) return;
   for (std::size_t i = 0; i < peers().size(); ++i) {
     if (heard_[i]) continue;
-    Parcel call = messenger_.take_call(peers()[i], kLaneCall, true);
+    MessageBuffer call = messenger_.take_call(peers()[i], kLaneCall, true);
     if (!call) continue;
     heard_[i] = true;
     --awaited_;
-    const CallNote theirs = Messenger::note_of(call);
+    const NumberedCall theirs = Messenger::note_of(call);
     if (!theirs.agrees(mine_)) throw_mismatch(peers()[i], theirs);
     if (Messenger::data_bytes_of(call) != 0)
       calls_[i] = std::move(call);
@@ -117,7 +117,7 @@ void InternodeTransfers::compare_calls() const {
   messenger_.remind(silent, mine_);
 }
 
-void InternodeTransfers::throw_mismatch(int rank, const CallNote& theirs) const {
+void InternodeTransfers::throw_mismatch(int rank, const NumberedCall& theirs) const {
   pycollective::throw_mismatch(
       {group_.world().rank, request_.kind, mine_.sequence, mine_.describe(),
        "rank " + std::to_string(rank), theirs.describe()},
@@ -133,9 +133,9 @@ std::string InternodeTransfers::absentees() const {
 
 std::set<int> InternodeTransfers::unfinished() const {
   std::set<int> ranks;
-  const auto add_open = [&](const std::vector<Ticket>& tickets) {
+  const auto add_open = [&](const std::vector<MessageHandle>& handles) {
     // What has come, and the operation has not looked at yet, is not its rank's to finish.
-    for (const Ticket& each : tickets)
+    for (const MessageHandle& each : handles)
       if (!messenger_.has_come(each)) ranks.insert(each.rank);
   };
   add_open(receives_);
@@ -148,7 +148,7 @@ const std::byte* InternodeTransfers::eager_payload(std::int32_t message, std::si
   if (!heard_[peer]) return nullptr;
   static constexpr std::byte nothing{};
   if (bytes == 0) return &nothing;
-  const Parcel& call = calls_[peer];
+  const MessageBuffer& call = calls_[peer];
   if (!call || Messenger::data_bytes_of(call) != bytes)
     throw CollectiveFailure({FailureKind::kAborted, group_.world().rank, request_.kind, 0,
                              "rank " + std::to_string(peers()[peer]) +
@@ -175,14 +175,14 @@ void InternodeTransfers::send(std::size_t slot, std::int32_t message, const void
   sends_[slot].push_back(messenger_.send(what.rank, lane(slot, what), memory, bytes, raw_bytes));
 }
 
-bool InternodeTransfers::settled(std::size_t slot, std::size_t count) {
+bool InternodeTransfers::sends_done(std::size_t slot, std::size_t count) {
   bool all = true;
   for (std::size_t i = 0; i < count; ++i) all = messenger_.done(sends_[slot][i]) && all;
   return all;
 }
 
-bool InternodeTransfers::all_settled(std::size_t slot) {
-  if (!settled(slot, sends_[slot].size())) return false;
+bool InternodeTransfers::all_sends_done(std::size_t slot) {
+  if (!sends_done(slot, sends_[slot].size())) return false;
   sends_[slot].clear();
   return true;
 }

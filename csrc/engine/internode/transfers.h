@@ -51,8 +51,10 @@ class InternodeTransfers {
   bool is_eager(bool first, std::int32_t message) const {
     return first && eager_[static_cast<std::size_t>(message)];
   }
-  Parcel make_call(std::size_t data_bytes) { return messenger_.make_call(mine_, data_bytes); }
-  void send_call(std::int32_t message, Parcel call) {
+  MessageBuffer make_call(std::size_t data_bytes) {
+    return messenger_.make_call(mine_, data_bytes);
+  }
+  void send_call(std::int32_t message, MessageBuffer call) {
     send_call_to(peer_of(message), std::move(call));
   }
   // What came with the call; null while that has not come.
@@ -66,9 +68,9 @@ class InternodeTransfers {
   // Counts among a slot's sends one that has left its memory already.
   void count_sent(std::size_t slot) { sends_[slot].push_back({}); }
   // Whether the first `count` messages that were sent in a slot have left their memory.
-  bool settled(std::size_t slot, std::size_t count);
+  bool sends_done(std::size_t slot, std::size_t count);
   // The same for all; the next chunk's are then counted from the first again.
-  bool all_settled(std::size_t slot);
+  bool all_sends_done(std::size_t slot);
   // Memory for a message of several pieces.
   std::byte* staging(std::size_t slot, std::int32_t message, std::size_t bytes) {
     return messenger_.staging(index(slot, message), bytes);
@@ -99,30 +101,30 @@ class InternodeTransfers {
   void choose_eager(const Bytes& first_bytes) {
     for (const auto& firsts : first_messages())
       for (const std::int32_t message : firsts)
-        if (message >= 0 && first_bytes(message) <= kRiderBytes)
+        if (message >= 0 && first_bytes(message) <= kEagerBytes)
           eager_[static_cast<std::size_t>(message)] = true;
   }
   void announce();
   void expect_calls();
-  void send_call_to(std::size_t peer, Parcel call) {
+  void send_call_to(std::size_t peer, MessageBuffer call) {
     messenger_.send_call(peers()[peer], kLaneCall, std::move(call));
   }
   void hear_calls();
-  [[noreturn]] void throw_mismatch(int rank, const CallNote& theirs) const;
+  [[noreturn]] void throw_mismatch(int rank, const NumberedCall& theirs) const;
 
   Group& group_;
   Messenger& messenger_;
   const Request& request_;
   const Program& program_;
-  const CallNote mine_;
-  std::vector<Parcel> calls_;  // by peer: those that brought data
-  std::vector<bool> heard_;    // by peer
-  std::size_t awaited_ = 0;    // peers whose call was not heard
+  const NumberedCall mine_;
+  std::vector<MessageBuffer> calls_;  // by peer: those that brought data
+  std::vector<bool> heard_;           // by peer
+  std::size_t awaited_ = 0;           // peers whose call was not heard
   mutable bool reminded_ = false;
-  std::vector<bool> eager_;       // by message
-  std::vector<Ticket> receives_;  // by slot and message
+  std::vector<bool> eager_;              // by message
+  std::vector<MessageHandle> receives_;  // by slot and message
   std::vector<PutOff> put_off_;
-  std::array<std::vector<Ticket>, kChunkSlots> sends_;  // by slot, in their order
+  std::array<std::vector<MessageHandle>, kChunkSlots> sends_;  // by slot, in their order
 };
 
 }  // namespace pycollective

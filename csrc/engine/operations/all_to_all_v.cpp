@@ -8,34 +8,34 @@
 
 namespace pycollective {
 
-Exchanges::Exchanges(Group& group, const Task& task, std::uint64_t sequence)
-    : Operation(group, task, sequence), rendezvous_(group, task, sequence) {}
+AllToAllV::AllToAllV(Group& group, const Task& task, std::uint64_t sequence)
+    : Operation(group, task, sequence), arrival_(group, task, sequence) {}
 
-void Exchanges::add(OpKind kind, int peer) {
-  const Exchange& what = (*request_.exchange)[static_cast<std::size_t>(peer)];
+void AllToAllV::add(OpKind kind, int peer) {
+  const AllToAllVPart& what = (*request_.all_to_all_v)[static_cast<std::size_t>(peer)];
   const bool sends = kind == OpKind::kSend;
   Request& request = requests_.emplace_back();
   request.kind = kind;
   request.dtype = request_.dtype;
   request.root = peer;
-  request.tag = kExchangeTag;
+  request.tag = kAllToAllVTag;
   request.input = sends ? what.input : nullptr;
   request.output = sends ? nullptr : what.output;
   request.count = sends ? what.sends : what.expects;
   request.keep = request_.keep;
   const Task& task = tasks_.emplace_back(request);
   if (!group_.member_of(peer))
-    parts_.push_back(std::make_unique<FarPair>(group_, task, sequence_));
+    parts_.push_back(std::make_unique<InternodePair>(group_, task, sequence_));
   else if (sends)
     parts_.push_back(std::make_unique<Send>(group_, task, sequence_));
   else
     parts_.push_back(std::make_unique<Receive>(group_, task, sequence_));
 }
 
-void Exchanges::begin() {
+void AllToAllV::begin() {
   const int ranks = group_.world().size;
   const int me = group_.world().rank;
-  const Exchange& own = (*request_.exchange)[static_cast<std::size_t>(me)];
+  const AllToAllVPart& own = (*request_.all_to_all_v)[static_cast<std::size_t>(me)];
   if (own.output != own.input)
     copy_bytes(own.output, own.input, own.sends * size_of(request_.dtype));
   requests_.reserve(2 * static_cast<std::size_t>(ranks));  // parts refer to them
@@ -48,9 +48,9 @@ void Exchanges::begin() {
   for (const auto& part : parts_) part->start();
 }
 
-State Exchanges::advance() {
+State AllToAllV::advance() {
   if (!met_) {
-    if (!rendezvous_.complete()) return State::kBlocked;
+    if (!arrival_.complete()) return State::kBlocked;
     met_ = true;
     begin();
   }
@@ -64,17 +64,17 @@ State Exchanges::advance() {
   return parts_.empty() ? State::kDone : result;
 }
 
-bool Exchanges::finished_by(Member member) const {
+bool AllToAllV::finished_by(Member member) const {
   return met_ && std::all_of(parts_.begin(), parts_.end(),
                              [&](const auto& part) { return part->finished_by(member); });
 }
 
-void Exchanges::compare_calls() const {
-  if (!met_) rendezvous_.compare_arrived();
+void AllToAllV::compare_calls() const {
+  if (!met_) arrival_.compare_arrived();
   Messenger* const messenger = group_.messenger();
   if (messenger == nullptr) return;
   // Ranks of other hosts that call something else exchange other messages.
-  const CallNote mine{sequence_, called(task_)};
+  const NumberedCall mine{sequence_, signature_of(task_)};
   if (const auto other = messenger->find_other_call(mine))
     throw_mismatch({group_.world().rank, request_.kind, sequence_, mine.describe(),
                     "rank " + std::to_string(other->first), other->second.describe()},
@@ -82,17 +82,17 @@ void Exchanges::compare_calls() const {
   if (!std::exchange(reminded_, true)) messenger->remind(messenger->ranks(), mine);
 }
 
-std::string Exchanges::far_absentees() const {
+std::string AllToAllV::internode_absentees() const {
   std::string ranks;
   for (const auto& part : parts_)
-    if (part->request().kind == OpKind::kRecv && !part->far_absentees().empty())
-      ranks += (ranks.empty() ? "" : ", ") + part->far_absentees();
+    if (part->request().kind == OpKind::kRecv && !part->internode_absentees().empty())
+      ranks += (ranks.empty() ? "" : ", ") + part->internode_absentees();
   return ranks;
 }
 
-std::set<int> Exchanges::far_unfinished() const {
+std::set<int> AllToAllV::internode_unfinished() const {
   std::set<int> ranks;
-  for (const auto& part : parts_) ranks.merge(part->far_unfinished());
+  for (const auto& part : parts_) ranks.merge(part->internode_unfinished());
   return ranks;
 }
 

@@ -12,24 +12,24 @@
 
 namespace pycollective {
 
-class Exchanges final : public Operation {
+class AllToAllV final : public Operation {
  public:
-  Exchanges(Group& group, const Task& task, std::uint64_t sequence);
+  AllToAllV(Group& group, const Task& task, std::uint64_t sequence);
 
-  void start() override { rendezvous_.arrive(); }
+  void start() override { arrival_.arrive(); }
   State advance() override;
   bool finished_by(Member member) const override;
-  bool called_by(Member member) const override { return rendezvous_.arrived(member); }
+  bool called_by(Member member) const override { return arrival_.arrived(member); }
   void compare_calls() const override;
-  std::string far_absentees() const override;
-  std::set<int> far_unfinished() const override;
+  std::string internode_absentees() const override;
+  std::set<int> internode_unfinished() const override;
   bool must_poll() const override { return group_.messenger() != nullptr; }
 
  private:
   void begin();
   void add(OpKind kind, int peer);
 
-  Rendezvous rendezvous_;
+  ArrivalBarrier arrival_;
   bool met_ = false;
   mutable bool reminded_ = false;
   std::vector<Request> requests_;

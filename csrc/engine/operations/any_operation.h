@@ -24,7 +24,7 @@ class AnyOperation {
     if (task.device) return made_.emplace<OnDevice>(group, task, sequence);
     if (task.staging) return made_.emplace<Staged>(group, task, sequence);
     if (is_pair(request.kind)) return make_pair(group, task, sequence);
-    if (request.exchange) return made_.emplace<Exchanges>(group, task, sequence);
+    if (request.all_to_all_v) return made_.emplace<AllToAllV>(group, task, sequence);
     if (task.program) return made_.emplace<Scheduled>(group, task, sequence);
     if (group.messenger() != nullptr)  // what follows would reduce over this host alone
       throw std::logic_error("an operation between hosts has no program");
@@ -38,13 +38,13 @@ class AnyOperation {
   Operation& make_pair(Group& group, const Task& task, std::uint64_t sequence) {
     const Request& request = *task.request;
     if (request.root == kAnySource) return made_.emplace<ReceiveAny>(group, task, sequence);
-    if (!group.member_of(request.root)) return made_.emplace<FarPair>(group, task, sequence);
+    if (!group.member_of(request.root)) return made_.emplace<InternodePair>(group, task, sequence);
     if (request.kind == OpKind::kSend) return made_.emplace<Send>(group, task, sequence);
     return made_.emplace<Receive>(group, task, sequence);
   }
 
-  std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive, FarPair, ReceiveAny,
-               Exchanges, Staged, OnDevice>
+  std::variant<std::monostate, OneShot, TwoShot, Scheduled, Send, Receive, InternodePair,
+               ReceiveAny, AllToAllV, Staged, OnDevice>
       made_;
 };
 

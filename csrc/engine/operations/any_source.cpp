@@ -15,7 +15,7 @@ void ReceiveAny::stop_awaiting() {
 
 void ReceiveAny::start() {
   if (group_.messenger() == nullptr) return;
-  group_.messages().far().hear_anyone(group_.messenger()->ranks());
+  group_.messages().internode().hear_anyone(group_.messenger()->ranks());
   group_.messenger()->await_anyone(true);
   awaits_ = true;
 }
@@ -25,8 +25,9 @@ std::optional<State> ReceiveAny::try_rank(int rank, bool& kept) {
   const std::optional<Member> member = group_.member_of(rank);
   named_.root = rank;
   if (!member) {
-    if (!group_.messages().far().expect_if_there(rank, request_.tag, kept)) return std::nullopt;
-    found_ = &room_.emplace<FarPair>(group_, named_task_, sequence_, true);
+    if (!group_.messages().internode().expect_if_there(rank, request_.tag, kept))
+      return std::nullopt;
+    found_ = &room_.emplace<InternodePair>(group_, named_task_, sequence_, true);
     found_->start();
     return found_->advance();
   }
@@ -96,8 +97,8 @@ bool ReceiveAny::called_by(Member member) const {
   return found_ != nullptr && found_->called_by(member);
 }
 
-std::string ReceiveAny::far_absentees() const {
-  if (found_ != nullptr) return found_->far_absentees();
+std::string ReceiveAny::internode_absentees() const {
+  if (found_ != nullptr) return found_->internode_absentees();
   if (group_.messenger() == nullptr) return {};
   std::string ranks;
   for (const int rank : group_.messenger()->ranks())
@@ -105,8 +106,8 @@ std::string ReceiveAny::far_absentees() const {
   return ranks;
 }
 
-std::set<int> ReceiveAny::far_unfinished() const {
-  return found_ != nullptr ? found_->far_unfinished() : std::set<int>();
+std::set<int> ReceiveAny::internode_unfinished() const {
+  return found_ != nullptr ? found_->internode_unfinished() : std::set<int>();
 }
 
 }  // namespace pycollective

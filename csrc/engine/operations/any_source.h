@@ -26,8 +26,8 @@ class ReceiveAny final : public Operation {
   void compare_calls() const override;
   bool finished_by(Member member) const override;
   bool called_by(Member member) const override;
-  std::string far_absentees() const override;
-  std::set<int> far_unfinished() const override;
+  std::string internode_absentees() const override;
+  std::set<int> internode_unfinished() const override;
   bool must_poll() const override { return group_.messenger() != nullptr; }
 
  private:
@@ -41,7 +41,7 @@ class ReceiveAny final : public Operation {
 
   Request named_;  // the request, once it is known whose message it takes
   Task named_task_;
-  std::variant<std::monostate, Receive, FarPair> room_;
+  std::variant<std::monostate, Receive, InternodePair> room_;
   Operation* found_ = nullptr;
   bool awaits_ = false;
 };

@@ -2,16 +2,16 @@
 
 namespace pycollective {
 
-Rendezvous::Rendezvous(Group& group, const Task& task, std::uint64_t sequence)
-    : group_(group), sequence_(sequence), kind_(task.request->kind), mine_(called(task)) {}
+ArrivalBarrier::ArrivalBarrier(Group& group, const Task& task, std::uint64_t sequence)
+    : group_(group), sequence_(sequence), kind_(task.request->kind), mine_(signature_of(task)) {}
 
-void Rendezvous::arrive() {
+void ArrivalBarrier::arrive() {
   Arrival& mine = line(group_.me());
   mine.called = mine_;
   group_.publish(mine.sequence, sequence_);
 }
 
-bool Rendezvous::complete() {
+bool ArrivalBarrier::complete() {
   for (; next_ < group_.size(); ++next_) {
     if (!arrived(Member(next_))) return false;
     compare(Member(next_));
@@ -19,16 +19,16 @@ bool Rendezvous::complete() {
   return true;
 }
 
-void Rendezvous::compare_arrived() const {
+void ArrivalBarrier::compare_arrived() const {
   for (int r = next_; r < group_.size(); ++r)
     if (arrived(Member(r))) compare(Member(r));
 }
 
-void Rendezvous::compare(Member peer) const {
+void ArrivalBarrier::compare(Member peer) const {
   if (!agree(line(peer).called, mine_)) throw_mismatch(peer);
 }
 
-void Rendezvous::throw_mismatch(Member peer) const {
+void ArrivalBarrier::throw_mismatch(Member peer) const {
   pycollective::throw_mismatch(
       {group_.world().rank, kind_, sequence_, describe(mine_), group_.describe(peer),
        describe(line(peer).called)},

@@ -6,9 +6,9 @@
 
 namespace pycollective {
 
-class Rendezvous {
+class ArrivalBarrier {
  public:
-  Rendezvous(Group& group, const Task& task, std::uint64_t sequence);
+  ArrivalBarrier(Group& group, const Task& task, std::uint64_t sequence);
 
   // Tells the peers what this rank called. Whatever it wrote before is theirs to read.
   void arrive();
@@ -29,7 +29,7 @@ class Rendezvous {
   Group& group_;
   std::uint64_t sequence_;
   OpKind kind_;
-  Called mine_;
+  CallSignature mine_;
   int next_ = 0;  // members below have arrived and agree
 };
 

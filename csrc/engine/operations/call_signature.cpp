@@ -21,7 +21,7 @@ constexpr std::uint64_t kCaptured = 0x10;
 // In place of a hash: what is uneven each rank knows for itself alone.
 constexpr std::uint64_t kUneven = 1;
 
-std::uint64_t signature_of(const Task& task) {
+std::uint64_t fields_of(const Task& task) {
   const Request& request = *task.request;
   // The reduce op of an operation that only moves bytes means nothing, so it must not differ.
   const auto op = reduces(request.kind) ? static_cast<std::uint64_t>(request.reduce_op) : 0;
@@ -34,8 +34,8 @@ std::uint64_t signature_of(const Task& task) {
          static_cast<std::uint64_t>(request.root) << kRootAt;
 }
 
-int byte_of(const Called& called, int shift) {
-  return static_cast<int>(called.signature >> shift & 0xff);
+int byte_of(const CallSignature& called, int shift) {
+  return static_cast<int>(called.fields >> shift & 0xff);
 }
 
 std::uint64_t hash_of(const std::vector<std::size_t>& counts) {
@@ -54,14 +54,14 @@ std::uint64_t hash_of(const std::vector<std::size_t>& counts) {
 
 }  // namespace
 
-Called called(const Task& task) {
+CallSignature signature_of(const Task& task) {
   const Request& request = *task.request;
-  Called made;
-  made.signature = signature_of(task);
+  CallSignature made;
+  made.fields = fields_of(task);
   made.count = request.counts.empty() ? request.count : 0;
-  made.counts_hash = is_pair(request.kind) ? static_cast<std::uint32_t>(request.tag)
-                     : request.exchange    ? kUneven
-                                           : hash_of(request.counts);
+  made.counts_hash = is_pair(request.kind)  ? static_cast<std::uint32_t>(request.tag)
+                     : request.all_to_all_v ? kUneven
+                                            : hash_of(request.counts);
   if (task.program) {
     const std::string& name = task.program->algorithm;  // no longer than it may be: check()
     std::memcpy(made.algorithm, name.data(), name.size());
@@ -69,11 +69,11 @@ Called called(const Task& task) {
   return made;
 }
 
-bool agree_as_pair(const Called& a, const Called& b) {
+bool agree_as_pair(const CallSignature& a, const CallSignature& b) {
   return a.count == b.count && byte_of(a, kDtypeAt) == byte_of(b, kDtypeAt);
 }
 
-std::string describe(const Called& called) {
+std::string describe(const CallSignature& called) {
   const int number = byte_of(called, kKindAt);
   const int dtype = byte_of(called, kDtypeAt);
   const int reduce_op = byte_of(called, kReduceOpAt);
@@ -90,7 +90,7 @@ std::string describe(const Called& called) {
   text +=
       called.counts_hash != 0 && !pair ? "uneven counts" : "count " + std::to_string(called.count);
   if (pair && tag_of(called) != 0) text += ", tag " + std::to_string(tag_of(called));
-  if (traits_of(kind).rooted) text += ", root " + std::to_string(called.signature >> kRootAt);
+  if (traits_of(kind).rooted) text += ", root " + std::to_string(called.fields >> kRootAt);
   const std::string name(called.algorithm, strnlen(called.algorithm, sizeof(called.algorithm)));
   if (!name.empty()) text += ", algorithm " + name;
   if (how & kMeasures) return text + ")" + measures;
@@ -109,18 +109,19 @@ void throw_mismatch(const Mismatch& found, const std::string& where) {
              "operation, root, algorithm and wire");
 }
 
-void throw_pair_mismatch(const Request& mine, const Mismatch& found, const Called& theirs,
+void throw_pair_mismatch(const Request& mine, const Mismatch& found, const CallSignature& theirs,
                          const std::string& where) {
-  if (mine.tag != kExchangeTag) throw_told(found, where, "Both must name the same dtype and count");
+  if (mine.tag != kAllToAllVTag)
+    throw_told(found, where, "Both must name the same dtype and count");
   const bool sends = mine.kind == OpKind::kSend;
-  const auto what = [](const Called& called) {
+  const auto what = [](const CallSignature& called) {
     const int dtype = byte_of(called, kDtypeAt);
     return std::to_string(called.count) + " elements of " +
            (dtype < kDtypes ? name_of(static_cast<Dtype>(dtype)) : "a type not known here");
   };
   const std::string self = "rank " + std::to_string(found.rank);
-  const std::string sent = what(sends ? called(Task(mine)) : theirs);
-  const std::string expected = what(sends ? theirs : called(Task(mine)));
+  const std::string sent = what(sends ? signature_of(Task(mine)) : theirs);
+  const std::string expected = what(sends ? theirs : signature_of(Task(mine)));
   throw CollectiveFailure(
       {FailureKind::kMismatch, found.rank, OpKind::kAllToAll, found.sequence,
        "all_to_all number " + std::to_string(found.sequence) + ": " + (sends ? self : found.other) +

@@ -10,24 +10,24 @@
 
 namespace pycollective {
 
-Called called(const Task& task);
+CallSignature signature_of(const Task& task);
 
-inline bool agree(const Called& a, const Called& b) {
-  return a.signature == b.signature && a.count == b.count && a.counts_hash == b.counts_hash &&
+inline bool agree(const CallSignature& a, const CallSignature& b) {
+  return a.fields == b.fields && a.count == b.count && a.counts_hash == b.counts_hash &&
          std::memcmp(a.algorithm, b.algorithm, sizeof(a.algorithm)) == 0;
 }
 
 // Two sides of a message are called otherwise and name other ranks: this is what they compare.
-bool agree_as_pair(const Called& a, const Called& b);
+bool agree_as_pair(const CallSignature& a, const CallSignature& b);
 
 // Of a send or a receive: its tag stands where collectives have a hash, beside 32 bits that are
 // the messages' own (far/pair_calls.h).
-inline int tag_of(const Called& called) {
+inline int tag_of(const CallSignature& called) {
   return static_cast<int>(static_cast<std::uint32_t>(called.counts_hash));
 }
 
 // For a user: "all_reduce(float32, sum, count 10)". What another rank wrote may be broken.
-std::string describe(const Called& called);
+std::string describe(const CallSignature& called);
 
 // One rank's operation and what another did instead, in words.
 struct Mismatch {
@@ -42,6 +42,6 @@ struct Mismatch {
 [[noreturn]] void throw_mismatch(const Mismatch& found, const std::string& where);
 // The same for the two sides of a message.
 [[noreturn]] void throw_pair_mismatch(const Request& mine, const Mismatch& found,
-                                      const Called& theirs, const std::string& where);
+                                      const CallSignature& theirs, const std::string& where);
 
 }  // namespace pycollective

@@ -46,7 +46,7 @@ struct Incoming {
 
 // What the communicator knows of receives from any rank, and of their order where there are some:
 // each receive takes the first message that no earlier one wants.
-class Turns {
+class RecvOrder {
  public:
   // Whether no receive that was issued before `task` may still take a message of rank `source`.
   virtual bool has_come(const Task& task, int source) const = 0;
@@ -54,7 +54,7 @@ class Turns {
   virtual bool closes() const = 0;
 
  protected:
-  ~Turns() = default;
+  ~RecvOrder() = default;
 };
 
 class Messages {
@@ -62,17 +62,17 @@ class Messages {
   Messages(int members, Messenger* messenger)
       : outgoing_(static_cast<std::size_t>(members)),
         incoming_(static_cast<std::size_t>(members)),
-        far_(messenger) {}
+        internode_(messenger) {}
 
   Outgoing& to(Member peer) { return outgoing_[peer.at()]; }
   Incoming& from(Member peer) { return incoming_[peer.at()]; }
-  PairCalls& far() { return far_; }
+  PairCalls& internode() { return internode_; }
 
   // Where receives from any rank look first.
   int next_source() const { return next_source_.load(std::memory_order_relaxed); }
   void set_next_source(int rank) { next_source_.store(rank, std::memory_order_relaxed); }
 
-  void set_turns(const Turns* turns) { turns_ = turns; }
+  void set_recv_order(const RecvOrder* turns) { turns_ = turns; }
   bool may_take(const Task& task, int source) const {
     return task.recv_order == 0 || turns_ == nullptr || turns_->has_come(task, source);
   }
@@ -81,9 +81,9 @@ class Messages {
  private:
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
-  PairCalls far_;
+  PairCalls internode_;
   std::atomic<int> next_source_{0};
-  const Turns* turns_ = nullptr;  // set before the first message
+  const RecvOrder* turns_ = nullptr;  // set before the first message
 };
 
 }  // namespace pycollective

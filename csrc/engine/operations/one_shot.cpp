@@ -43,11 +43,11 @@ void OneShot::start() {
   const Contribution mine = contribution(request_, group_.me().index(), group_.size());
   if (mine.given && group_.size() > 1)
     copy_bytes(const_cast<std::byte*>(buffer_of(group_.me())), request_.input, mine.bytes);
-  rendezvous_.arrive();
+  arrival_.arrive();
 }
 
 State OneShot::advance() {
-  if (!rendezvous_.complete()) return State::kBlocked;
+  if (!arrival_.complete()) return State::kBlocked;
   finish();
   return State::kDone;
 }

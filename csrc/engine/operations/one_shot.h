@@ -19,14 +19,14 @@ class OneShot final : public Operation {
   static bool fits(const Group& group, const Request& request);
 
   OneShot(Group& group, const Task& task, std::uint64_t sequence)
-      : Operation(group, task, sequence), rendezvous_(group, task, sequence) {}
+      : Operation(group, task, sequence), arrival_(group, task, sequence) {}
 
   void start() override;
   State advance() override;
   bool is_short() const override { return true; }
-  bool finished_by(Member member) const override { return rendezvous_.arrived(member); }
-  void compare_calls() const override { rendezvous_.compare_arrived(); }
-  bool called_by(Member member) const override { return rendezvous_.arrived(member); }
+  bool finished_by(Member member) const override { return arrival_.arrived(member); }
+  void compare_calls() const override { arrival_.compare_arrived(); }
+  bool called_by(Member member) const override { return arrival_.arrived(member); }
 
  private:
   const std::byte* buffer_of(Member member) const {
@@ -37,7 +37,7 @@ class OneShot final : public Operation {
   void finish();
   void reduce(std::size_t begin, std::size_t count);
 
-  Rendezvous rendezvous_;
+  ArrivalBarrier arrival_;
 };
 
 }  // namespace pycollective

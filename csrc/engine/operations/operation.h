@@ -33,10 +33,10 @@ class Operation {
   // Throws kMismatch where a rank that has called disagrees, while the operation waits for others.
   virtual void compare_calls() const {}
   // The ranks of other hosts that have not called, for messages; empty where none is.
-  virtual std::string far_absentees() const { return {}; }
+  virtual std::string internode_absentees() const { return {}; }
   // The ranks of other hosts whose messages are not through yet, either way. Asked once
-  // far_absentees() names none: until then some of these may not have called.
-  virtual std::set<int> far_unfinished() const { return {}; }
+  // internode_absentees() names none: until then some of these may not have called.
+  virtual std::set<int> internode_unfinished() const { return {}; }
   // Whether it awaits something that rings no doorbell, and must look again soon.
   virtual bool must_poll() const { return false; }
   // What of this rank's own it awaits, in words; empty where it awaits others.

@@ -65,9 +65,9 @@ void PairOperation::compare(std::uint64_t their_dtype, std::uint64_t their_count
   other.count = their_count;
   throw_pair_mismatch(
       request_,
-      {group_.world().rank, request_.kind, sequence_, describe(called(task_)),
-       group_.describe(peer_), describe(called(Task(other)))},
-      called(Task(other)),
+      {group_.world().rank, request_.kind, sequence_, describe(signature_of(task_)),
+       group_.describe(peer_), describe(signature_of(Task(other)))},
+      signature_of(Task(other)),
       "as message number " + std::to_string(sequence_) + " from one to the other; no data moved");
 }
 

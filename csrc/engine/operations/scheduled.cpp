@@ -16,9 +16,9 @@ static_assert(kPartUnit % kNodeRoom == 0);
 constexpr std::size_t kLargestSlot = std::size_t{256} << 10;
 constexpr std::size_t kLargestPart = std::size_t{128} << 10;
 // Between hosts a message costs more than a cache miss.
-constexpr std::size_t kLargestFarSlot = std::size_t{4} << 20;
-constexpr std::size_t kLargestFarPart = std::size_t{1} << 20;
-constexpr std::size_t kSmallestFarPart = std::size_t{512} << 10;
+constexpr std::size_t kLargestInternodeSlot = std::size_t{4} << 20;
+constexpr std::size_t kLargestInternodePart = std::size_t{1} << 20;
+constexpr std::size_t kSmallestInternodePart = std::size_t{512} << 10;
 // What messages to and from every rank would have staged, where they are packed.
 constexpr std::size_t kMostStaged = std::size_t{256} << 20;
 constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
@@ -39,7 +39,7 @@ Scheduled::Slot Scheduled::slot_of(const Group& group, const Task& task) {
   const auto nodes = static_cast<std::size_t>(program.nodes);
   const auto items = static_cast<std::size_t>(program.items);
   return {nodes * node_size(request.dtype, request.reduce_op) + items * size_of(request.dtype),
-          group.slot_room()};
+          group.slots_bytes()};
 }
 
 bool Scheduled::has_room(const Group& group, const Task& task) {
@@ -69,7 +69,7 @@ void Scheduled::require_room(const Group& group, const Task& task) {
 
 Scheduled::Scheduled(Group& group, const Task& task, std::uint64_t sequence)
     : Operation(group, task, sequence),
-      rendezvous_(group, task, sequence),
+      arrival_(group, task, sequence),
       program_(*task.program),
       output_(static_cast<std::byte*>(output_of(request_, group.world().rank))),
       shards_(shards_of(request_, program_)),
@@ -77,10 +77,10 @@ Scheduled::Scheduled(Group& group, const Task& task, std::uint64_t sequence)
       element_(size_of(request_.dtype)),
       node_(node_size(request_.dtype, request_.reduce_op)) {
   // Of the communicator, not of this rank: all must cut the buffer alike.
-  const bool far = program_.members != program_.ranks;
-  if (far) far_.emplace(group, task, sequence);
+  const bool internode = program_.members != program_.ranks;
+  if (internode) internode_.emplace(group, task, sequence);
   tries_ = task.trial && WireTrial::is_try(task.call_of_trial);
-  if (far && packs(task)) packed_items_ = find_packing(request_.dtype, active_simd_level());
+  if (internode && packs(task)) packed_items_ = find_packing(request_.dtype, active_simd_level());
   packs_ = packed_items_.pack != nullptr;
   if (packs_) {
     packed_nodes_ =
@@ -90,10 +90,11 @@ Scheduled::Scheduled(Group& group, const Task& task, std::uint64_t sequence)
   const std::size_t bytes = std::max(slot.bytes_of_an_element, element_);
   while (slots_ > 1 && bytes * kPartUnit * slots_ > slot.room) --slots_;
   const std::size_t fits =
-      std::min(slot.room / slots_, far ? kLargestFarSlot : kLargestSlot) / bytes;
+      std::min(slot.room / slots_, internode ? kLargestInternodeSlot : kLargestSlot) / bytes;
   const std::size_t wanted =
-      std::clamp(shards_.longest() * element_ / (far ? 2 : kFewestChunks),
-                 far ? kSmallestFarPart : kSmallestPart, far ? kLargestFarPart : kLargestPart) /
+      std::clamp(shards_.longest() * element_ / (internode ? 2 : kFewestChunks),
+                 internode ? kSmallestInternodePart : kSmallestPart,
+                 internode ? kLargestInternodePart : kLargestPart) /
       element_;
   std::size_t most = std::min(fits, wanted);
   if (packs_)  // each message is staged
@@ -103,27 +104,29 @@ Scheduled::Scheduled(Group& group, const Task& task, std::uint64_t sequence)
   chunks_ = (shards_.longest() + part_ - 1) / part_;
   // Messages that carry nothing are waited for all the same: a barrier's, and those of an empty
   // buffer, for ranks that exchange none learn of a mismatch from those that do.
-  if (far) chunks_ = std::max<std::size_t>(chunks_, 1);
+  if (internode) chunks_ = std::max<std::size_t>(chunks_, 1);
 }
 
 void Scheduled::start() {
-  rendezvous_.arrive();
-  if (far_)
-    far_->start(chunks_ != 0, [this](std::int32_t message) {
+  arrival_.arrive();
+  if (internode_)
+    internode_->start(chunks_ != 0, [this](std::int32_t message) {
       return bytes_of(program_.messages[static_cast<std::size_t>(message)], 0);
     });
 }
 
-std::string Scheduled::far_absentees() const { return far_ ? far_->absentees() : std::string(); }
+std::string Scheduled::internode_absentees() const {
+  return internode_ ? internode_->absentees() : std::string();
+}
 
-std::set<int> Scheduled::far_unfinished() const {
-  return far_ ? far_->unfinished() : std::set<int>();
+std::set<int> Scheduled::internode_unfinished() const {
+  return internode_ ? internode_->unfinished() : std::set<int>();
 }
 
 bool Scheduled::finished_by(Member member) const {
   // Also before this rank has begun: others may have come, and be through, since it looked.
   const std::uint64_t base = begun_ ? base_ : executor_.chunks_done();
-  return rendezvous_.arrived(member) && executor_.has_done(member, base + chunks_);
+  return arrival_.arrived(member) && executor_.has_done(member, base + chunks_);
 }
 
 std::uint64_t Scheduled::mark(std::size_t chunk, std::uint64_t events) const {
@@ -136,9 +139,9 @@ void Scheduled::begin() {
 }
 
 State Scheduled::advance() {
-  if (far_) far_->poll();
+  if (internode_) internode_->poll();
   if (!begun_) {
-    if (!rendezvous_.complete()) return State::kBlocked;
+    if (!arrival_.complete()) return State::kBlocked;
     begin();
   }
   bool progressed = false;
@@ -150,11 +153,11 @@ State Scheduled::advance() {
   for (std::size_t chunk = oldest_; chunk < started_; ++chunk)
     progressed |= go_on(runs_[chunk % slots_]);
   while (oldest_ < started_ && runs_[oldest_ % slots_].next == program_.instructions.size() &&
-         (!far_ || far_->all_settled(oldest_ % slots_))) {
+         (!internode_ || internode_->all_sends_done(oldest_ % slots_))) {
     ++oldest_;
     executor_.publish_done(base_ + oldest_);
   }
-  const bool done = oldest_ == chunks_ && (!far_ || far_->all_have_called());
+  const bool done = oldest_ == chunks_ && (!internode_ || internode_->all_have_called());
   if (tries_) note_time(done);
   if (done) return State::kDone;
   return progressed ? State::kProgressed : State::kBlocked;
@@ -200,7 +203,8 @@ bool Scheduled::go_on(Run& run) {
         send(run.chunk, each.a);
         break;
       case Instruction::Kind::kSettle:
-        if (!far_->settled(slot, static_cast<std::size_t>(each.a))) return run.next != from;
+        if (!internode_->sends_done(slot, static_cast<std::size_t>(each.a)))
+          return run.next != from;
         break;
     }
   }
@@ -341,34 +345,35 @@ void Scheduled::unpack(const Message& message, std::size_t chunk, const std::byt
 
 void Scheduled::note_time(bool done) {
   const auto now = std::chrono::steady_clock::now();
-  if (!all_called_ && far_->all_have_called()) all_called_ = now;
+  if (!all_called_ && internode_->all_have_called()) all_called_ = now;
   if (done)
     task_.trial->took(task_.call_of_trial,
                       std::chrono::duration<double>(now - *all_called_).count());
 }
 
 void Scheduled::post(std::size_t chunk, std::int32_t number) {
-  if (far_->is_eager(chunk == 0, number)) return;
+  if (internode_->is_eager(chunk == 0, number)) return;
   const Message& message = program_.messages[static_cast<std::size_t>(number)];
   const std::size_t bytes = capacity_of(message, chunk);
-  std::byte* memory = message.pieces == 1 && !packs_ ? at(piece(message, 0), chunk)
-                                                     : far_->staging(chunk % slots_, number, bytes);
-  far_->post(chunk % slots_, number, memory, bytes);
+  std::byte* memory = message.pieces == 1 && !packs_
+                          ? at(piece(message, 0), chunk)
+                          : internode_->staging(chunk % slots_, number, bytes);
+  internode_->post(chunk % slots_, number, memory, bytes);
 }
 
 bool Scheduled::receive(std::size_t chunk, std::int32_t number) {
   const Message& message = program_.messages[static_cast<std::size_t>(number)];
-  if (far_->is_eager(chunk == 0, number)) {
-    const std::byte* data = far_->eager_payload(number, bytes_of(message, chunk));
+  if (internode_->is_eager(chunk == 0, number)) {
+    const std::byte* data = internode_->eager_payload(number, bytes_of(message, chunk));
     if (data == nullptr) return false;
     scatter(message, chunk, data);
     return true;
   }
-  if (!far_->arrived(chunk % slots_, number)) return false;
+  if (!internode_->arrived(chunk % slots_, number)) return false;
   if (packs_)
-    unpack(message, chunk, far_->staging(chunk % slots_, number, 0));
+    unpack(message, chunk, internode_->staging(chunk % slots_, number, 0));
   else if (message.pieces != 1)
-    scatter(message, chunk, far_->staging(chunk % slots_, number, 0));
+    scatter(message, chunk, internode_->staging(chunk % slots_, number, 0));
   return true;
 }
 
@@ -376,21 +381,21 @@ void Scheduled::send(std::size_t chunk, std::int32_t number) {
   const Message& message = program_.messages[static_cast<std::size_t>(number)];
   const std::size_t bytes = bytes_of(message, chunk);
   const std::size_t slot = chunk % slots_;
-  if (far_->is_eager(chunk == 0, number)) {
-    Parcel call = far_->make_call(bytes);
+  if (internode_->is_eager(chunk == 0, number)) {
+    MessageBuffer call = internode_->make_call(bytes);
     gather(message, chunk, Messenger::data_of(call));
-    far_->send_call(number, std::move(call));
-    return far_->count_sent(slot);
+    internode_->send_call(number, std::move(call));
+    return internode_->count_sent(slot);
   }
   if (packs_) {
-    std::byte* memory = far_->staging(slot, number, capacity_of(message, chunk));
-    return far_->send(slot, number, memory, pack(message, chunk, memory), bytes);
+    std::byte* memory = internode_->staging(slot, number, capacity_of(message, chunk));
+    return internode_->send(slot, number, memory, pack(message, chunk, memory), bytes);
   }
   if (message.pieces == 1)
-    return far_->send(slot, number, at(piece(message, 0), chunk), bytes, bytes);
-  std::byte* memory = far_->staging(slot, number, bytes);
+    return internode_->send(slot, number, at(piece(message, 0), chunk), bytes, bytes);
+  std::byte* memory = internode_->staging(slot, number, bytes);
   gather(message, chunk, memory);
-  far_->send(slot, number, memory, bytes, bytes);
+  internode_->send(slot, number, memory, bytes, bytes);
 }
 
 }  // namespace pycollective

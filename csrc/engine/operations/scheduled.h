@@ -43,13 +43,13 @@ class Scheduled final : public Operation {
   State advance() override;
   bool finished_by(Member member) const override;
   void compare_calls() const override {
-    rendezvous_.compare_arrived();
-    if (far_) far_->compare_calls();
+    arrival_.compare_arrived();
+    if (internode_) internode_->compare_calls();
   }
-  bool called_by(Member member) const override { return rendezvous_.arrived(member); }
-  std::string far_absentees() const override;
-  std::set<int> far_unfinished() const override;
-  bool must_poll() const override { return far_.has_value(); }
+  bool called_by(Member member) const override { return arrival_.arrived(member); }
+  std::string internode_absentees() const override;
+  std::set<int> internode_unfinished() const override;
+  bool must_poll() const override { return internode_.has_value(); }
 
  private:
   // A chunk under way.
@@ -92,8 +92,8 @@ class Scheduled final : public Operation {
   bool receive(std::size_t chunk, std::int32_t number);
   void send(std::size_t chunk, std::int32_t number);
 
-  Rendezvous rendezvous_;
-  std::optional<InternodeTransfers> far_;  // where some ranks are on other hosts
+  ArrivalBarrier arrival_;
+  std::optional<InternodeTransfers> internode_;  // where some ranks are on other hosts
   const Program& program_;
   std::byte* output_;
   Shards shards_;

@@ -17,7 +17,7 @@ constexpr std::size_t kFewestChunks = 4;
 
 TwoShot::TwoShot(Group& group, const Task& task, std::uint64_t sequence)
     : Operation(group, task, sequence),
-      rendezvous_(group, task, sequence),
+      arrival_(group, task, sequence),
       shards_(*task.request, group.size()),
       element_(size_of(task.request->dtype)) {
   const Request& request = *task.request;
@@ -26,7 +26,7 @@ TwoShot::TwoShot(Group& group, const Task& task, std::uint64_t sequence)
   const std::size_t leaves = only_shares(request.kind) ? 0 : n - 1;
   const std::size_t results =
       traits_of(request.kind).output.holds == Holds::kShard || only_exchanges(request.kind) ? 0 : 1;
-  const std::size_t fits = group.slot_room() / (kChunkSlots * (leaves + results));
+  const std::size_t fits = group.slots_bytes() / (kChunkSlots * (leaves + results));
   const std::size_t wanted =
       std::clamp(shards_.longest() * element_ / kFewestChunks, kSmallestPart, kLargestPart);
   part_ = std::max(std::min(fits, wanted) / kLine * kLine, kLine) / element_;
@@ -48,10 +48,10 @@ bool TwoShot::fetches() const {
 
 bool TwoShot::finished_by(Member member) const {
   // Also before this rank has begun: others may have come, and be through, since it looked.
-  const std::uint64_t base = stage_ != Stage::kRendezvous
+  const std::uint64_t base = stage_ != Stage::kArrival
                                  ? base_
                                  : group_.own().progress.combined.load(std::memory_order_relaxed);
-  return rendezvous_.arrived(member) &&
+  return arrival_.arrived(member) &&
          group_.mailbox(member).progress.combined.load(std::memory_order_acquire) >= base + chunks_;
 }
 
@@ -70,8 +70,8 @@ std::byte* TwoShot::result_slot(Member member, std::size_t chunk) const {
 State TwoShot::advance() {
   for (;;) {
     switch (stage_) {
-      case Stage::kRendezvous:
-        if (!rendezvous_.complete()) return State::kBlocked;
+      case Stage::kArrival:
+        if (!arrival_.complete()) return State::kBlocked;
         if (chunks_ == 0) return State::kDone;
         begin();
         break;

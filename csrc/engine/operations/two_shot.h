@@ -28,14 +28,14 @@ class TwoShot final : public Operation {
  public:
   TwoShot(Group& group, const Task& task, std::uint64_t sequence);
 
-  void start() override { rendezvous_.arrive(); }
+  void start() override { arrival_.arrive(); }
   State advance() override;
   bool finished_by(Member member) const override;
-  void compare_calls() const override { rendezvous_.compare_arrived(); }
-  bool called_by(Member member) const override { return rendezvous_.arrived(member); }
+  void compare_calls() const override { arrival_.compare_arrived(); }
+  bool called_by(Member member) const override { return arrival_.arrived(member); }
 
  private:
-  enum class Stage { kRendezvous, kFetch, kCopyIn, kCombine };
+  enum class Stage { kArrival, kFetch, kCopyIn, kCombine };
 
   void begin();
   bool fetch(std::size_t chunk);
@@ -57,7 +57,7 @@ class TwoShot final : public Operation {
   bool copies_in(Member member) const;  // whether it hands leaves or parts to their owners
   bool fetches() const;                 // whether this rank collects the results of others
 
-  Rendezvous rendezvous_;
+  ArrivalBarrier arrival_;
   Shards shards_;
   ReduceFn reduce_ = nullptr;
   std::size_t element_;   // bytes
@@ -65,7 +65,7 @@ class TwoShot final : public Operation {
   std::size_t chunks_ = 0;
   std::uint64_t base_ = 0;  // chunks that every rank had handled before this operation
   std::size_t round_ = 0;   // i above
-  Stage stage_ = Stage::kRendezvous;
+  Stage stage_ = Stage::kArrival;
   int peer_ = 1;  // how far around the members the current stage has come
 };
 

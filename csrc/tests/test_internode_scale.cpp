@@ -1,6 +1,6 @@
 // Many ranks as threads, on hosts that a fake network joins: `make scale` writes their programs.
 //
-//   test_far_scale FILE...     one schedule a file (program_text.h)
+//   test_internode_scale FILE...     one schedule a file (program_text.h)
 #include <malloc.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -10,8 +10,8 @@
 #include <cstdio>
 
 #include "tests/check.h"
-#include "tests/far_programs.h"
 #include "tests/host_ranks.h"
+#include "tests/internode_programs.h"
 
 using namespace pycollective;
 using namespace pycollective::testing;

@@ -18,7 +18,7 @@ std::size_t part(int from, int to, unsigned seed) {
 
 struct Uneven {
   Uneven(int rank, int ranks, unsigned seed) : sent(ranks), got(ranks) {
-    auto parts = std::make_shared<std::vector<Exchange>>();
+    auto parts = std::make_shared<std::vector<AllToAllVPart>>();
     for (int peer = 0; peer < ranks; ++peer) {
       auto& out = sent[static_cast<std::size_t>(peer)];
       auto& in = got[static_cast<std::size_t>(peer)];
@@ -26,14 +26,14 @@ struct Uneven {
       in.assign(part(peer, rank, seed), -1.0F);
       parts->push_back({out.data(), out.size(), in.data(), in.size()});
     }
-    exchange = parts;
+    all_to_all_v = parts;
     request.kind = OpKind::kAllToAll;
     request.dtype = Dtype::kFloat32;
-    request.exchange = parts;
+    request.all_to_all_v = parts;
   }
   std::vector<std::vector<float>> sent;
   std::vector<std::vector<float>> got;
-  std::shared_ptr<std::vector<Exchange>> exchange;
+  std::shared_ptr<std::vector<AllToAllVPart>> all_to_all_v;
   Request request;
 };
 
@@ -61,8 +61,8 @@ void uneven_parts_that_do_not_fit() {
     Uneven all(rank, 3, 2);
     if (rank == 2) {
       all.got[1].resize(all.got[1].size() + 3);
-      (*all.exchange)[1].output = all.got[1].data();
-      (*all.exchange)[1].expects += 3;
+      (*all.all_to_all_v)[1].output = all.got[1].data();
+      (*all.all_to_all_v)[1].expects += 3;
     }
     const auto start = std::chrono::steady_clock::now();
     const Failure failure = failure_of([&] { comm.run(all.request, {}); });
@@ -94,11 +94,12 @@ void parts_that_overlap() {
           Case{99, 0, 200, "an input and an output overlap"},
           Case{100, 0, 100, "an input and an output overlap"}}) {
       Exchanged all(r, 3, 100);
-      auto parts = *all.request.exchange;
+      auto parts = *all.request.all_to_all_v;
       parts[0].input = memory.data() + each.input;
       parts[1].output = memory.data() + each.first;
       parts[2].output = memory.data() + each.second;
-      all.request.exchange = std::make_shared<const std::vector<Exchange>>(std::move(parts));
+      all.request.all_to_all_v =
+          std::make_shared<const std::vector<AllToAllVPart>>(std::move(parts));
       const Failure failure = failure_of([&] { comm.run(all.request, {}); });
       const bool refused = each.said[0] != 0;
       CHECK(failure.kind == (refused ? FailureKind::kConfiguration : FailureKind::kNone));
@@ -106,14 +107,14 @@ void parts_that_overlap() {
     }
     // In place is what a rank keeps, and that alone.
     Exchanged all(r, 3, 100);
-    auto parts = *all.request.exchange;
+    auto parts = *all.request.all_to_all_v;
     const auto own = static_cast<std::size_t>(r);
     parts[own].output = all.sent[own].data();
-    all.request.exchange = std::make_shared<const std::vector<Exchange>>(parts);
+    all.request.all_to_all_v = std::make_shared<const std::vector<AllToAllVPart>>(parts);
     comm.run(all.request, {});
     CHECK(all.sent[own] == message(r, r, 1, 0, 100));
     parts[own].output = all.sent[(own + 1) % 3].data();
-    all.request.exchange = std::make_shared<const std::vector<Exchange>>(parts);
+    all.request.all_to_all_v = std::make_shared<const std::vector<AllToAllVPart>>(parts);
     const Failure failure = failure_of([&] { comm.run(all.request, {}); });
     CHECK(contains(failure.message, "an input and an output overlap"));
   });
@@ -128,7 +129,7 @@ void equal_parts_meet_uneven_ones() {
     std::vector<float> x(30);
     std::vector<float> y(30);
     if (r == 1) {
-      all.request.exchange = nullptr;
+      all.request.all_to_all_v = nullptr;
       all.request.input = x.data();
       all.request.output = y.data();
       all.request.count = 10;
@@ -147,6 +148,6 @@ int main() {
   uneven_parts_that_do_not_fit();
   parts_that_overlap();
   equal_parts_meet_uneven_ones();
-  std::puts("exchange: passed");
+  std::puts("all_to_all_v: passed");
   return 0;
 }

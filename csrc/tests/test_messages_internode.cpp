@@ -59,12 +59,12 @@ void what_another_receive_heard_has_come() {
     const Task send_task(send);
     const Task receive_task(receive);
     const Task other_task(other);
-    FarPair named(*hosts.group(0), receive_task, 1);
+    InternodePair named(*hosts.group(0), receive_task, 1);
     ReceiveAny any(*hosts.group(0), other_task, 1);
     any.start();
     named.start();
     {
-      FarPair sending(*hosts.group(1), send_task, 1);
+      InternodePair sending(*hosts.group(1), send_task, 1);
       sending.start();
       if (sent_tag == 2)
         while (sending.advance() != State::kDone) std::this_thread::yield();
@@ -90,11 +90,11 @@ struct ManyTags {
       const int tag = static_cast<int>(i);
       receives[i] = tagged(OpKind::kRecv, y[i], 1, tag);
       receiving.push_back(
-          std::make_unique<FarPair>(*hosts.group(0), tasks.emplace_back(receives[i]), i + 1));
+          std::make_unique<InternodePair>(*hosts.group(0), tasks.emplace_back(receives[i]), i + 1));
       receiving[i]->start();
       sends[i] = tagged(OpKind::kSend, x[i], 0, tag);
       sending.push_back(
-          std::make_unique<FarPair>(*hosts.group(1), tasks.emplace_back(sends[i]), i + 1));
+          std::make_unique<InternodePair>(*hosts.group(1), tasks.emplace_back(sends[i]), i + 1));
       sending[i]->start();
     }
   }
@@ -117,8 +117,8 @@ struct ManyTags {
   std::vector<Request> sends;
   std::vector<Request> receives;
   std::deque<Task> tasks;
-  std::vector<std::unique_ptr<FarPair>> sending;
-  std::vector<std::unique_ptr<FarPair>> receiving;
+  std::vector<std::unique_ptr<InternodePair>> sending;
+  std::vector<std::unique_ptr<InternodePair>> receiving;
 };
 
 // A goodbye overtakes calls of several tags, which come one after the other.
@@ -157,10 +157,10 @@ void a_heard_call_is_progress() {
     AnyOperation room;
     Operation& receiving = room.make(*hosts.group(0), tasks[2], 1);
     receiving.start();
-    FarPair named(*hosts.group(0), tasks[3], 2);
+    InternodePair named(*hosts.group(0), tasks[3], 2);
     named.start();
-    FarPair one(*hosts.group(1), tasks[0], 1);
-    FarPair two(*hosts.group(1), tasks[1], 2);
+    InternodePair one(*hosts.group(1), tasks[0], 1);
+    InternodePair two(*hosts.group(1), tasks[1], 2);
     one.start();
     two.start();
     State state = receiving.advance();

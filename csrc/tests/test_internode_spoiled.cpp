@@ -12,8 +12,8 @@
 
 #include "tests/calls.h"
 #include "tests/check.h"
-#include "tests/far_programs.h"
 #include "tests/host_ranks.h"
+#include "tests/internode_programs.h"
 
 using namespace pycollective;
 using namespace pycollective::testing;

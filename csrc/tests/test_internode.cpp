@@ -14,8 +14,8 @@
 #include "engine/watch.h"
 #include "tests/calls.h"
 #include "tests/check.h"
-#include "tests/far_programs.h"
 #include "tests/host_ranks.h"
+#include "tests/internode_programs.h"
 
 using namespace pycollective;
 using namespace pycollective::testing;
@@ -314,9 +314,9 @@ void what_has_come_is_not_missed() {
   };
   std::vector<float> sent(100, 3.0F), got(100);
   float nothing = 0;
-  Ticket come = mine.receive(1, kLaneFirst, got.data(), 400);
+  MessageHandle come = mine.receive(1, kLaneFirst, got.data(), 400);
   mine.expect_call(1, kLaneCall);
-  Ticket ticket = theirs.send(0, kLaneFirst, sent.data(), 400, 400);
+  MessageHandle ticket = theirs.send(0, kLaneFirst, sent.data(), 400, 400);
   theirs.send_call(0, kLaneCall, theirs.make_call({}, 0));
   while (!theirs.done(ticket)) theirs.poll();
   std::thread leaving([&] { theirs.close(); });
@@ -324,7 +324,7 @@ void what_has_come_is_not_missed() {
   CHECK(!mine.notice());
   CHECK(mine.done(come) && got == sent);
   CHECK(mine.take_call(1, kLaneCall, true));
-  Ticket never = mine.receive(1, kLaneFirst + 1, &nothing, sizeof(nothing));
+  MessageHandle never = mine.receive(1, kLaneFirst + 1, &nothing, sizeof(nothing));
   poll_for(5s);
   CHECK(mine.notice() && contains(mine.notice()->report, "before it finished its part"));
   CHECK(!mine.done(never));

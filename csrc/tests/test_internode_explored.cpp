@@ -2,7 +2,7 @@
 // rank in an order that the seed chooses, so that what is found can be found again (but for the
 // messenger's few waits, which go by the clock).
 //
-//   test_far_explored [seeds [first]]
+//   test_internode_explored [seeds [first]]
 //
 // In each run a rank may die, or call something else. Then every other rank comes to an end, with
 // the right bits or with an account that names the culprit; and what it must not touch it has not.
@@ -16,8 +16,8 @@
 #include "engine/operations/any_operation.h"
 #include "engine/watch.h"
 #include "tests/check.h"
-#include "tests/far_programs.h"
 #include "tests/host_ranks.h"
+#include "tests/internode_programs.h"
 
 using namespace pycollective;
 using namespace pycollective::testing;
@@ -126,10 +126,10 @@ void explore(const HostSchedule& schedule, unsigned seed, Tally& tally) {
         network.kill(culprit);
         // On its own host a pidfd tells; threads have none, so what is seen there is said here.
         for (int peer = 0; peer < n; ++peer) {
-          const auto& near = ranks.group(culprit)->world().near;
+          const auto& local = ranks.group(culprit)->world().local_ranks;
           Walker& other = *walkers[static_cast<std::size_t>(peer)];
           if (peer == culprit || other.over() ||
-              std::find(near.begin(), near.end(), peer) == near.end())
+              std::find(local.begin(), local.end(), peer) == local.end())
             continue;
           other.fail({FailureKind::kPeerFailure, peer, OpKind::kAllReduce, 1,
                       "rank " + std::to_string(culprit) + " died"});

@@ -11,41 +11,41 @@
 
 namespace pycollective {
 
-enum class ParcelKind : std::uint8_t { kCall, kFailure, kGoodbye, kReminder };
+enum class MessageKind : std::uint8_t { kCall, kFailure, kGoodbye, kReminder };
 
-struct ParcelHeader {
+struct MessageHeader {
   std::uint64_t communicator;
   std::uint32_t magic;
   std::uint32_t bytes;  // that follow
   std::int32_t sender;  // rank
-  ParcelKind kind;
+  MessageKind kind;
   std::uint8_t failure;  // FailureKind, of a failure
   std::uint16_t unused;
 };
-static_assert(sizeof(ParcelHeader) == 24);
+static_assert(sizeof(MessageHeader) == 24);
 
 // One of these, or room for one. What lies in it is the link's while it is under way.
-class Parcel {
+class MessageBuffer {
  public:
   static constexpr std::uint32_t kMagic = 0x70634d32;  // last digit: version of the format
 
-  Parcel() = default;
-  explicit Parcel(std::size_t room)
-      : room_(room), memory_(new std::byte[sizeof(ParcelHeader) + room]) {}
+  MessageBuffer() = default;
+  explicit MessageBuffer(std::size_t room)
+      : room_(room), memory_(new std::byte[sizeof(MessageHeader) + room]) {}
 
   explicit operator bool() const { return memory_ != nullptr; }
   std::size_t room() const { return room_; }
-  ParcelHeader& header() { return *reinterpret_cast<ParcelHeader*>(memory_.get()); }
-  const ParcelHeader& header() const { return *reinterpret_cast<ParcelHeader*>(memory_.get()); }
-  std::byte* body() const { return memory_.get() + sizeof(ParcelHeader); }
+  MessageHeader& header() { return *reinterpret_cast<MessageHeader*>(memory_.get()); }
+  const MessageHeader& header() const { return *reinterpret_cast<MessageHeader*>(memory_.get()); }
+  std::byte* body() const { return memory_.get() + sizeof(MessageHeader); }
 
   std::byte* data() const { return memory_.get(); }
-  std::size_t capacity() const { return sizeof(ParcelHeader) + room_; }
-  std::size_t length() const { return sizeof(ParcelHeader) + header().bytes; }
+  std::size_t capacity() const { return sizeof(MessageHeader) + room_; }
+  std::size_t length() const { return sizeof(MessageHeader) + header().bytes; }
   // Whether what has arrived is a whole message.
   bool is_sound() const {
-    const ParcelHeader& head = header();
-    return head.magic == kMagic && head.bytes <= room_ && head.kind <= ParcelKind::kReminder;
+    const MessageHeader& head = header();
+    return head.magic == kMagic && head.bytes <= room_ && head.kind <= MessageKind::kReminder;
   }
 
  private:
@@ -54,11 +54,11 @@ class Parcel {
 };
 
 // What a rank called, and as which number: the body of a call.
-struct CallNote {
+struct NumberedCall {
   std::uint64_t sequence = 0;
-  Called called;
+  CallSignature called;
 
-  bool agrees(const CallNote& other) const {
+  bool agrees(const NumberedCall& other) const {
     return sequence == other.sequence && agree(called, other.called);
   }
   std::string describe() const {

@@ -1,7 +1,7 @@
 // As test_program_fuzz.cpp, for ranks of several hosts: any of them may have a spoiled program, so
 // that messages may be of another length than is awaited, on other lanes, to others, or none.
 //
-//   test_far_fuzz [seconds] [seed]
+//   test_internode_fuzz [seconds] [seed]
 //
 // Besides, ranks with right programs get packed messages that are spoiled on the way.
 //
@@ -92,7 +92,7 @@ class Rank {
   template <class Act>
   void for_slots(const Act& act) const {
     for (const Member each : group_.members())
-      act(group_.data(each), group_.slots(each), group_.slot_room());
+      act(group_.data(each), group_.slots(each), group_.slots_bytes());
   }
   std::vector<std::byte> others() const {
     std::vector<std::byte> all;
