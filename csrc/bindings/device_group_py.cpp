@@ -54,7 +54,7 @@ std::unique_ptr<MailboxHandle> make_mailbox(int device,
 
 py::bytes lend(const MailboxHandle& handle, const py::object& communicator) {
   const std::shared_ptr<Communicator> core = communicator_of(communicator);
-  handle.it->lend();
+  handle.it->export_memory();
   core->group().set_mapped(handle.it);
   const DeviceCard& card = handle.it->card();
   return {reinterpret_cast<const char*>(&card), sizeof(card)};

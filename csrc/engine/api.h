@@ -59,24 +59,25 @@ struct Location {
   bool on_host() const { return device == kHost; }
 };
 
-// Asked every 50 ms or more often while a call is blocked; true makes the call abort the group and
-// throw kAborted. May be empty.
+// A blocked call asks this at least every 50 ms. Where it returns true the call aborts the group
+// and throws kAborted. May be empty.
 using InterruptHook = std::function<bool()>;
 
-// Of recv: the first message of the tag, whichever rank sends it.
+// recv takes the first message with its tag, whichever rank sends it.
 constexpr int kAnySource = -1;
-// Tags below 0 are the library's own: -1 to -kOwnTags. What is left of announcements and lanes when
-// users' messages have taken theirs is for these.
+// Tags from -1 to -kOwnTags are the library's own. Some announcements and lanes are set aside for
+// them, so users' messages cannot block them.
 constexpr int kAllToAllVTag = -1;
 constexpr int kBarrierTag = -2;  // monitored_barrier's
 constexpr int kOwnTags = 2;
 
-// What a rank exchanges with another in an uneven all-to-all, in elements. Each rank knows its own.
+// What a rank sends to and receives from one other in an all_to_all_v. Counts are in elements; each
+// rank knows its own alone.
 struct AllToAllVPart {
   const void* input = nullptr;
-  std::size_t sends = 0;
+  std::size_t send_count = 0;
   void* output = nullptr;
-  std::size_t expects = 0;
+  std::size_t recv_count = 0;
 };
 
 // One operation. `count` is in elements:
@@ -98,15 +99,15 @@ struct Request {
   void* output = nullptr;
   std::size_t count = 0;
   std::vector<std::size_t> counts;
-  // all_to_all where each rank says what it sends to each and expects of each, in rank order, in
-  // place of input, output and count. None: equal shards. All ranks give one, or none does.
+  // An all_to_all with uneven shards: what this rank sends to and receives from each rank, in rank
+  // order, in place of input, output and count. Null: equal shards. All ranks give it, or none.
   std::shared_ptr<const std::vector<AllToAllVPart>> all_to_all_v;
-  // recv from kAnySource: where the rank that sent it is written, before it is done. May be null.
+  // recv from kAnySource writes the sender's rank here before it is done. May be null.
   int* source = nullptr;
   double timeout = 0;  // seconds; 0: the communicator's
-  Location location;   // of both; each rank's own affair
-  // Keeps both alive for a message that a failed operation leaves under way to another host; may be
-  // empty where there is none.
+  Location location;   // of both buffers; may differ from rank to rank
+  // Keeps both buffers alive for a message to another host that a failed operation leaves under
+  // way. May be empty where there is no other host.
   std::shared_ptr<const void> keep;
   Wire wire = Wire::kDefault;
   // The program of the algorithm that was asked for, for this kind, root and rank; none: the
@@ -119,15 +120,15 @@ class PYCOLLECTIVE_PUBLIC Work {
  public:
   virtual ~Work() = default;
   virtual bool done() const = 0;
-  // Blocks until the operation is done, at most `timeout` seconds (0: no limit of its own; the
-  // operation's own deadline still ends it). False: not done in time, and the operation goes on.
-  // Throws CollectiveFailure if the operation failed.
+  // Blocks until the operation is done, at most `timeout` seconds (0: until the operation's own
+  // timeout). Returns false if it is not done by then; the operation goes on. Throws
+  // CollectiveFailure if the operation failed.
   virtual bool wait(double timeout, const InterruptHook& interrupted) = 0;
-  // What a caller is told whose wait of `timeout` seconds returned false.
+  // The error for a caller whose wait of `timeout` seconds returned false.
   virtual Failure ran_out(double timeout) const = 0;
   // The failure of a done operation; nullptr if it succeeded or is not done.
   virtual const Failure* failure() const = 0;
-  // Of a recv that has ended well: the rank that sent the message.
+  // The rank whose message a recv that has succeeded received.
   virtual int source() const = 0;
 };
 
@@ -137,24 +138,23 @@ class PYCOLLECTIVE_PUBLIC Collectives {
   virtual ~Collectives() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // Throws CollectiveFailure(kConfiguration) for a request that cannot be right, with no effect.
+  // Throws CollectiveFailure (kConfiguration) for an invalid request, before it has any effect.
   virtual void run(const Request& request, const InterruptHook& interrupted) = 0;
   // `on_done` (may be empty) is called once, on the thread that finished the operation (the
   // progress thread, or the caller's before submit returns); nullptr means success. It must be
   // quick, must not throw and must not wait for a collective.
   virtual std::shared_ptr<Work> submit(const Request& request,
                                        std::function<void(const Failure*)> on_done) = 0;
-  // Whether a failed call may leave messages under way to other hosts, so that requests should come
-  // with what keeps their memory.
+  // Whether requests need `keep`: a failed call may leave messages to other hosts under way.
   virtual bool wants_keep() const = 0;
-  // For requests that leave it open; not kDefault. The same on all ranks.
+  // The wire for requests with Wire::kDefault. The same on all ranks, and not kDefault.
   virtual void set_wire(Wire wire) = 0;
   virtual Wire wire() const = 0;
   virtual double timeout() const = 0;
   virtual void set_timeout(double seconds) = 0;
-  // Fails the group on every rank, needing no peer.
+  // Fails the communicator on every rank; no peer has to cooperate.
   virtual void abort(const std::string& reason) = 0;
-  // Says goodbye: waits for what was issued, then leaves. Idempotent.
+  // Waits for the operations that were issued, then leaves. Idempotent.
   virtual void close() = 0;
   // The cause that failed this communicator; nullptr while it works.
   virtual std::shared_ptr<const Failure> failure() = 0;

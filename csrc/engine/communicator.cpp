@@ -18,28 +18,28 @@
 namespace pycollective {
 namespace {
 
-// How long a blocked thread keeps its core. A spin that pays where each rank has a core costs
-// 25 times the whole call where the awaited rank needs that very core.
+// How long a blocked thread keeps its core. If each rank has a core, spinning pays. If the awaited
+// rank needs this very core, the spin costs 25 times the whole call.
 constexpr int kSpinsWithCores = 2000;
 constexpr int kSpinsCrowded = 20;
 constexpr int kPollsCrowded = 2;  // a look at a link costs as much as ten at a flag
 constexpr std::chrono::microseconds kYieldFor{500};
-// Less where the threads that bring a message need that core, or the rank that sends it does.
+// Shorter if threads that bring a message, or the sending rank, need that core.
 constexpr std::chrono::microseconds kYieldBeforeRing{50};
 constexpr std::chrono::microseconds kYieldCrowded{20};
-// How long a thread sleeps that awaits another host whose link rings no bell (MPI). (The kernel
-// makes it some 50 us more.)
+// How long a thread sleeps while it awaits another host and the link rings no bell (MPI). (The
+// kernel adds some 50 us.)
 constexpr std::chrono::microseconds kPollEvery{20};
-// How long the progress thread sleeps then, and while copies to or from a GPU are under way.
+// The same for the progress thread, also while copies to or from a GPU are under way.
 constexpr std::chrono::microseconds kProgressPollEvery{200};
-// How often the device is looked at while a launch is under way there, and nothing else is. Where a
-// graph was captured, which may be replayed at any time or never again, as often as anything is.
+// How often the progress thread looks at the device while only launches are under way. (A captured
+// graph, which may be replayed at any time, is looked at every kLookEvery.)
 constexpr std::chrono::milliseconds kWatchEvery{5};
 constexpr std::chrono::microseconds kFinishPoll{50};
 constexpr double kLongestUnwinding = 1;  // seconds
 // How often close() looks whether another thread's call is over.
 constexpr std::chrono::milliseconds kClosePoll{1};
-// And whether the last on_done has returned, which takes microseconds.
+// How often close() looks whether the last on_done has returned, which takes microseconds.
 constexpr std::chrono::microseconds kTellPoll{50};
 
 void relax_core() {
@@ -50,12 +50,12 @@ void relax_core() {
 #endif
 }
 
-// Something that is no failure of the group yet, such as no memory for a channel, becomes one: the
-// peers wait for an operation that this rank cannot carry out.
+// Turns any error into a failure of the group, also one such as no memory for a channel: the peers
+// wait for an operation that this rank cannot carry out.
 Failure failure_from(const std::exception& error, OpKind kind, std::uint64_t sequence, int rank) {
   if (const auto* known = dynamic_cast<const CollectiveFailure*>(&error)) {
     Failure failure = known->failure();
-    // What a link tells knows of no operation.
+    // A link's errors name no operation.
     if (failure.sequence == 0) failure.op = kind, failure.sequence = sequence;
     return failure;
   }
@@ -88,7 +88,7 @@ Communicator::~Communicator() {
     return;
   }
   DeviceGroup::give_back_blocks(device_);
-  group_->leave();  // which keeps it: peers may read of it still
+  group_->leave();  // keeps the device's memory as long as peers may read it
 }
 
 void Communicator::run(const Request& request, const InterruptHook& interrupted) {
@@ -114,26 +114,26 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted)
   lock.unlock();
   if (pending) {
     progress_->carry_on(shared_from_this());
-    // Returns or throws only once it is done: the caller's arrays are in use until then.
+    // Returns or throws only once it is done: its arrays are in use until then.
     pending->wait(0, interrupted);
     if (request.source != nullptr) *request.source = pending->source();
     return;
   }
-  AnyOperation room;
+  AnyOperation storage;
   Watch watch(timeout);
   try {
-    Operation& operation = room.make(*group_, task, sequence);
+    Operation& operation = storage.make(*group_, task, sequence);
     operation.start();
     drive(operation, watch, nullptr, interrupted);
   } catch (const std::exception& error) {
     const Failure failure = failure_from(error, request.kind, sequence, rank());
     if (fails_group(error)) fail(failure);
-    room.end();  // while there is a group: others may close it from then on
+    storage.end();  // before other threads may close the group
     stop_driving(queue, Driver::kCaller, true);
     close_for_handler();
     throw CollectiveFailure(failure);
   }
-  room.end();
+  storage.end();
   stop_driving(queue, Driver::kCaller, true);
 }
 
@@ -164,8 +164,9 @@ std::shared_ptr<Work> Communicator::issue(Task& task, std::function<void(const F
     queue.driven_item = pending.get();
   }
   lock.unlock();
-  // From here rather than from the progress thread: the peers see the call at once, and the last to
-  // arrive with a small message is done without a change of threads. A large one moves over there.
+  // Started here rather than on the progress thread: the peers see the call at once, and the last
+  // rank to arrive with a small message finishes without a change of threads. The progress thread
+  // drives a large one.
   if (first)
     act_on_first(queue, *pending, Driver::kCaller, [&] {
       Operation& operation = pending->start();
@@ -176,7 +177,7 @@ std::shared_ptr<Work> Communicator::issue(Task& task, std::function<void(const F
   return pending;
 }
 
-// What a request leaves open: where its program comes from, and how its messages travel.
+// Filling in what a request leaves open.
 
 const std::shared_ptr<const Program>& Communicator::direct_paths() {
   static const std::shared_ptr<const Program> none = std::make_shared<const Program>();
@@ -197,9 +198,9 @@ void Communicator::fill_in(Task& task, bool asynchronous) {
            !request.all_to_all_v)
     task.program = choices_.find(request);
   if (internode) decide_wire(task);
-  // A group with little memory, one of hundreds, has always room for the direct paths.
+  // A group with little memory, one of hundreds, can always take the direct paths.
   if (!internode && task.program && task.program != request.program &&
-      !Scheduled::has_room(*group_, task))
+      !Scheduled::fits(*group_, task))
     task.program = nullptr;
   if (on_host) return;
   try {
@@ -210,7 +211,7 @@ void Communicator::fill_in(Task& task, bool asynchronous) {
 }
 
 void Communicator::fill_in_for_device(Task& task, bool asynchronous) {
-  watch_device(false);  // what ended badly there is then known
+  watch_device(false);  // learns of failures there
   if (task.program == direct_paths()) task.program = nullptr;
   if (!(task.timeout > 0)) task.timeout = timeout_.load();
   const OpKind kind = task.request->kind;
@@ -234,7 +235,7 @@ void Communicator::fail_call(const Request& request, const cuda::DriverError& er
                         "rank " + std::to_string(rank()) + " could not carry out " +
                             name_of(request.kind) + ": " + error.what()};
   fail(failure);
-  if (device_) device_->abort();  // fail() does nothing where another thread has just closed
+  if (device_) device_->abort();  // fail() does nothing if another thread has just closed
   throw CollectiveFailure(failure);
 }
 
@@ -256,7 +257,7 @@ void Communicator::decide_wire(Task& task) {
 }
 
 void Communicator::require_memory(const Task& task) {
-  if (task.program && !task.device) Scheduled::require_room(*group_, task);
+  if (task.program && !task.device) Scheduled::require_fit(*group_, task);
   if (task.request->kind == OpKind::kSend || task.request->all_to_all_v)
     require_channel_memory(*task.request);
 }
@@ -266,7 +267,7 @@ void Communicator::require_channel_memory(const Request& request) {
   std::vector<Outgoing*> first;
   const auto add = [&](Member peer) {
     Outgoing& channel = group_->messages().to(peer);
-    if (!channel.has_room.load(std::memory_order_relaxed)) first.push_back(&channel);
+    if (!channel.has_memory.load(std::memory_order_relaxed)) first.push_back(&channel);
   };
   if (!request.all_to_all_v) {
     if (const auto peer = group_->member_of(request.root)) add(*peer);
@@ -277,7 +278,7 @@ void Communicator::require_channel_memory(const Request& request) {
   if (first.empty()) return;
   memory_check_(request.kind, first.size() * kChannelBuffer,
                 static_cast<int>(group_->world().local_ranks.size()));
-  for (Outgoing* each : first) each->has_room.store(true, std::memory_order_relaxed);
+  for (Outgoing* each : first) each->has_memory.store(true, std::memory_order_relaxed);
 }
 
 // The queues.
@@ -308,7 +309,7 @@ bool Communicator::has_come(const Task& task, int source) const {
 std::uint64_t Communicator::next_number(Queue& queue, Task& task) {
   const Request& request = *task.request;
   const std::uint64_t number = ++queues_.sequence_of(queue);
-  if (queues_.orders(request)) task.recv_order = queues_.next_order();
+  if (queues_.numbers(request)) task.recv_order = queues_.next_order();
   if (task.launch_turn)
     task.launch_turn->take(progress_->launch_order(), {request.kind, number, weak_from_this()});
   if (request.kind != OpKind::kSend || request.tag < 0) return number;
@@ -337,7 +338,7 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
   for (;;) {
     State state = operation.advance();
     if (state == State::kDone) return true;
-    // Also while there is progress: who waits for this thread after a failure waits for one chunk.
+    // Also while there is progress: after a failure others wait for this thread, at most one chunk.
     Watch::throw_if_failed(operation);
     if (state == State::kProgressed) {
       spins = 0;
@@ -354,7 +355,7 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
       sched_yield();
       continue;
     }
-    // Announce, look once more, then sleep: whoever publishes after this look sees us asleep.
+    // Announce, look once more, then sleep: a peer that publishes after this look sees us asleep.
     const std::uint32_t doorbell = group_->doorbell();
     group_->announce_sleep();
     state = operation.advance();
@@ -364,9 +365,9 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
       continue;
     }
     Watch::throw_if_failed(operation);
-    // Where no other thread does it. A peer may wait for another of this rank's operations, and
-    // only then go on with this one; calls of other
-    // communicators may be launched before it.
+    // Without a progress thread, drive the other queues here: a peer may wait for another operation
+    // of this rank before it goes on with this one, and calls of other communicators may have to be
+    // launched first.
     bool device = operation.awaits_device();
     if (!progress_->runs()) {
       state = drive_each(true, device);
@@ -479,7 +480,7 @@ void Communicator::stop_driving(Queue& queue, Driver driver, bool ended) {
     others_wait = ended && queues_.may_let_others_go_on(queue);
     queues_.let_go(queue);
   }
-  // Receives whose turn has come.
+  // Other receives may go on now.
   if (others_wait) group_->ring_own();
   const bool watch = device_ && device_->wants_watch();
   if (watch || (more && driver == Driver::kCaller)) progress_->carry_on(shared_from_this());
@@ -560,7 +561,7 @@ std::optional<Failure> Communicator::reported_failure() const {
 }
 
 void Communicator::learn_failure() const {
-  if (closed_) return;  // the mailbox may serve another group by now
+  if (closed_) return;  // the mailbox may serve another group
   if (failure_) return;
   if (const auto reported = reported_failure()) failure_ = std::make_shared<Failure>(*reported);
 }
@@ -572,13 +573,13 @@ bool Communicator::failed() const {
 
 void Communicator::fail(const Failure& failure) {
   bool tell = false;
-  bool first = false;  // nobody has told this rank
+  bool first = false;  // whether this rank is the first to find it
   std::shared_ptr<const Failure> cause;
   std::list<std::shared_ptr<Pending>> ended;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
-    // Also where this rank has known it before, and told nobody.
+    // Also if this rank has known it before and told nobody.
     tell = group_->messenger() != nullptr && !told_;
     told_ = true;
     first = tell && group_->failure().kind == FailureKind::kNone && !heard_of_failure();
@@ -625,12 +626,12 @@ std::shared_ptr<const Failure> Communicator::failure() {
     const std::lock_guard lock(mutex_);
     learn_failure();
     known = failure_;
-    // Another thread that watches the device may have yet to tell what has ended badly there.
+    // Another thread that watches the device may not have told of a failure there yet.
     if (!known && device_ && !closed_)
       if (const auto ended = device_->failure(*group_)) known = std::make_shared<Failure>(*ended);
   }
-  // Whoever is told may replay a graph next, and another thread may have been told before this one
-  // and have yet to tell the device.
+  // The caller may replay a graph next, and the thread that found the failure may not have aborted
+  // the device yet.
   if (known && device_) device_->abort();
   return known;
 }
@@ -664,8 +665,8 @@ std::shared_ptr<const Failure> Communicator::failure_of(std::uint64_t launch) {
   return known && !device_->has_ended_well(launch) ? known : nullptr;
 }
 
-// Calls that kernels carry out: failures on the device become the communicator's, and its own
-// end the waits there.
+// Watching the device: failures there become the communicator's, and the communicator's failures end
+// the waits there.
 
 void Communicator::watch_device(bool look) {
   const std::unique_lock leaving(leaving_mutex_, std::try_to_lock);
@@ -679,7 +680,7 @@ void Communicator::watch_device(bool look) {
   }
   if (failed) device_->abort();
   std::optional<Failure> failure;
-  // First what needs no driver: a call of it may wait for the very kernel that waits for the dead.
+  // First without the driver: a call of it may wait for the kernel that waits for a dead peer.
   // fail() sets the abort word before it calls the driver.
   if (!failed && look && device_->under_way()) failure = device_->lost_peer(*group_);
   if (failure) return fail(*failure);
@@ -695,8 +696,8 @@ bool Communicator::device_is_done() {
     const std::lock_guard lock(mutex_);
     if (closed_) return true;
   }
-  // The peers have called all that this rank has launched: what they read of its mailbox must be
-  // there until their GPUs have come to the end of it, too.
+  // The peers have called all that this rank has launched. Its mailbox must stay until their GPUs
+  // are done with it, too.
   return device_->peers_have_done(*group_);
 }
 
@@ -706,7 +707,7 @@ void Communicator::finish_device(const InterruptHook& stop) {
     return closed_ || failure_ != nullptr;
   };
   const double seconds = timeout_;
-  // Watched first: on a dead peer no driver's call may come before the abort.
+  // Watch first: with a dead peer, the abort must come before any call of the driver.
   for (WaitingTime time(seconds);;) {
     watch_device(true);
     if (has_failed() || device_is_done()) break;
@@ -721,7 +722,7 @@ void Communicator::finish_device(const InterruptHook& stop) {
     }
     std::this_thread::sleep_for(kFinishPoll);
   }
-  // Its waits end within milliseconds; what it still writes belongs to the caller.
+  // Waits on the device end within milliseconds; until then kernels write the caller's memory.
   for (WaitingTime time(kLongestUnwinding); !device_->look() && !time.is_over(Clock::now());)
     std::this_thread::sleep_for(kFinishPoll);
 }
@@ -744,7 +745,7 @@ bool Communicator::interrupts(const InterruptHook& interrupted) {
 }
 
 void Communicator::refuse_in_handler(OpKind kind) const {
-  if (asked_.load(std::memory_order_relaxed) == 0) return;  // what this thread has stored it sees
+  if (asked_.load(std::memory_order_relaxed) == 0) return;  // a thread sees its own stores
   {
     const std::lock_guard lock(mutex_);
     if (!in_handler()) return;
@@ -769,7 +770,7 @@ bool Communicator::in_handler() const {
   return std::find(asking_.begin(), asking_.end(), std::this_thread::get_id()) != asking_.end();
 }
 
-// Leaving: what is under way ends first, and nobody touches the group after it.
+// Closing: what is under way ends first, and no thread touches the group afterwards.
 
 void Communicator::close(const InterruptHook& interrupted) {
   if (forked()) return;
@@ -779,7 +780,7 @@ void Communicator::close(const InterruptHook& interrupted) {
     is_in_handler = in_handler();
     if (is_in_handler) closes_after_call_ = std::this_thread::get_id();
   }
-  // The call that is blocked on this thread can only go on once this returns.
+  // The call that is blocked on this thread goes on only once this returns.
   if (is_in_handler) return abort("a signal handler closed it in the middle of a call");
   bool stopped = false;
   const InterruptHook stop = [&] { return stopped = stopped || (interrupted && interrupted()); };
@@ -800,15 +801,15 @@ void Communicator::close(const InterruptHook& interrupted) {
       if (!stopped && stop()) abort("interrupted");
       std::this_thread::sleep_for(kClosePoll);
     } catch (const CollectiveFailure&) {
-      // Told to whoever waits for that operation, and kept in failure().
+      // The waiter of that operation is told, and failure() keeps it.
     }
   }
-  // Whoever is told of an end may need what the caller ends next.
+  // An on_done may need what the caller destroys next.
   while (telling()) std::this_thread::sleep_for(kTellPoll);
-  // A replay may wait for who has failed, and nobody watches it from now on.
+  // A replay may wait for a failed peer, and nobody watches it from now on.
   if (device_ && failed()) device_->abort();
   {
-    // A second closer returns once the first has left.
+    // A second thread that closes returns once the first has left.
     const std::lock_guard leaving(leaving_mutex_);
     if (device_) DeviceGroup::give_back_blocks(device_);
     group_->leave();
@@ -816,7 +817,7 @@ void Communicator::close(const InterruptHook& interrupted) {
   if (stopped)
     throw CollectiveFailure({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
                              "rank " + std::to_string(rank()) + " was interrupted in close()"});
-  // Of work on the device that has ended badly meanwhile nobody else is told.
+  // Nobody else is told of work on the device that has failed meanwhile.
   if (device_ && worked && failed()) throw CollectiveFailure(*failure_);
 }
 
@@ -834,7 +835,7 @@ bool Communicator::close_if_idle(std::shared_ptr<Pending>& last) {
 }
 
 bool Communicator::closed() const {
-  if (forked()) return true;  // another thread of the parent may have held the lock
+  if (forked()) return true;  // a thread of the parent may have held the lock
   const std::lock_guard lock(mutex_);
   return closed_ || closes_after_call_ != std::thread::id();
 }

@@ -1,10 +1,9 @@
 // A communicator of the core: queues of operations over a group.
 //
-// Collectives run in the order of the calls; the messages of each tag from one rank to another have
-// an order of their own.
-// A synchronous call with nothing pending before it runs on the caller's thread, with nothing
-// allocated. Everything else is pending work, which the progress thread or whoever waits carries
-// on: one thread at a time drives a queue.
+// Collectives run in the order of the calls. Messages between two ranks run in order per tag.
+// A synchronous call with nothing pending before it runs on the caller's thread and allocates
+// nothing. All other calls are pending work. The progress thread or a waiting caller drives them;
+// one thread at a time drives a queue.
 #pragma once
 
 #include <atomic>
@@ -49,29 +48,30 @@ class Communicator final : public Collectives,
   void abort(const std::string& reason) override;
   void close() override { close({}); }
   std::shared_ptr<const Failure> failure() override;
-  // The same, unless this launch was seen to have ended well before.
+  // The same, but null if this launch was seen to end well before the failure.
   std::shared_ptr<const Failure> failure_of(std::uint64_t launch);
-  // For who waits for all ranks outside of operations, again and again: throws CollectiveFailure
-  // where the communicator has failed, or any rank has died, which it then fails of.
+  // For a caller that waits for all ranks outside of operations: call it again and again. It throws
+  // CollectiveFailure where the communicator has failed. If a rank has died, it fails the
+  // communicator first.
   void check_peers();
 
-  // Chooses for requests that have no program. Without a source all take the direct paths, which
+  // Chooses the plan of requests that have none. Without a source all take the direct paths, which
   // are for one host.
   ProgramChoices& choices() { return choices_; }
-  // In place of a program: the direct paths, whatever would be chosen.
+  // As a request's program: take the direct paths, whatever would be chosen.
   static const std::shared_ptr<const Program>& direct_paths();
 
-  // Asks whether each of `ranks` may commit so many bytes of shared memory, and throws
-  // CollectiveFailure (kConfiguration) if not: the kernel would kill whoever touched them. Set
-  // before the first call; without it nobody is asked.
+  // Throws CollectiveFailure (kConfiguration) unless each of `ranks` may commit so many bytes of
+  // shared memory: the kernel would kill a process that touched memory it does not have. Set before
+  // the first call; without it nothing is checked.
   using MemoryCheck = std::function<void(OpKind, std::size_t bytes, int ranks)>;
   void set_memory_check(MemoryCheck check) { memory_check_ = std::move(check); }
 
-  // From then on calls on arrays of its GPU are carried out there. Once, before any such call, on
-  // all ranks or none.
+  // From then on kernels carry out calls on arrays of its GPU. Called at most once, before any such
+  // call, on all ranks or none.
   void set_device(std::shared_ptr<DeviceGroup> device) { device_ = std::move(device); }
   const std::shared_ptr<DeviceGroup>& device() const { return device_; }
-  // Lets go of where programs come from, which may need the interpreter.
+  // Drops the sources of plans, which may hold Python objects.
   void forget_sources() {
     choices_.set_source({});
     if (device_) device_->set_source({});
@@ -84,32 +84,30 @@ class Communicator final : public Collectives,
   bool busy() const;
   // Whether there is pending work that no thread drives.
   bool needs_driving() const;
-  // For the progress thread. A group that was closed meanwhile may not be told any more: its words
-  // may be another's.
+  // For the progress thread. Does nothing once closed: the mailbox may serve another group by then.
   void announce_sleep();
-  // Waits for what is under way, but for receives from any rank that have taken no message: these
-  // end at once. As close(), but can be interrupted: then the group is aborted, what is under way
-  // ends, the communicator is closed all the same, and kAborted is thrown. Once it returns no
-  // on_done of this communicator runs; so it may not be called from one. Where a signal handler
-  // interrupts a call on this very thread it aborts, and that call closes where it ends.
+  // Waits for what is under way, then leaves. Receives from any rank that have taken no message end
+  // at once. If interrupted, it aborts the group, closes all the same, and throws kAborted. No
+  // on_done runs once it has returned, so an on_done must not call it. If a signal handler calls it
+  // in the middle of a call on the same thread, it aborts, and that call closes as it ends.
   void close(const InterruptHook& interrupted);
 
-  // For a call that is blocked: asks, which may run a signal handler (or a finalizer) that calls
-  // this communicator, on this thread. True also where that has closed it.
+  // For a blocked call: calls `interrupted`, which may run a signal handler (or a finalizer) that
+  // calls this communicator on this thread. True also if that has closed it.
   bool interrupts(const InterruptHook& interrupted);
-  // Refuses a call that such a handler makes: it would wait for the one that it interrupts.
+  // Refuses a call made by such a handler: it would wait for the call that it interrupts.
   void refuse_in_handler(OpKind kind) const;
-  // For a call that was blocked and ends.
+  // A blocked call that ends closes the communicator where such a handler asked for it.
   void close_for_handler();
 
-  // For the progress thread: drives each queue that nobody else drives by one step. kDone: there
-  // was none. `look`: also ask the kernel whether what blocks us will ever end.
+  // For the progress thread: drives each queue that no other thread drives by one step. kDone:
+  // there was none. `look`: also check for dead peers and timeouts.
   State poll(bool look);
-  // After the last poll: how long the thread may sleep where no doorbell rings.
+  // How long the progress thread may sleep after its last poll() unless a doorbell rings.
   std::chrono::nanoseconds longest_sleep() const;
 
-  // For a thread that waits: drives the queue of `awaited` from here until it is done (true) or
-  // `time` is over, or until another thread drives that queue (false).
+  // For a waiting thread: drives the queue of `awaited` until it is done (true), until `time` is
+  // over, or until another thread drives that queue (false).
   bool help(Pending& awaited, WaitingTime& time, const InterruptHook& interrupted);
 
  private:
@@ -118,61 +116,62 @@ class Communicator final : public Collectives,
   // The same for calls that kernels carry out.
   void fill_in_for_device(Task& task, bool asynchronous);
   void decide_wire(Task& task);
-  // The shared memory that the call is the first to need.
+  // Throws unless there is shared memory for the call.
   void require_memory(const Task& task);
-  // The first message to a rank of this host makes a channel's buffer.
+  // The first message to a rank of this host allocates a channel's buffer.
   void require_channel_memory(const Request& request);
   std::shared_ptr<Work> issue(Task& task, std::function<void(const Failure*)> on_done);
-  // What this rank's driver cannot do its peers would wait for: fails the communicator, and throws.
+  // Fails the communicator and throws: peers would wait for what this rank's driver cannot do.
   [[noreturn]] void fail_call(const Request& request, const cuda::DriverError& error);
-  // What ended badly on the device fails the communicator, and what failed that ends waits on the
-  // device. `look`: also ask whether the peers live. Not under the lock; does nothing while the
-  // group is being left, or once it is.
+  // A failure on the device fails the communicator, and a failed communicator ends waits on the
+  // device. `look`: also check whether the peers live. Not under the lock. Does nothing while the
+  // group is being left, or after that.
   void watch_device(bool look);
-  // Waits until nothing that was launched is under way on any rank's device, at most the
-  // communicator's timeout: then that is its failure.
+  // Waits until no launch is under way on any rank's device. If that takes longer than the
+  // communicator's timeout, the communicator fails.
   void finish_device(const InterruptHook& stop);
   bool device_is_done();
-  // Under the lock, which it lets go of where it throws.
+  // Throws if closed or failed. Under the lock, which it releases before it throws.
   void check_usable(std::unique_lock<std::mutex>& lock, Queue& queue, const Request& request);
   bool has_come(const Task& task, int source) const override;
   bool closes() const override { return closing_; }
   bool heard_of_failure() const;  // from another host
-  // Under the lock, both: from another rank's report. Not once the group is left.
+  // The failure that another rank has reported. Under the lock, before the group is left.
   std::optional<Failure> reported_failure() const;
-  void learn_failure() const;  // the same, unless closed
-  // Fails with what its messenger has found out on this rank, unless others have been told: they
-  // may wait for this rank. Not under the lock.
+  void learn_failure() const;  // keeps it, unless closed; under the lock
+  // If the messenger has found a failure on this rank, fails the communicator with it, unless the
+  // other ranks have been told: they may wait for this rank. Not under the lock.
   void tell_own_notice();
-  // Closes if nothing is under way. Otherwise what was issued last, or null for a synchronous call.
+  // Closes if nothing is under way. Otherwise `last` is the last operation issued, or null for a
+  // synchronous call.
   bool close_if_idle(std::shared_ptr<Pending>& last);
   bool failed() const;
-  // Drives until done (true) or until `time`, if any, is over; sleeps where there is nothing to do.
+  // Drives until done (true) or until `time`, if given, is over (false). Sleeps while blocked.
   bool drive(Operation& operation, Watch& watch, WaitingTime* time,
              const InterruptHook& interrupted);
-  bool in_handler() const;  // under the lock: of a call that is blocked on this thread
-  // Who drives: the progress thread looks at every queue anyway; another must hand on what is left.
+  bool in_handler() const;  // of a call that is blocked on this thread; under the lock
+  // Who drives. The progress thread looks at every queue anyway; a caller must hand over what is
+  // left to it.
   enum class Driver { kProgressThread, kCaller };
-  // For the thread that drives `queue`. `act` drives the first item and says whether it is done; a
-  // failure ends the item and the communicator, and counts as done.
+  // For the thread that drives `queue`. `act` drives the first item and returns whether it is done.
+  // A failure ends the item and fails the communicator, and counts as done.
   template <class Act>
   bool act_on_first(Queue& queue, Pending& item, Driver driver, const Act& act);
   // `ended`: one of its operations has.
   void stop_driving(Queue& queue, Driver driver, bool ended);
-  // Drives each queue that nobody else drives by one step, as poll() does. `awaits_device`: set if
-  // one awaits a GPU.
+  // As poll(). Sets `awaits_device` if an operation awaits a GPU.
   State drive_each(bool look, bool& awaits_device);
-  // Ends items that were taken from their queues and counted by count_telling.
+  // Finishes items that were taken from their queues and counted by count_telling().
   void end(const std::list<std::shared_ptr<Pending>>& items, const Failure* failure);
   bool telling() const;
   void count_telling(const Pending& item) { telling_ += item.tells() ? 1 : 0; }  // under the lock
   void finish_first(Queue& queue, Driver driver, const Failure* failure);
-  // For the next operation of a queue; a send takes its turn among those to its peer, a launch its
-  // turn on its stream, and where some are from any rank a receive its place in their order. Under
-  // the lock.
+  // The number of a queue's next operation. A send also takes its place among the sends to its
+  // peer, a launch its turn on its stream, a receive its place among all receives, if one of them
+  // is from any rank. Under the lock.
   std::uint64_t next_number(Queue& queue, Task& task);
-  // Tells the group, and ends all that is pending but what another thread drives: that thread sees
-  // it and ends it.
+  // Tells the group, and ends all pending operations. One that another thread drives is ended by
+  // that thread.
   void fail(const Failure& failure);
 
   std::unique_ptr<Group> group_;
@@ -187,11 +186,11 @@ class Communicator final : public Collectives,
   std::mutex leaving_mutex_;
   Queues queues_;
   mutable std::shared_ptr<const Failure> failure_;
-  bool told_ = false;  // of it the others
-  int telling_ = 0;    // operations that are over and whose on_done has yet to return
+  bool told_ = false;  // whether the other ranks were told of failure_
+  int telling_ = 0;    // operations that are over and whose on_done has not returned
   std::vector<std::thread::id> asking_;  // threads that are in interrupts()
   std::atomic<std::size_t> asked_{0};    // how many
-  std::thread::id closes_after_call_;    // the last whose blocked call is to close
+  std::thread::id closes_after_call_;    // whose blocked call is to close the communicator
   std::atomic<bool> closing_{false};
   bool closed_ = false;
   bool awaits_device_ = false;  // some operation, at the last poll(); the progress thread's

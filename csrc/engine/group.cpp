@@ -43,7 +43,7 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
     world_.size = size_;
     for (const Member each : members()) world_.local_ranks.push_back(each.index());
   }
-  // Ascending: so on one host, where the direct paths are, rank r is member r.
+  // Ascending, so that on one host, where the direct paths run, rank r is member r.
   const auto& local = world_.local_ranks;
   if (static_cast<int>(local.size()) != size_ || rank_of(me) != world_.rank ||
       world_.size < size_ || world_.size > kCountableRanks || local.front() < 0 ||
@@ -79,7 +79,7 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
 
 Group::~Group() {
   if (node_->forked())
-    // The parent's: neither it nor its link may say or end anything here.
+    // It is the parent's: it must send nothing, and end nothing, in this process.
     static_cast<void>(new std::shared_ptr<Messenger>(std::move(messenger_)));
   else
     leave();
@@ -95,9 +95,9 @@ std::size_t Group::allocate_channel_buffer(std::size_t bytes) {
 }
 
 void Group::wake_peers() {
-  // Whoever clears a bit wakes its owner, so each sleep costs one call into the kernel.
+  // The thread that clears a bit wakes its owner, so each sleep costs one system call.
   const Mask asleep = sleepers().fetch_and(bit(me_), std::memory_order_seq_cst);
-  // What lies in shared memory may be wrong: no member is rung that there is not.
+  // Peers may have set any bits: ring only members that exist.
   for (const Member each : members())
     if (each != me_ && (asleep & bit(each)) != 0) members_[each.at()]->ring();
 }
@@ -139,19 +139,19 @@ std::optional<Member> Group::member_of(int rank) const {
 }
 
 std::shared_ptr<const void> Group::keep(const Request& request) const {
-  // Its arrays, and the slots of this host, which messages go from and to.
+  // Messages go from and to its arrays and the slots of this host.
   return std::make_shared<const std::pair<std::shared_ptr<const void>, decltype(members_)>>(
       request.keep, members_);
 }
 
 void Group::set_mapped(std::shared_ptr<MappedMemory> mapped) {
   const std::lock_guard lock(mapped_mutex_);
-  mapped_.swap(mapped);  // what goes may have to wait for a GPU: out of the lock
+  mapped_.swap(mapped);  // the old one may wait for a GPU as it ends: not under the lock
 }
 
 void Group::leave() {
   if (left_.exchange(true)) return;
-  // Where the link has not let go of a slot, this mailbox may serve nobody else.
+  // If the link still uses a slot, this mailbox must not serve another group.
   const bool let_go = !messenger_ || messenger_->close();
   if (messenger_ && messenger_->close_is_deferred()) defer_close(messenger_);
   std::vector<Mailbox*> mailboxes(mailboxes_.begin(), mailboxes_.begin() + size_);
@@ -162,15 +162,15 @@ void Group::leave() {
   }
   for (const Member each : members()) {
     if (each == me_) continue;
-    // Once both are set the mailbox may serve another group.
+    // Once both bits are set, the mailbox may serve another group.
     if (!mapped) mailbox(each).unmapped.fetch_or(bit(me_), std::memory_order_acq_rel);
     mailbox(each).left.fetch_or(bit(me_), std::memory_order_acq_rel);
     members_[each.at()]->ring();
   }
   if (!let_go) return;
   const std::lock_guard lock(channels_mutex_);
-  // Nobody asks for members any more: who drives has stopped, and the others look whether it is
-  // closed. A group that is kept after its end may not keep the memory of peers that are gone.
+  // Nobody uses members_ any more: no thread drives an operation, and the others check whether it
+  // is closed. A group that lives on must not keep the memory of peers that are gone.
   node_->retire({me_, range_, channel_buffers_, channel_buffer_bytes_, std::move(members_),
                  std::move(mailboxes), std::move(mapped)});
   members_.clear();

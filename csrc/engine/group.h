@@ -1,5 +1,5 @@
-// The ranks of one communicator that share a host, its members, as one of them sees them:
-// mailboxes, flags, failure, sleep.
+// The ranks of one communicator on one host, its members, as one of them sees them: mailboxes,
+// flags, failures, sleep.
 #pragma once
 
 #include <array>
@@ -21,19 +21,18 @@ class Link;
 class Messages;
 class Messenger;
 
-// A communicator's ranks, on however many hosts, where the group that shares memory is some of
-// them.
+// All ranks of a communicator. The group that shares memory is those of one host.
 struct World {
-  std::uint64_t id = 0;  // the same on all ranks, and another for each communicator
+  std::uint64_t id = 0;  // the communicator's: the same on all its ranks
   int rank = 0;
   int size = 1;
   std::vector<int> local_ranks;  // the rank of each member of the group
   std::shared_ptr<Link> link;    // to the others; none where there are none
-  int on_machine = 1;            // ranks on this machine, where it plays several hosts
+  int on_machine = 1;            // ranks on this machine, which may simulate several hosts
 };
 
-// A cause of failure as it travels: one word, written into every member's mailbox; the account in
-// words stands in the reporter's mailbox.
+// A failure as it travels: one word, written into every member's mailbox. The message stands in the
+// reporter's mailbox.
 struct FailureRecord {
   FailureKind kind = FailureKind::kNone;
   Member reporter;
@@ -49,8 +48,8 @@ struct FailureRecord {
 
 class Group {
  public:
-  // `tokens` and `offsets`: each member's segment and where its mailbox lies in it; `mailbox` is
-  // the own one; `data_bytes` the least data area among all members. All tokens must be attached.
+  // `tokens` and `offsets`: each member's segment, and where its mailbox lies in it. `mailbox`: the
+  // own one. `data_bytes`: the smallest data area of any member. All tokens must be attached.
   Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& tokens,
         const std::vector<std::size_t>& offsets, const MailboxRange& mailbox,
         std::size_t data_bytes, World world = {});
@@ -63,18 +62,17 @@ class Group {
   Members members() const { return Members(size_); }
   Node& node() const { return *node_; }
 
-  // How long a wait is that is worth a line on stderr.
+  // A wait that is longer writes a line to stderr.
   std::chrono::duration<double> warn_after() const { return warn_after_; }
 
-  // The communicator, of which the group may be the part on one host: its ranks are the numbers
-  // that a user sees or gives.
+  // The communicator's ranks: the numbers that a user sees and gives.
   const World& world() const { return world_; }
   // To ranks of other hosts; null where there are none.
   Messenger* messenger() const { return messenger_.get(); }
-  // What must live as long as a message of this request is under way.
+  // What must stay alive as long as a message of this request is under way.
   std::shared_ptr<const void> keep(const Request& request) const;
   int rank_of(Member member) const { return world_.local_ranks[member.at()]; }
-  // None for a rank of another host.
+  // Null for a rank of another host.
   std::optional<Member> member_of(int rank) const;
 
   std::size_t data_bytes() const { return data_bytes_; }
@@ -84,52 +82,51 @@ class Group {
   std::byte* data(Member member) const {
     return reinterpret_cast<std::byte*>(mailboxes_[member.at()]) + mailbox_header_bytes(size_);
   }
-  // Behind the small buffers: where the slots of larger messages begin, and how many bytes there
-  // are for them. Each operation cuts this up for itself.
+  // Behind the small buffers: the slots of larger messages, and their bytes in all. Each operation
+  // divides them as it needs.
   std::byte* slots(Member member) const {
     return data(member) + 2 * small_buffer_bytes(data_bytes_);
   }
   std::size_t slots_bytes() const { return data_bytes_ - 2 * small_buffer_bytes(data_bytes_); }
-  // The half that `member` writes of its channel to, or from, `peer`.
+  // The half of its channel to, or from, `peer` that `member` writes.
   SendingHalf& sending_half(Member member, Member peer) const {
     return *reinterpret_cast<SendingHalf*>(half(member, peer.index()));
   }
   ReceivingHalf& receiving_half(Member member, Member peer) const {
     return *reinterpret_cast<ReceivingHalf*>(half(member, size_ + peer.index()));
   }
-  // What this rank alone knows of its messages to and from others.
+  // This rank's own state of its messages to and from others.
   Messages& messages() const { return *messages_; }
   std::byte* segment_of(Member member, std::size_t offset) const {
     return members_[member.at()]->segment().at(offset);
   }
-  // Memory for an own channel, given back with the mailbox.
+  // Memory for an own channel, freed with the mailbox.
   std::size_t allocate_channel_buffer(std::size_t bytes);
 
-  // Stores a flag of the own mailbox with release order, then wakes who sleeps.
+  // Stores a flag of the own mailbox with release order, then wakes sleepers.
   void publish(std::atomic<std::uint64_t>& flag, std::uint64_t value) {
-    // Store, then load; a sleeper sets its bit, then looks at the flag. With both sides in this
-    // order either the sleeper sees the flag, or this load sees the bit. (The sleeper's look is an
-    // acquire load; where a CPU lets that pass its read-modify-write, the 50 ms limit of a sleep
-    // still ends it.)
+    // This stores the flag, then loads the bits. A sleeper sets its bit, then loads the flag. So
+    // either the sleeper sees the flag, or this load sees the bit. (The sleeper's load is an
+    // acquire load. If a CPU lets it pass its read-modify-write, the sleep still ends after 50 ms.)
     flag.store(value, std::memory_order_seq_cst);
     if (sleepers().load(std::memory_order_seq_cst) & ~bit(me_)) wake_peers();
   }
 
-  // Sleeping: announce(), look once more whether there is something to do, then wait at the
-  // doorbell for what it read before.
+  // To sleep: read doorbell(), call announce_sleep(), look once more for something to do, then call
+  // sleep() with what doorbell() returned.
   std::uint32_t doorbell() const { return node_->own()->segment().header().doorbell.load(); }
   void announce_sleep() { sleepers().fetch_or(bit(me_), std::memory_order_seq_cst); }
   void sleep(std::uint32_t doorbell, std::chrono::nanoseconds limit) const;
-  // Wakes this process's own threads: what one of them waits for another has done.
+  // Wakes this process's own threads: one may wait for what another has just done.
   void ring_own() const { node_->own()->ring(); }
 
-  // Tells every member. The first cause wins in each mailbox; needs no peer to be alive. One thread
-  // at a time, and not after leave(): the memory may serve another group by then.
+  // Tells every member of a failure; no peer has to be alive. The first one wins in each mailbox.
+  // One thread at a time, and not after leave(): the memory may serve another group by then.
   void fail(FailureKind kind, const std::string& report);
-  // The cause that reached this member first, if any.
+  // The failure that reached this member first, if any.
   FailureRecord failure() const {
     FailureRecord record = FailureRecord::unpack(own().failure.load(std::memory_order_acquire));
-    // Shared memory may be wrong: nobody is asked for that there is not.
+    // Peers may have written anything: keep the number within the members.
     if (record.reporter.index() >= size_) record.reporter = me_;
     return record;
   }
@@ -141,14 +138,14 @@ class Group {
   bool alive(Member member) const { return members_[member.at()]->alive(); }
   std::string describe(Member member) const;  // "rank 3 (pid 1234)"
 
-  // After this the group touches no peer's memory; the own mailbox is given back when all others
-  // have left too, and have unmapped what is this rank's. Idempotent.
+  // After this the group touches no peer's memory. The own mailbox is freed once all others have
+  // left too, and have unmapped this rank's memory. Idempotent.
   void leave();
-  // What peers map, or will, of another kind of memory, and this rank of theirs: until it has left,
-  // and they have. In place of what was given before; nullptr: none of them does.
+  // Memory of another kind (GPUs') that the members map of each other: kept until all have left.
+  // Replaces what was set before; null: there is none.
   void set_mapped(std::shared_ptr<MappedMemory> mapped);
 
-  // Whether the members have a core each: whoever waits may spin a while.
+  // Whether each member has a core of its own, so that a waiting thread may spin a while.
   bool may_spin() const { return may_spin_; }
 
  private:

@@ -8,8 +8,8 @@
 namespace pycollective {
 namespace {
 
-constexpr double kForever = 1e9;  // seconds: a limit beyond any run is none
-// How often a thread looks that waits for one that drives.
+constexpr double kForever = 1e9;  // seconds: longer than any run
+// How often a thread looks while another one drives.
 constexpr WaitingTime::Seconds kLookSoon{0.005};
 constexpr WaitingTime::Seconds kLookSoonest{0.001};
 
@@ -38,7 +38,7 @@ Pending::Pending(std::shared_ptr<Communicator> owner, const Task& task, std::uin
 
 Operation& Pending::start() {
   if (operation_ == nullptr) {
-    Operation& made = room_.make(owner_->group(), task_, sequence_);
+    Operation& made = storage_.make(owner_->group(), task_, sequence_);
     made.start();
     operation_ = &made;
   }
@@ -47,9 +47,9 @@ Operation& Pending::start() {
 
 void Pending::finish(const Failure* failure) {
   std::shared_ptr<Communicator> owner;
-  // Now, while there is a group: the caller may keep this for longer.
+  // Now, while there is a group: the caller may keep this object for longer.
   operation_ = nullptr;
-  room_.end();
+  storage_.end();
   request_.keep.reset();
   task_.staging.reset();
   task_.device.reset();
@@ -72,7 +72,7 @@ const Failure* Pending::failure() const { return done() ? failure_.get() : nullp
 
 bool Pending::wait(double timeout, const InterruptHook& interrupted) {
   if (done()) return result();
-  // Before the lock: in a fork another thread of the parent may hold it for ever.
+  // Before the lock: in a fork, another thread of the parent may hold it for ever.
   if (guard_.forked()) throw_forked(request_.kind, owner_rank_);
   std::shared_ptr<Communicator> owner;
   {
@@ -90,10 +90,10 @@ bool Pending::wait(double timeout, const InterruptHook& interrupted) {
     if (!stopped && owner->interrupts(stop)) {
       stopped = true;
       owner->abort("interrupted");
-      time = WaitingTime(kForever);  // not long: whoever drives it sees the failure after a chunk
+      time = WaitingTime(kForever);  // not long: the driving thread sees the failure after a chunk
     }
-    // Another thread drives the queue: it notifies when this operation is done, and may also stop
-    // driving, so look again soon.
+    // Another thread drives the queue. It notifies when this operation is done, but may also stop
+    // driving before: look again soon.
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, std::clamp(time.left(), kLookSoonest, kLookSoon),
                       [this] { return done(); });

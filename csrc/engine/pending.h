@@ -1,4 +1,4 @@
-// An operation that was issued and is not yet done: what the caller holds as its Work.
+// An operation that was issued and is not done yet: the caller's Work.
 #pragma once
 
 #include <atomic>
@@ -22,8 +22,8 @@ class Pending final : public Work {
           double timeout, std::function<void(const Failure*)> on_done);
 
   bool done() const override { return done_.load(std::memory_order_acquire); }
-  // Once interrupted it aborts the group, waits until the operation has ended (its arrays are in
-  // use until then), and throws.
+  // If interrupted, it aborts the group, waits until the operation has ended (its arrays are in use
+  // until then), and throws.
   bool wait(double timeout, const InterruptHook& interrupted) override;
   Failure ran_out(double timeout) const override;
   const Failure* failure() const override;
@@ -33,17 +33,17 @@ class Pending final : public Work {
   const Task& task() const { return task_; }
   std::uint64_t sequence() const { return sequence_; }
   Watch& watch() { return watch_; }
-  // Only by the thread that drives its queue. start() may throw.
+  // Makes and starts the operation, once. Only for the thread that drives its queue. May throw.
   Operation& start();
 
-  // Whether its end needs the group still, or somebody is told of it. Until finish() has begun.
+  // Whether finish() still needs the group, or calls an on_done. Valid until finish() begins.
   bool tells() const { return on_done_ || (operation_ != nullptr && operation_->must_poll()); }
-  // Once, by whoever drove it or failed its communicator. nullptr: success. It is done before
-  // on_done is called: who must not be overtaken by that call asks the communicator to close.
+  // Called once, by the thread that drove it or failed its communicator. Null: success. It is done
+  // before on_done is called; Communicator::close() waits for that call, too.
   void finish(const Failure* failure);
 
  private:
-  // Of a done operation: true, or throws its failure, which may have come after the launch.
+  // For a done operation: true, or throws its failure, which may have come after the launch.
   bool result() const;
 
   std::shared_ptr<Communicator> owner_;  // until done
@@ -55,10 +55,10 @@ class Pending final : public Work {
   std::uint64_t sequence_;
   Watch watch_;
   std::function<void(const Failure*)> on_done_;
-  AnyOperation room_;
+  AnyOperation storage_;
   Operation* operation_ = nullptr;
   std::unique_ptr<Failure> failure_;
-  // Where it is done with its launch: who learns how that ends.
+  // If it was done with its launch: the communicator, which learns how the launch ends.
   std::weak_ptr<Communicator> launcher_;
   std::uint64_t launch_ = 0;
   std::atomic<bool> done_{false};

@@ -19,9 +19,9 @@
 namespace pycollective {
 namespace {
 
-// Shorter than a caller's own wait: a core that this thread keeps is one that computation lacks.
+// Shorter than a caller's own wait: this thread's core is missing for computation.
 constexpr std::chrono::microseconds kYieldFor{100};
-// With nothing pending there is nothing to look for; the bound is only so that none is unbounded.
+// With nothing pending there is nothing to look for; but no wait is unbounded.
 constexpr std::chrono::seconds kIdleWait{60};
 
 }  // namespace
@@ -49,7 +49,7 @@ Progress::~Progress() {
 void Progress::stop() {
   if (state_->node->forked()) return;
   std::thread thread;
-  std::vector<std::shared_ptr<Communicator>> left;  // let go of out of the lock, as in run()
+  std::vector<std::shared_ptr<Communicator>> left;  // released without the lock, as in run()
   {
     const std::lock_guard lock(state_->mutex);
     state_->stop = true;
@@ -70,13 +70,13 @@ bool Progress::runs() const { return state_->started && !state_->stop; }
 void Progress::carry_on(const std::shared_ptr<Communicator>& communicator) {
   {
     const std::lock_guard lock(state_->mutex);
-    if (state_->stop) return;  // whoever waits drives
+    if (state_->stop) return;  // waiting callers drive
     auto& active = state_->active;
     if (std::find(active.begin(), active.end(), communicator) == active.end())
       active.push_back(communicator);
     if (!state_->started) {
       state_->started = true;
-      // Signals are the host program's: its own threads take them.
+      // Signals are for the program's own threads.
       sigset_t all;
       sigset_t before;
       sigfillset(&all);
@@ -84,7 +84,7 @@ void Progress::carry_on(const std::shared_ptr<Communicator>& communicator) {
       try {
         thread_ = std::thread(&Progress::run, state_);
       } catch (const std::system_error&) {
-        // No thread to be had: whoever waits drives, and the next call here tries again.
+        // The system grants no thread: waiting callers drive, and the next call here tries again.
         state_->started = false;
       }
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -101,13 +101,13 @@ void Progress::run(const std::shared_ptr<State>& state) {
   Clock::time_point sleep_from{};
   Clock::time_point next_look{};
   for (;;) {
-    // Out of the lock: this may end a communicator, and with the last one this object.
+    // Without the lock: this may destroy a communicator, and with the last one this object.
     active.clear();
     const std::uint32_t rung = doorbell.load();
     {
       const std::lock_guard lock(state->mutex);
       if (state->stop) return;
-      // What another thread drives is not for us; it calls carry_on when it stops.
+      // Another thread may drive a communicator; it calls carry_on() when it stops.
       auto& all = state->active;
       const auto rest = std::stable_partition(
           all.begin(), all.end(), [](const auto& each) { return each->needs_driving(); });
@@ -125,7 +125,7 @@ void Progress::run(const std::shared_ptr<State>& state) {
     const bool sleepy = sleep_from != Clock::time_point{} && now >= sleep_from;
     if (sleepy)
       for (const auto& each : active) each->announce_sleep();
-    // Also where one communicator is never out of work: another may wait for a dead peer.
+    // Also if one communicator always has work: another may wait for a dead peer.
     const bool look = sleepy || now >= next_look;
     if (look) next_look = now + kLookEvery;
     bool progressed = false;

@@ -1,7 +1,8 @@
-// The thread that carries on what was issued asynchronously: one a process, for all communicators.
+// The progress thread: it drives asynchronous operations, one thread a process for all
+// communicators.
 //
-// Started by the first asynchronous operation that does not finish at once; it blocks at the
-// process's doorbell whenever nothing can be done.
+// The first asynchronous operation that does not finish at once starts it. It sleeps at the
+// process's doorbell whenever it can do nothing.
 #pragma once
 
 #include <memory>
@@ -21,17 +22,17 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // Carries on `communicator` until it has nothing pending. Thread-safe; not under its lock.
+  // Drives `communicator` until it has nothing pending. Thread-safe; not under its lock.
   void carry_on(const std::shared_ptr<Communicator>& communicator);
 
-  // Whether there is a thread that does.
+  // Whether the thread runs.
   bool runs() const;
 
-  // In which all communicators launch on GPUs.
+  // The order in which all communicators launch on GPUs.
   const std::shared_ptr<LaunchOrder>& launch_order() const { return launch_order_; }
 
-  // Ends the thread for good, and returns when it has ended; whoever waits then drives. For the end
-  // of the process. Not by two threads at once; in a forked child it does nothing.
+  // Ends the thread for good and waits for it; waiting callers drive from then on. For the end of
+  // the process. Not by two threads at once; does nothing in a forked child.
   void stop();
 
  private:
@@ -39,7 +40,7 @@ class Progress {
   static void run(const std::shared_ptr<State>& state);
 
   const std::shared_ptr<LaunchOrder> launch_order_ = std::make_shared<LaunchOrder>();
-  std::shared_ptr<State> state_;  // the thread's own share keeps it until the thread ends
+  std::shared_ptr<State> state_;  // the thread holds it, too
   std::thread thread_;
 };
 

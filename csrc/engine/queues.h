@@ -1,5 +1,5 @@
-// The queues of a communicator: the collectives', and one for each direction, peer and tag of
-// messages. Not thread-safe: under the communicator's lock.
+// The queues of a communicator: one for collectives, and one for each direction, peer and tag of
+// messages. Not thread-safe: used under the communicator's lock.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Queue {
   bool driven = false;                   // by some thread, which alone may drive it
   const Pending* driven_item = nullptr;  // the first item, or none: a synchronous call
   std::uint64_t call_order = 0;          // of that call (Task::recv_order)
-  std::uint64_t sequence = 0;            // of the last operation issued; of a pair, of any tag
+  std::uint64_t sequence = 0;            // number of the last operation issued
   bool waits() const { return !driven && !items.empty(); }  // for a thread that drives it
 };
 
@@ -29,20 +29,20 @@ class Queues {
 
   Queues() : collectives_(made(0)) {}
 
-  // Made when first asked for.
+  // Makes it if there is none.
   Queue& of(const Request& request) {
     return is_pair(request.kind) ? made(key_of(request.kind, request.root, request.tag))
                                  : collectives_;
   }
-  // Of a pair every direction counts its own messages, whatever their tags.
+  // Messages are numbered by direction and peer, whatever their tags.
   std::uint64_t& sequence_of(Queue& queue) {
     return is_tagged(queue) ? made(queue.key & ~kTags).sequence : queue.sequence;
   }
-  // One that nobody needs any more; there may be ever new tags.
+  // Deletes a queue that is empty: a program may use ever new tags.
   void let_go(Queue& queue) {
     if (is_tagged(queue) && queue.items.empty() && !queue.driven) queues_.erase(queue.key);
   }
-  // The first queue that waits for a thread, from `key` on; null where there is none.
+  // The first queue from `key` on that waits for a thread; null if there is none.
   Queue* first_waiting(std::uint64_t key) {
     auto next = queues_.lower_bound(key);
     while (next != queues_.end() && !next->second.waits()) ++next;
@@ -51,17 +51,17 @@ class Queues {
   Map& all() { return queues_; }
   const Map& all() const { return queues_; }
 
-  // Receives take messages in the order of the calls, also where some are from any rank. Only then
-  // they need turns.
-  bool orders(const Request& request) {
+  // Receives take messages in the order of the calls. That needs a number (Task::recv_order) only
+  // once a receive is from any rank.
+  bool numbers(const Request& request) {
     if (request.kind != OpKind::kRecv) return false;
     from_any_ = from_any_ || request.root == kAnySource;
     return from_any_;
   }
-  std::uint64_t next_order() { return ++turns_; }
-  // Whether the turns of others may have come with the end of one of its operations.
+  std::uint64_t next_order() { return ++recvs_; }
+  // Whether the end of one of its operations may let other receives go on.
   bool may_let_others_go_on(const Queue& queue) const { return from_any_ && receives(queue); }
-  // Whether all receives have ended that were issued before and may take a message of `source`.
+  // Whether all receives have ended that were issued earlier and may take a message of `source`.
   bool has_come(const Task& task, int source) const {
     const int others = task.request->root == kAnySource ? source : kAnySource;
     const auto found = queues_.find(key_of(OpKind::kRecv, others, task.request->tag));
@@ -87,7 +87,7 @@ class Queues {
   Map queues_;
   Queue& collectives_;
   bool from_any_ = false;
-  std::uint64_t turns_ = 0;
+  std::uint64_t recvs_ = 0;
 };
 
 }  // namespace pycollective

@@ -1,5 +1,5 @@
-// A request as the engine carries it out: what its caller left open is filled in, beside what the
-// engine needs to know of this call.
+// A request as the engine carries it out: with what its caller left open filled in, and with the
+// engine's own state of the call.
 #pragma once
 
 #include <cstdint>

@@ -59,16 +59,16 @@ class Checker {
       refuse("there are " + std::to_string(all.size()) + " parts for " + std::to_string(size_) +
              " ranks");
     const AllToAllVPart& own = all[static_cast<std::size_t>(rank_)];
-    if (own.sends != own.expects)
-      refuse("rank " + std::to_string(rank_) + " sends itself " + std::to_string(own.sends) +
-             " elements and expects " + std::to_string(own.expects));
+    if (own.send_count != own.recv_count)
+      refuse("rank " + std::to_string(rank_) + " sends itself " + std::to_string(own.send_count) +
+             " elements and expects " + std::to_string(own.recv_count));
     std::size_t left[2] = {kMost, kMost};
     for (const AllToAllVPart& each : all) {
-      if (each.sends > left[0] || each.expects > left[1]) refuse("the parts are too large");
-      left[0] -= each.sends;
-      left[1] -= each.expects;
-      if ((each.sends != 0 && each.input == nullptr) ||
-          (each.expects != 0 && each.output == nullptr))
+      if (each.send_count > left[0] || each.recv_count > left[1]) refuse("the parts are too large");
+      left[0] -= each.send_count;
+      left[1] -= each.recv_count;
+      if ((each.send_count != 0 && each.input == nullptr) ||
+          (each.recv_count != 0 && each.output == nullptr))
         refuse("a buffer is missing");
     }
     check_all_to_all_v_buffers(all);
@@ -85,13 +85,13 @@ class Checker {
     const bool stays = own.input == own.output;
     std::vector<Span> outputs;
     for (const AllToAllVPart& each : all)
-      if (each.expects != 0) outputs.push_back(span(each.output, each.expects));
+      if (each.recv_count != 0) outputs.push_back(span(each.output, each.recv_count));
     const auto before = [](const Span& a, const Span& b) { return a.begin < b.begin; };
     std::sort(outputs.begin(), outputs.end(), before);
     for (std::size_t i = 1; i < outputs.size(); ++i)
       if (outputs[i - 1].overlaps(outputs[i])) refuse("two outputs overlap");
     for (const AllToAllVPart& each : all) {
-      const Span input = span(each.input, each.sends);
+      const Span input = span(each.input, each.send_count);
       auto output = std::upper_bound(outputs.begin(), outputs.end(), input, before);
       if (output != outputs.begin()) --output;
       for (; output != outputs.end() && output->begin < input.begin + input.bytes; ++output)

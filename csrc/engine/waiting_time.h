@@ -1,9 +1,8 @@
-// How long somebody has waited, in looks at what is awaited.
+// How long a thread has waited, counted by its looks at what it waits for.
 //
-// A pause of this process (SIGSTOP, a debugger, a frozen container) is not taken for lateness of
-// others: each look counts for at most a second, and for half of the limit where that is less; and
-// the time is over only for a look that comes after one that found it over, so that what has come
-// meanwhile has been seen.
+// A pause of this process (SIGSTOP, a debugger, a frozen container) must not count as lateness of
+// others. So each look counts for at most a second, or half the limit if that is less. And time is
+// over only one look after the limit was reached, so that the thread sees what came meanwhile.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +16,10 @@ class WaitingTime {
  public:
   using Seconds = std::chrono::duration<double>;
 
-  // `limit` in seconds, from the first look.
+  // `limit`: seconds from the first look.
   explicit WaitingTime(double limit) : limit_(limit), most_a_look_(std::min(1.0, limit / 2)) {}
 
-  // After each look that has found nothing. `grace`: seconds beyond the limit.
+  // Called after each look that found nothing. `grace`: seconds beyond the limit.
   bool is_over(Clock::time_point now, double grace = 0) {
     const bool over = waited_.count() >= limit_ + grace;
     if (last_ != Clock::time_point{}) waited_ += std::min<Seconds>(now - last_, most_a_look_);

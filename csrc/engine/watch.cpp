@@ -17,7 +17,7 @@ Failure failure_of(const Operation& operation, FailureKind kind, std::string mes
           std::move(message)};
 }
 
-// "rank(s) 1, 3 have not called it", or who has called but not finished.
+// "rank(s) 1, 3 have not called it", or those that have called but not finished.
 std::string absentees(const Operation& operation) {
   if (std::string own = operation.held_up(); !own.empty()) return own;
   std::string absent;
@@ -108,10 +108,10 @@ void Watch::look(const Operation& operation, Sight& sight) {
 void Watch::look_for_lost_peers(const Operation& operation, Mask gone) const {
   const Group& group = operation.group();
   for (const Member each : group.members()) {
-    // First whether it is gone, then what it did before: in this order nothing it did is missed.
+    // `gone` was read before finished_by(): so what it did before it went is not missed.
     if ((gone & bit(each)) == 0 || operation.finished_by(each)) continue;
     const bool left = group.has_left(each);
-    // It may have failed, told why and left since this look began: its own report says more.
+    // It may have reported a failure and left since this look began: that report says more.
     throw_if_failed(operation);
     throw CollectiveFailure(
         failure_of(operation, FailureKind::kPeerFailure,

@@ -1,5 +1,5 @@
-// Looks, while an operation is blocked, for what will never let it go on: a dead or gone peer, a
-// failure that another rank reports, the end of its time.
+// While an operation is blocked: looks for what ends it, which is a dead peer or one that has left,
+// a failure that another rank reports, or its timeout.
 #pragma once
 
 #include <chrono>
@@ -14,14 +14,14 @@ namespace pycollective {
 // A blocked thread looks at least this often, so a death is seen well within 0.2 s.
 constexpr std::chrono::milliseconds kLookEvery{50};
 
-// What is seen of a group's members at one moment, for all operations that are looked at then.
+// The state of a group's members at one moment, for all operations that are looked at then.
 class Sight {
  public:
   explicit Sight(const Group& group) : group_(group), now_(Clock::now()) {}
   Clock::time_point now() const { return now_; }
-  // Who is dead or has left, other than this rank. Asks the kernel, the first time.
+  // The other members that are dead or have left. Asks the kernel on the first call.
   Mask gone();
-  // Whether it has not been asked before: one warning is written, however many operations wait.
+  // True on the first call alone: one warning is written, however many operations wait.
   bool may_warn() { return !std::exchange(has_warned_, true); }
 
  private:
@@ -33,14 +33,15 @@ class Sight {
 
 class Watch {
  public:
-  // `timeout` in seconds, from the first look.
+  // `timeout`: seconds from the first look.
   explicit Watch(double timeout) : time_(timeout) {}
 
-  // Another rank's report. One load of an own cache line: cheap enough for every turn of a wait.
+  // Throws a failure that another rank has reported. One load of an own cache line, so cheap enough
+  // for each iteration of a wait.
   static void throw_if_failed(const Operation& operation);
 
-  // Everything, at most every few milliseconds; after an advance() that was blocked. Throws
-  // CollectiveFailure; the caller tells the group.
+  // Looks for everything, at most every few milliseconds. Called after an advance() that was
+  // blocked. Throws CollectiveFailure; the caller tells the group.
   void look(const Operation& operation, Sight& sight);
 
  private:
@@ -54,9 +55,9 @@ class Watch {
 
 // "all_reduce number 17"
 std::string name_of(const Operation& operation);
-// A failure's report, and who gave it to whom.
+// A failure's report, with who reported it to whom.
 std::string reported_text(const std::string& report, int reporter, int rank);
-// How rank `lost` was lost, as this `rank` has seen it, and what to do.
+// How rank `lost` was lost, that `rank` has seen it, and what to do.
 std::string loss_text(const std::string& how, int lost, int rank);
 // "1800 s"
 std::string seconds_text(double seconds);

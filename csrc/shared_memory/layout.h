@@ -3,8 +3,8 @@
 // Each process owns one segment. A group of n members, the ranks of one host, has one mailbox in
 // each member's segment. A member writes its own mailbox and reads its peers'; the few words that
 // peers write are marked.
-// A flag is stored with release order after the data that it announces, alone on its cache line
-// with its own data, so that one line carries both to each reader.
+// A flag is stored with release order after the data that it announces. Small data share the flag's
+// cache line, so one line brings both to each reader.
 #pragma once
 
 #include <atomic>
@@ -28,12 +28,11 @@ static_assert(8 * sizeof(Mask) == kMaxMembers);
 struct SegmentHeader {
   std::uint64_t magic;
   std::uint64_t token[2];
-  std::atomic<std::uint32_t> gone;  // 1 once its process uses it no more, which may live on
+  std::atomic<std::uint32_t> gone;  // 1 once its process has stopped using it, and may live on
   alignas(kLine) std::atomic<std::uint32_t> doorbell;  // futex; rung by peers, then woken
 };
 
-// All of a call that ranks must agree on; engine/operations/call_signature.h writes it and reads
-// it.
+// All of a call that ranks must agree on (engine/operations/call_signature.h).
 struct CallSignature {
   std::uint64_t fields = 0;       // kind, dtype, reduce op, wire, root
   std::uint64_t count = 0;        // elements
@@ -41,40 +40,40 @@ struct CallSignature {
   char algorithm[24] = {};        // that was asked for; empty for the direct paths
 };
 
-// "I have called operation `sequence`, and this is what I called." Two, used in turn: a rank
-// writes number s + 2 only after all have arrived at s + 1, hence have read s.
+// "I have called operation `sequence`, and this is what I called." Two lines are used in turn: a
+// rank writes number s + 2 only after all have arrived at s + 1, so they have read s.
 struct alignas(kLine) Arrival {
   std::atomic<std::uint64_t> sequence;  // written last
   CallSignature called;
 };
 
-// A send that waits for its receive. `number` counts those of one direction of a pair, from 1; what
-// follows it stays as it is until the receiver has granted it.
+// A send that waits for its receive. `number` counts the sends of one direction of a pair, from 1.
+// What follows it stays unchanged until the receiver has granted it.
 struct Announcement {
   std::atomic<std::uint64_t> number;  // written last
   std::int32_t tag;
   std::uint32_t dtype;
   std::uint64_t count;
-  std::uint64_t chunk;  // as which its first chunk lies in the buffer; kNoChunk: it does not
+  std::uint64_t chunk;  // the first chunk's number, if it lies in the buffer; else kNoChunk
 };
 constexpr std::uint64_t kNoChunk = ~std::uint64_t{0};
 
-// One direction of a pair: the sender's half lies in the sender's mailbox, the receiver's half in
-// the receiver's. `chunks` counts what was written (sender) or read (receiver) since the start; an
-// empty message counts as one. Between messages both are equal.
+// The channel of one direction of a pair: the sender's half lies in the sender's mailbox, the
+// receiver's half in the receiver's. `chunks` counts chunks written (sender) or read (receiver) since
+// the start; an empty message counts as one. Between messages both are equal.
 struct alignas(kLine) SendingHalf {
-  Announcement first;                 // the others stand behind the buffer
+  Announcement first;                 // the others lie behind the buffer
   std::atomic<std::uint64_t> chunks;  // written into the buffer
   std::atomic<std::uint64_t> places;  // how many announcements to look at
   std::uint64_t buffer;               // offset in the sender's segment
-  // One more than the last chunk that lies in the buffer before it is granted, beyond the first.
+  // One more than the number of the second early chunk, if it was written before the grant.
   std::atomic<std::uint64_t> early_end;
 };
 struct alignas(kLine) ReceivingHalf {
-  std::atomic<std::uint64_t> granted;  // number of an announcement; written after what was called:
+  std::atomic<std::uint64_t> granted;  // number of an announcement; written after dtype and count
   std::uint64_t dtype;
   std::uint64_t count;
-  std::atomic<std::uint64_t> chunks;  // read from there
+  std::atomic<std::uint64_t> chunks;  // read from the buffer
 };
 struct Mailbox {
   Arrival arrival[2];
@@ -82,24 +81,25 @@ struct Mailbox {
     std::atomic<std::uint64_t> copied_in;  // chunks whose leaves peers may read, since the start
     std::atomic<std::uint64_t> combined;   // chunks whose results peers may read, since the start
   } progress;
-  // Of the chunk under way in each slot: which, and how much of it peers may read.
+  // For each slot: which chunk is under way there, and how much of it peers may read.
   struct alignas(kLine) {
     std::atomic<std::uint64_t> mark;
   } published[kChunkSlots];
-  // What peers write, four words. Bit m of a mask is set by member m alone.
-  // It sleeps and wants its doorbell rung; who rings takes the bit away. Only the mask in member
-  // 0's mailbox is used, by all: one line that stays shared in every cache while nobody sleeps.
+  // Peers write the next four words. Member m alone sets bit m of a mask.
+  // A member sleeps and wants its doorbell rung; the ringing peer clears the bit. Only the mask in
+  // member 0's mailbox is used, by all: one line that stays shared in every cache while nobody
+  // sleeps.
   alignas(kLine) std::atomic<Mask> sleepers;
   alignas(kLine) std::atomic<std::uint64_t> failure;  // written by any member: the first cause
-  std::atomic<Mask> left;                             // it will touch no data here any more
-  // Nor does it map memory of another kind (GPUs') that is the owner's: set just before `left`
-  // where there is none, else after all else, which may be long after.
+  std::atomic<Mask> left;                             // members that touch no data here any more
+  // Members that do not map GPU memory of the owner any more. Set just before `left` where there is
+  // none, else when it was unmapped, which may be long after.
   std::atomic<Mask> unmapped;
-  // What the owner has made: of how many members, and how long its data area is. Who looks in a
-  // wrong place finds something else.
+  // Written by the owner: the number of members, and the length of its data area. A peer that looks
+  // in a wrong place finds other numbers.
   std::uint64_t members;
   std::uint64_t data_bytes;
-  alignas(kLine) char report[448];  // the owner's account of a failure that it reports
+  alignas(kLine) char report[448];  // the message of a failure that the owner reports
 };
 
 // A mailbox is followed by its halves of channels (to each peer, then from each peer) and its data

@@ -1,7 +1,7 @@
-// A member of a group that shares memory on one host, as opposed to a rank of a communicator, which
-// may be on any host and is an `int`. Masks, mailboxes, segments and processes belong to members;
-// what a user sees or gives, roots and messages belong to ranks. Group::rank_of and
-// Group::member_of lead from one to the other, and nothing else does.
+// A member of a group that shares memory on one host. A rank of a communicator, in contrast, may be
+// on any host and is an `int`. Masks, mailboxes, segments and processes belong to members. Roots,
+// messages and all numbers that a user sees belong to ranks. Only Group::rank_of and
+// Group::member_of convert between the two.
 #pragma once
 
 #include <cstddef>

@@ -14,10 +14,10 @@
 namespace pycollective {
 namespace {
 
-// The groups on one host and those with ranks on others have a budget each: data areas of a process
+// Groups on one host and groups with ranks on others have a budget each. The data areas of a process
 // add up to about that much, and kLeastData for each group beyond. The first three groups (nine
-// between hosts) get all they can use: a state of compression has one, and two between hosts. With
-// more, 300 groups would break their bound (tests/test_resources.py).
+// between hosts) get all they can use: a compression state has one, and two between hosts. With
+// larger budgets 300 groups would break their bound (tests/test_resources.py).
 constexpr std::size_t kLeastData = std::size_t{32} << 10;
 constexpr std::size_t kDataBudget = std::size_t{9} << 20;
 constexpr std::size_t kMostData = std::size_t{1536} << 10;
@@ -44,7 +44,7 @@ std::size_t data_bytes_for(int members, bool internode, std::size_t committed) {
 
 Mailbox* find_mailbox(const Segment& segment, std::size_t offset, int members,
                       std::size_t data_bytes) {
-  // Compared by subtraction: a sum of such numbers may wrap. The first page is the segment's own.
+  // Compared by subtraction: a sum of such numbers may wrap. The first page is the segment's header.
   const std::size_t room = kSegmentBytes - mailbox_header_bytes(members);
   if (offset < kPage || offset % kPage != 0 || data_bytes < kLeastData || data_bytes % kPage != 0 ||
       data_bytes > room || offset > room - data_bytes)
@@ -87,7 +87,7 @@ Node::~Node() {
     for (const std::shared_ptr<Mapping>& each : mappings().all)
       if (each->node == this) each->node = nullptr;
   }
-  // The last group is gone, and with it this process has left them all.
+  // The last group is gone, so this process has left them all.
   if (!forked()) own_->segment().header().gone.store(1, std::memory_order_release);
 }
 
@@ -187,7 +187,7 @@ void Node::unmap_retired() {
       mine.push_back(each);
     }
   }
-  // Out of the lock: it may take long.
+  // Without the lock: it may take long.
   for (const std::shared_ptr<Mapping>& each : mine) {
     const bool unmapped = each->group.mapped->unmap_peers();
     if (unmapped) each->group.tell_unmapped();
@@ -198,14 +198,14 @@ void Node::unmap_retired() {
 }
 
 void Node::give_back(const Retired& group) {
-  // No mailbox any more, wherever somebody may look for one.
+  // find_mailbox() must not find it any more.
   reinterpret_cast<Mailbox*>(own_->segment().at(group.mailbox.offset))->members = 0;
   arena_.give_back(group.mailbox.offset, group.mailbox.bytes);
   committed_[group.mailbox.internode] -= group.mailbox.data_bytes;
   for (const std::size_t buffer : group.buffers) arena_.give_back(buffer, group.buffer_bytes);
 }
 
-// What is to be let go of is, out of the locks: it may take long.
+// Destroys the mappings without the locks: that may take long.
 void Node::reclaim_mapped() {
   std::vector<std::shared_ptr<Mapping>> free;
   {
@@ -229,7 +229,7 @@ void Node::reclaim_mapped() {
 }
 
 void Node::reclaim() {
-  if (forked()) return;  // all of it is the parent's
+  if (forked()) return;  // it is the parent's
   reclaim_mapped();
   const std::lock_guard lock(mutex_);
   const auto over = [&](const Retired& group) {
@@ -245,7 +245,7 @@ void Node::reclaim() {
 
 void Node::forget_gone_peers() {
   for (auto it = peers_.begin(); it != peers_.end();) {
-    // Held by this map alone, so by no group; only under the lock does anybody get another share.
+    // Only this map holds it, so no group does; new references are made under the lock alone.
     const bool unused = it->second != own_ && it->second.use_count() == 1;
     it = unused && it->second->gone() ? peers_.erase(it) : std::next(it);
   }

@@ -1,7 +1,7 @@
-// This process's end of shared memory: its own segment, and the peers attached to it.
+// This process in shared memory: its own segment, and its attached peers.
 //
-// All groups of a process share one node, so that hundreds of groups cost neither hundreds of
-// segments nor hundreds of threads. Thread-safe.
+// All groups of a process share one node, so hundreds of groups need neither hundreds of segments
+// nor hundreds of threads. Thread-safe.
 #pragma once
 
 #include <array>
@@ -27,24 +27,24 @@ struct Inside;
 struct MailboxRange {
   std::size_t offset = 0;
   std::size_t bytes = 0;       // all of it
-  std::size_t data_bytes = 0;  // of the data area
+  std::size_t data_bytes = 0;  // the data area
   bool internode = false;      // its group has ranks on other hosts
 };
 
 // The mailbox at `offset` of a segment, of a group of so many members, with a data area of at least
-// `data_bytes`. nullptr where there is none, whatever these numbers are: they come out of stores.
+// `data_bytes`. Null if there is none; any numbers are safe, since they come from a store.
 Mailbox* find_mailbox(const Segment& segment, std::size_t offset, int members,
                       std::size_t data_bytes);
 
-// Memory of another kind (GPUs') that the ranks of a group map of each other, as one rank has it.
-// Its owner frees it after all others have unmapped it, which may be long after they have left.
+// GPU memory that the ranks of a group map of each other, as one rank has it. Its owner frees it
+// after all others have unmapped it, which may be long after they have left.
 class MappedMemory {
  public:
   virtual ~MappedMemory() = default;
-  // Unmaps what is the peers'. Returns false where that cannot be, or not yet: to be asked again.
-  // May wait for a GPU. One thread at a time.
+  // Unmaps the peers' memory. Returns false if that is not possible now: call it again later. May
+  // wait for a GPU. One thread at a time.
   virtual bool unmap_peers() noexcept = 0;
-  // No peer maps what is this rank's any more: it is freed with this object, and not otherwise.
+  // No peer maps this rank's memory any more. Only after this call the destructor frees it.
   virtual void nobody_maps() noexcept = 0;
 };
 
@@ -60,47 +60,47 @@ class Node {
 
   // Throws std::invalid_argument or std::system_error; see Segment::attach and Peer.
   void attach(const Token& token, int fd, pid_t pid);
-  // nullptr where no such peer is attached.
+  // Null if no such peer is attached.
   std::shared_ptr<Peer> find(const Token& token) const;
 
   // Commits a zeroed mailbox for a group of `members`. Early groups get large data areas, later
-  // ones small ones, so that the sum stays bounded. Throws std::system_error (ENOMEM). `internode`:
-  // some ranks are on other hosts, and messages to them had better be long.
+  // ones small ones, so the sum stays bounded. `internode`: some ranks are on other hosts; messages
+  // to them should be long. Throws std::system_error (ENOMEM).
   MailboxRange allocate_mailbox(int members, bool internode = false);
-  // What allocate_mailbox would commit now, give or take what reclaiming frees.
+  // What allocate_mailbox would commit now; reclaiming may change that.
   std::size_t mailbox_bytes(int members, bool internode = false) const;
   // Commits `bytes` (a multiple of the page size) for a channel.
   std::size_t allocate_buffer(std::size_t bytes);
 
-  // What a rank leaves of a group. Its bit in `left` of the peers' mailboxes is set; that in
-  // `unmapped` only where it has no mapped memory.
+  // What a rank that has left a group still holds. Its bit in the peers' `left` is set; its bit in
+  // `unmapped` is set only if it has no mapped memory.
   struct Retired {
     Member me;
     MailboxRange mailbox;
     std::vector<std::size_t> buffers;  // of channels
     std::size_t buffer_bytes;
-    std::vector<std::shared_ptr<Peer>> members;  // by member, as the next one
+    std::vector<std::shared_ptr<Peer>> members;  // by member, as is the next one
     std::vector<Mailbox*> mailboxes;
     std::shared_ptr<MappedMemory> mapped;  // or nullptr
-    // Says so in the peers' mailboxes, which may serve other groups from then on: once.
+    // Sets its bit in the peers' `unmapped`. Once: their mailboxes may serve other groups then.
     void tell_unmapped() const;
     // Whether all others have left and unmapped, or died; `mailbox` is this rank's.
     bool nobody_reads(const Mailbox& mailbox) const;
   };
-  // Gives a group's memory back once no peer can touch it any more: see reclaim().
+  // Frees a group's memory once no peer can touch it any more: see reclaim().
   void retire(Retired group);
-  // Of retired groups of this process: unmaps what the peers own, and says so. May wait for GPUs.
+  // Unmaps the peers' memory of this process's retired groups, and tells them. May wait for GPUs.
   static void unmap_retired();
-  // Gives back what of retired groups no peer can touch any more, because all others have left and
-  // unmapped it, or died. Lets go of peers that are gone and in no group. (Others stay, in a group
-  // or not: joining counts on it that of two ranks both have attached each other, or neither.) Each
-  // mailbox that is allocated begins with it. May wait for GPUs, where it frees their memory.
+  // Frees the memory of retired groups that no peer can touch any more, because all others have left
+  // and unmapped it, or died. Forgets peers that are gone and in no group. (Living peers stay
+  // attached: joining relies on two ranks having attached each other both, or neither.) Each
+  // allocate_mailbox() begins with it. May wait for GPUs as it frees their memory.
   void reclaim();
 
  private:
   friend struct testing::Inside;
-  // A retired group whose ranks map each other's memory. These outlive their node, since peers may
-  // unmap that long after this process has left them.
+  // A retired group whose ranks map each other's memory. It outlives its node, since peers may unmap
+  // long after this process has left.
   struct Mapping;
   struct Mappings;
   static Mappings& mappings();

@@ -35,7 +35,7 @@ Peer::~Peer() {
 bool Peer::alive() const {
   if (pidfd_ < 0) return true;
   pollfd ended = {pidfd_, POLLIN, 0};
-  // Not "== 0": a signal that interrupts the call ends nobody.
+  // Not "== 0": a signal may interrupt the call.
   return poll(&ended, 1, 0) != 1;
 }
 

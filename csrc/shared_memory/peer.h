@@ -1,4 +1,4 @@
-// A process of this host whose segment is mapped here, and whether it lives.
+// A process of this host whose segment is mapped here.
 #pragma once
 
 #include <sys/types.h>
@@ -11,8 +11,8 @@ namespace pycollective {
 
 class Peer {
  public:
-  // `pid` 0: a rank of this very process (itself, or a thread in tests), which cannot die alone.
-  // Throws std::system_error where the process cannot be watched.
+  // `pid` 0: a rank of this process (itself, or a thread in tests), which cannot die alone. Throws
+  // std::system_error if the process cannot be watched.
   Peer(std::shared_ptr<Segment> segment, pid_t pid);
   ~Peer();
   Peer(const Peer&) = delete;
@@ -20,10 +20,10 @@ class Peer {
 
   Segment& segment() const { return *segment_; }
   pid_t pid() const { return pid_; }
-  // Through a pidfd: a socket's end-of-file would be held open by forked children, and a number
-  // alone may be another process by now.
+  // Asks a pidfd. (Forked children would hold a socket open, and a pid alone may be another process
+  // by now.)
   bool alive() const;
-  // Whether nobody will ever join with that segment again: its node is gone, or its process is.
+  // Whether its node or its process is gone, so that nobody will join with that segment again.
   bool gone() const;
   void ring() const;  // wakes all threads of that process that wait at its doorbell
 

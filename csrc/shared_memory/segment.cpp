@@ -23,9 +23,9 @@ namespace {
   throw std::system_error(errno, std::generic_category(), what);
 }
 
-// The descriptors of this process's own segments. A fork closes them as it begins: one that lives
-// on would keep the memory of a rank that has died. (Close-on-exec is not enough, since workers
-// that load data are forks that execute nothing.)
+// The descriptors of this process's own segments. A forked child closes them as it begins: a child
+// that lives on would keep the memory of a dead rank. (Close-on-exec is not enough: data-loading
+// workers are forks that execute nothing.)
 class OwnDescriptors {
  public:
   static int open() {
@@ -47,7 +47,7 @@ class OwnDescriptors {
   std::mutex mutex_;
   std::vector<int> open_;
 
-  // Never destroyed, as segments may end after all else.
+  // Never destroyed: segments may end after all else.
   static OwnDescriptors& all() {
     static auto* const made = new OwnDescriptors;
     return *made;
@@ -115,15 +115,15 @@ std::shared_ptr<Segment> Segment::attach(int fd, const Token& token) {
 }
 
 Segment::~Segment() {
-  // In a forked child the range was never mapped, and the descriptor was closed: both may be in use
-  // for something else.
+  // In a forked child the range is not mapped and the descriptor is closed: both may be used for
+  // something else.
   if (guard_.forked()) return;
   munmap(base_, kSegmentBytes);
   if (fd_ >= 0) OwnDescriptors::close(fd_);
 }
 
 void Segment::commit(std::size_t offset, std::size_t bytes) {
-  // A signal may interrupt it at any page; what it has done by then it finds done the next time.
+  // A signal may interrupt it at any page; the next call goes on from there.
   while (fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
     if (errno != EINTR) throw_errno("committing shared memory");
   // The first touch decides the NUMA node and takes the page faults now, not in a collective.

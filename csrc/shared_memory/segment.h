@@ -1,7 +1,7 @@
 // One process's shared memory: a sealed, sparse memfd, mapped whole, committed piece by piece.
 //
-// No name in any file system, so nothing can leak or go stale: the kernel frees the memory with
-// the last mapping and descriptor, however the processes end.
+// It has no name in any file system, so nothing can leak or go stale: the kernel frees the memory
+// with the last mapping and descriptor, however the processes end.
 #pragma once
 
 #include <array>
@@ -21,8 +21,8 @@ class Segment {
  public:
   // Makes this process's own segment. Throws std::system_error.
   static std::shared_ptr<Segment> create();
-  // Maps a peer's segment; `fd` stays the caller's. Throws std::invalid_argument where the file is
-  // not a segment with that token, sealed against shrinking (a shrunken one would kill its
+  // Maps a peer's segment; `fd` stays the caller's. Throws std::invalid_argument if the file is not a
+  // segment with that token that is sealed against shrinking (a shrunken one would kill its
   // readers).
   static std::shared_ptr<Segment> attach(int fd, const Token& token);
 
@@ -35,7 +35,7 @@ class Segment {
   const Token& token() const { return token_; }
   int fd() const { return guard_.forked() ? -1 : fd_; }  // -1 for a peer's, and in a fork
 
-  // Gives a range of the own segment its memory, touched by this thread. Throws std::system_error.
+  // Commits a range of the own segment; this thread touches it. Throws std::system_error.
   void commit(std::size_t offset, std::size_t bytes);
 
  private:

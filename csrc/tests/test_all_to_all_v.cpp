@@ -62,7 +62,7 @@ void uneven_parts_that_do_not_fit() {
     if (rank == 2) {
       all.got[1].resize(all.got[1].size() + 3);
       (*all.all_to_all_v)[1].output = all.got[1].data();
-      (*all.all_to_all_v)[1].expects += 3;
+      (*all.all_to_all_v)[1].recv_count += 3;
     }
     const auto start = std::chrono::steady_clock::now();
     const Failure failure = failure_of([&] { comm.run(all.request, {}); });

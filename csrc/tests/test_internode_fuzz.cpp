@@ -171,7 +171,7 @@ void run(Random& random, const Schedule& schedule, Spoils spoils, Counts& counts
     requests[at].program = programs[at];
     requests[at].wire = wire;
     try {
-      Scheduled::require_room(*hosts.group(r), Task(requests[at]));
+      Scheduled::require_fit(*hosts.group(r), Task(requests[at]));
     } catch (const CollectiveFailure&) {
       ++counts.refused;
       ranks.clear();

@@ -82,7 +82,7 @@ void run(Random& random, OneHost& ranks, const std::vector<RealProgram>& schedul
             : std::make_shared<const Program>(schedule[static_cast<std::size_t>(r)].program);
     const Task& task = tasks.emplace_back(request);
     try {
-      Scheduled::require_room(ranks.group(r), task);
+      Scheduled::require_fit(ranks.group(r), task);
     } catch (const CollectiveFailure&) {
       ++counts.refused;
       return;

@@ -209,9 +209,9 @@ WorkPointer Backend::alltoall(Tensors& outputs, Tensors& inputs,
   std::vector<AllToAllVPart> parts(inputs.size());
   for (std::size_t i = 0; i < parts.size(); ++i) {
     parts[i].input = from[i];
-    parts[i].sends = static_cast<std::size_t>(inputs[i].numel());
+    parts[i].send_count = static_cast<std::size_t>(inputs[i].numel());
     parts[i].output = transfer.write(outputs[i]);
-    parts[i].expects = static_cast<std::size_t>(outputs[i].numel());
+    parts[i].recv_count = static_cast<std::size_t>(outputs[i].numel());
   }
   transfer.add_all_to_all_v(std::move(parts), like.scalar_type());
   return issue(OpType::ALLTOALL, std::move(transfer), opts.asyncOp);

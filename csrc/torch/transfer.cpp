@@ -225,8 +225,8 @@ void Transfer::add_all_to_all_v(std::vector<AllToAllVPart> parts, at::ScalarType
   Request& request = requests_.back();
   const std::size_t units = std::exchange(request.count, 0);  // bytes, of a dtype without a name
   for (AllToAllVPart& part : parts) {
-    part.sends *= units;
-    part.expects *= units;
+    part.send_count *= units;
+    part.recv_count *= units;
   }
   request.all_to_all_v = std::make_shared<const std::vector<AllToAllVPart>>(std::move(parts));
 }

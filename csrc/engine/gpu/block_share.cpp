@@ -22,7 +22,7 @@ struct Shares {
   std::map<int, Taken> taken;  // by GPU
 };
 
-// Mailboxes that are kept for good end with the process, and look here.
+// Some mailboxes are destroyed only as the process ends, and use this then.
 PerProcess<Shares> shares;
 
 }  // namespace

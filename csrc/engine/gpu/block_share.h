@@ -1,12 +1,13 @@
-// How many blocks a communicator may have wait at once on its GPU.
+// How many waiting blocks a communicator may have on its GPU.
 //
-// Blocks that wait for other GPUs' keep their place until those have come, so all that this process
-// may have wait there, whatever its communicators, together fit a quarter of the GPU
-// (cuda::Kernels::blocks_that_wait): then every launch finds its place, in whatever order ranks
-// make the calls of several communicators. Each communicator takes half of what the others have
-// left, and at least one block, when it is made: halves, because 17 of an H200's 33 blocks have
-// 1.1 MB of loads on their way, enough for its links by computation, and because a program that
-// splits its ranks uses the parts as much as the whole. Six such communicators find a share there.
+// A block that waits for other GPUs keeps its place on the GPU. So all waiting blocks of this
+// process, of all its communicators, must fit a quarter of the GPU
+// (cuda::Kernels::blocks_that_wait). Then every launch finds a place, in whatever order ranks make
+// the calls of several communicators.
+// A new communicator takes half of what the others have left, and at least one block. Half, because
+// 17 of an H200's 33 blocks have 1.1 MB of loads under way, by computation enough for its links, and
+// because a program that splits its ranks uses the parts as much as the whole. Six communicators
+// find a share that way.
 #pragma once
 
 #include <atomic>
@@ -17,8 +18,8 @@ namespace pycollective {
 
 class BlockShare {
  public:
-  // Of the GPU of this number, where all shares of this process are at most `all` blocks. Throws
-  // std::runtime_error where none is left.
+  // A share of GPU number `device`, on which this process has at most `all` blocks. Throws
+  // std::runtime_error if none is left.
   BlockShare(int device, int all);
   ~BlockShare() {
     if (!guard_.forked()) keep(0);
@@ -26,15 +27,15 @@ class BlockShare {
   BlockShare(const BlockShare&) = delete;
   BlockShare& operator=(const BlockShare&) = delete;
 
-  // Whether a block is left; true where nobody has asked yet.
+  // Whether a block is left.
   static bool is_left(int device);
-  // Whether some are to be given back soon: end() has been called.
+  // Whether some blocks will be free soon: end() was called for them.
   static bool some_end(int device);
 
   int blocks() const { return blocks_; }
-  // Gives the others back: no launch has more than so many from now on. From any thread.
+  // Frees all but so many: no launch has more from now on. From any thread.
   void keep(int blocks);
-  // Says that it keeps none, as soon as what is under way has ended.
+  // Announces that all its blocks will be free once what is under way has ended.
   void end();
 
  private:

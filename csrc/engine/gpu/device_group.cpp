@@ -20,13 +20,13 @@ using cuda::check;
 using cuda::Current;
 using cuda::driver;
 
-// Up to so many bytes a second wait costs more than to reduce all of it on every rank.
+// Up to so many bytes, a second wait costs more than to reduce everything on every rank.
 constexpr std::size_t kMostOneShot = std::size_t{256} << 10;
-// Waits on the device without a limit of their own would be ones without a bound.
+// No wait on the device is unbounded.
 constexpr double kLongest = 1e9;  // seconds
 
-// The number of the capture that the stream takes part in, which is never another's; 0: of none.
-// Throws std::invalid_argument where it has failed before, and where another one forbids the call.
+// The number of the capture that the stream takes part in, never used again; 0: none. Throws
+// std::invalid_argument if that capture has failed, or another one forbids the call.
 std::uint64_t capture_of(cuda::CUstream stream) {
   cuda::CUstreamCaptureStatus status = cuda::CU_STREAM_CAPTURE_STATUS_NONE;
   std::uint64_t number = 0;
@@ -42,7 +42,7 @@ std::uint64_t capture_of(cuda::CUstream stream) {
   return status == cuda::CU_STREAM_CAPTURE_STATUS_ACTIVE ? number : 0;
 }
 
-// A peer's mailbox, as this GPU's context sees it. `opened`: it has to be closed.
+// A peer's mailbox, mapped into this GPU's context. `opened`: it must be closed later.
 cuda::CUdeviceptr map(const DeviceCard& card, const DeviceMailbox& own, bool& opened) {
   opened = card.process != own.card().process;
   if (opened) {
@@ -61,7 +61,7 @@ cuda::CUdeviceptr map(const DeviceCard& card, const DeviceMailbox& own, bool& op
   return card.address;
 }
 
-// That were left while something was under way.
+// Groups that were left while something was under way.
 struct Unfinished {
   std::mutex mutex;
   std::vector<std::weak_ptr<DeviceGroup>> all;
@@ -95,7 +95,7 @@ DeviceGroup::DeviceGroup(std::shared_ptr<DeviceMailbox> own, Member me,
     check(driver().cuEventCreate(&last_, cuda::CU_EVENT_DISABLE_TIMING), "cuEventCreate");
     peers_ = std::make_unique<PeerMemory>(*own_->kernels(), own_->gpu().context(), me_,
                                           std::move(mailboxes), shape);
-    own_->keep_blocks(shape.blocks);  // who has fewest says how many
+    own_->keep_blocks(shape.blocks);  // the smallest share of any member
   } catch (...) {
     let_go();
     throw;
@@ -104,7 +104,7 @@ DeviceGroup::DeviceGroup(std::shared_ptr<DeviceMailbox> own, Member me,
 
 DeviceGroup::~DeviceGroup() {
   peers_.reset();
-  if (guard_.forked()) return;  // all of it is the parent's
+  if (guard_.forked()) return;  // it is the parent's
   try {
     const Current current(own_->gpu().context());
     let_go();
@@ -122,13 +122,13 @@ bool DeviceGroup::unmap_peers() noexcept {
       const std::lock_guard lock(mutex_);
       opened.swap(opened_);
     }
-    // What is replayed later does nothing; for what is under way the driver waits. Both without the
-    // lock, which whoever lets go of this may need meanwhile.
+    // Later replays do nothing; for what is under way the driver waits. Both without the lock, which
+    // another thread may need meanwhile.
     if (captured_ && !opened.empty()) peers_->poison();
     while (!opened.empty() && driver().cuIpcCloseMemHandle(opened.back()) == cuda::CUDA_SUCCESS)
       opened.pop_back();
   } catch (const cuda::DriverError&) {
-    // The context may be gone; whether the mappings are nobody says.
+    // The context may be gone; whether the mappings are is unknown.
   }
   if (opened.empty() && opened_.empty()) return true;
   const std::lock_guard lock(mutex_);
@@ -144,7 +144,7 @@ void DeviceGroup::let_go() {
 }
 
 void DeviceGroup::set_source(DirectPrograms source) {
-  // Whoever lets go of it may need the interpreter: out of the lock.
+  // The old source may hold Python objects: destroyed without the lock.
   const std::lock_guard lock(mutex_);
   source_.swap(source);
 }
@@ -192,7 +192,7 @@ void DeviceGroup::prepare(Task& task) {
   const std::uint64_t capture = capture_of(stream);
   task.captured = capture != 0;
   refuse_forgotten(capture);
-  // What a graph captures is launched at the call, and ordered by the capture and by replays.
+  // A captured call is launched at once, and ordered by the capture and by replays.
   if (!task.captured)
     task.launch_turn = std::make_shared<LaunchTurn>(LaunchOrder::stream_of(device(), stream));
   if (!task.captured)
@@ -204,7 +204,7 @@ void DeviceGroup::prepare(Task& task) {
         "before capturing");
 }
 
-// Its last launch is not known any more, so that the next one could not come after it.
+// Its last launch is not known any more, so the next one could not be ordered after it.
 void DeviceGroup::refuse_forgotten(std::uint64_t capture) const {
   if (forgotten_.count(capture) == 0) return;
   throw std::invalid_argument("calls of " + std::to_string(kMostCaptures) +
@@ -212,8 +212,8 @@ void DeviceGroup::refuse_forgotten(std::uint64_t capture) const {
                               "fewer graphs at once");
 }
 
-// The last, with the event of the launch before in this capture, if there is one. Which captures
-// have ended the driver does not say: of those that others have come after, the event serves again.
+// The entry of this capture, with the event of its last launch, if any; moved to the end. The driver
+// does not tell which captures have ended, so the oldest entry is reused.
 DeviceGroup::InCapture& DeviceGroup::of_capture(std::uint64_t capture) {
   refuse_forgotten(capture);
   auto found = std::find_if(in_captures_.begin(), in_captures_.end(),
@@ -244,8 +244,8 @@ std::uint64_t DeviceGroup::launch(const Task& task, double seconds) {
                                  ? "the capture of its stream has ended since the call"
                                  : "a capture of its stream has begun since the call: wait for "
                                    "asynchronous calls before");
-  // A mailbox serves one launch at a time, whatever the streams. Graphs are ordered by whoever
-  // replays them, and what one of them holds by the edges that are made here.
+  // A mailbox serves one launch at a time, whatever the streams. The user orders replays of graphs;
+  // the edges made here order the launches within one.
   if (capture != 0) {
     InCapture& before = of_capture(capture);
     if (before.capture != 0)
@@ -261,7 +261,7 @@ std::uint64_t DeviceGroup::launch(const Task& task, double seconds) {
   peers_->launch(task, stream, nanoseconds);
   ++launches_;
   const cuda::CUresult recorded = driver().cuEventRecord(last_, stream);
-  // Whoever is told waits for the kernel to unwind, and needs to know when it has.
+  // A caller that is told of a failure waits for the kernel to end, and needs the event for that.
   if (recorded != cuda::CUDA_SUCCESS) static_cast<void>(driver().cuEventRecord(last_, stream));
   launched_ = true;
   check(recorded, "cuEventRecord");
@@ -270,7 +270,7 @@ std::uint64_t DeviceGroup::launch(const Task& task, double seconds) {
 
 bool DeviceGroup::look() {
   if (!launched_) return true;
-  // A launch may wait for room on its stream: then this is not the last.
+  // Another thread may be in a launch that waits for its stream: then this is not the last.
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return false;
   try {
@@ -290,7 +290,7 @@ bool DeviceGroup::try_to_give_back() {
   try {
     if (!look()) return false;
   } catch (const cuda::DriverError&) {
-    // The context is gone, and all blocks with it.
+    // The context is gone, and its blocks with it.
   }
   own_->keep_blocks(0);
   return true;
@@ -304,7 +304,7 @@ void DeviceGroup::give_back_blocks(const std::shared_ptr<DeviceGroup>& group) {
 }
 
 void DeviceGroup::sweep() {
-  // To let go of one may wait for its GPU: out of the lock.
+  // To destroy one may wait for its GPU: not under the lock.
   std::vector<std::weak_ptr<DeviceGroup>> all;
   {
     const std::lock_guard lock(unfinished->mutex);
@@ -317,7 +317,7 @@ void DeviceGroup::sweep() {
 void DeviceGroup::make_room(int device) {
   const auto until = std::chrono::steady_clock::now() + kLongestForRoom;
   for (sweep(); !BlockShare::is_left(device) && BlockShare::some_end(device); sweep()) {
-    if (std::chrono::steady_clock::now() >= until) break;  // who needs one is told
+    if (std::chrono::steady_clock::now() >= until) break;  // the caller will be told
     std::this_thread::sleep_for(kBetweenSweeps);
   }
 }
@@ -331,7 +331,7 @@ bool DeviceGroup::peers_have_done(const Group& group) {
       if (!done[each.at()] && group.alive(each)) return false;
     return true;
   } catch (const cuda::DriverError& error) {
-    note(error);  // what peers still read cannot be known: failure() says so
+    note(error);  // what peers still read is unknown: failure() reports it
     return false;
   }
 }
@@ -343,18 +343,18 @@ void DeviceGroup::note(const cuda::DriverError& error) {
 
 void DeviceGroup::abort() {
   if (!aborted_.exchange(true)) {
-    own_->end_blocks();  // who has failed is let go of soon
+    own_->end_blocks();  // a failed communicator ends soon
     peers_->abort();
   }
-  // Who comes second returns once the first has poisoned it, too. Not under mutex_: a launch that
-  // waits for room on its stream holds it.
+  // A second caller returns only once the first has poisoned it, too. Not under mutex_, which a
+  // launch holds that waits for its stream.
   const std::lock_guard lock(poison_mutex_);
   if (poisoned_) return;
   try {
     peers_->poison();
     poisoned_ = true;
   } catch (const cuda::DriverError&) {
-    // The context may be gone, and nothing will be launched; if not, the next one does it.
+    // If the context is gone, nothing will be launched; if not, the next call tries again.
   }
 }
 
@@ -368,7 +368,7 @@ std::optional<Failure> DeviceGroup::failure(const Group& group) const {
                      gpu + " has failed: " + error_};
   }
   const auto ended = peers_->ending();
-  // Whoever aborted it knows why.
+  // Where it was aborted, the reason is known already.
   if (!ended || ended->why == cuda::Ending::kAborted) return std::nullopt;
   return Failure{FailureKind::kTimeout, rank, OpKind::kBarrier, 0,
                  gpu + " timed out where it waited for " + group.describe(ended->member) +
@@ -380,7 +380,7 @@ std::optional<Failure> DeviceGroup::failure(const Group& group) const {
 std::optional<Failure> DeviceGroup::lost_peer(const Group& group) const {
   for (const Member each : group.members()) {
     if (each == group.me()) continue;
-    // Who has left has launched all that it was to launch, and its mailbox stays.
+    // A rank that has left has made all its launches, and its mailbox stays.
     if (group.has_left(each) || group.alive(each)) continue;
     const int rank = group.world().rank;
     return Failure{FailureKind::kPeerFailure, rank, OpKind::kBarrier, 0,

@@ -1,13 +1,12 @@
-// A communicator's GPUs, as one rank uses them: its mailbox, the peers' mapped, and launches in
-// order. Calls on arrays of this GPU are carried out there, by kernels (peer_memory.h).
+// A communicator's GPUs, as one rank uses them: its mailbox, the mapped mailboxes of its peers, and
+// launches in order. Kernels carry out calls on arrays of this GPU (peer_memory.h).
 //
-// The host's part of such a call: all ranks meet, compare what they called, and launch; then the
-// call is done for the host, and its result comes in order with the call's stream. So a kernel
-// waits for peers whose launches are under way, and a mismatch moves nothing.
+// On the host, such a call is short: all ranks arrive, compare what they have called, and launch.
+// Then the call is done for the host, and its result comes in the order of the call's stream. So a
+// kernel waits only for peers whose launches are under way, and a mismatch moves nothing.
 //
-// Whoever owns this looks at it while something is under way (wants_watch()), so that a peer's
-// death or any failure ends the waits on the device, and what ended there becomes the
-// communicator's failure.
+// Its owner looks at it while something is under way (wants_watch()). So a dead peer or another
+// failure ends the waits on the device, and a failure on the device becomes the communicator's.
 #pragma once
 
 #include <atomic>
@@ -29,84 +28,84 @@ namespace pycollective {
 
 class DeviceGroup final : public MappedMemory {
  public:
-  // The schedule "direct" of an operation, and its root.
+  // Makes the plan of the algorithm "direct".
   using DirectPrograms = std::function<std::shared_ptr<const Program>(OpKind kind, int root)>;
 
-  // `cards` of all members, this one's own among them. Maps the peers' mailboxes. Throws
-  // std::runtime_error where one cannot be mapped.
+  // Maps the peers' mailboxes. `cards`: of all members, this one included. Throws
+  // std::runtime_error if one cannot be mapped.
   DeviceGroup(std::shared_ptr<DeviceMailbox> own, Member me, const std::vector<DeviceCard>& cards);
-  // Nobody uses its mailbox any more, and nothing of it is under way.
+  // Nobody may use its mailbox any more, and nothing of it may be under way.
   ~DeviceGroup() override;
   DeviceGroup(const DeviceGroup&) = delete;
   DeviceGroup& operator=(const DeviceGroup&) = delete;
 
   int device() const { return own_->gpu().traits().ordinal; }
 
-  // Lets go of where programs come from; calls that need another one are refused afterwards.
+  // With an empty source, later calls that need a new plan are refused.
   void set_source(DirectPrograms source);
-  // Whether these calls are carried out on the device, on all ranks or none.
+  // Whether kernels carry out such calls. The same on all ranks.
   static bool serves(OpKind kind) { return !is_pair(kind) && kind != OpKind::kBarrier; }
-  // Chooses the task's program, if it has none, and makes it known to the device. Notes whether
-  // its stream is being captured: then it has to be launched before the capture ends. Before the
-  // ranks meet, so that what cannot be is refused on this rank alone, and launch() fails with the
-  // driver, or where a capture has begun or ended since. Throws std::invalid_argument,
+  // Chooses the task's plan, if it has none, and uploads it to the device. Notes whether the stream
+  // is being captured: then the launch must come before the capture ends. Called before the ranks
+  // arrive, so that an invalid call is refused on this rank alone. Throws std::invalid_argument,
   // cuda::DriverError.
   void prepare(Task& task);
-  // In the order of the calls. Returns the launch's number. Each wait on the device lasts at most
-  // so many seconds. Throws std::runtime_error where the capture of its stream has begun or ended
-  // since prepare(), std::invalid_argument where a capture forbids the call since,
+  // Launches, in the order of the calls, and returns the launch's number. Each wait on the device
+  // lasts at most so many seconds. Throws std::runtime_error if a capture of the stream has begun or
+  // ended since prepare(), std::invalid_argument if a capture forbids the call by now,
   // cuda::DriverError.
   std::uint64_t launch(const Task& task, double seconds);
 
-  // Whether something may be under way on the device: a launch that is not done, or a graph that
-  // was captured, which may be replayed at any time. Cheap; as of the last look().
+  // Whether something may be under way on the device: a launch that is not done, or a captured
+  // graph, which may be replayed at any time. Cheap; as of the last look().
   bool under_way() const { return launched_ || captured_; }
   bool captured() const { return captured_; }
-  // Whether somebody must begin to watch what is under way: says so once, until whoever watches
-  // asks still_watched(), and is told that there is nothing more.
+  // Whether a thread must begin to watch what is under way. True once, until still_watched() tells
+  // that thread that there is nothing more.
   bool wants_watch() { return under_way() && !watched_.exchange(true); }
   bool still_watched() {
-    // In this order, so that of a launch meanwhile either this one knows, or who launched.
+    // In this order: a launch that comes meanwhile is seen here or by the launching thread.
     watched_ = false;
     return wants_watch();
   }
-  // Asks the device what is done. Returns whether all launches are, well or badly: see failure().
+  // Asks the device. Returns whether all launches are done, well or badly: failure() tells which.
   bool look();
-  // Whether a launch was seen to have ended well.
+  // Whether a launch was seen to end well.
   bool has_ended_well(std::uint64_t launch) const { return launch <= ended_well_; }
-  // Whether all peers that live have done with what look() says is done here: this rank's mailbox
-  // may go. True where a wait has ended badly, for results are none then; false where the driver
-  // does not say: then there is a failure().
+  // Once look() has returned true: whether all living peers are done with the launches, too, so that
+  // this rank's mailbox may go. True if a wait has ended badly: there are no results then. False if
+  // the driver fails; failure() reports that.
   bool peers_have_done(const Group& group);
-  // What has gone wrong on the device: it has failed, or a wait of its own accord has ended badly.
+  // A failure on the device: the driver's, or a wait that has timed out.
   std::optional<Failure> failure(const Group& group) const;
-  // Whether who is dead may be waited for there: asks the kernel, so not at every turn.
+  // The failure if a peer is dead for which the device may wait. Asks the kernel: do not call it in
+  // each iteration of a wait.
   std::optional<Failure> lost_peer(const Group& group) const;
-  // Makes all waits on the device end, now and later, and what is launched or replayed once this
-  // has returned do nothing, whichever thread made it so first: but for what PeerMemory::poison
-  // says of a full GPU, and where the driver refuses, which the next call tries again.
+  // Ends all waits on the device, now and later. What is launched or replayed after this does
+  // nothing; but PeerMemory::poison() says what happens on a full GPU. If the driver refuses, the
+  // next call tries again.
   void abort();
-  // Whether results are none: waits have ended so, or will.
+  // Whether there are no results: waits have ended badly, or will.
   bool aborted() const { return aborted_ || peers_->ending().has_value(); }
-  // Nothing will be launched any more: others may use its blocks, now or, where something is still
-  // under way, once make_room() finds that it has ended.
+  // Nothing will be launched any more. Other communicators may use its blocks now, or, while
+  // something is still under way, once make_room() finds that it has ended.
   static void give_back_blocks(const std::shared_ptr<DeviceGroup>& group);
-  // Before a mailbox is made on this GPU: those that have ended give back their blocks. Where none
-  // would be left, waits a second for those whose kernels are still on their way out.
+  // Before a mailbox is made on this GPU: frees the blocks of groups that have ended. If none would
+  // be left, waits up to a second for kernels that are about to end.
   static void make_room(int device);
-  // Of a group that was left: nothing is launched any more, and replays do nothing.
-  // False also where the driver fails: then what is theirs stays mapped.
+  // After the group was left: nothing is launched any more, and replays do nothing. Also false if
+  // the driver fails: then the peers' memory stays mapped.
   bool unmap_peers() noexcept override;
   void nobody_maps() noexcept override { own_->nobody_maps(); }
-  // Calls that were launched so far, those captured included.
+  // The number of calls launched so far, captured ones included.
   std::uint64_t launches() const { return launches_; }
   // Whether a launch is not done, as of the last look().
   bool launched() const { return launched_; }
 
  private:
-  // That have calls of this communicator and are open at once.
+  // How many captures with calls of this communicator may be open at once.
   static constexpr std::size_t kMostCaptures = 64;
-  // The last launch within a capture: the next one there comes after it, on whatever stream.
+  // The last launch within a capture: the next one in it comes after it, on whatever stream.
   struct InCapture {
     std::uint64_t capture = 0;  // 0: none yet
     cuda::CUevent event = nullptr;
@@ -126,8 +125,8 @@ class DeviceGroup final : public MappedMemory {
   std::vector<cuda::CUdeviceptr> opened_;  // of other processes
   std::unique_ptr<PeerMemory> peers_;
   cuda::CUevent last_ = nullptr;        // after the last launch
-  std::vector<InCapture> in_captures_;  // who was launched last comes last
-  std::set<std::uint64_t> forgotten_;   // captures that were pushed out
+  std::vector<InCapture> in_captures_;  // the last launched comes last
+  std::set<std::uint64_t> forgotten_;   // captures that were dropped from in_captures_
   const ForkGuard guard_;
   mutable std::mutex mutex_;
   DirectPrograms source_;

@@ -15,7 +15,7 @@ namespace {
 using cuda::check;
 using cuda::driver;
 
-// What the driver allocates at a time: of less, peers would map what else lies in the block.
+// The driver's unit of allocation: peers map all of it, so nothing else may lie in it.
 constexpr std::size_t kBlock = std::size_t{2} << 20;
 
 struct ProcessToken {
@@ -27,7 +27,7 @@ struct ProcessToken {
 };
 PerProcess<ProcessToken> this_process;
 
-// One for each GPU, kept until the process ends: to unload one waits for the GPU to come to rest.
+// One for each GPU, kept until the process ends: to unload kernels waits until the GPU is idle.
 std::shared_ptr<const cuda::Kernels> kernels_of(cuda::Gpu& gpu,
                                                 const std::vector<std::string>& nvrtc_folders) {
   struct Loaded {
@@ -74,7 +74,7 @@ DeviceMailbox::DeviceMailbox(int device, const std::vector<std::string>& nvrtc_f
 }
 
 DeviceMailbox::~DeviceMailbox() {
-  if (guard_.forked() || lent_) return;  // the parent's, or whoever maps it still
+  if (guard_.forked() || exported_) return;  // it is the parent's, or peers may map it
   try {
     const cuda::Current current(gpu_.context());
     static_cast<void>(driver().cuMemFree(memory_));

@@ -1,5 +1,4 @@
-// This rank's mailbox in its GPU's memory, before its group has met, and what the peers must know
-// of it to map it.
+// This rank's mailbox in its GPU's memory, and its card: what peers need to map it.
 #pragma once
 
 #include <array>
@@ -18,9 +17,9 @@
 
 namespace pycollective {
 
-// As it travels between ranks of one host, over memory that only they can reach.
+// Travels between ranks of one host, in memory that only they can reach.
 struct DeviceCard {
-  std::array<std::uint8_t, 16> process;  // random: ranks that are threads share it, and pointers
+  std::array<std::uint8_t, 16> process;  // random; ranks that are threads share it, and pointers
   std::array<char, 16> gpu;              // the GPU's uuid
   cuda::CUipcMemHandle handle;
   std::uint64_t address;  // in its own process
@@ -31,11 +30,11 @@ struct DeviceCard {
 
 class DeviceMailbox final : public MappedMemory {
  public:
-  // Loads the kernels, if that is yet to be done, and makes a cleared mailbox. Throws
-  // std::runtime_error: no GPU, no images, no memory, no share of its blocks left; whoever makes
-  // one calls DeviceGroup::make_room() before.
+  // Makes a cleared mailbox, and loads the kernels if that was not done before. Call
+  // DeviceGroup::make_room() first. Throws std::runtime_error: no GPU, no images, no memory, no
+  // share of its blocks left.
   DeviceMailbox(int device, const std::vector<std::string>& nvrtc_folders);
-  // Frees it, unless it is lent. The driver waits until the GPU has come to rest.
+  // Frees it, unless it is exported. The driver waits until the GPU is idle.
   ~DeviceMailbox() override;
   DeviceMailbox(const DeviceMailbox&) = delete;
   DeviceMailbox& operator=(const DeviceMailbox&) = delete;
@@ -44,14 +43,14 @@ class DeviceMailbox final : public MappedMemory {
   const std::shared_ptr<const cuda::Kernels>& kernels() const { return kernels_; }
   cuda::CUdeviceptr address() const { return memory_; }
   const DeviceCard& card() const { return card_; }
-  // Other processes may map it from now on: to free it then is undefined, so that it is kept until
-  // the process ends, if nobody_maps() is not called.
-  void lend() { lent_ = true; }
-  bool unmap_peers() noexcept override { return true; }  // who has mapped them is a DeviceGroup
-  void nobody_maps() noexcept override { lent_ = false; }
-  // No launch has more blocks from now on; others may use the rest.
+  // Other processes may map it from now on. To free it then is undefined, so it stays until the
+  // process ends unless nobody_maps() is called.
+  void export_memory() { exported_ = true; }
+  bool unmap_peers() noexcept override { return true; }  // a DeviceGroup maps them
+  void nobody_maps() noexcept override { exported_ = false; }
+  // No launch has more blocks from now on; other communicators may use the rest.
   void keep_blocks(std::uint32_t blocks) { share_.keep(static_cast<int>(blocks)); }
-  // There is no launch any more; it keeps none once those under way have ended.
+  // There are no more launches; its blocks are free once those under way have ended.
   void end_blocks() { share_.end(); }
 
  private:
@@ -60,7 +59,7 @@ class DeviceMailbox final : public MappedMemory {
   BlockShare share_;
   cuda::CUdeviceptr memory_ = 0;
   DeviceCard card_{};
-  std::atomic<bool> lent_{false};
+  std::atomic<bool> exported_{false};
   const ForkGuard guard_;
 };
 

@@ -22,12 +22,12 @@ void require(bool fits, const Program& program, const std::string& what) {
                                 "blocks: " + what);
 }
 
-// What instructions have read and written since all threads of a block last met: a thread's
-// elements of one instruction are another's of the next.
+// What instructions have read and written since the last barrier of a block's threads. A thread may
+// read elements in one instruction that another thread has written in the one before.
 class Hazards {
  public:
   void forget() { *this = Hazards(); }
-  // Whether the threads must meet before it; what it does is noted.
+  // Adds an instruction. Returns whether it needs a barrier before it.
   bool add(const std::vector<Ref>& reads, const Ref* const* writes, std::size_t write_count) {
     bool conflicts = false;
     for (const Ref& ref : reads) conflicts |= written_.count(key(ref)) != 0 || shares(ref, false);
@@ -47,7 +47,7 @@ class Hazards {
     const bool in_slot = ref.place == Place::kNode || ref.place == Place::kItem;
     return {static_cast<int>(ref.place), ref.member.index(), in_slot ? ref.index : ref.shard};
   }
-  // The caller's output may lie where his input does.
+  // The caller's output may be the input.
   bool shares(const Ref& ref, bool writes) const {
     return writes ? ref.place == Place::kOutput && input_read_
                   : ref.place == Place::kInput && output_written_;
@@ -97,7 +97,7 @@ class Lowering {
   }
 
  private:
-  // Waits that follow each other are one, for all their members at once. The last one's number.
+  // Merges successive waits into one for all their members. Returns the last one's number.
   std::size_t wait(std::size_t i) {
     std::map<std::int32_t, std::int32_t> events;
     for (;; ++i) {
@@ -148,7 +148,7 @@ class Lowering {
     if (!all_leaves) recipe(step, terms);
   }
 
-  // From postfix to how many combinations follow each operand's taking.
+  // Turns the postfix recipe into the number of combinations after each operand.
   void recipe(const CombineStep& step, const std::vector<Ref>& terms) {
     int kept = -1;  // the last one is not on the stack
     std::size_t next = 0;

@@ -1,4 +1,4 @@
-// A program in the words that kernels interpret (cuda/program_parameters.h).
+// An execution plan in the words that kernels interpret (cuda/program_parameters.h).
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ struct DeviceProgram {
   std::uint64_t readers = 0;  // mask
 };
 
-// Throws std::invalid_argument for what kernels cannot interpret, and says what: messages between
-// hosts, or more than fits a block.
+// Throws std::invalid_argument for a plan that kernels cannot interpret, and says why: it has
+// messages between hosts, or more than fits a block.
 DeviceProgram lower_for_device(const Program& program, Member me);
 
 }  // namespace pycollective

@@ -1,15 +1,15 @@
-// The order in which a process launches calls on its GPUs' streams: the order in which it made
-// them, whatever their communicators are, and whichever thread sees first that a call's ranks have
-// met. A kernel waits for its peers on its stream, so a stream stands still where two ranks launch
-// the same two calls in different orders.
+// The order in which a process launches calls on its GPUs' streams: the order of the calls, whatever
+// their communicators, and whichever thread sees first that a call's ranks have arrived. A kernel
+// waits for its peers on its stream. So a stream would hang if two ranks launched the same two calls
+// in different orders.
 //
-// A call takes its turn on its stream as it takes its place in its communicator's queue, under that
-// lock. It passes the turn on once it is launched, or once it has ended in any other way.
+// A call takes its turn on its stream as it enters its communicator's queue, under that lock. It
+// passes the turn on once it is launched, or has ended in any other way.
 //
-// Why nobody awaits a turn for ever: turns are numbered as calls enter their queues. So the call
-// with the lowest number awaits no turn, and neither does any call before it in its queue. Somebody
+// No call awaits a turn for ever. Turns are numbered as calls enter their queues, so the call with
+// the lowest number awaits no turn, and neither does any call before it in its queue. Some thread
 // always drives it: the progress thread, which blocks for no call; a thread that waits for it; or,
-// where there is no progress thread, whoever awaits a turn (Communicator::drive). It ends with its
+// without a progress thread, any thread that awaits a turn (Communicator::drive). It ends with its
 // own timeout at the latest, as does each call that awaits a turn.
 #pragma once
 
@@ -35,17 +35,17 @@ struct CallToLaunch {
   std::weak_ptr<Communicator> communicator;
 };
 
-// A process's turns. Thread-safe.
+// The turns of a process. Thread-safe.
 class LaunchOrder {
  public:
-  // Streams that wait for each other have one handle: null stands for the default stream and all
-  // that are blocking.
+  // Streams that wait for each other have one handle: null stands for the default stream and for all
+  // blocking streams.
   using Stream = std::pair<int, const void*>;  // a GPU's number, a handle
 
-  // Its context is current. Throws cuda::DriverError.
+  // The GPU's context is current. Throws cuda::DriverError.
   static Stream stream_of(int device, void* handle);
 
-  // Those that have calls with turns.
+  // The communicators of calls that have turns.
   std::vector<std::shared_ptr<Communicator>> communicators() const;
 
  private:
@@ -56,7 +56,7 @@ class LaunchOrder {
   std::map<Stream, std::map<std::uint64_t, CallToLaunch>> turns_;
 };
 
-// One call's turn; the call gives it up where this ends. Thread-safe once it is taken.
+// One call's turn; the destructor passes it on. Thread-safe once it is taken.
 class LaunchTurn {
  public:
   explicit LaunchTurn(LaunchOrder::Stream stream) : stream_(std::move(stream)) {}
@@ -66,10 +66,10 @@ class LaunchTurn {
 
   // Once, in the order of the calls.
   void take(std::shared_ptr<LaunchOrder> order, CallToLaunch call);
-  // The call that is launched next on the stream; none: it is this one.
+  // The call that is launched next on the stream; null: it is this one.
   std::optional<CallToLaunch> before() const;
-  // Passes it on: with the launch's number in its group, or, where it has none, 0. Whether another
-  // call awaits its turn on this stream. The second time nothing happens.
+  // Passes it on. `launch`: the launch's number in its group; 0: there was none. Returns whether
+  // another call awaits its turn on this stream. Idempotent.
   bool pass(std::uint64_t launch = 0);
   // The launch's number; 0: there was none.
   std::uint64_t launch() const;

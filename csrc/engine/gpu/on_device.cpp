@@ -14,14 +14,14 @@ constexpr std::chrono::microseconds kUnwindingPoll{50};
 
 OnDevice::~OnDevice() {
   if (!launched_ || !request_.location.ends || !task_.device->aborted()) return;
-  // Its waits end within milliseconds; until then it may write what the caller is about to free.
+  // Its waits end within milliseconds. Until then it may write memory that the caller will free.
   const auto until = std::chrono::steady_clock::now() + kLongestUnwinding;
   while (!task_.device->look() && std::chrono::steady_clock::now() < until)
     std::this_thread::sleep_for(kUnwindingPoll);
 }
 
-// What is left of its time for a wait on the device. A call that does not end there has all of it:
-// what is on its stream before may take long, too.
+// The timeout of a wait on the device: what is left of the call's. A call that is done at its launch
+// has all of it, since earlier work on its stream may take long, too.
 double OnDevice::seconds_left() const {
   if (!request_.location.ends) return task_.timeout;
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin_;
@@ -31,16 +31,16 @@ double OnDevice::seconds_left() const {
 State OnDevice::advance() {
   DeviceGroup& device = *task_.device;
   if (!launched_) {
-    // What has failed the communicator, whoever drives this looks for.
+    // The driving thread looks for a failure of the communicator.
     met_ = arrival_.complete();
     if (!met_ || device.aborted()) return State::kBlocked;
     if (task_.launch_turn && task_.launch_turn->before()) return State::kBlocked;
-    launched_ = true;  // also where it fails half way: the kernel is waited for
+    launched_ = true;  // also if it fails half way: the destructor then waits for the kernel
     const std::uint64_t launch = device.launch(task_, seconds_left());
     if (task_.launch_turn && task_.launch_turn->pass(launch)) group_.ring_own();
   }
   if (!request_.location.ends) return State::kDone;
-  // First what needs no driver: a call of it may wait for the very kernel that waits for the dead.
+  // First without the driver: a call of it may wait for the kernel that waits for a dead peer.
   std::optional<Failure> failure;
   const auto now = std::chrono::steady_clock::now();
   if (now >= next_look_) {

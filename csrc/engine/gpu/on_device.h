@@ -1,5 +1,5 @@
-// A call that kernels carry out (device_group.h): the ranks meet, then each launches, in the
-// order of the calls on its stream (launch_order.h). Where that has a name the call is done then,
+// A call that kernels carry out (device_group.h): the ranks arrive, then each launches, in the order
+// of the calls on its stream (launch_order.h). If the caller gave the stream, the call is done then,
 // and its result comes in that stream's order.
 #pragma once
 
@@ -29,14 +29,14 @@ class OnDevice final : public Operation {
   bool awaits_device() const override { return launched_; }
   double grace() const override { return launched_ ? kGrace : 0; }
   std::string held_up() const override;
-  // On the host: what the device needs of it is looked after by whoever watches.
+  // On the host. Communicator::watch_device() looks after what the device needs of it.
   bool finished_by(Member member) const override { return arrival_.arrived(member); }
   void compare_calls() const override { arrival_.compare_arrived(); }
   bool called_by(Member member) const override { return arrival_.arrived(member); }
 
  private:
-  // So that the kernel's wait, which knows its GPU and its peer, ends before the host's, here and
-  // on ranks that have called a little earlier, also where cores are scarce.
+  // The kernel's wait knows its GPU and its peer, so it should time out before the host's: here and
+  // on ranks that have called a little earlier, also if cores are scarce.
   static constexpr double kGrace = 1;  // seconds
 
   double seconds_left() const;

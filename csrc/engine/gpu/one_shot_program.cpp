@@ -9,7 +9,7 @@ namespace {
 
 using Kind = Instruction::Kind;
 
-// The order's recipe of leaves [0, n), postfix.
+// The recipe that adds leaves [0, n) in the contract's order, postfix.
 void append_recipe(std::vector<std::uint8_t>& recipe, int n) {
   if (n == 1) {
     recipe.push_back(kRecipeTake);

@@ -1,4 +1,4 @@
-// One-shot, as a program: each rank hands over all of its input, and combines all inputs by itself.
+// One-shot as a plan: each rank shares all of its input, and combines all inputs by itself.
 #pragma once
 
 #include <memory>
@@ -7,9 +7,9 @@
 
 namespace pycollective {
 
-// For `kind` an all-reduce, or a reduce to `root`, among the ranks of one host: one wait, where the
-// schedules' "direct", which cuts the buffer into shards, has two. (Of what is given in shards, and
-// of what only moves, "direct" has one wait already.)
+// For an all-reduce, or a reduce to `root`, among the ranks of one host. It has one wait, where
+// "direct", which cuts the buffer into shards, has two. (For operations on shards, and those that
+// only move bytes, "direct" has one wait already.)
 std::shared_ptr<const Program> make_one_shot(OpKind kind, int root, int rank, int ranks);
 
 }  // namespace pycollective

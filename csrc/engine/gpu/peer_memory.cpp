@@ -16,19 +16,19 @@ using cuda::check;
 using cuda::Current;
 using cuda::driver;
 
-constexpr std::size_t kLineWords = 32;  // a line of the host's is another's neither
+constexpr std::size_t kLineWords = 32;  // a cache line of the GPU's, and two of the host's
 constexpr std::size_t kAbortLine = 0;
 constexpr std::size_t kReportLine = 1;
 constexpr std::size_t kArenaWords = std::size_t{64} << 10;
 
-// Parts are a multiple of so many elements, so that places are aligned to vectors.
+// Parts are a multiple of so many elements, so that places are aligned for vectors.
 constexpr std::size_t kPartUnit = 64;
-// With fewer bytes a block's threads have nothing to do,
+// With fewer bytes a block's threads have nothing to do.
 constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
-// with more, what is handed over leaves the cache before it is read.
+// With more, a part leaves the cache before peers read it.
 constexpr std::size_t kLargestPart = std::size_t{64} << 10;
 
-// Poisoning waits for no kernel, but where other work fills the GPU it has to wait for its turn.
+// Poisoning waits for no kernel, but if other work fills the GPU it must wait for that.
 constexpr std::chrono::milliseconds kLongestPoisoning{100};
 constexpr std::chrono::microseconds kPoisonPoll{20};
 
@@ -219,7 +219,7 @@ PeerMemory::Cut PeerMemory::cut(std::uint64_t longest, std::size_t element, std:
       places == 0 ? kLargestPart / element : shape.slot_bytes / places / kPartUnit * kPartUnit;
   const std::uint64_t most = std::min<std::uint64_t>(fits, kLargestPart / element);
   const std::uint64_t least = std::min<std::uint64_t>(most, kSmallestPart / element);
-  // Rounds in which each block has a part, and parts as even as they may be.
+  // Each block has a part in each round; parts are as even as possible.
   const std::uint64_t rounds = std::max<std::uint64_t>(over(longest, most * shape.blocks), 1);
   const std::uint64_t part = std::clamp(units(over(longest, rounds * shape.blocks)), least, most);
   const std::uint64_t chunks = over(longest, part);
@@ -269,7 +269,7 @@ void PeerMemory::launch(const Task& task, cuda::CUstream stream, std::uint64_t n
     p.mailboxes[m] = reinterpret_cast<void*>(mailboxes_[m]);
   p.words = reinterpret_cast<const std::uint32_t*>(known->words);
   const OperationTraits& traits = traits_of(request.kind);
-  // What has no elements may be no address at all.
+  // An empty buffer's address may be invalid.
   if (held(traits.input, request, shards, program) != 0) p.input = request.input;
   void* const output = output_of(request, program.rank);
   if (held(traits.output, request, shards, program) != 0 || output == p.input) p.output = output;

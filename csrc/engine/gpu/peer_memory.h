@@ -1,25 +1,25 @@
-// Collectives over GPU memory of ranks on one host that map each other's: programs that kernels
-// carry out by themselves (cuda/program.h), in mailboxes of the library's own.
+// Collectives over GPU memory of ranks on one host that map each other's mailboxes. Kernels carry
+// out execution plans by themselves (cuda/program.h).
 //
-// What flows where: a rank copies what others need of its input into its own slots, tells them, and
-// reads what it needs of theirs in their mailboxes; nothing of the caller's memory is mapped by a
-// peer. Marks are pushed, so that who waits looks at its own GPU's memory. A launch of m bytes on n
-// ranks reads and writes, of each rank:
+// A rank copies what others need of its input into its own slots, tells them, and reads what it
+// needs in their mailboxes. Peers never map the caller's memory. Marks are written into the waiting
+// rank's mailbox, so it looks at its own GPU's memory. A launch of m bytes on n ranks reads and
+// writes, for each rank:
 //
 //              reads                             writes                             waits
 //   one-shot   own m twice, (n-1) m of peers     m into its slots, m of result      1 a chunk
 //   direct     own m, 2 (n-1)/n m of peers       m into its slots, m of result      2 a chunk
-//   others     as their schedules say: a hand-over is a write into the own slot and a read of it
+//   others     as their schedules say: a send is a write into the own slot, a receive a read of it
 //
-// and, a chunk and block, n marks for having done with it, and one for each reader and event.
+// and, for each chunk and block, n marks that it is done, and one for each reader and event.
 //
-// How the work is cut follows from what is the same on all ranks: the request, the program and the
+// How the work is cut depends only on what is the same on all ranks: the request, the plan and the
 // mailboxes' shape. Block b handles chunks b, b + blocks, ... of all shards, in its own slots.
 //
-// Who uses this: makes mailboxes of one shape, of mailbox_bytes() each, clears each before anyone
-// else may write to it, exchanges their addresses, and calls launch() once all ranks have agreed on
-// the call; launches of a group are in the same order on all ranks, and each rank's follow each
-// other on the device, whatever streams they are on. It looks at ending(), and calls abort().
+// The user of this class makes mailboxes of one shape, of mailbox_bytes() each, clears each before
+// any other rank may write to it, exchanges their addresses, and calls launch() once all ranks have
+// agreed on the call. Launches of a group come in the same order on all ranks, and follow each other
+// on each device, whatever their streams. The user looks at ending(), and calls abort().
 #pragma once
 
 #include <cstdint>
@@ -41,47 +41,47 @@ class PeerMemory {
  public:
   using Shape = cuda::MailboxShape;
 
-  // Enough for parts of 64 KiB of eight ranks' shards. Each block has two: with 17 blocks, by
+  // Enough for parts of 64 KiB of eight ranks' shards. Each block has two slots: with 17 blocks, by
   // computation the first communicator's share of an H200, a mailbox has some 18 MB.
   static constexpr std::uint64_t kUsualSlot = std::uint64_t{512} << 10;
   static std::size_t mailbox_bytes(const Shape& shape) { return cuda::mailbox_bytes(shape); }
-  // Makes a mailbox ready, and waits for it; all its blocks begin with chunk `first_chunk`. The
+  // Clears a mailbox, and waits for that. All its blocks begin with chunk `first_chunk`. The
   // mailbox's context is current.
   static void clear(cuda::CUdeviceptr mailbox, const Shape& shape, std::uint32_t first_chunk = 0);
 
-  // `mailboxes`: of each member, as this context has mapped them, this rank's own among them; they
-  // outlive this. `context` holds the kernels, and is made current where needed.
+  // `mailboxes`: of each member, this rank included, as mapped in this context; they outlive this.
+  // `context` holds the kernels, and is made current where needed.
   // Throws std::invalid_argument, cuda::DriverError.
   PeerMemory(const cuda::Kernels& kernels, cuda::CUcontext context, Member me,
              std::vector<cuda::CUdeviceptr> mailboxes, const Shape& shape);
-  // Nothing of it may be on its way any more.
+  // Nothing of it may be under way.
   ~PeerMemory();
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
 
-  // Whether a program, with these elements, fits the mailboxes; the same on all ranks.
+  // Whether a plan, with these elements, fits the mailboxes; the same on all ranks.
   bool has_room(const Program& program, Dtype dtype, ReduceOp op) const;
 
-  // Puts the task, whose program is of this group, on a stream; buffers are the device's. Each
-  // wait on the device lasts at most so long. Nothing is launched where there are no elements.
-  // One thread at a time. Throws std::invalid_argument for what cannot be and for what has no room,
+  // Launches the task, with a plan of this group, on a stream; its buffers are in the device's
+  // memory. Each wait on the device lasts at most so long. Without elements nothing is launched. One
+  // thread at a time. Throws std::invalid_argument for an invalid task and for one that does not fit,
   // NotUploaded, cuda::DriverError.
   void launch(const Task& task, cuda::CUstream stream, std::uint64_t nanoseconds);
-  // Whether the device knows the program; then its launches may be captured.
+  // Whether the plan was uploaded, so that its launches may be captured.
   bool knows(const Program& program) const { return find(program) != nullptr; }
-  // Makes the program known to the device.
+  // Uploads a plan to the device.
   void upload(const std::shared_ptr<const Program>& program);
 
-  // Makes waits on the device end, now and later, within a millisecond or two. From any thread.
+  // Ends waits on the device, now and later, within a millisecond or two. From any thread.
   void abort();
-  // Has what begins on the device do nothing, once this has returned. From any thread. It takes
-  // microseconds; where others fill the GPU this returns after 100 ms, and it takes effect later.
+  // Once this has returned, launches that begin on the device do nothing. From any thread. It takes
+  // microseconds. If other work fills the GPU, it returns after 100 ms and takes effect later.
   void poison();
-  // Whether a member has done with all that this rank's launches, which have ended, handed over: it
-  // reads and writes nothing of this rank's mailbox any more. Waits for a copy from the device.
+  // By member: whether it is done with this rank's launches, which have ended, and does not read or
+  // write this rank's mailbox any more. Waits for a copy from the device.
   std::vector<bool> have_done();
-  // Why, for whom and in which block a wait of this rank has ended badly; what is launched later
-  // does nothing. From any thread.
+  // Why, for which member and in which block a wait of this rank has ended badly; later launches do
+  // nothing. From any thread.
   struct Ended {
     cuda::Ending why;
     Member member;
@@ -89,7 +89,7 @@ class PeerMemory {
   };
   std::optional<Ended> ending() const;
 
-  // How a call is cut. All in elements of a shard.
+  // How a call is cut, in elements of a shard.
   struct Cut {
     std::uint64_t part;
     std::uint64_t chunks;
@@ -101,7 +101,7 @@ class PeerMemory {
 
  private:
   struct Uploaded {
-    std::shared_ptr<const Program> program;  // so that its address stays its own
+    std::shared_ptr<const Program> program;  // keeps its address, the key, in use
     DeviceProgram lowered;
     cuda::CUdeviceptr words = 0;
   };
@@ -123,14 +123,14 @@ class PeerMemory {
   const Shape shape_;
   void* words_ = nullptr;  // pinned: the abort word, the report
   cuda::CUdeviceptr words_on_device_ = 0;
-  std::uint32_t* marks_ = nullptr;  // pinned: room for a copy of the own mailbox's
+  std::uint32_t* marks_ = nullptr;  // pinned: a copy of the own mailbox's
   cuda::CUstream uploads_ = nullptr;
   std::vector<Arena> arenas_;
   std::map<const Program*, Uploaded> programs_;
   const ForkGuard guard_;
 };
 
-// A program that the device does not know yet was launched on a stream that is being captured.
+// A plan that was not uploaded was launched on a stream that is being captured.
 class NotUploaded : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

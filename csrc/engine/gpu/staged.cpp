@@ -45,7 +45,7 @@ Staged::Staged(Group& group, const Task& task, std::uint64_t sequence)
     : Operation(group, task, sequence),
       on_host_(on_host(task)),
       task_on_host_(task.with(on_host_)),
-      room_(std::make_unique<AnyOperation>()) {
+      storage_(std::make_unique<AnyOperation>()) {
   task_on_host_.staging = nullptr;
 }
 
@@ -56,7 +56,7 @@ State Staged::advance() {
   switch (step_) {
     case Step::kToHost:
       if (!staging.done()) return State::kBlocked;
-      inner_ = &room_->make(group_, task_on_host_, sequence_);
+      inner_ = &storage_->make(group_, task_on_host_, sequence_);
       inner_->start();
       step_ = Step::kMoving;
       return State::kProgressed;

@@ -1,11 +1,11 @@
-// A call on a GPU's memory by way of the host: the input is copied to pinned memory, any other
-// operation moves it there, and the output is copied back. What peers see is a call like any other,
-// so ranks of one group may have theirs on GPUs or on the host, each as it likes.
+// A call on a GPU's arrays by way of the host: the input is copied to pinned memory, another
+// operation works there, and the output is copied back. Peers see a call like any other, so ranks of
+// one group may each have their arrays on a GPU or on the host.
 //
-// A call of m bytes each way: m from the device, what the operation costs, m to the device, one
-// after the other. The copy to the host is handed over at the call (Communicator::with_program), on
-// a stream that waits for the caller's. Done means that the result is in the device's memory:
-// nothing of the call is left on any stream.
+// A call costs one copy from the device, the operation, and one copy to the device, one after the
+// other. The copy to the host starts at the call (Communicator::fill_in), on a stream that waits for
+// the caller's. Done means that the result is in the device's memory: nothing of the call is left on
+// any stream.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@ namespace pycollective {
 
 class AnyOperation;
 
-// The memory and the copies of one call. `request` is validated and on a device; throws
-// CollectiveFailure (kConfiguration), cuda::DriverError, with nothing moved.
+// Starts the copy to the host for a valid request on a device. Throws CollectiveFailure
+// (kConfiguration), cuda::DriverError, before anything has moved.
 std::shared_ptr<cuda::Staging> stage(const Request& request, int rank, int ranks);
 
 class Staged final : public Operation {
@@ -25,7 +25,7 @@ class Staged final : public Operation {
   Staged(Group& group, const Task& task, std::uint64_t sequence);
   ~Staged() override;
 
-  void start() override {}  // the copy is on its way
+  void start() override {}  // the copy is under way
   State advance() override;
   bool finished_by(Member member) const override;
   void compare_calls() const override;
@@ -42,7 +42,7 @@ class Staged final : public Operation {
 
   Request on_host_;
   Task task_on_host_;
-  std::unique_ptr<AnyOperation> room_;
+  std::unique_ptr<AnyOperation> storage_;
   Operation* inner_ = nullptr;
   Step step_ = Step::kToHost;
 };

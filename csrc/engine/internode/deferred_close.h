@@ -1,10 +1,10 @@
-// Messengers that have said goodbye and have not heard all others': over MPI.
+// Links over MPI that close only once every rank has said goodbye.
 //
-// MPI gives the number of a freed communicator to the next, and Open MPI counts the messages of
-// each: one that comes late for the old communicator would upset the new. So a link over MPI is let
-// go of only when nothing can come any more: each rank's goodbye is its last message. Whoever makes
-// the next communicator looks whether earlier ones have heard them all. What is left at the end of
-// the process, or after a failure, MPI ends itself.
+// MPI gives the number of a freed communicator to the next one, and Open MPI counts the messages of
+// each: a late message for the old communicator would upset the new. So a link over MPI is closed
+// only when nothing can come any more: each rank's goodbye is its last message. Whoever makes the
+// next communicator checks whether earlier ones have heard all goodbyes. What is left at the end of
+// the process, or after a failure, MPI itself ends.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@
 
 namespace pycollective {
 
-// All of this process's, as MPI is one for the process. Thread-safe.
+// For all messengers of this process. Thread-safe.
 void defer_close(std::shared_ptr<Messenger> messenger);
 void finish_deferred_closes();
 // At the end of the process.

@@ -1,5 +1,5 @@
 // What a transport between hosts has to offer: it starts messages, and tells how they end. All else
-// (what is sent to whom, failures, goodbyes, whose memory it is) is the messenger's (messenger.h).
+// (what is sent to whom, failures, goodbyes, memory) is the messenger's (messenger.h).
 #pragma once
 
 #include <cstddef>
@@ -23,18 +23,18 @@ constexpr int kPairLanes = 59;      // one for each message that is under way be
                                     // last for the library's own
 constexpr int kLaneFirst = 64;      // of collectives
 
-// One communicator's. No call waits. CallSignature by one thread at a time; the messenger sees to
-// that. A rank that cannot be reached is told by lost(), and ends its transfers as kLost. What
-// cannot be done for a reason of this rank's own throws std::exception.
+// The transport of one communicator. No call waits. The messenger calls it from one thread at a
+// time. lost() reports a rank that cannot be reached, and its transfers end as kLost. What this
+// rank cannot do for a reason of its own throws std::exception.
 class PYCOLLECTIVE_PUBLIC Link {
  public:
-  using Transfer = std::uint64_t;  // a message under way, by a number that is not
-                                   // given to a later one; 0 is none
+  using Transfer = std::uint64_t;  // the number of a message under way, never used again; 0: none
   enum class Outcome : std::uint8_t {
-    kUnderWay,  // the memory is the link's
-    kDone,      // in all else it is the caller's again, for good, and the transfer is forgotten
+    kUnderWay,  // the link uses the memory
+    // With each of the following the link is done with the memory, and forgets the transfer.
+    kDone,
     kCancelled,
-    kLost,  // and lost() tells of the other side
+    kLost,  // lost() reports the other side
   };
   struct Loss {
     int rank;
@@ -44,30 +44,30 @@ class PYCOLLECTIVE_PUBLIC Link {
 
   virtual ~Link() = default;
 
-  // Messages from one rank to another on one lane arrive in the order of the calls. A message may
-  // be shorter than the receive's capacity, and is never longer; the link need not tell how long it
-  // is. `awaited`: somebody waits for the end of this send; else the link may be late to notice it.
+  // Messages from one rank to another on one lane arrive in the order of the calls. A message is at
+  // most as long as the receive's capacity; the link need not tell its length. `awaited`: a caller
+  // waits for the end of this send; else the link may notice it late.
   virtual Transfer send(int rank, int lane, const void* data, std::size_t bytes, bool awaited) = 0;
   virtual Transfer receive(int rank, int lane, void* data, std::size_t capacity) = 0;
-  // Lets what was started go on: to be called while anything is awaited.
+  // Makes progress. To be called while anything is awaited.
   virtual void progress() = 0;
   virtual Outcome test(Transfer transfer) = 0;
-  // Asks for the end of what nobody wants any more; test() tells when it has ended. What the
-  // transport cannot stop stays under way.
+  // Asks for a transfer to end; test() tells when it has. A transfer that the transport cannot stop
+  // stays under way.
   virtual void cancel(Transfer transfer) noexcept = 0;
-  // A rank that cannot be reached any more; each is told once.
+  // A rank that cannot be reached any more; each is reported once.
   virtual std::optional<Loss> lost() = 0;
 
-  // Whether news rings the bell, so that who sleeps need not look; the bell may be rung from any
-  // thread, until close() has returned.
+  // Takes the bell. Returns whether the link rings it when something has happened, so that a
+  // sleeping thread need not poll. It may ring from any thread until close() has returned.
   virtual bool ring_with(std::function<void()> bell) = 0;
 
   // Whether it may be let go of only when nothing can come any more (lingering.h).
   virtual bool must_be_quiet() const { return false; }
 
-  // Lets go of the transport. Idempotent. What is under way stays so. `quiet`: no operation failed,
-  // so nothing is on its way any more but the library's own messages, which name the communicator;
-  // else what is on its way to this rank must never be taken for another link's.
+  // Closes the transport. Idempotent. What is under way stays so. `quiet`: no operation failed, so
+  // nothing is on its way but the library's own messages, which name the communicator. Otherwise
+  // messages on their way to this rank must never be taken for another link's.
   virtual void close(bool quiet) noexcept = 0;
 };
 

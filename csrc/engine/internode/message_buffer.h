@@ -1,5 +1,5 @@
-// The library's own messages between hosts, each with a header that holds its length: transports
-// need not tell how long a message was.
+// The library's own messages between hosts. Each has a header with its length: a transport need not
+// tell how long a message was.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct MessageHeader {
 };
 static_assert(sizeof(MessageHeader) == 24);
 
-// One of these, or room for one. What lies in it is the link's while it is under way.
+// The memory of one such message. The link uses it while the message is under way.
 class MessageBuffer {
  public:
   static constexpr std::uint32_t kMagic = 0x70634d32;  // last digit: version of the format
@@ -42,7 +42,7 @@ class MessageBuffer {
   std::byte* data() const { return memory_.get(); }
   std::size_t capacity() const { return sizeof(MessageHeader) + room_; }
   std::size_t length() const { return sizeof(MessageHeader) + header().bytes; }
-  // Whether what has arrived is a whole message.
+  // Whether a whole message has arrived.
   bool is_sound() const {
     const MessageHeader& head = header();
     return head.magic == kMagic && head.bytes <= room_ && head.kind <= MessageKind::kReminder;
@@ -53,7 +53,7 @@ class MessageBuffer {
   std::unique_ptr<std::byte[]> memory_;
 };
 
-// What a rank called, and as which number: the body of a call.
+// What a rank has called, and under which number: the body of a call.
 struct NumberedCall {
   std::uint64_t sequence = 0;
   CallSignature called;

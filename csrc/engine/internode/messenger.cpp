@@ -14,21 +14,21 @@ namespace {
 
 constexpr std::chrono::milliseconds kListenAgain{100};
 constexpr std::size_t kControlBytes = 1024;
-// The last messages of a peer that has left may still be on their way to whoever waits for them:
-// one comes after the other, since one receive at a time waits for the calls of a lane.
+// The last messages of a peer that has left may still be on their way. They come one by one, since
+// one receive at a time is posted for the calls of a lane.
 constexpr std::chrono::milliseconds kLastMessages{300};
-// A connection's end may be seen before the goodbye that came before it.
+// A connection's end may be seen before the goodbye that was sent before it.
 constexpr std::chrono::milliseconds kLastGoodbye{20};
-// Where nothing is awaited of that rank itself: who does await it tells all the others.
+// If this rank awaits nothing from that one: a rank that does will tell all others.
 constexpr std::chrono::milliseconds kLateGoodbye{500};
 constexpr std::chrono::milliseconds kGiveUpWithin{500};
-// However slowly one after the other leaves of what was sent.
+// However slowly the messages leave one after the other.
 constexpr std::chrono::seconds kSentWithin{30};
-// Of a failure a peer may have heard from others, and then it takes no more notices.
+// After a failure: a peer may have heard of it from others, and then receives no more messages.
 constexpr std::chrono::milliseconds kToldWithin{50};
 constexpr std::chrono::microseconds kWaitStep{100};
 
-// Where leak checkers find it.
+// Keeps it reachable, for leak checkers.
 template <class T>
 void keep_for_ever(T value) {
   struct Kept {
@@ -49,8 +49,8 @@ Messenger::Messenger(std::shared_ptr<Link> link, std::uint64_t id, int rank, std
       rank_(rank),
       ranks_(std::move(ranks)),
       rings_(link_->ring_with(std::move(bell))),
-      // A link that rings hears also while nobody looks: then there must be room for a reminder and
-      // a failure, or a goodbye, of each rank. Other links keep what nobody has asked for.
+      // A link that rings receives also while nobody polls: so there must be a receive for a
+      // reminder and a failure, or a goodbye, of each rank. Other links keep messages until asked.
       control_(rings_ ? 2 * std::max<std::size_t>(ranks_.size(), 1) : 1) {
   const std::lock_guard lock(mutex_);
   for (Inbox& inbox : control_) {
@@ -59,7 +59,7 @@ Messenger::Messenger(std::shared_ptr<Link> link, std::uint64_t id, int rank, std
   }
 }
 
-// Lets all go on meanwhile, and others have the lock.
+// Makes progress meanwhile, and releases the lock between looks.
 template <class Done>
 bool Messenger::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit,
                          const Done& done) {
@@ -67,7 +67,7 @@ bool Messenger::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::millis
   for (;;) {
     try {
       link_->progress();
-      if (!closing_) hear();  // then what was heard last is taken back, too
+      if (!closing_) hear();  // once closing, those receives are cancelled, too
       if (done()) return true;
     } catch (const std::exception&) {
       return false;
@@ -81,7 +81,7 @@ bool Messenger::wait_for(std::unique_lock<std::mutex>& lock, std::chrono::millis
 
 Messenger::~Messenger() {
   if (close()) return;
-  // The link may still read or write any of this: it is never given back.
+  // The link may still read or write any of this: it is never freed.
   keep_for_ever(link_);
   keep_for_ever(std::move(sent_));
   keep_for_ever(std::move(orphans_));
@@ -91,7 +91,7 @@ Messenger::~Messenger() {
 }
 
 void Messenger::poll() {
-  std::vector<Orphan> ended;  // let go of without the lock
+  std::vector<Orphan> ended;  // destroyed without the lock
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || closing_) return;  // another thread does it
   try {
@@ -151,7 +151,7 @@ bool Messenger::done(MessageHandle& handle) {
   if (outcome == Link::Outcome::kUnderWay) return false;
   Peer& peer = peers_[handle.rank];
   if (outcome != Link::Outcome::kDone) {
-    // It stays awaited, and look_for_lost() says why.
+    // It stays awaited, and look_for_lost() finds out why.
     peer.needed = true;
     has_losses_ = true;
     forget(peer, handle.transfer);
@@ -199,7 +199,7 @@ void Messenger::close_handle(const MessageHandle& handle) {
 
 void Messenger::forget(Peer& peer, Link::Transfer transfer) {
   const auto found = std::find(peer.under_way.begin(), peer.under_way.end(), transfer);
-  if (found == peer.under_way.end()) return;  // it was lost
+  if (found == peer.under_way.end()) return;  // lost before
   *found = peer.under_way.back();
   peer.under_way.pop_back();
 }
@@ -221,7 +221,7 @@ void Messenger::give_up(std::vector<MessageHandle> handles,
     handles.erase(std::remove_if(handles.begin(), handles.end(), gone), handles.end());
     return handles.empty();
   };
-  // Once for all that a failure leaves: each might wait in vain.
+  // One deadline for everything that a failure leaves under way: each wait may be in vain.
   if (!give_up_until_) give_up_until_ = Clock::now() + kGiveUpWithin;
   const auto left = *give_up_until_ - Clock::now();
   if (wait_for(lock, std::chrono::duration_cast<std::chrono::milliseconds>(left), ended)) return;
@@ -439,14 +439,14 @@ void Messenger::listen(Inbox& inbox) {
   try {
     inbox.transfer = link_->receive(Link::kAnyRank, kLaneControl, room.data(), room.capacity());
   } catch (const std::exception&) {
-    // A connection has ended with a message on it that nobody has taken.
+    // A connection has ended with a message on it that nobody took.
     inbox.transfer = 0;
     listen_again_ = Clock::now() + kListenAgain;
   }
 }
 
 void Messenger::hear() {
-  // Messages fill them in the order in which they were made ready, so the oldest comes first.
+  // Messages fill the receives in the order in which these were posted, so the oldest comes first.
   for (std::size_t looked_at = 0; looked_at < control_.size(); ++looked_at) {
     Inbox& inbox = control_[oldest_];
     if (inbox.transfer != 0) {
@@ -469,7 +469,7 @@ bool Messenger::knows(const MessageBuffer& buffer) const {
 }
 
 void Messenger::take_in(const MessageBuffer& buffer) {
-  // MPI may bring the last words of an earlier communicator.
+  // MPI may deliver the last messages of an earlier communicator.
   if (buffer.is_sound() && buffer.header().communicator != id_) return;
   const auto kind = static_cast<FailureKind>(buffer.header().failure);
   const bool failure = buffer.header().kind == MessageKind::kFailure;
@@ -516,7 +516,7 @@ void Messenger::tell(const Notice& notice, bool first) noexcept {
     try {
       say(MessageKind::kFailure, notice.kind, notice.report.data(), bytes, rank);
     } catch (const std::exception&) {
-      continue;  // it cannot be reached; others may pass it on
+      continue;  // unreachable; others may pass it on
     }
   }
 }
@@ -562,7 +562,7 @@ void Messenger::look_for_lost() {
   };
   for (auto& [rank, peer] : peers_) {
     if (peer.left) {
-      // What has come and waits for the operation to look at it is not missed.
+      // A message that has come, and at which the operation has not looked, is not missed.
       if (peer.needed || (peer.awaited > 0 && now - *peer.left > kLastMessages && misses(peer)))
         return found(rank, " closed its communicator before it finished its part");
       continue;
@@ -576,10 +576,10 @@ void Messenger::look_for_lost() {
 // The end of a messenger.
 
 bool Messenger::close() noexcept {
-  std::vector<Orphan> orphans;  // let go of without the lock
+  std::vector<Orphan> orphans;  // destroyed without the lock
   std::unique_lock lock(mutex_);
   if (closing_) return let_go_;
-  // Still heard while it closes: others may say goodbye at the same time, and wait for it.
+  // It still receives while it closes: others may say goodbye at the same time, and wait for this.
   if (!failed_)
     for (const int rank : ranks_) {
       const auto known = peers_.find(rank);
@@ -643,7 +643,7 @@ bool Messenger::has_ended() noexcept {
   } catch (const std::exception&) {
     return false;
   }
-  if (failed_ || !all_have_left() || !deaf(lock)) return false;  // after a failure for ever
+  if (failed_ || !all_have_left() || !deaf(lock)) return false;  // never after a failure
   link_->close(true);
   close_is_deferred_ = false;
   return true;
@@ -654,7 +654,7 @@ void Messenger::stop_listening() noexcept {
   if (close_is_deferred_) deaf(lock);
 }
 
-// Takes back what it listens with.
+// Cancels the receive on which it listens.
 bool Messenger::deaf(std::unique_lock<std::mutex>& lock) {
   Inbox& inbox = control_.front();
   if (inbox.transfer != 0) link_->cancel(inbox.transfer);

@@ -1,20 +1,21 @@
-// The one layer between operations and a link to other hosts: messages under way and whose memory
-// they use, calls, failures told and heard, goodbyes, lost ranks.
+// The layer between operations and a link to other hosts: messages under way and their memory,
+// calls, failures, goodbyes, lost ranks.
 //
-// Memory. What the library sends of its own lies in buffers, which belong to the messenger until
-// the link has let go of them. Messages of operations lie where the operation says. An operation
-// that fails gives up what is under way: it is cancelled, and if the link has not let go of it
-// within kGiveUpWithin, what must live for it is kept, for ever if need be.
+// Memory. The library's own messages lie in message buffers, which belong to the messenger while
+// the link uses them. Messages of operations lie where the operation says. A failed operation gives
+// up its messages under way: they are cancelled. If the link still uses their memory after
+// kGiveUpWithin, the messenger keeps that memory alive, for ever if need be.
 //
-// Failures. Whoever finds a cause tells every rank of other hosts; whoever hears of one passes it
-// on to those that it has exchanged messages with, so that it reaches all who wait for each other
-// even if the first teller dies in the middle. A goodbye tells a rank's end from its death.
+// Failures. The rank that finds a failure tells every rank of other hosts. A rank that hears of one
+// passes it on to those that it has exchanged messages with. So it reaches all ranks that wait for
+// each other, even if the first one dies in the middle. A rank that closes says goodbye, so that
+// its end is not taken for a death.
 //
-// What the link throws is this rank's own trouble (no memory, say), and passes through: no other
-// rank is to be blamed. Those that cannot be reached the link tells as lost.
+// What the link throws is this rank's own trouble (no memory, say). It passes through, and no other
+// rank is blamed. The link reports ranks that it cannot reach as lost.
 //
-// Memory and messages of a rank grow with the ranks that it talks to; what is told to all is sent
-// to each once.
+// A rank's memory and messages grow with the ranks that it talks to. A message to all is sent to
+// each once.
 #pragma once
 
 #include <atomic>
@@ -34,66 +35,67 @@
 
 namespace pycollective {
 
-// Data of a call that goes with it, at most: a copy costs less than another message.
+// The longest message that goes with its call: to copy it costs less than another message.
 constexpr std::size_t kEagerBytes = std::size_t{8} << 10;
 
 constexpr std::size_t kCallBytes = sizeof(NumberedCall) + kEagerBytes;
-constexpr std::size_t kMostSpare = 64;  // buffers for calls that are kept for the next
+constexpr std::size_t kMostSpare = 64;  // buffers kept for later calls
 
 // A message of an operation.
 struct MessageHandle {
-  // Of a message that was lost: never done.
+  // The message was lost: never done.
   static constexpr Link::Transfer kSpent = ~Link::Transfer{0};
 
   Link::Transfer transfer = 0;  // 0: done, or none
   int rank = 0;
 };
 
-// Thread-safe, but for staging(), which is for the one thread that drives the collectives.
+// Thread-safe, except for staging(), which is for the thread that drives the collectives.
 class Messenger {
  public:
-  // A failure that a rank of another host tells, or that this one has found out.
+  // A failure that a rank of another host reports, or that this messenger has found.
   struct Notice {
     FailureKind kind = FailureKind::kNone;
     int reporter = 0;
     std::string report;
   };
 
-  // Of communicator `id`, in which this is `rank`; `ranks`: those of other hosts, ascending.
+  // For rank `rank` of communicator `id`. `ranks`: those of other hosts, ascending.
   Messenger(std::shared_ptr<Link> link, std::uint64_t id, int rank, std::vector<int> ranks,
             std::function<void()> bell);
   ~Messenger();
   Messenger(const Messenger&) = delete;
   Messenger& operator=(const Messenger&) = delete;
 
-  // Those of other hosts, ascending.
+  // The ranks of other hosts, ascending.
   const std::vector<int>& ranks() const { return ranks_; }
-  // Whether news rings the bell, so that who sleeps need not look.
+  // Whether the link rings the bell, so that a sleeping thread need not poll.
   bool rings() const { return rings_; }
-  // Lets all go on: to be called while anything is awaited.
+  // Makes progress. To be called while anything is awaited.
   void poll();
 
-  // What has been handed to the link since the start, headers of the library's own included.
+  // What was sent since the start, with the library's own messages and headers.
   struct Traffic {
     std::uint64_t messages = 0;
     std::uint64_t bytes = 0;
-    std::uint64_t raw_bytes = 0;  // that it would have been unpacked
+    std::uint64_t raw_bytes = 0;  // what `bytes` would be without packing
   };
   Traffic sent() const;
 
-  // Messages whose length both sides know, or whose capacity the receiver knows. The memory is the
-  // link's until done, or given up. `raw_bytes`: what is packed in it.
+  // Messages of operations. Both sides know the length, or the receiver knows the capacity. The
+  // link uses the memory until done() or give_up(). `raw_bytes`: the message's length before
+  // packing.
   MessageHandle send(int rank, int lane, const void* data, std::size_t bytes,
                      std::size_t raw_bytes);
   MessageHandle receive(int rank, int lane, void* data, std::size_t bytes);
-  // Whether it is done; then the handle is none.
+  // Whether it is done; if so, the handle is reset.
   bool done(MessageHandle& handle);
-  // Whether done() would say so; the handle stays for that.
+  // What done() would return; the handle stays.
   bool has_come(const MessageHandle& handle);
-  // Ends what an operation leaves under way. `keep` is kept until the link has let go of it all.
+  // Ends what an operation leaves under way. `keep` lives as long as the link uses any of it.
   void give_up(std::vector<MessageHandle> handles, std::shared_ptr<const void> keep) noexcept;
 
-  // A call, with room for data that goes with it, to be filled in and sent.
+  // A call with so many bytes of data behind it, to be filled in and sent.
   MessageBuffer make_call(const NumberedCall& note, std::size_t data_bytes);
   static std::byte* data_of(const MessageBuffer& call) {
     return call.body() + sizeof(NumberedCall);
@@ -103,62 +105,62 @@ class Messenger {
   }
   static NumberedCall note_of(const MessageBuffer& call);
   void send_call(int rank, int lane, MessageBuffer call);
-  // Both at once: `expects`, as expect_call(), one on lane `answer`.
+  // Both at once. `expects`: also expect_call() on lane `answer`.
   void send_and_expect_call(int rank, int lane, MessageBuffer call, int answer, bool expects);
-  // From expect to take, or to forget, the rank counts as awaited.
+  // From here until take_call() or forget_call() the rank counts as awaited.
   void expect_call(int rank, int lane);
-  // Nothing while it has not come. `more`: another will come on this lane, so make ready for it.
+  // Empty while it has not come. `more`: another will come on this lane, so post its receive.
   MessageBuffer take_call(int rank, int lane, bool more);
   void forget_call(int rank);
-  // The same for who hears calls that others await: the rank counts as awaited no less, and the
-  // call as one that has come, until count_heard() takes it back. `needed`: it is missed where the
-  // lane has ended without it.
+  // Takes a call that another operation may await: the rank still counts as awaited, and the call
+  // as one that has come, until count_heard() takes that back. `needed`: report a loss if the lane
+  // has ended without it.
   MessageBuffer hear_call(int rank, int lane, bool more, bool needed);
   void count_heard(int rank, int calls);
   void open_call(int rank, int lane);
-  // Between the two a lost rank, whichever, is a failure; one that has left is none.
+  // Between the two calls, any lost rank is a failure. A rank that has left is none.
   void await_anyone(bool begins);
   bool anyone_is_there() const;       // of the ranks of other hosts
-  void put_back(MessageBuffer call);  // for the next that needs one
+  void put_back(MessageBuffer call);  // for reuse
 
-  // What is said by who waits long, and heard of whom: so ranks that wait for each other in
-  // different calls find out, whatever messages these would exchange.
+  // A rank that has waited long tells others what it has called. So ranks that wait for each other
+  // in different calls find that out, whatever messages these calls exchange.
   void remind(const std::vector<int>& ranks, const NumberedCall& note);
-  // A rank that is in another call of this number.
+  // A rank that has called something else under the same number.
   std::optional<std::pair<int, NumberedCall>> find_other_call(const NumberedCall& mine) const;
 
-  // The first failure that was heard of, or a lost rank that is awaited.
+  // The first failure that was heard of, or that an awaited rank is lost.
   std::shared_ptr<const Notice> notice() const;
-  // Does not wait, and does not throw. `first`: this rank has found it out.
+  // Does not wait. `first`: this rank has found the failure.
   void tell(const Notice& notice, bool first) noexcept;
 
-  // Memory of this process, for messages; kept for the next that asks with the same index.
+  // Memory for messages; the same memory for each call with the same index.
   std::byte* staging(std::size_t index, std::size_t bytes);
 
-  // Says goodbye, and lets go of the ranks of other hosts. Idempotent. Whether the link has let go
-  // of all memory; if not, none of what it was given may be used again.
+  // Says goodbye and closes the link. Idempotent. Returns whether the link has stopped using all
+  // memory; if not, none of that memory may be used again.
   bool close() noexcept;
-  // After close(): whether it still listens for the last words of others (lingering.h), and whether
-  // it has heard them all, and has let go of the link.
+  // After close(): whether the link stays open until all others have said goodbye
+  // (deferred_close.h), and whether that has happened by now.
   bool close_is_deferred() const { return close_is_deferred_; }
   bool has_ended() noexcept;
-  // At the end of the process: listens no more, and leaves the link to it.
+  // At the end of the process: stops listening and leaves the link open.
   void stop_listening() noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Inbox {  // of one rank's calls on one lane
+  struct Inbox {  // for one rank's calls on one lane
     Link::Transfer transfer = 0;
     MessageBuffer buffer;
-    bool come = false;  // seen by misses(), and not taken
+    bool come = false;  // misses() has seen it, and nobody has taken it
   };
   struct Peer {
     int awaited = 0;                        // messages and calls of operations
-    int heard = 0;                          // calls of these that have come and are kept
-    std::vector<Link::Transfer> under_way;  // of these the messages
+    int heard = 0;                          // how many of these are calls that have come
+    std::vector<Link::Transfer> under_way;  // the messages among them
     bool needed = false;                    // one of them was lost
     bool talked = false;
-    // When it said goodbye, or what it had sent before came since.
+    // When it said goodbye, or when an earlier message came after that.
     std::optional<Clock::time_point> left;
     std::optional<Clock::time_point> lost;
     std::string how;
@@ -182,21 +184,20 @@ class Messenger {
   void hear();
   void take_in(const MessageBuffer& message);
   void listen(Inbox& inbox);
-  bool knows(const MessageBuffer& message) const;  // that it is a message of this communicator
+  bool knows(const MessageBuffer& message) const;  // whether it is this communicator's
   void open(Peer& peer, int lane, int rank);
   MessageBuffer next_call(Peer& peer, int rank, int lane, bool more, bool needed);
-  // How it stands; its end is told once.
+  // A transfer's outcome; the link reports its end once.
   Link::Outcome look_at(Link::Transfer transfer);
-  // The same, and its end is kept for look_at(). `news`: set where it is seen done the first time.
+  // Whether it is done; keeps the outcome for look_at(). Sets `news` when it sees the end first.
   bool is_seen_done(Link::Transfer transfer, bool& news);
-  // Whether anything that is awaited of it has yet to come, and nothing has come since the last
-  // time.
+  // Whether something awaited of it has not come, and nothing has come since the last call.
   bool misses(Peer& peer);
   static void note_news(Peer& peer);
   void close_handle(const MessageHandle& handle);
   void forget(Peer& peer, Link::Transfer transfer);
   void reap(bool all);
-  std::vector<Orphan> take_ended_orphans();  // to be let go of without the lock
+  std::vector<Orphan> take_ended_orphans();  // the caller destroys them without the lock
   void look_for_lost();
   bool all_have_left() const;
   bool deaf(std::unique_lock<std::mutex>& lock);
@@ -211,24 +212,24 @@ class Messenger {
   const std::vector<int> ranks_;
   const bool rings_;
   mutable std::mutex mutex_;
-  std::unordered_map<int, Peer> peers_;  // those that there is something to know of
+  std::unordered_map<int, Peer> peers_;  // made on first contact
   int awaited_ = 0;                      // of all peers
   Traffic traffic_;
-  // How messages ended that is_seen_done() has looked at, and their operations have not.
+  // Outcomes that is_seen_done() has seen, and the operation has not.
   std::unordered_map<Link::Transfer, Link::Outcome> seen_;
-  std::vector<Inbox> control_;  // where notices arrive
-  std::size_t oldest_ = 0;      // of them
+  std::vector<Inbox> control_;  // where failures, goodbyes and reminders arrive
+  std::size_t oldest_ = 0;      // of control_
   Clock::time_point listen_again_{};
   std::vector<Sent> sent_;
   std::size_t reap_at_ = 16;
   std::vector<MessageBuffer> spare_;
   std::vector<Orphan> orphans_;
-  std::optional<Clock::time_point> give_up_until_;  // however much is given up
+  std::optional<Clock::time_point> give_up_until_;  // one deadline for all that is given up
   std::vector<std::vector<std::byte>> staging_;
   std::shared_ptr<const Notice> notice_;
   std::atomic<bool> has_notice_{false};
   std::atomic<bool> has_losses_{false};
-  bool failed_ = false;  // has told, or heard, of a failure
+  bool failed_ = false;  // has sent, or heard of, a failure
   bool closing_ = false;
   bool let_go_ = true;
   std::atomic<bool> close_is_deferred_{false};

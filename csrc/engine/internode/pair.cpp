@@ -120,7 +120,7 @@ std::string InternodePair::internode_absentees() const {
   return expecting_ || !began_ ? std::to_string(request_.root) : std::string();
 }
 
-// One that is through is over, and waits for nobody.
+// Asked only while it is not done.
 std::set<int> InternodePair::internode_unfinished() const { return {request_.root}; }
 
 }  // namespace pycollective

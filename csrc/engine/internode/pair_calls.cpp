@@ -7,7 +7,7 @@
 namespace pycollective {
 namespace {
 
-// The upper half of the word that holds the tag: the lane's turn, and its number.
+// In the upper half of the word that holds the tag: the lane's sequence, and its index.
 constexpr int kSequenceAt = 32;
 constexpr int kIndexAt = 48;
 
@@ -23,14 +23,14 @@ int tag_of_call(const MessageBuffer& call) {
 
 DataLane data_lane_of(const NumberedCall& note) {
   const std::uint64_t word = note.called.counts_hash;
-  // What another rank wrote may be broken.
+  // Another rank may have written anything.
   return {static_cast<int>((word >> kIndexAt) % kPairLanes),
           static_cast<unsigned>(word >> kSequenceAt & 0xffff)};
 }
 
 void set_data_lane(NumberedCall& note, const DataLane& lane) {
   note.called.counts_hash |= static_cast<std::uint64_t>(lane.index) << kIndexAt |
-                             static_cast<std::uint64_t>(lane.turn) << kSequenceAt;
+                             static_cast<std::uint64_t>(lane.sequence) << kSequenceAt;
 }
 
 PairCalls::PairCalls(Messenger* messenger)
@@ -66,7 +66,7 @@ void PairCalls::want(Peer& peer, int lane, int tag) {
   change(peer, lane, tag, [](Tag& known) { ++known.wanted; });
 }
 
-// In the order of these: at no moment less seems to have come than has.
+// In this order: at no moment must fewer calls seem to have come than have.
 void PairCalls::drop(Peer& peer, int lane, int tag) {
   messenger_->forget_call(peer.rank);
   --peer.side[side_of(lane)].expected;
@@ -85,15 +85,15 @@ void PairCalls::forget(Peer& peer, int lane, int tag) {
   drop(peer, lane, tag);
 }
 
-// A call that has been heard, and so counts as heard already.
+// Keeps a call that was heard, and so counts as heard already.
 void PairCalls::keep(Peer& peer, int lane, MessageBuffer call) {
   const int tag = tag_of_call(call);
   change(peer, lane, tag, [&](Tag& known) { known.come.push_back(std::move(call)); });
   messenger_->count_heard(peer.rank, -1);
 }
 
-// One lock for both, hearing and looking: who finds nothing here, and then sleeps, is woken by
-// what comes after.
+// One lock for receiving and looking: a thread that finds nothing here and then sleeps is woken by
+// what comes later.
 MessageBuffer PairCalls::take(Peer& peer, int lane, int tag, bool& kept) {
   const std::lock_guard lock(mutex_);
   auto& side = peer.side[side_of(lane)];
@@ -150,8 +150,8 @@ std::optional<DataLane> PairCalls::begin_data(Peer& peer, int tag, std::uint64_t
   while (peer.lanes[index].used) ++index;
   Lane& lane = peer.lanes[index];
   lane.used = true;
-  const unsigned turn = std::exchange(lane.begun, (lane.begun + 1) & 0xffff);
-  return DataLane{static_cast<int>(index), turn};
+  const unsigned sequence = std::exchange(lane.begun, (lane.begun + 1) & 0xffff);
+  return DataLane{static_cast<int>(index), sequence};
 }
 
 bool PairCalls::end_data(Peer& peer, int tag, std::uint64_t number, const DataLane& lane) {

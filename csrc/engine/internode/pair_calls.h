@@ -1,9 +1,9 @@
-// What ranks of other hosts have called to exchange messages with this one, by rank and tag, until
-// the send or the receive comes that it is meant for.
+// Calls of sends and receives of other hosts, kept by rank and tag until the operation comes that
+// they are for.
 //
-// A send calls on kLanePairCall, a receive on kLanePairAnswer. Of one pair and tag calls and
-// answers follow each other in the order of the messages, and each side has one at most that the
-// other has not heard: so neither needs a number.
+// A send calls on kLanePairCall, a receive on kLanePairAnswer. For one pair and tag, calls and
+// answers follow the order of the messages, and each side has at most one that the other has not
+// heard. So they need no number.
 #pragma once
 
 #include <algorithm>
@@ -21,16 +21,16 @@
 
 namespace pycollective {
 
-// Where the data of a message go that are too long to go with the call.
+// The lane for the data of a message that is too long to go with its call.
 struct DataLane {
-  int index = 0;      // of kPairLanes
-  unsigned turn = 0;  // how many messages of this pair went there before, in 16 bits
+  int index = 0;          // below kPairLanes
+  unsigned sequence = 0;  // how many messages of this pair went there before, in 16 bits
 };
 
 // Thread-safe.
 class PairCalls {
  public:
-  // None where there are no ranks of other hosts.
+  // Null if there are no ranks of other hosts.
   explicit PairCalls(Messenger* messenger);
 
   struct Lane {
@@ -39,14 +39,14 @@ class PairCalls {
     unsigned posted = 0;
   };
   struct Tag {
-    int wanted = 0;  // by how many operations
+    int wanted = 0;  // operations that await a call
     std::deque<MessageBuffer> come;
     int heard() const { return std::min(wanted, static_cast<int>(come.size())); }
   };
-  struct Peer {  // what lies in it is for this class
+  struct Peer {  // for this class alone
     int rank = 0;
     struct {
-      int expected = 0;  // by how many operations, of all tags
+      int expected = 0;  // operations that await a call, of all tags
       std::map<int, Tag> tags;
     } side[2];  // calls, answers
     std::array<Lane, kPairLanes> lanes;
@@ -58,42 +58,41 @@ class PairCalls {
     return known != nullptr ? *known : make(rank);
   }
 
-  // Calls a rank, and awaits its call of that tag on the other lane, until it is taken or
-  // forgotten. A receive wants the next that comes, or has come, from then on; `expects`: it does
-  // already.
+  // Calls a rank, and awaits its call with that tag on the other lane until take() or forget().
+  // `expects`: the call is awaited already (expect_if_there).
   void call(Peer& peer, int lane, int tag, MessageBuffer call, bool expects);
   void forget(Peer& peer, int lane, int tag);
-  // Nothing while none has come. `kept`: set where others' have come instead, and been kept: then
-  // more may have come behind these.
+  // Empty while none has come. Sets `kept` if calls for other operations came instead and were
+  // kept: more may have come behind these.
   MessageBuffer take(Peer& peer, int lane, int tag, bool& kept);
 
-  // For receives from any rank, which hear all ranks from the first on.
+  // For receives from any rank: from the first one on, calls of all ranks are received.
   void hear_anyone(const std::vector<int>& ranks);
-  // Where a call has come that no other receive wants it is expected.
+  // If a call has come that no other receive wants, expects it and returns true.
   bool expect_if_there(int rank, int tag, bool& kept);
 
-  // Of users' sends that need a lane: to be told of each call.
+  // The order of users' sends that need a lane. Each such call is announced to it.
   SendOrder& order(int rank) { return at(rank).order; }
-  // Of the sender, from the call until the data have left; none while all are in use, or what is
-  // free is for others. The last is for the library's own tags, so that no number of users'
-  // messages keeps these waiting.
+  // Gives a send a lane from its call until its data have left. Null while all lanes are in use, or
+  // the free ones belong to earlier sends. The last lane is for the library's own tags, so users'
+  // messages cannot block them.
   std::optional<DataLane> begin_data(Peer& peer, int tag, std::uint64_t number);
-  // Whether some send has found none.
+  // Returns whether a send waits for a lane.
   bool end_data(Peer& peer, int tag, std::uint64_t number, const DataLane& lane);
-  // Of the receiver: does `post` if all that go there before have been posted.
+  // For a receive: calls `post` once all earlier receives on the lane have been posted.
   template <class Post>
   bool post_data(Peer& peer, const DataLane& lane, const Post& post) {
     const std::lock_guard lock(mutex_);
-    unsigned& turn = peer.lanes[static_cast<std::size_t>(lane.index)].posted;
-    if (turn != lane.turn) {
+    unsigned& posted = peer.lanes[static_cast<std::size_t>(lane.index)].posted;
+    if (posted != lane.sequence) {
       waits_for_lane_ = true;
       return false;
     }
     post();
-    turn = (turn + 1) & 0xffff;
+    posted = (posted + 1) & 0xffff;
     return true;
   }
-  // Whether a receive has found that others have to post theirs first, since the last time.
+  // Whether post_data() has returned false since the last call.
   bool take_waits_for_lane() {
     const std::lock_guard lock(mutex_);
     return std::exchange(waits_for_lane_, false);
@@ -103,8 +102,7 @@ class PairCalls {
   Peer& make(int rank);
   static std::size_t side_of(int lane) { return lane == kLanePairAnswer ? 1 : 0; }
   // All with the lock.
-  // Does `act` with what is known of a tag, and tells the messenger how many calls are kept for
-  // operations.
+  // Calls `act` with the state of a tag, and tells the messenger how many awaited calls have come.
   template <class Act>
   void change(Peer& peer, int lane, int tag, const Act& act);
   void want(Peer& peer, int lane, int tag);
@@ -120,7 +118,7 @@ class PairCalls {
   bool waits_for_lane_ = false;
 };
 
-// The lane of a call's data, as the note holds it.
+// The data lane that a call names.
 DataLane data_lane_of(const NumberedCall& note);
 void set_data_lane(NumberedCall& note, const DataLane& lane);
 

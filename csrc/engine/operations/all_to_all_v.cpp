@@ -21,7 +21,7 @@ void AllToAllV::add(OpKind kind, int peer) {
   request.tag = kAllToAllVTag;
   request.input = sends ? what.input : nullptr;
   request.output = sends ? nullptr : what.output;
-  request.count = sends ? what.sends : what.expects;
+  request.count = sends ? what.send_count : what.recv_count;
   request.keep = request_.keep;
   const Task& task = tasks_.emplace_back(request);
   if (!group_.member_of(peer))
@@ -37,10 +37,10 @@ void AllToAllV::begin() {
   const int me = group_.world().rank;
   const AllToAllVPart& own = (*request_.all_to_all_v)[static_cast<std::size_t>(me)];
   if (own.output != own.input)
-    copy_bytes(own.output, own.input, own.sends * size_of(request_.dtype));
+    copy_bytes(own.output, own.input, own.send_count * size_of(request_.dtype));
   requests_.reserve(2 * static_cast<std::size_t>(ranks));  // parts refer to them
   tasks_.reserve(requests_.capacity());
-  // Each begins with its neighbours, so that not all turn to the same rank.
+  // Each rank begins with its neighbours, so that not all begin with the same rank.
   for (int i = 1; i < ranks; ++i) {
     add(OpKind::kSend, (me + i) % ranks);
     add(OpKind::kRecv, (me + ranks - i) % ranks);
@@ -73,7 +73,7 @@ void AllToAllV::compare_calls() const {
   if (!met_) arrival_.compare_arrived();
   Messenger* const messenger = group_.messenger();
   if (messenger == nullptr) return;
-  // Ranks of other hosts that call something else exchange other messages.
+  // Ranks of other hosts may have called something else, with other messages.
   const NumberedCall mine{sequence_, signature_of(task_)};
   if (const auto other = messenger->find_other_call(mine))
     throw_mismatch({group_.world().rank, request_.kind, sequence_, mine.describe(),

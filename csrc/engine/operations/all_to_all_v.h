@@ -1,6 +1,6 @@
-// The uneven all-to-all: a message for each pair of ranks, all at once, after the ranks of the host
-// have met and agree that it is one. How much goes from one to another only these two know, and
-// they compare it before it moves; the empty ones go too.
+// all_to_all_v: a send and a receive for each other rank, all at once, after the ranks of the host
+// have arrived and agreed that it is one. Only the two ranks of a message know its count; they
+// compare it before data move. Empty messages go, too.
 #pragma once
 
 #include <memory>
@@ -34,7 +34,7 @@ class AllToAllV final : public Operation {
   mutable bool reminded_ = false;
   std::vector<Request> requests_;
   std::vector<Task> tasks_;
-  std::vector<std::unique_ptr<Operation>> parts_;  // that are not done
+  std::vector<std::unique_ptr<Operation>> parts_;  // those that are not done
 };
 
 }  // namespace pycollective

@@ -1,4 +1,4 @@
-// Room for one operation of any kind, so that a call allocates nothing.
+// Storage for one operation of any kind, so that a call allocates nothing.
 #pragma once
 
 #include <stdexcept>
@@ -18,7 +18,7 @@ namespace pycollective {
 
 class AnyOperation {
  public:
-  // Chooses the path: depends on what all ranks agree on, never on the rank.
+  // Chooses the class by what all ranks agree on, never by the rank.
   Operation& make(Group& group, const Task& task, std::uint64_t sequence) {
     const Request& request = *task.request;
     if (task.device) return made_.emplace<OnDevice>(group, task, sequence);
@@ -31,7 +31,7 @@ class AnyOperation {
     if (OneShot::fits(group, request)) return made_.emplace<OneShot>(group, task, sequence);
     return made_.emplace<TwoShot>(group, task, sequence);
   }
-  // Lets go of what it was; the group may be gone afterwards.
+  // Destroys the operation; the group may go afterwards.
   void end() { made_.emplace<std::monostate>(); }
 
  private:

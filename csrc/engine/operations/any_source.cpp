@@ -27,24 +27,24 @@ std::optional<State> ReceiveAny::try_rank(int rank, bool& kept) {
   if (!member) {
     if (!group_.messages().internode().expect_if_there(rank, request_.tag, kept))
       return std::nullopt;
-    found_ = &room_.emplace<InternodePair>(group_, named_task_, sequence_, true);
+    found_ = &receive_.emplace<InternodePair>(group_, named_task_, sequence_, true);
     found_->start();
     return found_->advance();
   }
   if (!Receive::is_there(group_, *member, request_.tag)) return std::nullopt;
-  Receive& receive = room_.emplace<Receive>(group_, named_task_, sequence_);
+  Receive& receive = receive_.emplace<Receive>(group_, named_task_, sequence_);
   const State state = receive.advance();
   if (receive.has_begun()) {
     found_ = &receive;
     return state;
   }
-  room_.emplace<std::monostate>();  // another thread's receive has taken it
+  receive_.emplace<std::monostate>();  // another thread's receive has taken it
   return std::nullopt;
 }
 
 std::optional<State> ReceiveAny::find(bool& kept) {
   if (group_.messenger() != nullptr) group_.messenger()->poll();
-  // From the one after the last that was served, so that none is left waiting for ever.
+  // From the rank after the last one served, so that none waits for ever.
   const int ranks = group_.world().size;
   const int first = group_.messages().next_source();
   for (int i = 0; i < ranks; ++i)

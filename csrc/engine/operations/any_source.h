@@ -1,4 +1,4 @@
-// recv from any rank: looks for a message of its tag at all, and receives the first.
+// recv from any rank: looks for a message with its tag at all ranks, and receives the first.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace pycollective {
 
-// Of one that its own rank's close() ends: nothing of the group has failed.
+// The error of a receive that its own rank's close() ends. The group has not failed.
 class EndedByClose final : public CollectiveFailure {
  public:
   using CollectiveFailure::CollectiveFailure;
@@ -31,17 +31,17 @@ class ReceiveAny final : public Operation {
   bool must_poll() const override { return group_.messenger() != nullptr; }
 
  private:
-  // What came of the first advance() of the receive that has a message; none where nobody has.
-  // `kept` as PairCalls::take() has it.
+  // Begins to receive the first message there is; returns what the first advance() did, or null
+  // where no rank has sent one. `kept`: as in PairCalls::take().
   std::optional<State> find(bool& kept);
   std::optional<State> try_rank(int rank, bool& kept);
   void stop_awaiting();
-  // Whether a rank can still send: one that has closed its communicator cannot.
+  // Whether any rank can still send: one that has closed its communicator cannot.
   bool somebody_is_there() const;
 
-  Request named_;  // the request, once it is known whose message it takes
+  Request named_;  // the request with the rank whose message it takes
   Task named_task_;
-  std::variant<std::monostate, Receive, InternodePair> room_;
+  std::variant<std::monostate, Receive, InternodePair> receive_;
   Operation* found_ = nullptr;
   bool awaits_ = false;
 };

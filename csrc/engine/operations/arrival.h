@@ -1,4 +1,5 @@
-// The start of every collective: all ranks arrive, and all see that they called the same thing.
+// The start of every collective on one host, a barrier: all ranks arrive, and each checks that all
+// have called the same.
 #pragma once
 
 #include "engine/operations/call_signature.h"
@@ -10,12 +11,12 @@ class ArrivalBarrier {
  public:
   ArrivalBarrier(Group& group, const Task& task, std::uint64_t sequence);
 
-  // Tells the peers what this rank called. Whatever it wrote before is theirs to read.
+  // Tells the peers what this rank has called. They may read what it wrote before.
   void arrive();
   // Whether all have arrived. Throws CollectiveFailure (kMismatch) at the first that differs, on
-  // every rank, before anything moved.
+  // every rank, before any output is written.
   bool complete();
-  // The same for those that have arrived while another keeps all waiting.
+  // Compares those that have arrived, while another rank keeps all waiting.
   void compare_arrived() const;
   bool arrived(Member member) const {
     return line(member).sequence.load(std::memory_order_acquire) >= sequence_;

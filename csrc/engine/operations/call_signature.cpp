@@ -6,9 +6,10 @@
 namespace pycollective {
 namespace {
 
-// A signature: kind, dtype, reduce op and wire in a byte each, the root in the upper half. In the
-// byte of the wire kPacked says what it comes to, which ranks with the same history agree on,
-// kOnDevice that kernels carry it out, and kCaptured that they do so when a graph is replayed.
+// CallSignature::fields has kind, dtype, reduce op and wire in a byte each, and the root in the
+// upper half. Flags in the wire's byte: kPacked, messages are packed (with Wire::kAuto that follows
+// from the calls before); kMeasures, the call is a trial's own; kOnDevice, kernels carry it out;
+// kCaptured, a graph has captured it.
 constexpr int kKindAt = 0;
 constexpr int kDtypeAt = 8;
 constexpr int kReduceOpAt = 16;
@@ -18,12 +19,12 @@ constexpr std::uint64_t kPacked = 0x80;
 constexpr std::uint64_t kMeasures = 0x40;
 constexpr std::uint64_t kOnDevice = 0x20;
 constexpr std::uint64_t kCaptured = 0x10;
-// In place of a hash: what is uneven each rank knows for itself alone.
+// An all_to_all_v has this in place of a hash: its counts differ from rank to rank.
 constexpr std::uint64_t kUneven = 1;
 
 std::uint64_t fields_of(const Task& task) {
   const Request& request = *task.request;
-  // The reduce op of an operation that only moves bytes means nothing, so it must not differ.
+  // An operation that only moves bytes ignores its reduce op, so it must not be compared.
   const auto op = reduces(request.kind) ? static_cast<std::uint64_t>(request.reduce_op) : 0;
   return static_cast<std::uint64_t>(request.kind) << kKindAt |
          static_cast<std::uint64_t>(request.dtype) << kDtypeAt | op << kReduceOpAt |

@@ -1,5 +1,5 @@
-// What a rank called, in the words that ranks compare: on a host in shared memory (rendezvous.h),
-// between hosts in messages (far/call_note.h). And what all are told where they differ.
+// What ranks compare of a call: on one host in shared memory (arrival.h), between hosts in messages
+// (internode/message_buffer.h). And the error where they differ.
 #pragma once
 
 #include <cstring>
@@ -17,19 +17,19 @@ inline bool agree(const CallSignature& a, const CallSignature& b) {
          std::memcmp(a.algorithm, b.algorithm, sizeof(a.algorithm)) == 0;
 }
 
-// Two sides of a message are called otherwise and name other ranks: this is what they compare.
+// The two sides of a message differ in kind and rank: they compare dtype and count.
 bool agree_as_pair(const CallSignature& a, const CallSignature& b);
 
-// Of a send or a receive: its tag stands where collectives have a hash, beside 32 bits that are
-// the messages' own (far/pair_calls.h).
+// A send or receive has its tag in the lower half of counts_hash. The upper half is for the data
+// lane (internode/pair_calls.h).
 inline int tag_of(const CallSignature& called) {
   return static_cast<int>(static_cast<std::uint32_t>(called.counts_hash));
 }
 
-// For a user: "all_reduce(float32, sum, count 10)". What another rank wrote may be broken.
+// In words: "all_reduce(float32, sum, count 10)". Another rank may have written anything.
 std::string describe(const CallSignature& called);
 
-// One rank's operation and what another did instead, in words.
+// What one rank called and what another called instead, in words.
 struct Mismatch {
   int rank;
   OpKind kind;
@@ -38,7 +38,7 @@ struct Mismatch {
   std::string other;   // "rank 1 (pid 1234)"
   std::string theirs;  // what that one called
 };
-// `where`: which operation it was, and what has moved. Throws CollectiveFailure (kMismatch).
+// Throws CollectiveFailure (kMismatch). `where`: which operation it was, and what has moved.
 [[noreturn]] void throw_mismatch(const Mismatch& found, const std::string& where);
 // The same for the two sides of a message.
 [[noreturn]] void throw_pair_mismatch(const Request& mine, const Mismatch& found,

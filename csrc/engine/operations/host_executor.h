@@ -1,11 +1,9 @@
-// What a program's steps are on the host's memory: done when they are handed over.
+// Executes a plan's steps on the host's memory, at once.
 //
-// This is the seam between the interpreter of programs (scheduled.h) and the memory that they move.
-// The interpreter decides what happens when. It computes with addresses, of the caller's buffers
-// and of slots, and leaves all that lies there to its executor: copies, combinations, and the words
-// by which ranks of a host tell each other how far they are. These functions are all that another
-// kind of memory has to offer to the same interpreter (GPUs have a second one: cuda/program.h).
-// They are inline, and not virtual, because a small ring's steps are so short that calls show.
+// The interpreter (scheduled.h) decides what happens when, and computes addresses in the caller's
+// buffers and in slots. The executor copies and combines what lies there, and publishes how far a
+// rank is. (GPUs have an interpreter of their own: cuda/program.h.)
+// The functions are inline and not virtual: in a small ring's short steps, calls show.
 #pragma once
 
 #include <algorithm>
@@ -30,8 +28,8 @@ class HostExecutor {
   // `from` may be `to`; otherwise they do not overlap.
   void copy(void* to, const void* from, std::size_t bytes) const { copy_bytes(to, from, bytes); }
 
-  // `count` elements of each term, as CombineFn (kernels/kernels.h) has it. `only_leaves`: the
-  // terms are all ranks' leaves, in their order, and `out` is the result.
+  // Combines `count` elements of each term, as CombineFn (kernels/kernels.h) does. `only_leaves`:
+  // the terms are the leaves of all ranks, in rank order, and `out` is the result.
   void combine(const Combination& what, const Term* terms, bool only_leaves, void* out, void* copy,
                std::size_t count) {
     const FloatEnvironment ieee;
@@ -48,25 +46,24 @@ class HostExecutor {
     kernels_.reduce(leaves, what.terms, out, copy, count);
   }
 
-  // What was handed over is the members' to read once they see `mark` in the slot.
+  // Members that see `mark` in the slot may read what was written before.
   void publish(std::size_t slot, std::uint64_t mark) {
     group_.publish(group_.own().published[slot].mark, mark);
   }
-  // Whether a member has published as much, so that what is handed over from now on may read it.
+  // Whether a member has published as much, so that later steps may read it.
   bool has_published(Member member, std::size_t slot, std::uint64_t mark) const {
     return group_.mailbox(member).published[slot].mark.load(std::memory_order_acquire) >= mark;
   }
 
-  // Chunks that this rank has done with since the group began: it reads nothing of them any more,
-  // and what it wrote of them is its peers' to read.
+  // The number of chunks that this rank has finished since the group began: it reads nothing of
+  // them any more, and peers may read what it wrote.
   std::uint64_t chunks_done() const {
     return group_.own().progress.combined.load(std::memory_order_relaxed);
   }
   void publish_done(std::uint64_t chunks) {
     group_.publish(group_.own().progress.combined, chunks);
   }
-  // Whether a member has done with as many, so that what is handed over from now on may write where
-  // it read.
+  // Whether a member has finished as many, so that later steps may write where it read.
   bool has_done(Member member, std::uint64_t chunks) const {
     return group_.mailbox(member).progress.combined.load(std::memory_order_acquire) >= chunks;
   }
@@ -74,7 +71,7 @@ class HostExecutor {
  private:
   Group& group_;
   Kernels kernels_;
-  std::vector<const void*> many_leaves_;  // room for more than a host has members
+  std::vector<const void*> many_leaves_;  // for more leaves than a host has members
 };
 
 }  // namespace pycollective

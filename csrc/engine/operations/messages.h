@@ -1,4 +1,4 @@
-// What a rank alone knows of its messages to and from others, whichever threads carry them on.
+// A rank's own state of its messages to and from others, shared by the threads that drive them.
 #pragma once
 
 #include <atomic>
@@ -16,41 +16,42 @@
 namespace pycollective {
 
 constexpr std::size_t kChannelPart = std::size_t{32} << 10;
-// The two halves, and behind them announcements, for sends that wait for receives of many tags.
+// The two parts of the buffer, and behind them announcements, for sends that wait for receives of
+// many tags.
 constexpr std::size_t kChannelBuffer = 2 * kChannelPart + kPage;
 constexpr std::size_t kAnnouncements = 1 + kPage / sizeof(Announcement);
-// Of these one for each of the library's own tags (at the places 1, 2...), which have one message
-// at a time: no number of users' messages keeps them waiting.
+// The library's own tags have one message at a time, and a place each (1, 2, ...): users' messages
+// cannot block them.
 constexpr std::size_t kUserAnnouncements = kAnnouncements - kOwnTags;
 
 // Sends to one peer: they share the announcements and the buffer.
 struct Outgoing {
   std::mutex mutex;
-  std::uint64_t announced = 0;          // the last number that was given
-  std::vector<std::uint64_t> used;      // by place: the announcement that stands there; 0: none
+  std::uint64_t announced = 0;          // the last announcement's number
+  std::vector<std::uint64_t> used;      // by place: the announcement there; 0: none
   SendOrder order{kUserAnnouncements};  // of users' messages
-  std::uint64_t early = 0;   // whose first chunk lies in the buffer before it is asked for
-  std::uint64_t moving = 0;  // which one goes through the buffer
-  bool waited_for = false;   // some send has found no place
-  // Whether room for its buffer was asked for and granted.
-  std::atomic<bool> has_room{false};
+  std::uint64_t early = 0;   // the announcement whose first chunks were written before its grant
+  std::uint64_t moving = 0;  // the announcement whose message goes through the buffer
+  bool waited_for = false;   // a send has found no place
+  // Whether the memory check has passed for its buffer.
+  std::atomic<bool> has_memory{false};
 };
 
 // Receives from one peer: one message at a time goes through the channel.
 struct Incoming {
   std::mutex mutex;
   bool busy = false;
-  std::vector<std::uint64_t> taken;  // by place: the last announcement that was granted
-  bool waited_for = false;           // some receive has found it busy
+  std::vector<std::uint64_t> taken;  // by place: the last announcement granted
+  bool waited_for = false;           // a receive has found it busy
 };
 
-// What the communicator knows of receives from any rank, and of their order where there are some:
-// each receive takes the first message that no earlier one wants.
+// The order of receives, if some are from any rank: each receive takes the first message that no
+// earlier one may take.
 class RecvOrder {
  public:
   // Whether no receive that was issued before `task` may still take a message of rank `source`.
   virtual bool has_come(const Task& task, int source) const = 0;
-  // Whether it is being closed: then those that have taken none end.
+  // Whether the communicator closes: receives from any rank that have taken no message end.
   virtual bool closes() const = 0;
 
  protected:
@@ -72,18 +73,18 @@ class Messages {
   int next_source() const { return next_source_.load(std::memory_order_relaxed); }
   void set_next_source(int rank) { next_source_.store(rank, std::memory_order_relaxed); }
 
-  void set_recv_order(const RecvOrder* turns) { turns_ = turns; }
+  void set_recv_order(const RecvOrder* order) { order_ = order; }
   bool may_take(const Task& task, int source) const {
-    return task.recv_order == 0 || turns_ == nullptr || turns_->has_come(task, source);
+    return task.recv_order == 0 || order_ == nullptr || order_->has_come(task, source);
   }
-  bool closes() const { return turns_ != nullptr && turns_->closes(); }
+  bool closes() const { return order_ != nullptr && order_->closes(); }
 
  private:
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
   PairCalls internode_;
   std::atomic<int> next_source_{0};
-  const RecvOrder* turns_ = nullptr;  // set before the first message
+  const RecvOrder* order_ = nullptr;  // set before the first message
 };
 
 }  // namespace pycollective

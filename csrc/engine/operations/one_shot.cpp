@@ -11,7 +11,7 @@ namespace {
 // Beyond this many bytes read by each rank, splitting the reduction among the ranks is faster.
 constexpr std::size_t kMostTraffic = std::size_t{128} << 10;
 
-// What a rank hands over: its input. The longest of any rank, for fits().
+// A rank's input.
 struct Contribution {
   bool given;  // by this rank
   std::size_t bytes;
@@ -26,7 +26,7 @@ Contribution contribution(const Request& request, int rank, int ranks) {
 }  // namespace
 
 bool OneShot::fits(const Group& group, const Request& request) {
-  if (group.size() == 1) return true;  // nothing to hand over, whatever the size
+  if (group.size() == 1) return true;  // nothing to share, whatever the size
   std::size_t bytes = 0;
   if (request.counts.empty()) {
     bytes = contribution(request, request.root, group.size()).bytes;
@@ -57,7 +57,7 @@ void OneShot::reduce(std::size_t begin, std::size_t count) {
   const std::size_t skip = begin * size_of(request_.dtype);
   const void* leaves[kMaxMembers];
   for (const Member each : group_.members()) leaves[each.at()] = buffer_of(each) + skip;
-  // The own leaf from where it was: likely still nearer than the copy.
+  // The own leaf from the input: likelier in cache than the copy.
   leaves[group_.me().at()] = static_cast<const std::byte*>(request_.input) + skip;
   const FloatEnvironment ieee;
   find_kernels(request_.dtype, request_.reduce_op, active_simd_level())

@@ -1,11 +1,11 @@
-// Small messages: each rank hands over everything with its arrival, then each takes what it needs.
+// Small messages: each rank shares all of its input as it arrives, then each takes what it needs.
 //
-//   start     copy the own contribution into the own small buffer; arrive
-//   advance   when all have arrived and agree: reduce, or copy, straight into the output
+//   start     copy the own input into the own small buffer; arrive
+//   advance   once all have arrived and agree: reduce, or copy, straight into the output
 //
 // One synchronisation. An all-reduce of m bytes costs each rank m written and n m read.
-// The two small buffers are used in turn: a rank writes for operation s + 2 only after all have
-// arrived at s + 1, hence have read what it wrote for s.
+// The two small buffers are used in turn. A rank writes for operation s + 2 only after all have
+// arrived at s + 1, so they have read what it wrote for s.
 #pragma once
 
 #include "engine/operations/arrival.h"
@@ -15,7 +15,7 @@ namespace pycollective {
 
 class OneShot final : public Operation {
  public:
-  // Whether all ranks take this path for such a request: depends on what they agree on alone.
+  // Whether this path serves the request. Depends only on what all ranks agree on.
   static bool fits(const Group& group, const Request& request);
 
   OneShot(Group& group, const Task& task, std::uint64_t sequence)
@@ -32,7 +32,7 @@ class OneShot final : public Operation {
   const std::byte* buffer_of(Member member) const {
     return group_.data(member) + (sequence_ & 1) * small_buffer_bytes(group_.data_bytes());
   }
-  // The direct paths are for one host, where rank r is member r.
+  // The direct paths run on one host, where rank r is member r.
   Member root() const { return Member(request_.root); }
   void finish();
   void reduce(std::size_t begin, std::size_t count);

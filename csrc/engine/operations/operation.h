@@ -1,5 +1,5 @@
-// One operation of one rank as a resumable state machine: what the caller's thread or the progress
-// thread drives. It never blocks; it says when it is blocked, and on whom.
+// One operation of one rank, as a resumable state machine that the caller's thread or the progress
+// thread drives. It never waits: it returns that it is blocked, and tells on whom.
 #pragma once
 
 #include <cstdint>
@@ -22,30 +22,30 @@ class Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // Announces the call to the peers (and hands over a small payload). Once, before advance().
+  // Announces the call to the peers, with a small payload. Once, before advance().
   virtual void start() = 0;
-  // Does what can be done now: at most one chunk. Throws CollectiveFailure (kMismatch).
+  // Does what can be done now, at most one chunk. Throws CollectiveFailure (kMismatch).
   virtual State advance() = 0;
-  // Whether it is quick enough to be done on the thread that issued it asynchronously.
+  // Whether an asynchronous call may finish it on the caller's thread.
   virtual bool is_short() const { return false; }
-  // Whether this rank needs nothing more from a member, be it dead or gone.
+  // Whether this rank needs nothing more from a member, so that it may die or leave.
   virtual bool finished_by(Member member) const = 0;
-  // Throws kMismatch where a rank that has called disagrees, while the operation waits for others.
+  // While it waits for others: throws kMismatch if a rank that has called disagrees.
   virtual void compare_calls() const {}
-  // The ranks of other hosts that have not called, for messages; empty where none is.
+  // The ranks of other hosts that have not called: "2, 3".
   virtual std::string internode_absentees() const { return {}; }
-  // The ranks of other hosts whose messages are not through yet, either way. Asked once
-  // internode_absentees() names none: until then some of these may not have called.
+  // The ranks of other hosts that have called and whose messages, either way, are not done. Asked
+  // only if internode_absentees() names none.
   virtual std::set<int> internode_unfinished() const { return {}; }
-  // Whether it awaits something that rings no doorbell, and must look again soon.
+  // Whether it awaits something that may ring no doorbell, so that it must be driven again soon.
   virtual bool must_poll() const { return false; }
-  // What of this rank's own it awaits, in words; empty where it awaits others.
+  // What it awaits on this rank itself, in words; empty if it awaits other ranks.
   virtual std::string held_up() const { return {}; }
-  // Seconds beyond its time that it may take to say itself for whom it has waited.
+  // Seconds after its timeout in which it may report by itself for whom it has waited.
   virtual double grace() const { return 0; }
-  // Whether it awaits a GPU, which rings no doorbell whatever links do.
+  // Whether it awaits a GPU, which never rings a doorbell.
   virtual bool awaits_device() const { return false; }
-  // Whether the peers have no part in what is left, and what befalls them cannot undo it.
+  // Whether the peers have no part in what is left, so that their failures do not matter.
   virtual bool is_over() const { return false; }
   // Whether a member has called this operation.
   virtual bool called_by(Member member) const = 0;

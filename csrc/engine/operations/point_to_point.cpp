@@ -10,8 +10,8 @@
 namespace pycollective {
 namespace {
 
-// A sender's buffer; none where it cannot be one. What a peer wrote may be wrong: nothing beyond
-// its memory is looked at.
+// A sender's buffer; null if its offset is invalid. A peer may have written anything: read nothing
+// beyond its memory.
 std::byte* buffer_of(const Group& group, Member sender, const SendingHalf& half) {
   const std::uint64_t offset = half.buffer;
   if (offset == 0 || offset % kPage != 0 || offset > kSegmentBytes - kChannelBuffer) return nullptr;
@@ -23,7 +23,7 @@ Announcement* announcements(std::byte* buffer) {
   return reinterpret_cast<Announcement*>(buffer + 2 * kChannelPart);
 }
 
-// Those that the sender has made room for.
+// A sender's announcements.
 class Places {
  public:
   Places(const Group& group, Member sender, const SendingHalf& half)
@@ -81,7 +81,7 @@ Send::Send(Group& group, const Task& task, std::uint64_t sequence)
       theirs_(group.receiving_half(peer_, group.me())),
       local_(group.messages().to(peer_)) {}
 
-// The first that is free, of those for its tag.
+// Finds the first free place for its tag.
 bool Send::find_place() {
   constexpr std::size_t kOwn = kOwnTags;
   const auto& used = local_.used;
@@ -124,7 +124,7 @@ bool Send::announce() {
   announced.count = request_.count;
   announced.chunk = early_;
   group_.publish(announced.number, number_);
-  // The receiver may read the first meanwhile. Others need the lock before they write there.
+  // The receiver may read the first chunk meanwhile. Other sends need the lock to write there.
   if (early_ != kNoChunk && early_chunks() > 1) {
     write_chunk(early_ + 1);
     group_.publish(mine_.early_end, early_ + 2);
@@ -148,7 +148,7 @@ bool Send::granted() {
   if (!first_is_there || chunks() > early_chunks()) {
     const std::lock_guard lock(local_.mutex);
     local_.moving = number_;
-    local_.early = 0;  // this one's, or another's that is overwritten now
+    local_.early = 0;  // this message's, or another one's that is overwritten now
   }
   if (first_is_there) group_.publish(mine_.chunks, next_ += early_chunks());
   return true;
@@ -222,7 +222,7 @@ bool Receive::grant() {
       return false;
     }
     begin = mine_.chunks.load(std::memory_order_relaxed);
-    // The sender has yet to see that the last message has been read.
+    // The sender has not seen yet that the last message was read.
     if (theirs_.chunks.load(std::memory_order_acquire) != begin) return false;
     const Places places(group_, peer_, theirs_);
     if (local_.taken.size() < places.size()) local_.taken.resize(places.size(), 0);
@@ -244,7 +244,7 @@ bool Receive::grant() {
       found->dtype == static_cast<std::uint32_t>(request_.dtype) && found->count == request_.count;
   const bool first_is_there = bytes_ == 0 || found->chunk == begin_;
   if (agrees && first_is_there && chunks() == 1) {
-    // With one flag for both, the grant and what was read.
+    // One published flag tells both the grant and the read.
     mine_.granted.store(number_, std::memory_order_release);
     read_chunk();
     return true;

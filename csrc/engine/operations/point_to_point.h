@@ -1,15 +1,16 @@
-// send and recv on one host: the messages of a tag from one rank to another, apart from all others.
+// send and recv on one host.
 //
-// A sender ANNOUNCES what it has, and fills the channel's buffer with its first chunks if that is
-// free. A receiver looks through the announcements for its tag and GRANTS one, when no other
-// message goes through the channel; it says what it called itself, so that both see whether they
-// agree, before anything is read. Then the sender fills the two halves of the buffer in turn, and
-// the receiver empties them. m bytes are written and read once. A send is done when the receiver
-// has it all.
+// Each direction of each pair of ranks has a channel: a buffer of two halves, and announcements.
+//   announce  The sender announces its message. If the buffer is free, it writes its first chunks.
+//   grant     The receiver looks through the announcements for its tag and grants one, if no other
+//             message goes through the channel. It publishes what it has called itself, so both
+//             sides compare before anything is read.
+//   move      The sender fills the two halves in turn, and the receiver empties them.
+// m bytes are written once and read once. A send is done when the receiver has all of it.
 //
-// A first chunk that was put there early is lost when a message of another tag is granted before:
-// the number of chunks that have gone through the channel says so, on both sides, and it is sent
-// again. The receiver grants the next when the sender has counted all of the last.
+// A first chunk that was written early is overwritten if a message of another tag is granted first.
+// Both sides see that by the number of chunks that have gone through the channel, and it is sent
+// again. The receiver grants the next message once the sender has counted all chunks of the last.
 #pragma once
 
 #include <algorithm>
@@ -26,14 +27,14 @@ class PairOperation : public Operation {
   // Throws CollectiveFailure (kMismatch) where the two sides differ.
   void compare(std::uint64_t their_dtype, std::uint64_t their_count) const;
   std::uint64_t chunks() const { return end_ - begin_; }
-  // That fill the buffer before they are asked for.
+  // How many are written before the message is granted.
   std::uint64_t early_chunks() const { return std::min<std::uint64_t>(total_, 2); }
   std::size_t bytes_of(std::uint64_t chunk) const;
 
   Member peer_;
   std::size_t bytes_;
   std::uint64_t total_;      // chunks of this message
-  std::uint64_t begin_ = 0;  // chunks moved through the channel before this message, and after it
+  std::uint64_t begin_ = 0;  // chunks through the channel before this message, and after it
   std::uint64_t end_;
   std::uint64_t next_ = 0;
   bool moving_ = false;  // granted
@@ -50,7 +51,7 @@ class Send final : public PairOperation {
  private:
   bool find_place();
   Announcement& own_announcement(std::size_t place);
-  bool announce();  // false: there is no place for it
+  bool announce();  // false: there is no free place
   bool granted();
   void write_chunk(std::uint64_t chunk);
   void finish();
@@ -60,16 +61,16 @@ class Send final : public PairOperation {
   Outgoing& local_;
   std::uint64_t number_ = 0;  // of the announcement
   std::size_t place_ = 0;
-  std::uint64_t early_ = kNoChunk;  // as which the first chunk was put into the buffer
+  std::uint64_t early_ = kNoChunk;  // the number of the first chunk, if it was written early
 };
 
 class Receive final : public PairOperation {
  public:
   Receive(Group& group, const Task& task, std::uint64_t sequence);
   ~Receive() override;
-  // Whether a message of that tag is announced, and nothing keeps it from being received.
+  // Whether a message with that tag is announced and can be received now.
   static bool is_there(Group& group, Member source, int tag);
-  // Whether one has been granted.
+  // Whether it has granted a message.
   bool has_begun() const { return number_ != 0; }
 
   void start() override {}
@@ -86,7 +87,7 @@ class Receive final : public PairOperation {
   SendingHalf& theirs_;
   Incoming& local_;
   std::uint64_t number_ = 0;  // of the announcement that was granted
-  bool early_ = false;        // its first chunks were put there before it was granted
+  bool early_ = false;        // its first chunks were written before the grant
 };
 
 }  // namespace pycollective

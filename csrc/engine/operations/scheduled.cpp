@@ -9,17 +9,17 @@
 namespace pycollective {
 namespace {
 
-// Parts are a multiple of so many elements: whole lines of any type, and room for whole steps.
+// Parts are a multiple of so many elements: whole cache lines of any type, and whole vector steps.
 constexpr std::size_t kPartUnit = 64;
 static_assert(kPartUnit % kNodeRoom == 0);
-// A slot that is larger leaves the cache before it is read; with smaller parts, flags cost more.
+// A larger slot leaves the cache before it is read; with smaller parts, flags cost more.
 constexpr std::size_t kLargestSlot = std::size_t{256} << 10;
 constexpr std::size_t kLargestPart = std::size_t{128} << 10;
 // Between hosts a message costs more than a cache miss.
 constexpr std::size_t kLargestInternodeSlot = std::size_t{4} << 20;
 constexpr std::size_t kLargestInternodePart = std::size_t{1} << 20;
 constexpr std::size_t kSmallestInternodePart = std::size_t{512} << 10;
-// What messages to and from every rank would have staged, where they are packed.
+// Staging memory for packed messages to and from every rank.
 constexpr std::size_t kMostStaged = std::size_t{256} << 20;
 constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
 // A message is cut into at least this many chunks, so that moving and combining overlap.
@@ -27,8 +27,8 @@ constexpr std::size_t kFewestChunks = 4;
 constexpr int kEventBits = 20;
 
 using PieceLength = std::uint32_t;  // bytes; a part is a few MiB at most
-// Lengths are copied as they lie in memory, and docs/wire.md says in which order that is; so do the
-// codecs (kernels/pack/block.inl).
+// Lengths are copied as they lie in memory, and docs/wire.md states that byte order; the codecs
+// rely on it, too (kernels/pack/block.inl).
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
 }  // namespace
@@ -42,12 +42,12 @@ Scheduled::Slot Scheduled::slot_of(const Group& group, const Task& task) {
           group.slots_bytes()};
 }
 
-bool Scheduled::has_room(const Group& group, const Task& task) {
+bool Scheduled::fits(const Group& group, const Task& task) {
   const Slot slot = slot_of(group, task);
   return slot.bytes_of_an_element * kPartUnit <= slot.room;
 }
 
-void Scheduled::require_room(const Group& group, const Task& task) {
+void Scheduled::require_fit(const Group& group, const Task& task) {
   const Request& request = *task.request;
   const Program& program = *task.program;
   const World& world = group.world();
@@ -56,7 +56,7 @@ void Scheduled::require_room(const Group& group, const Task& task) {
     throw CollectiveFailure({FailureKind::kConfiguration, world.rank, request.kind, 0,
                              std::string(name_of(request.kind)) + ": the program of '" +
                                  program.algorithm + "' is another call's or communicator's"});
-  if (has_room(group, task)) return;
+  if (fits(group, task)) return;
   const Slot slot = slot_of(group, task);
   throw CollectiveFailure(
       {FailureKind::kConfiguration, group.world().rank, request.kind, 0,
@@ -76,7 +76,7 @@ Scheduled::Scheduled(Group& group, const Task& task, std::uint64_t sequence)
       executor_(group, request_),
       element_(size_of(request_.dtype)),
       node_(node_size(request_.dtype, request_.reduce_op)) {
-  // Of the communicator, not of this rank: all must cut the buffer alike.
+  // Decided for the communicator, not for this rank: all ranks must cut the buffer alike.
   const bool internode = program_.members != program_.ranks;
   if (internode) internode_.emplace(group, task, sequence);
   tries_ = task.trial && WireTrial::is_try(task.call_of_trial);
@@ -89,21 +89,21 @@ Scheduled::Scheduled(Group& group, const Task& task, std::uint64_t sequence)
   const Slot slot = slot_of(group, task);
   const std::size_t bytes = std::max(slot.bytes_of_an_element, element_);
   while (slots_ > 1 && bytes * kPartUnit * slots_ > slot.room) --slots_;
-  const std::size_t fits =
+  const std::size_t most_that_fit =
       std::min(slot.room / slots_, internode ? kLargestInternodeSlot : kLargestSlot) / bytes;
   const std::size_t wanted =
       std::clamp(shards_.longest() * element_ / (internode ? 2 : kFewestChunks),
                  internode ? kSmallestInternodePart : kSmallestPart,
                  internode ? kLargestInternodePart : kLargestPart) /
       element_;
-  std::size_t most = std::min(fits, wanted);
+  std::size_t most = std::min(most_that_fit, wanted);
   if (packs_)  // each message is staged
     most =
         std::min(most, kMostStaged / (slots_ * node_ * static_cast<std::size_t>(program_.ranks)));
   part_ = std::max(most / kPartUnit * kPartUnit, kPartUnit);
   chunks_ = (shards_.longest() + part_ - 1) / part_;
-  // Messages that carry nothing are waited for all the same: a barrier's, and those of an empty
-  // buffer, for ranks that exchange none learn of a mismatch from those that do.
+  // A barrier's messages, and those of an empty buffer, are awaited all the same: ranks that
+  // exchange no data learn of a mismatch from those that do.
   if (internode) chunks_ = std::max<std::size_t>(chunks_, 1);
 }
 
@@ -124,7 +124,7 @@ std::set<int> Scheduled::internode_unfinished() const {
 }
 
 bool Scheduled::finished_by(Member member) const {
-  // Also before this rank has begun: others may have come, and be through, since it looked.
+  // Also before this rank has begun: others may have arrived and finished since it looked.
   const std::uint64_t base = begun_ ? base_ : executor_.chunks_done();
   return arrival_.arrived(member) && executor_.has_done(member, base + chunks_);
 }
@@ -170,7 +170,7 @@ bool Scheduled::slot_is_free(std::size_t chunk) const {
   return true;
 }
 
-// Whether there was anything to do.
+// Returns whether it made progress.
 bool Scheduled::go_on(Run& run) {
   const std::size_t slot = run.chunk % slots_;
   const std::size_t from = run.next;
@@ -212,7 +212,7 @@ bool Scheduled::go_on(Run& run) {
 }
 
 Range Scheduled::part_of(std::int32_t shard, std::size_t chunk) const {
-  // Blocks of pairs are alike: any one's part will do.
+  // All blocks of pairs have the same length.
   return shards_.part(program_.pieces == Pieces::kPairs ? 0 : shard, chunk, part_);
 }
 
@@ -332,7 +332,7 @@ void Scheduled::unpack(const Message& message, std::size_t chunk, const std::byt
     PieceLength length = 0;
     std::memcpy(&length, from, sizeof(length));
     from += sizeof(length);
-    // What is no longer than its elements lies within the message's capacity.
+    // A piece that is no longer than its elements lies within the message's capacity.
     if (length > bytes_of(to, chunk) ||
         !packing_of(to).unpack(from, length, at(to, chunk), part_of(to.shard, chunk).length))
       throw CollectiveFailure({FailureKind::kAborted, group_.world().rank, request_.kind, sequence_,

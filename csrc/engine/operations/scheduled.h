@@ -1,15 +1,15 @@
-// Any algorithm: interprets a program (program.h), pipelined by slots. What its steps are on the
-// memory at hand is the executor's (host_executor.h).
+// Any algorithm: interprets an execution plan (plans/program.h), pipelined by slots. The executor
+// does its steps on the memory at hand (host_executor.h).
 //
-// The buffer's shards are cut into chunks of `part` elements. The program runs once for each chunk,
-// in slot (chunk mod slots_), and up to slots_ chunks (kChunkSlots at most) are under way at once:
-// where one has to wait, the next goes on. Within a chunk a rank does its instructions in order.
+// Shards are cut into chunks of `part` elements. The plan runs once for each chunk, in slot (chunk
+// mod slots_). Up to slots_ chunks (kChunkSlots at most) are under way at once: while one waits,
+// the next goes on. Within a chunk a rank executes its instructions in order.
 //
 //   published[slot]   of the own mailbox: (chunk, events) of what peers may read there
-//   combined          chunks that this rank has done with, in order: it reads nothing of them any
-//                     more, and what it wrote is its peers' to read
+//   combined          the number of chunks that this rank has finished, in order: it reads nothing
+//                     of them any more, and peers may read what it wrote
 //
-// A slot is used again once all who read from it have done with the chunk before. No deadlock: the
+// A slot is reused once all its readers have finished the chunk before. There is no deadlock: the
 // oldest chunk needs nothing of a later one, and within a chunk the schedule is proved
 // (pycollective/schedule/proof.py).
 #pragma once
@@ -33,9 +33,9 @@ namespace pycollective {
 class Scheduled final : public Operation {
  public:
   // Whether the group's memory is large enough for the program: on all ranks or none.
-  static bool has_room(const Group& group, const Task& task);
+  static bool fits(const Group& group, const Task& task);
   // Throws CollectiveFailure (kConfiguration) where it is not.
-  static void require_room(const Group& group, const Task& task);
+  static void require_fit(const Group& group, const Task& task);
 
   Scheduled(Group& group, const Task& task, std::uint64_t sequence);
 
@@ -80,7 +80,7 @@ class Scheduled final : public Operation {
   const Ref& piece(const Message& message, std::int32_t number) const;
   void gather(const Message& message, std::size_t chunk, std::byte* to) const;
   void scatter(const Message& message, std::size_t chunk, const std::byte* from) const;
-  // Packed: each piece behind the length that it takes. (docs/wire.md)
+  // In a packed message each piece follows its packed length (docs/wire.md).
   std::size_t capacity_of(const Message& message, std::size_t chunk) const;
   std::size_t pack(const Message& message, std::size_t chunk, std::byte* to) const;
   void unpack(const Message& message, std::size_t chunk, const std::byte* from) const;
@@ -104,7 +104,7 @@ class Scheduled final : public Operation {
   std::size_t chunks_ = 0;
   std::size_t slots_ = kChunkSlots;  // chunks under way at once
   bool begun_ = false;
-  std::uint64_t base_ = 0;               // chunks that every rank had handled before this operation
+  std::uint64_t base_ = 0;               // chunks of earlier operations, on every rank
   std::size_t oldest_ = 0;               // chunk that is not done
   std::size_t started_ = 0;              // chunks
   std::array<Run, kChunkSlots> runs_{};  // by slot
@@ -113,7 +113,7 @@ class Scheduled final : public Operation {
   Packing packed_items_;
   Packing packed_nodes_;
   std::optional<std::chrono::steady_clock::time_point> all_called_;
-  std::vector<Term> many_terms_;  // room for more than a host has members
+  std::vector<Term> many_terms_;  // for more terms than a host has members
 };
 
 }  // namespace pycollective

@@ -1,15 +1,15 @@
-// Which sends to one peer may begin, where more wait than there are places for.
+// Which sends to one peer may begin, if more wait than there are places.
 //
-// Each tag's messages follow each other. Of every tag the first that lacks a place waits for one,
-// also while one of its tag is before it that needs none; and of these the ones that were called
-// first may have the places that are free. So as long as the peer leaves messages of fewer tags
-// unreceived than there are places, it can receive any other: none that was called later has taken
-// its place. Were a place given to whoever looks first, later ones might hold them all, and the
-// receive that comes before theirs would wait for ever. (The price: places lie idle that are kept
-// for sends which wait for one of their tag that needs none.)
+// Messages with one tag follow each other. For each tag, the oldest send without a place competes
+// for one, even while an earlier send of the tag that needs no place is under way. The oldest of
+// the competing sends get the free places. So as long as the peer leaves messages of fewer tags
+// unreceived than there are places, it can receive any other message. If places went to whichever
+// send looks first, later sends could hold them all, and a receive that comes before theirs would
+// wait for ever. (The price: a place stays free while its send waits for an earlier one of its
+// tag.)
 //
-// A call costs the logarithm of the sends that wait; one that waits looks at no more than there are
-// places. One send after another allocates nothing.
+// A call costs the logarithm of the number of waiting sends. A waiting send looks at no more
+// entries than there are places. Sends one after another allocate nothing.
 #pragma once
 
 #include <cstddef>
@@ -21,20 +21,20 @@
 
 namespace pycollective {
 
-// Of the sends that need a place, from their calls until they end. Each is known by its tag and its
-// number, which grows with the calls. Thread-safe, with a lock of its own: calls are told of under
-// the communicator's, and must not wait for what is copied or sent.
+// The sends that need a place, from call to end, by tag and number; numbers grow with the calls.
+// Thread-safe, with a lock of its own: call() runs under the communicator's lock, and must not wait
+// for data to be copied or sent.
 class SendOrder {
  public:
   explicit SendOrder(std::size_t places) : free_(places) {}
 
-  // In the order of the calls.
+  // Adds a send. In the order of the calls.
   void call(int tag, std::uint64_t number) {
     const std::lock_guard lock(mutex_);
     const auto at = sends_.put({tag, number});
     if (at == sends_.all.begin() || std::prev(at)->first != tag) lacking_.put(number);
   }
-  // For the first of its tag; false while what is free is for others.
+  // For the oldest send of its tag. False while the free places belong to older sends.
   bool take_place(std::uint64_t number) {
     const std::lock_guard lock(mutex_);
     std::size_t left = free_;
@@ -46,7 +46,7 @@ class SendOrder {
     --free_;
     return true;
   }
-  // It gives its place back. The next of its tag lacks one from then on.
+  // Frees the place of a send. The next one of its tag competes from then on.
   void end(int tag, std::uint64_t number) {
     const std::lock_guard lock(mutex_);
     ++free_;
@@ -55,7 +55,7 @@ class SendOrder {
   }
 
  private:
-  // A set that keeps the memory of what was taken last for what is put next.
+  // A set that reuses the memory of the element taken last for the next one put.
   template <class Value>
   struct Kept {
     using Set = std::set<Value>;
@@ -64,7 +64,7 @@ class SendOrder {
       spare.value() = value;
       return all.insert(std::move(spare)).position;
     }
-    // What is there, if any. The one behind it.
+    // Removes the element at `at`, if any. Returns the one behind it.
     typename Set::iterator take(typename Set::const_iterator at) {
       if (at == all.end()) return all.end();
       const auto next = std::next(at);
@@ -78,7 +78,7 @@ class SendOrder {
   std::mutex mutex_;
   std::size_t free_;
   Kept<std::pair<int, std::uint64_t>> sends_;  // that have not ended
-  Kept<std::uint64_t> lacking_;                // of each tag the first that has no place
+  Kept<std::uint64_t> lacking_;                // for each tag, the oldest send without a place
 };
 
 }  // namespace pycollective

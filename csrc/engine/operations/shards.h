@@ -1,8 +1,8 @@
 // The caller's buffers: how much each holds, which elements belong to which rank, and which part of
 // them is handled in a chunk.
 //
-// Equal shards are a matter of arithmetic, so nothing here grows with the ranks; where each uneven
-// one begins is kept, without allocation for as many ranks as a host has.
+// Equal shards are computed, so nothing here grows with the ranks. The begins of uneven shards are
+// kept, without allocation for as many ranks as a host has.
 #pragma once
 
 #include <algorithm>
@@ -18,12 +18,12 @@
 
 namespace pycollective {
 
-// memcpy that allows no bytes (then any pointers) and from == to (an operation in place).
+// memcpy that allows zero bytes (then any pointers) and from == to (an operation in place).
 inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
 }
 
-// Elements, of a rank that has the buffer.
+// The elements of a rank that has the buffer.
 inline std::size_t elements_held(Holds holds, const Request& request, int rank, int ranks) {
   switch (holds) {
     case Holds::kNothing:
@@ -41,7 +41,7 @@ inline std::size_t elements_held(Holds holds, const Request& request, int rank, 
   return 0;
 }
 
-// Elements; none where the rank has no such buffer.
+// The elements of a rank's buffer; 0 where it has none.
 inline std::size_t elements_of(const Buffer& buffer, const Request& request, int rank, int ranks) {
   return has(buffer, rank, request.root) ? elements_held(buffer.holds, request, rank, ranks) : 0;
 }
@@ -121,9 +121,9 @@ class Shards {
     return ((count + n - 1) / n + line - 1) / line * line;
   }
 
-  std::size_t longest_ = 0;  // of equal shards each, but for the last ones
+  std::size_t longest_ = 0;  // the length of each equal shard but the last ones
   std::size_t total_ = 0;
-  int owner_ = -1;  // of everything, where one is
+  int owner_ = -1;  // the one that owns everything, if any
   bool uneven_ = false;
   // Of uneven shards: where each begins, and the end.
   std::array<std::size_t, kMaxMembers + 1> few_;

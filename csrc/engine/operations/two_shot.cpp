@@ -7,7 +7,7 @@
 namespace pycollective {
 namespace {
 
-// Parts larger than this leave the cache before they are read; with fewer, flags cost more.
+// Larger parts leave the cache before they are read; with smaller ones, flags cost more.
 constexpr std::size_t kLargestPart = std::size_t{128} << 10;
 constexpr std::size_t kSmallestPart = std::size_t{8} << 10;
 // A message is cut into at least this many chunks, so that copying and combining overlap.
@@ -22,7 +22,7 @@ TwoShot::TwoShot(Group& group, const Task& task, std::uint64_t sequence)
       element_(size_of(task.request->dtype)) {
   const Request& request = *task.request;
   const auto n = static_cast<std::size_t>(group.size());
-  // Slots for what this kind of operation moves: n-1 peers' parts each, and one result.
+  // Slots for what this kind of operation moves: n-1 parts for peers, and one result.
   const std::size_t leaves = only_shares(request.kind) ? 0 : n - 1;
   const std::size_t results =
       traits_of(request.kind).output.holds == Holds::kShard || only_exchanges(request.kind) ? 0 : 1;
@@ -47,7 +47,7 @@ bool TwoShot::fetches() const {
 }
 
 bool TwoShot::finished_by(Member member) const {
-  // Also before this rank has begun: others may have come, and be through, since it looked.
+  // Also before this rank has begun: others may have arrived and finished since it looked.
   const std::uint64_t base = stage_ != Stage::kArrival
                                  ? base_
                                  : group_.own().progress.combined.load(std::memory_order_relaxed);
@@ -111,7 +111,7 @@ void TwoShot::copy_in(std::size_t chunk) {
                  part.length * element_);
     }
   }
-  // Also where nothing was copied: it tells that this rank has fetched up to chunk - 3.
+  // Also if nothing was copied: it tells that this rank has fetched up to chunk - 3.
   group_.publish(group_.own().progress.copied_in, base_ + chunk + 1);
 }
 
@@ -151,7 +151,7 @@ void TwoShot::reduce_part(std::size_t chunk) {
       return reduce_(leaves, group_.size(),
                      output + (part.begin - shards_.begin(me.index())) * element_, nullptr,
                      part.length);
-    default:  // reduce: the root needs no copy of its own part, the others have no output
+    default:  // reduce: the root needs no copy of its part, and the others have no output
       return reduce_(leaves, group_.size(), me == root() ? output + part.begin * element_ : result,
                      nullptr, part.length);
   }

@@ -1,4 +1,4 @@
-// Large messages: shards in cache-sized slots, leaves to the owner, results to all, pipelined.
+// Large messages: leaves go to each shard's owner, results to all, pipelined in cache-sized chunks.
 //
 // The buffer is cut into one shard a rank, each shard into chunks of `part` elements. For each
 // chunk c, on each rank:
@@ -45,17 +45,17 @@ class TwoShot final : public Operation {
   void exchange_part(std::size_t chunk);
   void share_part(std::size_t chunk);
 
-  // The direct paths are for one host, where rank r is member r.
+  // The direct paths run on one host, where rank r is member r.
   Member root() const { return Member(request_.root); }
-  // How far `steps` around the ring of members.
+  // The member `steps` after this one around the ring.
   Member after_me(int steps) const { return Member((group_.me().index() + steps) % group_.size()); }
   Range part_of(Member owner, std::size_t chunk) const {
     return shards_.part(owner.index(), chunk, part_);
   }
   std::byte* leaf_slot(Member member, std::size_t chunk, Member owner) const;
   std::byte* result_slot(Member member, std::size_t chunk) const;
-  bool copies_in(Member member) const;  // whether it hands leaves or parts to their owners
-  bool fetches() const;                 // whether this rank collects the results of others
+  bool copies_in(Member member) const;  // whether it gives leaves or parts to their owners
+  bool fetches() const;                 // whether this rank fetches the results of others
 
   ArrivalBarrier arrival_;
   Shards shards_;
@@ -63,10 +63,10 @@ class TwoShot final : public Operation {
   std::size_t element_;   // bytes
   std::size_t part_ = 0;  // elements of a shard in a chunk
   std::size_t chunks_ = 0;
-  std::uint64_t base_ = 0;  // chunks that every rank had handled before this operation
+  std::uint64_t base_ = 0;  // chunks of earlier operations, on every rank
   std::size_t round_ = 0;   // i above
   Stage stage_ = Stage::kArrival;
-  int peer_ = 1;  // how far around the members the current stage has come
+  int peer_ = 1;  // how far around the ring the current stage has come
 };
 
 }  // namespace pycollective
