@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist  # what ranks are forked of has it
 
 import pycollective as pc
-from pycollective.transport.gloo import C10dTransport
+from pycollective.transport.gloo import GlooTransport
 from tests.harness import results, run_ranks, thread_names
 from tests.joining import failing
 
@@ -43,7 +43,7 @@ def split_beside_a_death(comm):
     comm.timeout = comm._world.transport._timeout = LONG
     comm.barrier()
     if comm.rank == 2:
-        C10dTransport.split = lambda *_: os._exit(3)
+        GlooTransport.split = lambda *_: os._exit(3)
     return *failing(comm.split, 0), comm.failure
 
 
@@ -57,10 +57,10 @@ def test_a_rank_that_dies_in_a_split_is_named_by_all():
         assert failure is not None  # of the communicator that was split
 
 
-def stay_away(_self, _members, _across, glance):
+def stay_away(_self, _members, _across, poll):
     """In place of connecting: alive, until the group fails."""
     while True:
-        glance()
+        poll()
         time.sleep(0.01)
 
 
@@ -70,7 +70,7 @@ def interrupted_in_a_split(comm):
     if comm.rank == 0:
         interrupt_soon()
     else:
-        C10dTransport.split = stay_away
+        GlooTransport.split = stay_away
     how = failing(comm.split, 0)
     end = time.monotonic() + LONG / 3
     while connecting_threads() and time.monotonic() < end:
@@ -92,7 +92,7 @@ def test_ctrl_c_ends_a_split_and_all_are_told():
 
 def init_beside_a_death(_):
     if os.environ["PYCOLLECTIVE_RANK"] == "2":
-        C10dTransport.__init__ = lambda *_: os._exit(3)
+        GlooTransport.__init__ = lambda *_: os._exit(3)
     return failing(pc.init, timeout=LONG)
 
 
@@ -115,7 +115,7 @@ def init_beside_who_stays_away(_, port):
             store.wait(["over 0", "over 1"])
             raise pc.CollectiveAborted("it has stayed away")
 
-        C10dTransport.__init__ = stays_away
+        GlooTransport.__init__ = stays_away
     how = failing(pc.init, rank=rank, size=3, store=store, timeout=10, topology="3x1")
     store.set(f"over {rank}", "")
     if rank == 0:  # which serves it
@@ -135,7 +135,7 @@ def test_who_stays_away_is_named_at_the_timeout_where_the_store_is_torchs():
 def split_beside_who_stays_away(comm):
     comm.timeout, comm._world.transport._timeout = LONG, 4
     if comm.rank == 3:
-        C10dTransport.split = stay_away
+        GlooTransport.split = stay_away
     return failing(comm.split, comm.rank // 2)
 
 

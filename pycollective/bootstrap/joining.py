@@ -221,7 +221,7 @@ def _connect(where: FirstRendezvous, transport: str) -> Communicator:
 
 
 def _connect_hosts(where: FirstRendezvous) -> Communicator:
-    from pycollective.transport.c10d import C10dTransport, MessageStore
+    from pycollective.transport.gloo import GlooTransport, MessageStore
 
     rank, size = where.rank, where.size
     everybody = where.of_all()
@@ -231,7 +231,7 @@ def _connect_hosts(where: FirstRendezvous) -> Communicator:
         mine = Record(size=size, data_bytes=joined.data_bytes, address=store.address)
         common = Common.from_text(everybody.exchange(mine, Common.of_records), joined.data_bytes)
         store.reach(common.address, where.timeout, everybody.raise_problem, size)
-        transport = C10dTransport(
+        transport = GlooTransport(
             store, f"{where.prefix}/messages", rank, size, where.timeout, everybody.raise_problem
         )
         everybody.confirm()

@@ -10,7 +10,7 @@ from pycollective.planning.programs import Programs
 
 if TYPE_CHECKING:
     from pycollective.schedule.select import Table
-    from pycollective.transport.transport import Transport
+    from pycollective.transport import Transport
 
 
 @dataclass(frozen=True)

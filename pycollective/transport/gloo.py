@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _LOOPBACK = "127.0.0.1"
 _OUTSIDE = "192.0.2.1"  # of no host (RFC 5737): the way there is the way to all that is far
-_LOOK_EVERY = 0.05  # seconds, while it connects, for signals and failures
-_GLANCES_IN_A_SECOND = 5_000  # of all ranks together, perhaps at one store; see rendezvous.py
+_LOOK_EVERY = 0.05  # seconds between looks for signals and failures while it connects
+_POLLS_IN_A_SECOND = 5_000  # of all ranks together, perhaps at one store; see rendezvous.py
 
 
 class MessageStore:
@@ -72,8 +72,8 @@ class MessageStore:
                 raise
             self.address = f"{host}:{port}"
 
-    def reach(self, address: str, timeout: float, glance: Callable[[], None], size: int) -> None:
-        """Connect to the store that rank 0 serves, where it does; see `C10dTransport`."""
+    def reach(self, address: str, timeout: float, poll: Callable[[], None], size: int) -> None:
+        """Connect to the store that rank 0 serves, where it does."""
         if self.torch is None:
             from pycollective._torch import Connecting
 
@@ -82,7 +82,7 @@ class MessageStore:
                 connecting = Connecting.to_store(host, int(port), timeout)
             except (RuntimeError, TypeError, ValueError) as error:
                 raise self._not_reached(address, error) from error
-            _await(connecting, glance, size)  # whose errors are glance's
+            _await(connecting, poll, size)  # whose errors are poll's
             try:
                 self.torch = connecting.store
             except RuntimeError as error:
@@ -97,11 +97,11 @@ class MessageStore:
 
 
 def own_address(meets_at: str = "") -> str:
-    """This host's address for ranks of others: from which packets go to torchrun's master, to
-    `meets_at`, to where this host's own name leads, or out of this network.
+    """Return this host's address for ranks of other hosts.
 
-    A host's name may lead to 127.0.1.1 (on Debian it does), where no other host finds it: loopback
-    comes last.
+    It is the one from which packets go to torchrun's master, to `meets_at`, to where this host's
+    own name leads, or out of this network. A host's name may lead to 127.0.1.1 (on Debian it does),
+    where no other host finds it, so loopback comes last.
     """
     loopback = ""
     # One after the other: to look up a name may take long.
@@ -114,7 +114,7 @@ def own_address(meets_at: str = "") -> str:
 
 
 def _towards(target: str) -> str:
-    """From which address packets go there; empty where none can. Nothing is sent."""
+    """Return the address from which packets go there; empty where none can. Sends nothing."""
     with suppress(OSError, ValueError):  # of a name that is none, too
         if target:
             family, _, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
@@ -138,8 +138,8 @@ def _distributed() -> Any:
     return dist
 
 
-class C10dTransport:
-    """See `Transport`.
+class GlooTransport:
+    """A `Transport` over a Gloo process group.
 
     Args:
         store: where its process group meets.
@@ -147,7 +147,7 @@ class C10dTransport:
         rank: this rank of the communicator.
         size: its ranks.
         timeout: seconds that connecting may take.
-        glance: asked now and then while it connects; what it raises ends that.
+        poll: called now and then while it connects; what it raises ends that.
         members: of `split`: what its ranks are called on the group that is split, in messages.
 
     Raises:
@@ -164,27 +164,24 @@ class C10dTransport:
         rank: int,
         size: int,
         timeout: float,
-        glance: Callable[[], None],
+        poll: Callable[[], None],
         members: list[int] | None = None,
     ) -> None:
         self._store, self._prefix, self._timeout = store, prefix, timeout
         self._rank = rank
         self._splits = 0
         op, numbers = ("split", members) if members else ("init", range(size))
-        self.link = _connect(store, prefix, rank, numbers, timeout, glance, op)
+        self.link = _connect(store, prefix, rank, numbers, timeout, poll, op)
 
     def split(
-        self, members: list[int] | None, across: bool, glance: Callable[[], None]
-    ) -> C10dTransport | None:
-        """See `Transport`."""
+        self, members: list[int] | None, across: bool, poll: Callable[[], None]
+    ) -> GlooTransport | None:
         self._splits += 1
         if members is None or not across:
             return None
         prefix = f"{self._prefix}/split{self._splits}/{members[0]}"
         rank = members.index(self._rank)
-        return C10dTransport(
-            self._store, prefix, rank, len(members), self._timeout, glance, members
-        )
+        return GlooTransport(self._store, prefix, rank, len(members), self._timeout, poll, members)
 
 
 def _connect(
@@ -193,10 +190,10 @@ def _connect(
     rank: int,
     numbers: Sequence[int],
     timeout: float,
-    glance: Callable[[], None],
+    poll: Callable[[], None],
     op: str,
 ) -> object:
-    """A link that joins all ranks; `numbers`: theirs in messages."""
+    """Return a link that joins all ranks; errors call them by `numbers`."""
     dist = _distributed()
     size, number = len(numbers), numbers[rank]
     from pycollective._torch import Connecting
@@ -206,7 +203,7 @@ def _connect(
         connecting = Connecting.to_ranks(_alone(store.device, timeout), keys, rank, size)
     except RuntimeError as error:
         raise _not_connected(number, error) from error
-    _await(connecting, glance, size)
+    _await(connecting, poll, size)
     try:
         return connecting.link()
     except RuntimeError as error:
@@ -222,22 +219,22 @@ def _connect(
         ) from error
 
 
-def _await(connecting: Connecting, glance: Callable[[], None], size: int) -> None:
-    """Wait until it has ended; give it up where `glance`, or a signal's handler, raises."""
-    between = max(_LOOK_EVERY, size / _GLANCES_IN_A_SECOND)
-    next_glance = monotonic() + _LOOK_EVERY
+def _await(connecting: Connecting, poll: Callable[[], None], size: int) -> None:
+    """Wait until it has ended; give it up where `poll`, or a signal's handler, raises."""
+    between = max(_LOOK_EVERY, size / _POLLS_IN_A_SECOND)
+    next_poll = monotonic() + _LOOK_EVERY
     try:
         while not connecting.wait(_LOOK_EVERY):
-            if monotonic() >= next_glance:
-                glance()
-                next_glance = monotonic() + between
+            if monotonic() >= next_poll:
+                poll()
+                next_poll = monotonic() + between
     except BaseException:
         connecting.give_up()
         raise
 
 
 def _alone(device: str, timeout: float) -> Any:
-    """A Gloo group of one rank, with the devices that others are to have."""
+    """Return a Gloo group of one rank, with the devices that the real group is to have."""
     dist = _distributed()
     limit = timedelta(seconds=timeout)
     if not device:

@@ -1,8 +1,8 @@
-"""Over MPI: whichever MPI the program was launched with.
+"""The transport over MPI: whichever MPI the program was launched with.
 
-mpi4py knows which that is, and what its handles are; the messages go straight to its library
+mpi4py knows which MPI that is and what its handles are; the messages go straight to its library
 (`csrc/mpi/`). Each communicator has an MPI communicator of its own, so that its messages meet no
-others; making one is polled, so that no wait is unbounded.
+others. Making one is polled, so that no wait is unbounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MARK = 0x5A5A1234  # a number that a status does not have by chance
 
 
 class MpiTransport:
-    """See `Transport`.
+    """A `Transport` over an MPI communicator.
 
     Args:
         comm: an MPI communicator of its own; freed when the communicator closes.
@@ -67,19 +67,19 @@ class MpiTransport:
         self._begun: list[tuple[Any, Any]] = []
 
     def split(
-        self, members: list[int] | None, across: bool, glance: Callable[[], None]
+        self, members: list[int] | None, across: bool, poll: Callable[[], None]
     ) -> MpiTransport | None:
-        """See `Transport`. The groups share one duplicate: their ranks send each other nothing."""
+        # The groups share one duplicate: their ranks send each other nothing.
         if not across:
             return None
-        comm = self._duplicate(glance)
+        comm = self._duplicate(poll)
         if members is None:
             comm.Free()
             return None
         return MpiTransport(comm, [self._ranks[member] for member in members], self._timeout, True)
 
-    def _duplicate(self, glance: Callable[[], None]) -> Any:
-        """A duplicate of the MPI communicator, which all of its ranks make."""
+    def _duplicate(self, poll: Callable[[], None]) -> Any:
+        """Duplicate the MPI communicator; all of its ranks do."""
         if not self._begun:
             self._begun.append(self._comm.Idup())
         made, request = self._begun[0]
@@ -93,14 +93,14 @@ class MpiTransport:
                     rank,
                     "split",
                 )
-            glance()
+            poll()
             time.sleep(_POLL)
         del self._begun[0]
         return made
 
 
 def _error_offset(mpi: Any) -> int:
-    """Where MPI_ERROR lies in a status, in bytes, which differs between MPIs."""
+    """Return the byte offset of MPI_ERROR in a status, which differs between MPIs."""
     status = mpi.Status()
     status.Set_error(_MARK)
     raw = ctypes.string_at(mpi._addressof(status), mpi._sizeof(mpi.Status))
@@ -108,5 +108,5 @@ def _error_offset(mpi: Any) -> int:
 
 
 def _handle(value: int) -> int:
-    """A handle as an unsigned number of 64 bits."""
+    """Return a handle as an unsigned number of 64 bits."""
     return value & 0xFFFF_FFFF_FFFF_FFFF
