@@ -1,9 +1,8 @@
-"""The error hierarchy, and what still holds after each (docs/errors.md).
+"""The error hierarchy (docs/errors.md).
 
-`CollectiveError` and its kinds fail the communicator: it refuses further work at once, on every
-rank; buffers of the failed call are undefined, all others are untouched; `Communicator.failure`
-keeps the cause. `ConfigurationError` is raised before anything moves and leaves the communicator
-usable.
+A `CollectiveError` fails the communicator: it refuses further work at once, on every rank. Buffers
+of the failed call are undefined, all others are untouched. `Communicator.failure` keeps the cause.
+A `ConfigurationError` is raised before anything moves and leaves the communicator usable.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ _NAMED_AT_MOST = 32  # ranks in a message; kMostAbsent of connecting.cpp is one 
 
 
 def named(ranks: Sequence[int], counted: bool = True) -> str:
-    """These ranks in a message: ``rank(s) 1, 3``.
+    """Return these ranks as words of a message: ``rank(s) 1, 3``.
 
     Args:
         ranks: in order.
-        counted: whether they are all there are. Otherwise there may be others beyond the last.
+        counted: whether they are all; otherwise there may be others beyond the last.
     """
     more = len(ranks) - _NAMED_AT_MOST
     names = ", ".join(map(str, ranks[:_NAMED_AT_MOST]))
@@ -61,4 +60,4 @@ class CollectiveAborted(CollectiveError):
 
 
 class ConfigurationError(ValueError):
-    """The call or the set-up cannot be right as given; nothing moved, nothing was changed."""
+    """The call or the set-up is wrong as given; nothing moved, nothing was changed."""

@@ -1,7 +1,7 @@
-"""Whether this host has room for the shared memory that a group commits.
+"""Checks that this host has the shared memory that a group commits.
 
-Memory that a cgroup does not grant is not refused: the kernel kills whoever touches it. So it is
-asked for first. ``fallocate`` alone does not tell.
+The kernel does not refuse memory that a cgroup does not grant: it kills whoever touches it. So the
+limits are read first; ``fallocate`` alone does not tell.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _V1 = _Version(
 
 @dataclass(frozen=True)
 class Headroom:
-    """What can still be committed: `bytes`, as `limit` (a file) says."""
+    """The bytes that can still be committed, and the file that limits them."""
 
     bytes: int
     limit: str
 
 
 def headroom(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Headroom:
-    """The least of the machine's available memory and of every limit of this process's cgroups.
+    """Return the least of the machine's available memory and of this process's cgroups' limits.
 
     Args:
         proc: where proc is mounted.
@@ -60,8 +60,8 @@ def headroom(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"))
 def check(needed: int, ranks: int, room: Headroom | None = None) -> None:
     """Raise `ConfigurationError` where `ranks` ranks cannot commit `needed` bytes each.
 
-    All are asked for at once: the ranks of a host come at about the same time, and what each finds
-    free they would take together.
+    All are counted together: the ranks of a host come at about the same time, and each would find
+    the same memory free.
     """
     room = headroom() if room is None else room
     if needed * ranks > room.bytes:
@@ -88,7 +88,7 @@ def _machine(proc: Path) -> Headroom:
 
 
 def _walk(root: Path, relative: str, version: _Version) -> list[Headroom]:
-    """The limits from a cgroup up to the root; in a container the path may not exist below it."""
+    """Return the limits from a cgroup up to the root, below which containers may have nothing."""
     found = []
     folder = root / relative if relative else root
     for each in [folder, *folder.parents]:
@@ -102,6 +102,6 @@ def _walk(root: Path, relative: str, version: _Version) -> list[Headroom]:
 
 
 def _file_cache(folder: Path, version: _Version) -> int:
-    """Bytes of cached files: counted as usage, given back as soon as somebody needs memory."""
+    """Return the bytes of cached files: they count as usage, and are given back on demand."""
     stat = dict(line.split() for line in _lines(folder / "memory.stat"))
     return sum(int(stat.get(name, 0)) for name in version.file_cache)

@@ -1,4 +1,4 @@
-"""Which rank is on which host: found, checked, and told in few bytes."""
+"""The host of each rank: numbered, checked, and packed into few bytes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from pycollective.errors import ConfigurationError
 
 
 def number_hosts(names: Sequence[Hashable]) -> tuple[int, ...]:
-    """A number for each rank's host, from 0 in the order of their first ranks."""
+    """Return a number for each rank's host, from 0 in the order of their first ranks."""
     numbers: dict[Hashable, int] = {}
     return tuple(numbers.setdefault(name, len(numbers)) for name in names)
 
 
 def pack(host_of: Sequence[int]) -> str:
-    """The hosts of all ranks as text: some 100 bytes for thousands of ranks placed in any order
-    that repeats itself."""
+    """Return the hosts of all ranks as text.
+
+    It has some 100 bytes for thousands of ranks in any order that repeats itself.
+    """
     raw = struct.pack(f"<{len(host_of)}H", *host_of)
     return base64.b64encode(zlib.compress(raw)).decode()
 
 
 def unpack(text: str, size: int) -> tuple[int, ...]:
-    """What `pack` was given for `size` ranks.
+    """Return what `pack` was given for `size` ranks.
 
     Raises:
         ValueError, zlib.error, struct.error: this cannot be.
@@ -40,11 +42,11 @@ def unpack(text: str, size: int) -> tuple[int, ...]:
 
 
 def check_hosts(host_of: Sequence[int], names: Sequence[str] = ()) -> None:
-    """Refuse more ranks on one host than can share memory.
+    """Raise if a host has more ranks than can share memory.
 
     Args:
         host_of: the host of each rank.
-        names: of each rank's host, for the message; empty where the hosts are played.
+        names: of each rank's host, for the message; empty where the hosts are simulated.
     """
     host, ranks = Counter(host_of).most_common(1)[0]
     if ranks <= MAX_RANKS_PER_HOST:

@@ -1,4 +1,4 @@
-"""The contract in NumPy: the oracle that every kernel, algorithm and transport must equal in bits.
+"""The contract in NumPy: every kernel, algorithm and transport must give the same bits.
 
 As short as it can be, and independent of the native code. ``docs/contract.md`` says it in words.
 """

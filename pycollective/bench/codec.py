@@ -6,7 +6,7 @@ calls in fp32 and bf16 take turns, round after round; a time is the slowest rank
 is the median. Where all ranks are on one host, each is taken for a host of its own; exact packing
 is of what goes to other hosts, and wants some.
 
-What each call has made is looked at: dense averages, packed ones too, are the oracle's, bit for
+The result of each call is checked: dense averages, packed ones too, are the reference's, bit for
 bit; a codec's are the same on all ranks, and with what its state keeps they make the averages.
 """
 
@@ -52,7 +52,7 @@ COMPARED = ("exact", *CODECS)
 
 @dataclass(frozen=True)
 class Plan:
-    """What to compare. Raises `ConfigurationError` when made from what cannot be.
+    """What to compare. Raises `ConfigurationError` if that is impossible.
 
     Attributes:
         codec: of `COMPARED`.
@@ -68,7 +68,7 @@ class Plan:
 
     @classmethod
     def of(cls, codec: str, sizes: Iterable[int], density: float, rounds: int) -> Plan:
-        """A plan of sizes of at least a row."""
+        """Return a plan of sizes of at least a row."""
         row = 4 * _ROW
         return cls(codec, tuple(sorted({max(row, s // row * row) for s in sizes})), density, rounds)
 
@@ -85,13 +85,13 @@ class Plan:
         if self.codec == "exact":
             raise ConfigurationError(
                 "--codec exact packs what goes to other hosts, and all ranks are on one: give a "
-                "--topology for them to play, such as 2x1"
+                "--topology for them to simulate, such as 2x1"
             )
 
 
 @dataclass(frozen=True)
 class Way:
-    """What one way to average a gradient came to.
+    """The result of one way to average a gradient.
 
     Attributes:
         name: the codec's; "fp32" and "bf16" are dense.
@@ -148,21 +148,21 @@ def compare(plan: Plan, topology: str, show: Callable[[str], None]) -> bool:
 
 
 class _Round:
-    """What all ranks' gradients of a round are, and what they average to."""
+    """All ranks' gradients of a round, and their averages."""
 
     def __init__(self, leaves: Sequence[Floats]) -> None:
         self.leaves = leaves
         self._answers: dict[str, Any] = {}
 
     def answer(self, dtype: str) -> Any:
-        """The oracle's, of the gradients in this type; several ways ask for it."""
+        """Return the reference's average of the gradients in this type; kept, as several ask."""
         if dtype not in self._answers:
             leaves = [leaf.astype(numpy_type(dtype), copy=False) for leaf in self.leaves]
             self._answers[dtype] = reference.reduce(leaves, "avg")
         return self._answers[dtype]
 
     def mean(self) -> Any:
-        """Nearer the truth, for the error: in float64."""
+        """Return the average in float64, nearer the truth, for the error."""
         total = np.zeros(self.leaves[0].shape)
         for leaf in self.leaves:
             total += leaf
@@ -192,7 +192,7 @@ class _Call:
 def calls_of(
     communicator: Communicator, plan: Plan, shape: tuple[int, int], between: str
 ) -> Iterator[dict[str, _Call]]:
-    """The codec's ways, then dense fp32 and bf16; collective, also at the end."""
+    """Yield the codec's ways, then dense fp32 and bf16; collective, also at the end."""
 
     def sent() -> float | None:
         return float(communicator.stats()["sent_bytes"]) if max(communicator.host_of) else None
@@ -230,7 +230,7 @@ def calls_of(
 
 
 def measure(communicator: Communicator, plan: Plan, size: int, between: str) -> dict[str, Way]:
-    """The codec, dense fp32 and dense bf16; every rank must call it."""
+    """Measure the codec, dense fp32 and dense bf16; every rank must call it."""
     shape = (size // 4 // _ROW, _ROW)
     with calls_of(communicator, plan, shape, between) as calls:
         return _measure(communicator, plan, shape, calls)
@@ -270,7 +270,7 @@ def _measure(
 
 
 def gradient(rank: int, number: int, shape: tuple[int, int]) -> Floats:
-    """A rank's gradient of a step: rows' scales are lognormal, and the same on all ranks."""
+    """Return a rank's gradient of a step; rows' scales are lognormal, the same on all ranks."""
     scales = np.exp(np.random.default_rng(number).standard_normal((shape[0], 1)))
     random = np.random.default_rng([number, rank])
     return (random.standard_normal(shape, np.float32) * scales).astype(np.float32)

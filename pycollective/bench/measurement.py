@@ -1,8 +1,8 @@
 """The interleaved run: for each size, every library in turn, round after round.
 
-A library's ranks are processes of their own, started once; those whose turn it is not are blocked
-in a read, so they cost nothing. Machines drift and neighbours come and go: taking turns within
-milliseconds lets every library see the same weather, and a ratio of medians means something.
+A library's ranks are processes of their own, started once. While they wait for their turn they are
+blocked in a read and cost nothing. Machines drift and neighbours come and go. Turns within
+milliseconds let every library meet the same conditions, so a ratio of medians means something.
 
 The loop is the same for all libraries. A block is a number of back-to-back calls, in place, timed
 as one; before it each rank restores its inputs and waits at the start line. From RESTORE_SIZE up a
@@ -81,13 +81,13 @@ def measure(settings: Settings, progress: Progress = lambda line: None) -> Itera
 
 
 def calls_a_block(seconds: float, round_seconds: float) -> int:
-    """How many calls of `seconds` each make a block, where a turn is about `round_seconds`."""
+    """Return how many calls of `seconds` make a block of a turn of about `round_seconds`."""
     wanted = max(round_seconds / seconds, min(_MIN_CALLS * _BLOCKS, _LONGEST_TURN / seconds))
     return max(1, min(_MAX_CALLS, int(wanted / _BLOCKS)))
 
 
 class _Turn(NamedTuple):
-    """What a library's ranks did in a turn.
+    """The result of a library's turn.
 
     Attributes:
         seconds: a call, of each block, of the rank that was slowest in it.
@@ -197,7 +197,7 @@ class _Run:
         self.record.machine.update(asdict(cores), regime=cores.regime)
 
     def _prepare_all(self, size: int) -> tuple[dict[str, str], dict[str, int]]:
-        """Prepare and verify every library: why some cannot, and how many elements are wrong."""
+        """Prepare and verify every library; return why some cannot, and the wrong elements."""
         notes: dict[str, str] = {}
         wrong: dict[str, int] = {}
         for library in [*self._libraries, *self._limits]:
@@ -214,11 +214,11 @@ class _Run:
         return notes, wrong
 
     def _check(self, library: Library) -> int:
-        """Wrong elements of one call, over all ranks."""
+        """Return the wrong elements of one call, over all ranks."""
         return self._wrong("check", library)
 
     def _left(self, library: Library, calls: int) -> int:
-        """Those of what a turn has left, just after it; its blocks had so many calls."""
+        """Return the wrong elements that a turn has left; its blocks had `calls` calls."""
         settings = self._settings
         reduce_op = settings.reduce_op if settings.the_operation.reduces else ""
         if calls > 1 and reduce_op not in _UNCHANGED_BY_MORE:
@@ -231,7 +231,7 @@ class _Run:
         return sum(reply["wrong"] for reply in replies)
 
     def _plan(self, library: Library, size: int) -> tuple[int, int]:
-        """(blocks, calls a block) of a turn; warms the library up."""
+        """Warm the library up; return (blocks, calls a block) of a turn."""
         settings = self._settings
         one_by_one = size >= RESTORE_SIZE
         if settings.warmup:

@@ -1,4 +1,4 @@
-"""What is measured: the collectives, with nccl-tests' definitions of count and bus bandwidth."""
+"""The collectives that are measured, with nccl-tests' definitions of count and bandwidth."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Operation:
     rooted: bool
 
     def bus_factor(self, ranks: int) -> float:
-        """busbw = algbw times this: the bytes that have to reach a rank, for a byte of `size`."""
+        """Return busbw / algbw: the bytes that have to reach a rank, for a byte of `size`."""
         if self.name == "all_reduce":
             return 2 * (ranks - 1) / ranks
         return (ranks - 1) / ranks if self.sharded else 1.0
 
     def touched(self, ranks: int) -> float:
-        """Bytes of its own buffer that a rank must read or write, for a byte of `size`.
+        """Return the bytes of its own buffer that a rank reads or writes, for a byte of `size`.
 
         2 for all-reduce (each byte read and written), 1 + 1/n with shards, 1 for broadcast.
         """
@@ -43,7 +43,7 @@ class Operation:
         return 1 + 1 / ranks if self.sharded else 1.0
 
     def whole(self, size: int, item_size: int, ranks: int) -> int:
-        """`size` itself, or, with shards, `size` rounded down to equal shards.
+        """Return `size`, rounded down to equal shards if there are shards.
 
         Raises:
             ConfigurationError: not whole elements, or less than one element a shard.
@@ -64,12 +64,12 @@ class Operation:
         return rounded
 
     def count(self, size: int, item_size: int, ranks: int) -> int:
-        """The count column: elements of the message, or of one shard."""
+        """Return the count column: elements of the message, or of one shard."""
         return size // item_size // (ranks if self.sharded else 1)
 
 
 def bandwidths(operation: Operation, size: int, seconds: float, ranks: int) -> tuple[float, float]:
-    """(algbw, busbw) in GB/s, GB = 1e9 bytes."""
+    """Return (algbw, busbw) in GB/s, GB = 1e9 bytes."""
     algorithm_bandwidth = size / 1e9 / seconds
     return algorithm_bandwidth, algorithm_bandwidth * operation.bus_factor(ranks)
 
@@ -84,7 +84,7 @@ OPERATIONS = {
 
 
 def find_operation(name: str) -> Operation:
-    """The operation called `name`.
+    """Return the operation called `name`.
 
     Raises:
         ConfigurationError: there is none.

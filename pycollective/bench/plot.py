@@ -30,7 +30,7 @@ _INK, _FAINT = "#222222", "#d9d9d9"
 
 
 def check() -> None:
-    """Whether `plot` can draw: before anything is measured, which takes minutes.
+    """Raise if `plot` cannot draw, before minutes are spent on measuring.
 
     Raises:
         ConfigurationError: matplotlib is not installed.

@@ -56,7 +56,7 @@ class Row:
         size: bytes of the whole message; `count`: elements of it, or of a shard.
         timing: None where the library cannot do this, and `note` says why.
         algbw, busbw: by nccl-tests' definitions, from the median.
-        wrong: elements, over all ranks, whose bits are not the oracle's; None if not checked.
+        wrong: elements, over all ranks, whose bits are not the reference's; None if not checked.
         ratio: its median over this library's; above 1 is slower.
         sent, sent_raw: bytes a call that all ranks together sent to other hosts, and what they
             would have been unpacked: the mean of the timed calls; None on one host, and where the
@@ -78,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Limit:
-    """What the machine allows for one size (bench/machine.py).
+    """The machine's limit for one size (bench/machine.py).
 
     Attributes:
         stream: seconds to stream every rank's buffer, all ranks at once.
@@ -112,16 +112,16 @@ class Record:
     limits: list[Limit] = field(default_factory=list)
 
     def row(self, library: str, size: int) -> Row | None:
-        """The row of `library` at `size`, if there is one."""
+        """Return the row of `library` at `size`, or None."""
         return next((r for r in self.rows if r.library == library and r.size == size), None)
 
     @property
     def wrong(self) -> int:
-        """Elements of this library that are wrong, by whatever way; a peer's are no mistakes."""
+        """Wrong elements of this library's rows; what a peer does differently is no mistake."""
         return sum(row.wrong or 0 for row in self.rows if row.library in _OURS)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, with the name of its schema; an infinite copy rate (one core) is None."""
+        """Return plain data, with its schema's name; an infinite copy rate (one core) is None."""
         rate = self.machine["copy_rate"]
         return {
             "schema": SCHEMA,

@@ -20,7 +20,7 @@ _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:I?B)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Settings:
-    """One benchmark. Raises `ConfigurationError` when made from what cannot be measured.
+    """One benchmark. Raises `ConfigurationError` if it cannot be measured.
 
     Attributes:
         operation: name of the collective.
@@ -30,15 +30,14 @@ class Settings:
         reduce_op: sum, avg, …; ignored where nothing is reduced.
         root: of broadcast.
         algorithm: for this library's ranks.
-        topology: the hosts that this library's ranks play, as `pycollective.init` has it; empty for
-            the one that there is.
-        wire: how what this library's ranks send to other hosts travels, as `pycollective.init` has
-            it.
+        topology: the hosts that this library's ranks simulate, as in `pycollective.init`; empty for
+            the real one.
+        wire: how this library's ranks send data to other hosts, as in `pycollective.init`.
         device: where the arrays lie: cpu, or cuda, each host's GPUs in turn.
         peers: what it is compared with.
         iterations: timed calls a round; 0 lets `round_seconds` decide.
         warmup: untimed calls before a size.
-        checks: calls a size whose result is compared with the oracle.
+        checks: calls a size whose result is compared with the reference.
         rounds: how often each library has its turn, for each size.
         round_seconds: about how long a turn is, where `iterations` is 0.
         seed: of the inputs.
@@ -96,12 +95,12 @@ class Settings:
 
     @property
     def the_operation(self) -> Operation:
-        """What `operation` names."""
+        """The operation that `operation` names."""
         return find_operation(self.operation)
 
     @property
     def hosts(self) -> int:
-        """How many hosts this library's ranks play."""
+        """The number of hosts that this library's ranks simulate."""
         return len(Topology.parse(self.topology, self.ranks).hosts) if self.topology else 1
 
     @property

@@ -1,4 +1,4 @@
-"""What the slowest rank took, of every rank's numbers; and whether all have the same."""
+"""The largest of every rank's numbers, and whether all ranks have the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pycollective.communicator import Communicator
 
 
 def largest(communicator: Communicator, numbers: Sequence[float]) -> list[float]:
-    """Of each number the largest of all ranks'; every rank must call it."""
+    """Return the largest of all ranks for each number; every rank must call it."""
     all_of = np.array(numbers, np.float64)
     communicator.all_reduce(all_of, op="max")
     found: list[float] = all_of.tolist()
@@ -18,11 +18,11 @@ def largest(communicator: Communicator, numbers: Sequence[float]) -> list[float]
 
 
 def slowest(communicator: Communicator, number: float) -> float:
-    """Of one."""
+    """Return the largest of one number."""
     return largest(communicator, [number])[0]
 
 
 def alike(communicator: Communicator, number: float) -> bool:
-    """Whether all ranks have the same; every rank must call it."""
+    """Return whether all ranks have the same; every rank must call it."""
     most, least = largest(communicator, [number, -number])
     return most == -least

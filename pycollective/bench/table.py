@@ -34,13 +34,13 @@ def _print(lines: Iterator[str], progress: measurement.Progress) -> None:
 
 
 def header(record: Record) -> Iterator[str]:
-    """What was measured, where, and what the columns mean."""
+    """Yield what was measured, where, and what the columns mean."""
     settings, machine = record.settings, record.machine
     rounds = f"{settings['rounds']} rounds"
     hosts = _hosts(record)
-    played = f" on {hosts} played hosts, {settings['wire']} between them" if hosts > 1 else ""
+    where = f" on {hosts} simulated hosts, {settings['wire']} between them" if hosts > 1 else ""
     yield (
-        f"# pycollective bench {settings['operation']}: {settings['ranks']} ranks{played}, {rounds}"
+        f"# pycollective bench {settings['operation']}: {settings['ranks']} ranks{where}, {rounds}"
     )
     caches = " ".join(f"{name} {size}" for name, size in machine["caches"].items())
     yield f"# machine: {machine['cpu']}, {machine['cores']} cores, {caches}, {machine['simd']}"
@@ -79,7 +79,7 @@ def header(record: Record) -> Iterator[str]:
 
 
 def rows(record: Record, size: int) -> Iterator[str]:
-    """The lines of one size: every library, then the limit."""
+    """Yield the lines of one size: every library, then the limit."""
     for row in record.rows:
         if row.size == size:
             yield _row(record, row)
@@ -89,7 +89,7 @@ def rows(record: Record, size: int) -> Iterator[str]:
 
 
 def footer(record: Record) -> Iterator[str]:
-    """nccl-tests' closing lines, for this library's rows."""
+    """Yield nccl-tests' closing lines, for this library's rows."""
     own = [row for row in record.rows if row.library == "pycollective"]
     verdict = "OK" if record.wrong == 0 else "FAILED"
     if record.settings["checks"] == 0:
@@ -155,7 +155,7 @@ def _hosts(record: Record) -> int:
 
 
 def _between(record: Record, sent: str, raw: str) -> str:
-    """The columns that there are where hosts are several."""
+    """Return the columns that only several hosts have."""
     return f"{sent:>13}{raw:>13}" if _hosts(record) > 1 else ""
 
 
@@ -164,7 +164,7 @@ def _bytes(number: float | None) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Microseconds, with as many digits as mean something."""
+    """Return microseconds, with as many digits as mean something."""
     microseconds = seconds * 1e6
     return f"{microseconds:.2f}" if microseconds < 1000 else f"{microseconds:.0f}"
 

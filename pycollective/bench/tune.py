@@ -1,11 +1,11 @@
 """Measures every algorithm for `pycollective bench --tune`: a table for ``algorithm="auto"``.
 
 Runs in the ranks themselves, inside any launch. For each size the algorithms take turns, round
-after round, so that all see the same weather; a turn is a number of back-to-back calls, its time
-that of the slowest rank, and what counts is the median of the rounds. Each turn begins with the
-same numbers, which look like data, since it depends on them how well they pack between hosts; and
-all algorithms must make the same bits of them, the first the oracle's. The last call of each turn
-begins with these numbers again, so that what it leaves, and not that of a call beside, is compared.
+after round, so that all meet the same conditions. A turn is a number of back-to-back calls; its
+time is that of the slowest rank, and the median of the rounds counts. Each turn begins with the
+same numbers. They look like data, since they decide how well messages pack between hosts, and
+all algorithms must make the same bits of them, the first the reference's. The last call of a turn
+begins with these numbers again, so that its result can be compared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MOST_COMPARED = 8 * PERIOD
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. Raises `ConfigurationError` when made from what cannot be measured.
+    """What to measure. Raises `ConfigurationError` if that is impossible.
 
     Attributes:
         operations: names, of `OPERATIONS`.
@@ -63,7 +63,7 @@ class Plan:
 
     @classmethod
     def of(cls, operation: str, sizes: Iterable[int], dtype: str, rounds: int) -> Plan:
-        """A plan for one operation, or for ``all``."""
+        """Return a plan for one operation, or for ``all``."""
         if operation not in ("all", *OPERATIONS):
             raise ConfigurationError(
                 f"no tuning for {operation!r}; there are all, {', '.join(OPERATIONS)}"
@@ -77,7 +77,7 @@ class Plan:
             raise ConfigurationError("--rounds must be at least 1")
 
     def sizes_of(self, operation: str, ranks: int) -> list[int]:
-        """The sizes for so many ranks, ascending.
+        """Return the sizes for so many ranks, ascending.
 
         Raises:
             ConfigurationError: one is no whole elements, or too little for so many.
@@ -87,7 +87,7 @@ class Plan:
         return sorted({what.whole(size, item, ranks) for size in self.sizes})
 
     def check(self, ranks: int) -> None:
-        """Raises `ConfigurationError` for what so many ranks cannot do."""
+        """Raise `ConfigurationError` for what so many ranks cannot do."""
         for operation in self.operations:
             self.sizes_of(operation, ranks)
 
@@ -159,7 +159,7 @@ def measure(
     dtype: str,
     rounds: int,
 ) -> Measurement:
-    """The medians of `turns`, for a table; every rank must call it."""
+    """Return the medians of `turns`, for a table; every rank must call it."""
     took = turns(communicator, operation, size, dtype, rounds)
     medians = {name: statistics.median(each) for name, each in took.items()}
     where = str(Topology(communicator.host_of))
@@ -191,8 +191,8 @@ def turns(
         Seconds a call of each round, by algorithm, of the rank that was slowest in it.
 
     Raises:
-        AssertionError: two algorithms made different bits of the same inputs, or the first other
-            ones than the oracle, in a first call or in the last one of a turn.
+        AssertionError: two algorithms made different bits of the same inputs, or the first made
+            others than the reference, in a first call or in the last one of a turn.
     """
     names = [*algorithms_for(operation), *extra]
     whole, calls = _calls(communicator, operation, size, dtype, names)
@@ -210,7 +210,7 @@ def turns(
         call()  # makes the program
         if made is None:
             made = whole.copy()
-            _as_the_oracle(communicator, operation, whole, dtype, name)
+            _as_the_reference(communicator, operation, whole, dtype, name)
         as_the_first(name)
         communicator.barrier()
         once = max(1e-9, slowest(communicator, _timed(call, 2) / 2))
@@ -234,7 +234,7 @@ def turns(
 
 
 def _timed(call: Callable[[], Any], repeats: int) -> float:
-    """Seconds of so many calls."""
+    """Return the seconds of so many calls."""
     start = time.perf_counter()
     for _ in range(repeats):
         call()
@@ -244,7 +244,7 @@ def _timed(call: Callable[[], Any], repeats: int) -> float:
 def _calls(
     communicator: Communicator, operation: str, size: int, dtype: str, names: Sequence[str]
 ) -> tuple[NDArray[Any], dict[str, Callable[[], Any]]]:
-    """The buffer with this rank's inputs, and the calls, in place."""
+    """Return the buffer with this rank's inputs, and the calls, in place."""
     element = numpy_type(dtype)
     count = size // element.itemsize
     whole: NDArray[Any] = np.resize(_numbers(communicator.rank, min(count, PERIOD), dtype), count)
@@ -262,20 +262,20 @@ def _calls(
 
 
 def _numbers(rank: int, count: int, dtype: str) -> NDArray[Any]:
-    """The first so many of a rank's."""
+    """Return a rank's first inputs."""
     numbers: NDArray[Any] = np.random.default_rng(rank).standard_normal(count)
     return numbers.astype(numpy_type(dtype))
 
 
 def _reduce_op(dtype: str) -> str:
-    """Averages, where there are: sums of sums of sums would end in infinities."""
+    """Return avg if the type has it: sums of sums of sums would end in infinities."""
     return "avg" if "avg" in TRAITS[dtype].reduce_ops else "sum"
 
 
-def _as_the_oracle(
+def _as_the_reference(
     communicator: Communicator, operation: str, whole: NDArray[Any], dtype: str, name: str
 ) -> None:
-    """Raise where a first call's result is not the oracle's; of many ranks, of some elements."""
+    """Raise unless a first call's result is the reference's; with many ranks, of some elements."""
     ranks, count = communicator.size, len(whole)
     period, length = min(count, PERIOD), len(whole) // communicator.size
     known = min(period, _MOST_COMPARED // ranks)
@@ -290,12 +290,13 @@ def _as_the_oracle(
         for at, place, run in _runs(begin, begin + size, period, known):
             if whole[at : at + run].tobytes() != wanted[place : place + run].tobytes():
                 raise AssertionError(
-                    f"{operation} of {whole.nbytes} bytes: {name} makes other bits than the oracle"
+                    f"{operation} of {whole.nbytes} bytes: {name} makes other bits than the "
+                    "reference"
                 )
 
 
 def _runs(at: int, end: int, period: int, known: int) -> Iterator[tuple[int, int, int]]:
-    """The stretches of [at, end) whose place in the period is below `known`: begin, place, length.
+    """Yield the stretches of [at, end) whose place in the period is below `known`.
 
     No array of indices: of 64 MiB of bytes that were half a gigabyte a rank.
     """

@@ -138,8 +138,8 @@ def _add_where(group: argparse._ArgumentGroup) -> None:
         "--topology",
         default="",
         metavar="HOSTS",
-        help="pycollective's own ranks play hosts, such as 2x2 (default: PYCOLLECTIVE_TOPOLOGY, "
-        "else the one that there is)",
+        help="hosts that pycollective's own ranks simulate, such as 2x2 (default: "
+        "PYCOLLECTIVE_TOPOLOGY, else the real one)",
     )
     group.add_argument(
         "--wire",
@@ -199,8 +199,8 @@ def bench(options: argparse.Namespace) -> int:
     """Time a collective beside other libraries, and verify every bit.
 
     Columns are those of nccl-tests, but that a time is the slowest rank's, not the
-    mean over the ranks. Where hosts are played, two more columns say what all ranks
-    sent to other hosts a call, and what it was unpacked.
+    mean over the ranks. With --topology, two more columns say how many bytes all
+    ranks sent to other hosts a call, and how many they were unpacked.
 
     With --tune every algorithm is timed instead, on ranks of its own or in the
     launch that this command is part of. It heeds -b, -e, -i, -f, -d, --rounds, -n

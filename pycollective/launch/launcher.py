@@ -1,9 +1,9 @@
 """Starts the ranks of one host, watches them, and ends them together.
 
-A rank leads a process group of its own, so that it and its children can be ended as one, and dies
-with the launcher even if that is killed. (Not a session of its own: Linux schedules sessions as
-groups, and ranks that share a core would wait for each other's time slices.) Its standard input is
-empty. The launcher serves the store in which the ranks meet, behind a secret of this job.
+Each rank leads a process group, so that it and its children can be ended as one, and dies with the
+launcher even if that is killed. (It leads no session: Linux schedules sessions as groups, and ranks
+that share a core would wait for each other's time slices.) Its standard input is empty. The
+launcher serves the store in which the ranks meet, behind a secret of this job.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ from pycollective.launch.output import (
 )
 from pycollective.system_limits import start_thread
 
-# How long the other ranks have to notice a failure and say so themselves, and then to end on
-# SIGTERM, seconds.
+# Seconds for the other ranks to notice a failure and report it, and then to end on SIGTERM.
 _NOTICE = 1.0
 _GRACE = 5.0
-# How long what ranks have started outside their process group may go on writing after their end.
+# Seconds that processes which ranks started outside their process group may go on writing.
 _LAST_OUTPUT = 1.0
 
 _PR_SET_PDEATHSIG = 1
@@ -52,7 +51,7 @@ class _Rank:
     process: subprocess.Popen[bytes]
 
     def has_ended(self) -> bool:
-        """Whether it has, while no other process can have its number: it is not waited for yet."""
+        """Return whether it has ended, without reaping it: no other process can get its number."""
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self.process.pid, options) is not None
 
@@ -64,7 +63,7 @@ def launch(
     tag_output: bool | None = False,
     log_dir: Path | None = None,
 ) -> int:
-    """Run `ranks` processes of `program` to the end.
+    """Run `ranks` processes of `program` until they end.
 
     Args:
         program: ``["prog.py", args…]``, ``["-m", "module", args…]`` or ``[executable, args…]``.
@@ -115,7 +114,7 @@ def _command(program: list[str]) -> list[str]:
 
 
 def _is_unbuffered_python(command: list[str], env: Mapping[str, str]) -> bool:
-    """Whether ranks are Python that writes a line and its end apart, on a terminal too."""
+    """Return whether ranks are Python that writes a line and its end apart, also on a terminal."""
     if command[0] != sys.executable and not os.path.basename(command[0]).startswith("python"):
         return False
     options = _python_options(command[1:])
@@ -126,7 +125,7 @@ def _is_unbuffered_python(command: list[str], env: Mapping[str, str]) -> bool:
 
 
 def _python_options(arguments: Sequence[str]) -> set[str]:
-    """Letters of the interpreter's own options: those before the program."""
+    """Return the letters of the interpreter's own options, which stand before the program."""
     found: set[str] = set()
     words = iter(arguments)
     for word in words:
@@ -148,7 +147,7 @@ def _python_options(arguments: Sequence[str]) -> set[str]:
 
 
 def _defaults(ranks: int, copied: bool) -> dict[str, str]:
-    """What ranks get unless the environment says otherwise.
+    """Return the variables that ranks get unless the environment sets them.
 
     Args:
         copied: their stdout is, and is not a terminal.
@@ -265,7 +264,7 @@ class _Job:
                 stream.close()
 
     def _watch(self, wake: int) -> None:
-        """Until all have ended. After a failure or a signal: notice, SIGTERM, SIGKILL."""
+        """Wait until all have ended. After a failure or a signal: notice, SIGTERM, SIGKILL."""
         steps: list[tuple[float, int]] = []  # when to send what to those still alive
         stops_seen = 0
         with selectors.DefaultSelector() as selector:
@@ -296,7 +295,7 @@ class _Job:
                         steps = [(now + _GRACE, signal.SIGKILL)]
 
     def _let_output_end(self) -> None:
-        """What is read slowly goes out all the same, unless the launcher is told to stop."""
+        """Wait for output that is read slowly, unless the launcher is told to stop."""
         deadline = time.monotonic() + _LAST_OUTPUT
         for copier in self._copiers:
             while copier.is_alive():
@@ -306,8 +305,8 @@ class _Job:
                     break
 
     def _ended(self, each: _Rank) -> None:
-        # Whatever it started must not outlive it: its group is its own. Before it is waited for,
-        # while no other process can have its number.
+        # What it started must not outlive it. Its group is its own; until the rank is reaped no
+        # other process can have its number.
         _signal_group(each.process.pid, signal.SIGKILL)
         code = each.process.wait()
         del self._alive[each.rank]
@@ -315,7 +314,7 @@ class _Job:
             self._failed.append((each.rank, each.process.pid, code))
 
     def _report(self) -> int:
-        """Name the rank that failed: the first that did not end because of another's failure."""
+        """Name the rank that failed first and not because of another's failure."""
         own = [each for each in self._failed if not self._store.has(followed_key(each[0]))]
         rank, pid, code = (own or self._failed)[0]
         how = (
@@ -344,7 +343,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _dies_with(parent: int) -> Callable[[], None]:
-    """Runs in the child before the program: its own group; SIGKILL when the launcher ends."""
+    """Return what the child runs first: it gets its own group, and SIGKILL with its parent."""
     libc = ctypes.CDLL(None)
 
     def prepare() -> None:

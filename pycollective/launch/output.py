@@ -1,4 +1,4 @@
-"""Ranks' output on its way to the launcher's own: each line in one piece.
+"""Copies ranks' output to the launcher's own streams, each line in one piece.
 
 Ranks write unbuffered, so a line and its end are two writes, and another rank's could come between.
 """
@@ -17,19 +17,19 @@ from typing import BinaryIO, TextIO
 
 from pycollective.errors import ConfigurationError
 
-# After so many seconds the beginning of a line goes out by itself: a prompt, a progress bar.
+# Seconds after which the beginning of a line goes out by itself: a prompt, a progress bar.
 _SLOW_LINE = 1.0
 _LONG_LINE = 1 << 16  # bytes that are a line, whatever they are
 _LEFT_OVER = 1 << 20  # bytes; more than a pipe usually holds
 
 
 class Sink:
-    """Where output goes: one of the launcher's own streams. Thread-safe.
+    """One of the launcher's own streams, to which output goes. Thread-safe.
 
     Attributes:
-        place: what the stream leads to, the same for all that lead there.
+        place: the file, pipe or terminal behind the stream.
         lock: held for a whole write.
-        tagged: whether each line begins with the rank that it is of.
+        tagged: whether each line begins with its rank.
     """
 
     def __init__(self, stream: TextIO, tagged: bool) -> None:
@@ -41,7 +41,7 @@ class Sink:
         self.lock = threading.Lock()
 
     def write(self, data: bytes) -> None:
-        """All of it, in one piece; waits as long as its reader does.
+        """Write all of it in one piece; wait as long as its reader does.
 
         Raises:
             OSError: nobody reads it any more.
@@ -55,22 +55,22 @@ class Sink:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether it is one; what is closed is none."""
+    """Return whether the stream is a terminal; a closed one is not."""
     with suppress(ValueError):
         return stream is not None and stream.isatty()
     return False
 
 
 def sink_of(stream: TextIO | None, copied: bool, tagged: bool | None) -> Sink | int | None:
-    """Where ranks' output goes; or, as `subprocess` has it, DEVNULL or None for the stream itself.
+    """Return where ranks' output goes: a sink, or `subprocess`'s DEVNULL, or None for the stream.
 
-    A terminal's programs send whole lines themselves, and want to know that it is one: so they have
-    it, unless all is to be copied.
+    Programs on a terminal send whole lines themselves, and want to know that it is one. So they get
+    the terminal itself, unless all is to be copied.
 
     Args:
         stream: one of the launcher's own.
-        copied: also where it is a terminal.
-        tagged: whether lines begin with their rank; None: where it is no terminal.
+        copied: copy its output also where it is a terminal.
+        tagged: whether lines begin with their rank; None: unless it is a terminal.
     """
     with suppress(OSError, ValueError, AttributeError):  # closed, or none of the system's
         if stream is not None:
@@ -84,9 +84,10 @@ def sink_of(stream: TextIO | None, copied: bool, tagged: bool | None) -> Sink | 
 def sinks_of(
     streams: Iterable[TextIO | None], copied: bool, tagged: bool | None
 ) -> list[Sink | int | None]:
-    """As `sink_of`; those that lead to one place, such as a pipe behind ``2>&1``, share a lock.
+    """Return the sink of each stream.
 
-    A pipe takes long lines piecemeal, so each write must wait for the one before.
+    Streams that lead to one place, such as a pipe behind ``2>&1``, share a lock: a pipe takes long
+    lines piecemeal, so each write must wait for the one before.
     """
     sinks = [sink_of(stream, copied, tagged) for stream in streams]
     locks: dict[tuple[int, int], threading.Lock] = {}
@@ -114,7 +115,7 @@ def make_log_dir(folder: Path) -> None:
 
 
 def open_logs(folder: Path, rank: int) -> tuple[BinaryIO, BinaryIO]:
-    """The files of a rank's stdout and stderr, by the names that torchrun has for them.
+    """Open the files of a rank's stdout and stderr, named as torchrun names them.
 
     Raises:
         ConfigurationError: they cannot be made.
@@ -128,28 +129,28 @@ def open_logs(folder: Path, rank: int) -> tuple[BinaryIO, BinaryIO]:
 
 
 class Copier(threading.Thread):
-    """Copies one rank's output, until it is closed on that side.
+    """Copies one rank's output until the rank closes it.
 
     Args:
         source: the pipe that the rank writes to; the copier's own from now on.
         sink: where its lines go; None for nowhere.
-        rank: before each line, in brackets, where the sink is tagged.
-        log: where its output goes as it comes; the copier's own from now on.
+        rank: stands before each line, in brackets, where the sink is tagged.
+        log: gets the output as it comes; the copier's own from now on.
     """
 
-    error: OSError | None = None  # why output is lost, but for nobody reading it
+    error: OSError | None = None  # why output is lost; a reader that has gone is no error
 
     def __init__(self, source: int, sink: Sink | None, rank: int, log: BinaryIO | None) -> None:
         # A daemon: what a rank has started in another session may hold its output open.
         super().__init__(name="pycollective-output", daemon=True)
         self._source, self._sink, self._log = source, sink, log
         self._tag = f"[{rank}] ".encode() if sink and sink.tagged else b""
-        self._begun = b""  # of a line
-        self._busy = False  # what it has read is on its way
-        self._left: int | None = None  # bytes that it still takes
+        self._begun = b""  # the beginning of a line
+        self._busy = False  # output that was read is on its way
+        self._left: int | None = None  # bytes that it still reads once the rank has ended
 
     def run(self) -> None:
-        """What the thread does."""
+        """Copy until the end."""
         try:
             for line in self._lines():
                 if self._sink:
@@ -164,7 +165,7 @@ class Copier(threading.Thread):
             self._close_log()
 
     def _keep(self, output: bytes) -> None:
-        """Write to the log, at once: a rank that hangs may have begun a line."""
+        """Write to the log at once: a rank that hangs may have begun a line."""
         if self._log is None:
             return
         try:
@@ -181,7 +182,7 @@ class Copier(threading.Thread):
             self._log = None
 
     def is_behind(self) -> bool:
-        """Whether there is output that has yet to go out, after the rank has ended."""
+        """Return whether output is still to go out, after the rank has ended."""
         if self._left is None:
             self._left = _LEFT_OVER
         if not self.is_alive():
@@ -191,9 +192,9 @@ class Copier(threading.Thread):
         return False
 
     def _lines(self) -> Iterator[bytes]:
-        slow = 0.0  # when the line that has begun goes out by itself
+        slow = 0.0  # when the beginning of a line goes out by itself
         while self._left is None or self._left > 0:
-            # Of a tagged line that is so once the rank has ended, and cannot go on with it.
+            # A tagged beginning waits until the rank has ended, and cannot go on with the line.
             seconds = max(0.0, slow - time.monotonic()) if self._begun else None
             if _wait(self._source, select.POLLIN, seconds):
                 self._busy = True
@@ -218,14 +219,14 @@ class Copier(threading.Thread):
         yield from self._by_itself()
 
     def _by_itself(self) -> Iterator[bytes]:
-        """What has begun as a line."""
+        """Yield the beginning of a line."""
         if self._begun:
             yield self._begun
             self._begun = b""
 
 
 def _wait(fd: int, events: int, seconds: float | None = None) -> bool:
-    """Whether it can be read or written, or is closed, within the time, if that is limited."""
+    """Return whether it can be read or written, or is closed, within the time if limited."""
     poll = select.poll()
     poll.register(fd, events)
     return bool(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))

@@ -22,7 +22,7 @@ class World:
         host_of: the host of each rank, numbered from 0 in the order of their first ranks.
         transport: to ranks of other hosts; None where there are none.
         table: measured times to choose algorithms by, the same on all ranks; None for none.
-        on_machine: ranks on this machine; more than on this host where it plays several.
+        on_machine: ranks on this machine; more than on this host if it simulates several.
         id: the same on all ranks, and another for each communicator whose messages might meet.
     """
 

@@ -1,7 +1,7 @@
-"""Compiles the torch shim against one torch: all who do it, do it as is said here.
+"""Compiles the torch shim against one version of torch.
 
-They are setup.py, `make shims` (tools/shims.py) and ``pycollective build-torch``. setup.py runs
-this before the package can be imported, so it imports the standard library alone.
+setup.py, `make shims` (tools/shims.py) and ``pycollective build-torch`` use it. setup.py runs this
+before the package can be imported, so it imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ LONGEST = 1800.0  # seconds that compiling may take: it takes 55 on a core of it
 
 
 def sources(csrc: str) -> list[str]:
-    """The files to compile."""
+    """Return the files to compile."""
     return [*sorted(glob.glob(f"{csrc}/torch/*.cpp")), f"{csrc}/bindings/errors_py.cpp"]
 
 
 def read(csrc: str) -> list[str]:
-    """The files to compile, and all of `csrc` that they include."""
+    """Return the files to compile and all files of `csrc` that they include."""
     left, found = sources(csrc), set[str]()
     while left:
         path = left.pop()
@@ -45,7 +45,7 @@ def read(csrc: str) -> list[str]:
 
 
 def include_folders(csrc: str, torch: str) -> list[str]:
-    """Where the shim's includes are looked for; `torch` is its package's folder."""
+    """Return the include folders of the shim; `torch` is its package's folder."""
     headers = f"{torch}/include"
     return [csrc, headers, f"{headers}/torch/csrc/api/include"]
 
@@ -68,7 +68,7 @@ def joined(csrc: str, files: list[str], folder: Path, parts: int = 2) -> list[st
 
 
 def compiler() -> list[str]:
-    """The C++ compiler's command, CXX or the first one found; empty where there is none."""
+    """Return the C++ compiler's command: CXX or the first one found; empty if there is none."""
     wish = shlex.split(os.environ.get("CXX", ""))
     for command in [wish] if wish else [["c++"], ["g++"], ["clang++"]]:
         if shutil.which(command[0]):

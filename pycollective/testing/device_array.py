@@ -1,8 +1,7 @@
-"""Arrays in a GPU's memory, as little of them as tests, the benchmark and `verify` need.
+"""Arrays in a GPU's memory, for tests, the benchmark and `verify`.
 
-This is no array library: there is no arithmetic. An array can be filled from NumPy, read back, cut,
-and handed to collectives, as CuPy's or torch's would be, through DLPack or
-``__cuda_array_interface__``.
+They have no arithmetic. An array can be filled from NumPy, read back, sliced, and given to
+collectives as CuPy's or torch's are, through DLPack or ``__cuda_array_interface__``.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class DeviceArray:
 
     @property
     def address(self) -> int:
-        """Of the first element, on the device."""
+        """The device address of the first element."""
         return self.memory.address + self.offset
 
     def write(self, array: NDArray[Any]) -> None:
@@ -125,7 +124,7 @@ class DeviceArray:
         self[where].write(values.to_numpy() if isinstance(values, DeviceArray) else values)
 
     def view(self, dtype: str) -> DeviceArray:
-        """The same bytes of a 1-D array as elements of another type."""
+        """Return the same bytes of a 1-D array as elements of another type."""
         if dtype not in TRAITS or len(self.shape) != 1 or self.nbytes % TRAITS[dtype].size:
             raise ConfigurationError(f"{self.nbytes} bytes are no 1-D array of {dtype}")
         count = self.nbytes // TRAITS[dtype].size

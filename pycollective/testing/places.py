@@ -1,4 +1,4 @@
-"""Where the arrays of a call lie: in this process's memory, or in a GPU's."""
+"""Places for the arrays of a call: this process's memory, or a GPU's."""
 
 from __future__ import annotations
 
@@ -38,11 +38,9 @@ class Host:
     options: dict[str, Any] = {}  # noqa: RUF012  nobody adds any
 
     def copy(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return a copy."""
         return array.copy()
 
     def read(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the array itself."""
         return array
 
 
@@ -60,7 +58,6 @@ class Gpu:
         return DeviceArray((size,), "uint8", self.device, stream=self.stream)
 
     def copy(self, array: NDArray[Any]) -> DeviceArray:
-        """Return a copy on the GPU."""
         return DeviceArray.from_numpy(array, self.device, self.stream)
 
     def fill(self, array: DeviceArray, values: NDArray[Any]) -> None:
@@ -68,7 +65,6 @@ class Gpu:
         array.write(values)
 
     def read(self, array: DeviceArray) -> NDArray[Any]:
-        """Return a copy on the host."""
         return array.to_numpy()
 
 

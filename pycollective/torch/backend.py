@@ -35,14 +35,14 @@ def _create(options: Any, _: object) -> _torch.Backend:
     ranks = options.global_ranks_in_group
     # The first group is the world, and the others' ranks are numbered in it.
     world = dist.get_world_size() if dist.is_initialized() else options.group_size
-    played = bootstrap.simulated_hosts(world)
-    if played and ranks:
-        played = number_hosts([played[rank] for rank in ranks])
-    return create(options.store, options.group_rank, options.group_size, options.timeout, played)
+    hosts = bootstrap.simulated_hosts(world)
+    if hosts and ranks:
+        hosts = number_hosts([hosts[rank] for rank in ranks])
+    return create(options.store, options.group_rank, options.group_size, options.timeout, hosts)
 
 
 def create(
-    store: dist.Store, rank: int, size: int, timeout: timedelta, played: Sequence[int] = ()
+    store: dist.Store, rank: int, size: int, timeout: timedelta, hosts: Sequence[int] = ()
 ) -> _torch.Backend:
     """Join a group of `size` ranks that meet in `store`, and make the backend over it.
 
@@ -51,14 +51,14 @@ def create(
         rank: this rank in the group.
         size: ranks in the group.
         timeout: how long joining, and later each operation, may take.
-        played: the host of each rank, where it is not to be found out.
+        hosts: the host of each rank, where it is not to be found out.
 
     Raises:
         ConfigurationError: the ranks cannot make a group; says why.
         CollectiveTimeout: not every rank came; names the absentees.
     """
     limit = timeout.total_seconds()
-    communicator = bootstrap.join(store, rank, size, limit, played)
+    communicator = bootstrap.join(store, rank, size, limit, hosts)
     return _torch.Backend(communicator, _torch.CompletionThreads(rank, limit))
 
 

@@ -1,4 +1,4 @@
-"""What each operation is called with, and what this rank must end with: by the oracle."""
+"""Calls each operation, and says by the reference what this rank must end with."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Data:
         return leaves(self._dtype, "sum", self._ranks, self._count)
 
     def inputs(self, reduce_op: str) -> list[Array]:
-        """Each rank's."""
+        """Return each rank's input."""
         return self._near_one if reduce_op == "prod" else self._wide
 
     def reduced(self, reduce_op: str) -> Array:
-        """What the contract says of them."""
+        """Return their reduction by the reference."""
         if reduce_op not in self._reduced:
             self._reduced[reduce_op] = reference.reduce(self.inputs(reduce_op), reduce_op)
         return self._reduced[reduce_op]
@@ -58,9 +58,9 @@ class Check:
 
     Attributes:
         got: read from where it lies.
-        want: by the oracle.
-        result: it is what was asked for, and belongs into the digest; otherwise an input, which
-            must be as it was.
+        want: by the reference.
+        result: whether it is a result, which goes into the digest; else it is an input, which must
+            be as it was.
     """
 
     got: Array
@@ -79,7 +79,7 @@ class Call:
     place: Place = field(default_factory=Host)
 
     def make(self, operation: str) -> Iterator[Check]:
-        """Call it; then what there is to check."""
+        """Make the call, then yield what there is to check."""
         yield from _CALLS[operation](self)
 
     @property
@@ -89,11 +89,11 @@ class Call:
 
     @property
     def is_root(self) -> bool:
-        """Whether this rank is the operation's root."""
+        """This rank is the operation's root."""
         return self.case.root == self.rank
 
     def shard(self, rank: int) -> slice:
-        """Where a rank's shard lies in the whole vector."""
+        """Return where a rank's shard lies in the whole vector."""
         begin = sum(self.case.shards[:rank])
         return slice(begin, begin + self.case.shards[rank])
 
@@ -103,36 +103,36 @@ class Call:
         return self.shard(self.rank)
 
     def vector(self, rank: int) -> Array:
-        """A rank's whole vector. Not to be written to."""
+        """Return a rank's whole vector; do not write to it."""
         start = self.case.start
         return self.data.inputs(self.case.reduce_op)[rank][start : start + self.case.count]
 
     def shards(self) -> Array:
-        """The vector in which each rank's shard is its own."""
+        """Return the vector that has each rank's shard from that rank."""
         ranks = range(self.communicator.size)
         return np.concatenate([self.vector(rank)[self.shard(rank)] for rank in ranks])
 
     def reduction(self) -> Array:
-        """Of all ranks' vectors."""
+        """Return the reduction of all ranks' vectors."""
         start = self.case.start
         return self.data.reduced(self.case.reduce_op)[start : start + self.case.count]
 
     def copy(self, array: Array) -> Any:
-        """An array like it, where this call's lie."""
+        """Return a copy where this call's arrays lie."""
         return self.place.copy(array)
 
     def blank(self, count: int) -> Any:
-        """An output, filled with what no result is likely to be."""
+        """Return an output, filled with what no result is likely to be."""
         array = np.empty(count, self.vector(0).dtype)
         array.view(np.uint8).fill(_GARBAGE)
         return self.copy(array)
 
     def check(self, got: Any, want: Array, result: bool = True) -> Check:
-        """Of an array after the call; see `Check`."""
+        """Return the check of an array after the call."""
         return Check(self.place.read(got), want, result)
 
     def run(self, operation: str, *arrays: Any, **options: object) -> None:
-        """Call the communicator, and wait."""
+        """Call the communicator and wait."""
         options.update(self.place.options)
         if self.case.uneven:
             options["counts"] = self.case.shards

@@ -79,7 +79,7 @@ def _words(array: Array) -> Array:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank found; attributes as in `Tally`."""
+    """A rank's findings; attributes as in `Tally`."""
 
     elements: int
     wrong: int

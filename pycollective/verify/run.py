@@ -1,4 +1,4 @@
-"""Runs a selection of the table on this rank, among the others."""
+"""Runs a selection of the table on this rank; every rank does."""
 
 from __future__ import annotations
 

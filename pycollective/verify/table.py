@@ -1,4 +1,4 @@
-"""What is printed: how far it is, a line a combination, what was wrong in it, and the digest."""
+"""The printed table: progress, a line a combination, what was wrong in it, and the digest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Line:
 
     @property
     def wrong(self) -> int:
-        """Elements over all ranks, as far as their reports came through."""
+        """Wrong elements over all ranks, as far as their reports came through."""
         return sum(report.wrong for report in self.reports if report)
 
     @property
@@ -45,7 +45,7 @@ class Line:
 
 
 def header(selection: Selection, ranks: int, place: str = "") -> Iterator[str]:
-    """What is checked, and where.
+    """Yield what is checked, and where.
 
     Args:
         selection: what was asked for.
@@ -65,12 +65,12 @@ def header(selection: Selection, ranks: int, place: str = "") -> Iterator[str]:
 
 
 def progress(done: int, whole: int, what: str) -> str:
-    """How many of all combinations are done, as a bar too, and which one is next."""
+    """Return how many of all combinations are done, with a bar, and which one is next."""
     return f"[{'#' * (16 * done // whole):16}] {done}/{whole} {what}"
 
 
 def columns(selection: Selection, ranks: int) -> Iterator[str]:
-    """What each line is of, and what its columns mean."""
+    """Yield what each line is about, and what its columns mean."""
     numbers = " ".join(f"{count:,}" for count in counts(ranks, selection.quick))
     yield f"# calls of {numbers} elements, with each reduce op that the dtype has;"
     yield "#   in place and out of place, synchronous and asynchronous, in turn"
@@ -80,7 +80,7 @@ def columns(selection: Selection, ranks: int) -> Iterator[str]:
 
 
 def rows(line: Line) -> Iterator[str]:
-    """A combination, and below it what was wrong on which rank."""
+    """Yield a combination, and below it what was wrong on which rank."""
     elements = sum(report.elements for report in line.reports if report)
     yield _columns(
         "ok" if line.right else "WRONG",
@@ -105,7 +105,7 @@ def footer(
     digests: Mapping[str, str],
     seconds: float,
 ) -> Iterator[str]:
-    """How it ended, and the digest.
+    """Yield how it ended, and the digest.
 
     Args:
         selection: what was asked for.

@@ -108,7 +108,7 @@ def test_where_hosts_are_played_it_says_what_was_sent_between_them(wire, peer, t
         ),
         *("--peers", peer, "-J", tmp_path / "r.json"),
     )
-    assert f"2 ranks on 2 played hosts, {wire} between them, 2 rounds" in done.stdout
+    assert f"2 ranks on 2 simulated hosts, {wire} between them, 2 rounds" in done.stdout
     record = read_json(tmp_path / "r.json")
     assert (record.settings["wire"], record.settings["topology"]) == (wire, "2x1")
     row = record.row("pycollective", 512 << 10)

@@ -118,7 +118,7 @@ def test_what_was_sent_between_hosts_has_columns_where_there_are_several(record)
     record.settings |= {"hosts": 2, "wire": "exact"}
     record.rows[0] = replace(record.rows[0], sent=1234.4, sent_raw=2000.0)
     header = list(table.header(record))
-    assert "2 ranks on 2 played hosts, exact between them" in header[0]
+    assert "2 ranks on 2 simulated hosts, exact between them" in header[0]
     titles = next(line for line in header if "algbw" in line).strip("# ").split()
     assert " ".join(titles[-4:]) == "ratio sent raw library"
     lines = [line.split() for line in table.rows(record, 1024)]

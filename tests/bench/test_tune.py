@@ -1,4 +1,4 @@
-"""What `pycollective bench --tune` times: real inputs each turn, and the oracle's result of all."""
+"""What `pycollective bench --tune` times: real inputs each turn, and the reference's result."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_each_turn_begins_with_the_same_inputs() -> None:
 
 def test_other_bits_than_the_oracles_are_not_timed() -> None:
     every = algorithms_for("all_reduce")
-    wrong = f"all_reduce of 4096 bytes: {every[0]} makes other bits than the oracle"
+    wrong = f"all_reduce of 4096 bytes: {every[0]} makes other bits than the reference"
     with pytest.raises(AssertionError, match=wrong):
         turns(Alone(*every), "all_reduce", 4096, "float32", rounds=1)
 
@@ -108,7 +108,7 @@ def compared(comm, known: int) -> list[bool]:
             turns(Spoiled(comm), operation, 24 << 10, "float32", rounds=1)
             found.append(False)
         except AssertionError as error:
-            found.append("than the oracle" in str(error))
+            found.append("than the reference" in str(error))
     return found
 
 

@@ -42,7 +42,7 @@ class RankProcess:
         self._prepared: dict[str, Prepared] = {}
 
     def start_line(self, path: str) -> dict[str, Any]:
-        """Where this group's ranks wait for each other."""
+        """Open the start line, where this group's ranks wait for each other."""
         self._start_line = StartLine(path, self._rank, self._ranks)
         return {}
 
@@ -68,7 +68,7 @@ class RankProcess:
         return {}
 
     def check(self, variant: str) -> dict[str, Any]:
-        """Run what is timed once, and count the elements whose bits are not the oracle's."""
+        """Run what is timed once, and count the elements whose bits are not the reference's."""
         prepared = self._prepared[variant]
         self._restore()
         self._wait()
@@ -80,7 +80,7 @@ class RankProcess:
         return self.left(variant)
 
     def left(self, variant: str) -> dict[str, Any]:
-        """Count those of what the last call has left, which was this variant's."""
+        """Count the wrong elements that the last call has left, which was this variant's."""
         assert self._case is not None, "load comes first"
         bits = np.dtype(f"u{self._case.item_size}")
         result = self._buffers.read(self._prepared[variant].result).view(bits)
@@ -133,7 +133,7 @@ def _open_library(
     request: Callable[[dict[str, Any]], dict[str, Any]],
     gpu: Gpu | None,
 ) -> Library:
-    """The library of that name, its group formed."""
+    """Return the library of that name, its group formed."""
     if name == "own":
         from .library_own import OwnLibrary
 

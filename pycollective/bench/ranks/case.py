@@ -1,4 +1,4 @@
-"""What a rank is asked to measure, on which buffers, and what each library's adapter offers."""
+"""A case to measure, the buffers for it, and the interface of each library's adapter."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Case:
     algorithm: str = "auto"
 
     def shard(self, rank: int, ranks: int) -> slice:
-        """The bytes of `rank`'s shard."""
+        """Return the bytes of `rank`'s shard."""
         step = self.size // ranks
         return slice(rank * step, (rank + 1) * step)
 
     def result(self, rank: int, ranks: int) -> slice:
-        """The bytes of the oracle's answer that `rank` must end with."""
+        """Return the bytes of the reference's answer that `rank` must end with."""
         if self.operation == "reduce_scatter":
             return self.shard(rank, ranks)
         return slice(0, self.size)
@@ -94,17 +94,14 @@ class HostBuffers:
     """NumPy arrays."""
 
     def new(self, size: int) -> Bytes:
-        """Return zeros."""
         raw = np.zeros(size + _PAGE, np.uint8)
         start = -raw.ctypes.data % _PAGE
         return raw[start : start + size]
 
     def fill(self, buffer: Bytes, initial: Bytes) -> None:
-        """Copy."""
         np.copyto(buffer, initial)
 
     def read(self, buffer: Bytes) -> Bytes:
-        """Return the buffer itself."""
         return buffer
 
 

@@ -29,7 +29,7 @@ class Channel:
 
     @property
     def buffered(self) -> bool:
-        """Whether `receive` has a message already, which select would not see."""
+        """`receive` has a message already, which select would not see."""
         return b"\n" in self._received
 
     def send(self, message: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ class ChannelListener:
         self._socket.listen(256)
 
     def accept(self, timeout: float) -> Channel | None:
-        """The next connection of this user's; None after `timeout` seconds without one."""
+        """Return this user's next connection; None after `timeout` seconds without one."""
         self._socket.settimeout(timeout)
         try:
             connection, _ = self._socket.accept()

@@ -46,7 +46,6 @@ class MpiLibrary:
         }
 
     def prepare(self, case: Case, variant: str, buffer: Bytes) -> Prepared:
-        """See `Library.prepare`."""
         comm, dtype = self._comm, _find_type(case.dtype)
         count = case.size // case.item_size
         whole = [buffer, count, dtype]

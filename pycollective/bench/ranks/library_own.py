@@ -70,7 +70,6 @@ class OwnLibrary:
             self.versions["way"] = ": ".join(self._comm.way)
 
     def prepare(self, case: Case, variant: str, buffer: Any) -> Prepared:
-        """See `Library.prepare`; raises `ConfigurationError` for what this library refuses."""
         if variant == "stream":
             return Prepared(
                 partial(_core.stream_in_place, buffer, 1),

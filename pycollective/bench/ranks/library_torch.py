@@ -66,7 +66,6 @@ class TorchLibrary:
             self.versions["interface"] = os.environ["GLOO_SOCKET_IFNAME"]
 
     def prepare(self, case: Case, variant: str, buffer: Any) -> Prepared:
-        """See `Library.prepare`."""
         if self._refusal:
             raise Unsupported(self._refusal)
         whole = torch.from_dlpack(buffer) if self._gpu else torch.from_numpy(buffer)

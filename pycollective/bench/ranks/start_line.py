@@ -1,4 +1,4 @@
-"""Where the ranks of a group wait for each other before a block of calls.
+"""The start line, where the ranks of a group wait for each other before a block of calls.
 
 The benchmark's own barrier, the same for every library: a library's own would leave its ranks
 apart by as much as the barrier is slow, which would then count against its collectives.
@@ -34,7 +34,7 @@ class StartLine:
 
     @staticmethod
     def bytes(ranks: int) -> int:
-        """The size of the shared file for `ranks` ranks."""
+        """Return the size of the shared file for `ranks` ranks."""
         return ranks * _LINE
 
     def wait(self, timeout: float = 60.0) -> None:
