@@ -92,9 +92,17 @@ class TopK:
     """A parameter and its residuals, of which k elements go, or k of each chunk."""
 
     def __init__(
-        self, name: str, count: int, hosts: int, k: int, values: type, by: str = "tensor"
+        self,
+        name: str,
+        count: int,
+        hosts: int,
+        k: int,
+        values: type,
+        by: str = "tensor",
+        decay: float = 1.0,
     ) -> None:
-        self.name, self.count, self.k, self.values, self.by = name, count, k, values, by
+        self.name, self.count, self.k, self.values = name, count, k, values
+        self.by, self.decay = by, FLOAT(decay)
         self.worker = np.zeros((hosts, count), FLOAT)
 
     def picked(self, c: np.ndarray) -> np.ndarray:
@@ -122,6 +130,7 @@ class TopK:
         total, there = sum_of_present(sent)
         if by_region:
             total = self._again(total, there, sent, host_of)
+        self.worker *= self.decay
         return (total / FLOAT(len(flat))).astype(flat[0].dtype)
 
     def _again(self, total, there, sent, host_of):

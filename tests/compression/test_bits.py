@@ -107,13 +107,14 @@ def test_top_k_of_ties(pool, host_of, by, exchange):
 
 def check_top_k(pool, host_of, dtype, values, by, exchange, ties=False):
     seed = seed_of("top_k", host_of, dtype)
-    options = {"density": 0.04, "values": values, "exchange": exchange, "by": by}
+    decay = 0.5 if by == "chunk" else 1.0
+    options = {"density": 0.04, "values": values, "exchange": exchange, "by": by, "decay": decay}
     outputs, held = run(pool, host_of, TopKState, options, dtype, seed, ties)
     check_dense(outputs, host_of, dtype, seed, ties)
     for name in ("w", "v"):
         count = size_of(SHAPES)[name]
         hosts, k = max(host_of) + 1, round(0.04 * (count if by == "tensor" else expected.CHUNK))
-        want = expected.TopK(name, count, hosts, k, VALUES[values], by)
+        want = expected.TopK(name, count, hosts, k, VALUES[values], by, decay)
         for step, got in enumerate(outputs):
             flat = flat_inputs(name, step, dtype, seed, ties)
             average = want.step(flat, host_of, exchange == "region")

@@ -30,31 +30,43 @@ def buckets_of(state, mine):
         return [state.all_reduce({name: mine[name] for name in bucket}) for bucket in BUCKETS]
 
 
-def bad_step(comm, host_of, kind, where, value, culprit):
-    """A state that has a bad third step, beside one that has none."""
+def spoilt(comm, host_of, kind, spoil, carried=False):
+    """What `spoil` gives for a third step; whether all is then as if that had not been."""
     wide = {"values": "bfloat16"} if kind.startswith("top_k") else {}
     state, without = (make(comm, host_of, kind, SHAPES, **wide) for _ in range(2))
     for step in range(2):
         for each in (state, without):
-            mine = gradients(1, comm.rank, step, SHAPES)
-            assert buckets_of(each, mine) == [True] * 3
-    before = held_by(state)
-    mine = gradients(1, comm.rank, 2, SHAPES)
-    if culprit in (comm.rank, "all"):
-        mine[where].reshape(-1)[-2] = value
-    said = buckets_of(state, mine)
-    other = {name: bool(np.isfinite(mine[name]).all()) for name in ("v", "x")}
-    nans = {name: bool(np.isnan(mine[name]).all()) for name in ("w", "bias")}
-    same = digest(held_by(state)) == digest(before)
+            assert buckets_of(each, gradients(1, comm.rank, step, SHAPES)) == [True] * 3
+    for each in (state, without) if carried else ():  # as a load on one host leaves it
+        each._feedback.carried.add({"w": np.ones(7000, np.float32)}, 1.0)
+    before = digest(held_by(state)), digest(saved_by(state))
+    found = spoil(state, gradients(1, comm.rank, 2, SHAPES))
+    kept = (digest(held_by(state)), digest(saved_by(state))) == before
+    state.set_loss_scale(1.0)
     outputs = []
     for each in (state, without):
         mine = gradients(1, comm.rank, 3, SHAPES)
         assert buckets_of(each, mine) == [True] * 3
         outputs.append(digest(mine) + digest(held_by(each)))
-    steps = [state.stats()[name] for name in ("steps", "steps_given_up")]
-    return said, other, nans, same, outputs[0] == outputs[1], steps
+    assert not state._feedback.carried
+    return found, (kept, outputs[0] == outputs[1], state.stats()["steps"])
 
 
+def bad_step(comm, host_of, kind, where, value, culprit):
+    """What came of each bucket's call, and which outputs are finite and which NaN."""
+
+    def spoil(state, mine):
+        if culprit in (comm.rank, "all"):
+            mine[where].reshape(-1)[-2] = value
+        said = buckets_of(state, mine)
+        finite = [name for name in mine if np.isfinite(mine[name]).all()]
+        nan = [name for name in mine if np.isnan(mine[name]).all()]
+        return said, finite, nan, state.stats()["steps_given_up"]
+
+    return spoilt(comm, host_of, kind, spoil)
+
+
+GIVEN_UP = ([True, False, True], ["v", "x"], ["w", "bias"], 1), (True, True, 3)
 HELD = [(kind, host_of) for kind in KINDS for host_of in TOPOLOGIES]
 
 
@@ -77,54 +89,36 @@ BAD = [
     ],
 )
 def test_a_bad_number_on_one_rank_gives_up_the_step_on_all(pool, kind, bad, host_of):
-    where, value, culprit = bad
-    outcomes = pool(4).call(bad_step, host_of, kind, where, value, culprit)
-    for said, other, nans, same, as_if, steps in outcomes:
-        assert said == [True, False, True]
-        assert other == {"v": True, "x": True}
-        assert nans == {"w": True, "bias": True}
-        assert same
-        assert as_if
-        assert steps == [3, 1]
+    assert pool(4).call(bad_step, host_of, kind, *bad) == [GIVEN_UP] * 4
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("top_k")])
 def test_a_sum_that_overflows_gives_up_the_step(pool, kind):
     for host_of in TOPOLOGIES:
         outcomes = pool(4).call(bad_step, host_of, kind, "w", 3e38, "all")
-        for said, _, nans, same, as_if, steps in outcomes:
-            assert said == [True, False, True]
-            assert nans == {"w": True, "bias": True}
-            assert same
-            assert as_if
-            assert steps == [3, 1]
+        for (said, _, nan, given_up), as_if in outcomes:
+            assert (said, nan, given_up) == ([True, False, True], ["w", "bias"], 1)
+            assert as_if == (True, True, 3)
 
 
 def interrupted(comm, kind):
     """An exception in the middle of a step of all ranks."""
-    state, without = (make(comm, (0, 0, 1, 1), kind, SHAPES) for _ in range(2))
-    for each in (state, without):
-        buckets_of(each, gradients(2, comm.rank, 0, SHAPES))
-    before = digest(held_by(state))
-    try:
+
+    def interrupt(state, mine):
         with state.step():
-            mine = gradients(2, comm.rank, 1, SHAPES)
             assert state.all_reduce({"w": mine["w"], "bias": mine["bias"]})
             raise KeyError("the program's own")
-    except KeyError:
-        pass
-    kept = digest(held_by(state)) == before
-    outputs = []
-    for each in (state, without):
-        mine = gradients(2, comm.rank, 2, SHAPES)
-        buckets_of(each, mine)
-        outputs.append(digest(mine) + digest(held_by(each)))
-    return kept, outputs[0] == outputs[1]
+
+    def spoil(state, mine):
+        with pytest.raises(KeyError):
+            interrupt(state, mine)
+
+    return spoilt(comm, (0, 0, 1, 1), kind, spoil)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_exception_leaves_what_is_held_as_it_was(pool, kind):
-    assert pool(4).call(interrupted, kind) == [(True, True)] * 4
+    assert pool(4).call(interrupted, kind) == [(None, (True, True, 3))] * 4
 
 
 def zero_somewhere(comm, host_of, kind, zero_on):
@@ -225,39 +219,29 @@ def test_any_positive_loss_scale_will_do(pool):
 EXTREME = [2.0**127, 2.0**-100, 2.0**-149, 1.0, 2.0**-149, 2.0**127, 1e-38]
 
 
-def given_up_in(comm, host_of, kind, owed):
-    """Steps in extreme loss scales, which do not count, between two of one that has no such."""
-    state, without = (make(comm, host_of, kind, SHAPES) for _ in range(2))
-    for each in (state, without):
-        assert each.all_reduce(gradients(10, comm.rank, 0, SHAPES))
-        if owed:  # as a load on one host leaves it
-            each._feedback.carried.add({"w": np.ones(7000, np.float32)}, 1.0)
-    before, saved = digest(held_by(state)), digest(saved_by(state))
-    for scale in EXTREME:
-        state.set_loss_scale(scale)
-        mine = gradients(10, comm.rank, 1, SHAPES)
+def given_up_in(comm, host_of, kind, carried):
+    """Steps in extreme loss scales, which do not count."""
+
+    def spoil(state, mine):
         if comm.rank == 1:
             mine["v"][3, 3] = np.nan
-        assert not state.all_reduce(mine)
-    for scale in (0.0, float("inf")):
-        state.set_loss_scale(scale)
-        with pytest.raises(ConfigurationError):
-            state.all_reduce(gradients(10, comm.rank, 1, SHAPES))
-    same = [digest(held_by(state)) == before, digest(saved_by(state)) == saved]
-    state.set_loss_scale(1.0)
-    outputs = []
-    for each in (state, without):
-        mine = gradients(10, comm.rank, 2, SHAPES)
-        assert each.all_reduce(mine)
-        outputs.append(digest(mine) + digest(held_by(each)))
-    return [*same, outputs[0] == outputs[1], not state._feedback.carried]
+        for scale in EXTREME:
+            state.set_loss_scale(scale)
+            assert not state.all_reduce({name: x.copy() for name, x in mine.items()})
+        for scale in (0.0, float("inf")):
+            state.set_loss_scale(scale)
+            with pytest.raises(ConfigurationError):
+                state.all_reduce(mine)
+
+    return spoilt(comm, host_of, kind, spoil, carried)
 
 
 @pytest.mark.parametrize(
-    ("kind", "host_of", "owed"), [*in_turns([*KINDS], TOPOLOGIES, [False, True])]
+    ("kind", "host_of", "carried"), [*in_turns([*KINDS], TOPOLOGIES, [False, True])]
 )
-def test_a_step_that_does_not_count_leaves_no_trace_of_its_loss_scale(pool, kind, host_of, owed):
-    assert pool(4).call(given_up_in, host_of, kind, owed) == [[True] * 4] * 4
+def test_a_step_that_does_not_count_leaves_no_trace_of_its_loss_scale(pool, kind, host_of, carried):
+    wants = [(None, (True, True, 3))] * 4
+    assert pool(4).call(given_up_in, host_of, kind, carried) == wants
 
 
 def out_of_range(comm, kind):
@@ -306,34 +290,6 @@ def test_warm_up_lowers_the_density_by_equal_ratios(pool):
     for found in pool(4).call(warm):
         assert [density for density, _ in found] == pytest.approx(want)
         assert [sent for _, sent in found] == [count_of(each, 10_000) for each in want]
-
-
-def decayed(comm, host_of, kind):
-    """A step with decay, beside one without; and steps with nothing kept, beside fresh states."""
-    half, whole, none = (
-        make(comm, host_of, kind, SHAPES, decay=decay) for decay in (0.5, 1.0, 0.0)
-    )
-    found = []
-    for step in range(2):
-        fresh = make(comm, host_of, kind, SHAPES)
-        outputs = []
-        for each in (half, whole, none, fresh):
-            mine = gradients(7, comm.rank, step, SHAPES)
-            each.all_reduce(mine)
-            outputs.append(digest(mine))
-        found.append(outputs[2] == outputs[3])
-        if step == 0:
-            found.append(outputs[0] == outputs[1])
-            wants = held_by(whole)
-            held = held_by(half)
-            found += [same_bits(held[n], wants[n] * np.float32(0.5)) for n in wants]
-    return found
-
-
-@pytest.mark.parametrize("kind", ["top_k", "top_k by region"])
-def test_decay_multiplies_what_is_held(pool, kind):
-    for found in pool(4).call(decayed, (0, 0, 1, 1), kind):
-        assert all(found)
 
 
 def twice(comm):
