@@ -16,15 +16,16 @@
 
 namespace pycollective::shim {
 
-// Of a sparse tensor: its sizes, numbers of dimensions and dtype, which must be alike on all ranks;
-// then its elements.
+// A sparse tensor's sizes, numbers of dimensions and dtype, which all ranks must share; then its
+// number of elements.
 using SparseShape = std::array<std::int64_t, 19>;
 
-// Each call checks its tensors, then runs on the caller's thread (asyncOp false) or is handed to
-// the core and returns a Work at once. Nothing moves if a check fails. Thread-safe.
+// Each call checks its tensors first; nothing moves if a check fails. A synchronous call then runs
+// on the caller's thread; an asynchronous one goes to the core and returns a Work at once.
+// Thread-safe.
 class Backend final : public c10d::Backend {
  public:
-  // `owner` is the Communicator that `collectives` is the core of; it lives as long as this does.
+  // `owner`: the Python Communicator of `collectives`; it lives as long as this.
   Backend(std::shared_ptr<Collectives> collectives, std::shared_ptr<CompletionThreads> threads,
           pybind11::object owner);
   ~Backend() override;
@@ -33,11 +34,11 @@ class Backend final : public c10d::Backend {
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   c10d::ErrorType getError() override;
-  // Numbers of calls; every rank makes the same calls, so there is nothing to agree on first.
+  // Counts calls. Every rank makes the same calls, so there is nothing to agree on first.
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
 
-  // The Communicator that does the work. Its callers have the GIL.
+  // The Python Communicator. The caller holds the GIL.
   pybind11::object communicator() const { return owner_; }
 
   // Fails the group on every rank; needs no peer.
@@ -49,8 +50,8 @@ class Backend final : public c10d::Backend {
                                            const c10d::AllreduceOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
       std::vector<at::Tensor>& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
-  // The sum or average of sparse tensors, as if they were dense (sparse.cpp). Done when it returns,
-  // be the call asynchronous or not.
+  // The sum or average of sparse tensors, with the bits of dense ones (sparse.cpp). It is done when
+  // it returns, even if asynchronous.
   c10::intrusive_ptr<c10d::Work> allreduce_sparse(std::vector<at::Tensor>& tensors,
                                                   const c10d::AllreduceOptions& opts) override;
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
@@ -95,21 +96,21 @@ class Backend final : public c10d::Backend {
                                       int tag) override;
   c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
-  // A barrier after which rank 0 names who did not come (monitored_barrier.cpp).
+  // A barrier whose rank 0 names the ranks that did not come (monitored_barrier.cpp).
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
  private:
   c10::intrusive_ptr<c10d::Work> receive(c10d::OpType type, std::vector<at::Tensor>& tensors,
                                          int source, int tag);
   c10::intrusive_ptr<c10d::Work> issue(c10d::OpType type, Transfer transfer, bool async);
-  // Steps of allreduce_sparse.
+  // The steps of allreduce_sparse.
   using Shapes = std::vector<SparseShape>;
   void check_reduces(Transfer& call, const at::Tensor& tensor,
                      const c10d::AllreduceOptions& opts) const;
   Shapes gather_shapes(const at::Tensor& own, const c10d::AllreduceOptions& opts);
   at::Tensor reduce_rows(const at::Tensor& own, const std::vector<std::size_t>& counts,
                          Transfer& call, const c10d::AllreduceOptions& opts);
-  // On this thread, until it is done and its results are in place.
+  // Runs the call on this thread, and copies results back.
   void carry_out(Transfer& transfer);
 
   const std::shared_ptr<Collectives> collectives_;

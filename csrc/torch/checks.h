@@ -1,4 +1,4 @@
-// What a c10d call must look like. Each raises before anything moves; `name` is the operation's.
+// Checks of c10d calls. They raise before anything moves; `name` is the operation's.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -17,20 +17,20 @@
 #include "bindings/gil.h"
 #include "fork_guard.h"
 #include "per_process.h"
-#include "torch/ending.h"
+#include "torch/process_exit.h"
 
 namespace pycollective::shim {
 namespace {
 
-// Longer than a training step, so that a run does not create a thread a step.
+// Longer than a training step: so a run does not create a thread a step.
 constexpr std::chrono::seconds kIdleFor{5};
-// How long close() waits before it says for what.
+// How long close() waits before it says so.
 constexpr std::chrono::seconds kWarnAfter{5};
 
 }  // namespace
 
 struct CompletionThreads::State {
-  ForkGuard guard;  // its threads, and whoever holds the mutex, are this process's alone
+  ForkGuard guard;  // a fork has neither these threads nor the holder of the mutex
   int rank = 0;
   std::chrono::milliseconds limit{0};
   std::atomic<int> calls{0};
@@ -42,7 +42,7 @@ struct CompletionThreads::State {
   int idle = 0;
   bool closed = false;
 
-  // Of all objects of this process, for its end; under the GIL.
+  // All objects of this process. The caller holds the GIL.
   static std::vector<std::weak_ptr<State>>& all() {
     static PerProcess<std::vector<std::weak_ptr<State>>> states;
     return *states;
@@ -73,7 +73,7 @@ CompletionThreads::~CompletionThreads() { close(std::chrono::milliseconds(0)); }
 
 void CompletionThreads::post(std::function<void()> task) {
   if (state_->guard.forked()) return;
-  if (others_have_ended()) {
+  if (other_threads_stop()) {
     new std::function<void()>(std::move(task));
     return;
   }
@@ -82,7 +82,7 @@ void CompletionThreads::post(std::function<void()> task) {
     const bool room = state_->threads < kMaxThreads;
     const bool all_busy = state_->tasks.size() >= static_cast<std::size_t>(state_->idle);
     if (room && all_busy) {
-      // Signals are the host program's: its own threads take them.
+      // The host program's own threads take its signals.
       sigset_t all;
       sigset_t before;
       sigfillset(&all);
@@ -92,7 +92,7 @@ void CompletionThreads::post(std::function<void()> task) {
         ++state_->threads;
         ++state_->idle;  // until it takes its first task
       } catch (const std::system_error&) {
-        // Out of threads: those that are here have to do.
+        // No thread to be had: the existing ones take it.
       }
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
@@ -121,7 +121,7 @@ void CompletionThreads::close(State& state, std::chrono::milliseconds limit) {
                            " waits for callbacks of its futures (then, add_done_callback) that "
                            "still run; it gives up after " +
                            std::to_string(limit.count() / 1000) + " s\n";
-  // One write, so that the lines of several ranks do not mix. A lost warning is no error.
+  // One write: so lines of several ranks do not mix. A lost warning is no error.
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
   state.ended.wait_for(lock, limit - first, ended);
 }

@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
 constexpr std::chrono::milliseconds kThreadsEndWithin{500};
-// How long lanes may wait for a thread where none can be started: one may come free.
+// How long a lane waits for a free thread when none can be started.
 constexpr double kWithoutThread = 1;  // seconds
 
 // pycollective/system_limits.py has the same words for the threads of Python code.
@@ -37,7 +37,7 @@ std::system_error no_thread() {
           "processes and threads (ulimit -u, or pids.max of the cgroup)"};
 }
 
-// The sentence that tells what happened: not where in Gloo's sources, nor its advice.
+// The sentence that says what happened, without Gloo's source line and advice.
 std::string in_words(const std::string& what) {
   const std::size_t place = what.empty() || what[0] != '[' ? std::string::npos : what.find("] ");
   const std::string rest = place == std::string::npos ? what : what.substr(place + 2);
@@ -59,7 +59,7 @@ struct GlooLink::State : std::enable_shared_from_this<GlooLink::State> {
     std::deque<Entry> entries;
   };
 
-  ForkGuard guard;  // its threads, and whoever holds the mutex, are this process's alone
+  ForkGuard guard;  // a fork has neither these threads nor the holder of the mutex
   c10::intrusive_ptr<c10d::Backend> group;
   std::mutex mutex;
   std::condition_variable ready_or_closed;
@@ -77,7 +77,7 @@ struct GlooLink::State : std::enable_shared_from_this<GlooLink::State> {
   Transfer next = 1;
 
   bool forked() const { return guard.forked(); }
-  // With the lock held, all of these.
+  // The caller of these holds the mutex; begin() takes it.
   Transfer begin(int rank, int lane, bool receives, void* data, std::size_t bytes, bool awaited);
   void serve(Lane& lane);
   void start_thread();
@@ -93,8 +93,8 @@ Link::Transfer GlooLink::State::begin(int rank, int number, bool receives, void*
   static std::byte nothing;
   std::vector<at::Tensor> tensors = {at::from_blob(data != nullptr ? data : &nothing,
                                                    {static_cast<std::int64_t>(bytes)}, at::kByte)};
-  // Before Gloo has the memory: later nobody could be told. A word that nobody awaits goes without:
-  // it may be that which tells the other ranks.
+  // Checked before Gloo has the memory: later nobody could be told. A message that nobody awaits
+  // goes without a thread: it may be the one that tells the other ranks.
   if (threads == 0) start_thread();
   if (threads == 0 && awaited) throw no_thread();
   const Transfer transfer = next++;
@@ -104,7 +104,7 @@ Link::Transfer GlooLink::State::begin(int rank, int number, bool receives, void*
            : rank == kAnyRank ? group->recvAnysource(tensors, number)
                               : group->recv(tensors, rank, number);
   } catch (const std::bad_alloc&) {
-    throw;  // this rank's own trouble
+    throw;  // not the peer's fault
   } catch (const std::exception& error) {
     if (rank == kAnyRank) throw;
     losses.push_back({rank, in_words(error.what())});
@@ -131,7 +131,7 @@ void GlooLink::State::serve(Lane& lane) {
 }
 
 void GlooLink::State::start_thread() {
-  // Signals are the host program's: its own threads take them.
+  // The host program's own threads take its signals.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -141,7 +141,7 @@ void GlooLink::State::start_thread() {
     ++threads;
     ++idle;  // until it takes its first lane
   } catch (const std::system_error&) {
-    // The lane waits for a thread that comes free, or can be had later.
+    // The lane waits for a free thread, or for one that can be started later.
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
@@ -150,7 +150,7 @@ void GlooLink::State::run(const std::shared_ptr<State>& state) {
   pthread_setname_np(pthread_self(), "pycoll-far");
   std::unique_lock lock(state->mutex);
   for (;;) {
-    // A plain wait would need a libstdc++ that RHEL 9 and its kin lack (GLIBCXX_3.4.30).
+    // A plain wait() needs a newer libstdc++ than RHEL 9 has (GLIBCXX_3.4.30).
     const auto wanted = [&] { return !state->ready.empty() || state->closed; };
     while (!state->ready_or_closed.wait_for(lock, kForever, wanted)) {
     }
@@ -186,7 +186,7 @@ void GlooLink::State::wait_for_first(Lane& lane, std::unique_lock<std::mutex>& l
   if (completed) {
     ended[entry.transfer] = Outcome::kDone;
   } else {
-    // The work's end lets go of the memory, and may wait for Gloo, which may be writing there.
+    // Destroying the work gives the memory back; it may wait for Gloo, which may be writing there.
     lock.unlock();
     entry.work.reset();
     lock.lock();
@@ -209,7 +209,7 @@ GlooLink::~GlooLink() {
     close(true);
     return;
   }
-  // Neither its threads nor Gloo's are here: what would end them would wait for ever.
+  // A fork has neither these threads nor Gloo's; joining them would never end. Leak them.
   static_cast<void>(new std::shared_ptr<State>(std::move(state_)));
 }
 
@@ -262,7 +262,7 @@ void GlooLink::cancel(Transfer transfer) noexcept {
         entry.work->abort();
         state_->serve(lane);
       } catch (const std::exception&) {
-        // It has ended by itself, or there is no thread to see its end.
+        // It has ended, or there is no thread to see its end.
       }
       return;
     }
@@ -286,7 +286,7 @@ bool GlooLink::ring_with(std::function<void()> bell) {
 
 void GlooLink::close(bool) noexcept {
   if (state_->forked()) return;
-  c10::intrusive_ptr<c10d::Backend> group;  // ends out of the lock
+  c10::intrusive_ptr<c10d::Backend> group;  // destroyed without the lock
   std::unique_lock lock(state_->mutex);
   if (std::exchange(state_->closed, true)) return;
   state_->bell = nullptr;

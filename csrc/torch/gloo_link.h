@@ -1,15 +1,15 @@
 // Messages between hosts over a c10d backend that sends and receives (Gloo).
 //
-// c10d tells that a message has gone or come only to a thread that waits for it. So each lane (one
-// peer, one number, one direction) on which an end is awaited has a thread that waits for its
-// first; threads are kept for the next lane. A wait is ended by the message, by the end of the
-// connection, or by an abort; never by a time-out, which would fail every pair of Gloo's.
+// c10d reports the end of a message only to a thread that waits for it. So each lane (a peer, a
+// number, a direction) with an awaited message has a thread that waits for its first; idle threads
+// serve the next lane. A wait ends with the message, the connection or an abort. It never ends by a
+// timeout, which would fail every pair of Gloo's.
 //
-// Gloo lets go of memory at the end of the work that holds it, if need be after what it is reading
-// at that moment: that is when a cancelled message has ended. So every cancelled message ends.
+// Gloo gives memory back when the work that holds it is destroyed, if need be after the read under
+// way. That is the end of a cancelled message; so every cancelled message ends.
 //
-// A lane for which no thread can be started waits for one that comes free. Where none does within a
-// second, progress() throws std::system_error; the first message of all throws it at once.
+// If no thread can be started, a lane waits for a free one. After a second without one progress()
+// throws std::system_error; the very first message throws it at once.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -21,16 +21,16 @@
 
 namespace pycollective::shim {
 
-// In a forked child it does nothing.
+// It does nothing in a forked child.
 class GlooLink final : public Link {
  public:
-  // `group`: its own, and all of the communicator's ranks.
+  // `group`: used by nobody else; it has all ranks of the communicator.
   explicit GlooLink(c10::intrusive_ptr<c10d::Backend> group);
   ~GlooLink() override;
 
   Transfer send(int rank, int lane, const void* data, std::size_t bytes, bool awaited) override;
   Transfer receive(int rank, int lane, void* data, std::size_t capacity) override;
-  // Gloo's own threads bring messages: this only judges whether there are enough to see their ends.
+  // Gloo's own threads move messages. This checks that there are threads to see their ends.
   void progress() override;
   Outcome test(Transfer transfer) override;
   void cancel(Transfer transfer) noexcept override;

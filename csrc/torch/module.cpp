@@ -2,6 +2,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/headeronly/version.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
 #include <string>
@@ -9,20 +10,20 @@
 #include <vector>
 
 #include "bindings/gil.h"
-#include "torch/average.h"
+#include "torch/async_call.h"
 #include "torch/backend.h"
-#include "torch/connecting.h"
-#include "torch/ending.h"
+#include "torch/connect_thread.h"
 #include "torch/errors.h"
 #include "torch/gloo_link.h"
+#include "torch/process_exit.h"
 
 namespace py = pybind11;
 
 namespace pycollective::shim {
 namespace {
 
-// pycollective/shim/loading.py looks for it in the file: beside another torch the file cannot be
-// loaded, or would do anything.
+// pycollective/shim/loading.py reads it from the file: beside another torch the file must not be
+// loaded.
 [[gnu::used]] const char kBuiltFor[] = "pycollective's shim for torch " TORCH_VERSION;
 
 c10::intrusive_ptr<Backend> make_backend(py::object communicator,
@@ -36,6 +37,28 @@ c10::intrusive_ptr<Backend> make_backend(py::object communicator,
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+}
+
+// Starts the contract's average of `bucket` over `group`, in place; the future's value is `result`.
+// Raises if another backend serves the bucket's device: its average has other bits.
+c10::intrusive_ptr<Future> average(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                                   const at::Tensor& bucket, c10::IValue result) {
+  const std::string backend = group->getBackend(bucket.device().type())->getBackendName();
+  TORCH_CHECK_VALUE(backend == "pycollective",
+                    "all_reduce_hook needs a process group of the pycollective backend for ",
+                    bucket.device(), ", not of ", backend);
+  std::vector<at::Tensor> tensors{bucket};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::AVG;
+  const c10::TypePtr type = result.type();
+  return group->allreduce(tensors, options)
+      ->getFuture()
+      ->then(
+          [result = std::move(result)](Future& done) {
+            done.value();  // or its error
+            return result;
+          },
+          type);
 }
 
 }  // namespace
@@ -60,7 +83,7 @@ PYBIND11_MODULE(_torch, module) {
           "end_all",
           [] {
             CompletionThreads::end_all();
-            end_other_threads();
+            stop_other_threads();
           },
           "For the end of the process: let all callbacks end, at most `limit` seconds each, and "
           "end the threads. What is posted after that is kept for ever, and other threads that are "
@@ -73,34 +96,35 @@ PYBIND11_MODULE(_torch, module) {
       .def_property_readonly("communicator", &Backend::communicator,
                              "The communicator that does the work.");
 
-  py::class_<Connecting>(
-      module, "Connecting",
+  py::class_<ConnectThread>(
+      module, "ConnectThread",
       "Connects to a TCPStore, or the ranks of a Gloo group, on a thread of its own. Given up, it "
       "leaves that thread behind, which needs no interpreter.")
       .def_static(
           "to_store",
           [](std::string host, std::uint16_t port, double timeout) {
-            return Connecting::to_store(std::move(host), port, milliseconds_of(timeout));
+            return ConnectThread::to_store(std::move(host), port, milliseconds_of(timeout));
           },
           py::arg("host"), py::arg("port"), py::arg("timeout"))
-      .def_static("to_ranks", &Connecting::to_ranks, py::arg("alone"), py::arg("store"),
+      .def_static("to_ranks", &ConnectThread::to_ranks, py::arg("alone"), py::arg("store"),
                   py::arg("rank"), py::arg("size"),
                   "All ranks with each other; `alone`: a Gloo group of one rank, with the devices "
                   "and the timeout of the new one.")
       .def(
           "wait",
-          [](const Connecting& self, double seconds) {
+          [](const ConnectThread& self, double seconds) {
             const pycollective::GilReleased unlocked;
             return self.wait(milliseconds_of(seconds));
           },
           py::arg("seconds"), "Whether it has ended.")
-      .def("give_up", &Connecting::give_up)
-      .def_property_readonly("absent", &Connecting::absent,
+      .def("give_up", &ConnectThread::give_up)
+      .def_property_readonly("absent", &ConnectThread::absent,
                              "Once it has failed: the ranks that were not there.")
-      .def_property_readonly("store", &Connecting::store, "Once it has ended; or raises why not.")
+      .def_property_readonly("store", &ConnectThread::store,
+                             "Once it has ended; or raises why not.")
       .def(
           "link",
-          [](Connecting& self) {
+          [](ConnectThread& self) {
             using pycollective::kLinkCapsule;
             using pycollective::Link;
             auto* link = new std::shared_ptr<Link>(std::make_shared<GlooLink>(self.take_group()));
@@ -114,8 +138,8 @@ PYBIND11_MODULE(_torch, module) {
       "average",
       [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const py::object& bucket) {
         const auto tensor = bucket.cast<at::Tensor>();
-        // DDP wants a Python object from a Python hook. Made here, so that the thread which
-        // completes the bucket needs no GIL; and chained in C++, so that an error stays itself.
+        // DDP wants a Python object from a Python hook. Made here, so the completing thread needs
+        // no GIL; chained in C++, so an error keeps its type.
         c10::IValue result = torch::jit::toIValue(bucket, c10::PyObjectType::get());
         const pycollective::GilReleased unlocked;
         return std::make_shared<torch::jit::PythonFutureWrapper>(

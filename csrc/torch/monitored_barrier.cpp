@@ -1,10 +1,10 @@
-// A barrier that tells who did not come: every rank sends rank 0 a byte; rank 0 waits for them in
-// turn, and answers each once all have come. 2 (n - 1) messages of a byte. Of ranks that have not
-// come in time rank 0 names the first, or all, and aborts the group, so that those that wait for
-// its answer end, too. The words are those that PyTorch's users know from Gloo's.
+// A barrier that names the ranks that did not come. Every rank sends rank 0 a byte; rank 0 waits
+// for them in turn, and answers once all have come: 2 (n - 1) messages of a byte. Rank 0 names the
+// first late rank, or all, and aborts the group: so the ranks that wait for its answer end, too.
+// The words are Gloo's, which PyTorch's users know.
 //
-// A group that fails ends all receives, those from ranks that are merely late, too: what a receive
-// ends with is not about the rank that it is from.
+// A group that fails ends all receives, those from late ranks, too. So the error of a receive does
+// not blame the rank that it is from.
 #include <algorithm>
 #include <cstdio>
 #include <sstream>
@@ -34,10 +34,11 @@ std::string not_passed(const std::vector<int>& absent, Milliseconds timeout) {
   return said.str();
 }
 
-// What rank 0 says where the group fails before all have come; `absent`: whose time was over then.
+// What rank 0 says if the group fails before all have come. `absent`: the ranks that were late
+// then.
 std::string cut_short(const std::vector<int>& absent, Milliseconds timeout, const Failure& cause) {
   int lost = -1;
-  // The account of a lost rank names it first, whoever reports it.
+  // The message about a lost rank names it first.
   const std::size_t at = cause.message.find("rank ");
   if (cause.kind == FailureKind::kPeerFailure && at != std::string::npos)
     std::sscanf(cause.message.c_str() + at, "rank %d", &lost);
@@ -60,7 +61,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_r
     timeout = std::chrono::duration_cast<Milliseconds>(
         std::chrono::duration<double>(collectives_->timeout()));
   ++sequence_;
-  // On every rank, before a message is under way that a later receive could take for its own.
+  // Raised on every rank before any message that a later receive could take.
   if (timeout.count() <= 0)
     typed([&](const InterruptHook&) {
       fail(FailureKind::kTimeout, "Rank " + std::to_string(rank_) +
@@ -68,14 +69,14 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_r
                                       std::to_string(timeout.count()) + " ms");
     });
 
-  // What the core writes must outlive this call, which an error may end before the messages.
+  // The core may write here after an error has ended this call.
   const auto bytes = std::make_shared<std::vector<std::uint8_t>>(2 * size_);
   Request request;
   request.tag = kBarrierTag;
   request.dtype = Dtype::kUInt8;
   request.count = 1;
   request.keep = bytes;
-  // The waits below end before: they know who is missing, and the group's timeout may be shorter.
+  // Longer than the waits below, which know who is missing; the group's own timeout may be shorter.
   request.timeout = std::chrono::duration<double>(2 * timeout + 2 * kGrace).count();
   const auto send = [&](int to) {
     request.kind = OpKind::kSend;
@@ -99,8 +100,8 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_r
                                   "while waiting for send/recv from rank 0";
       try {
         const Works works{send(kRoot), receive(kRoot)};
-        // Rank 0 may come last, and then waits as long for others; it knows who is missing, so it
-        // is the one to say so.
+        // Rank 0 may come last and then wait as long for others. It knows who is missing, so this
+        // rank waits for its word.
         WaitingTime time = waiting_time(2 * timeout + kGrace);
         for (const auto& work : works)
           if (!ends_in(time, *work, interrupted)) {

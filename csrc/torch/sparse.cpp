@@ -1,14 +1,12 @@
-// The all-reduce of sparse tensors, bit for bit that of the dense ones: an element that a rank does
-// not have counts as 0.
+// The all-reduce of sparse tensors, with the bits of dense ones: a missing element counts as 0.
 //
-//   1. All ranks tell each other shape, dtype and number of elements: 152 bytes.
-//   2. They gather all indices, as one number each: 8 bytes an element and rank.
-//   3. Each lays its values in a block with a row for every index that anybody has, and all reduce
-//      the block.
+//   1. All ranks gather shape, dtype and number of elements: 152 bytes.
+//   2. They gather all indices, a number each: 8 bytes an element and rank.
+//   3. Each puts its values into a block with a row for every index of any rank; they reduce the
+//   block.
 //
-// The three follow each other, with work between them that needs their results. So the call is done
-// when it returns, also an asynchronous one: what is issued behind it must come behind all three,
-// on every rank.
+// Each step needs the results of the one before. So an asynchronous call, too, is done when it
+// returns: calls issued after it must come after all three steps on every rank.
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
@@ -34,12 +32,12 @@ SparseShape shape_of(const at::Tensor& tensor, std::int64_t elements) {
   return shape;
 }
 
-// How many elements each rank has. Throws on every rank where shapes or dtypes differ.
+// The number of elements of each rank. Throws on every rank if shapes or dtypes differ.
 std::vector<std::size_t> counts_of(const char* name, const std::vector<SparseShape>& every,
                                    int own) {
   std::vector<std::size_t> counts;
   for (const SparseShape& each : every) {
-    // With the first: so all ranks see it, and say the same.
+    // Compared with the first, so all ranks see it and say the same.
     TORCH_CHECK_VALUE(std::equal(each.begin(), each.end() - 1, every.front().begin()), name,
                       ": the sparse tensors of rank 0 and rank ", counts.size(),
                       " differ in shape, sparse dimensions or dtype; nothing was reduced (rank ",
@@ -49,8 +47,8 @@ std::vector<std::size_t> counts_of(const char* name, const std::vector<SparseSha
   return counts;
 }
 
-// A number for each index: its place in row-major order of the sparse dimensions, which 64 bits
-// count, for torch has no tensors of more.
+// A number for each index: its place in row-major order of the sparse dimensions. 64 bits suffice,
+// as for torch's own sizes.
 at::Tensor numbers_of(const at::Tensor& indices, at::IntArrayRef sizes) {
   at::Tensor numbers = at::zeros({indices.size(1)}, indices.options());
   for (std::int64_t d = 0; d < indices.size(0); ++d) numbers.mul_(sizes[d]).add_(indices[d]);
@@ -66,9 +64,9 @@ at::Tensor indices_of(at::Tensor numbers, std::int64_t dimensions, at::IntArrayR
   return indices;
 }
 
-// torch.distributed hands over complex tensors as views of two real numbers each, and a sparse view
-// keeps no part of what it is a view of. (In inference mode it cannot be told from another tensor,
-// and a complex one stays as it was, as with Gloo.)
+// torch.distributed passes complex tensors as views of two real numbers each, and a sparse view
+// does not share its base's memory. (In inference mode a view is not known as one, and a complex
+// tensor stays as it was, as with Gloo.)
 void put(const at::Tensor& reduced, const at::Tensor& tensor) {
   const c10::InferenceMode as_the_tensor_was_made(tensor.is_inference());
   const at::NoGradGuard no_grad;
@@ -100,7 +98,7 @@ c10::intrusive_ptr<c10d::Work> Backend::allreduce_sparse(std::vector<at::Tensor>
   const at::NoGradGuard no_grad;
   check_reduces(call, tensor, opts);
   const std::uint64_t sequence = ++sequence_;
-  // What this rank alone cannot do, it tells the others, who wait for its next step.
+  // If a step fails on this rank alone, tell the others, which wait for its next step.
   const auto alone = [&](const auto& step) {
     try {
       return step();
@@ -119,11 +117,11 @@ c10::intrusive_ptr<c10d::Work> Backend::allreduce_sparse(std::vector<at::Tensor>
   Transfer done(OpKind::kAllReduce, kTitle, opts.timeout);
   done.gives(tensor);
   return c10::make_intrusive<Work>(rank_, c10d::OpType::ALLREDUCE, sequence,
-                                   Flight::ended(std::move(done)),
+                                   AsyncCall::finished(std::move(done)),
                                    std::vector<std::shared_ptr<pycollective::Work>>());
 }
 
-// What all ranks refuse alike is refused before anything moves.
+// Refuses before anything moves what all ranks refuse alike.
 void Backend::check_reduces(Transfer& call, const at::Tensor& tensor,
                             const c10d::AllreduceOptions& opts) const {
   call.reduce_by(opts.reduceOp);
@@ -138,7 +136,7 @@ void Backend::check_reduces(Transfer& call, const at::Tensor& tensor,
   });
 }
 
-// 1. Of all ranks.
+// Step 1: the shapes of all ranks.
 Backend::Shapes Backend::gather_shapes(const at::Tensor& own, const c10d::AllreduceOptions& opts) {
   const SparseShape shape = shape_of(own, own.indices().size(1));
   const at::Tensor mine = at::empty({static_cast<std::int64_t>(shape.size())}, at::kLong);
@@ -155,7 +153,7 @@ Backend::Shapes Backend::gather_shapes(const at::Tensor& own, const c10d::Allred
   return all;
 }
 
-// 2. and 3. The reduced tensor, coalesced. `call`: the all-reduce, for who profiles.
+// Steps 2 and 3: the reduced tensor, coalesced. `call`: the all-reduce, as profilers see it.
 at::Tensor Backend::reduce_rows(const at::Tensor& own, const std::vector<std::size_t>& counts,
                                 Transfer& call, const c10d::AllreduceOptions& opts) {
   const at::IntArrayRef sizes = own.sizes();

@@ -16,7 +16,7 @@
 namespace pycollective::shim {
 namespace {
 
-// None: the contract does not name it. Torch's names are the table's.
+// Nothing for dtypes that the contract does not have. Torch's names are the table's.
 std::optional<Dtype> core_dtype(at::ScalarType dtype) {
   static const auto known = [] {
     std::array<std::optional<Dtype>, static_cast<std::size_t>(at::ScalarType::NumOptions)> found;
@@ -104,7 +104,7 @@ std::unique_ptr<at::RecordFunction> Transfer::profile() const {
   return profile;
 }
 
-// What a call takes: of a receive, which takes nothing, where it goes.
+// Notes an input for the profiler; of a receive, its output.
 void Transfer::show(const at::Tensor& tensor) {
   if (at::hasCallbacks()) shown_.emplace_back(tensor);
 }
@@ -117,7 +117,7 @@ const void* Transfer::read(const at::Tensor& tensor) {
 
 std::vector<const void*> Transfer::read_apart(const std::vector<at::Tensor>& tensors,
                                               const std::vector<at::Tensor>& outputs) {
-  // By where they begin; each with the farthest end of it and those before it.
+  // Sorted by their beginnings, each with the farthest end up to it.
   std::vector<Span> written;
   for (const at::Tensor& output : outputs) written.push_back(span_of(output));
   std::sort(written.begin(), written.end());

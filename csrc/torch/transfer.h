@@ -1,8 +1,8 @@
-// A c10d call on its way to the core: checked tensors in, requests out.
+// A c10d call as requests to the core.
 //
-// The core reads and writes plain memory. Tensors that are plain memory are used where they lie;
-// others (strided, conjugated, lists that are not one buffer) are staged in a buffer of their own
-// and copied back after success.
+// The core reads and writes plain memory. Tensors that are plain memory are used in place. Others
+// (strided, conjugated, lists that are not one buffer) are staged in a buffer, and results are
+// copied back after success.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -21,49 +21,48 @@ namespace pycollective::shim {
 
 class Transfer {
  public:
-  // `profiling_title` is "pycollective:" and the operation's name; a literal.
+  // `profiling_title`: a literal, "pycollective:" and the operation's name.
   Transfer(OpKind kind, const char* profiling_title, std::chrono::milliseconds timeout);
 
-  // A reduction takes only the dtypes that the contract reduces, and the sum and the average of
-  // complex numbers, part by part. The other operations move any dtype: what the core has no name
-  // for goes as bytes.
+  // Reductions take the contract's dtypes, and complex numbers for sum and average, part by part.
+  // Other operations move any dtype: one that the core does not know goes as bytes.
   void reduce_by(const c10d::ReduceOp& op);
   void root(std::int64_t rank) { like_.root = static_cast<int>(rank); }
   void tag(int tag) { like_.tag = tag; }
 
-  // Where the core reads a tensor, writes it, or both. The lists are equal tensors in rank order,
-  // which the core wants in one buffer.
+  // The memory that the core reads, writes, or both. A list has equal tensors in rank order, which
+  // the core wants in one buffer.
   const void* read(const at::Tensor& tensor);
   void* write(const at::Tensor& tensor);
   void* update(const at::Tensor& tensor);
   const void* read(const std::vector<at::Tensor>& tensors);
-  // Each as read() has it, of a copy where it overlaps one of `outputs`: for calls that write some
+  // As read() of each; copies those that overlap one of `outputs`. For calls that write some
   // outputs before they have read all inputs.
   std::vector<const void*> read_apart(const std::vector<at::Tensor>& tensors,
                                       const std::vector<at::Tensor>& outputs);
   void* write(const std::vector<at::Tensor>& tensors);
 
-  // What the caller gets is in place already.
+  // Adds an output that is in place already.
   void gives(const at::Tensor& tensor) { outputs_.push_back(tensor); }
 
-  // One request; `count` as the core's Request has it, in elements. Null: this rank has no such
-  // side.
+  // Adds a request of `count` elements, as the core's Request counts them. A null pointer: this
+  // rank has no such buffer.
   void add(const void* input, void* output, at::ScalarType dtype, std::int64_t count);
-  // As add(), of shards that differ: the elements of each rank's.
+  // As add(), with a number of elements for each rank's shard.
   void add_uneven(const void* input, void* output, at::ScalarType dtype,
                   std::vector<std::size_t> counts);
 
-  // An uneven all-to-all: what goes to each rank and comes from it, in elements.
+  // Adds an all-to-all with what is sent to and received from each rank, in elements.
   void add_all_to_all_v(std::vector<AllToAllVPart> parts, at::ScalarType dtype);
 
   const char* name() const;  // "all_reduce"
-  // What a profiler shows of the call while this lives: its title, and the shapes of what it takes.
-  // Null where nobody profiles. It may end on another thread.
+  // A profiler's record of the call, which ends with it: title and input shapes. Null if nobody
+  // profiles. It may end on another thread.
   std::unique_ptr<at::RecordFunction> profile() const;
   const std::vector<Request>& requests() const { return requests_; }
-  // What the caller gets; whatever was passed to write and update.
+  // The tensors that were passed to write(), update() and gives().
   const std::vector<at::Tensor>& outputs() const { return outputs_; }
-  // Keeps the memory that requests name; empty unless `collectives` want it.
+  // Keeps the requests' memory alive; null unless `collectives` want it.
   std::shared_ptr<const void> keep(const Collectives& collectives,
                                    const std::shared_ptr<CompletionThreads>& threads) const;
   bool copies_back() const { return !copies_.empty(); }
@@ -76,10 +75,10 @@ class Transfer {
   const char* profiling_title_;
   Request like_;
   std::vector<Request> requests_;
-  std::vector<at::Tensor> inputs_;  // these and the outputs: what must live until the core is done
+  std::vector<at::Tensor> inputs_;  // these and outputs_ live until the core is done
   std::vector<at::Tensor> outputs_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // to, from
-  std::vector<c10::IValue> shown_;  // to a profiler; the caller's own tensors
+  std::vector<c10::IValue> shown_;                         // what a profiler shows
 };
 
 }  // namespace pycollective::shim

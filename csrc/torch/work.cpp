@@ -15,11 +15,11 @@ bool ends_in(WaitingTime& time, pycollective::Work& work, const InterruptHook& i
   return true;
 }
 
-Work::Work(int rank, c10d::OpType type, std::uint64_t sequence, std::shared_ptr<Flight> flight,
+Work::Work(int rank, c10d::OpType type, std::uint64_t sequence, std::shared_ptr<AsyncCall> call,
            std::vector<std::shared_ptr<pycollective::Work>> cores)
     : c10d::Work(rank, type),
       sequence_(sequence),
-      flight_(std::move(flight)),
+      call_(std::move(call)),
       cores_(std::move(cores)) {}
 
 bool Work::done() const {
@@ -34,7 +34,7 @@ const Failure* Work::failure() const {
 
 bool Work::isCompleted() {
   if (!done()) return false;
-  if (failure() == nullptr) flight_->land();
+  if (failure() == nullptr) call_->copy_back();
   return true;
 }
 
@@ -45,12 +45,12 @@ std::exception_ptr Work::exception() const {
   return failure != nullptr ? typed_exception(*failure) : nullptr;
 }
 
-std::vector<at::Tensor> Work::result() { return flight_->transfer().outputs(); }
+std::vector<at::Tensor> Work::result() { return call_->transfer().outputs(); }
 
 int Work::sourceRank() const {
-  const auto& requests = flight_->transfer().requests();
+  const auto& requests = call_->transfer().requests();
   TORCH_CHECK(requests.size() == 1 && cores_.size() == 1 && requests.front().kind == OpKind::kRecv,
-              flight_->transfer().name(), ": only what was received has a source rank");
+              call_->transfer().name(), ": only what was received has a source rank");
   const int rank = cores_.front()->source();
   TORCH_CHECK(rank >= 0, "recv: the source is known once the message has come");
   return rank;
@@ -62,25 +62,25 @@ bool Work::wait(std::chrono::milliseconds timeout) {
     for (const auto& core : cores_) {
       if (timeout.count() > 0 ? ends_in(time, *core, interrupted) : core->wait(0, interrupted))
         continue;
-      const Transfer& transfer = flight_->transfer();
+      const Transfer& transfer = call_->transfer();
       throw CollectiveFailure(
           {FailureKind::kTimeout, rank_, transfer.requests().front().kind, sequence_,
            std::string(transfer.name()) + ": wait timed out after its timeout of " +
                std::to_string(timeout.count()) + " ms; the operation goes on"});
     }
   });
-  flight_->land();
+  call_->copy_back();
   return true;
 }
 
 void Work::abort() {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, flight_->transfer().name(),
+  TORCH_CHECK_NOT_IMPLEMENTED(false, call_->transfer().name(),
                               ": a single operation cannot be aborted; abort its process group");
 }
 
 c10::intrusive_ptr<Future> Work::getFuture() {
   const bool done = this->done();
-  return flight_->future(done, done ? failure() : nullptr);
+  return call_->future(done, done ? failure() : nullptr);
 }
 
 }  // namespace pycollective::shim

@@ -1,4 +1,4 @@
-// What the caller of an asynchronous collective holds.
+// The c10d::Work of a call.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -7,28 +7,28 @@
 #include <vector>
 
 #include "engine/waiting_time.h"
-#include "torch/flight.h"
+#include "torch/async_call.h"
 
 namespace pycollective::shim {
 
-// Whether `work` ends before `time` is over, which several may share; throws its failure.
+// Whether `work` ends before `time` is over; throws its failure. Several works may share `time`.
 bool ends_in(WaitingTime& time, pycollective::Work& work, const InterruptHook& interrupted);
 
 class Work final : public c10d::Work {
  public:
-  // `cores`: the core's works, one a request; none for a call that has ended well.
-  Work(int rank, c10d::OpType type, std::uint64_t sequence, std::shared_ptr<Flight> flight,
+  // `cores`: the core's works, one a request; none for a finished call.
+  Work(int rank, c10d::OpType type, std::uint64_t sequence, std::shared_ptr<AsyncCall> call,
        std::vector<std::shared_ptr<pycollective::Work>> cores);
 
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   std::vector<at::Tensor> result() override;
-  // Of a recv that has ended well: the rank in the group that sent the message.
+  // The group's rank that sent the message of a finished recv.
   int sourceRank() const override;
   void synchronize() override {}  // on a CPU, done is done
-  // Not positive: no limit of its own. One that runs out raises CollectiveTimeout; the operation
-  // goes on.
+  // Without a positive timeout it has no limit of its own. If the timeout runs out, it raises
+  // CollectiveTimeout and the operation goes on.
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override;
   c10::intrusive_ptr<Future> getFuture() override;
@@ -39,7 +39,7 @@ class Work final : public c10d::Work {
   const Failure* failure() const;
 
   const std::uint64_t sequence_;
-  const std::shared_ptr<Flight> flight_;
+  const std::shared_ptr<AsyncCall> call_;
   const std::vector<std::shared_ptr<pycollective::Work>> cores_;
 };
 

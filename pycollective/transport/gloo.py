@@ -21,7 +21,7 @@ from pycollective.shim import loading
 from pycollective.system_limits import check_for_threads
 
 if TYPE_CHECKING:
-    from pycollective._torch import Connecting
+    from pycollective._torch import ConnectThread
 
 _LOOPBACK = "127.0.0.1"
 _OUTSIDE = "192.0.2.1"  # of no host (RFC 5737): the way there is the way to all that is far
@@ -75,11 +75,11 @@ class MessageStore:
     def reach(self, address: str, timeout: float, poll: Callable[[], None], size: int) -> None:
         """Connect to the store that rank 0 serves, where it does."""
         if self.torch is None:
-            from pycollective._torch import Connecting
+            from pycollective._torch import ConnectThread
 
             host, _, port = address.rpartition(":")
             try:
-                connecting = Connecting.to_store(host, int(port), timeout)
+                connecting = ConnectThread.to_store(host, int(port), timeout)
             except (RuntimeError, TypeError, ValueError) as error:
                 raise self._not_reached(address, error) from error
             _await(connecting, poll, size)  # whose errors are poll's
@@ -196,11 +196,11 @@ def _connect(
     """Return a link that joins all ranks; errors call them by `numbers`."""
     dist = _distributed()
     size, number = len(numbers), numbers[rank]
-    from pycollective._torch import Connecting
+    from pycollective._torch import ConnectThread
 
     keys = dist.PrefixStore(f"pycollective/{prefix}", store.torch)
     try:
-        connecting = Connecting.to_ranks(_alone(store.device, timeout), keys, rank, size)
+        connecting = ConnectThread.to_ranks(_alone(store.device, timeout), keys, rank, size)
     except RuntimeError as error:
         raise _not_connected(number, error) from error
     _await(connecting, poll, size)
@@ -219,7 +219,7 @@ def _connect(
         ) from error
 
 
-def _await(connecting: Connecting, poll: Callable[[], None], size: int) -> None:
+def _await(connecting: ConnectThread, poll: Callable[[], None], size: int) -> None:
     """Wait until it has ended; give it up where `poll`, or a signal's handler, raises."""
     between = max(_LOOK_EVERY, size / _POLLS_IN_A_SECOND)
     next_poll = monotonic() + _LOOK_EVERY

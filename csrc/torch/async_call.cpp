@@ -1,4 +1,4 @@
-#include "torch/flight.h"
+#include "torch/async_call.h"
 
 #include <utility>
 
@@ -7,15 +7,15 @@
 namespace pycollective::shim {
 namespace {
 
-// True while the core tells this thread that it is done, which it does between operations.
+// True while the core runs on_done() on this thread.
 thread_local bool in_core = false;
 
 }  // namespace
 
-std::shared_ptr<Flight> Flight::start(Transfer transfer,
-                                      std::shared_ptr<CompletionThreads> threads) {
+std::shared_ptr<AsyncCall> AsyncCall::start(Transfer transfer,
+                                            std::shared_ptr<CompletionThreads> threads) {
   // Freeing a tensor can take the GIL, for which the core's thread must never wait.
-  std::shared_ptr<Flight> flight(new Flight(std::move(transfer)), [](Flight* last) {
+  std::shared_ptr<AsyncCall> call(new AsyncCall(std::move(transfer)), [](AsyncCall* last) {
     if (!in_core) {
       delete last;
       return;
@@ -24,41 +24,41 @@ std::shared_ptr<Flight> Flight::start(Transfer transfer,
     threads->post([last] { delete last; });
   });
   threads->call_begins();
-  flight->threads_ = std::move(threads);
-  flight->outstanding_ = flight->transfer_.requests().size();
-  flight->profile_ = flight->transfer_.profile();
-  flight->profiled_ = flight->profile_ != nullptr;
-  if (flight->profiled_) flight->profiler_ = c10::ThreadLocalDebugInfo::current();
-  return flight;
+  call->threads_ = std::move(threads);
+  call->outstanding_ = call->transfer_.requests().size();
+  call->profile_ = call->transfer_.profile();
+  call->profiled_ = call->profile_ != nullptr;
+  if (call->profiled_) call->profiler_ = c10::ThreadLocalDebugInfo::current();
+  return call;
 }
 
-std::shared_ptr<Flight> Flight::ended(Transfer transfer) {
-  return std::shared_ptr<Flight>(new Flight(std::move(transfer)));
+std::shared_ptr<AsyncCall> AsyncCall::finished(Transfer transfer) {
+  return std::shared_ptr<AsyncCall>(new AsyncCall(std::move(transfer)));
 }
 
-Flight::~Flight() {
-  if (outstanding_ > 0) threads_->call_ends();  // it could not be issued
+AsyncCall::~AsyncCall() {
+  if (outstanding_ > 0) threads_->call_ends();  // a request was not issued
 }
 
-std::function<void(const Failure*)> Flight::on_done() {
-  return [flight = shared_from_this()](const Failure* failure) mutable {
+std::function<void(const Failure*)> AsyncCall::on_done() {
+  return [call = shared_from_this()](const Failure* failure) mutable {
     in_core = true;
-    flight->one_done(failure);
-    flight.reset();
+    call->one_done(failure);
+    call.reset();
     in_core = false;
   };
 }
 
-// A profiler finds itself by what its thread has in thread-local memory, which the core's has not.
-void Flight::end_profile() {
+// A profiler finds its state in thread-local memory, which the core's thread has not.
+void AsyncCall::end_profile() {
   if (!profile_) return;
   auto profiler = profiler_.lock();
-  if (!profiler) profiler = std::make_shared<c10::ThreadLocalDebugInfo>();  // nor finds another
+  if (!profiler) profiler = std::make_shared<c10::ThreadLocalDebugInfo>();  // find no other
   const c10::DebugInfoGuard guard(std::move(profiler));
   profile_.reset();
 }
 
-void Flight::one_done(const Failure* failure) {
+void AsyncCall::one_done(const Failure* failure) {
   bool completes = false;
   {
     const std::lock_guard lock(mutex_);
@@ -68,11 +68,11 @@ void Flight::one_done(const Failure* failure) {
     const bool future_waits = future_ && !completed_;
     completes = future_waits || (!failure_ && transfer_.copies_back());
   }
-  if (completes) threads_->post([flight = shared_from_this()] { flight->complete(); });
-  threads_->call_ends();  // not before: in between nothing would seem to be under way
+  if (completes) threads_->post([call = shared_from_this()] { call->complete(); });
+  threads_->call_ends();  // last: else any_busy() could miss the posted task
 }
 
-void Flight::complete() {
+void AsyncCall::complete() {
   c10::intrusive_ptr<Future> future;
   {
     const std::lock_guard lock(mutex_);
@@ -84,28 +84,28 @@ void Flight::complete() {
     return;
   }
   try {
-    land();
+    copy_back();
   } catch (const std::exception& error) {
     TORCH_WARN("pycollective ", transfer_.name(), ": results were not copied back: ", error.what());
   }
 }
 
-void Flight::land() {
-  if (profiled_) {  // the core tells who waits before it tells us
+void AsyncCall::copy_back() {
+  if (profiled_) {  // a waiter may come here before one_done()
     const std::lock_guard lock(mutex_);
     end_profile();
   }
-  const std::lock_guard lock(landing_);
-  if (std::exchange(landed_, true)) return;
+  const std::lock_guard lock(copying_);
+  if (std::exchange(copied_back_, true)) return;
   transfer_.copy_back();
 }
 
-c10::intrusive_ptr<Future> Flight::future(bool done, const Failure* failure) {
+c10::intrusive_ptr<Future> AsyncCall::future(bool done, const Failure* failure) {
   {
     const std::lock_guard lock(mutex_);
     if (future_) return future_;
     future_ = c10::make_intrusive<Future>(c10::ListType::ofTensors());
-    // Without the profiler, which this would keep beyond its stop; see profiler_.
+    // Leaves out the profiler, which this state would keep alive after its stop.
     const c10::DebugInfoGuard unprofiled(std::make_shared<c10::ThreadLocalDebugInfo>());
     futures_state_.emplace();
     if (outstanding_ == 0) {
@@ -119,14 +119,14 @@ c10::intrusive_ptr<Future> Flight::future(bool done, const Failure* failure) {
   return future_;
 }
 
-void Flight::complete_future(Future& future, const Failure* failure) {
+void AsyncCall::complete_future(Future& future, const Failure* failure) {
   const at::ThreadLocalStateGuard state(*futures_state_);
   if (failure != nullptr) {
     future.setError(typed_exception(*failure));
     return;
   }
   try {
-    land();
+    copy_back();
   } catch (const std::exception&) {
     future.setError(std::current_exception());
     return;
