@@ -40,8 +40,8 @@ from pycollective.system_limits import described
 _log = logging.getLogger("pycollective")
 
 _WARN_AFTER = 30.0  # seconds until the log names the absent ranks
-# Of all ranks together, at torch's store. connect_thread.cpp polls as often: a rank does only one of
-# the two. gloo.py's looks come beside those polls, so they are a quarter of them.
+# Of all ranks together, at torch's store. connect_thread.cpp polls as often: a rank does only one
+# of the two. gloo.py's looks come beside those polls, so they are a quarter of them.
 _LOOKS_IN_A_SECOND = 20_000
 _GRACE = 2.0  # seconds for the one rank that looks for absent ranks to name them
 _SHOWN = 60  # characters of a wrong value in a message
