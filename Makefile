@@ -11,8 +11,9 @@
 # make examples  all programs of examples/, with the packages that some of them need
 # make bench     the committed benchmarks (out of benchmarks/)
 # make gpu       all that one GPU can show, with this python3 as it is: no network, no .venv
-# make lint      ruff, mypy, clang-format; make sanitize: native tests under TSan and ASan, with
-#                EVERY=1 those of GPUs under both, and each instruction set's kernels under TSan
+# make lint      ruff, mypy, clang-format
+# make sanitize  native tests, each under TSan or under ASan; with EVERY=1 all under both, with those of
+#                GPUs and each instruction set's kernels
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,7 +24,7 @@ SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name
 # What the build reads besides.
 EMBEDDED := $(wildcard csrc/cuda/embed.py csrc/cuda/nvrtc/*)
 
-.PHONY: install build shims demo test test-together test-alone test-mpi test-torch-suite wheel test-wheel examples storm scale bench gpu lint format standin native-parts sanitize clean
+.PHONY: install build shims demo test mpi-environments test-together test-alone test-mpi test-torch-suite wheel test-wheel examples storm scale bench gpu lint format standin native-parts sanitize clean
 
 install: $(VENV)/.built
 
@@ -54,10 +55,11 @@ demo: install
 # also if one of them has failed. In workers, for one that has to be ended takes no other test along.
 USUAL := not whole_table and not storm and not wheel
 WORKERS := --dist loadfile --no-loadscope-reorder
-test: install
-	-$(BIN)/python -m benchmarks.mpi_environments
+test: install mpi-environments
 	$(MAKE) -j 1 --keep-going test-together test-alone
 
+mpi-environments: install
+	-$(BIN)/python -m benchmarks.mpi_environments
 test-together: install
 	$(BIN)/python -m pytest -n 2 $(WORKERS) -m '$(USUAL) and not alone' tests
 test-alone: install
@@ -65,8 +67,7 @@ test-alone: install
 	  $$(grep -rl --include='test_*.py' mark.alone tests)
 
 # The whole conformance table under MPICH and Open MPI: some minutes.
-test-mpi: install
-	$(BIN)/python -m benchmarks.mpi_environments
+test-mpi: mpi-environments
 	$(BIN)/python -m pytest -m '' tests/test_mpi_table.py tests/test_mpiexec.py tests/test_hosts.py \
 	  tests/bootstrap/test_mpi_joining.py
 
@@ -137,7 +138,7 @@ native-parts:
 # Under a make -j of several targets, among its jobs.
 JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j 2)
 sanitize:
-	$(MAKE) $(JOBS) -C tests/cuda_driver sanitize
+	$(MAKE) $(JOBS) -C tests/cuda_driver $(if $(EVERY),sanitize,check)
 	$(MAKE) $(JOBS) -C csrc/tests sanitize
 
 clean:

@@ -63,16 +63,14 @@ class OwnLauncher(Launcher):
     """`pycollective run`."""
 
     def command(self, ranks: int, *program: str) -> list[str]:
-        """See `Launcher`."""
         run = [sys.executable, "-m", "pycollective", "run", "--no-tag-output", "-n", str(ranks)]
         return [*run, sys.executable, *program]
 
 
 class Forks(Launcher):
-    """Ranks as `pycollective run` starts them, but forks of a process that has imported torch: Gloo
-    between hosts is of torch, which costs a rank more to import than most programs cost to run.
+    """Ranks as forks of a process that has imported torch, which takes each rank seconds.
 
-    For what a program does with its ranks. How they start and end is `OwnLauncher`'s to show.
+    For tests of what a program does. `OwnLauncher` is for tests of how ranks start and end.
 
     Args:
         module: imported before the ranks are forked.
@@ -84,7 +82,7 @@ class Forks(Launcher):
     def run(
         self, ranks: int, *program: str, timeout: float = 200, **more: str
     ) -> subprocess.CompletedProcess[str]:
-        """See `Launcher`; the status is that of the first rank that failed."""
+        """The status is that of the first rank that failed."""
         from tests.torch.programs import run_program
 
         with socket.socket() as probe:
@@ -114,7 +112,6 @@ class Torchrun(Launcher):
     """torchrun, on this host."""
 
     def command(self, ranks: int, *program: str) -> list[str]:
-        """See `Launcher`."""
         run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         return [*run, f"--nproc-per-node={ranks}", *program]
 
@@ -127,15 +124,13 @@ class Mpi(Launcher):
     folder: Path
 
     def command(self, ranks: int, *program: str) -> list[str]:
-        """See `Launcher`."""
         many = ["--oversubscribe", "--bind-to", "none"] if self.name == "openmpi" else []
         folder = self.folder / "bin"
         return [str(folder / "mpiexec"), *many, "-n", str(ranks), str(folder / "python"), *program]
 
 
 def find(name: str) -> Mpi:
-    """The MPI called so. Where it is not installed the test is skipped, or fails if
-    PYCOLLECTIVE_REQUIRE_MPI=1 says that it is expected here, as .ci/run does."""
+    """The MPI of this name. If it is missing, skip; or fail if PYCOLLECTIVE_REQUIRE_MPI=1."""
     folder = Path(os.environ.get(f"PYCOLLECTIVE_{name.upper()}_ENV", ROOT / f".venv-{name}"))
     if not (folder / "bin" / "mpiexec").exists():
         missing = f"{folder} is not there: python -m benchmarks.mpi_environments makes it"
@@ -146,6 +141,6 @@ def find(name: str) -> Mpi:
 
 
 def launcher(name: str) -> Launcher:
-    """The launcher called so; an MPI as `find` does."""
+    """The launcher of this name."""
     others = {"run": OwnLauncher, "torchrun": Torchrun, "forks": Forks}
     return others[name]() if name in others else find(name)
