@@ -29,24 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(OverTime(config))
 
 
-# What takes longer than 7 s of one worker, the longest first. The very first compiles the stand-in
-# for a GPU's driver, too.
+# The files that take longest, in order. The first compiles the stand-in for a GPU's driver, too.
 LONGEST = [
-    *("cuda/test_device_commands", "test_examples", "torch/test_process_end"),
-    *("torch/test_pytorch_suite", "test_demo", "bench/test_bench_command", "cli/test_verify"),
-    *(
-        "schedule/test_transfers",
-        "launch/test_launcher",
-        "bootstrap/test_mpi_joining",
-        "test_hosts",
-    ),
-    *("test_two_hosts", "launch/test_output", "test_algorithms", "cuda/test_ends_in_each_state"),
-    *("test_conformance", "torch/test_compression", "test_large", "bootstrap/test_bootstrap"),
-    *("schedule/test_counts", "compression/test_shards", "test_hosts_again", "test_mpiexec"),
-    *("kernels/test_sparse", "cuda/test_make_gpu", "test_wire", "cuda/test_generated_code"),
-    *("bootstrap/test_joining_many", "cuda/test_driver_errors"),
-    *("test_launches", "cuda/test_peers_failing", "torch/test_compression_deaths"),
-    *("torch/test_monitored_barrier",),
+    *("cuda/test_device_commands", "torch/test_process_end", "torch/test_compression"),
+    *("test_hosts", "cli/test_verify", "compression/test_steps", "test_algorithms"),
+    *("launch/test_output", "bootstrap/test_mpi_joining", "bench/test_bench_command"),
+    *("test_conformance", "test_launches", "launch/test_launcher", "kernels/test_sparse"),
+    *("cuda/test_peers", "compression/test_shards", "cuda/test_device_lifetimes"),
+    *("test_far_making", "bootstrap/test_bootstrap", "test_pauses", "test_mpiexec"),
 ]
 
 

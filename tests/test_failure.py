@@ -38,8 +38,9 @@ def reduce_until_failure(comm, folder, fork=False):
     return *caught, comm.failure
 
 
-@pytest.mark.parametrize("fork", [False, True], ids=["alone", "with forked children"])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("size", "fork"), [(2, False), (4, True)], ids=["alone", "with forked children"]
+)
 def test_a_killed_rank_is_named_on_every_other(tmp_path, size, fork):
     slowest = []  # of each attempt, the rank that was told last
     for attempt in range(3):
