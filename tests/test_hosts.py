@@ -67,22 +67,6 @@ comm.close()
 sys.stdout.write(f"RANK {r}: {shared} segments\\n")
 """
 
-MISMATCH = """
-import numpy as np
-import pycollective as pc
-
-comm = pc.init(timeout=30)
-try:
-    comm.all_reduce(np.ones(10 + (comm.rank == comm.size - 1)), algorithm="hierarchical")
-except pc.CollectiveError as error:
-    print(f"RANK {comm.rank} {type(error).__name__}: {error}", flush=True)
-try:
-    comm.all_reduce(np.ones(10))
-except pc.CollectiveError as error:
-    print(f"RANK {comm.rank} again {type(error).__name__}", flush=True)
-comm.close()
-"""
-
 LATE = """
 import os, sys, time
 import numpy as np
@@ -103,26 +87,6 @@ except pc.CollectiveError as error:
     took = time.monotonic() - start
     print(f"RANK {comm.rank} {type(error).__name__} after {took:.1f}: {error}", flush=True)
 open(f"{sys.argv[1]}/{comm.rank}", "w").close()
-comm.close()
-"""
-
-ABORTS = """
-import time
-import numpy as np
-import pycollective as pc
-
-comm = pc.init(timeout=30)
-comm.barrier()
-if comm.rank == 0:
-    time.sleep(0.3)
-    at = time.time()
-    comm.abort("enough")
-    print(f"RANK 0 at {at}", flush=True)
-else:
-    try:
-        comm.all_reduce(np.ones(10))
-    except pc.CollectiveAborted as error:
-        print(f"RANK {comm.rank} at {time.time()} {error}", flush=True)
 comm.close()
 """
 
@@ -193,16 +157,6 @@ def test_a_program(tmp_path, name, ranks, topology):
     assert parts(done.stdout) == [f"{rank}: {size} segments" for rank, size in enumerate(near)]
 
 
-# mpiexec may mix the ranks' lines, so each part of the output begins with a word of its own.
-def test_a_mismatch_between_hosts_names_both_sides(launch, tmp_path):
-    said = parts(run(launch, tmp_path, MISMATCH, 4, "2x2").stdout)
-    first = [part for part in said if "again" not in part]
-    assert len(first) == 4, said
-    assert all("CollectiveMismatch" in part for part in said)
-    assert all("count 10" in part and "count 11" in part for part in first), said
-    assert len(said) == 8, said
-
-
 @pytest.mark.alone
 def test_a_rank_of_another_host_that_does_not_come_is_named(launch, tmp_path):
     (tmp_path / "told").mkdir()
@@ -213,15 +167,6 @@ def test_a_rank_of_another_host_that_does_not_come_is_named(launch, tmp_path):
     for part in said[:2]:
         assert "rank(s) 2 have not called it" in part
         assert float(re.search(r"after ([0-9.]+):", part)[1]) < 2.3
-
-
-@pytest.mark.alone
-def test_an_abort_reaches_other_hosts_within_a_second(launch, tmp_path):
-    done = run(launch, tmp_path, ABORTS, 4, "2x2")
-    times = {part.split()[0]: float(part.split()[2]) for part in parts(done.stdout)}
-    assert len(times) == 4, done.stdout + done.stderr
-    assert all(0 <= times[rank] - times["0"] < 1.0 for rank in "123"), done.stdout
-    assert done.stdout.count("rank 0 aborted the communicator: enough") == 3
 
 
 @pytest.mark.parametrize(
