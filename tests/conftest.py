@@ -33,10 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
 LONGEST = [
     *("cuda/test_device_commands", "torch/test_process_end", "torch/test_compression"),
     *("test_hosts", "cli/test_verify", "compression/test_steps", "test_algorithms"),
-    *("launch/test_output", "bootstrap/test_mpi_joining", "bench/test_bench_command"),
+    *("launch/test_output", "bootstrap/test_mpi", "bench/test_bench_command"),
     *("test_conformance", "test_launches", "launch/test_launcher", "kernels/test_sparse"),
     *("cuda/test_peers", "compression/test_shards", "cuda/test_device_lifetimes"),
-    *("test_far_making", "bootstrap/test_bootstrap", "test_pauses", "test_mpiexec"),
+    *("test_far_making", "bootstrap/test_init", "test_pauses", "test_mpiexec"),
 ]
 
 
