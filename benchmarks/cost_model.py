@@ -107,7 +107,7 @@ def report(place: str, entries: tuple[Measurement, ...]) -> dict[str, Any]:
         "fitted": asdict(links),
         "error": errors(entries, links),
         "choices": choices(entries, links),
-        "choices_of_auto": choices(entries, BETWEEN_HOSTS["c10d"]),
+        "choices_of_auto": choices(entries, BETWEEN_HOSTS["gloo"]),
     }
     print(f"\n== {place}")
     for name, link in (("within a host", links.local), ("between hosts", links.across)):

@@ -193,22 +193,22 @@ class Communicator(_core.Communicator):
             raise ConfigurationError(f"split: color {color!r} is not None or 0 to 2**62 - 1")
         if not _is_integer(key, -(2**62), 2**62):
             raise ConfigurationError(f"split: key {key!r} is not an integer of 62 bits")
-        wishes = np.empty((self.size, 2), dtype=np.int64)
-        self.all_gather(wishes, np.array([-1 if color is None else color, key], dtype=np.int64))
-        members = [r for r in range(self.size) if wishes[r, 0] == wishes[self.rank, 0]]
-        members.sort(key=lambda r: (wishes[r, 1], r))
+        given = np.empty((self.size, 2), dtype=np.int64)  # color and key of each rank
+        self.all_gather(given, np.array([-1 if color is None else color, key], dtype=np.int64))
+        members = [r for r in range(self.size) if given[r, 0] == given[self.rank, 0]]
+        members.sort(key=lambda r: (given[r, 1], r))
 
-        world = self._part_of_world(members, wishes[:, 0])
-        near = [r for r in members if r in self._world.near]
+        world = self._part_of_world(members, given[:, 0])
+        of_host = [r for r in members if r in self._world.near]
         offset: int | None = None  # of the mailbox in this process's segment
 
         def allocate() -> tuple[int, int]:
             nonlocal offset
             if color is None:
                 return 0, 0
-            far = world.transport is not None
-            host_memory.check(self._node.mailbox_bytes(len(near), far), len(near))
-            offset, data_bytes = self._node.allocate(len(near), far)
+            ranks, internode = len(of_host), world.transport is not None
+            host_memory.check(self._node.mailbox_bytes(ranks, internode), ranks)
+            offset, data_bytes = self._node.allocate(ranks, internode)
             return offset, data_bytes
 
         concerns = () if color is None else members
@@ -222,9 +222,9 @@ class Communicator(_core.Communicator):
             return None
         made = Communicator._of(
             self._node,
-            near.index(self.rank),
-            [self._tokens[self._world.near.index(r)] for r in near],
-            [mailboxes[r][0] for r in near],
+            of_host.index(self.rank),
+            [self._tokens[self._world.near.index(r)] for r in of_host],
+            [mailboxes[r][0] for r in of_host],
             min(mailboxes[r][1] for r in members),
             self.timeout,
             world,
@@ -252,7 +252,7 @@ class Communicator(_core.Communicator):
             raise
 
     def _part_of_world(self, members: list[int], colors: np.ndarray) -> World:
-        """The world of `members`, who gave one color of `colors`; all ranks must take part."""
+        """Return the world of `members`, who gave one color of `colors`; all ranks must call it."""
         whole = self._world
         host_of = number_hosts([whole.host_of[r] for r in members])
         transport = None

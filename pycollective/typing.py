@@ -21,7 +21,7 @@ Algorithm: TypeAlias = Literal[
 # How what goes to other hosts travels (docs/wire.md).
 Wire: TypeAlias = Literal["auto", "raw", "exact"]
 # What carries messages between hosts; "shm": nothing does, all ranks are on one host.
-Transport: TypeAlias = Literal["shm", "mpi", "c10d"]
+Transport: TypeAlias = Literal["shm", "mpi", "gloo"]
 # The types that an array's elements may have, by NumPy's or ml_dtypes' names.
 Dtype: TypeAlias = Literal[
     "float16",

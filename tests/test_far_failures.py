@@ -224,7 +224,7 @@ INIT = "import pycollective as pc; pc.init(timeout=20, {})"
         ("run", "transport='mpi'", "this is a launch by `pycollective run`: start with `mpiexec"),
         ("run", "transport='shm', topology='2x1'", "'shm' is for one host, and the 2 ranks are on"),
         ("run", "topology='3x1'", "is for 3 ranks, and there are 2"),
-        ("mpich", "transport='c10d'", "transport 'c10d' meets in a store, and mpiexec has none"),
+        ("mpich", "transport='gloo'", "transport 'gloo' meets in a store, and mpiexec has none"),
         ("mpich", "transport='shm', topology='2x1'", "'shm' is for one host, and the 2 ranks are"),
     ],
 )

@@ -124,7 +124,7 @@ def test_the_table_goes_before_the_model_between_hosts(tmp_path):
         sizes = 64, 16 << 20
         where, element = Topology.parse("2x2", 4), ELEMENTS["float32"]
         by_model = [
-            choose("all_reduce", where, size, element, BETWEEN_HOSTS["c10d"]) for size in sizes
+            choose("all_reduce", where, size, element, BETWEEN_HOSTS["gloo"]) for size in sizes
         ]
         assert len(set(by_model)) == 2
         for size, name in zip(sizes, by_model, strict=True):

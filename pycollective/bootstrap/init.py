@@ -43,7 +43,7 @@ _LINGER = 5.0  # seconds that a store stays after a failure, so that others can 
 TRANSPORTS = {
     "shm": "shared memory alone: all ranks on one host",
     "mpi": "between hosts over MPI, through mpi4py: ranks that mpiexec started",
-    "c10d": "between hosts over torch.distributed's Gloo: all other ranks",
+    "gloo": "between hosts over torch.distributed's Gloo: all other ranks",
 }
 
 
@@ -87,12 +87,12 @@ def init(
             PYCOLLECTIVE_SECRET_FILE names. An object is trusted, and so is torchrun's store:
             whoever can write to it can keep the ranks from joining, or lead them astray.
         timeout: seconds that joining, and later each operation, may take.
-        topology: which ranks share a host, instead of what is found: ``"2x2"``, hosts x ranks a
-            host, or ``"3,1"``, the ranks of each host. Ranks of different hosts exchange nothing
-            through shared memory, even if they could. Also the environment variable
+        topology: simulates hosts: ``"2x2"``, hosts x ranks a host, or ``"3,1"``, the ranks of each
+            host. Ranks of different hosts exchange nothing through shared memory, even if they
+            could. Also the environment variable
             PYCOLLECTIVE_TOPOLOGY; the same on all ranks.
-        transport: how messages go between hosts: ``"mpi"`` (what mpiexec's ranks use), ``"c10d"``
-            (Gloo, what all others use) or ``"shm"``, which refuses several hosts.
+        transport: how messages go between hosts: ``"mpi"`` (what mpiexec's ranks use), ``"gloo"``
+            (what all others use) or ``"shm"``, which refuses several hosts.
         tuning: file of measured times (``pycollective bench --tune`` writes it), from which
             ``algorithm="auto"`` chooses; ``""`` for none. Also the environment variable
             PYCOLLECTIVE_TUNING; the same measurements on all ranks.
@@ -189,9 +189,9 @@ class InitOptions:
                 f"transport 'mpi' joins ranks that mpiexec started, and this is {launch}: start "
                 "with `mpiexec -n N python ...`, or leave transport out"
             )
-        if self.transport == "c10d" and by_mpi:
+        if self.transport == "gloo" and by_mpi:
             raise ConfigurationError(
-                "transport 'c10d' meets in a store, and mpiexec has none: start the ranks with "
+                "transport 'gloo' meets in a store, and mpiexec has none: start the ranks with "
                 "torchrun or `pycollective run`, give rank, size and store, or leave transport out"
             )
 

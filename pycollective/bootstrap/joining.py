@@ -66,7 +66,7 @@ def connect(
         prefix: of the keys; each group that is made through one store needs its own.
         simulated: the host of each rank, numbered from 0 in the order of their first ranks; empty
             to find the hosts out.
-        transport: between hosts, ``"c10d"``; ``"shm"`` refuses several hosts.
+        transport: between hosts, ``"gloo"``; ``"shm"`` refuses several hosts.
         tuning: file of a tuning table; empty for none.
         more: other options that must be the same on all ranks, in words.
 

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def make_parser() -> Parser:
-    """The parser of the whole command line."""
+    """Return the parser of the whole command line."""
     from pycollective.cli import bench, build_torch, doctor, run, schedule, verify
 
     parser = Parser(

@@ -240,7 +240,7 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace, sizes: list[int], dtype: str) -> int:
-    """Time every algorithm in this launch, or start ranks that do; the status."""
+    """Time every algorithm in this launch, or start ranks that do; return the status."""
     from pycollective.bench import tune
 
     plan = tune.Plan.of(options.operation, sizes, dtype, options.rounds)
@@ -256,7 +256,7 @@ def _tune(options: argparse.Namespace, sizes: list[int], dtype: str) -> int:
 
 
 def _compare(options: argparse.Namespace, sizes: list[int]) -> int:
-    """Compare a codec with dense calls in this launch, or start ranks that do; the status."""
+    """Compare a codec with dense calls here, or start ranks that do; return the status."""
     from pycollective.bench import codec
 
     if options.operation != "all_reduce":
@@ -276,7 +276,7 @@ def _compare(options: argparse.Namespace, sizes: list[int]) -> int:
 
 
 def _start_ranks(options: argparse.Namespace, check: Callable[[], None]) -> int | None:
-    """Outside a launch, run this very command in ranks of its own; their status, or None."""
+    """Outside a launch, run this very command in ranks of its own; return their status, or None."""
     from pycollective.bootstrap import init as bootstrap
     from pycollective.launch.launcher import launch
     from pycollective.schedule import Topology
@@ -290,7 +290,7 @@ def _start_ranks(options: argparse.Namespace, check: Callable[[], None]) -> int 
 
 
 def _beside_others(options: argparse.Namespace, sizes: list[int], dtype: str) -> int:
-    """Measure one operation of each library; the status."""
+    """Measure one operation of each library; return the status."""
     from pycollective.bench.libraries import find_peers
     from pycollective.bench.plot import check, plot
     from pycollective.bench.record import write_json

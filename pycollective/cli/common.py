@@ -1,4 +1,4 @@
-"""What the commands have in common: their parser, a progress line, and no ranks within ranks.
+"""The commands' parser and progress line, and a check that no rank starts ranks.
 
 A mistake is one line and status 2. Help is 80 columns wide, and keeps the paragraphs of a text.
 """

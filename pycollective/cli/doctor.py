@@ -50,7 +50,7 @@ def doctor(options: argparse.Namespace | None = None) -> None:
 
 
 def report() -> list[tuple[str, str, str]]:
-    """(piece, what was found, what its absence costs: empty where nothing is missing)."""
+    """Return (piece, what was found, what its absence costs; empty if nothing is missing)."""
     level = _core.simd_level()
     room = host_memory.headroom()
     foreign = ", ".join(each.name for each in _core.dtypes() if not each.in_numpy)
@@ -171,7 +171,7 @@ def _cuda() -> tuple[str, str]:
 
 
 def _way(devices: int, apart: list[list[int]]) -> str:
-    """How calls on arrays on GPUs go on this host, and why."""
+    """Return the path of calls on GPU arrays on this host, and why."""
     wish = os.environ.get(ENV_CUDA_WAY) or "auto"
     if wish != "auto":
         return f"calls by the way of {ENV_CUDA_WAY}={wish}"
@@ -185,7 +185,7 @@ def _way(devices: int, apart: list[list[int]]) -> str:
 
 def _between_hosts(backend: bool) -> tuple[str, str, str]:
     ways = [
-        *(["c10d (Gloo) under torchrun and pycollective run"] if backend else []),
+        *(["gloo under torchrun and pycollective run"] if backend else []),
         *(["mpi under mpiexec"] if importlib.util.find_spec("mpi4py") else []),
     ]
     if ways:

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
-    """The options of `run` itself, and the program with all that is its own.
+    """Split the words into the options of `run` and the program with its arguments.
 
     argparse's own way, REMAINDER, takes a first ``-m`` for an option of `run`.
     """

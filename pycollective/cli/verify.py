@@ -1,4 +1,4 @@
-"""`pycollective verify`: the conformance table on the user's own machine, and one digest."""
+"""`pycollective verify`: check all operations on the user's own machine, bit for bit."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def _start(options: argparse.Namespace, chosen: dict[str, list[str]]) -> int:
-    """Run this very command in ranks of its own; their status."""
+    """Run this very command in ranks of its own; return their status."""
     from pycollective.launch.launcher import launch
 
     command = ["-m", "pycollective", "verify"]

@@ -90,7 +90,7 @@ BETWEEN_HOSTS = {
         across=Link(latency=15e-6, message=6e-6, byte=1 / 4e9),
         add=1 / 8e9,
     ),
-    "c10d": Links(
+    "gloo": Links(
         local=Link(latency=5e-6, message=1e-6, byte=1 / 8e9),
         across=Link(latency=20e-6, message=200e-6, byte=1 / 1e9),
         add=1 / 8e9,

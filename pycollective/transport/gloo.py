@@ -155,7 +155,7 @@ class GlooTransport:
         CollectiveTimeout: names the ranks that did not come.
     """
 
-    name = "c10d"
+    name = "gloo"
 
     def __init__(
         self,

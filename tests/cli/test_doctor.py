@@ -52,7 +52,7 @@ def test_how_hosts_could_be_joined(monkeypatch):
     )
     lines = report()
     assert lines["MPI"][0] == "unknown without mpi4py"
-    assert lines["between hosts"][0].startswith("c10d (Gloo)")
+    assert lines["between hosts"][0].startswith("gloo under")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(doctor, "_torch_backend", lambda: ("torch backend", "none", "a cost"))
     assert report()["between hosts"][1].startswith("all ranks must be on one host")

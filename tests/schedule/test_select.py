@@ -54,11 +54,11 @@ def test_the_model_chooses_what_is_about_the_cheapest(operation, topology, size,
 def test_of_what_costs_about_the_same_the_fewest_steps_are_chosen() -> None:
     where, size = Topology.parse("4x1", 4), 64 << 20
     few, many = (
-        price("all_reduce", name, where, size, FP32, BETWEEN_HOSTS["c10d"])
+        price("all_reduce", name, where, size, FP32, BETWEEN_HOSTS["gloo"])
         for name in ("direct", "halving_doubling")
     )
     assert many < few < 1.1 * many
-    assert choose("all_reduce", where, size, FP32, BETWEEN_HOSTS["c10d"]) == "direct"
+    assert choose("all_reduce", where, size, FP32, BETWEEN_HOSTS["gloo"]) == "direct"
 
 
 def test_one_rank_of_a_host_does_not_handle_much() -> None:
@@ -66,7 +66,7 @@ def test_one_rank_of_a_host_does_not_handle_much() -> None:
     where = Topology.parse("2x2", 4)
 
     def chosen(size: int) -> str:
-        return choose("all_reduce", where, size, ELEMENTS["bfloat16"], BETWEEN_HOSTS["c10d"])
+        return choose("all_reduce", where, size, ELEMENTS["bfloat16"], BETWEEN_HOSTS["gloo"])
 
     assert chosen(256 << 10) == "recursive_doubling"
     assert chosen(1 << 20) in ("halving_doubling", "hierarchical")
