@@ -22,7 +22,7 @@ _HEAD = """\
 `make test-torch-suite` runs the tests of `torch.testing._internal.distributed.distributed_test` \
 that come with PyTorch. Each runs on {ranks} ranks, once over Gloo and once over pycollective: a \
 test that asks for the backend `gloo` then gets pycollective's (`tests/torch/pytorch_suite/`). \
-`make test` runs some of them. This is PyTorch {version}, on CPUs; most skipped tests need GPUs.
+`make storm` runs some of them. This is PyTorch {version}, on CPUs; most skipped tests need GPUs.
 
 | | passed | failed | skipped |
 |---|---|---|---|
