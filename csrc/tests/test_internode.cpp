@@ -393,5 +393,5 @@ int main() {
   a_goodbye_is_no_death(schedules);
   goodbyes_of_many_are_heard(schedules);
   an_abort_reaches_who_has_not_called(schedules);
-  std::puts("far: passed");
+  std::puts("internode: passed");
 }

@@ -191,6 +191,6 @@ int main(int arguments, char** argument) {
     explore(schedules[seed % schedules.size()], seed, tally);
   }
   CHECK(seeds < 100 || (tally.done > 0 && tally.failed > 0));
-  std::printf("far, explored: passed; %d ranks ended well, %d with a cause\n", tally.done,
+  std::printf("internode, explored: passed; %d ranks ended well, %d with a cause\n", tally.done,
               tally.failed);
 }

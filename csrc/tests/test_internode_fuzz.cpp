@@ -228,7 +228,7 @@ int main(int arguments, char** argument) {
   }
   CHECK(shown() && hostile.refused == 0);
   std::printf(
-      "far fuzz: passed (seed %llu: %ld refused, %ld run, %ld finished, %ld with errors; %ld "
+      "internode fuzz: passed (seed %llu: %ld refused, %ld run, %ld finished, %ld with errors; %ld "
       "hostile: %ld finished, %ld with errors)\n",
       static_cast<unsigned long long>(seed), counts.refused, counts.run, counts.finished,
       counts.failed, hostile.run, hostile.finished, hostile.failed);

@@ -140,6 +140,6 @@ int main(int argc, char** argv) {
       of_several += pieces > 1;
     }
   CHECK(broken > 50 && of_several > 5);
-  std::printf("far spoiled: passed (%d messages broken, %d of several pieces)\n", broken,
+  std::printf("internode spoiled: passed (%d messages broken, %d of several pieces)\n", broken,
               of_several);
 }

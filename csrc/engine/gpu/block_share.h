@@ -5,9 +5,9 @@
 // (cuda::Kernels::blocks_that_wait). Then every launch finds a place, in whatever order ranks make
 // the calls of several communicators.
 // A new communicator takes half of what the others have left, and at least one block. Half, because
-// 17 of an H200's 33 blocks have 1.1 MB of loads under way, by computation enough for its links, and
-// because a program that splits its ranks uses the parts as much as the whole. Six communicators
-// find a share that way.
+// 17 of an H200's 33 blocks have 1.1 MB of loads under way, by computation enough for its links,
+// and because a program that splits its ranks uses the parts as much as the whole. Six
+// communicators find a share that way.
 #pragma once
 
 #include <atomic>

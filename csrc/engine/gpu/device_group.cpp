@@ -122,8 +122,8 @@ bool DeviceGroup::unmap_peers() noexcept {
       const std::lock_guard lock(mutex_);
       opened.swap(opened_);
     }
-    // Later replays do nothing; for what is under way the driver waits. Both without the lock, which
-    // another thread may need meanwhile.
+    // Later replays do nothing; for what is under way the driver waits. Both without the lock,
+    // which another thread may need meanwhile.
     if (captured_ && !opened.empty()) peers_->poison();
     while (!opened.empty() && driver().cuIpcCloseMemHandle(opened.back()) == cuda::CUDA_SUCCESS)
       opened.pop_back();
@@ -212,8 +212,8 @@ void DeviceGroup::refuse_forgotten(std::uint64_t capture) const {
                               "fewer graphs at once");
 }
 
-// The entry of this capture, with the event of its last launch, if any; moved to the end. The driver
-// does not tell which captures have ended, so the oldest entry is reused.
+// The entry of this capture, with the event of its last launch, if any; moved to the end. The
+// driver does not tell which captures have ended, so the oldest entry is reused.
 DeviceGroup::InCapture& DeviceGroup::of_capture(std::uint64_t capture) {
   refuse_forgotten(capture);
   auto found = std::find_if(in_captures_.begin(), in_captures_.end(),

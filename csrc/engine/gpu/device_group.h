@@ -51,15 +51,14 @@ class DeviceGroup final : public MappedMemory {
   // cuda::DriverError.
   void prepare(Task& task);
   // Launches, in the order of the calls, and returns the launch's number. Each wait on the device
-  // lasts at most so many seconds. Throws std::runtime_error if a capture of the stream has begun or
-  // ended since prepare(), std::invalid_argument if a capture forbids the call by now,
+  // lasts at most so many seconds. Throws std::runtime_error if a capture of the stream has begun
+  // or ended since prepare(), std::invalid_argument if a capture forbids the call by now,
   // cuda::DriverError.
   std::uint64_t launch(const Task& task, double seconds);
 
   // Whether something may be under way on the device: a launch that is not done, or a captured
   // graph, which may be replayed at any time. Cheap; as of the last look().
   bool under_way() const { return launched_ || captured_; }
-  bool captured() const { return captured_; }
   // Whether a thread must begin to watch what is under way. True once, until still_watched() tells
   // that thread that there is nothing more.
   bool wants_watch() { return under_way() && !watched_.exchange(true); }
@@ -72,9 +71,9 @@ class DeviceGroup final : public MappedMemory {
   bool look();
   // Whether a launch was seen to end well.
   bool has_ended_well(std::uint64_t launch) const { return launch <= ended_well_; }
-  // Once look() has returned true: whether all living peers are done with the launches, too, so that
-  // this rank's mailbox may go. True if a wait has ended badly: there are no results then. False if
-  // the driver fails; failure() reports that.
+  // Once look() has returned true: whether all living peers are done with the launches, too, so
+  // that this rank's mailbox may go. True if a wait has ended badly: there are no results then.
+  // False if the driver fails; failure() reports that.
   bool peers_have_done(const Group& group);
   // A failure on the device: the driver's, or a wait that has timed out.
   std::optional<Failure> failure(const Group& group) const;

@@ -1,7 +1,7 @@
-// The order in which a process launches calls on its GPUs' streams: the order of the calls, whatever
-// their communicators, and whichever thread sees first that a call's ranks have arrived. A kernel
-// waits for its peers on its stream. So a stream would hang if two ranks launched the same two calls
-// in different orders.
+// The order in which a process launches calls on its GPUs' streams: the order of the calls,
+// whatever their communicators, and whichever thread sees first that a call's ranks have arrived. A
+// kernel waits for its peers on its stream. So a stream would hang if two ranks launched the same
+// two calls in different orders.
 //
 // A call takes its turn on its stream as it enters its communicator's queue, under that lock. It
 // passes the turn on once it is launched, or has ended in any other way.
@@ -38,8 +38,8 @@ struct CallToLaunch {
 // The turns of a process. Thread-safe.
 class LaunchOrder {
  public:
-  // Streams that wait for each other have one handle: null stands for the default stream and for all
-  // blocking streams.
+  // Streams that wait for each other have one handle: null stands for the default stream and for
+  // all blocking streams.
   using Stream = std::pair<int, const void*>;  // a GPU's number, a handle
 
   // The GPU's context is current. Throws cuda::DriverError.

@@ -20,8 +20,8 @@ OnDevice::~OnDevice() {
     std::this_thread::sleep_for(kUnwindingPoll);
 }
 
-// The timeout of a wait on the device: what is left of the call's. A call that is done at its launch
-// has all of it, since earlier work on its stream may take long, too.
+// The timeout of a wait on the device: what is left of the call's. A call that is done at its
+// launch has all of it, since earlier work on its stream may take long, too.
 double OnDevice::seconds_left() const {
   if (!request_.location.ends) return task_.timeout;
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin_;

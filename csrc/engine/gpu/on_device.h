@@ -1,6 +1,6 @@
-// A call that kernels carry out (device_group.h): the ranks arrive, then each launches, in the order
-// of the calls on its stream (launch_order.h). If the caller gave the stream, the call is done then,
-// and its result comes in that stream's order.
+// A call that kernels carry out (device_group.h): the ranks arrive, then each launches, in the
+// order of the calls on its stream (launch_order.h). If the caller gave the stream, the call is
+// done then, and its result comes in that stream's order.
 #pragma once
 
 #include <chrono>

@@ -258,9 +258,10 @@ void PeerMemory::launch(const Task& task, cuda::CUstream stream, std::uint64_t n
     cuda::CUstreamCaptureStatus captures = cuda::CU_STREAM_CAPTURE_STATUS_NONE;
     check(driver().cuStreamIsCapturing(stream, &captures), "cuStreamIsCapturing");
     if (captures != cuda::CU_STREAM_CAPTURE_STATUS_NONE)
-      throw NotUploaded(std::string(name_of(request.kind)) + " (algorithm '" + program.algorithm +
-                        "') is new to the GPU, which it cannot become while a graph is captured: "
-                        "make the call once before capturing");
+      throw std::invalid_argument(
+          std::string(name_of(request.kind)) + " (algorithm '" + program.algorithm +
+          "') is new to the GPU, which it cannot become while a graph is captured: "
+          "make the call once before capturing");
     known = &put(task.program);
   }
 

@@ -18,8 +18,8 @@
 //
 // The user of this class makes mailboxes of one shape, of mailbox_bytes() each, clears each before
 // any other rank may write to it, exchanges their addresses, and calls launch() once all ranks have
-// agreed on the call. Launches of a group come in the same order on all ranks, and follow each other
-// on each device, whatever their streams. The user looks at ending(), and calls abort().
+// agreed on the call. Launches of a group come in the same order on all ranks, and follow each
+// other on each device, whatever their streams. The user looks at ending(), and calls abort().
 #pragma once
 
 #include <cstdint>
@@ -63,9 +63,9 @@ class PeerMemory {
   bool has_room(const Program& program, Dtype dtype, ReduceOp op) const;
 
   // Launches the task, with a plan of this group, on a stream; its buffers are in the device's
-  // memory. Each wait on the device lasts at most so long. Without elements nothing is launched. One
-  // thread at a time. Throws std::invalid_argument for an invalid task and for one that does not fit,
-  // NotUploaded, cuda::DriverError.
+  // memory. Each wait on the device lasts at most so long. Without elements nothing is launched.
+  // One thread at a time. Throws std::invalid_argument for an invalid task and for one that does
+  // not fit, cuda::DriverError.
   void launch(const Task& task, cuda::CUstream stream, std::uint64_t nanoseconds);
   // Whether the plan was uploaded, so that its launches may be captured.
   bool knows(const Program& program) const { return find(program) != nullptr; }
@@ -128,12 +128,6 @@ class PeerMemory {
   std::vector<Arena> arenas_;
   std::map<const Program*, Uploaded> programs_;
   const ForkGuard guard_;
-};
-
-// A plan that was not uploaded was launched on a stream that is being captured.
-class NotUploaded : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
 };
 
 }  // namespace pycollective

@@ -1,11 +1,11 @@
 // A call on a GPU's arrays by way of the host: the input is copied to pinned memory, another
-// operation works there, and the output is copied back. Peers see a call like any other, so ranks of
-// one group may each have their arrays on a GPU or on the host.
+// operation works there, and the output is copied back. Peers see a call like any other, so ranks
+// of one group may each have their arrays on a GPU or on the host.
 //
 // A call costs one copy from the device, the operation, and one copy to the device, one after the
-// other. The copy to the host starts at the call (Communicator::fill_in), on a stream that waits for
-// the caller's. Done means that the result is in the device's memory: nothing of the call is left on
-// any stream.
+// other. The copy to the host starts at the call (Communicator::fill_in), on a stream that waits
+// for the caller's. Done means that the result is in the device's memory: nothing of the call is
+// left on any stream.
 #pragma once
 
 #include <memory>

@@ -2,9 +2,9 @@
 //
 // MPI gives the number of a freed communicator to the next one, and Open MPI counts the messages of
 // each: a late message for the old communicator would upset the new. So a link over MPI is closed
-// only when nothing can come any more: each rank's goodbye is its last message. Whoever makes the
-// next communicator checks whether earlier ones have heard all goodbyes. What is left at the end of
-// the process, or after a failure, MPI itself ends.
+// only when nothing can come any more: each rank's goodbye is its last message. The next
+// communicator that is made checks whether earlier ones have heard all goodbyes. What is left at
+// the end of the process, or after a failure, MPI itself ends.
 #pragma once
 
 #include <memory>

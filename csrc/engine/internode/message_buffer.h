@@ -30,26 +30,26 @@ class MessageBuffer {
   static constexpr std::uint32_t kMagic = 0x70634d32;  // last digit: version of the format
 
   MessageBuffer() = default;
-  explicit MessageBuffer(std::size_t room)
-      : room_(room), memory_(new std::byte[sizeof(MessageHeader) + room]) {}
+  explicit MessageBuffer(std::size_t body_bytes)
+      : body_bytes_(body_bytes), memory_(new std::byte[sizeof(MessageHeader) + body_bytes]) {}
 
   explicit operator bool() const { return memory_ != nullptr; }
-  std::size_t room() const { return room_; }
+  std::size_t body_bytes() const { return body_bytes_; }
   MessageHeader& header() { return *reinterpret_cast<MessageHeader*>(memory_.get()); }
   const MessageHeader& header() const { return *reinterpret_cast<MessageHeader*>(memory_.get()); }
   std::byte* body() const { return memory_.get() + sizeof(MessageHeader); }
 
   std::byte* data() const { return memory_.get(); }
-  std::size_t capacity() const { return sizeof(MessageHeader) + room_; }
+  std::size_t capacity() const { return sizeof(MessageHeader) + body_bytes_; }
   std::size_t length() const { return sizeof(MessageHeader) + header().bytes; }
   // Whether a whole message has arrived.
   bool is_sound() const {
     const MessageHeader& head = header();
-    return head.magic == kMagic && head.bytes <= room_ && head.kind <= MessageKind::kReminder;
+    return head.magic == kMagic && head.bytes <= body_bytes_ && head.kind <= MessageKind::kReminder;
   }
 
  private:
-  std::size_t room_ = 0;
+  std::size_t body_bytes_ = 0;
   std::unique_ptr<std::byte[]> memory_;
 };
 

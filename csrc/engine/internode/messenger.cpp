@@ -242,8 +242,8 @@ std::vector<Messenger::Orphan> Messenger::take_ended_orphans() {
 
 // The library's own messages.
 
-MessageBuffer Messenger::buffer(std::size_t room) {
-  if (room != kCallBytes || spare_.empty()) return MessageBuffer(room);
+MessageBuffer Messenger::buffer(std::size_t body_bytes) {
+  if (body_bytes != kCallBytes || spare_.empty()) return MessageBuffer(body_bytes);
   MessageBuffer one = std::move(spare_.back());
   spare_.pop_back();
   return one;
@@ -280,7 +280,7 @@ void Messenger::say(MessageKind kind, FailureKind failure, const void* body, std
 void Messenger::reap(bool all) {
   const auto gone = [&](Sent& each) {
     if (link_->test(each.transfer) == Link::Outcome::kUnderWay) return false;
-    if (!all && each.buffer.room() == kCallBytes && spare_.size() < kMostSpare)
+    if (!all && each.buffer.body_bytes() == kCallBytes && spare_.size() < kMostSpare)
       spare_.push_back(std::move(each.buffer));
     return true;
   };
@@ -404,7 +404,8 @@ void Messenger::forget_call(int rank) {
 
 void Messenger::put_back(MessageBuffer call) {
   const std::lock_guard lock(mutex_);
-  if (call.room() == kCallBytes && spare_.size() < kMostSpare) spare_.push_back(std::move(call));
+  if (call.body_bytes() == kCallBytes && spare_.size() < kMostSpare)
+    spare_.push_back(std::move(call));
 }
 
 void Messenger::await_anyone(bool begins) {
@@ -435,9 +436,9 @@ std::optional<std::pair<int, NumberedCall>> Messenger::find_other_call(
 // Failures and goodbyes.
 
 void Messenger::listen(Inbox& inbox) {
-  const MessageBuffer& room = inbox.buffer;
+  const MessageBuffer& buffer = inbox.buffer;
   try {
-    inbox.transfer = link_->receive(Link::kAnyRank, kLaneControl, room.data(), room.capacity());
+    inbox.transfer = link_->receive(Link::kAnyRank, kLaneControl, buffer.data(), buffer.capacity());
   } catch (const std::exception&) {
     // A connection has ended with a message on it that nobody took.
     inbox.transfer = 0;

@@ -177,7 +177,7 @@ class Messenger {
   };
 
   // All with the lock.
-  MessageBuffer buffer(std::size_t room);
+  MessageBuffer buffer(std::size_t body_bytes);
   void post(MessageBuffer buffer, MessageKind kind, std::size_t bytes, int rank, int lane);
   void say(MessageKind kind, FailureKind failure, const void* body, std::size_t bytes, int rank);
   void count(std::size_t bytes, std::size_t raw_bytes);

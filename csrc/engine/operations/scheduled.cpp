@@ -44,7 +44,7 @@ Scheduled::Slot Scheduled::slot_of(const Group& group, const Task& task) {
 
 bool Scheduled::fits(const Group& group, const Task& task) {
   const Slot slot = slot_of(group, task);
-  return slot.bytes_of_an_element * kPartUnit <= slot.room;
+  return slot.bytes_of_an_element * kPartUnit <= slot.available;
 }
 
 void Scheduled::require_fit(const Group& group, const Task& task) {
@@ -63,7 +63,7 @@ void Scheduled::require_fit(const Group& group, const Task& task) {
        std::string(name_of(request.kind)) + ": algorithm '" + program.algorithm + "' needs " +
            std::to_string(slot.bytes_of_an_element * kPartUnit) +
            " bytes of shared memory a rank, and this communicator has " +
-           std::to_string(slot.room) +
+           std::to_string(slot.available) +
            "; the first communicators of a process have most. Use algorithm='auto'"});
 }
 
@@ -88,9 +88,9 @@ Scheduled::Scheduled(Group& group, const Task& task, std::uint64_t sequence)
   }
   const Slot slot = slot_of(group, task);
   const std::size_t bytes = std::max(slot.bytes_of_an_element, element_);
-  while (slots_ > 1 && bytes * kPartUnit * slots_ > slot.room) --slots_;
+  while (slots_ > 1 && bytes * kPartUnit * slots_ > slot.available) --slots_;
   const std::size_t most_that_fit =
-      std::min(slot.room / slots_, internode ? kLargestInternodeSlot : kLargestSlot) / bytes;
+      std::min(slot.available / slots_, internode ? kLargestInternodeSlot : kLargestSlot) / bytes;
   const std::size_t wanted =
       std::clamp(shards_.longest() * element_ / (internode ? 2 : kFewestChunks),
                  internode ? kSmallestInternodePart : kSmallestPart,

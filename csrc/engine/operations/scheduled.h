@@ -61,7 +61,7 @@ class Scheduled final : public Operation {
 
   struct Slot {
     std::size_t bytes_of_an_element;  // of all places together
-    std::size_t room;                 // bytes of the data area that slots may take
+    std::size_t available;            // bytes of the data area for all slots
   };
   static Slot slot_of(const Group& group, const Task& task);
 
