@@ -1,4 +1,4 @@
-// What tests alone do to a node or a group: the one friend of both.
+// What only tests do to a node or a group: the one friend of both.
 #pragma once
 
 #include <chrono>

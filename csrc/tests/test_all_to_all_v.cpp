@@ -1,4 +1,4 @@
-// The uneven all-to-all: a message for each pair of ranks.
+// all_to_all_v: a message for each pair of ranks.
 #include <cstdio>
 #include <string>
 
@@ -10,7 +10,7 @@ using namespace pycollective::testing;
 
 namespace {
 
-// What a rank sends to another, in elements: some nothing, some more than a channel holds.
+// How many elements a rank sends to another: none, or more than a channel holds.
 std::size_t part(int from, int to, unsigned seed) {
   constexpr std::size_t kParts[] = {0, 1, 300, 2100, 9001, 20000};
   return kParts[(static_cast<unsigned>(from * 5 + to * 3) + seed) % std::size(kParts)];
@@ -76,7 +76,7 @@ void uneven_parts_that_do_not_fit() {
   });
 }
 
-// Nothing that comes may be written where another part lies; nothing moves, and the next works.
+// Outputs must not overlap other parts: refused, nothing moves, and the next call works.
 void parts_that_overlap() {
   ThreadRanks threads(3);
   const auto group = threads.make_group(20);
@@ -105,7 +105,7 @@ void parts_that_overlap() {
       CHECK(failure.kind == (refused ? FailureKind::kConfiguration : FailureKind::kNone));
       CHECK(contains(failure.message, each.said));
     }
-    // In place is what a rank keeps, and that alone.
+    // Only a rank's own part may be in place.
     Exchanged all(r, 3, 100);
     auto parts = *all.request.all_to_all_v;
     const auto own = static_cast<std::size_t>(r);
@@ -120,7 +120,7 @@ void parts_that_overlap() {
   });
 }
 
-// One rank says that all parts are equal, another that it gives them itself.
+// One rank calls all_to_all, another all_to_all_v: a mismatch.
 void equal_parts_meet_uneven_ones() {
   ThreadRanks threads(3);
   const auto group = threads.make_group(20);

@@ -1,4 +1,4 @@
-// What befalls a blocked call besides its peers: a pause of the process, signal handlers.
+// A blocked call, and what its peers have no part in: a pause of the process, signal handlers.
 #include <atomic>
 #include <cstdio>
 #include <functional>
@@ -12,7 +12,7 @@ using namespace pycollective::testing;
 
 namespace {
 
-// A look that comes late counts for a second, and what has come is looked at before time is over.
+// A late look counts for a second, and one more look comes before time is over.
 void a_pause_uses_up_a_second() {
   const Clock::time_point start = Clock::now();
   const auto after = [&](double seconds) {
@@ -30,7 +30,7 @@ void a_pause_uses_up_a_second() {
   CHECK(brief.is_over(after(18.001)));
 }
 
-// What a signal handler does, which runs in the middle of a call on the thread of that call.
+// A signal handler that runs in the middle of a call, on the thread of that call.
 void closing_in_the_middle_of_a_call_ends_it() {
   for (const bool waits : {false, true}) {
     ThreadRanks threads(2);

@@ -1,5 +1,5 @@
-// What a communicator leaves behind: nobody who is still being told, no word in memory that is
-// another's by then, no peer that is gone.
+// What a communicator leaves behind: no running callback, no write to another group's memory, no
+// peer that is gone.
 #include <cstdio>
 #include <thread>
 
@@ -30,7 +30,7 @@ void close_returns_when_nobody_is_being_told() {
   });
 }
 
-// abort() ends what is pending on its own thread, here while another closes.
+// abort() ends pending operations on its own thread, here while another thread closes.
 void close_waits_for_what_abort_tells() {
   ThreadRanks threads(2);
   const auto group = threads.make_group();
@@ -49,7 +49,7 @@ void close_waits_for_what_abort_tells() {
   group[1]->close();
 }
 
-// The progress thread looks, and is then overtaken by close(); the memory serves another group.
+// close() overtakes the progress thread between two steps; the memory serves another group.
 void a_sleep_after_close_is_announced_to_nobody() {
   ThreadRanks threads(2);
   const auto old = threads.make_group();
@@ -77,7 +77,7 @@ void a_bit_of_no_rank_wakes_nobody() {
   });
 }
 
-// Rank 1 comes with new memory each time; the group of the time before is kept.
+// Rank 1 joins with a new segment each time; the group before is kept.
 void peers_that_are_gone_are_let_go_of() {
   const auto mine = std::make_shared<Node>();
   const auto progress = std::make_shared<Progress>(mine);
@@ -103,7 +103,7 @@ void peers_that_are_gone_are_let_go_of() {
   }
 }
 
-// At the end of the process: what is left is driven by whoever waits for it.
+// At the end of the process, waiting callers drive what is left.
 void operations_go_on_without_the_progress_thread() {
   const auto node = std::make_shared<Node>();
   const auto progress = std::make_shared<Progress>(node);

@@ -1,5 +1,4 @@
-// Operations between hosts over a fake network, ranks as threads: bits, failures, and whose memory
-// it is.
+// Operations between hosts over a fake network, with ranks as threads: bits, failures, memory.
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -22,13 +21,13 @@ using namespace pycollective::testing;
 
 namespace {
 
-// Every call has a window of its own into the ranks' numbers, so that what an earlier one has left
-// is wrong.
+// Each call reads its own window of the ranks' numbers, so that stale data of an earlier call are
+// wrong.
 std::vector<float> window(const std::vector<float>& numbers, std::size_t begin, std::size_t count) {
   return {numbers.data() + begin, numbers.data() + begin + count};
 }
 
-// The pages of TSan's shadows take it minutes; little room, so that chunks come to used slots too.
+// Small data areas, so that chunks reuse slots; and TSan would take minutes for larger ones.
 #if defined(__SANITIZE_THREAD__)
 constexpr std::size_t kMost = 50003, kRoom = std::size_t{128} << 10;
 #else
@@ -99,7 +98,7 @@ void messages_of_pairs() {
   });
 }
 
-// A rank that calls something else: all are told, and no output is touched.
+// If one rank calls something else, all are told, and no output is touched.
 void a_mismatch_touches_no_output(const std::vector<HostSchedule>& schedules) {
   for (const HostSchedule& schedule : schedules)
     for (const std::size_t count : {std::size_t{50}, kMost / 4}) {
@@ -124,7 +123,7 @@ void a_mismatch_touches_no_output(const std::vector<HostSchedule>& schedules) {
     }
 }
 
-// Ranks whose algorithms exchange other messages would wait for each other for ever.
+// Ranks with different algorithms exchange different messages, and would wait for ever.
 void different_algorithms_are_found_out(const std::vector<HostSchedule>& schedules) {
   FakeNetwork network(4, {1, 0, false, true});
   HostRanks ranks({1, 1, 1, 1}, network);
@@ -141,7 +140,7 @@ void different_algorithms_are_found_out(const std::vector<HostSchedule>& schedul
   ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
 }
 
-// What is under way when an operation fails arrives after the error: nobody's memory changes.
+// Messages that arrive after an operation has failed change nobody's memory.
 void late_messages_change_nothing(const std::vector<HostSchedule>& schedules, bool late_reads) {
   for (const char* algorithm : {"direct", "ring", "tree", "halving_doubling", "hierarchical"}) {
     FakeNetwork network(4, {9, 0, late_reads, true});
@@ -160,7 +159,7 @@ void late_messages_change_nothing(const std::vector<HostSchedule>& schedules, bo
       const Failure failure = failure_of([&] { group[at]->run(request, {}); });
       CHECK(failure.kind == FailureKind::kTimeout);
       after[at] = outputs[at];
-      // The input is freed here: whoever reads it late is caught by the sanitizer.
+      // The input is freed here: the sanitizer sees a late read.
     });
     network.release();
     for (int look = 0; look < 100; ++look)
@@ -171,7 +170,7 @@ void late_messages_change_nothing(const std::vector<HostSchedule>& schedules, bo
   }
 }
 
-// A transport that does not take back what it has begun: all that it may touch lives on.
+// A transport that cannot cancel a message: all memory that it may touch stays alive.
 void what_cannot_be_cancelled_is_kept(const std::vector<HostSchedule>& schedules) {
   FakeNetwork network(2, {9, 0, true, false});
   bool freed[2] = {false, false};
@@ -181,7 +180,7 @@ void what_cannot_be_cancelled_is_kept(const std::vector<HostSchedule>& schedules
     network.hold_from(kLaneFirst);
     ranks.run([&](int r) {
       const auto at = static_cast<std::size_t>(r);
-      // As the bindings do it: the arrays live as long as `keep` does.
+      // As in the bindings: the arrays live as long as `keep` does.
       std::shared_ptr<std::vector<float>> x(new std::vector<float>(300000, 1.0F),
                                             [&freed, r](std::vector<float>* it) {
                                               freed[r] = true;
@@ -226,7 +225,7 @@ void a_lost_rank_is_named_everywhere(const std::vector<HostSchedule>& schedules)
   }
 }
 
-// Several leave at once, while nobody looks: all are heard, and none waits for the others' looks.
+// Several ranks leave at once while no rank polls: every goodbye is heard, and none waits.
 void goodbyes_of_many_are_heard(const std::vector<HostSchedule>&) {
   FakeNetwork network(5, {5, 0, false, true, true});
   HostRanks ranks({1, 1, 1, 1, 1}, network);
@@ -235,7 +234,7 @@ void goodbyes_of_many_are_heard(const std::vector<HostSchedule>&) {
     if (r < 2) return;
     const auto start = std::chrono::steady_clock::now();
     std::atomic<bool> left{false};
-    // Gloo's own threads: what comes finds the room that there is, although nobody looks.
+    // Like Gloo's threads: messages fill posted receives although no rank polls.
     std::thread loop([&] {
       while (!left) {
         network.deliver(0);
@@ -254,7 +253,7 @@ void goodbyes_of_many_are_heard(const std::vector<HostSchedule>&) {
     if (r >= 2) return;
     const auto at = static_cast<std::size_t>(r);
     std::vector<float> x(10, 1.0F);
-    // Longer than it takes to give a rank up that is gone without a goodbye.
+    // Longer than it takes to give up a rank that has gone without a goodbye.
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(700);
     do {
       x[0] = std::chrono::steady_clock::now() < until ? 1.0F : 0.0F;
@@ -276,7 +275,7 @@ void a_goodbye_is_no_death(const std::vector<HostSchedule>& schedules) {
       group[at]->close();
       return network.kill(2, false);
     }
-    // Those that do not need it go on.
+    // Ranks that do not need it go on.
     if (r == 0) group[at]->run(pair(OpKind::kSend, x, 1), {});
     if (r == 1) group[at]->run(pair(OpKind::kRecv, x, 0), {});
     const auto program = program_of(schedules, "ring", 3, 3, r);
@@ -302,7 +301,7 @@ void an_abort_reaches_who_has_not_called(const std::vector<HostSchedule>& schedu
   });
 }
 
-// What a rank sent before it left is not missed, however long the operation looks elsewhere first.
+// Messages that a rank sent before it left count as come, however late the operation looks.
 void what_has_come_is_not_missed() {
   using namespace std::chrono_literals;
   FakeNetwork network(2, {});
@@ -333,7 +332,7 @@ void what_has_come_is_not_missed() {
   mine.close();
 }
 
-// A rank may be through, and gone, before another has looked again whether all have come.
+// A rank may finish and leave before another one has looked again whether all have arrived.
 void who_is_through_may_leave() {
   for (const auto& ranks : read_programs("programs.txt")) {
     const Program& first = ranks.front().program;

@@ -1,11 +1,11 @@
-// Interleavings of ranks of several hosts, explored from seeds: one thread takes each step of each
-// rank in an order that the seed chooses, so that what is found can be found again (but for the
-// messenger's few waits, which go by the clock).
+// Interleavings of ranks of several hosts, explored from seeds. One thread takes each step of each
+// rank in an order drawn from the seed, so a failure can be reproduced (except for the messenger's
+// few waits, which go by the clock).
 //
 //   test_internode_explored [seeds [first]]
 //
-// In each run a rank may die, or call something else. Then every other rank comes to an end, with
-// the right bits or with an account that names the culprit; and what it must not touch it has not.
+// In each run a rank may die, or call something else. Then every other rank ends with the right
+// bits or with an error that names the culprit, and has written only what it may.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -24,8 +24,7 @@ using namespace pycollective::testing;
 
 namespace {
 
-// A run that takes longer has come to a standstill; the messenger's own waits are 0.5 s at
-// most.
+// A run that takes longer hangs; the messenger's own waits are 0.5 s at most.
 constexpr std::chrono::seconds kLongestRun{20};
 
 enum class Trouble { kNone, kDeath, kMismatch, kAbort };
@@ -124,7 +123,7 @@ void explore(const HostSchedule& schedule, unsigned seed, Tally& tally) {
       if (trouble == Trouble::kDeath) {
         dead = true;
         network.kill(culprit);
-        // On its own host a pidfd tells; threads have none, so what is seen there is said here.
+        // On its own host a pidfd would tell. Threads have none, so it is told here.
         for (int peer = 0; peer < n; ++peer) {
           const auto& local = ranks.group(culprit)->world().local_ranks;
           Walker& other = *walkers[static_cast<std::size_t>(peer)];

@@ -1,12 +1,12 @@
-// As test_program_fuzz.cpp, for ranks of several hosts: any of them may have a spoiled program, so
-// that messages may be of another length than is awaited, on other lanes, to others, or none.
+// As test_program_fuzz.cpp, for ranks of several hosts. Any of them may have a spoiled plan, so
+// messages may have another length than is awaited, other lanes, other receivers, or be missing.
 //
 //   test_internode_fuzz [seconds] [seed]
 //
-// Besides, ranks with right programs get packed messages that are spoiled on the way.
+// Other runs spoil packed messages of ranks with right plans on the way.
 //
-// A run ends with all through, with errors, or with nobody getting any further; with nothing
-// written but what each rank's own program may write.
+// A run ends with all done, with errors, or with no rank going on. Each rank writes only what its
+// own plan may write.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -46,7 +46,7 @@ struct Counts {
   long failed = 0;    // some rank has an error
 };
 
-// One rank, which carries out its program as a Communicator does.
+// One rank, which runs its plan as a Communicator does.
 class Rank {
  public:
   Rank(Group& group, const Request& request) : group_(group), request_(request) {

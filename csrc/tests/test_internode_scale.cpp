@@ -1,4 +1,4 @@
-// Many ranks as threads, on hosts that a fake network joins: `make scale` writes their programs.
+// Many ranks as threads, on hosts joined by a fake network; `make scale` writes their plans.
 //
 //   test_internode_scale FILE...     one schedule a file (program_text.h)
 #include <malloc.h>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t kCount = 20011;
 
-// A rank's data area is committed whole, 4 MiB; of so many only what they use.
+// A rank's data area is committed as a whole, 4 MiB: here only what so many ranks use.
 void commit_on_use(Group& group) {
   std::byte* data = group.data(group.me());
   const auto first = (reinterpret_cast<std::uintptr_t>(data) + kPage - 1) / kPage * kPage;

@@ -1,5 +1,5 @@
-// Whom a failure between hosts names: ranks that stop amid a call, ranks that MPI has lost, and not
-// a peer that is well.
+// Whom a failure between hosts names: a rank that stops in a call, a rank that MPI has lost, and
+// never a peer that is well.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -26,7 +26,7 @@ namespace {
 
 using Outcome = Link::Outcome;
 
-// Both have called, and then nothing of the data comes through.
+// Both have called, and then no data come through.
 void who_stops_amid_a_call_is_named(const std::vector<HostSchedule>& schedules) {
   for (const bool collective : {true, false}) {
     FakeNetwork network(2, {});
@@ -44,7 +44,7 @@ void who_stops_amid_a_call_is_named(const std::vector<HostSchedule>& schedules) 
       } else if (r == 1) {
         request.kind = OpKind::kSend;
       }
-      // What has been sent has left here, so a sender is through.
+      // Its data have left, so a sender is done.
       const Failure failure =
           failure_of([&] { group[static_cast<std::size_t>(r)]->run(request, {}); });
       if (!collective && r == 1) return;
@@ -56,11 +56,11 @@ void who_stops_amid_a_call_is_named(const std::vector<HostSchedule>& schedules) 
   }
 }
 
-// The receiver has called, and does not take what is sent.
+// The receiver has called, and does not take the message.
 void who_does_not_take_a_message_is_named() {
   int blocked = 0;
   for (unsigned seed = 0; seed < 6; ++seed) {
-    FakeNetwork network(2, {seed, 0, true});  // of some messages the memory is read late
+    FakeNetwork network(2, {seed, 0, true});  // reads the memory of some messages late
     HostRanks ranks({1, 1}, network);
     const auto group = ranks.make_communicators(60);
     network.hold_from(kLanePair);
@@ -81,8 +81,8 @@ void who_does_not_take_a_message_is_named() {
   CHECK(blocked > 0);
 }
 
-// The link of a rank that has no memory left, but for what it tells others; or whose transport
-// fails, from when `fails` is set on.
+// The link of a rank that has no memory left but for its last words, or whose transport fails once
+// `fails` is set.
 class WithoutMemory final : public Link {
  public:
   explicit WithoutMemory(std::shared_ptr<Link> link) : link_(std::move(link)) {}
@@ -147,7 +147,7 @@ void no_memory_is_no_death_of_a_peer() {
   ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
 }
 
-// Between calls: whether the next is refused, or the program asks, or aborts.
+// Between calls: the next call is refused, or the program asks, or aborts.
 void a_transport_that_fails_unseen_is_told_to_all() {
   for (const std::string then : {"call", "ask", "abort"}) {
     FakeNetwork network(2, {});
@@ -213,7 +213,7 @@ void what_came_beside_a_failure_is_kept(const std::string& library) {
   CHECK(link.test(from_any) == Outcome::kDone && link.test(sent) == Outcome::kDone);
 }
 
-// A rank is lost where MPI says so as a message begins, and for no other error.
+// A rank is lost if MPI says so as a message begins, and for no other error.
 void who_cannot_be_sent_to_is_lost(const std::string& library) {
   MpiBeside beside(library);
   float data = 0;
@@ -232,7 +232,7 @@ void who_cannot_be_sent_to_is_lost(const std::string& library) {
   CHECK(thrown && !beside.link->lost());
 }
 
-// Nor as one ends: then it is this rank's own, whatever else has come.
+// An error as a message ends is this rank's own, whatever else has come.
 void an_error_of_this_rank_loses_no_other(const std::string& library) {
   MpiBeside beside(library);
   float data[2] = {};

@@ -1,5 +1,5 @@
-// Messages with tags, from named ranks and from any, on one host and between hosts, in orders that
-// seeds choose.
+// Messages with tags, from named ranks and from any, on one host and between hosts, in orders drawn
+// from seeds.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -16,7 +16,8 @@ using namespace pycollective::testing;
 
 namespace {
 
-// Each pair, both ways: every tag's messages arrive in their order, whatever order the tags have.
+// For each pair, both ways: messages with one tag arrive in order, in whatever order tags are asked
+// for.
 void tags_in_any_order(unsigned seed) {
   constexpr int kTags = 5;
   constexpr std::size_t kSizes[] = {0, 1, 17, 2049, 9000, 25000};
@@ -26,7 +27,7 @@ void tags_in_any_order(unsigned seed) {
       int peer, tag, turn;
       std::vector<float> x;
     };
-    // What goes from one rank to another follows from the seed, on both sides.
+    // Both sides draw the messages from the same seed.
     const auto plan = [&](int from, int to) {
       std::mt19937 draw(seed * 100 + static_cast<unsigned>(from * 10 + to));
       std::vector<Planned> messages;
@@ -54,7 +55,7 @@ void tags_in_any_order(unsigned seed) {
     std::vector<std::shared_ptr<Work>> works;
     for (Planned& each : sent)
       works.push_back(comm.submit(tagged(OpKind::kSend, each.x, each.peer, each.tag), nullptr));
-    // In what order the tags are asked for is drawn; each one's turns come in their order.
+    // The order of the tags is drawn; messages of one tag are received in order.
     std::map<std::pair<int, int>, std::vector<Planned*>> streams;
     for (Planned& each : wanted) streams[{each.peer, each.tag}].push_back(&each);
     for (auto& [subject, stream] : streams)
@@ -77,7 +78,7 @@ void tags_in_any_order(unsigned seed) {
   });
 }
 
-// What is asked for first does not hold up what comes first, in either direction.
+// A receive that is called first does not hold up a message that comes first, either way.
 void tags_do_not_wait_for_each_other(std::size_t count) {
   everywhere(2, [&](Communicator& comm, int rank) {
     std::vector<float> one = message(0, 1, 1, 0, count);
@@ -109,7 +110,7 @@ void tags_do_not_wait_for_each_other(std::size_t count) {
   });
 }
 
-// As many tags at once as there are announcements can be received in any order; more can in theirs.
+// As many tags at once as there are announcements can be received in any order, more in theirs.
 void many_tags_at_once() {
   const int most = static_cast<int>(kUserAnnouncements);
   for (const auto& [tags, backwards] : {std::pair{most, true}, std::pair{2 * most + 3, false}})
@@ -161,7 +162,7 @@ void from_any_rank(std::size_t count) {
   });
 }
 
-// Receives take messages in the order in which they were called, those from any rank among them.
+// Receives take messages in the order of their calls, also receives from any rank.
 void any_rank_takes_its_turn() {
   everywhere(3, [](Communicator& comm, int rank) {
     std::vector<float> none;
@@ -186,7 +187,7 @@ void any_rank_takes_its_turn() {
       works.push_back(comm.submit(tagged(OpKind::kRecv, got[i], from[i], 6), nullptr));
     comm.run(tagged(OpKind::kSend, none, 1, 1), {});
     comm.run(tagged(OpKind::kRecv, none, 1, 2), {});
-    // Rank 1's four have come, in their order, to the four that were called first.
+    // Rank 1's four messages have come, in order, to the four receives that were called first.
     for (std::size_t i = 0; i < 4; ++i) {
       CHECK(works[i]->wait(10, {}));
       CHECK(works[i]->source() == 1 && got[i] == message(1, 0, 6, static_cast<int>(i), 5));
@@ -213,7 +214,7 @@ void both_sides_see_a_mismatch() {
     });
 }
 
-// A message of another tag is none; who has not called is named.
+// A receive ignores a message with another tag, and its timeout names the sender.
 void another_tag_is_not_taken() {
   everywhere(
       2,
@@ -228,7 +229,7 @@ void another_tag_is_not_taken() {
       0.3);
 }
 
-// Who has said goodbye is missed by nobody who may still hear from another; then by all.
+// A receive from any rank goes on while any other rank is there, and fails once all have left.
 void from_any_rank_that_is_left() {
   everywhere(3, [](Communicator& comm, int rank) {
     std::vector<float> x(10, 1.0F);

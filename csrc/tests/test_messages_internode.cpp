@@ -1,4 +1,4 @@
-// Messages between hosts that wait, as one rank sees them: what it listens to, and who has left.
+// Messages between hosts that wait: which receives a rank posts, and ranks that have left.
 #include <ctime>
 
 #include <atomic>
@@ -23,7 +23,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// It goes on listening to what others call, and to nothing else.
+// It keeps a receive posted for others' calls, and no other.
 void a_receive_from_any_listens_for_calls_alone() {
   FakeNetwork network(2, {});
   HostRanks ranks({1, 1}, network);
@@ -44,8 +44,8 @@ void a_receive_from_any_listens_for_calls_alone() {
   ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
 }
 
-// What a receive from any rank has heard for another receive has come. A call that nobody awaits
-// stands for none that is awaited.
+// A call that a receive from any rank has heard for another receive counts as come. A call that
+// nobody awaits does not count for an awaited one.
 void what_another_receive_heard_has_come() {
   for (const int sent_tag : {2, 3}) {
     FakeNetwork network(2, {});
@@ -80,7 +80,7 @@ void what_another_receive_heard_has_come() {
   }
 }
 
-// One rank's messages of several tags, short ones, to another one's receives.
+// Short messages with several tags from one rank to another.
 struct ManyTags {
   ManyTags(HostRanks& hosts, std::size_t count) : x(count), y(count), sends(count) {
     receives.resize(count);
@@ -98,7 +98,7 @@ struct ManyTags {
       sending[i]->start();
     }
   }
-  // Done once the receives have answered: the calls may still be on their way.
+  // Done once the receives have answered; the calls may still be under way.
   void send(const std::function<void()>& meanwhile) {
     for (const auto& each : sending)
       while (each->advance() != State::kDone) meanwhile();
@@ -121,7 +121,7 @@ struct ManyTags {
   std::vector<std::unique_ptr<InternodePair>> receiving;
 };
 
-// A goodbye overtakes calls of several tags, which come one after the other.
+// A goodbye overtakes calls with several tags, which come one by one.
 void messages_come_after_their_senders_goodbye() {
   FakeNetwork network(2, {});
   HostRanks hosts({1, 1}, network);
@@ -131,7 +131,7 @@ void messages_come_after_their_senders_goodbye() {
   all.receive(hosts, milliseconds(150));
 }
 
-// And who closes waits while its calls leave, one after the other.
+// A rank that closes waits while its calls leave one by one.
 void who_closes_sends_all_it_has() {
   FakeNetwork network(2, {3, 0, true});
   HostRanks hosts({1, 1}, network);
@@ -142,7 +142,8 @@ void who_closes_sends_all_it_has() {
   receiver.join();
 }
 
-// Who has heard another's call looks again before it sleeps: no bell may ring for what came behind.
+// After it has heard another operation's call, an operation looks again before it sleeps: no bell
+// may ring for the calls behind.
 void a_heard_call_is_progress() {
   for (const bool from_any : {false, true}) {
     FakeNetwork network(2, {});

@@ -1,5 +1,5 @@
-// Messages that wait: beside collectives, beside each other, without a progress thread, and what it
-// costs to wait.
+// Messages that wait: with collectives, with each other, without a progress thread; and what
+// waiting costs.
 #include <ctime>
 
 #include <atomic>
@@ -24,22 +24,22 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// Seconds that nothing here takes: a hundred messages under TSan, beside kernels of a stand-in that
-// look for what they wait for, have taken ten.
+// Seconds, more than anything here takes: a hundred messages under TSan on a busy machine have
+// taken ten.
 constexpr double kEnough = 60;
 
 void wait_for(const std::atomic<bool>& flag) {
   while (!flag) std::this_thread::sleep_for(milliseconds(1));
 }
 
-// Seconds that all threads of this process have computed.
+// CPU seconds of all threads of this process.
 double computed() {
   timespec time{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// Who awaits a message from any rank sleeps, also once others have been received.
+// A receive from any rank sleeps while it waits, also after earlier messages were received.
 template <class Ranks>
 void sleeps(const Ranks& ranks, const std::vector<std::shared_ptr<Communicator>>& group) {
   std::atomic<bool> measured{false};
@@ -72,8 +72,8 @@ void waiting_for_any_rank_sleeps() {
   sleeps(far, far.make_communicators(kEnough));
 }
 
-// A rank that has done its part may close while its data are on their way, though a receive from
-// any rank listens to it, too.
+// A rank that has done its part may close while its data are under way, although a receive from any
+// rank listens to it, too.
 void a_rank_closes_beside_a_receive_from_any() {
   FakeNetwork network(3, {5, 0, false, true});
   HostRanks ranks({1, 1, 1}, network);
@@ -89,7 +89,7 @@ void a_rank_closes_beside_a_receive_from_any() {
       wait_for(listening);
       comm.run(tagged(OpKind::kSend, x, 0, 2), {});
       comm.close();
-      network.kill(1, false);  // its connections end behind what it has sent
+      network.kill(1, false);  // its connections end after all that it has sent
       gone = true;
       return;
     }
@@ -114,7 +114,7 @@ void a_rank_closes_beside_a_receive_from_any() {
   ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
 }
 
-// One that waits drives all that this rank has begun: its peer may wait for another part of it.
+// A waiting thread drives all operations of its rank: its peer may wait for another one.
 void without_a_progress_thread() {
   for (const std::size_t count : {1, 2049, 30000})
     everywhere(
@@ -146,7 +146,7 @@ void without_a_progress_thread() {
         kEnough, false);
 }
 
-// However many of the user's messages wait for their receives.
+// Collectives go on however many of the user's messages wait for their receives.
 void collectives_beside_many_messages() {
   everywhere(
       2,
@@ -175,8 +175,8 @@ void collectives_beside_many_messages() {
       kEnough);
 }
 
-// A server's receives from any rank keep it from closing no longer, and end without a failure; what
-// has come is received.
+// close() ends a server's receives from any rank without a failure. A message that has come is
+// received.
 void receives_from_any_end_with_close() {
   std::atomic<int> closed{0};
   everywhere(
@@ -226,7 +226,7 @@ void receives_from_any_end_with_close() {
       kEnough);
 }
 
-// A synchronous receive has its turn like others, before one from any rank that was called later.
+// A synchronous receive, too, comes before one from any rank that was called later.
 void a_synchronous_receive_comes_first() {
   everywhere(2, [](Communicator& comm, int rank) {
     for (int round = 0; round < 30; ++round) {
@@ -252,7 +252,7 @@ void a_synchronous_receive_comes_first() {
   });
 }
 
-// Whatever a peer has written where its buffer should stand, nothing beyond its memory is read.
+// Whatever a peer has written as its buffer's offset, nothing beyond its memory is read.
 void a_wrong_buffer_harms_nobody() {
   for (const std::uint64_t buffer : {std::uint64_t{1} << 44, std::uint64_t{kSegmentBytes - kPage},
                                      std::uint64_t{kPage + 8}, ~std::uint64_t{0}}) {
@@ -276,13 +276,13 @@ void a_wrong_buffer_harms_nobody() {
       return false;
     };
     CHECK(refused([&] { group[0]->run(tagged(OpKind::kRecv, y, 1, 1), {}); }));
-    // Its thread has read what is put right here.
+    // Its thread has read the offset that is put right here.
     CHECK(refused([&] { none->wait(kEnough, {}); }) && none->done());
     half.buffer = right;
   }
 }
 
-// A send that has found no place is not granted yet, whatever the last grant was.
+// A send without a place is not granted, whatever the last grant was.
 void a_send_without_a_place_has_not_been_called() {
   ThreadRanks threads(2);
   const auto group = threads.make_group(kEnough);
@@ -302,7 +302,7 @@ void a_send_without_a_place_has_not_been_called() {
   });
 }
 
-// However many messages wait, the kernel is asked once for all of them who is alive.
+// However many messages wait, the kernel is asked once for all of them whether peers live.
 void one_look_serves_all() {
   ThreadRanks threads(2);
   const auto group = threads.make_group(kEnough);

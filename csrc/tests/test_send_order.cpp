@@ -1,4 +1,4 @@
-// Which sends begin, where more wait than there are places or lanes for.
+// Which sends begin if more wait than there are places or lanes.
 #include <cstdio>
 #include <memory>
 #include <numeric>
@@ -15,10 +15,10 @@ using namespace pycollective::testing;
 
 namespace {
 
-// Seconds that nothing here takes, under TSan either.
+// Seconds, more than anything here takes, also under TSan.
 constexpr double kEnough = 60;
 
-// Messages whose tags are these, called in this order, and received in that of `receives`.
+// Sends messages with these tags, in this order, and receives them in the order of `receives`.
 void sent_and_received(const std::vector<int>& tags, const std::vector<std::size_t>& receives,
                        Communicator& comm, int rank) {
   const auto x = [&](std::size_t i) {
@@ -46,9 +46,9 @@ std::vector<std::size_t> in_order(std::size_t count) {
   return order;
 }
 
-// Places and lanes go to sends in the order of their calls. Of those that wait the progress thread
-// looks at the lowest tag first, which here is the last call's: were that given what is free, the
-// first would wait for ever.
+// Places and lanes go to sends in the order of their calls. The progress thread looks at the lowest
+// tag first, which here is the last call's. If that got the free place, the first would wait for
+// ever.
 void sends_that_wait_begin_in_their_order() {
   everywhere(
       2,
@@ -60,7 +60,7 @@ void sends_that_wait_begin_in_their_order() {
       kEnough);
 }
 
-// The second of a tag, which waits for the first, keeps its turn among those of other tags.
+// A tag's second send, which waits for the first, keeps its place in the order of all tags.
 void the_next_of_a_tag_keeps_its_turn() {
   everywhere(
       2,
@@ -73,8 +73,8 @@ void the_next_of_a_tag_keeps_its_turn() {
       kEnough);
 }
 
-// In any order that leaves messages of fewer tags, of those called before one, than there are
-// places: mostly the last that may be.
+// Receives in any order that leaves messages of fewer tags than there are places before it; mostly
+// the last one allowed.
 std::vector<std::size_t> any_order(const std::vector<int>& tags, std::size_t places,
                                    std::mt19937& random) {
   std::vector<std::size_t> order;
