@@ -37,7 +37,7 @@ struct LitmusParameters {
   std::uint32_t slots;        // 1: written again as soon as the other has read; 2: as the library
   std::uint64_t nanoseconds;  // that a wait may last
   Flags flags;
-  bool close_is_deferred;  // after an early mark: one of the two alone, or both would wait alike
+  bool lingers;  // after an early mark: one of the two alone, or both would wait alike
 };
 
 constexpr std::uint64_t kLitmusLine = 256;

@@ -81,8 +81,8 @@ class Side {
     OK(driver().cuStreamSynchronize(stream_));
   }
   // So many exchanges more of each block; `other`: its area, as this context maps it. One of the
-  // two close_is_deferred.
-  void launch(CUdeviceptr other, const Shape& shape, unsigned exchanges, bool close_is_deferred) {
+  // two lingers.
+  void launch(CUdeviceptr other, const Shape& shape, unsigned exchanges, bool lingers) {
     const Current current(context_);
     cuda::LitmusParameters p{};
     p.mine = reinterpret_cast<void*>(area_);
@@ -94,7 +94,7 @@ class Side {
     p.slots = shape.slots;
     p.nanoseconds = kLongestWait;
     p.flags = shape.flags;
-    p.close_is_deferred = close_is_deferred;
+    p.lingers = lingers;
     first_ += exchanges;
     void* all[] = {&p};
     OK(driver().cuLaunchKernel(function_, blocks_, 1, 1, threads_, 1, 1, 0, stream_, all, nullptr));

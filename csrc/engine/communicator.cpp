@@ -665,8 +665,8 @@ std::shared_ptr<const Failure> Communicator::failure_of(std::uint64_t launch) {
   return known && !device_->has_ended_well(launch) ? known : nullptr;
 }
 
-// Watching the device: failures there become the communicator's, and the communicator's failures end
-// the waits there.
+// Watching the device: failures there become the communicator's, and the communicator's failures
+// end the waits there.
 
 void Communicator::watch_device(bool look) {
   const std::unique_lock leaving(leaving_mutex_, std::try_to_lock);

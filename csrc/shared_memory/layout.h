@@ -59,8 +59,8 @@ struct Announcement {
 constexpr std::uint64_t kNoChunk = ~std::uint64_t{0};
 
 // The channel of one direction of a pair: the sender's half lies in the sender's mailbox, the
-// receiver's half in the receiver's. `chunks` counts chunks written (sender) or read (receiver) since
-// the start; an empty message counts as one. Between messages both are equal.
+// receiver's half in the receiver's. `chunks` counts chunks written (sender) or read (receiver)
+// since the start; an empty message counts as one. Between messages both are equal.
 struct alignas(kLine) SendingHalf {
   Announcement first;                 // the others lie behind the buffer
   std::atomic<std::uint64_t> chunks;  // written into the buffer

@@ -14,10 +14,10 @@
 namespace pycollective {
 namespace {
 
-// Groups on one host and groups with ranks on others have a budget each. The data areas of a process
-// add up to about that much, and kLeastData for each group beyond. The first three groups (nine
-// between hosts) get all they can use: a compression state has one, and two between hosts. With
-// larger budgets 300 groups would break their bound (tests/test_resources.py).
+// Groups on one host and groups with ranks on others have a budget each. The data areas of a
+// process add up to about that much, and kLeastData for each group beyond. The first three groups
+// (nine between hosts) get all they can use: a compression state has one, and two between hosts.
+// With larger budgets 300 groups would break their bound (tests/test_resources.py).
 constexpr std::size_t kLeastData = std::size_t{32} << 10;
 constexpr std::size_t kDataBudget = std::size_t{9} << 20;
 constexpr std::size_t kMostData = std::size_t{1536} << 10;
@@ -44,7 +44,8 @@ std::size_t data_bytes_for(int members, bool internode, std::size_t committed) {
 
 Mailbox* find_mailbox(const Segment& segment, std::size_t offset, int members,
                       std::size_t data_bytes) {
-  // Compared by subtraction: a sum of such numbers may wrap. The first page is the segment's header.
+  // Compared by subtraction: a sum of such numbers may wrap. The first page is the segment's
+  // header.
   const std::size_t room = kSegmentBytes - mailbox_header_bytes(members);
   if (offset < kPage || offset % kPage != 0 || data_bytes < kLeastData || data_bytes % kPage != 0 ||
       data_bytes > room || offset > room - data_bytes)

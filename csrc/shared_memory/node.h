@@ -91,16 +91,16 @@ class Node {
   void retire(Retired group);
   // Unmaps the peers' memory of this process's retired groups, and tells them. May wait for GPUs.
   static void unmap_retired();
-  // Frees the memory of retired groups that no peer can touch any more, because all others have left
-  // and unmapped it, or died. Forgets peers that are gone and in no group. (Living peers stay
+  // Frees the memory of retired groups that no peer can touch any more, because all others have
+  // left and unmapped it, or died. Forgets peers that are gone and in no group. (Living peers stay
   // attached: joining relies on two ranks having attached each other both, or neither.) Each
   // allocate_mailbox() begins with it. May wait for GPUs as it frees their memory.
   void reclaim();
 
  private:
   friend struct testing::Inside;
-  // A retired group whose ranks map each other's memory. It outlives its node, since peers may unmap
-  // long after this process has left.
+  // A retired group whose ranks map each other's memory. It outlives its node, since peers may
+  // unmap long after this process has left.
   struct Mapping;
   struct Mappings;
   static Mappings& mappings();

@@ -21,8 +21,8 @@ class Segment {
  public:
   // Makes this process's own segment. Throws std::system_error.
   static std::shared_ptr<Segment> create();
-  // Maps a peer's segment; `fd` stays the caller's. Throws std::invalid_argument if the file is not a
-  // segment with that token that is sealed against shrinking (a shrunken one would kill its
+  // Maps a peer's segment; `fd` stays the caller's. Throws std::invalid_argument if the file is not
+  // a segment with that token that is sealed against shrinking (a shrunken one would kill its
   // readers).
   static std::shared_ptr<Segment> attach(int fd, const Token& token);
 
