@@ -1,10 +1,11 @@
-"""Everything that cannot be measured is refused before a process is started."""
+"""What the benchmark is asked to measure: settings, sizes as text, and the operations' numbers."""
 
 import pytest
 
 from pycollective import ConfigurationError
 from pycollective.bench.libraries import find_peers, launch
-from pycollective.bench.settings import Settings
+from pycollective.bench.operations import bandwidths, find_operation
+from pycollective.bench.settings import Settings, format_size, ladder, parse_size
 
 
 @pytest.mark.parametrize(
@@ -68,3 +69,110 @@ def test_open_mpi_is_told_when_there_are_more_ranks_than_cores(tmp_path, monkeyp
     assert "--oversubscribe" in exceeds
     without_cma = launch("openmpi-nocma", 2, {"openmpi": str(tmp_path)})
     assert without_cma.settings == "mpiexec --bind-to none --mca smsc ^cma"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("1000", 1000),
+        ("64K", 65536),
+        ("64k", 65536),
+        ("64KiB", 65536),
+        ("1.5M", 3 << 19),
+        (" 2G ", 2 << 30),
+        ("8B", 8),
+    ],
+)
+def test_suffixes_are_binary(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "K", "12X", "-4", "1e3", "0.3K", "4 K 5"])
+def test_what_is_no_size_is_an_error_that_quotes_it(text):
+    with pytest.raises(ConfigurationError) as caught:
+        parse_size(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 1024, 65536, 3 << 19, 5 << 30])
+def test_formatting_is_undone_by_parsing(size):
+    assert parse_size(format_size(size)) == size
+
+
+def test_a_factor_climbs_to_the_end_and_includes_it():
+    assert ladder(1024, 16384, 0, 2) == [1024, 2048, 4096, 8192, 16384]
+    assert ladder(1000, 9999, 0, 3) == [1000, 3000, 9000]
+
+
+def test_a_step_climbs_evenly():
+    assert ladder(100, 450, 100, 0) == [100, 200, 300, 400]
+
+
+def test_a_factor_that_rounds_to_nothing_still_climbs():
+    assert ladder(1, 4, 0, 1.1) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "step", "factor"), [(0, 8, 0, 2), (8, 4, 0, 2), (4, 8, 0, 1), (4, 8, 0, 0)]
+)
+def test_a_ladder_that_leads_nowhere_is_an_error(begin, end, step, factor):
+    with pytest.raises(ConfigurationError):
+        ladder(begin, end, step, factor)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "factor"),
+    [
+        ("all_reduce", 2, 1.0),
+        ("all_reduce", 4, 1.5),
+        ("reduce_scatter", 4, 0.75),
+        ("all_gather", 2, 0.5),
+        ("all_gather", 8, 0.875),
+        ("broadcast", 2, 1.0),
+        ("broadcast", 8, 1.0),
+        ("all_reduce", 1, 0.0),
+    ],
+)
+def test_bandwidths(name, ranks, factor):
+    # 3 GB in 2 s.
+    algbw, busbw = bandwidths(find_operation(name), 3_000_000_000, 2.0, ranks)
+    assert algbw == 1.5
+    assert busbw == pytest.approx(1.5 * factor)
+
+
+def test_count_is_of_the_message_or_of_one_shard():
+    assert find_operation("all_reduce").count(4096, 4, 4) == 1024
+    assert find_operation("broadcast").count(4096, 2, 4) == 2048
+    assert find_operation("all_gather").count(4096, 4, 4) == 256
+    assert find_operation("reduce_scatter").count(4096, 4, 4) == 256
+
+
+def test_sizes_with_shards_round_down_to_equal_ones():
+    assert find_operation("all_gather").whole(1024, 4, 3) == 1020
+    assert find_operation("reduce_scatter").whole(65536, 2, 3) == 65532
+    assert find_operation("all_reduce").whole(1024, 4, 3) == 1024
+
+
+def test_bytes_that_a_rank_touches():
+    assert find_operation("all_reduce").touched(4) == 2
+    assert find_operation("all_gather").touched(4) == 1.25
+    assert find_operation("reduce_scatter").touched(2) == 1.5
+    assert find_operation("broadcast").touched(2) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "words"),
+    [
+        ("all_reduce", 1022, "not whole elements of 4 bytes"),
+        ("all_gather", 8, "-b 12 or more"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_errors(name, size, words):
+    with pytest.raises(ConfigurationError, match=words):
+        find_operation(name).whole(size, 4, 3)
+
+
+def test_an_unknown_operation_is_an_error_that_lists_those_there_are():
+    with pytest.raises(ConfigurationError, match=r"'allreduce'.*all_reduce, reduce_scatter"):
+        find_operation("allreduce")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import os
 import random
 import socket
@@ -18,7 +19,7 @@ import pytest
 
 from pycollective import CollectiveTimeout, ConfigurationError, _core
 from pycollective.bootstrap import attach
-from pycollective.bootstrap.attach import Listener, PeerAddress, attach_peers
+from pycollective.bootstrap.attach import NODE, Listener, PeerAddress, ProcessNode, attach_peers
 
 SEGMENT_BYTES = 256 << 20
 SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -378,3 +379,101 @@ def test_both_directions_have_a_deadline(ranks):
         one.attach(middle, last, seconds=0.2)
     with pytest.raises(CollectiveTimeout, match=r"rank\(s\) 0, 1 have come but did not attach"):
         last.attach(one, middle, seconds=0.2)
+
+
+def test_the_node_is_found_again_while_somebody_has_it() -> None:
+    finder = ProcessNode()
+    node = finder.get()
+    assert finder.get() is node
+    token = node.token
+    del node
+    gc.collect()
+    assert finder.get().token != token  # the finder kept nothing alive
+
+
+def test_a_forgotten_node_is_its_owners_alone() -> None:
+    finder = ProcessNode()
+    old = finder.get()
+    finder.forget()
+    new = finder.get()
+    assert new is not old
+    assert new.token != old.token
+    assert finder.get() is new
+
+
+def test_finders_have_nothing_in_common() -> None:
+    node = NODE.get()
+    assert ProcessNode().get() is not node
+    assert NODE.get() is node
+
+
+def test_a_fork_finds_one_of_its_own() -> None:
+    finder = ProcessNode()
+    node = finder.get()
+    child = os.fork()
+    if not child:
+        alike = 3
+        try:
+            own = finder.get()
+            alike = int(own is node) + int(own.token == node.token) + int(finder.get() is not own)
+        finally:
+            os._exit(alike)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert finder.get() is node
+
+
+@pytest.fixture
+def another_user(monkeypatch):
+    """Whose sockets begin with this name, as the kernel would say."""
+    name = f"\0pycollective-another-user-{os.urandom(4).hex()}-"
+    ask = attach.credentials
+
+    def credentials(connection):
+        pid, user = ask(connection)
+        far = connection.getpeername()
+        far = far.decode() if isinstance(far, bytes) else far
+        return pid, user + far.startswith(name)
+
+    monkeypatch.setattr(attach, "credentials", credentials)
+    return name
+
+
+def test_another_users_processes_take_no_place(another_user):
+    """A peer has connected and is slow to speak: it is not pushed out."""
+    mine, peers = _core.Node(), _core.Node()
+    with ExitStack() as stack, ThreadPoolExecutor(1) as threads:
+        listener = stack.enter_context(closing(Listener()))
+
+        def connect():
+            each = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
+            each.settimeout(10)
+            return each
+
+        slow = connect()
+        slow.connect("\0" + listener.name)
+        peer = PeerAddress(1, peers.token, "", "here")
+        until = time.monotonic() + 20
+        joining = threads.submit(attach_peers, mine, listener, [], [peer], until, lambda: None)
+        strangers = [connect() for _ in range(attach._MOST_STRANGERS + 10)]
+        for number, each in enumerate(strangers):
+            each.bind(f"{another_user}{number}")
+            each.connect("\0" + listener.name)
+        assert all(each.recv(1) == b"" for each in strangers)  # refused, each of them
+        attach._send(slow, peers, mine.token)
+        assert slow.recv(64) != b""  # the answer
+        joining.result(10)
+    assert mine.is_attached(peers.token)
+
+
+def test_another_users_listener_is_sent_no_memory(another_user):
+    mine = _core.Node()
+    with closing(Listener()) as own, closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(another_user)
+        listener.listen()
+        peer = PeerAddress(0, os.urandom(16), another_user[1:], "here")
+        with pytest.raises(ConfigurationError, match=r"rank 0 runs as user .* must be of one user"):
+            attach_peers(mine, own, [peer], [], time.monotonic() + 20, lambda: None)
+        came, _ = listener.accept()
+        with came:
+            came.settimeout(10)
+            assert came.recv(64) == b""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import resource
 import signal
 import socket
+import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
+import numpy as np
 import pytest
 
 import pycollective as pc
@@ -381,3 +385,99 @@ def test_a_prefix_serves_once(address):
     for error, took in results(run_ranks(meet_twice_under_one_prefix, 2, address)):
         assert isinstance(error, pc.ConfigurationError)
         assert took < 5
+
+
+RANKS, THREADS = 3, 4
+
+
+def join_at_once(_, addresses, seed):
+    """All communicators at once, in any order; what each of them gives."""
+    rank = int(os.environ["PYCOLLECTIVE_RANK"])
+    came = {}
+
+    def join(number):
+        try:
+            with closing(StoreClient(addresses[number], timeout=20)) as store:
+                comm = pc.init(rank=rank, size=RANKS, store=store, timeout=10)
+            x = np.full(3, 1.0 + number, np.float32)
+            comm.all_reduce(x)
+            came[number] = x.tolist()
+            comm.close()
+        except Exception as error:  # the test says which
+            came[number] = repr(error)
+
+    order = random.Random(seed * RANKS + rank).sample(range(THREADS), THREADS)
+    threads = [threading.Thread(target=join, args=(number,)) for number in order]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return came
+
+
+def test_threads_join_with_the_same_peers_at_once():
+    for seed in range(8):  # each with processes that have attached nobody yet
+        with ExitStack() as stack:
+            addresses = [
+                f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
+                for _ in range(THREADS)
+            ]
+            for address in addresses:
+                stack.enter_context(StoreServer(address))
+            ranks = stack.enter_context(Ranks(RANKS, module=__name__, join=False, timeout=40))
+            for came in results(ranks.call(join_at_once, addresses, seed)):
+                assert came == {n: [RANKS * (1.0 + n)] * 3 for n in range(THREADS)}
+
+
+MOST = 12
+
+
+def limit_for(more):
+    """The limit under which this process can open so many files more."""
+    free = (number for number in itertools.count() if not is_open(number))
+    return next(itertools.islice(free, more, None))
+
+
+def is_open(number):
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def join_with_few_files(comm, rank, address):
+    """How each `init` ends in which rank 0 may open a few files, one more each time."""
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ends = []
+    with closing(StoreClient(address, timeout=20)) as store:
+        for more in range(1, MOST):
+            if rank == 0:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (limit_for(more), usual[1]))
+            ends.append(
+                failing(lambda: works(pc.init(rank=rank, size=2, store=store, timeout=20)) or 1 / 0)
+            )
+            resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    return ends
+
+
+def test_a_rank_without_a_descriptor_left_says_so_to_all():
+    address = f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
+    with StoreServer(address):
+        first, second = results(
+            run_ranks(join_with_few_files, 2, PerRank([0, 1]), address, join=False)
+        )
+    for (here, took), (there, also_took) in zip(first, second, strict=True):
+        assert (here is None) == (there is None)
+        if here is not None:
+            assert isinstance(here, pc.ConfigurationError), here
+            assert isinstance(there, pc.ConfigurationError), there
+            assert "Too many open files" in str(here)
+            assert "raise its limit (ulimit -n)" in str(here)
+            assert "rank 0" in str(there)
+            assert str(here) in str(there)
+        assert max(took, also_took) < 10  # half of the timeout
+    said = [str(error) for error, _ in first if error is not None]
+    # The kernel has dropped it from the message, which is no error there.
+    assert any("for rank 1's memory" in each for each in said), said
+    assert first[-1][0] is None  # enough
