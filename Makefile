@@ -68,7 +68,7 @@ test-alone: install
 
 # The whole conformance table under MPICH and Open MPI: some minutes.
 test-mpi: mpi-environments
-	$(BIN)/python -m pytest -m '' tests/test_mpi_table.py tests/test_mpiexec.py tests/test_hosts.py \
+	$(BIN)/python -m pytest -m '' tests/test_mpiexec.py tests/test_hosts.py \
 	  tests/bootstrap/test_mpi.py
 
 test-torch-suite: install

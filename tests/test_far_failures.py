@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import pycollective as pc
-from tests.launchers import find, launcher, parts
+from tests.launchers import NAMES, find, launcher, parts
 
 # A rank is killed while all are at work; the clock is the machine's, the same for all.
 DIES = """
@@ -39,28 +39,6 @@ for attempt in range(2):
 start = time.monotonic()
 comm.close()
 assert time.monotonic() - start < 2
-"""
-
-LEAVES = """
-import sys, time
-import numpy as np
-import pycollective as pc
-
-comm = pc.init(timeout=30)
-comm.all_reduce(np.ones(1000))
-if comm.rank == comm.size - 1:
-    comm.close()
-    sys.exit()
-time.sleep(0.5)
-{then}
-"""
-
-TOO_EARLY = """
-start = time.monotonic()
-try:
-    comm.all_reduce(np.ones(1000))
-except pc.PeerFailure as error:
-    sys.stdout.write(f"RANK {comm.rank} at {time.monotonic() - start} {error}\\n")
 """
 
 # Nothing of it is left: no thread that waits for messages, no socket.
@@ -147,10 +125,10 @@ sys.stdout.write(f"RANK {comm.rank} {status}\\n")
 
 @pytest.fixture
 def run(tmp_path):
-    def run_ranks(text, ranks, topology):
+    def run_ranks(text, ranks, topology, name="forks"):
         (tmp_path / "program.py").write_text(text)
         program = str(tmp_path / "program.py")
-        return launcher("forks").run(ranks, program, PYCOLLECTIVE_TOPOLOGY=topology)
+        return launcher(name).run(ranks, program, PYCOLLECTIVE_TOPOLOGY=topology)
 
     return run_ranks
 
@@ -186,30 +164,17 @@ def test_a_rank_that_mpi_has_lost_is_named_by_all():
         assert "MPI_ERR_PROC_FAILED" in part
 
 
-def test_a_rank_that_has_left_harms_nobody(run):
-    done = run(LEAVES.format(then="comm.close()"), 3, "3x1")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-
-
-@pytest.mark.alone  # how soon is part of it
-def test_a_rank_that_left_too_early_is_named(run):
-    done = run(LEAVES.format(then=TOO_EARLY), 3, "3x1")
-    said = parts(done.stdout)
-    assert len(said) == 2, done.stdout + done.stderr
-    for part in said:
-        assert "rank 2 closed its communicator before it finished" in part
-        assert float(part.split()[2]) < 1.0
-
-
 def test_nothing_is_left_behind(run):
     done = run(ENDS, 4, "2x2")
     assert done.returncode == 0, done.stderr
     assert parts(done.stdout) == [f"{rank} True True True" for rank in range(4)]
 
 
-def test_a_fork_leaves_the_parent_unharmed(run):
-    done = run(FORKS, 2, "2x1")
+@pytest.mark.parametrize(
+    "name", ["forks", *(pytest.param(each, marks=pytest.mark.storm) for each in NAMES)]
+)
+def test_a_fork_leaves_the_parent_unharmed(run, name):
+    done = run(FORKS, 2, "2x1", name)
     assert done.returncode == 0, done.stderr
     assert parts(done.stdout) == ["0 5", "1 5"]
 

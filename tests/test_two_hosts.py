@@ -88,13 +88,6 @@ def on_one_host(program: str) -> list[list[str]]:
 
 
 @pytest.mark.storm
-def test_played_hosts(program: str, on_one_host: list[list[str]]) -> None:
-    done = launcher("forks").run(4, program, PYCOLLECTIVE_TOPOLOGY="3,1")
-    assert done.returncode == 0, done.stderr
-    assert [each[2:] for each in said(done.stdout)] == [each[2:] for each in on_one_host]
-
-
-@pytest.mark.storm
 def test_two_hosts(program: str, on_one_host: list[list[str]]) -> None:
     problem = why_not()
     if problem:

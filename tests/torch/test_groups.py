@@ -119,30 +119,6 @@ def test_many_groups_cost_no_thread_and_no_file_each(pool):
         assert during == before == after
 
 
-def leftovers(_, path):
-    """What a program that has nothing but process groups keeps after destroying them."""
-    footprints = []
-    for turn in range(3):
-        store = dist.FileStore(f"{path}/{turn}", 2)
-        rank = int(os.environ["PYCOLLECTIVE_RANK"])
-        dist.init_process_group("pycollective", store=store, rank=rank, world_size=2)
-        future = dist.all_reduce(torch.ones(1 << 18), async_op=True).get_future()
-        future.then(lambda f: f.value()[0].sum()).wait()
-        during = footprint()
-        del future
-        dist.destroy_process_group()
-        await_(lambda: footprint()[0] == 0)
-        footprints.append((during[0], *footprint()))
-    return footprints
-
-
-def test_nothing_is_left_after_destroying(tmp_path):
-    for footprints in results(run_ranks(leftovers, 2, str(tmp_path), join=False)):
-        assert all(during > 0 for during, _, _ in footprints)
-        assert [threads for _, threads, _ in footprints] == [0, 0, 0]
-        assert len({files for _, _, files in footprints}) == 1
-
-
 def after_destroying(comm):
     standing_group(comm)
     group = dist.new_group()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import datetime
 import threading
 import time
@@ -14,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from pycollective import CollectiveTimeout
-from tests.harness import Ranks, await_, results, run_ranks
-from tests.torch.groups import join, process_group, standing_group
+from tests.harness import await_, results, run_ranks
+from tests.torch.groups import process_group, standing_group
 
 MEGABYTE = 1 << 18  # floats
 
@@ -187,28 +186,6 @@ def forgotten(comm):
 
 def test_works_that_nobody_keeps_still_happen(pool):
     assert pool(2).call(forgotten) == [[True] * 5] * 2
-
-
-def end_with_work_pending(comm):
-    """Rank 0 ends without having waited, while rank 1 is still behind."""
-    join(comm)
-    tensor = torch.ones(4)
-    if comm.rank == 0:
-        ran = []
-        work = dist.all_reduce(tensor, async_op=True)
-        work.get_future().then(lambda f: ran.append(f.value()[0][0].item()))
-        atexit._run_exitfuncs()
-        return ran
-    time.sleep(0.5)
-    return [dist.all_reduce(tensor, async_op=True).wait(), tensor[0].item()]
-
-
-def test_a_process_that_ends_lets_what_it_issued_end():
-    with Ranks(2, module=__name__) as ranks:
-        assert results(ranks.call(end_with_work_pending)) == [[2.0], [True, 2.0]]
-        for each in ranks._ranks:
-            each.pipe.close()
-        assert [each.process.wait(20) for each in ranks._ranks] == [0, 0]
 
 
 def callback_during_destroy(comm):
