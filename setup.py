@@ -38,23 +38,15 @@ CXX_FLAGS = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden", *IEEE_FLAGS, "-W
 if os.environ.get("PYCOLLECTIVE_WERROR") == "1":
     CXX_FLAGS.append("-Werror")
 
-# Kernel sources hold one instruction set each; dispatch.cpp chooses among them at run time.
-AVX512_FLAGS = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mf16c"]
-AVX2_FLAGS = ["-mavx2", "-mf16c"]
-SIMD_FLAGS = (
-    {
-        "kernels_avx512.cpp": AVX512_FLAGS,
-        "kernels_avx2.cpp": AVX2_FLAGS,
-        "pack_avx512.cpp": AVX512_FLAGS,
-        "pack_avx2.cpp": AVX2_FLAGS,
-        "quantize_avx512.cpp": AVX512_FLAGS,
-        "quantize_avx2.cpp": AVX2_FLAGS,
-        "sparse_avx512.cpp": AVX512_FLAGS,
-        "sparse_avx2.cpp": AVX2_FLAGS,
-    }
-    if platform.machine() in ("x86_64", "AMD64")
-    else {}
-)
+# Kernels are compiled once for each instruction set (csrc/kernels/levels.h), with these flags.
+KERNELS = [
+    *("csrc/kernels/reduce.cpp", "csrc/kernels/pack/pack.cpp"),
+    *("csrc/kernels/quantize/quantize.cpp", "csrc/kernels/sparse/sparse.cpp"),
+]
+LEVELS: dict[str, list[str]] = {"portable": []}
+if platform.machine() in ("x86_64", "AMD64"):
+    LEVELS["avx2"] = ["-mavx2", "-mf16c"]
+    LEVELS["avx512"] = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mf16c"]
 
 
 # What a small call runs through, linked side by side: scattered among all else it takes a seventh
@@ -63,7 +55,7 @@ HOT_SOURCES = [
     *("bindings/collective_methods.cpp", "bindings/call.cpp", "bindings/array_view.cpp"),
     *("engine/communicator.cpp", "engine/validate.cpp", "engine/operations/arrival.cpp"),
     *("engine/operations/call_signature.cpp", "engine/operations/one_shot.cpp", "engine/group.cpp"),
-    *("kernels/dispatch.cpp", "kernels/kernels_avx512.cpp", "kernels/kernels_avx2.cpp"),
+    *("kernels/dispatch.cpp", "kernels/reduce_avx512.cpp", "kernels/reduce_avx2.cpp"),
 ]
 
 
@@ -162,8 +154,19 @@ def _version(package: str) -> str:
         return package
 
 
+def _targets(target: str, source: str) -> list[tuple[str, list[str]]]:
+    """The objects of a source, each with its flags: of kernels one for each level."""
+    if source not in KERNELS:
+        return [(target, [])]
+    stem, end = os.path.splitext(target)
+    return [
+        (f"{stem}_{level}{end}", [f"-DPYCOLLECTIVE_LEVEL={level}", *flags])
+        for level, flags in LEVELS.items()
+    ]
+
+
 def _compile_in_parallel(compiler: Any, jobs: int) -> None:
-    """Have it compile so many files at once."""
+    """Have it compile so many files at once, and kernels once for each level."""
 
     def compile_all(
         sources: Any,
@@ -179,15 +182,16 @@ def _compile_in_parallel(compiler: Any, jobs: int) -> None:
             output_dir, macros, include_dirs, sources, depends, extra_postargs
         )
         arguments = compiler._get_cc_args(options, debug, extra_preargs)
+        made = {
+            target: (*build[each], arguments, [*extra, *flags], options)
+            for each in objects
+            for target, flags in _targets(each, build[each][0])
+        }
         with ThreadPoolExecutor(jobs) as pool:
-            made = [
-                pool.submit(compiler._compile, each, *build[each], arguments, extra, options)
-                for each in objects
-                if each in build
-            ]
-        for each in made:
+            under_way = [pool.submit(compiler._compile, each, *made[each]) for each in made]
+        for each in under_way:
             each.result()
-        return objects
+        return list(made)
 
     compiler.compile = compile_all
 
@@ -198,7 +202,7 @@ EXTENSIONS = "build/extensions"
 
 
 class BuildExt(build_ext):
-    """Adds each kernel file's own instruction-set flags, and the CUDA kernels."""
+    """Compiles in parallel, kernels for each instruction set; and the CUDA kernels."""
 
     def run(self) -> None:
         """Build what has changed, and copy it to where the command wants it."""
@@ -237,20 +241,11 @@ class BuildExt(build_ext):
         return stamp
 
     def build_extension(self, ext: Any) -> None:
-        """Compile one extension, with the flags of SIMD_FLAGS for the files named there."""
-        compile_one = self.compiler._compile
-
-        def with_simd(
-            obj: str, src: str, suffix: str, cc_args: Any, extra: Any, pp_opts: Any
-        ) -> None:
-            flags = SIMD_FLAGS.get(os.path.basename(src), [])
-            compile_one(obj, src, suffix, cc_args, [*extra, *flags], pp_opts)
-
+        """Compile one extension, and link what is hot side by side."""
         link = self.compiler.link_shared_object
         self.compiler.link_shared_object = lambda objects, *more, **named: link(
             _hot_first(objects), *more, **named
         )
-        self.compiler._compile = with_simd
         # Hot ones are linked side by side, each from an object of its own.
         read_together = [
             path
@@ -266,7 +261,6 @@ class BuildExt(build_ext):
         try:
             super().build_extension(ext)
         finally:
-            self.compiler._compile = compile_one
             self.compiler.link_shared_object = link
 
 

@@ -16,7 +16,7 @@ namespace pycollective {
 
 SimdLevel level_named(const std::string& name) {
   if (name.empty()) return active_simd_level();
-  for (const SimdLevel level : {SimdLevel::kPortable, SimdLevel::kAvx2, SimdLevel::kAvx512})
+  for (const SimdLevel level : kSimdLevels)
     if (name == name_of(level) && level <= supported_simd_level()) return level;
   throw std::invalid_argument("this CPU has no SIMD level '" + name + "'");
 }
@@ -73,7 +73,7 @@ void bind_kernels(py::module_& module) {
       "simd_levels",
       [] {
         std::vector<std::string> names;
-        for (const SimdLevel level : {SimdLevel::kPortable, SimdLevel::kAvx2, SimdLevel::kAvx512})
+        for (const SimdLevel level : kSimdLevels)
           if (level <= supported_simd_level()) names.emplace_back(name_of(level));
         return names;
       },

@@ -2,7 +2,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "kernels/levels.h"
+#include "kernels/kernels.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -34,7 +34,7 @@ SimdLevel level_from_environment() {
   const char* wanted = std::getenv("PYCOLLECTIVE_SIMD");
   const SimdLevel best = supported_simd_level();
   if (wanted == nullptr || *wanted == '\0') return best;
-  for (const SimdLevel level : {SimdLevel::kPortable, SimdLevel::kAvx2, SimdLevel::kAvx512}) {
+  for (const SimdLevel level : kSimdLevels) {
     if (std::string(wanted) != name_of(level)) continue;
     if (level > best)
       throw std::invalid_argument(std::string("PYCOLLECTIVE_SIMD=") + wanted +
@@ -67,17 +67,6 @@ SimdLevel supported_simd_level() {
 SimdLevel active_simd_level() {
   static const SimdLevel level = level_from_environment();
   return level;
-}
-
-Kernels find_kernels(Dtype dtype, ReduceOp op, SimdLevel level) {
-  if (!is_defined(dtype, op)) return {};
-#if defined(__x86_64__)
-  if (level == SimdLevel::kAvx512) return avx512::find_kernels(dtype, op);
-  if (level == SimdLevel::kAvx2) return avx2::find_kernels(dtype, op);
-#else
-  (void)level;
-#endif
-  return portable::find_kernels(dtype, op);
 }
 
 #if defined(__x86_64__)

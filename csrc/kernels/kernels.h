@@ -4,20 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/levels.h"
 #include "types.h"
 
 namespace pycollective {
-
-enum class SimdLevel : int { kPortable, kAvx2, kAvx512 };
-
-const char* name_of(SimdLevel level);
-
-// The best level that this CPU and operating system can run.
-SimdLevel supported_simd_level();
-
-// The level in force: PYCOLLECTIVE_SIMD (portable, avx2, avx512; read once) or the best supported.
-// Throws std::invalid_argument for an unknown name or a level that this CPU cannot run.
-SimdLevel active_simd_level();
 
 // Combines the n leaves of `count` elements each, element by element, in the contract's order:
 // out[i] = finish(T[0, n) over inputs[0..n)[i]), with one rounding at the end.
@@ -61,8 +51,13 @@ struct Kernels {
   CombineFn combine = nullptr;
 };
 
+PYCOLLECTIVE_OF_EACH_LEVEL(Kernels find_kernels(Dtype dtype, ReduceOp op))
+
 // Null where is_defined(dtype, op) is false.
-Kernels find_kernels(Dtype dtype, ReduceOp op, SimdLevel level);
+inline Kernels find_kernels(Dtype dtype, ReduceOp op, SimdLevel level) {
+  if (!is_defined(dtype, op)) return {};
+  return PYCOLLECTIVE_AT_LEVEL(level, find_kernels(dtype, op));
+}
 
 // While one lives, this thread rounds to nearest even and keeps subnormals (no FTZ, no DAZ),
 // whatever the host program has set; the destructor puts the host's state back.

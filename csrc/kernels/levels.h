@@ -1,16 +1,62 @@
-// One instruction set's kernels, each compiled with its own flags (setup.py).
+// Instruction sets, and kernels for each.
+//
+// A file of kernels (reduce.cpp, pack/pack.cpp, quantize/quantize.cpp, sparse/sparse.cpp) is
+// compiled once for each level: with the level's flags, and PYCOLLECTIVE_LEVEL for the namespace
+// that its functions are in. So the linker can merge nothing of one level into code of another.
 #pragma once
 
-#include "kernels/kernels.h"
-
 namespace pycollective {
-namespace portable {
-Kernels find_kernels(Dtype dtype, ReduceOp op);
-}
-namespace avx2 {
-Kernels find_kernels(Dtype dtype, ReduceOp op);
-}
-namespace avx512 {
-Kernels find_kernels(Dtype dtype, ReduceOp op);
-}
+
+enum class SimdLevel : int { kPortable, kAvx2, kAvx512 };
+constexpr SimdLevel kSimdLevels[] = {SimdLevel::kPortable, SimdLevel::kAvx2, SimdLevel::kAvx512};
+
+const char* name_of(SimdLevel level);
+
+// The best level that this CPU and operating system can run.
+SimdLevel supported_simd_level();
+
+// The level in force: PYCOLLECTIVE_SIMD (portable, avx2, avx512; read once) or the best supported.
+// Throws std::invalid_argument for an unknown name or a level that this CPU cannot run.
+SimdLevel active_simd_level();
+
 }  // namespace pycollective
+
+// Declares a function of every level; calls the one of a level.
+#if defined(__x86_64__)
+#define PYCOLLECTIVE_OF_EACH_LEVEL(function) \
+  namespace portable {                       \
+  function;                                  \
+  }                                          \
+  namespace avx2 {                           \
+  function;                                  \
+  }                                          \
+  namespace avx512 {                         \
+  function;                                  \
+  }
+#define PYCOLLECTIVE_AT_LEVEL(level, call)      \
+  ((level) == SimdLevel::kAvx512 ? avx512::call \
+   : (level) == SimdLevel::kAvx2 ? avx2::call   \
+                                 : portable::call)
+#else
+#define PYCOLLECTIVE_OF_EACH_LEVEL(function) \
+  namespace portable {                       \
+  function;                                  \
+  }
+#define PYCOLLECTIVE_AT_LEVEL(level, call) (static_cast<void>(level), portable::call)
+#endif
+
+// For files of kernels.
+#if defined(PYCOLLECTIVE_LEVEL)
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+namespace pycollective {
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+}  // namespace pycollective
+#endif

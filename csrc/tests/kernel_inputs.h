@@ -22,7 +22,7 @@ inline const Dtype kTypes[] = {Dtype::kFloat16, Dtype::kBFloat16, Dtype::kFloat3
 
 inline std::vector<SimdLevel> levels() {
   std::vector<SimdLevel> here;
-  for (const SimdLevel level : {SimdLevel::kPortable, SimdLevel::kAvx2, SimdLevel::kAvx512})
+  for (const SimdLevel level : kSimdLevels)
     if (level <= supported_simd_level()) here.push_back(level);
   return here;
 }

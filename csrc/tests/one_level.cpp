@@ -1,7 +1,7 @@
 // The kernels for any CPU under every level's name: what races does not depend on the level, and to
 // compile each level's kernels for TSan takes half a minute.
-#include "kernels/levels.h"
-#include "kernels/pack/pack_levels.h"
+#include "kernels/kernels.h"
+#include "kernels/pack/pack.h"
 
 namespace pycollective {
 namespace avx2 {

@@ -28,7 +28,7 @@ def test_the_extensions(monkeypatch):
     rules = runpy.run_path("setup.py")
     assert given["ext_modules"]
     for extension in given["ext_modules"]:
-        for more in [[], *rules["SIMD_FLAGS"].values()]:
+        for more in [[], *rules["LEVELS"].values()]:
             assert keeps_ieee([*extension.extra_compile_args, *more]), extension.name
 
 

@@ -1,6 +1,6 @@
 // A block of 128 elements, and 128 bytes or bits at a time, one for each of its elements.
 //
-// Included by one file for each instruction set, inside that file's own namespace, as lanes.h is.
+// Included by one file for each instruction set, inside that file's own namespace, as lanes.inl is.
 // Loops over a block are plain: compilers make vectors of them. What they cannot see, the way
 // between bytes and bits, is written out.
 

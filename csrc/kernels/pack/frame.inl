@@ -72,16 +72,3 @@ template <class Codec>
 Packing packing() {
   return {pack<Codec>, unpack<Codec>};
 }
-
-Packing find(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kFloat16:
-      return packing<Packed16<5>>();
-    case Dtype::kBFloat16:
-      return packing<Packed16<8>>();
-    case Dtype::kFloat32:
-      return packing<Packed32>();
-    default:
-      return {};
-  }
-}

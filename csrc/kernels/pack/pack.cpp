@@ -1,15 +1,33 @@
-#include "kernels/pack/pack_levels.h"
+// Exact packing by one instruction set: compiled once for each (kernels/levels.h).
+#include "kernels/pack/pack.h"
 
-namespace pycollective {
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
 
-Packing find_packing(Dtype dtype, SimdLevel level) {
-#if defined(__x86_64__)
-  if (level == SimdLevel::kAvx512) return avx512::find_packing(dtype);
-  if (level == SimdLevel::kAvx2) return avx2::find_packing(dtype);
-#else
-  (void)level;
-#endif
-  return portable::find_packing(dtype);
+namespace pycollective::PYCOLLECTIVE_LEVEL {
+namespace {
+// clang-format off: each needs those before it
+#include "kernels/pack/block.inl"
+#include "kernels/pack/window.inl"
+#include "kernels/pack/fixed.inl"
+#include "kernels/pack/codecs.inl"
+#include "kernels/pack/frame.inl"
+// clang-format on
+}  // namespace
+
+Packing find_packing(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kFloat16:
+      return packing<Packed16<5>>();
+    case Dtype::kBFloat16:
+      return packing<Packed16<8>>();
+    case Dtype::kFloat32:
+      return packing<Packed32>();
+    default:
+      return {};
+  }
 }
 
-}  // namespace pycollective
+}  // namespace pycollective::PYCOLLECTIVE_LEVEL

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "dtype.h"
-#include "kernels/kernels.h"
+#include "kernels/levels.h"
 
 namespace pycollective {
 
@@ -35,7 +35,11 @@ struct Packing {
   UnpackFn unpack = nullptr;
 };
 
+PYCOLLECTIVE_OF_EACH_LEVEL(Packing find_packing(Dtype dtype))
+
 // Null where there is no codec for the type: all but fp16, bf16 and fp32, leaves or nodes.
-Packing find_packing(Dtype dtype, SimdLevel level);
+inline Packing find_packing(Dtype dtype, SimdLevel level) {
+  return PYCOLLECTIVE_AT_LEVEL(level, find_packing(dtype));
+}
 
 }  // namespace pycollective

@@ -1,7 +1,7 @@
 // Elements in their own order, 32 at a time: a group. What is left at the end of an array goes the
 // same way, with zeros behind it.
 //
-// Included by one file for each instruction set, inside that file's own namespace, after lanes.h.
+// Included by one file for each instruction set, inside that file's own namespace, after lanes.inl.
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "payloads are, and are copied as they lie");

@@ -1,17 +1,32 @@
+// Quantization by one instruction set: compiled once for each (kernels/levels.h).
 #include "kernels/quantize/quantize.h"
 
-#include "kernels/quantize/quantize_levels.h"
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
 
-namespace pycollective {
+#include "numerics.h"
+#include "types.h"
 
-QuantizeCodecs quantize_codecs(SimdLevel level) {
-#if defined(__x86_64__)
-  if (level == SimdLevel::kAvx512) return avx512::quantize_codecs();
-  if (level == SimdLevel::kAvx2) return avx2::quantize_codecs();
-#else
-  (void)level;
-#endif
-  return portable::quantize_codecs();
-}
+namespace pycollective::PYCOLLECTIVE_LEVEL {
+namespace {
+// clang-format off: each needs those before it
+#include "kernels/lanes.inl"
+#include "kernels/quantize/elements.inl"
+#include "kernels/quantize/stream.inl"
+#include "kernels/quantize/frame.inl"
+#include "kernels/quantize/int8.inl"
+#include "kernels/quantize/one_bit.inl"
+// clang-format on
 
-}  // namespace pycollective
+constexpr QuantizeCodec kCodecs[] = {
+    row_of<OneBit>(),
+    row_of<Int8>(),
+};
+
+}  // namespace
+
+QuantizeCodecs quantize_codecs() { return {kCodecs, sizeof(kCodecs) / sizeof(kCodecs[0])}; }
+
+}  // namespace pycollective::PYCOLLECTIVE_LEVEL

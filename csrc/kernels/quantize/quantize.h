@@ -6,7 +6,7 @@
 #include <cstddef>
 
 #include "dtype.h"
-#include "kernels/kernels.h"
+#include "kernels/levels.h"
 
 namespace pycollective {
 
@@ -50,7 +50,7 @@ struct QuantizeCodec {
   Quantizing (*find)(Dtype dtype);  // null for types other than fp16, bf16 and fp32
 };
 
-// All that there are (quantize/codecs.inl), in the same order at each level.
+// All that there are (quantize.cpp), in the same order at each level.
 struct QuantizeCodecs {
   const QuantizeCodec* first;
   std::size_t count;
@@ -60,7 +60,12 @@ struct QuantizeCodecs {
   std::size_t size() const { return count; }
   const QuantizeCodec& operator[](std::size_t i) const { return first[i]; }
 };
-QuantizeCodecs quantize_codecs(SimdLevel level);
+
+PYCOLLECTIVE_OF_EACH_LEVEL(QuantizeCodecs quantize_codecs())
+
+inline QuantizeCodecs quantize_codecs(SimdLevel level) {
+  return PYCOLLECTIVE_AT_LEVEL(level, quantize_codecs());
+}
 
 // Bytes of the payload of `count` elements: the records of their chunks.
 inline std::size_t quantized_bytes(const QuantizeCodec& codec, std::size_t chunk,

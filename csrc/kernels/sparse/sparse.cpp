@@ -1,29 +1,34 @@
+// Top-k selection and sparse sums by one instruction set: compiled once for each
+// (kernels/levels.h).
 #include "kernels/sparse/sparse.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <type_traits>
 
-#include "kernels/sparse/sparse_levels.h"
+#include "numerics.h"
 
-namespace pycollective {
+namespace pycollective::PYCOLLECTIVE_LEVEL {
+namespace {
+// clang-format off: each needs those before it
+#include "kernels/sparse/elements.inl"
+#include "kernels/sparse/vectors.inl"
+#include "kernels/sparse/steps.inl"
+#include "kernels/sparse/threshold.inl"
+#include "kernels/sparse/scan.inl"
+#include "kernels/sparse/top_k.inl"
+#include "kernels/sparse/gaps.inl"
+#include "kernels/sparse/indices.inl"
+#include "kernels/sparse/sums.inl"
+// clang-format on
+}  // namespace
 
-Sparse find_sparse(SimdLevel level) {
-#if defined(__x86_64__)
-  if (level == SimdLevel::kAvx512) return avx512::find_sparse();
-  if (level == SimdLevel::kAvx2) return avx2::find_sparse();
-#else
-  (void)level;
-#endif
-  return portable::find_sparse();
+Sparse find_sparse() {
+  return {add,       top_k,   top_k_chunks, histogram,      select, take,
+          all_below, ascends, pack_indices, unpack_indices, sum,    scatter};
 }
 
-std::size_t packed_indices_bound(std::size_t count, std::uint64_t size) {
-  // Of all widths the best is taken: it is no worse than 14, nor than one for the widest gap,
-  // behind which unary parts are 3 bits an index at most. Each block has a header, and ends in two
-  // bytes.
-  const std::uint64_t places = 15 * std::uint64_t{count} + size / 16384,
-                      gaps = 35 * std::uint64_t{count};
-  const std::uint64_t blocks = (std::uint64_t{count} + 127) / 128;
-  return static_cast<std::size_t>(1 + 4 * blocks + (std::min(places, gaps) + 7) / 8);
-}
-
-}  // namespace pycollective
+}  // namespace pycollective::PYCOLLECTIVE_LEVEL

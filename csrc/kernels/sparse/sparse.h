@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "dtype.h"
-#include "kernels/kernels.h"
+#include "kernels/levels.h"
 
 namespace pycollective {
 
@@ -41,8 +41,15 @@ constexpr std::size_t selected_by_chunk(std::size_t count, std::size_t k, std::s
   return count / chunk * k + selected_of(count % chunk, k, chunk);
 }
 
-// Packed indices take no more bytes than this.
-std::size_t packed_indices_bound(std::size_t count, std::uint64_t size);
+// Packed indices take no more bytes than this. Of all widths the best is taken: it is no worse than
+// 14, nor than one for the widest gap, behind which unary parts are 3 bits an index at most. Each
+// block has a header, and ends in two bytes.
+constexpr std::size_t packed_indices_bound(std::size_t count, std::uint64_t size) {
+  const std::uint64_t places = 15 * std::uint64_t{count} + size / 16384,
+                      gaps = 35 * std::uint64_t{count};
+  const std::uint64_t blocks = (std::uint64_t{count} + 127) / 128;
+  return static_cast<std::size_t>(1 + 4 * blocks + ((places < gaps ? places : gaps) + 7) / 8);
+}
 
 // One rank's sparse vector: `count` places, ascending strictly, and their values.
 struct SparseVector {
@@ -96,6 +103,8 @@ struct Sparse {
                   std::size_t size, Dtype out_dtype);
 };
 
-Sparse find_sparse(SimdLevel level);
+PYCOLLECTIVE_OF_EACH_LEVEL(Sparse find_sparse())
+
+inline Sparse find_sparse(SimdLevel level) { return PYCOLLECTIVE_AT_LEVEL(level, find_sparse()); }
 
 }  // namespace pycollective

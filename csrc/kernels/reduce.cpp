@@ -1,4 +1,18 @@
-// Which kernels do what. After combine.inl, in the same namespace.
+// The reductions of one instruction set: compiled once for each (levels.h).
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/kernels.h"
+#include "numerics.h"
+
+namespace pycollective::PYCOLLECTIVE_LEVEL {
+namespace {
+// clang-format off: each needs those before it
+#include "kernels/lanes.inl"
+#include "kernels/reduce.inl"
+#include "kernels/combine.inl"
+// clang-format on
 
 template <class Codec, class Op, bool kAverage = false>
 Kernels ordered() {
@@ -71,7 +85,9 @@ Kernels find_of(ReduceOp op) {
     return find_integer<typename CodecOf<kType>::Stored>(op);
 }
 
-Kernels find(Dtype dtype, ReduceOp op) {
+}  // namespace
+
+Kernels find_kernels(Dtype dtype, ReduceOp op) {
   switch (dtype) {
 #define PYCOLLECTIVE_CASE(X, numbers, type, ...) \
   case Dtype::type:                              \
@@ -81,3 +97,5 @@ Kernels find(Dtype dtype, ReduceOp op) {
   }
   return {};
 }
+
+}  // namespace pycollective::PYCOLLECTIVE_LEVEL
