@@ -58,15 +58,6 @@ def nothing(measured: Measured) -> list[Shown]:
     return []
 
 
-def ordered_reduce(m: Measured) -> list[Shown]:
-    """Of reduce_bandwidth."""
-    return [
-        Shown("copy on the device", number(m["copy_bytes_per_s"] / 1e9), "GB/s"),
-        Shown("reduce", number(m["reduce_bytes_per_s"] / 1e9), "GB/s"),
-        at_least("reduce, of the copy", 100 * m["share_of_copy"], 90, "%"),
-    ]
-
-
 def peer_kernels(m: Measured) -> list[Shown]:
     """Of peer_kernels; two-shot is held to its target where a rank has 64 MiB or more."""
     rows = [Shown("bare launch", number(m["bare_launch_us"]), "us")]

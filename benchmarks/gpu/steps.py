@@ -119,7 +119,7 @@ def _pycollective(*arguments: str) -> tuple[str, ...]:
 def builds(small: bool = False) -> list[Step]:
     """What is compiled; none needs another."""
     native = [
-        *("test_cuda_reduce", "test_cuda_signatures"),
+        "test_cuda_signatures",
         *(path.stem for path in _more_native_tests()),
         *(path.stem for path in sorted((ROOT / "benchmarks" / "gpu").glob("*.cpp"))),
     ]
@@ -145,7 +145,7 @@ def builds(small: bool = False) -> list[Step]:
 
 
 def _more_native_tests() -> list[Path]:
-    """Of what runs on a GPU; those of images and signatures need none, and fake what they use."""
+    """Of what runs on a GPU; the others need none, and fake what they use."""
     known = {"test_cuda_reduce", "test_cuda_images", "test_cuda_signatures"}
     return [p for p in sorted((ROOT / "csrc/tests").glob("test_cuda_*.cpp")) if p.stem not in known]
 
@@ -154,7 +154,6 @@ def checks(small: bool = False) -> list[Step]:
     """What is checked and measured, in this order; `small` only shows that all works."""
     return [
         Step("driver report", _pycollective("doctor"), 30, ("extension",)),
-        _native("test_cuda_reduce", 60),  # the bits of every reduction
         *(_native(path.stem, 60) for path in _more_native_tests()),
         *_peers_of_one_process(small),
         *_peers_of_two_processes(small),
@@ -169,11 +168,6 @@ def _peers_of_one_process(small: bool) -> list[Step]:
     """Kernels, of ranks that have a stream each: what they measure, and that they wait rightly."""
     sizes = ("3", "1", "5003", "256") if small else ()
     return [
-        _measured(
-            "ordered reduce, 8 leaves, bf16",
-            *("reduce_bandwidth", ("1", "3") if small else ("256", "20")),
-            *(40, shown.ordered_reduce),
-        ),
         _measured(
             "peer kernels, ranks of one process", "peer_kernels", sizes, 60, shown.peer_kernels
         ),
@@ -303,8 +297,10 @@ def _sanitized() -> list[Step]:
             )
         )
     for each in ("memcheck", "synccheck"):
-        command = (*tool, each, str(NATIVE / "test_cuda_reduce"))
-        steps.append(Step(f"{each} of every reduction", command, 90, needs))
+        command = (*tool, each, str(NATIVE / "test_cuda_programs"), "2")
+        steps.append(
+            Step(f"{each} of programs", command, 90, needs, folder=ROOT / "csrc" / "tests")
+        )
     return steps
 
 

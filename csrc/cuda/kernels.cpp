@@ -10,26 +10,8 @@
 namespace pycollective::cuda {
 namespace {
 
-constexpr int kReduceThreads = 256;
-constexpr int kProgramThreads = 512;
+constexpr int kThreads = 512;
 constexpr int kShareThatWaits = 4;  // of a device: one of so many parts
-constexpr std::uint64_t kVectorBytes = 16;
-
-bool is_named(const EmbeddedModule& module, const char* name) {
-  return std::string(module.name) == name;
-}
-
-// How many threads have something to do: a vector each, or an element where the pointers are not
-// aligned alike.
-std::uint64_t shares(const ReduceParameters& p, std::size_t element) {
-  const auto misaligned = [](const void* pointer) {
-    return reinterpret_cast<std::uintptr_t>(pointer) % kVectorBytes;
-  };
-  bool alike = p.copy == nullptr || misaligned(p.copy) == misaligned(p.out);
-  for (int leaf = 0; leaf < p.n; ++leaf)
-    alike = alike && misaligned(p.leaves[leaf]) == misaligned(p.out);
-  return alike ? p.count * element / kVectorBytes + 1 : p.count;
-}
 
 Kernel fetch(CUmodule module, const std::string& name, int wanted_threads, int most_threads,
              int multiprocessors) {
@@ -50,15 +32,6 @@ Kernel fetch(CUmodule module, const std::string& name, int wanted_threads, int m
   return kernel;
 }
 
-// `parameters` are read before it returns.
-void launch(const Kernel& kernel, const void* parameters, unsigned blocks, CUstream stream) {
-  void* all[] = {const_cast<void*>(parameters)};
-  check(
-      driver().cuLaunchKernel(kernel.function, blocks, 1, 1, static_cast<unsigned>(kernel.threads),
-                              1, 1, 0, stream, all, nullptr),
-      "cuLaunchKernel");
-}
-
 }  // namespace
 
 Kernels::Kernels(const DeviceTraits& device, const std::vector<std::string>& nvrtc_folders) {
@@ -76,21 +49,16 @@ Kernels::Kernels(const DeviceTraits& device, const std::vector<std::string>& nvr
                                  "cuModuleLoadDataEx");
                          });
     modules_.emplace_back(module);
-    const auto fetch_each = [&](Kernel(&kernels)[kDtypes][kReduceOps], int threads) {
-      for (const DtypeTraits& dtype : kDtypeTable)
-        for (const ReduceOpTraits& op : kReduceOpTable)
-          if (is_defined(dtype.dtype, op.op))
-            kernels[static_cast<int>(dtype.dtype)][static_cast<int>(op.op)] =
-                fetch(module, std::string(source.name) + "_" + dtype.name + "_" + op.name, threads,
-                      most_threads, device.multiprocessors);
+    const auto fetch_named = [&](const std::string& name) {
+      return fetch(module, source.name + ("_" + name), kThreads, most_threads,
+                   device.multiprocessors);
     };
-    if (is_named(source, "reduce")) {
-      fetch_each(reduce_, kReduceThreads);
-    } else if (is_named(source, "program")) {
-      fetch_each(program_, kProgramThreads);
-      moving_program_ =
-          fetch(module, "program_move", kProgramThreads, most_threads, device.multiprocessors);
-    }
+    for (const DtypeTraits& dtype : kDtypeTable)
+      for (const ReduceOpTraits& op : kReduceOpTable)
+        if (is_defined(dtype.dtype, op.op))
+          program_[static_cast<int>(dtype.dtype)][static_cast<int>(op.op)] =
+              fetch_named(std::string(dtype.name) + "_" + op.name);
+    moving_program_ = fetch_named("move");
   }
 }
 
@@ -107,29 +75,17 @@ void Kernels::Unload::operator()(CUmodule module) const {
   static_cast<void>(driver().cuModuleUnload(module));
 }
 
-void launch_reduce(const Kernels& kernels, Dtype dtype, ReduceOp op, const ReduceParameters& p,
-                   CUstream stream) {
-  const Kernel& kernel = kernels.reduce(dtype, op);
-  if (kernel.function == nullptr)
-    throw std::invalid_argument(std::string(name_of(op)) + " has no meaning for " + name_of(dtype));
-  if (p.n < 1 || p.n > kMostLeaves)
-    throw std::invalid_argument("a reduction of " + std::to_string(p.n) +
-                                " leaves; it takes 1 to " + std::to_string(kMostLeaves));
-  if (p.count == 0) return;
-  const auto threads = static_cast<std::uint64_t>(kernel.threads);
-  const std::uint64_t needed = (shares(p, size_of(dtype)) + threads - 1) / threads;
-  const auto blocks =
-      static_cast<unsigned>(std::min(needed, static_cast<std::uint64_t>(kernel.blocks)));
-  launch(kernel, &p, blocks, stream);
-}
-
 void launch_program(const Kernel& kernel, const ProgramParameters& p, unsigned blocks,
                     CUstream stream) {
   // A thread for each member.
   if (kernel.threads < static_cast<int>(p.members))
     throw std::runtime_error("blocks of " + std::to_string(kernel.threads) +
                              " threads cannot wait for " + std::to_string(p.members) + " ranks");
-  launch(kernel, &p, blocks, stream);
+  void* all[] = {const_cast<ProgramParameters*>(&p)};
+  check(
+      driver().cuLaunchKernel(kernel.function, blocks, 1, 1, static_cast<unsigned>(kernel.threads),
+                              1, 1, 0, stream, all, nullptr),
+      "cuLaunchKernel");
 }
 
 }  // namespace pycollective::cuda

@@ -8,7 +8,6 @@
 
 #include "cuda/driver.h"
 #include "cuda/program_parameters.h"
-#include "cuda/reduce_parameters.h"
 #include "dtype.h"
 
 namespace pycollective::cuda {
@@ -28,10 +27,7 @@ class Kernels {
 
   // In words: where the images came from.
   const std::string& origin() const { return origin_; }
-  const Kernel& reduce(Dtype dtype, ReduceOp op) const {
-    return reduce_[static_cast<int>(dtype)][static_cast<int>(op)];
-  }
-  // Interprets programs that combine so; null alike.
+  // Interprets programs that combine so.
   const Kernel& program(Dtype dtype, ReduceOp op) const {
     return program_[static_cast<int>(dtype)][static_cast<int>(op)];
   }
@@ -48,18 +44,12 @@ class Kernels {
 
   std::string origin_;
   std::vector<std::unique_ptr<CUmod_st, Unload>> modules_;
-  Kernel reduce_[kDtypes][kReduceOps];
   Kernel program_[kDtypes][kReduceOps];
   Kernel moving_program_;
 };
 
-// Puts one ordered reduction on the stream; `p` may go when it returns. The context is current.
-// Throws std::invalid_argument for what the contract does not define, DriverError.
-void launch_reduce(const Kernels& kernels, Dtype dtype, ReduceOp op, const ReduceParameters& p,
-                   CUstream stream);
-
-// Puts one interpreter of a program on the stream; the same. All of its blocks must fit the device
-// beside whatever else waits there.
+// Puts one interpreter of a program on the stream; `p` may go when it returns. The context is
+// current. All of its blocks must fit the device beside whatever else waits there.
 void launch_program(const Kernel& kernel, const ProgramParameters& p, unsigned blocks,
                     CUstream stream);
 

@@ -15,13 +15,12 @@
 #include "cuda/device.h"
 #include "cuda/elements.h"
 #include "cuda/reduce_operations.h"
-#include "cuda/reduce_parameters.h"
 #include "cuda/share.h"
 
 namespace pycollective::cuda {
 
 constexpr int kFan = 8;
-static_assert(kMostLeaves <= kFan * kFan, "the counter of groups has three digits");
+constexpr int kMostLeaves = kFan * kFan;  // the counter of groups has three digits
 
 // As they are stored, and as they are computed.
 template <class Codec, int L>
@@ -219,17 +218,6 @@ DEVICE void reduce(const Leaf& leaf, int n, const Target& target, std::uint64_t 
     const std::uint64_t at = i * kElement + (i * kElement < before ? 0 : in_vectors);
     put<Codec, kAverage, 1>(target, at, root<Codec, Op, 1>(leaf, n, at), n);
   }
-}
-
-// A kernel's body.
-template <class Codec, class Op, bool kAverage = false, class Vectors = Codec>
-DEVICE void reduce_all(const ReduceParameters& p) {
-  const auto leaf = [&p](int i) { return visible(p.leaves[i]); };
-  const Target target{static_cast<char*>(visible(p.out)),
-                      p.copy == nullptr ? nullptr : static_cast<char*>(visible(p.copy)), p.n};
-  const Share share{std::uint64_t{block()} * threads() + thread(),
-                    std::uint64_t{blocks()} * threads()};
-  reduce<Codec, Op, kAverage, Vectors>(leaf, p.n, target, p.count, share);
 }
 
 }  // namespace pycollective::cuda

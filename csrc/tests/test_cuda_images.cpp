@@ -27,9 +27,9 @@ namespace {
 
 constexpr GpuTraits kHopper{9, 0, 13000};
 
-const EmbeddedModule& reduce_module() {
+const EmbeddedModule& program_module() {
   for (const EmbeddedModule& module : embedded().modules)
-    if (std::string(module.name) == "reduce") return module;
+    if (std::string(module.name) == "program") return module;
   CHECK(false);
 }
 
@@ -37,7 +37,7 @@ const EmbeddedModule& reduce_module() {
 struct Loaded {
   std::string origin, image;
 };
-Loaded load(const GpuTraits& gpu = kHopper, const EmbeddedModule& module = reduce_module()) {
+Loaded load(const GpuTraits& gpu = kHopper, const EmbeddedModule& module = program_module()) {
   Loaded loaded;
   // Those of the fake are texts that end with the last header's name and a blank.
   loaded.origin = load_image(module, gpu, {}, [&](const void* image) {
@@ -66,7 +66,7 @@ void test_what_is_compiled_is_kept(const std::string& fake) {
   const int before = compilations(fake);
   const Loaded first = load();
   CHECK(first.origin == "NVRTC 13.0 for sm_90");
-  CHECK(holds(first.image, "cubin cuda/reduce.cu, "));
+  CHECK(holds(first.image, "cubin cuda/program.cu, "));
   for (const char* const part : {" -arch=sm_90 ", " -fmad=false ", " -ftz=false", " cstdint ",
                                  " cuda/device.h ", " cuda/reduce.h ", " numerics.h"})
     CHECK(holds(first.image, part));
@@ -229,7 +229,7 @@ void test_what_is_prepared_is_not_made_again(const std::string& fake) {
   set("FAKE_NVRTC_LOG", "error");
   prepare_images({8, 0, 13000}, {});
   CHECK(compilations(fake) == before + 2 * modules);
-  CHECK(holds(refusal({8, 0, 13000}), "does not compile cuda/reduce.cu for sm_80"));
+  CHECK(holds(refusal({8, 0, 13000}), "does not compile cuda/program.cu for sm_80"));
   CHECK(compilations(fake) == before + 2 * modules);
   unsetenv("FAKE_NVRTC_LOG");
   CHECK(holds(load({8, 0, 13000}).image, "cubin"));
@@ -278,7 +278,7 @@ void test_who_has_no_compiler_is_told_what_to_install(const std::string& fake) {
 void test_an_error_is_told(const std::string& fake) {
   const Folder folder(fake);
   set("FAKE_NVRTC_LOG", "error");
-  CHECK(holds(refusal(), "does not compile cuda/reduce.cu for sm_90"));
+  CHECK(holds(refusal(), "does not compile cuda/program.cu for sm_90"));
   CHECK(holds(refusal(), "FAKE_ERROR\nerror"));
   CHECK(!fs::exists(folder.path / "pycollective"));
 }
@@ -295,7 +295,7 @@ void test_the_order(const std::string& fake) {
   const Folder folder(fake);
   // What nvcc made comes first;
   static const unsigned char own[] = "by nvcc";
-  EmbeddedModule module = reduce_module();
+  EmbeddedModule module = program_module();
   module.image = own;
   module.image_end = own + sizeof(own);
   CHECK(load(kHopper, module).image == "by nvc");
@@ -319,8 +319,8 @@ void test_the_order(const std::string& fake) {
   }
   // A named folder is before all of them, and nothing is instead of it.
   set("PYCOLLECTIVE_CUDA_IMAGES", folder.path);
-  CHECK(holds(refusal(), "cannot read " + (folder.path / "reduce.fatbin").string()));
-  std::ofstream(folder.path / "reduce.fatbin") << "by hand";
+  CHECK(holds(refusal(), "cannot read " + (folder.path / "program.fatbin").string()));
+  std::ofstream(folder.path / "program.fatbin") << "by hand";
   CHECK(load(kHopper, module).image == "by han");
   CHECK(describe_images(13000, {}) == folder.path);
 }
@@ -329,7 +329,7 @@ void test_the_order(const std::string& fake) {
 void test_a_failure_that_is_not_the_images_is_raised(const std::string& fake) {
   const Folder folder(fake);
   static const unsigned char own[] = "by nvcc";
-  const EmbeddedModule& sources = reduce_module();
+  const EmbeddedModule& sources = program_module();
   EmbeddedModule changed = sources;
   changed.image = own;
   changed.image_end = own + sizeof(own);

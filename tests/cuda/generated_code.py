@@ -22,7 +22,6 @@ ARCHITECTURES = ["80", "90", "100"]
 _CASES = [f"{dtype.name}_{op}" for dtype in _core.dtypes() for op in dtype.reduce_ops]
 # By module.
 KERNELS = {
-    "reduce": [f"reduce_{case}" for case in _CASES],
     "program": [*(f"program_{case}" for case in _CASES), "program_move"],
 }
 

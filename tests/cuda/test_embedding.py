@@ -76,7 +76,7 @@ def test_without_nvcc_there_are_sources_alone(calls, tmp_path, monkeypatch):
     text = EMBED["embed"](tmp_path / "out", True).read_text()
     assert calls() == []
     assert "incbin" not in text
-    assert '{"reduce", "cuda/reduce.cu", nullptr, nullptr},' in text
+    assert '{"program", "cuda/program.cu", nullptr, nullptr},' in text
     for name in ("cuda/device.h", "cuda/reduce.h", "numerics.h", "dtype.h", "cstdint"):
         assert f'{{"{name}", R"kernel(' in text
 

@@ -81,10 +81,15 @@ def test_ptx_holds_nothing_that_changes_bits_or_ends_a_process(images, module):
     assert re.search(r"ld(\.global)?\.v4\.u32", ptx)
 
 
-# One PTX, of which ptxas makes each one's code: Hopper's is read here, others' in `make storm`; of
-# the programs, whose functions combine as those of `reduce` do, here some.
+# One PTX, of which ptxas makes each one's code: some of Hopper's are read, all in `make storm`.
 USUALLY_READ = "90"
-SOME = {"program": ["program_float32_sum", "program_int32_max", "program_move"]}
+SOME = {
+    "program": [
+        *(f"program_float32_{op}" for op in ("sum", "avg", "prod", "min", "max")),
+        *("program_bfloat16_sum", "program_float8_e4m3fn_sum", "program_float64_sum"),
+        *("program_int32_max", "program_move"),
+    ]
+}
 
 
 @needs_nvcc
