@@ -1,10 +1,9 @@
-// The kernels of top-k selection and sparse sums: at each SIMD level the same bits, and whatever
-// arrives, nothing is touched that is not the input's or the output's.
+// The kernels of top-k selection and sparse sums touch nothing that is not the input's or the
+// output's, whatever arrives, at each SIMD level. (tests/kernels/test_sparse.py has the bits.)
 //
 // Inputs and outputs lie in heap blocks of their very sizes, so that ASan sees an element too far.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -35,11 +34,6 @@ class Exact {
   std::unique_ptr<T[]> memory_;
 };
 
-bool same(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
-}
-
 // Bits of numbers, of any size or close to each other, with some ties and zeros.
 std::vector<std::byte> any_numbers(Dtype dtype, std::size_t count, Random& random) {
   std::vector<std::byte> data(count * size_of(dtype));
@@ -57,17 +51,6 @@ std::vector<std::byte> any_numbers(Dtype dtype, std::size_t count, Random& rando
   return data;
 }
 
-Indices first_of(const std::vector<float>& c, std::size_t k) {
-  Indices order(c.size());
-  for (std::size_t i = 0; i < c.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
-  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return std::fabs(c[a]) > std::fabs(c[b]);
-  });
-  order.resize(k);
-  std::sort(order.begin(), order.end());
-  return order;
-}
-
 void test_selection() {
   Random random(1);
   for (int round = 0; round < 300; ++round) {
@@ -80,35 +63,17 @@ void test_selection() {
     const std::size_t k = random() % 3 == 0 ? count : 1 + random() % (count / 8 + 1);
     const std::size_t chunk = 64 * (1 + random() % 6), each = 1 + random() % chunk;
     const float* const residual = random() % 2 == 0 ? held.data() : nullptr;
-    std::vector<float> left;
-    Indices of_chunks;
-    bool finite = true;
     for (const SimdLevel level : levels()) {
       const Sparse sparse = find_sparse(level);
-      Exact<float> to(count), again(count);
+      Exact<float> left(count);
       Exact<std::uint32_t> indices(k), chunks(selected_by_chunk(count, each, chunk));
-      const Gradient gradient{dtype, x.data(), residual, to.data(), count};
-      const std::int64_t found = sparse.top_k(gradient, k, indices.data());
-      if (level == SimdLevel::kPortable) {
-        finite = found != kNotFinite;
-        left = to.copy();
-      }
-      CHECK(found == (finite ? static_cast<std::int64_t>(k) : kNotFinite));
-      const Gradient second{dtype, x.data(), residual, again.data(), count};
-      CHECK(sparse.top_k_chunks(second, each, chunk, chunks.data()) ==
-            (finite ? static_cast<std::int64_t>(chunks.copy().size()) : kNotFinite));
-      if (!finite) continue;
-      CHECK(same(to.copy(), left) && same(again.copy(), left));
-      CHECK(indices.copy() == first_of(left, k));
-      if (level == SimdLevel::kPortable) of_chunks = chunks.copy();
-      CHECK(chunks.copy() == of_chunks);
-      const std::vector<float> first(left.begin(), left.begin() + std::min(chunk, count));
-      const Indices of_first = first_of(first, selected_of(first.size(), each, chunk));
-      CHECK(std::equal(of_first.begin(), of_first.end(), of_chunks.begin()));
+      const Gradient gradient{dtype, x.data(), residual, left.data(), count};
+      sparse.top_k(gradient, k, indices.data());
+      sparse.top_k_chunks(gradient, each, chunk, chunks.data());
       Exact<std::uint32_t> selected(k);
       const std::uint32_t key = 0x40000000;
-      const std::int64_t room = sparse.select(left.data(), count, key, 3, selected.data(), k);
-      CHECK(room <= static_cast<std::int64_t>(k));
+      CHECK(sparse.select(left.data(), count, key, 3, selected.data(), k) <=
+            static_cast<std::int64_t>(k));
     }
   }
 }
@@ -233,8 +198,6 @@ void test_sums_and_scatter() {
       vectors.push_back({places[r]->data(), values[r]->data(), indices.size()});
       total += indices.size();
     }
-    std::size_t many = 0;
-    std::vector<float> expected;
     for (const SimdLevel level : levels()) {
       const Sparse sparse = find_sparse(level);
       const Exact<std::uint32_t> indices(total);
@@ -242,11 +205,6 @@ void test_sums_and_scatter() {
       const std::size_t found = sparse.sum(vectors.data(), n, dtype, indices.data(), sums.data());
       CHECK(found <= total);
       CHECK(sparse.ascends(indices.data(), found, std::uint64_t{1} << 32));
-      if (level == SimdLevel::kPortable) {
-        many = found;
-        expected = sums.copy();
-      }
-      CHECK(found == many && same(sums.copy(), expected));
       const std::size_t size = found == 0 ? 0 : indices.data()[found - 1] + std::size_t{1};
       if (size > 100'000) continue;
       for (const Dtype to : kTypes) {
