@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "bindings/cuda_array.h"
-#include "bindings/dlpack_import.h"
+#include "bindings/dlpack.h"
 #include "types.h"
 
 namespace pycollective {

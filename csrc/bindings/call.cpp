@@ -95,53 +95,48 @@ bool Call::open_arrays(const CallArguments& arguments) {
   const char* kind = name_of(request_.kind);
   NamedStream stream;
   if (!read_stream(arguments.stream, stream)) return false;
+  const auto open = [&](ArrayView& array, PyObject* object, const char* name) {
+    return array.open_anywhere(object, name, stream) && array.stage();
+  };
+  const bool in_place = arguments.output == arguments.input;
   if (given(arguments.input)) {
-    if (!first_.open_anywhere(arguments.input, "the array", stream) || !first_.stage())
-      return false;
+    if (!open(first_, arguments.input, "the array")) return false;
     input_ = &first_;
   }
-  if (given(arguments.output) && arguments.output != arguments.input) {
-    if (!second_.open_anywhere(arguments.output, "the output array", stream) || !second_.stage())
-      return false;
-    output_ = &second_;
-  } else if (given(arguments.output)) {
-    output_ = &first_;
+  if (given(arguments.output)) {
+    if (!in_place && !open(second_, arguments.output, "the output array")) return false;
+    output_ = in_place ? &first_ : &second_;
+    if (!output_->check_writable(arguments.output, kind)) return false;
   }
-  if (output_ != nullptr && !output_->check_writable(arguments.output, kind)) return false;
   if (input_ == nullptr && output_ == nullptr) {
     raise_configuration_error("%s: no array given", kind);
     return false;
   }
-  if (input_ != nullptr && output_ != nullptr && input_->dtype() != output_->dtype()) {
+  const ArrayView& either = input_ != nullptr ? *input_ : *output_;
+  if (output_ != nullptr && either.dtype() != output_->dtype()) {
     raise_configuration_error("%s: the input is %s and the output %s; they must be the same", kind,
-                              name_of(input_->dtype()), name_of(output_->dtype()));
+                              name_of(either.dtype()), name_of(output_->dtype()));
     return false;
   }
-  request_.dtype = input_ != nullptr ? input_->dtype() : output_->dtype();
+  request_.dtype = either.dtype();
   request_.input = input_ != nullptr ? input_->data() : nullptr;
   request_.output = output_ != nullptr ? output_->data() : nullptr;
-  return locate();
+  return locate(either, output_ != nullptr ? *output_ : either);
 }
 
-// Where both arrays lie, and the stream.
-bool Call::locate() {
-  const bool nowhere = input_ != nullptr && input_->device() == Location::kAnyDevice;
-  const ArrayView& array =
-      input_ != nullptr && (!nowhere || output_ == nullptr) ? *input_ : *output_;
-  if (!nowhere && output_ != nullptr && output_->device() == Location::kAnyDevice) {
-    request_.location = {array.device(), array.stream().handle, !array.stream().given};
-    return true;
-  }
-  if (!nowhere && output_ != nullptr && output_->device() != array.device()) {
+// Where both arrays lie, and the stream. An array without elements lies anywhere.
+bool Call::locate(const ArrayView& one, const ArrayView& other) {
+  const ArrayView& array = one.device() != Location::kAnyDevice ? one : other;
+  if (array.device() != other.device() && other.device() != Location::kAnyDevice) {
     raise_configuration_error(
         "%s: of input and output one lies on GPU %d and the other %s; they "
         "must lie together",
-        name_of(request_.kind), std::max(array.device(), output_->device()),
-        std::min(array.device(), output_->device()) < 0 ? "in the host's memory" : "on another");
+        name_of(request_.kind), std::max(array.device(), other.device()),
+        std::min(array.device(), other.device()) < 0 ? "in the host's memory" : "on another");
     return false;
   }
   if (array.device() == Location::kHost) return true;
-  if (!nowhere && output_ != nullptr && output_->stream().handle != array.stream().handle) {
+  if (array.device() == other.device() && array.stream().handle != other.stream().handle) {
     raise_configuration_error(
         "%s: input and output name different streams; say which one to follow: stream=...",
         name_of(request_.kind));

@@ -47,7 +47,7 @@ class Call {
 
  private:
   bool open_arrays(const CallArguments& arguments);
-  bool locate();
+  bool locate(const ArrayView& one, const ArrayView& other);
   bool read_op(PyObject* op);
   bool read_counts(PyObject* counts);
   bool check_sizes(int rank, int size);

@@ -1,5 +1,3 @@
-#include "bindings/communicator_py.h"
-
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -12,10 +10,11 @@
 #include "bindings/call.h"
 #include "bindings/communicator_object.h"
 #include "bindings/gil.h"
-#include "bindings/leaving_py.h"
 #include "bindings/link_py.h"
+#include "bindings/module.h"
 #include "bindings/node_py.h"
 #include "bindings/program_py.h"
+#include "bindings/shutdown_py.h"
 
 namespace py = pybind11;
 

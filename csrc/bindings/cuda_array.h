@@ -4,7 +4,7 @@
 
 #include <Python.h>
 
-#include "bindings/dlpack_import.h"
+#include "bindings/dlpack.h"
 
 namespace pycollective {
 

@@ -1,5 +1,3 @@
-#include "bindings/device_group_py.h"
-
 #include <pybind11/stl.h>
 
 #include <cstring>
@@ -9,8 +7,9 @@
 
 #include "bindings/communicator_object.h"
 #include "bindings/gil.h"
-#include "bindings/leaving_py.h"
+#include "bindings/module.h"
 #include "bindings/program_py.h"
+#include "bindings/shutdown_py.h"
 #include "engine/gpu/device_group.h"
 
 namespace py = pybind11;

@@ -1,71 +1,476 @@
-#include "bindings/kernels_py.h"
-
+// The kernels, one call at a time, for compression and for tests.
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <cmath>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "bindings/array_view.h"
 #include "bindings/errors_py.h"
+#include "bindings/gil.h"
+#include "bindings/module.h"
+#include "kernels/kernels.h"
+#include "kernels/quantize/quantize.h"
+#include "kernels/sparse/sparse.h"
 
 namespace py = pybind11;
 
 namespace pycollective {
+namespace {
 
+[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
+
+// The level in force, or one that tests ask for.
 SimdLevel level_named(const std::string& name) {
   if (name.empty()) return active_simd_level();
   for (const SimdLevel level : kSimdLevels)
     if (name == name_of(level) && level <= supported_simd_level()) return level;
-  throw std::invalid_argument("this CPU has no SIMD level '" + name + "'");
+  refuse("this CPU has no SIMD level '" + name + "'");
 }
 
-namespace {
+// An array of the caller's, contiguous, for as long as this lives.
+class Argument {
+ public:
+  Argument(const py::object& object, const char* name, bool written)
+      : name_(name), object_(object) {
+    if (!view_->open(object_.ptr(), name)) throw py::error_already_set();
+    if (!view_->contiguous()) refuse(name_ + " must be contiguous");
+    if (written && !view_->check_writable(object_.ptr(), name)) throw py::error_already_set();
+  }
+
+  const ArrayView& view() const { return *view_; }
+  Dtype dtype() const { return view_->dtype(); }
+  std::size_t count() const { return view_->count(); }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(view_->data());
+  }
+
+  const Argument& of(Dtype dtype, const char* called = nullptr) const {
+    if (this->dtype() != dtype)
+      refuse(name_ + " must be of " + (called != nullptr ? called : name_of(dtype)) + ", not " +
+             name_of(this->dtype()));
+    return *this;
+  }
+  const Argument& of_indices() const { return of(Dtype::kInt32, "uint32 (or int32, as its bits)"); }
+  const Argument& of_floats() const {
+    if (dtype() == Dtype::kFloat32 || dtype() == Dtype::kFloat16 || dtype() == Dtype::kBFloat16)
+      return *this;
+    refuse(name_ + " must be of float32, float16 or bfloat16, not " + name_of(dtype()));
+  }
+  // Values that travel: NumPy alone has no bfloat16, so an int16 is one's bits.
+  Dtype value_dtype() const { return dtype() == Dtype::kInt16 ? Dtype::kBFloat16 : dtype(); }
+  const Argument& of_values() const { return dtype() == Dtype::kInt16 ? *this : of_floats(); }
+  const Argument& long_as(const Argument& other) const {
+    if (count() != other.count())
+      refuse(name_ + " must have as many elements as " + other.name_ + ": " +
+             std::to_string(other.count()) + ", not " + std::to_string(count()));
+    return *this;
+  }
+  const Argument& room_for(std::uint64_t needed) const {
+    if (count() < needed)
+      refuse(name_ + " must have room for " + std::to_string(needed) + ", not " +
+             std::to_string(count()));
+    return *this;
+  }
+  const Argument& apart_from(const Argument& other) const {
+    if (count() == 0 || other.count() == 0) return *this;
+    const auto* const a = as<std::byte>();
+    const auto* const b = other.as<std::byte>();
+    if (a < b + other.count() * size_of(other.dtype()) && b < a + count() * size_of(dtype()))
+      refuse(name_ + " must not overlap " + other.name_);
+    return *this;
+  }
+
+ private:
+  std::string name_;
+  py::object object_;
+  std::unique_ptr<ArrayView> view_ = std::make_unique<ArrayView>();
+};
+
+// Runs a kernel: without Python's lock, with IEEE's defaults.
+template <class Function>
+auto run(Function function) {
+  const GilReleased released;
+  const FloatEnvironment ieee;
+  return function();
+}
+
+// --- Reductions.
 
 ReduceOp op_named(const std::string& name) {
   if (const ReduceOpTraits* found = find_named(kReduceOpTable, name)) return found->op;
-  throw std::invalid_argument("no reduce op '" + name + "'");
+  refuse("no reduce op '" + name + "'");
 }
 
 void reduce_into(const std::vector<py::object>& inputs, const std::string& op,
                  const py::object& out, const py::object& copy, const std::string& simd) {
-  const auto opened = [](const py::object& array, const char* name) {
-    auto view = std::make_unique<ArrayView>();
-    if (!view->open(array.ptr(), name)) throw py::error_already_set();
-    return view;
-  };
-  if (inputs.empty()) throw std::invalid_argument("there must be at least one input");
-  std::vector<std::unique_ptr<ArrayView>> views;
+  if (inputs.empty()) refuse("there must be at least one input");
+  std::vector<Argument> arguments;
   std::vector<const void*> leaves;
-  for (const py::object& input : inputs) {
-    views.push_back(opened(input, "an input"));
-    leaves.push_back(views.back()->data());
-  }
-  views.push_back(opened(out, "out"));
-  if (!copy.is_none()) views.push_back(opened(copy, "copy"));
-  for (const auto& view : views)
-    if (view->dtype() != views[0]->dtype() || view->count() != views[0]->count() ||
-        !view->contiguous())
-      throw std::invalid_argument("arrays must be contiguous and alike");
-  const ReduceFn reduce = find_kernels(views[0]->dtype(), op_named(op), level_named(simd)).reduce;
-  if (reduce == nullptr)
-    throw std::invalid_argument(op + " has no meaning for " + name_of(views[0]->dtype()));
+  for (const py::object& input : inputs)
+    leaves.push_back(arguments.emplace_back(input, "an input", false).as<void>());
+  const Argument to(out, "out", true);
+  std::optional<Argument> again;
+  if (!copy.is_none()) again.emplace(copy, "copy", true);
+  const Argument& first = arguments[0];
+  for (const Argument& each : arguments) each.of(first.dtype()).long_as(first);
+  to.of(first.dtype()).long_as(first);
+  if (again) again->of(first.dtype()).long_as(first);
+  const ReduceFn reduce = find_kernels(first.dtype(), op_named(op), level_named(simd)).reduce;
+  if (reduce == nullptr) refuse(op + " has no meaning for " + name_of(first.dtype()));
   const FloatEnvironment ieee;
-  reduce(leaves.data(), static_cast<int>(leaves.size()), views[leaves.size()]->data(),
-         copy.is_none() ? nullptr : views.back()->data(), views[0]->count());
+  reduce(leaves.data(), static_cast<int>(leaves.size()), to.as<void>(),
+         again ? again->as<void>() : nullptr, first.count());
 }
 
-// Errors as Python knows them.
-void reduce_or_raise(const std::vector<py::object>& inputs, const std::string& op,
-                     const py::object& out, const py::object& copy, const std::string& simd) {
-  translated([&] { reduce_into(inputs, op, out, copy, simd); });
+// --- Quantization.
+
+const QuantizeCodec& codec_named(const std::string& name, SimdLevel level) {
+  const QuantizeCodecs codecs = quantize_codecs(level);
+  std::string names;
+  for (const QuantizeCodec& each : codecs) {
+    if (name == each.name) return each;
+    names += &each == codecs.begin() ? "" : &each + 1 == codecs.end() ? " and " : ", ";
+    names += each.name;
+  }
+  refuse("no codec '" + name + "'; there are " + names);
 }
 
-}  // namespace
+std::vector<std::string> codecs() {
+  std::vector<std::string> names;
+  for (const QuantizeCodec& each : quantize_codecs(SimdLevel::kPortable))
+    names.emplace_back(each.name);
+  return names;
+}
 
-void bind_kernels(py::module_& module) {
-  module.def("reduce_into", &reduce_or_raise, py::arg("inputs"), py::arg("op"), py::arg("out"),
+std::size_t checked_chunk(long long chunk) {
+  if (chunk < 0 || !is_chunk(static_cast<std::size_t>(chunk)))
+    refuse("a chunk is a multiple of " + std::to_string(kLeastChunk) + " elements up to " +
+           std::to_string(kMostChunk) + ", not " + std::to_string(chunk));
+  return static_cast<std::size_t>(chunk);
+}
+
+Quantizing quantizing_of(const QuantizeCodec& codec, Dtype dtype) {
+  const Quantizing found = codec.find(dtype);
+  if (found.quantize == nullptr)
+    refuse(std::string("there is no quantization of ") + name_of(dtype));
+  return found;
+}
+
+std::size_t payload_bytes(const std::string& codec, long long chunk, long long count) {
+  constexpr long long kMost = 1LL << 56;
+  if (count < 0 || count > kMost) refuse("no array has " + std::to_string(count) + " elements");
+  return quantized_bytes(codec_named(codec, SimdLevel::kPortable), checked_chunk(chunk),
+                         static_cast<std::size_t>(count));
+}
+
+bool quantize(const std::string& codec_name, long long chunk_size, const py::object& x,
+              const py::object& held, const py::object& left, const py::object& payload,
+              const std::string& simd) {
+  const QuantizeCodec& codec = codec_named(codec_name, level_named(simd));
+  const std::size_t chunk = checked_chunk(chunk_size);
+  const Argument from(x, "x", false), errors(left, "left", true), to(payload, "payload", true);
+  const Quantizing quantizing = quantizing_of(codec, from.dtype());
+  errors.of(Dtype::kFloat32).long_as(from).apart_from(from).apart_from(to);
+  to.of(Dtype::kUInt8).room_for(quantized_bytes(codec, chunk, from.count())).apart_from(from);
+  std::optional<Argument> before;
+  if (!held.is_none()) {
+    before.emplace(held, "held", false);
+    before->of(Dtype::kFloat32).long_as(from);
+    errors.apart_from(*before);
+    to.apart_from(*before);
+  }
+  return run([&] {
+    return quantizing.quantize(from.as<void>(), before ? before->as<float>() : nullptr,
+                               errors.as<float>(), from.count(), chunk, to.as<std::byte>());
+  });
+}
+
+void dequantize(const std::string& codec_name, long long chunk_size, const py::object& messages,
+                long long at, const py::object& out, double divisor, const std::string& simd) {
+  const QuantizeCodec& codec = codec_named(codec_name, level_named(simd));
+  const std::size_t chunk = checked_chunk(chunk_size);
+  const Argument from(messages, "messages", false), to(out, "out", true);
+  from.of(Dtype::kUInt8);
+  const Quantizing quantizing = quantizing_of(codec, to.dtype());
+  const ArrayView& shape = from.view();
+  if (shape.dimensions() != 2 || shape.extent(0) < 1 || shape.extent(0) > kCountableRanks)
+    refuse("messages must be a row for each rank, 1 to " + std::to_string(kCountableRanks) +
+           " of them");
+  const std::size_t rows = shape.extent(0), stride = shape.extent(1);
+  const std::size_t needed = quantized_bytes(codec, chunk, to.count());
+  if (at < 0 || static_cast<std::size_t>(at) > stride ||
+      stride - static_cast<std::size_t>(at) < needed)
+    refuse("messages of " + std::to_string(stride) + " bytes do not hold " +
+           std::to_string(needed) + " from byte " + std::to_string(at) + " on");
+  const auto divide = static_cast<float>(divisor);
+  if (!(divide > 0 && std::isfinite(divide))) refuse("divisor must be a finite fp32 above 0");
+  to.apart_from(from);
+  run([&] {
+    quantizing.dequantize(from.as<std::byte>() + at, rows, stride, chunk, to.as<void>(), to.count(),
+                          divide);
+  });
+}
+
+// --- Selection and sparse sums.
+
+constexpr std::uint64_t kMostElements = std::uint64_t{1} << 32;
+constexpr std::int64_t kMostKey = 0x7FFFFFFF;
+
+// Kernels of sparse vectors take fewer elements, and indices of uint32. The table of element types,
+// which is the contract's, has no uint32: as int32, the same bits.
+Argument sparse_argument(const py::object& object, const char* name, bool written) {
+  const bool unsigned_words = py::isinstance<py::array_t<std::uint32_t>>(object);
+  Argument argument(unsigned_words ? py::object(object.attr("view")("int32")) : object, name,
+                    written);
+  if (argument.count() >= kMostElements)
+    refuse(std::string(name) + " must have fewer than 2**32 elements");
+  return argument;
+}
+
+// x, held and left, checked.
+class Opened {
+ public:
+  Opened(const py::object& x, const py::object& held, const py::object& left)
+      : x_(sparse_argument(x, "x", false)), left_(sparse_argument(left, "left", true)) {
+    x_.of_floats();
+    left_.of(Dtype::kFloat32).long_as(x_);
+    if (left_.as<void>() != x_.as<void>()) left_.apart_from(x_);
+    if (held.is_none()) return;
+    held_ = sparse_argument(held, "held", false);
+    held_->of(Dtype::kFloat32).long_as(x_);
+    left_.apart_from(*held_);
+  }
+  std::size_t count() const { return x_.count(); }
+  void apart_from(const Argument& indices) const {
+    indices.apart_from(x_).apart_from(left_);
+    if (held_) indices.apart_from(*held_);
+  }
+  Gradient gradient() const {
+    return {x_.dtype(), x_.as<void>(), held_ ? held_->as<float>() : nullptr, left_.as<float>(),
+            count()};
+  }
+
+ private:
+  Argument x_, left_;
+  std::optional<Argument> held_;
+};
+
+std::uint64_t size_from(std::int64_t size) {
+  if (size < 0 || static_cast<std::uint64_t>(size) > kMostElements)
+    refuse("size must be 0 to 2**32, not " + std::to_string(size));
+  return static_cast<std::uint64_t>(size);
+}
+
+bool sparse_add(const py::object& x, const py::object& held, const py::object& left,
+                const std::string& simd) {
+  const Sparse sparse = find_sparse(level_named(simd));
+  const Opened opened(x, held, left);
+  return run([&] { return sparse.add(opened.gradient()); });
+}
+
+std::int64_t top_k(const py::object& x, const py::object& held, const py::object& left,
+                   std::int64_t k, const py::object& indices, const std::string& simd) {
+  const Sparse sparse = find_sparse(level_named(simd));
+  const Opened opened(x, held, left);
+  if (k < 0 || static_cast<std::uint64_t>(k) > opened.count())
+    refuse("k must be 0 to " + std::to_string(opened.count()) + ", the elements, not " +
+           std::to_string(k));
+  const auto wanted = static_cast<std::size_t>(k);
+  const Argument out = sparse_argument(indices, "indices", true);
+  out.of_indices().room_for(wanted);
+  opened.apart_from(out);
+  return run([&] { return sparse.top_k(opened.gradient(), wanted, out.as<std::uint32_t>()); });
+}
+
+std::int64_t top_k_chunks(const py::object& x, const py::object& held, const py::object& left,
+                          std::int64_t k, std::int64_t chunk, const py::object& indices,
+                          const std::string& simd) {
+  const Sparse sparse = find_sparse(level_named(simd));
+  const Opened opened(x, held, left);
+  if (chunk < 1 || chunk > std::int64_t{kLargestChunk} || chunk % std::int64_t{kChunkStep} != 0)
+    refuse("chunk must be a multiple of 64 up to 65,536, not " + std::to_string(chunk));
+  if (k < 1 || k > chunk)
+    refuse("k must be 1 to " + std::to_string(chunk) + ", the chunk, not " + std::to_string(k));
+  const auto each = static_cast<std::size_t>(k), elements = static_cast<std::size_t>(chunk);
+  const Argument out = sparse_argument(indices, "indices", true);
+  out.of_indices().room_for(selected_by_chunk(opened.count(), each, elements));
+  opened.apart_from(out);
+  return run([&] {
+    return sparse.top_k_chunks(opened.gradient(), each, elements, out.as<std::uint32_t>());
+  });
+}
+
+void sparse_histogram(const py::object& left, int shift, int bits, std::int64_t prefix,
+                      const py::object& bins, const std::string& simd) {
+  const Sparse sparse = find_sparse(level_named(simd));
+  const Argument from = sparse_argument(left, "left", false),
+                 to = sparse_argument(bins, "bins", true);
+  from.of(Dtype::kFloat32);
+  to.of(Dtype::kInt64);
+  if (shift < 0 || bits < 1 || shift > 31 || bits > 31 - shift)
+    refuse("shift must be 0 or more, bits 1 or more, and both together at most 31");
+  if (prefix < 0 || prefix > kMostKey) refuse("prefix must be 0 to 2**31 - 1");
+  if (to.count() != std::size_t{1} << bits) refuse("bins must have 2**bits elements");
+  to.apart_from(from);
+  run([&] {
+    sparse.histogram(from.as<float>(), from.count(), shift, bits,
+                     static_cast<std::uint32_t>(prefix), to.as<std::int64_t>());
+  });
+}
+
+std::int64_t sparse_select(const py::object& left, std::int64_t key, std::int64_t ties,
+                           const py::object& indices, const std::string& simd) {
+  const Sparse sparse = find_sparse(level_named(simd));
+  const Argument from = sparse_argument(left, "left", false),
+                 to = sparse_argument(indices, "indices", true);
+  from.of(Dtype::kFloat32);
+  to.of_indices().apart_from(from);
+  if (key < 0 || key > kMostKey) refuse("key must be 0 to 2**31 - 1");
+  if (ties < 0) refuse("ties must be 0 or more");
+  const std::int64_t found = run([&] {
+    return sparse.select(from.as<float>(), from.count(), static_cast<std::uint32_t>(key),
+                         static_cast<std::size_t>(ties), to.as<std::uint32_t>(), to.count());
+  });
+  if (found == kNoRoom) refuse("indices has no room for what is selected");
+  return found;
+}
+
+void sparse_take(const py::object& left, const py::object& indices, const py::object& values,
+                 const std::string& simd) {
+  const Sparse sparse = find_sparse(level_named(simd));
+  const Argument from = sparse_argument(left, "left", true),
+                 at = sparse_argument(indices, "indices", false),
+                 to = sparse_argument(values, "values", true);
+  from.of(Dtype::kFloat32);
+  at.of_indices();
+  to.of_values().long_as(at);
+  to.apart_from(from);
+  to.apart_from(at);
+  from.apart_from(at);
+  const bool good = run([&] {
+    if (!sparse.all_below(at.as<std::uint32_t>(), at.count(), from.count())) return false;
+    sparse.take(from.as<float>(), at.as<std::uint32_t>(), at.count(), to.value_dtype(),
+                to.as<void>());
+    return true;
+  });
+  if (!good) refuse("indices must be below " + std::to_string(from.count()) + ", left's length");
+}
+
+std::size_t pack_indices_bound(std::int64_t count, std::int64_t size) {
+  if (count < 0) refuse("count must be 0 or more");
+  return packed_indices_bound(static_cast<std::size_t>(count), size_from(size));
+}
+
+std::size_t pack_indices(const py::object& indices, std::int64_t size, const py::object& out,
+                         const std::string& simd) {
+  const Sparse sparse = find_sparse(level_named(simd));
+  const Argument from = sparse_argument(indices, "indices", false),
+                 to = sparse_argument(out, "out", true);
+  from.of_indices();
+  const std::uint64_t places = size_from(size);
+  to.of(Dtype::kUInt8).room_for(packed_indices_bound(from.count(), places)).apart_from(from);
+  const std::size_t bytes = run([&]() -> std::size_t {
+    const auto* const at = from.as<std::uint32_t>();
+    if (!sparse.ascends(at, from.count(), places)) return 0;
+    return sparse.pack(at, from.count(), to.as<std::byte>());
+  });
+  if (bytes == 0) refuse("indices must ascend strictly and be below " + std::to_string(places));
+  return bytes;
+}
+
+void unpack_indices(const py::object& payload, std::int64_t size, const py::object& indices,
+                    const std::string& simd) {
+  const Sparse sparse = find_sparse(level_named(simd));
+  const Argument from = sparse_argument(payload, "payload", false),
+                 to = sparse_argument(indices, "indices", true);
+  from.of(Dtype::kUInt8);
+  to.of_indices().apart_from(from);
+  const std::uint64_t places = size_from(size);
+  const bool good = run([&] {
+    return sparse.unpack(from.as<std::byte>(), from.count(), places, to.as<std::uint32_t>(),
+                         to.count());
+  });
+  if (!good)
+    refuse(std::to_string(from.count()) + " bytes that are no payload of " +
+           std::to_string(to.count()) + " indices below " + std::to_string(places));
+}
+
+std::size_t sparse_sum(const std::vector<py::object>& indices,
+                       const std::vector<py::object>& values, const py::object& out_indices,
+                       const py::object& out_values, const std::string& simd) {
+  const Sparse sparse = find_sparse(level_named(simd));
+  if (indices.empty() || indices.size() != values.size())
+    refuse("indices and values must be as many, one a rank, and not none");
+  const Argument to = sparse_argument(out_indices, "out_indices", true),
+                 sums = sparse_argument(out_values, "out_values", true);
+  to.of_indices();
+  sums.of(Dtype::kFloat32).apart_from(to);
+  std::vector<Argument> arrays;
+  std::vector<SparseVector> vectors;
+  arrays.reserve(2 * indices.size());
+  std::uint64_t total = 0;
+  for (std::size_t r = 0; r < indices.size(); ++r) {
+    const Argument& at =
+        arrays.emplace_back(sparse_argument(indices[r], "a rank's indices", false));
+    const Argument& of = arrays.emplace_back(sparse_argument(values[r], "a rank's values", false));
+    at.of_indices();
+    of.of_values().of(arrays[1].dtype()).long_as(at);
+    for (const Argument* out : {&to, &sums}) {
+      out->apart_from(at);
+      out->apart_from(of);
+    }
+    vectors.push_back({at.as<std::uint32_t>(), of.as<void>(), at.count()});
+    total += at.count();
+  }
+  to.room_for(total);
+  sums.room_for(total);
+  std::size_t wrong = vectors.size();
+  const std::size_t found = run([&]() -> std::size_t {
+    for (std::size_t r = 0; r < vectors.size(); ++r) {
+      if (sparse.ascends(vectors[r].indices, vectors[r].count, kMostElements)) continue;
+      wrong = r;
+      return 0;
+    }
+    return sparse.sum(vectors.data(), vectors.size(), arrays[1].value_dtype(),
+                      to.as<std::uint32_t>(), sums.as<float>());
+  });
+  if (wrong != vectors.size())
+    refuse("rank " + std::to_string(wrong) + "'s indices must ascend strictly");
+  return found;
+}
+
+void sparse_scatter(const py::object& indices, const py::object& values, const py::object& out,
+                    double divisor, const std::string& simd) {
+  const Sparse sparse = find_sparse(level_named(simd));
+  const Argument at = sparse_argument(indices, "indices", false),
+                 of = sparse_argument(values, "values", false),
+                 to = sparse_argument(out, "out", true);
+  at.of_indices();
+  of.of_floats().long_as(at);
+  to.of_floats().apart_from(at);
+  to.apart_from(of);
+  const auto by = static_cast<float>(divisor);
+  if (!(by > 0) || by != divisor) refuse("divisor must be a positive number of fp32");
+  const bool good = run([&] {
+    const SparseVector vector{at.as<std::uint32_t>(), of.as<void>(), at.count()};
+    if (!sparse.ascends(vector.indices, vector.count, to.count())) return false;
+    sparse.scatter(vector, of.dtype(), by, to.as<void>(), to.count(), to.dtype());
+    return true;
+  });
+  if (!good)
+    refuse("indices must ascend strictly and be below " + std::to_string(to.count()) +
+           ", the elements of out");
+}
+
+void bind_reductions(py::module_& module) {
+  module.def("reduce_into", or_raise(reduce_into), py::arg("inputs"), py::arg("op"), py::arg("out"),
              py::arg("copy") = py::none(), py::arg("simd") = "",
              "One native kernel call, as the engine makes it: reduce the leaves `inputs`, arrays "
              "alike in dtype and count, into `out` (which may be one of them) and `copy`.");
@@ -81,6 +486,79 @@ void bind_kernels(py::module_& module) {
   module.def(
       "simd_level", [] { return std::string(name_of(active_simd_level())); },
       "The level in force: PYCOLLECTIVE_SIMD, or the best.");
+}
+
+void bind_quantization(py::module_& module) {
+  module.def("quantize_codecs", codecs,
+             "No part of the API: the names of the codecs that quantize() knows.");
+  module.def("quantized_bytes", or_raise(payload_bytes), py::arg("codec"), py::arg("chunk"),
+             py::arg("count"),
+             "No part of the API: bytes of the payload of so many elements, by a codec "
+             "with a scale for each `chunk` of them. docs/wire.md says which.");
+  module.def("quantize", or_raise(quantize), py::arg("codec"), py::arg("chunk"), py::arg("x"),
+             py::arg("held"), py::arg("left"), py::arg("payload"), py::arg("simd") = "",
+             "No part of the API: quantize x + held, arrays alike in count (x of float16, "
+             "bfloat16 or float32, held of float32 or None), into `payload`, of uint8 with room "
+             "for quantized_bytes(), and what that leaves into `left`, of float32. False where a "
+             "number is not finite; both then hold anything.");
+  module.def("dequantize", or_raise(dequantize), py::arg("codec"), py::arg("chunk"),
+             py::arg("messages"), py::arg("at"), py::arg("out"), py::arg("divisor"),
+             py::arg("simd") = "",
+             "No part of the API: add up payloads in the contract's order, each from byte `at` "
+             "on in a row of `messages`, divide by `divisor` and round once into `out`, of "
+             "float16, bfloat16 or float32.");
+}
+
+void bind_sparse(py::module_& module) {
+  const py::arg x("x"), held("held"), left("left"), k("k"), indices("indices"), values("values");
+  const py::arg_v simd(py::arg("simd") = "");
+  module.def("top_k", or_raise(top_k), x, held, left, k, indices, simd,
+             "No part of the API: left = x + held (None: nothing is held), in float32, and the k "
+             "elements of the largest magnitude, of equal ones the first, as ascending uint32 "
+             "indices. k, or -1 where an element of x + held is not finite (left and indices then "
+             "hold anything).");
+  module.def("top_k_chunks", or_raise(top_k_chunks), x, held, left, k, py::arg("chunk"), indices,
+             simd,
+             "No part of the API: top_k of each chunk of so many elements; of a last one of m "
+             "elements ceil(k * m / chunk). How many indices, or -1.");
+  module.def("sparse_add", or_raise(sparse_add), x, held, left, simd,
+             "No part of the API: left = x + held; whether all of it is finite.");
+  module.def("sparse_histogram", or_raise(sparse_histogram), left, py::arg("shift"),
+             py::arg("bits"), py::arg("prefix"), py::arg("bins"), simd,
+             "No part of the API: of the elements whose magnitude's bits begin with `prefix`, "
+             "above the lowest shift + bits, count each by the `bits` that follow, into int64 "
+             "`bins`, to which this adds.");
+  module.def("sparse_select", or_raise(sparse_select), left, py::arg("key"), py::arg("ties"),
+             indices, simd,
+             "No part of the API: the ascending indices of all with magnitude bits above `key` and "
+             "of the first `ties` that have these; how many.");
+  module.def("sparse_take", or_raise(sparse_take), left, indices, values, simd,
+             "No part of the API: values = left[indices], rounded to the nearest finite number of "
+             "their type; left[indices] -= values.");
+  module.def("pack_indices_bound", or_raise(pack_indices_bound), py::arg("count"), py::arg("size"),
+             "No part of the API: the bytes that pack_indices needs room for.");
+  module.def("pack_indices", or_raise(pack_indices), indices, py::arg("size"), py::arg("out"), simd,
+             "No part of the API: pack indices that ascend strictly below `size` into uint8 `out`; "
+             "how many bytes. docs/wire.md says which.");
+  module.def("unpack_indices", or_raise(unpack_indices), py::arg("payload"), py::arg("size"),
+             indices, simd,
+             "No part of the API: the inverse, for the exact bytes of a payload of as many indices "
+             "as `indices` has elements; ConfigurationError for any others.");
+  module.def("sparse_sum", or_raise(sparse_sum), indices, values, py::arg("out_indices"),
+             py::arg("out_values"), simd,
+             "No part of the API: the sum of one sparse vector a rank in the contract's order, "
+             "where what is absent adds nothing; how many places.");
+  module.def("sparse_scatter", or_raise(sparse_scatter), indices, values, py::arg("out"),
+             py::arg("divisor"), simd,
+             "No part of the API: out = 0 but out[indices] = values / divisor, rounded once.");
+}
+
+}  // namespace
+
+void bind_kernels(py::module_& module) {
+  bind_reductions(module);
+  bind_quantization(module);
+  bind_sparse(module);
 }
 
 }  // namespace pycollective

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/errors_py.h"
+#include "bindings/module.h"
 #include "mpi/link.h"
 
 namespace py = pybind11;

@@ -12,6 +12,4 @@ namespace pycollective {
 // What the capsule carries; throws pybind11::error_already_set where it is none of a link.
 std::shared_ptr<Link> link_in(const pybind11::object& capsule);
 
-void bind_link(pybind11::module_& module);
-
 }  // namespace pycollective

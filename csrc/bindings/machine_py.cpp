@@ -1,5 +1,3 @@
-#include "bindings/machine_py.h"
-
 #include <chrono>
 #include <memory>
 #include <stdexcept>
@@ -8,6 +6,7 @@
 #include "bench/core_to_core.h"
 #include "bench/stream.h"
 #include "bindings/gil.h"
+#include "bindings/module.h"
 #include "engine/api.h"
 
 namespace py = pybind11;

@@ -5,7 +5,8 @@
 
 #include "bindings/errors_py.h"
 #include "bindings/gil.h"
-#include "bindings/leaving_py.h"
+#include "bindings/module.h"
+#include "bindings/shutdown_py.h"
 
 namespace py = pybind11;
 

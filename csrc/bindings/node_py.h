@@ -35,6 +35,4 @@ class NodeHandle {
   std::map<std::size_t, MailboxRange> allocated_;
 };
 
-void bind_node(pybind11::module_& module);
-
 }  // namespace pycollective

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/gil.h"
+#include "bindings/module.h"
 
 namespace py = pybind11;
 

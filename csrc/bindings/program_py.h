@@ -17,6 +17,4 @@ struct ProgramHandle {
 // Asks `programs` (pycollective.planning.programs.Programs) for what `auto` means, from any thread.
 ProgramChoices::Source program_source(pybind11::object programs);
 
-void bind_program(pybind11::module_& module);
-
 }  // namespace pycollective

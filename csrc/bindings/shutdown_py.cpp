@@ -1,10 +1,11 @@
-#include "bindings/leaving_py.h"
+#include "bindings/shutdown_py.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "bindings/errors_py.h"
 #include "bindings/gil.h"
+#include "bindings/module.h"
 #include "engine/internode/deferred_close.h"
 #include "per_process.h"
 
@@ -102,7 +103,7 @@ void remember(const std::shared_ptr<Communicator>& communicator) {
 
 void remember(const std::shared_ptr<Progress>& progress) { ending->progresses.add(progress); }
 
-void bind_leaving(py::module_& module) {
+void bind_shutdown(py::module_& module) {
   module.def("abort_all", &abort_all, py::arg("reason"),
              "Abort every communicator of this process that is open, those included whose Python "
              "object is gone.");

@@ -1,8 +1,6 @@
 // The end of the process: what of the core is still there, and how it ends.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <memory>
 
 #include "engine/communicator.h"
@@ -14,7 +12,5 @@ namespace pycollective {
 // operations are pending, and says goodbye all the same. GIL held.
 void remember(const std::shared_ptr<Communicator>& communicator);
 void remember(const std::shared_ptr<Progress>& progress);
-
-void bind_leaving(pybind11::module_& module);
 
 }  // namespace pycollective

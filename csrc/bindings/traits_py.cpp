@@ -1,10 +1,9 @@
-#include "bindings/traits_py.h"
-
 #include <pybind11/stl.h>
 
 #include <string>
 #include <vector>
 
+#include "bindings/module.h"
 #include "types.h"
 #include "wire.h"
 

@@ -9,6 +9,7 @@
 
 #include "bindings/errors_py.h"
 #include "bindings/gil.h"
+#include "bindings/module.h"
 
 namespace py = pybind11;
 

@@ -56,6 +56,4 @@ class PythonWork {
   const pybind11::object result_;
 };
 
-void bind_work(pybind11::module_& module);
-
 }  // namespace pycollective

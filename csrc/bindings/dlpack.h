@@ -1,0 +1,92 @@
+// DLPack: arrays of others, and our own memory for others.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace pycollective::dlpack {
+
+// --- The ABI, as far as it is used: version 1.x, and 0.x, whose capsules hold a tensor without a
+// version. The field order and values are the standard's.
+
+enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13 };
+
+struct Device {
+  std::int32_t type;
+  std::int32_t id;
+};
+
+struct DataType {
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+};
+
+struct Tensor {
+  void* data;
+  Device device;
+  std::int32_t ndim;
+  DataType dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;  // elements; null: C-contiguous
+  std::uint64_t byte_offset;
+};
+
+struct Version {
+  std::uint32_t major;  // another one: nothing behind `deleter` may be looked at
+  std::uint32_t minor;
+};
+
+enum Flag : std::uint64_t { kReadOnly = 1, kIsCopied = 2 };
+
+struct VersionedTensor {
+  Version version;
+  void* manager;
+  void (*deleter)(VersionedTensor*);
+  std::uint64_t flags;
+  Tensor tensor;
+};
+
+// --- Arrays of others: how they are asked for, and what their producer says of writing.
+
+enum class Writing {
+  kAllowed,
+  kReadOnly,
+  kIntoCopy,  // what was handed over is a copy: a result would be lost in it
+  kNotSaid,   // by a producer without versions
+};
+
+// The capsule that `object` hands over, a new reference: of version 1.x where the producer knows
+// it, else without a version. Null with a Python error set: ConfigurationError where there is no
+// DLPack, or what the producer raised. `name` is for messages. `stream`: of an array on a GPU,
+// where the producer must know which stream will use it: DLPack's number of that.
+PyObject* ask_for_capsule(PyObject* object, const char* name, std::optional<long long> stream);
+
+// What the capsule holds, borrowed from it. Null with a Python error set.
+const Tensor* open_capsule(PyObject* capsule, const char* name, Writing& writing);
+
+// For kNotSaid: 1 where `object` shows in another way that it is immutable, 0 where it does not,
+// -1 with a Python error set.
+int looks_immutable(PyObject* object);
+
+// Once, when the module is made. False with a Python error set.
+bool init_import();
+
+// --- A capsule over memory of a GPU, for a consumer that takes it over or lets it go.
+
+struct Exported {
+  void* data;
+  Device device;
+  DataType dtype;
+  std::vector<std::int64_t> shape;  // C-contiguous
+};
+
+// Keeps `owner` until its deleter is called, by whatever thread, with the GIL or without. Of
+// version 1.0, or without a version. A new reference; null with a Python error set.
+PyObject* make_capsule(const Exported& tensor, std::shared_ptr<const void> owner, bool versioned);
+
+}  // namespace pycollective::dlpack
