@@ -59,17 +59,19 @@ py::bytes lend(const MailboxHandle& handle, const py::object& communicator) {
   return {reinterpret_cast<const char*>(&card), sizeof(card)};
 }
 
-py::bytes gpu_of(const std::string& card) {
+py::bytes gpu_of(const py::bytes& given) {
+  const std::string card = given;
   if (card.size() != sizeof(DeviceCard)) throw std::invalid_argument("no such card");
   return {card.data() + offsetof(DeviceCard, gpu), sizeof(DeviceCard::gpu)};
 }
 
 std::unique_ptr<GroupHandle> map_devices(const py::object& communicator, const MailboxHandle& own,
-                                         const std::vector<std::string>& cards) {
+                                         const std::vector<py::bytes>& cards) {
   std::vector<DeviceCard> read(cards.size());
   for (std::size_t i = 0; i < cards.size(); ++i) {
-    if (cards[i].size() != sizeof(DeviceCard)) throw std::invalid_argument("no such card");
-    std::memcpy(&read[i], cards[i].data(), sizeof(DeviceCard));
+    const std::string card = cards[i];
+    if (card.size() != sizeof(DeviceCard)) throw std::invalid_argument("no such card");
+    std::memcpy(&read[i], card.data(), sizeof(DeviceCard));
   }
   const std::shared_ptr<Communicator> core = communicator_of(communicator);
   return translated([&] {

@@ -62,7 +62,7 @@ void bind_node(py::module_& module) {
       .def_property_readonly("forked", [](const NodeHandle& self) { return self.node->forked(); })
       .def(
           "attach",
-          [](NodeHandle& self, const std::string& token, int fd, int pid) {
+          [](NodeHandle& self, const py::bytes& token, int fd, int pid) {
             translated([&] { self.node->attach(token_from_bytes(token), fd, pid); });
           },
           py::arg("token"), py::arg("fd"), py::arg("pid"),
@@ -71,13 +71,13 @@ void bind_node(py::module_& module) {
           "watched.")
       .def(
           "is_attached",
-          [](const NodeHandle& self, const std::string& token) {
+          [](const NodeHandle& self, const py::bytes& token) {
             return translated([&] { return self.node->find(token_from_bytes(token)) != nullptr; });
           },
           py::arg("token"))
       .def(
           "has_mailbox",
-          [](const NodeHandle& self, const std::string& token, std::size_t offset,
+          [](const NodeHandle& self, const py::bytes& token, std::size_t offset,
              std::size_t data_bytes, int size) {
             return translated([&] {
               const std::shared_ptr<Peer> peer = self.node->find(token_from_bytes(token));
