@@ -1,8 +1,8 @@
-// Combines operands that may be leaves or nodes into a node, or into the finished root: what steps
-// of a schedule need, whose partial results travel. After reduce.inl, in the same namespace.
+// Combines operands, which are leaves or nodes, into a node or into the finished root. Schedules
+// whose partial results travel need it. Included after reduce.inl, in the same namespace.
 
-// A node as it travels: elements in their own order, whatever order the codec keeps in registers,
-// so that ranks with different instruction sets understand each other.
+// A node as it travels. Its elements are in their own order, whatever order the codec keeps in
+// registers, so that ranks with different instruction sets understand each other.
 template <class Codec, class = void>
 struct Travelling : Plain<typename Codec::Accumulator> {};
 
@@ -45,7 +45,7 @@ struct Travelling<Codec, std::enable_if_t<Codec::kInterleaved>> {
 
 constexpr int kMostPending = 16;  // operands that wait on the stack: the order's depth, and more
 
-// One step of the root of the operands, whose loads `load(operand)` does.
+// One step of the operands' root. `load(operand)` loads one.
 template <class Op, class A, class Load>
 inline Step<A> evaluate(const std::uint8_t* recipe, int length, const Load& load) {
   Step<A> stack[kMostPending];
@@ -62,8 +62,8 @@ inline Step<A> evaluate(const std::uint8_t* recipe, int length, const Load& load
   return stack[0];
 }
 
-// Steps at i = 0, kStep, ...: `load(operand, i)`, and `put(i, value)`. Two operands, the common
-// case, without the detour over the recipe.
+// All steps, at i = 0, kStep, ...: `load(operand, i)`, then `put(i, value)`. Two operands are the
+// common case and need no recipe.
 template <class Op, class A, class Load, class Put>
 inline void combine_steps_of(const Combination& what, std::size_t whole, const Load& load,
                              const Put& put) {
@@ -87,7 +87,7 @@ void combine_ordered(const Combination& what, const Term* terms, void* out, void
     return terms[term].is_node ? Node::load(static_cast<const A*>(terms[term].data) + i)
                                : Codec::load(static_cast<const T*>(terms[term].data) + i);
   };
-  // What is behind the last whole step. Nodes have room for it; leaves are read into some.
+  // The rest behind the last whole step. Nodes have room for a whole one; leaves are padded.
   const auto load_rest = [&](int term, std::size_t) {
     if (terms[term].is_node) return load(term, whole);
     Padded<Codec> rest;
@@ -117,13 +117,13 @@ void combine_ordered(const Combination& what, const Term* terms, void* out, void
     });
 }
 
-// Where any order gives the same bits, and nodes are of the leaves' type.
+// For operations that give the same bits in any order. Their nodes have the leaves' type.
 template <class Codec, class Op>
 void combine_folded(const Combination& what, const Term* terms, void* out, void* copy,
                     std::size_t count) {
   const void* operands[kFan];
-  // More than fit are taken in turns, the result so far among them; so a term that lies where the
-  // result goes must be among the first.
+  // More terms than fit are taken in turns, with the result so far as the first of each turn. So a
+  // term that lies where the result goes must be the first of all.
   int first = 0;
   for (int term = 1; term < what.terms; ++term)
     if (terms[term].data == out) first = term;

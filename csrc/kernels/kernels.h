@@ -1,4 +1,4 @@
-// How numbers combine: CPU kernels, chosen at run time, bit-identical to pycollective/reference.py.
+// Reductions on the CPU, with the bits of pycollective/reference.py.
 #pragma once
 
 #include <cstddef>
@@ -22,13 +22,13 @@ namespace pycollective {
 using ReduceFn = void (*)(const void* const* inputs, int n, void* out, void* copy,
                           std::size_t count);
 
-// An operand of a node: a leaf, in the stored type, or a node, in the accumulator's (`node_size`).
+// An operand: a leaf, in the stored type, or a node, in the accumulator's type (`node_size`).
 struct Term {
   const void* data;
   bool is_node;
 };
 
-// How a node is made of operands, which ascend: a recipe in postfix order.
+// How a node is made of its operands, which ascend: a recipe in postfix order.
 constexpr std::uint8_t kRecipeTake = 0;     // take the next operand
 constexpr std::uint8_t kRecipeCombine = 1;  // combine the last two
 struct Combination {
@@ -39,9 +39,9 @@ struct Combination {
   bool finish;  // the node is the root: divide and round
 };
 
-// Combines `count` elements of each term into `out` and, if not null, `copy`: nodes, or results if
-// `finish`. `out` may be exactly one of the terms; no other overlap. Buffers of nodes, read or
-// written, have room for a multiple of kNodeRoom elements.
+// Combines `count` elements of each term into `out`, and into `copy` if it is not null: a node, or
+// the result if `finish`. `out` may be exactly one of the terms; no other overlap. A buffer of a
+// node has room for a multiple of kNodeRoom elements.
 using CombineFn = void (*)(const Combination& what, const Term* terms, void* out, void* copy,
                            std::size_t count);
 constexpr std::size_t kNodeRoom = 32;
@@ -59,8 +59,8 @@ inline Kernels find_kernels(Dtype dtype, ReduceOp op, SimdLevel level) {
   return PYCOLLECTIVE_AT_LEVEL(level, find_kernels(dtype, op));
 }
 
-// While one lives, this thread rounds to nearest even and keeps subnormals (no FTZ, no DAZ),
-// whatever the host program has set; the destructor puts the host's state back.
+// While it lives, its thread rounds to nearest even and keeps subnormals (no FTZ, no DAZ), whatever
+// the host program has set. The destructor restores the host's state.
 class FloatEnvironment {
  public:
   FloatEnvironment();

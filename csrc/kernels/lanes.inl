@@ -1,11 +1,10 @@
 // How each element type gets into and out of vectors.
 //
-// Included by one file for each instruction set, inside that file's own namespace, so that nothing
-// compiled for one can be merged by the linker into code that another CPU runs.
+// Included into the namespace of an instruction set (levels.h).
 //
 // Work goes in steps of two vectors, a Pair. A codec names a stored type: load() widens a step to
-// the accumulator, store() applies the NaN rule and rounds once. What is left at the end of an
-// array goes the same way, through Padded buffers.
+// the accumulator, store() applies the NaN rule and rounds once. The rest at the end of an array is
+// a step, too, in a Padded buffer.
 
 template <class T, int W>
 struct VectorOf {
@@ -90,9 +89,9 @@ template <Dtype kType>
 struct CodecOf<kType, std::enable_if_t<traits_of(kType).numbers != Numbers::kFloat>>
     : Plain<IntegerOf<kType>> {};
 
-// Narrow floats. A step takes two neighbours as one word, and widens the lower halves into one
-// vector and the upper halves into the other, which needs no shuffle. Nodes then hold the elements
-// in that order, all of them alike, and the last store puts them back.
+// Narrow floats. A step takes two neighbours as one word. The lower halves become one vector, the
+// upper halves the other: that needs no shuffle. All nodes hold the elements in that order, and the
+// last store puts them back.
 using Words = Full<std::uint32_t>;
 
 template <Dtype kType>
@@ -160,8 +159,8 @@ struct Float16 {
 template <>
 struct CodecOf<Dtype::kFloat16> : Float16 {};
 
-// Floats of a byte widen by way of fp16, which holds them all, and where none of them is subnormal
-// as fp32. They are rounded from fp32 at once.
+// Floats of a byte are widened to fp16 first, which holds them all, and from there to fp32. They
+// are rounded from fp32 in one step.
 template <Dtype kType>
 struct ByteCodec {
   using Stored = std::uint8_t;
@@ -214,7 +213,7 @@ struct CodecOf<kType, std::enable_if_t<traits_of(kType).numbers == Numbers::kFlo
 
 #endif
 
-// The last part of a step as a whole one, the rest zeros.
+// A part of a step, padded with zeros.
 template <class Codec>
 struct Padded {
   static constexpr std::size_t kElements = kStep<typename Codec::Accumulator>;

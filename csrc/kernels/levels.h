@@ -1,8 +1,8 @@
-// Instruction sets, and kernels for each.
+// Levels: instruction sets that kernels are compiled for.
 //
-// A file of kernels (reduce.cpp, pack/pack.cpp, quantize/quantize.cpp, sparse/sparse.cpp) is
-// compiled once for each level: with the level's flags, and PYCOLLECTIVE_LEVEL for the namespace
-// that its functions are in. So the linker can merge nothing of one level into code of another.
+// Each file of kernels (reduce.cpp, pack/pack.cpp, quantize/quantize.cpp, sparse/sparse.cpp) is
+// compiled once for each level, with the level's flags. PYCOLLECTIVE_LEVEL names the namespace of
+// its functions, so that the linker merges nothing of one level into code that another CPU runs.
 #pragma once
 
 namespace pycollective {
@@ -21,7 +21,7 @@ SimdLevel active_simd_level();
 
 }  // namespace pycollective
 
-// Declares a function of every level; calls the one of a level.
+// Declares a function for every level, and calls that of one level.
 #if defined(__x86_64__)
 #define PYCOLLECTIVE_OF_EACH_LEVEL(function) \
   namespace portable {                       \

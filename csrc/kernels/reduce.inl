@@ -1,12 +1,12 @@
-// The reduction kernels, written once for every instruction set (see lanes.inl for the namespace).
+// The reduction kernels, written once for every instruction set. Included after lanes.inl.
 //
 // Sums and products of floats follow the contract's order; everything else gives the same bits in
 // any order and is folded from the first leaf to the last.
 //
-// Up to 8 leaves the order is evaluated in registers. More are taken in groups of 8^k consecutive
-// leaves, at most 8 groups: each group becomes a node, and the nodes are combined in the same
-// order. That is the order: a group starts at a multiple of a power of two and, but for the last,
-// is one, so the split of n leaves, the largest power of two below n, is also that of the groups.
+// Up to 8 leaves are combined in registers. More are taken in at most 8 groups of 8^k consecutive
+// leaves. Each group becomes a node, and the nodes are combined in the same order. That is the
+// contract's order: it splits n leaves at the largest power of two below n, and so do the groups,
+// because each but the last has a power of two of leaves.
 
 struct Sum {
   template <class V>
@@ -48,7 +48,7 @@ constexpr int kFan = 8;
 constexpr std::size_t kBlock = 256;  // elements of a node that is kept in the first-level cache
 static_assert(kBlock % kStep<float> == 0);
 
-// A node of the order, in a buffer that has room for, and holds, whole steps.
+// A node of the order, in a buffer of whole steps.
 template <class A>
 struct Node : Plain<A> {};
 
@@ -64,7 +64,7 @@ inline auto tree(const typename From::Stored* const (&leaves)[N], std::size_t i)
   }
 }
 
-// Where values go: into a node, unfinished,
+// A node that receives values, unfinished.
 template <class A>
 struct NodeTarget {
   A* out;
@@ -75,8 +75,7 @@ struct NodeTarget {
   }
 };
 
-// or to where the result is wanted, and to `copy` if there is one; divided first if it is an
-// average.
+// The result that receives values, and `copy` if there is one. Averages are divided first.
 template <class Codec, bool kMayDivide>
 struct ResultTarget {
   using T = typename Codec::Stored;
@@ -84,7 +83,7 @@ struct ResultTarget {
   T* out;
   T* copy;
   A divisor;  // 0: do not divide
-  // Always inline: of narrow floats rounding is long, and its constants stay in registers so.
+  // Always inline: the rounding of narrow floats is long, and so its constants stay in registers.
   [[gnu::always_inline]] void put(std::size_t i, Step<A> value) const {
     if (kMayDivide && divisor != 0) value = {value.first / divisor, value.second / divisor};
     Codec::store(out + i, value);
@@ -153,7 +152,7 @@ void combine_few(const typename From::Stored* const* leaves, int n, std::size_t 
   });
 }
 
-// A block of at most kBlock elements of the root of any number of leaves.
+// The root of any number of leaves, of a block of at most kBlock elements.
 template <class From, class Op, class Target>
 void combine_block(const typename From::Stored* const* leaves, int n, std::size_t begin,
                    const Target& target, std::size_t count) {
@@ -220,8 +219,8 @@ struct Greatest {
   }
 };
 
-// What gives the same bits in any order: minimum and maximum, and integers (T is unsigned where the
-// operation wraps or is bitwise).
+// For operations that give the same bits in any order: minimum and maximum, and all of integers. T
+// is unsigned where the operation wraps or is bitwise.
 template <class Codec, class Op>
 void reduce_folded(const void* const* inputs, int n, void* out, void* copy, std::size_t count) {
   using T = typename Codec::Stored;
@@ -249,7 +248,7 @@ void reduce_folded(const void* const* inputs, int n, void* out, void* copy, std:
   if (copy_to != nullptr) part.write(copy_to + i, count - i);
 }
 
-// Averages of integers: sums, which `out` holds, become averages there and in `copy`.
+// Turns the sums of integers in `out` into averages, there and in `copy`.
 template <class T>
 void divide_sums(void* out, void* copy, int n, std::size_t count) {
   using U = std::make_unsigned_t<T>;

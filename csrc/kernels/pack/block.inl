@@ -1,8 +1,8 @@
 // A block of 128 elements, and 128 bytes or bits at a time, one for each of its elements.
 //
-// Included by one file for each instruction set, inside that file's own namespace, as lanes.inl is.
-// Loops over a block are plain: compilers make vectors of them. What they cannot see, the way
-// between bytes and bits, is written out.
+// Included into the namespace of an instruction set (levels.h). Loops over a block are plain, and
+// compilers vectorise them. Conversions between bytes and bits, which compilers do not see, are
+// written with intrinsics.
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "payloads are, and are copied as they lie");
@@ -16,8 +16,8 @@ struct alignas(64) Block {
 using Bytes = Block<std::uint8_t>;
 using Words = Block<std::uint32_t>;
 
-// Copies whole vectors. A compiler's own copy may store half vectors, and a load of a whole one
-// then waits until all older stores have left, those to a far-off output too.
+// Copies whole vectors. A compiler's own copy may store half vectors, and then a load of a whole
+// one waits until all older stores have left.
 template <int kBytes>
 inline void copy_vectors(void* to, const void* from) {
   using Vector = std::uint8_t __attribute__((vector_size(kVectorBytes)));
@@ -287,8 +287,8 @@ inline Bytes below(const Bytes& bytes, std::uint8_t top) {
   return distances;
 }
 
-// One element of a block that lies in an output. What stands apart is put there last: put into the
-// block, it would hold up the wide loads that move it.
+// Stores one element of a block into the output, after the block: a narrow store into the block
+// would delay the wide loads that copy it.
 template <class T>
 inline void put_element(std::byte* out, int i, T element) {
   std::memcpy(out + i * sizeof(T), &element, sizeof(T));

@@ -1,7 +1,7 @@
 // The payload: all blocks' headers, their rows in ascending order, the elements after the last
-// whole block as they are, then the blocks' tails in descending order. Where a block's parts lie
-// are sums over the headers before it: its rows counted from the headers' end, its tail from the
-// payload's. Whatever would be no shorter than its elements is its elements.
+// whole block as they are, then the blocks' tails in descending order. Sums over the headers say
+// where a block's parts lie: its rows from the end of the headers, its tail from the end of the
+// payload. A payload that would be no shorter than the elements is the elements.
 
 template <class T>
 std::size_t copy_raw(const void* in, std::size_t count, std::byte* out) {

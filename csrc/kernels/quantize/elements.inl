@@ -1,7 +1,5 @@
-// Elements in their own order, 32 at a time: a group. What is left at the end of an array goes the
-// same way, with zeros behind it.
-//
-// Included by one file for each instruction set, inside that file's own namespace, after lanes.inl.
+// Groups: 32 elements at a time, in their own order. The rest at the end of an array is padded with
+// zeros. Included after lanes.inl, into the namespace of an instruction set (levels.h).
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "payloads are, and are copied as they lie");
@@ -33,7 +31,8 @@ inline Group operator-(const Group& a, const Group& b) {
 
 inline Floats magnitude(Floats x) { return (Floats)((Words)x & 0x7FFFFFFF); }
 
-// As many narrow numbers as a vector has floats, widened, and back: compilers do these one by one.
+// Widen as many narrow numbers as a vector has floats, and narrow them: compilers do that one by
+// one.
 #if defined(__AVX512F__)
 // Masked forms: the others read an undefined register, of which GCC 12 warns.
 inline Words widened(const std::uint16_t* from) {
@@ -70,12 +69,12 @@ inline void store_narrowed(std::uint16_t* to, Words value) {
 }
 #endif
 
-// All lanes of a group as one: lane i with lane i + 16, what comes of that with the one 8 further,
-// 4, 2 and 1.
+// Folds all lanes of a group into one: lane i with lane i + 16, then with the lane 8 further, 4, 2
+// and 1.
 template <class Op>
 inline float folded(const Group& group) {
-  // Not a copy of the group: compilers move one in smaller pieces than are then loaded, which waits
-  // until all older stores have left.
+  // No copy of the group: compilers copy it in smaller pieces than are then loaded, and such a load
+  // waits until all older stores have left.
   Floats sixteen[kVectors / 2];
 #pragma GCC unroll 8
   for (int k = 0; k < kVectors / 2; ++k) sixteen[k] = Op::of(group.v[k], group.v[k + kVectors / 2]);
@@ -107,7 +106,7 @@ struct Added {
   }
 };
 
-// Of magnitudes: their bits ascend as they do, and what is not finite is above all that is.
+// For magnitudes: their bits are in the same order, and what is not finite is above all else.
 struct Larger {
   template <class V>
   static V of(V a, V b) {
@@ -160,7 +159,7 @@ inline Group load_group(const typename Element::Stored* from) {
   return group_of([&](int k) { return Element::load(from + k * kWidth); });
 }
 
-// The first `count` of a group; the others are zeros, and are not read.
+// The first `count` elements of a group. The others are not read, and are zeros.
 template <class Element>
 inline Group load_part(const typename Element::Stored* from, std::size_t count) {
   typename Element::Stored padded[kGroup] = {};
@@ -181,7 +180,7 @@ inline void store_part(typename Element::Stored* to, const Group& group, std::si
   std::memcpy(to, padded, count * sizeof(padded[0]));
 }
 
-// whole(i) for each group of `count` elements, then part(i, rest) for what is behind the last.
+// Calls whole(i) for each group of `count` elements, then part(i, rest) for the rest.
 template <class Whole, class Part>
 inline void each_group(std::size_t count, const Whole& whole, const Part& part) {
   std::size_t i = 0;
@@ -189,7 +188,7 @@ inline void each_group(std::size_t count, const Whole& whole, const Part& part) 
   if (i < count) part(i, count - i);
 }
 
-// c = x + held, which is read as often as it is needed, never kept.
+// c = x + held. It is computed again wherever it is needed.
 template <class Element, bool kHeld>
 struct Input {
   const typename Element::Stored* x;
@@ -210,7 +209,7 @@ struct Input {
     else
       return own;
   }
-  // Asks for the lines of a group that comes later, which may lie behind the array's end.
+  // Prefetches the lines of a later group, which may lie behind the array's end.
   void prefetch(std::size_t i) const {
     prefetch_lines(x, i);
     if constexpr (kHeld) prefetch_lines(held, i);

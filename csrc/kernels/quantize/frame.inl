@@ -1,12 +1,11 @@
-// An array chunk by chunk: the same for all codecs.
+// Goes through an array chunk by chunk, for any codec.
 //
-// A codec is a class whose objects are what scan() has found of a chunk. It reads the chunk once;
-// error() of each of its groups says, once that is known, what is left. What neither has written of
-// the chunk's record, which has record_bytes(), is not the codec's. Leaf reads a record. kName is
-// what the codec is called.
+// A codec is a class with the name kName. scan() reads a chunk once, and what it finds is an object
+// of the class. Its error() then gives what is left of each group. Both write into the chunk's
+// record, which has record_bytes(). Leaf reads a record.
 
-// Errors of `count` elements from element `begin` of a chunk on. Those that come later are asked
-// for on the way: the ones here are in the cache, and the next would be waited for.
+// Writes the errors of `count` elements from element `begin` of a chunk on. Prefetches later
+// elements: these here are in the cache already.
 template <class Codec, bool kDirect, class In>
 inline void put_errors(const Codec& codec, const In& in, std::byte* record, std::size_t begin,
                        std::size_t count, std::size_t later, float* left) {
@@ -27,9 +26,9 @@ inline void put_errors(const Codec& codec, const In& in, std::byte* record, std:
       });
 }
 
-// Some chunks are scanned before the first one's errors are put, so that none of these waits for
-// its scale.
-constexpr std::size_t kScanned = 1024;  // elements, if a chunk has less
+// Several short chunks are scanned before the first one's errors are written, so that these need
+// not wait for its scale. So many elements:
+constexpr std::size_t kScanned = 1024;
 
 template <class Codec, class Element, bool kHeld>
 bool quantize_chunks(const Input<Element, kHeld>& in, float* left, std::size_t count,
@@ -87,7 +86,7 @@ struct Node {
   float v[kSumBlock];
 };
 
-// Four rows at a time are added in registers; their nodes wait for those beside them.
+// Four rows at a time are added in registers. Their nodes wait for the nodes beside them.
 constexpr std::size_t kFour = 4;
 constexpr int kWaiting = 16;  // one of each size
 static_assert(kCountableRanks <= static_cast<int>(kFour) << (kWaiting - 2));
@@ -104,7 +103,7 @@ inline Group sum_of(const Read& read) {
     return (read(0) + read(1)) + (read(2) + read(3));
 }
 
-// T over one to four rows' elements begin to begin + count - 1 of a chunk.
+// The node of one to four rows, for elements begin to begin + count - 1 of a chunk.
 template <class Leaf, int kRows>
 void sum_few(const std::byte* record, std::size_t stride, std::size_t begin, std::size_t count,
              Node& node) {
@@ -128,7 +127,7 @@ inline void add_node(Node& to, const Node& more) {
     store_group<Number>(to.v + i, load_group<Number>(to.v + i) + load_group<Number>(more.v + i));
 }
 
-// The same of any number of rows, into waiting[0].
+// The node of any number of rows, into waiting[0].
 template <class Leaf>
 void sum_rows(const std::byte* record, std::size_t rows, std::size_t stride, std::size_t begin,
               std::size_t count, Node (&waiting)[kWaiting]) {

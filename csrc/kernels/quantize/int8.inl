@@ -1,4 +1,4 @@
-// Eight bits an element: how many times the chunk's scale it is, -127 to 127.
+// Eight bits an element: a multiple of the chunk's scale, -127 to 127 times.
 
 // 127 times the next fp32 is not finite.
 constexpr float kMostInt8Scale = 0x1.020406p+121F;
@@ -55,8 +55,8 @@ struct Int8 {
     return most <= FLT_MAX;
   }
 
-  // Group i, of `count` elements, once more: writes its data; what is left of it. No magnitude
-  // rounds to more than 127, as `times` is 127 / most to half an ulp.
+  // Writes the data of group i, of `count` elements. Returns what is left of it. No magnitude
+  // rounds to more than 127, because `times` is 127 / most to half an ulp.
   Group error(const Group& c, std::byte* record, std::size_t i, std::size_t count) const {
     const Group shifted = group_of([&](int k) { return c.v[k] * times + kToInteger; });
     std::byte* const data = record + sizeof(float) + i;

@@ -49,7 +49,7 @@ struct OneBit {
     return sum <= FLT_MAX;  // of magnitudes: one that is not finite stays so
   }
 
-  // Group i, of `count` elements, once more: what is left of it.
+  // Returns what is left of group i, of `count` elements.
   Group error(const Group& c, std::byte*, std::size_t, std::size_t) const {
     const Floats plus = Floats{} + scale, minus = -plus;
     return group_of([&](int k) { return c.v[k] - (c.v[k] < 0 ? minus : plus); });

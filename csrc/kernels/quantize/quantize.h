@@ -1,6 +1,5 @@
-// Quantization with error feedback, by 1 bit, 8 bits and so on. CPU kernels, chosen at run time,
-// which give the same bits at each SIMD level; docs/wire.md says what a payload is, byte by byte,
-// for every processor.
+// Quantization with error feedback, to 1 bit, 8 bits and so on. The bits are the same at each
+// level. docs/wire.md says what a payload is, byte by byte.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +9,8 @@
 
 namespace pycollective {
 
-// A chunk is a multiple of kLeastChunk elements, kMostChunk at most; the last of an array is as
-// short as it must be.
+// A chunk is a multiple of kLeastChunk elements, at most kMostChunk. The last of an array may be
+// shorter.
 constexpr std::size_t kLeastChunk = 64, kMostChunk = 65536;
 constexpr bool is_chunk(std::size_t chunk) {
   return chunk >= kLeastChunk && chunk <= kMostChunk && chunk % kLeastChunk == 0;
@@ -20,14 +19,14 @@ constexpr bool is_chunk(std::size_t chunk) {
 // Quantizes c = x + held. False if a number is not finite: `left` and `payload` then hold anything.
 //
 //   x        `count` elements; any alignment, as of all that follow.
-//   held     as many fp32, what was left of earlier calls, or nullptr: nothing.
-//   left     as many fp32: c less what the payload decodes to. Overlaps no input.
+//   held     as many fp32, left of earlier calls, or nullptr: nothing.
+//   left     as many fp32: c minus what the payload decodes to. Overlaps no input.
 //   payload  room for quantized_bytes(). Overlaps nothing.
 using QuantizeFn = bool (*)(const void* x, const float* held, float* left, std::size_t count,
                             std::size_t chunk, std::byte* payload);
 
-// Adds up what `rows` payloads decode to, in the contract's order, divides and rounds once.
-// Whatever they hold, nothing outside of their quantized_bytes() is read.
+// Decodes `rows` payloads, adds them in the contract's order, divides, and rounds once. Whatever
+// they hold, nothing outside of their quantized_bytes() is read.
 //
 //   payloads  the first row's; the next ones are `stride` bytes apart.
 //   rows      1 to kCountableRanks.

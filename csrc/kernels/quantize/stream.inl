@@ -1,8 +1,8 @@
-// An output that is written from its first byte to its last. A large one goes past the caches: its
-// lines need not be read before they are written, and push out nothing that is still wanted. Where
-// it does not begin with a line, what does not fill one waits in a tile for what follows.
+// An output that is written from its first byte to its last. A large one bypasses the caches: its
+// lines are not read before they are written, and evict nothing. If it does not begin at a cache
+// line, it is written by way of a tile, which holds what does not fill a line yet.
 //
-// After elements.inl, in the same namespace.
+// Included after elements.inl, in the same namespace.
 
 #if defined(__AVX512F__)
 constexpr bool kStreams = true;
@@ -22,7 +22,7 @@ inline void stream_vector(void*, Floats) {}
 inline void end_of_stream() {}
 #endif
 
-// A group of the type, past the caches, to where a line begins.
+// Stores a group of the type past the caches. `to` is the start of a cache line.
 template <class Element>
 inline void stream_group(typename Element::Stored* to, const Group& group) {
   constexpr int kTogether = sizeof(float) / sizeof(typename Element::Stored);

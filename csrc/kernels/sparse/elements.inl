@@ -1,6 +1,5 @@
-// How the element types become fp32 and back, one at a time; keys.
-//
-// Included by one file for each instruction set, inside that file's own namespace, as lanes.inl is.
+// Element types to fp32 and back, one number at a time; and keys. Included into the namespace of an
+// instruction set (levels.h).
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "payloads are, and are copied as they lie");

@@ -1,6 +1,6 @@
-// A block of up to 128 indices as gaps: how many places lie between an index and the one before it.
-// Each gap is split: its lowest `width` bits as they are, the rest in unary; gaps that are all 0
-// take no bytes. docs/wire.md has the bytes.
+// A block of up to 128 indices as gaps. A gap is how many places lie between an index and the one
+// before it. Its lowest `width` bits are written as they are, the rest in unary. A block whose gaps
+// are all 0 takes no bytes. docs/wire.md has the bytes.
 
 constexpr std::size_t kBlock = 128;
 constexpr std::size_t kHeaderBytes = 2;
@@ -22,10 +22,9 @@ inline std::uint64_t shifted_sum(const std::uint32_t* gaps, std::size_t count, i
   return sum;
 }
 
-// The narrowest of the widths with the fewest bits. The bits as a function of the width are convex:
-// one more bit saves sum(ceil(unary / 2)), which falls with the width. So from any guess downhill
-// is right, and at the end the unary parts are at most 2 bits an index: with one more bit of width
-// they would be half of that at most.
+// The narrowest of the widths with the fewest bits. The bits are convex in the width: one more bit
+// saves sum(ceil(unary / 2)), which falls with the width. So going downhill from any guess finds
+// the minimum. There the unary parts are at most 2 bits an index.
 inline int find_width(const std::uint32_t* gaps, std::size_t count) {
   int width = 0;
   std::uint64_t sum = shifted_sum(gaps, count, 0);
@@ -80,10 +79,10 @@ inline std::size_t encode_gaps(const std::uint32_t* gaps, std::size_t count, std
   return unary_bytes + low_bytes(count, width);
 }
 
-// Reads a body of so many bytes of unary parts, behind which kSpare bytes can be read. `next` is
-// the least that the block's first index can be; it becomes what that is of the next block. False
-// if the unary parts are not of `count` gaps, to their last byte, spare bits are not 0, or an index
-// is not below `size`.
+// Reads a body whose unary parts have so many bytes; kSpare bytes behind it can be read. `next` is
+// the least that the block's first index can be, and becomes that of the next block. False if the
+// unary parts are not of exactly `count` gaps, spare bits are not 0, or an index is not below
+// `size`.
 inline bool decode_gaps(const std::byte* body, std::size_t unary_bytes, int width,
                         std::size_t count, std::uint64_t size, std::uint64_t& next,
                         std::uint32_t* indices) {

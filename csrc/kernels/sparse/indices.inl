@@ -1,7 +1,8 @@
-// Packed indices: a byte that says how, all blocks' headers, then their bodies. Offsets of 16 bits
-// in segments of 65,536 places would never be shorter: with a width of 14 gaps take 15 bits an
-// index, 2 bytes a block, and a bit for each 16,384 places; offsets 16, and 4 bytes for each
-// 65,536.
+// Packed indices: a byte for the format, all blocks' headers, then their bodies.
+//
+// Offsets of 16 bits in segments of 65,536 places would never be shorter. Gaps of width 14 take 15
+// bits an index, 2 bytes a block and a bit for each 16,384 places. Offsets take 16 bits an index
+// and 4 bytes for each 65,536 places.
 
 constexpr std::byte kGaps{1};
 

@@ -1,6 +1,5 @@
-// The one pass over a tensor, piece by piece: x + held into a piece that stays in cache, whether
-// all of it is finite, and candidates: the elements whose key is a guess or more, in ascending
-// order. Then the piece goes to where it belongs.
+// The one pass over a tensor, block by block. It computes x + held, sees whether all of it is
+// finite, and collects candidates: the elements whose key is at least a guess, in ascending order.
 
 constexpr std::size_t kBlockElements = 64;
 constexpr std::size_t kFewCandidates = 4;  // of a block: as many are stored without a branch
@@ -68,8 +67,8 @@ inline std::uint64_t scan_block(const typename Type::Stored* x, const float* hel
   return mask;
 }
 
-// One of fewer elements; the last ones singly. (By way of a copy as long as a vector they would
-// have to wait until all that was stored before has left for memory.)
+// A block of fewer elements; the last ones singly. (A copy as long as a vector would have to wait
+// until all older stores have left.)
 template <class Type, bool kHeld>
 inline std::uint64_t scan_short_block(const typename Type::Stored* x, const float* held,
                                       std::size_t count, float* left, float* near,

@@ -1,5 +1,5 @@
-// Top-k selection with error feedback, and what is sent of it: CPU kernels, chosen at run time, the
-// same bits at each level. docs/wire.md says what packed indices are, byte by byte.
+// Top-k selection with error feedback, and sums of what was selected. The bits are the same at each
+// level. docs/wire.md says what packed indices are, byte by byte.
 //
 // The order of elements: |c| descending, by the 31 bits of the magnitude (the key), then the index
 // ascending. Numbers are fp32; x and values are fp32, fp16 or bf16. Arrays may have any alignment,
@@ -15,8 +15,8 @@
 
 namespace pycollective {
 
-// What a rank has of a tensor. left = x + held; `held` may be null: nothing is held. `left`
-// overlaps neither `held` nor, unless it is the very same array, `x`.
+// A rank's gradient. left = x + held; `held` may be null: nothing is held. `left` does not overlap
+// `held`; it may be `x` itself, and does not overlap it otherwise.
 struct Gradient {
   Dtype dtype;  // of x
   const void* x;
@@ -32,7 +32,7 @@ constexpr std::int64_t kNoRoom = -2;
 constexpr std::size_t kLargestChunk = 65536;
 constexpr std::size_t kChunkStep = 64;
 
-// How many are selected of a last chunk of `count` elements, where it is k of each whole one.
+// How many are selected of a last chunk of `count` elements, if k are of each whole one.
 constexpr std::size_t selected_of(std::size_t count, std::size_t k, std::size_t chunk) {
   return (k * count + chunk - 1) /
          chunk;  // at least 1, and no more than `count`, for 1 <= k <= chunk
@@ -92,9 +92,9 @@ struct Sparse {
   bool (*unpack)(const std::byte* payload, std::size_t bytes, std::uint64_t size,
                  std::uint32_t* indices, std::size_t count);
 
-  // The sum of n sparse vectors in the contract's order, where what is absent adds nothing: each
-  // place that one of them has. How many. Outputs have room for all vectors' places together; NaNs
-  // come out as fp32's one. Allocates as much again and half.
+  // The sum of n sparse vectors in the contract's order; an absent element adds nothing. Returns
+  // how many places the sum has. The outputs have room for all vectors' places together. Every NaN
+  // becomes fp32's one. Allocates one and a half times as much.
   std::size_t (*sum)(const SparseVector* vectors, std::size_t n, Dtype dtype,
                      std::uint32_t* out_indices, float* out_values);
   // out = 0 but out[indices] = values / divisor, rounded once to out_dtype. Indices ascend strictly

@@ -1,13 +1,13 @@
-// Sums of sparse vectors in the contract's order, and what becomes of them.
+// Sums of sparse vectors in the contract's order, and their scattering into dense arrays.
 
-struct Places {
+struct Entries {
   const std::uint32_t* indices;
   const float* values;
   std::size_t count;
 };
 
-// What both have is added, a + b. Outputs have room for both.
-inline Places merge(const Places& a, const Places& b, std::uint32_t* indices, float* values) {
+// The entries of both; where both have one, a + b. The outputs have room for all.
+inline Entries merge(const Entries& a, const Entries& b, std::uint32_t* indices, float* values) {
   std::size_t i = 0, j = 0, n = 0;
   while (i < a.count && j < b.count) {
     const std::uint32_t at_a = a.indices[i], at_b = b.indices[j];
@@ -17,7 +17,7 @@ inline Places merge(const Places& a, const Places& b, std::uint32_t* indices, fl
     i += at_a <= at_b;
     j += at_b <= at_a;
   }
-  const auto rest = [&](const Places& from, std::size_t at) {
+  const auto rest = [&](const Entries& from, std::size_t at) {
     const std::size_t more = from.count - at;
     if (more == 0) return;
     std::memcpy(indices + n, from.indices + at, more * sizeof(*indices));
@@ -29,26 +29,26 @@ inline Places merge(const Places& a, const Places& b, std::uint32_t* indices, fl
   return {indices, values, n};
 }
 
-// Two buffers with room for all places: a node is made in one of them from children in the other,
-// each where its own leaves' places would begin.
-struct Room {
+// A buffer with room for all entries. There are two: a node is made in one of them from its
+// children in the other, and begins where its leaves' entries would.
+struct Buffer {
   std::uint32_t* indices;
   float* values;
 };
 
-inline Places node(const Places* leaves, const std::size_t* begins, std::size_t lo, std::size_t hi,
-                   const Room& to, const Room& other) {
+inline Entries node(const Entries* leaves, const std::size_t* begins, std::size_t lo,
+                    std::size_t hi, const Buffer& to, const Buffer& other) {
   if (hi - lo == 1) return leaves[lo];
   std::size_t half = 1;
   while (2 * half < hi - lo) half *= 2;
-  const Places a = node(leaves, begins, lo, lo + half, other, to);
-  const Places b = node(leaves, begins, lo + half, hi, other, to);
+  const Entries a = node(leaves, begins, lo, lo + half, other, to);
+  const Entries b = node(leaves, begins, lo + half, hi, other, to);
   return merge(a, b, to.indices + begins[lo], to.values + begins[lo]);
 }
 
 std::size_t sum(const SparseVector* vectors, std::size_t n, Dtype dtype, std::uint32_t* out_indices,
                 float* out_values) {
-  const std::unique_ptr<Places[]> leaves(new Places[n]);
+  const std::unique_ptr<Entries[]> leaves(new Entries[n]);
   const std::unique_ptr<std::size_t[]> begins(new std::size_t[n]);
   std::size_t total = 0;
   for (std::size_t r = 0; r < n; ++r) {
@@ -69,8 +69,8 @@ std::size_t sum(const SparseVector* vectors, std::size_t n, Dtype dtype, std::ui
       for (std::size_t i = 0; i < from.count; ++i) to[i] = Type::widen(stored[i]);
     });
   }
-  const Places root = node(leaves.get(), begins.get(), 0, n, {out_indices, out_values},
-                           {indices.get(), values.get()});
+  const Entries root = node(leaves.get(), begins.get(), 0, n, {out_indices, out_values},
+                            {indices.get(), values.get()});
   if (n == 1 && root.count != 0)
     std::memcpy(out_indices, root.indices, root.count * sizeof(*out_indices));
   for (std::size_t i = 0; i < root.count; ++i) out_values[i] = Float32::narrow(root.values[i]);

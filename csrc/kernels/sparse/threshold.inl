@@ -1,5 +1,5 @@
-// Which elements come first in the order, of numbers that lie in memory: the k-th key, and then all
-// above it and the first of those that have it.
+// Which elements come first in the order: the k-th key, all above it, and the first of those that
+// have it.
 
 struct Threshold {
   std::uint32_t key;
@@ -9,7 +9,7 @@ struct Threshold {
 // Up to so many elements a search by halves is faster than a histogram.
 constexpr std::size_t kMostSearched = 1 << 19;
 
-// Calls visit(keys) for all, with zeros in the place of what a last vector has not.
+// Calls visit(keys) for all vectors; the last is padded with zeros.
 template <class Visit>
 inline void for_keys(const float* values, std::size_t count_of, const Visit& visit) {
   std::size_t i = 0;
@@ -37,8 +37,8 @@ inline std::uint32_t kth_of_vector(Keys keys, std::size_t k) {
   return least;
 }
 
-// Of keys that for_all(visit) goes through, vectors with zeros at the end, `many` of them: `low` at
-// least. Halves where the k-th is until a vector holds what is left.
+// The threshold of the `many` keys that for_all(visit) visits; it is at least `low`. Bisects until
+// one vector holds the keys that are left.
 template <class ForAll>
 inline Threshold search_threshold(std::size_t many, std::size_t k, std::uint32_t low,
                                   const ForAll& for_all) {
@@ -71,13 +71,13 @@ inline Threshold search_threshold(std::size_t many, std::size_t k, std::uint32_t
   return {key, k - above - count(at_least(keys, key + 1))};
 }
 
-// Of so few that their keys stay in cache.
+// For so few that their keys stay in cache.
 inline Threshold threshold_of_few(const float* values, std::size_t many, std::size_t k,
                                   std::uint32_t low) {
   return search_threshold(many, k, low, [&](const auto& visit) { for_keys(values, many, visit); });
 }
 
-// Of so few that a copy costs nothing.
+// For so few that a copy costs nothing.
 constexpr std::size_t kVeryFew = 256;
 
 inline Threshold threshold_of_very_few(const float* values, std::size_t many, std::size_t k,
@@ -90,8 +90,8 @@ inline Threshold threshold_of_very_few(const float* values, std::size_t many, st
   });
 }
 
-// Of many: from the highest bits down, by a histogram of 11 bits, of the 10 below them where these
-// are the k-th's, and of the last 10.
+// For many: a histogram of the highest 11 bits finds those of the k-th key, a second one the next
+// 10 bits, and a third one the last 10.
 inline Threshold histogram_threshold(const float* values, std::size_t count, std::size_t k) {
   constexpr int kShifts[] = {20, 10, 0}, kBits[] = {11, 10, 10};
   std::uint32_t prefix = 0;
@@ -105,7 +105,7 @@ inline Threshold histogram_threshold(const float* values, std::size_t count, std
   return {prefix, k};
 }
 
-// Of the k-th element in the order, 1 <= k <= count, whose key is known to be `low` at least.
+// The threshold of the k-th element in the order, 1 <= k <= count. Its key is at least `low`.
 inline Threshold find_threshold(const float* values, std::size_t count, std::size_t k,
                                 std::uint32_t low = 0) {
   return count <= kVeryFew        ? threshold_of_very_few(values, count, k, low)
@@ -134,7 +134,7 @@ inline bool for_selected(const float* values, std::size_t count_of, std::uint32_
   return next(keys_of(load<Floats>(rest)), i, (LaneMask{1} << (count_of - i)) - 1);
 }
 
-// Stores the lanes of the mask where only `room` elements may be touched, which are enough.
+// Stores the lanes of the mask, and touches no more than `room` elements, which are enough.
 inline void store_lanes(std::uint32_t* to, Words vector, LaneMask mask, std::size_t room) {
   const Words found = compress(vector, mask);
   if (room >= kLanes)

@@ -1,12 +1,13 @@
-// Exact top-k, by guesses. An estimate of the k-th key lets one pass over the tensor collect all
-// that may be selected; the choice among these is exact. A guess that was too low collects too
-// many, which are thinned out on the way; one that was too high too few, and all is searched.
+// Exact top-k. A guess of the k-th key lets one pass over the tensor collect all candidates, and
+// the choice among these is exact. If the guess is too low there are too many candidates, and they
+// are thinned out during the pass. If it is too high there are too few, and the whole tensor is
+// searched.
 
-// CandidateRoom for candidates, in one allocation: freed and made again, glibc then finds it in
-// place, where two would go back to the system and cost a page fault for each page of each call.
-class CandidateRoom {
+// Memory for candidates, in one allocation. When it is freed and allocated again, glibc finds it in
+// place. Two allocations would go back to the system and cost a page fault for each page.
+class CandidateMemory {
  public:
-  explicit CandidateRoom(std::size_t candidates)
+  explicit CandidateMemory(std::size_t candidates)
       : count_(candidates + kBlockElements), words_(new std::uint32_t[2 * count_]) {}
   Candidates none(std::uint32_t least) const {
     return {words_.get(), reinterpret_cast<float*>(words_.get() + count_), 0, least};
@@ -17,7 +18,7 @@ class CandidateRoom {
   std::unique_ptr<std::uint32_t[]> words_;
 };
 
-// Keeps the k candidates that come first. Of what follows them, an equal key comes later.
+// Keeps the first k candidates. A later candidate with an equal key comes after these.
 inline void thin_out(Candidates& candidates, std::size_t k) {
   const Threshold threshold =
       find_threshold(candidates.values, candidates.count, k, candidates.least);
@@ -49,7 +50,7 @@ inline void choose(const Candidates& candidates, const Threshold& threshold, std
                });
 }
 
-// What a sample says: a key that a few more than k elements reach, most likely, and how many.
+// What a sample says: a key that most likely a few more than k elements reach, and how many.
 struct Guess {
   std::uint32_t least;
   std::size_t expected;
@@ -58,7 +59,8 @@ struct Guess {
 constexpr std::size_t kSample = 8192;
 constexpr std::size_t kLeastSampled = 4 * kSample;  // elements
 
-// The tensor is cut into kSample pieces, and one element taken of each, at no regular distance.
+// The tensor is cut into kSample pieces, and one element of each is sampled, at irregular
+// distances.
 template <class Type>
 Guess guess_as(const Gradient& gradient, std::size_t k) {
   const auto* const x = static_cast<const typename Type::Stored*>(gradient.x);
@@ -69,7 +71,7 @@ Guess guess_as(const Gradient& gradient, std::size_t k) {
     const std::size_t at = i * piece + static_cast<std::size_t>(mixed * piece >> 32);
     sample[i] = Type::widen(x[at]) + (gradient.held != nullptr ? gradient.held[at] : 0.0F);
   }
-  // Of the sample `mean` are expected among the first k, with that variance: four deviations more.
+  // `mean` of the sample are expected among the first k, with that variance: four deviations more.
   const std::size_t mean = kSample * k / gradient.count;
   std::size_t rank = mean + 4;
   while ((rank - mean - 4) * (rank - mean - 4) < 16 * mean) ++rank;
@@ -84,7 +86,7 @@ bool add(const Gradient& gradient) {
   return is_finite(largest);
 }
 
-// Candidates are counted, and thinned out where they are too many, after so many elements.
+// After so many elements candidates are counted, and thinned out if they are too many.
 constexpr std::size_t kPiece = 1 << 14;
 
 // With more than an eighth of all selected, candidates would be most of the tensor.
@@ -105,7 +107,7 @@ std::int64_t top_k(const Gradient& gradient, std::size_t k, std::uint32_t* indic
   const Guess guess =
       with_type(gradient.dtype, [&](auto type) { return guess_as<decltype(type)>(gradient, k); });
   const std::size_t room = std::min(n, k + 2 * guess.expected);
-  const CandidateRoom memory(room + kPiece);
+  const CandidateMemory memory(room + kPiece);
   Candidates candidates = memory.none(guess.least);
   Keys largest = {};
   const bool past = past_caches(gradient);
@@ -123,21 +125,20 @@ std::int64_t top_k(const Gradient& gradient, std::size_t k, std::uint32_t* indic
   return static_cast<std::int64_t>(k);
 }
 
-// What a chunk's guess takes off the k-th key of the chunk before: more after a guess that was too
-// high, less after one with many candidates. 2^23 is a factor of two.
+// How far below the k-th key of a chunk the guess for the next chunk is: further after a guess that
+// was too high, less after one with many candidates. 2^23 is a factor of two.
 constexpr std::uint32_t kLeastMargin = 1 << 18, kFirstMargin = 1 << 20, kMostMargin = 1 << 25;
 
-// A chunk that was passed over and waits for the choice. It waits until the next one was passed
-// over, too: its candidates, stored behind what goes past the caches, could not be read before
-// that.
+// A chunk that was scanned and waits for the choice. It waits until the next chunk was scanned,
+// too: its candidates were stored behind stores past the caches, and a load would wait for those.
 class Chunk {
  public:
-  explicit Chunk(std::size_t size) : room_(size), candidates_(room_.none(0)) {}
+  explicit Chunk(std::size_t size) : memory_(size), candidates_(memory_.none(0)) {}
 
   void scan_part(const Gradient& gradient, bool past, Part part, std::uint32_t least,
                  Keys& largest) {
     part_ = part;
-    candidates_ = room_.none(least);
+    candidates_ = memory_.none(least);
     scan<true>(gradient, past, part, candidates_, largest);
     left_ = gradient.left + part.first;
   }
@@ -160,7 +161,7 @@ class Chunk {
   std::size_t count() const { return part_.count; }
 
  private:
-  CandidateRoom room_;
+  CandidateMemory memory_;
   Candidates candidates_;
   Part part_{0, 0};
   const float* left_ = nullptr;
