@@ -18,7 +18,7 @@ import numpy as np
 from pycollective import _core, host_memory
 from pycollective.agree import agree
 from pycollective.errors import CollectiveError, ConfigurationError
-from pycollective.gpu import way as device_ways
+from pycollective.gpu import device_path as device_paths
 from pycollective.placement import number_hosts
 from pycollective.planning.world import World
 from pycollective.typing import Wire
@@ -78,9 +78,9 @@ class Communicator(_core.Communicator):
       ``"auto"`` (what took less time); None for this communicator's `wire`. The same on all ranks.
     - `stream`: of arrays on a GPU, the CUDA stream that the call follows: a handle, or a stream of
       torch, CuPy or cuda.core. None for the one that the array names, or else the legacy default
-      stream. Where `way` is ``"peer"`` and the stream has a name, the result comes in that stream's
-      order, after the call has returned or its `Work` is done; if it then ends badly, the next
-      call, `close` or `failure` tells (docs/gpu.md).
+      stream. Where `device_path` is ``"peer"`` and the stream has a name, the result comes in that
+      stream's order, after the call has returned or its `Work` is done; if it then ends badly, the
+      next call, `close` or `failure` tells (docs/gpu.md).
 
     Every call may raise:
 
@@ -95,7 +95,7 @@ class Communicator(_core.Communicator):
     _tokens: list[bytes]
     _world: World
     _splits: int
-    _way: device_ways.Way | None
+    _device_path: device_paths.DevicePath | None
 
     def __init__(self) -> None:
         raise ConfigurationError(
@@ -133,7 +133,7 @@ class Communicator(_core.Communicator):
         self._tokens = list(tokens)
         self._world = world
         self._splits = 0
-        self._way = None
+        self._device_path = None
         return self
 
     @property
@@ -144,16 +144,16 @@ class Communicator(_core.Communicator):
     @property
     def device(self) -> int | None:
         """The GPU that it was made for, as CUDA counts; None if it was made for none."""
-        return self._way.device if self._way else None
+        return self._device_path.device if self._device_path else None
 
     @property
-    def way(self) -> tuple[str, str]:
+    def device_path(self) -> tuple[str, str]:
         """How calls on arrays on GPUs go, and why: ``"peer"``, by kernels over peer memory, where
         all ranks give arrays of their `device`, and no others; or ``"host"``, by way of the host.
         """
-        if self._way is None:
-            return device_ways.HOST, "it was made without a device"
-        return self._way.name, self._way.reason
+        if self._device_path is None:
+            return device_paths.HOST, "it was made without a device"
+        return self._device_path.name, self._device_path.reason
 
     def use_device(self, device: str | int) -> None:
         """Carry out calls on arrays of this GPU there, where all ranks can; collective.
@@ -167,13 +167,15 @@ class Communicator(_core.Communicator):
 
         Raises:
             ConfigurationError: there is no such GPU, the communicator has one already, or
-                PYCOLLECTIVE_CUDA_WAY asks for what cannot be.
+                PYCOLLECTIVE_DEVICE_PATH asks for what cannot be.
         """
-        if self._way is not None:
-            raise ConfigurationError(f"this communicator is for GPU {self._way.device} already")
+        if self._device_path is not None:
+            raise ConfigurationError(
+                f"this communicator is for GPU {self._device_path.device} already"
+            )
         local_rank = self._world.near.index(self.rank)
         hosts, programs = len(set(self.host_of)), self._world.programs
-        self._way = device_ways.join(self, device, local_rank, hosts, programs)
+        self._device_path = device_paths.join(self, device, local_rank, hosts, programs)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make a communicator of the ranks that give the same `color`; collective over this one.
@@ -230,8 +232,8 @@ class Communicator(_core.Communicator):
             world,
         )
         made.wire = self.wire
-        if self._way is not None:
-            made._begin_with(self._way.device)
+        if self._device_path is not None:
+            made._begin_with(self._device_path.device)
         return made
 
     def _all_gather_bytes(self, row: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 import pycollective as pc
 from pycollective import agree, host_memory
 from pycollective.compression import OneBitState
-from pycollective.gpu import way
+from pycollective.gpu import device_path
 from tests.harness import results, run_ranks
 
 
@@ -21,8 +21,8 @@ def use_a_device_that_is_not_there(comm):
 
 def use_a_way_that_cannot_be(comm):
     with pytest.MonkeyPatch.context() as patch, comm.split(0) as group:
-        patch.setenv("PYCOLLECTIVE_CUDA_WAY", "peer")
-        patch.setattr(way, "number_of", lambda *_: 0)
+        patch.setenv("PYCOLLECTIVE_DEVICE_PATH", "peer")
+        patch.setattr(device_path, "number_of", lambda *_: 0)
         group.use_device("cuda")
 
 
@@ -58,14 +58,14 @@ def told_late(comm, what):
         usual(meet)
 
     if comm.rank == 0:
-        agree.let_all_hear = way.let_all_hear = late
+        agree.let_all_hear = device_path.let_all_hear = late
     name = None
     try:
         call(comm)
     except (pc.ConfigurationError, pc.CollectiveError) as error:
         name = type(error).__name__
     raised = time.monotonic()
-    agree.let_all_hear = way.let_all_hear = usual
+    agree.let_all_hear = device_path.let_all_hear = usual
     comm.all_reduce(np.ones(1))  # the group that it was split from works
     return name, heard, raised
 

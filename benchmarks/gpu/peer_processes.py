@@ -144,8 +144,8 @@ CASES = {"replay": replay, "killed": killed, "timeout": timeout}
 def rank(case: str) -> None:
     """Of the launch; status 1 where it has gone wrong."""
     comm = pc.init(device="cuda", timeout=LONG)
-    if comm.way[0] != "peer":
-        sys.exit(f"calls go by way {comm.way}")
+    if comm.device_path[0] != "peer":
+        sys.exit(f"the device path is {comm.device_path}")
     became = CASES[case](comm)
     if comm.rank == 0:
         print(json.dumps(became), flush=True)
@@ -160,7 +160,7 @@ def main() -> None:
         return rank(case)
     run = ["pycollective", "run", "--no-tag-output", "-n", "2"]
     command = [sys.executable, "-m", *run, "-m", __spec__.name, case]
-    env = {**os.environ, "PYCOLLECTIVE_CUDA_WAY": "peer"}
+    env = {**os.environ, "PYCOLLECTIVE_DEVICE_PATH": "peer"}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True)
     print(done.stdout, end="")
     expected = 128 + signal.SIGKILL if case == "killed" else 0

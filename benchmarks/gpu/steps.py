@@ -194,7 +194,7 @@ def _peers_of_two_processes(small: bool) -> list[Step]:
     operations = "all_reduce" if small else "all_reduce,reduce_scatter,all_gather,broadcast"
     verified = ("--quick", "--timeout", "60", "--operation", operations, "-d")
     dtypes = "float32" if small else "float32,bfloat16,float8_e5m2"
-    two = {**_ONE_GPU, "PYCOLLECTIVE_CUDA_WAY": "peer"}
+    two = {**_ONE_GPU, "PYCOLLECTIVE_DEVICE_PATH": "peer"}
     return [
         *(
             Step(

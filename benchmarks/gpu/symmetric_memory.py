@@ -130,7 +130,7 @@ def main() -> None:
         command = [sys.executable, "-m", *run, "-m", __spec__.name]
         env = {
             **os.environ,
-            "PYCOLLECTIVE_CUDA_WAY": "peer",
+            "PYCOLLECTIVE_DEVICE_PATH": "peer",
             "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
         }
         done = subprocess.run(

@@ -51,7 +51,7 @@ std::unique_ptr<MailboxHandle> make_mailbox(int device,
   });
 }
 
-py::bytes lend(const MailboxHandle& handle, const py::object& communicator) {
+py::bytes export_mailbox(const MailboxHandle& handle, const py::object& communicator) {
   const std::shared_ptr<Communicator> core = communicator_of(communicator);
   handle.it->export_memory();
   core->group().set_mapped(handle.it);
@@ -126,7 +126,7 @@ void bind_device_group(py::module_& module) {
       .def(py::init(&make_mailbox), py::arg("device"), py::arg("nvrtc_folders"),
            "Load the kernels and make a mailbox. Unmaps before what peers own of communicators "
            "that were left. ConfigurationError: what there is not.")
-      .def("lend", &lend, py::arg("communicator"),
+      .def("export", &export_mailbox, py::arg("communicator"),
            "What peers need to map it. From now on it is not freed before they have left and "
            "unmapped it, or died, or take_back().")
       .def("take_back", &take_back, py::arg("communicator"), "No peer maps it, and none will.");

@@ -24,8 +24,8 @@ NodeHandle::NodeHandle()
   remember(progress);
 }
 
-MailboxRange NodeHandle::allocate(int ranks, bool far) {
-  const MailboxRange range = node->allocate_mailbox(ranks, far);
+MailboxRange NodeHandle::allocate(int ranks, bool internode) {
+  const MailboxRange range = node->allocate_mailbox(ranks, internode);
   const std::lock_guard lock(mutex_);
   allocated_[range.offset] = range;
   return range;
@@ -92,15 +92,16 @@ void bind_node(py::module_& module) {
           "allocate(size) has given it.")
       .def(
           "allocate",
-          [](NodeHandle& self, int size, bool far) {
+          [](NodeHandle& self, int size, bool internode) {
             const MailboxRange range = translated([&] {
               const GilReleased unlocked;  // what is reclaimed meanwhile may wait for a GPU
-              return self.allocate(size, far);
+              return self.allocate(size, internode);
             });
             return py::make_tuple(range.offset, range.data_bytes);
           },
-          py::arg("size"), py::arg("far") = false,
-          "Commit a mailbox for a group of `size` ranks, which has others on other hosts if `far`: "
+          py::arg("size"), py::arg("internode") = false,
+          "Commit a mailbox for a group of `size` ranks, which has others on other hosts if "
+          "`internode`: "
           "(offset in the segment, bytes of its data area).")
       .def(
           "release",
@@ -108,11 +109,11 @@ void bind_node(py::module_& module) {
           py::arg("offset"), "Give back a mailbox that no communicator was made of.")
       .def(
           "mailbox_bytes",
-          [](const NodeHandle& self, int size, bool far) {
-            return self.node->mailbox_bytes(size, far);
+          [](const NodeHandle& self, int size, bool internode) {
+            return self.node->mailbox_bytes(size, internode);
           },
-          py::arg("size"), py::arg("far") = false,
-          "Bytes of shared memory that allocate(size, far) would commit now.");
+          py::arg("size"), py::arg("internode") = false,
+          "Bytes of shared memory that allocate(size, internode) would commit now.");
 }
 
 }  // namespace pycollective

@@ -21,7 +21,7 @@ class NodeHandle {
  public:
   NodeHandle();
 
-  MailboxRange allocate(int ranks, bool far);
+  MailboxRange allocate(int ranks, bool internode);
   // The mailbox at `offset`, which is the caller's from now on.
   MailboxRange take(std::size_t offset);
   // Gives back a mailbox that was not taken.

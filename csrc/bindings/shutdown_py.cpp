@@ -51,7 +51,7 @@ void abort_all(const std::string& reason) {
 }
 
 // Fails what is busy, and then closes all, the newest first. Whether anything was busy.
-bool leave_all() {
+bool close_all() {
   std::vector<std::shared_ptr<Communicator>> open = ending->communicators.shares();
   std::reverse(open.begin(), open.end());
   bool any_busy = false;
@@ -107,7 +107,7 @@ void bind_shutdown(py::module_& module) {
   module.def("abort_all", &abort_all, py::arg("reason"),
              "Abort every communicator of this process that is open, those included whose Python "
              "object is gone.");
-  module.def("leave_all", &leave_all,
+  module.def("close_all", &close_all,
              "Close every communicator of this process, those included whose Python object is "
              "gone; abort first what has operations pending.\n\n"
              "Returns whether any operation was pending. KeyboardInterrupt: all are closed.");

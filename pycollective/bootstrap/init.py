@@ -33,7 +33,7 @@ from pycollective.config import (
     environment_number,
 )
 from pycollective.errors import ConfigurationError
-from pycollective.gpu import way as device_ways
+from pycollective.gpu import device_path as device_paths
 from pycollective.planning.tuning import tuning_path
 from pycollective.typing import Transport, Wire
 
@@ -100,9 +100,9 @@ def init(
             or ``"auto"``, whichever took less time in the first calls of a kind. Also the
             environment variable PYCOLLECTIVE_WIRE; the same on all ranks.
         device: a GPU, ``"cuda"`` (one for each rank of a host, in turn), ``"cuda:1"`` or a number,
-            on all ranks or none: calls on arrays there are carried out by its kernels where all
-            ranks can map each other's memory (`Communicator.way` says whether, and why not).
-            Arrays on GPUs may be given without it, and go by way of the host.
+            on all ranks or none. Its kernels carry out calls on arrays there if all ranks can map
+            each other's memory; `Communicator.device_path` says whether, and why not. Arrays on
+            GPUs may be given without it, and go by way of the host.
 
     Raises:
         ConfigurationError: the launch or the arguments cannot be right, or memory is short.
@@ -110,7 +110,7 @@ def init(
         PeerFailure: a rank died meanwhile, and the store is the library's own.
     """
     if device is not None:
-        device_ways.prepare(device)  # before anybody waits for this rank
+        device_paths.prepare(device)  # before anybody waits for this rank
     explicit = rank is not None or size is not None or store is not None
     if not explicit and _by_mpi(transport):
         bootstrap = mpi.MpiBootstrap(timeout if 0 < timeout < math.inf else DEFAULT_TIMEOUT)

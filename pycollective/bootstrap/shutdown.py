@@ -92,7 +92,7 @@ SHUTDOWN = Shutdown()
 
 def leave_all() -> None:
     """Close all communicators at exit, so that the peers need not find out by themselves."""
-    if _core.leave_all():
+    if _core.close_all():
         time.sleep(_COMING_BACK)
 
 

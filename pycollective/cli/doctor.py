@@ -20,7 +20,7 @@ from pycollective import _core, host_memory
 from pycollective.bootstrap.attach import PIDFD_NEEDS
 from pycollective.cli.common import Parsers, add_command
 from pycollective.config import (
-    ENV_CUDA_WAY,
+    ENV_DEVICE_PATH,
     ENV_TOPOLOGY,
     INSTALL_MPI4PY,
     INSTALL_TORCH,
@@ -167,14 +167,17 @@ def _cuda() -> tuple[str, str]:
     found = f"{version} ({report['driver']}), {', '.join(counted)}"
     if "no images" in report:
         return f"{found}; calls by way of the host; kernels: none", report["no images"]
-    return f"{found}; {_way(len(devices), report['apart'])}; kernels: {report['images']}", ""
+    return (
+        f"{found}; {_device_path(len(devices), report['apart'])}; kernels: {report['images']}",
+        "",
+    )
 
 
-def _way(devices: int, apart: list[list[int]]) -> str:
+def _device_path(devices: int, apart: list[list[int]]) -> str:
     """Return the path of calls on GPU arrays on this host, and why."""
-    wish = os.environ.get(ENV_CUDA_WAY) or "auto"
-    if wish != "auto":
-        return f"calls by the way of {ENV_CUDA_WAY}={wish}"
+    choice = os.environ.get(ENV_DEVICE_PATH) or "auto"
+    if choice != "auto":
+        return f"device path {choice}, by {ENV_DEVICE_PATH}"
     if devices == 1:
         return "calls by way of the host, as ranks would share the GPU"
     if apart:

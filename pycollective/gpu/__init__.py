@@ -1,1 +1,1 @@
-"""GPUs: the way on which calls on their arrays go, arrays for tests, and where NVRTC is."""
+"""GPUs: the path of calls on their arrays, arrays for tests, and where NVRTC is."""

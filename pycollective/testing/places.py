@@ -81,5 +81,5 @@ def place_of(name: str, communicator: Communicator) -> Place:
         return Host()
     communicator.use_device(name)
     assert communicator.device is not None  # it has just been given
-    way, reason = communicator.way
-    return Gpu(communicator.device, f"GPU {communicator.device}, by way {way!r} ({reason})")
+    path, reason = communicator.device_path
+    return Gpu(communicator.device, f"GPU {communicator.device}, device path {path!r} ({reason})")

@@ -125,7 +125,7 @@ def test_the_digest_under_pycollective_run(few):
 def test_the_digest_under_torchrun(few, device):
     """On GPUs, by kernels over peer memory: the digest is that of the CPU."""
     pytest.importorskip("torch")
-    gpus = {"PYCOLLECTIVE_CUDA_WAY": "peer", **standin.environment(devices=4)}
+    gpus = {"PYCOLLECTIVE_DEVICE_PATH": "peer", **standin.environment(devices=4)}
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 3, "--no-python"]
     done = python(*launch, sys.executable, *VERIFY, *FEW, "--device", device, **gpus)
     assert ("arrays in GPU memory" in done.stdout) == (device == "cuda")

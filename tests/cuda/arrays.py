@@ -25,7 +25,7 @@ def on_gpu(comm, x, stream="own", offset=0):
 def for_device(comm):
     """Have kernels carry out calls on arrays of the rank's GPU."""
     comm.use_device("cuda")
-    return comm.device, comm.way[0]
+    return comm.device, comm.device_path[0]
 
 
 def starting(module):

@@ -44,11 +44,11 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize(("devices", "way", "table"), TABLES)
-def test_the_digest_is_the_cpus(devices, way, table):
+@pytest.mark.parametrize(("devices", "path", "table"), TABLES)
+def test_the_digest_is_the_cpus(devices, path, table):
     table = ("verify", "-n", *table)
     gpu = on_gpus(*table, devices=devices)
-    assert f"by way {way!r}" in gpu.stdout
+    assert f"device path {path!r}" in gpu.stdout
     assert "arrays in GPU memory, each host's GPUs in turn: rank 0 on GPU 0" in gpu.stdout
     assert digest_of(gpu.stdout) == digest_of(run(*table).stdout)
 

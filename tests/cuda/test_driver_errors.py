@@ -46,14 +46,14 @@ class Life:
     fired: bool = False
     errors: list[tuple[str, str, str]] = field(default_factory=list)
     slowest: float = 0.0  # seconds of a step
-    anew: str = ""  # which way the next communicator goes, and why
+    anew: str = ""  # the next communicator's device path, and why
 
 
 class Steps:
     """What a rank does with a communicator."""
 
-    def __init__(self, way):
-        self.way = way
+    def __init__(self, path):
+        self.path = path
         self.comm = None
         self.driver = standin.Driver()
         self.value = 0
@@ -63,13 +63,13 @@ class Steps:
         yield "call", lambda: self.comm.all_reduce(self.named)
         yield "unnamed", lambda: self.comm.all_reduce(self.unnamed)
         yield "async", lambda: self.comm.all_reduce(self.named, async_op=True).wait(TIMEOUT)
-        if self.way == "peer":
+        if self.path == "peer":
             yield "capture", self.capture
             yield "replay", self.replay
         yield "close", lambda: self.comm.close()
 
     def begin(self):
-        os.environ["PYCOLLECTIVE_CUDA_WAY"] = self.way
+        os.environ["PYCOLLECTIVE_DEVICE_PATH"] = self.path
         self.comm = pc.init(device="cuda", timeout=TIMEOUT)
 
     def make_arrays(self):
@@ -108,13 +108,13 @@ class Steps:
 
     def right(self):
         """Whether the calls so far have given what they must: of all ones, at the end of a life."""
-        calls = 3 if self.way == "peer" else 2
+        calls = 3 if self.path == "peer" else 2
         return (self.named.to_numpy() == 2**calls).all() and (self.unnamed.to_numpy() == 2).all()
 
 
-def live(_, way, plan=None):
+def live(_, path, plan=None):
     """A life; `plan`: the step, the function, which of its calls there, and the error."""
-    life, steps = Life(), Steps(way)
+    life, steps = Life(), Steps(path)
     names = standin.functions()
     mine = plan if os.environ["PYCOLLECTIVE_RANK"] == "1" else None
     for step, act in steps.all():
@@ -142,18 +142,18 @@ def live(_, way, plan=None):
         begin = time.monotonic()
         steps.comm.close()
         life.slowest = max(life.slowest, time.monotonic() - begin)
-    life.anew = live_anew(way)
+    life.anew = live_anew(path)
     return life
 
 
-def live_anew(way):
+def live_anew(path):
     """Another communicator in the same process; of which the GPU may have failed."""
-    os.environ["PYCOLLECTIVE_CUDA_WAY"] = "host" if way == "host" else "auto"
+    os.environ["PYCOLLECTIVE_DEVICE_PATH"] = "host" if path == "host" else "auto"
     comm = pc.init(device="cuda", timeout=TIMEOUT)
     x = np.ones(10, np.int64)
     comm.all_reduce(x)
     assert (x == 2).all()
-    text = " ".join(comm.way)
+    text = " ".join(comm.device_path)
     broken = np.zeros(1, np.int64)
     try:
         x = DeviceArray.from_numpy(x, comm.device)
@@ -171,27 +171,27 @@ def live_anew(way):
     return text
 
 
-def lives(way, plan=None):
+def lives(path, plan=None):
     """Of both ranks; they end in time, and well."""
     begin = time.monotonic()
     env = standin.environment(devices=8)
     with Ranks(2, module=__name__, variables=env, join=False, timeout=20) as ranks:
-        got = results(ranks.call(live, way, plan))
+        got = results(ranks.call(live, path, plan))
     assert [each.wait(0) for each in ranks.processes] == [0, 0]
     assert time.monotonic() - begin < 4 * LIMIT
     return got
 
 
-def plans(way, both):
+def plans(path, both):
     """Each function in each step; where it is called often, also its last call there.
 
     `both` errors in the steps of a call; otherwise one of them in "call", and the other in
     "unnamed", if it is called there.
     """
-    clean = lives(way)
+    clean = lives(path)
     seen: dict[str, int] = {}
     assert [each.errors for each in clean] == [[], []]
-    assert {each.anew.partition(" ")[0] for each in clean} == {way}
+    assert {each.anew.partition(" ")[0] for each in clean} == {path}
     pair = [clean[1].calls.get(step, {}) for step in ("call", "unnamed")]
     for place, (step, calls) in enumerate(clean[1].calls.items()):
         for name, count in calls.items():
@@ -211,7 +211,7 @@ def plans(way, both):
                 yield step, name, count, ONCE + STICKY - first
 
 
-def what_is_wrong(way, plan, first, second):
+def what_is_wrong(path, plan, first, second):
     """In how the ranks fared: empty where nothing is."""
     step, name, place, code = plan
     if not second.fired:
@@ -241,21 +241,21 @@ def what_is_wrong(way, plan, first, second):
             return "rank 0 is not told the error"
         if name not in of_rank_1 and code == ONCE and name not in IGNORED:
             return "rank 0 is not told the function"
-    if code == ONCE and first.anew.partition(" ")[0] != way:
+    if code == ONCE and first.anew.partition(" ")[0] != path:
         return "no new communicator"
-    if way == "peer" and first.anew.startswith("host") and NAMES[code] not in first.anew:
+    if path == "peer" and first.anew.startswith("host") and NAMES[code] not in first.anew:
         return "the new communicator does not say why"
     return ""
 
 
 @pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.storm)])
-@pytest.mark.parametrize("way", [pytest.param("peer", marks=pytest.mark.storm), "host"])
-def test_each_function_of_the_driver_may_fail(way, both):
+@pytest.mark.parametrize("path", [pytest.param("peer", marks=pytest.mark.storm), "host"])
+def test_each_function_of_the_driver_may_fail(path, both):
     wrong = []
-    for plan in plans(way, both):
+    for plan in plans(path, both):
         try:
-            first, second = lives(way, plan)
-            why = what_is_wrong(way, plan, first, second)
+            first, second = lives(path, plan)
+            why = what_is_wrong(path, plan, first, second)
         except Exception as error:
             why, first, second = repr(error), None, None
         if why:

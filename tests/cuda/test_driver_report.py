@@ -62,14 +62,14 @@ def test_what_is_here_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("PYCOLLECTIVE_CUDA_IMAGES", str(images))
     library = fake_driver.build(tmp_path, version=12040)
     found, cost = line(monkeypatch, library)
-    way = "calls by kernels over peer memory, under init(device=...) with a GPU for each rank"
-    assert found == f"12.4 ({library}), 2 x Fake GPU (9.0); {way}; kernels: {images}"
+    path = "calls by kernels over peer memory, under init(device=...) with a GPU for each rank"
+    assert found == f"12.4 ({library}), 2 x Fake GPU (9.0); {path}; kernels: {images}"
     assert cost == ""
 
 
 @pytest.mark.storm
 @pytest.mark.parametrize(
-    ("made", "wish", "way"),
+    ("made", "wish", "path"),
     [
         ({"devices": 1}, "", "calls by way of the host, as ranks would share the GPU"),
         (
@@ -77,14 +77,14 @@ def test_what_is_here_is_said(monkeypatch, tmp_path):
             "",
             "calls by way of the host, where ranks use GPUs that are apart: 0 and 1",
         ),
-        ({}, "host", "calls by the way of PYCOLLECTIVE_CUDA_WAY=host"),
+        ({}, "host", "device path host, by PYCOLLECTIVE_DEVICE_PATH"),
     ],
 )
-def test_how_calls_go_is_said_and_why(monkeypatch, tmp_path, made, wish, way):
+def test_how_calls_go_is_said_and_why(monkeypatch, tmp_path, made, wish, path):
     monkeypatch.setenv("PYCOLLECTIVE_CUDA_IMAGES", str(tmp_path))
-    monkeypatch.setenv("PYCOLLECTIVE_CUDA_WAY", wish)
+    monkeypatch.setenv("PYCOLLECTIVE_DEVICE_PATH", wish)
     found, _ = line(monkeypatch, fake_driver.build(tmp_path, **made))
-    assert f"; {way}; kernels: " in found
+    assert f"; {path}; kernels: " in found
 
 
 @pytest.mark.storm

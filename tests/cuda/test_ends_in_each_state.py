@@ -29,7 +29,7 @@ NOT_READY = 600  # CUDA_ERROR_NOT_READY
 class Scene:
     """A rank's part in bringing the group into a state. `enter` is the call that is in it."""
 
-    way = "peer"
+    path = "peer"
     held_for = LATE + TIMEOUT  # what is waited for without an end would never be told
 
     def __init__(self, comm):
@@ -91,7 +91,7 @@ class Unnamed(Scene):
 class ByHost(Scene):
     """By way of the host; `held`: the rank whose first copy takes its time."""
 
-    way = "host"
+    path = "host"
     held = HARMED
 
     def prepare(self):
@@ -151,7 +151,7 @@ def agreed_moment(comm, seconds):
 
 def live(_, name, how):
     scene_of = SCENES[name]
-    os.environ["PYCOLLECTIVE_CUDA_WAY"] = scene_of.way
+    os.environ["PYCOLLECTIVE_DEVICE_PATH"] = scene_of.path
     comm = pc.init(device="cuda", timeout=30)
     scene = scene_of(comm)
     comm.timeout = TIMEOUT if how == "times out" else 30
@@ -215,9 +215,9 @@ def test_everyone_is_told(name, how):
         assert values == [9.0 if name == "ToDevice" else 3.0]
 
 
-def killed_within(_, way, fraction):
+def killed_within(_, path, fraction):
     """Rank 1 is killed so far into a large call: the other has its result, or is told."""
-    os.environ["PYCOLLECTIVE_CUDA_WAY"] = way
+    os.environ["PYCOLLECTIVE_DEVICE_PATH"] = path
     comm = pc.init(device="cuda", timeout=30)
     x = np.arange(1 << 21, dtype=np.float32)
     array = DeviceArray.from_numpy(x, comm.device, _core.DeviceStream(comm.device))
@@ -253,12 +253,12 @@ TENTHS = [each / 10 for each in range(10)]
 @pytest.mark.parametrize(
     "fractions", [(0, 0.4, 0.8), pytest.param(TENTHS, marks=pytest.mark.storm)]
 )
-@pytest.mark.parametrize("way", ["peer", "host"])
-def test_a_rank_killed_at_any_moment_of_a_large_call(way, fractions):
+@pytest.mark.parametrize("path", ["peer", "host"])
+def test_a_rank_killed_at_any_moment_of_a_large_call(path, fractions):
     env = standin.environment(devices=8)
     for fraction in fractions:
         with Ranks(2, module=__name__, variables=env, join=False, timeout=20) as ranks:
-            first, second = ranks.call(killed_within, way, fraction)
+            first, second = ranks.call(killed_within, path, fraction)
         assert second.exit_code == -signal.SIGKILL
         assert first.error is None, first.stderr
         told, right, late = first.result

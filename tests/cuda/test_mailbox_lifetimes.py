@@ -34,7 +34,7 @@ def made(comm, color=0):
     """A communicator that kernels have served, or None."""
     other = comm.split(color)
     if other is not None:
-        assert other.way[0] == "peer", other.way
+        assert other.device_path[0] == "peer", other.device_path
         array = on_its_gpu(other, np.ones(1000, np.float32))
         other.all_reduce(array)
         assert (array.to_numpy() == other.size).all()
@@ -109,7 +109,7 @@ def lives(_, step):
     """With each life of `init` and close goes the node, and with it what this rank had of peers."""
     if step == "begin":
         HELD["comm"] = comm = pc.init(device="cuda")
-        assert comm.way[0] == "peer", comm.way
+        assert comm.device_path[0] == "peer", comm.device_path
         array = on_its_gpu(comm, np.ones(1000, np.float32))
         comm.all_reduce(array)
         array.to_numpy()
@@ -161,7 +161,7 @@ def test_a_mailbox_that_stays_mapped_is_not_freed():
 def in_a_fork(comm):
     before = comm.split(0)
     before.use_device("cuda")
-    assert before.way[0] == "peer"
+    assert before.device_path[0] == "peer"
     before.close()
     read_end, write_end = os.pipe()
     child = os.fork()

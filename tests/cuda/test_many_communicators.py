@@ -53,13 +53,13 @@ def test_calls_in_other_orders_on_other_streams_all_end():
 
 
 def ways_of(comms):
-    return [each.way[0] for each in comms]
+    return [each.device_path[0] for each in comms]
 
 
 def shared_out(comm):
     """What there is for the first ones, later ones go without; what is closed serves again."""
     comms = [comm] + [comm.split(0) for _ in range(MOST)]
-    said = ways_of(comms), comms[-1].way[1]
+    said = ways_of(comms), comms[-1].device_path[1]
     array = on_its_gpu(comm, np.ones(50_000, np.float32))
     comms[-1].all_reduce(array)
     assert (array.to_numpy() == comm.size).all()
@@ -90,15 +90,15 @@ def missing_on_one(comm):
     own = []
     for _ in range(3):
         together = comm.split(0)
-        own.append(together.way)
+        own.append(together.device_path)
         together.close()
-    os.environ["PYCOLLECTIVE_CUDA_WAY"] = "peer"
+    os.environ["PYCOLLECTIVE_DEVICE_PATH"] = "peer"
     refused = None
     try:
         comm.split(0)
     except ConfigurationError as error:
         refused = error  # and with it all that the call had
-    del os.environ["PYCOLLECTIVE_CUDA_WAY"]
+    del os.environ["PYCOLLECTIVE_DEVICE_PATH"]
     mine = [comm.split(comm.rank if comm.rank == 0 else None) for _ in range(MOST - 1)]
     return own, str(refused), ways_of(c for c in (mine if comm.rank == 0 else alone))
 
@@ -108,7 +108,7 @@ def test_where_one_rank_has_none_left_all_are_told():
         for own, refused, mine in results(ranks.call(missing_on_one)):
             assert {name for name, _ in own} == {"host"}
             assert all(why.startswith("rank 1: the blocks that may wait") for _, why in own)
-            assert "PYCOLLECTIVE_CUDA_WAY=peer cannot be: rank 1: the blocks" in refused
+            assert "PYCOLLECTIVE_DEVICE_PATH=peer cannot be: rank 1: the blocks" in refused
             assert mine == ["peer"] * (MOST - 1)
 
 
@@ -116,7 +116,7 @@ def after_a_failure(comm):
     """What a communicator had that has failed serves again once it is closed."""
     for _ in range(2 * MOST):
         other = comm.split(0)
-        assert other.way[0] == "peer"
+        assert other.device_path[0] == "peer"
         array = DeviceArray.from_numpy(np.ones(9), comm.device, _core.DeviceStream(comm.device))
         other.all_reduce(array)
         comm.barrier()

@@ -33,7 +33,7 @@ def op_of(comm):
 def beside_work(comm, array, driver):
     """The call before is under way, and on one GPU its stream has not come to it."""
     before = on_gpu(comm, np.full(5000, 1.0, np.float32))
-    by_host = comm.way[0] == "host"
+    by_host = comm.device_path[0] == "host"
     release = threading.Event().set
     if comm.rank == 2:
         release = driver.hold(comm.device, before.stream.handle)
@@ -78,7 +78,7 @@ def without_waiting(comm, array, driver):
         comm.all_reduce(third, async_op=True)
     assert (third.to_numpy() == 1).all()
     # By way of the host its result is there; kernels may have been told to stop.
-    if comm.way[0] == "host" and len(told) == 1:
+    if comm.device_path[0] == "host" and len(told) == 1:
         assert (first.to_numpy() == RANKS).all()
     return str(told[0])
 
@@ -96,10 +96,10 @@ def captured(comm, array, driver):
     return str(info.value)
 
 
-def differ(_, way, act):
-    os.environ["PYCOLLECTIVE_CUDA_WAY"] = way
+def differ(_, path, act):
+    os.environ["PYCOLLECTIVE_DEVICE_PATH"] = path
     comm = pc.init(device="cuda", timeout=30)
-    assert comm.way[0] == way
+    assert comm.device_path[0] == path
     x = np.arange(3000, dtype=np.float32)
     array = on_gpu(comm, x)
     text = act(comm, array, standin.Driver())
@@ -118,7 +118,7 @@ def differ(_, way, act):
 
 
 @pytest.mark.parametrize(
-    ("way", "act"),
+    ("path", "act"),
     [
         ("peer", beside_work),
         ("peer", without_waiting),
@@ -127,10 +127,10 @@ def differ(_, way, act):
         ("host", without_waiting),
     ],
 )
-def test_calls_that_differ(way, act):
+def test_calls_that_differ(path, act):
     env = standin.environment(devices=8)
     with Ranks(RANKS, module=__name__, variables=env, join=False, timeout=20) as ranks:
-        for text, untouched, right in results(ranks.call(differ, way, act)):
+        for text, untouched, right in results(ranks.call(differ, path, act)):
             assert "max" in text
             assert "sum" in text
             assert untouched

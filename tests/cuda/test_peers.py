@@ -135,7 +135,7 @@ def test_several_streams_at_once(peers, ranks):
 def by_parts(comm, x):
     """Of several communicators, also at once."""
     half = comm.split(comm.rank % 2, -comm.rank)
-    assert half.way[0] == "peer"
+    assert half.device_path[0] == "peer"
     assert half.device == comm.device
     mine, whole = on_its_gpu(comm, x), on_its_gpu(comm, x)
     works = [half.all_reduce(mine, async_op=True), comm.all_reduce(whole, async_op=True)]

@@ -329,7 +329,7 @@ from pycollective.testing.device_array import DeviceArray
 from tests.cuda import standin
 
 comm = pc.init(device="cuda", timeout=30)
-assert comm.way[0] == "peer", comm.way
+assert comm.device_path[0] == "peer", comm.device_path
 stream = _core.DeviceStream(comm.device)
 x = DeviceArray.from_numpy(np.full(60_000, comm.rank + 1.0, np.float32), comm.device, stream)
 comm.all_reduce(x)

@@ -18,7 +18,7 @@ from pycollective.testing.device_array import DeviceArray
 
 comm = pc.init(device="cuda", timeout=30)
 n, r = comm.size, comm.rank
-assert comm.way[0] == "peer", comm.way
+assert comm.device_path[0] == "peer", comm.device_path
 stream = _core.DeviceStream(comm.device)
 made = 0
 for dtype in DTYPES:

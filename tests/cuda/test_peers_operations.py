@@ -119,7 +119,7 @@ def in_parts(comm, colors, function, *arguments):
     part = comm.split(colors[comm.rank], -comm.rank)
     if part is None:
         return 0
-    assert part.way[0] == "peer", part.way
+    assert part.device_path[0] == "peer", part.device_path
     made = function(part, *arguments)
     assert part.kernel_calls == made
     part.close()

@@ -25,7 +25,7 @@ if rank == os.environ.get("FAILS"):
     os.environ["FAKE_NVRTC_LOG"] = "error"
 compiled = os.environ["FAKE_NVRTC_COMPILED"] = os.environ["FAKE_NVRTC_COMPILED"] + rank
 comm = pc.init(device="cuda", timeout=30)
-print("WAY", comm.way[0], len(open(compiled).readlines()), comm.way[1])
+print("PATH", comm.device_path[0], len(open(compiled).readlines()), comm.device_path[1])
 """
 
 WAITS = """
@@ -80,13 +80,13 @@ def test_one_gpu_that_fails_leaves_the_others_their_kernels(tmp_path, compiler):
 def test_each_rank_compiles_once(tmp_path, compiler):
     (tmp_path / "program.py").write_text(JOINS)
     done = launcher("run").run(2, str(tmp_path / "program.py"), **compiler)
-    assert done.stdout.count("WAY peer 1 each GPU maps") == 2, done.stdout + done.stderr
+    assert done.stdout.count("PATH peer 1 each GPU maps") == 2, done.stdout + done.stderr
 
 
 def test_what_one_rank_cannot_compile_all_are_told(tmp_path, compiler):
     (tmp_path / "program.py").write_text(JOINS)
     done = launcher("run").run(2, str(tmp_path / "program.py"), **compiler, FAILS="1")
-    assert done.stdout.count("WAY host 2 rank 1: NVRTC 13.0 (") == 2, done.stdout + done.stderr
+    assert done.stdout.count("PATH host 2 rank 1: NVRTC 13.0 (") == 2, done.stdout + done.stderr
     assert done.stdout.count(" does not compile cuda/program.cu for sm_90") == 2
 
 
@@ -105,4 +105,4 @@ def test_init_prepares_before_it_joins(monkeypatch, device):
 
 
 def test_what_is_no_gpu_is_told_later():
-    bootstrap.device_ways.prepare("gpu")
+    bootstrap.device_paths.prepare("gpu")

@@ -120,7 +120,7 @@ class RankProcess:
 
 def _gpu_of(rank: int) -> Gpu:
     """Return this rank's GPU: the host's in turn."""
-    from pycollective.gpu.way import number_of
+    from pycollective.gpu.device_path import number_of
     from pycollective.testing.places import Gpu
 
     return Gpu(number_of("cuda", rank))

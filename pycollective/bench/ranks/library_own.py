@@ -67,7 +67,7 @@ class OwnLibrary:
         if gpu:
             devices = _core.cuda_report([])["devices"]
             self.versions["gpus"] = f"{len(devices)} x {devices[gpu.device][0]}"
-            self.versions["way"] = ": ".join(self._comm.way)
+            self.versions["device path"] = ": ".join(self._comm.device_path)
 
     def prepare(self, case: Case, variant: str, buffer: Any) -> Prepared:
         if variant == "stream":

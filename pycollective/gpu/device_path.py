@@ -1,9 +1,9 @@
-"""Which way calls on GPUs' arrays go, as the ranks of a communicator agree: docs/gpu.md.
+"""The device path: how calls on GPUs' arrays go, as a communicator's ranks agree (docs/gpu.md).
 
 Each rank makes a mailbox in its GPU's memory, and all tell each other where it is, or why there is
-none; each maps all others', and all tell each other whether they could. Then all calls go that way,
-or, as before, by way of the host. They tell it over the communicator's own shared memory, which
-nobody else can reach.
+none. Each maps all others', and all tell each other whether they could. If all could, kernels over
+peer memory carry out the calls; else these go by way of the host. The ranks talk over the
+communicator's own shared memory, which nobody else can reach.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from pycollective import _core
 from pycollective.agree import agree, let_all_hear
-from pycollective.config import ENV_CUDA_WAY
+from pycollective.config import ENV_DEVICE_PATH
 from pycollective.errors import ConfigurationError
 from pycollective.gpu import nvrtc
 
 PEER, HOST = "peer", "host"
-_WISHES = ("auto", PEER, HOST)
+_CHOICES = ("auto", PEER, HOST)
 
 
-class Way(NamedTuple):
+class DevicePath(NamedTuple):
     """How calls on arrays of `device` go: by kernels over "peer" memory, or by the "host"."""
 
     device: int
@@ -58,12 +58,12 @@ def number_of(device: str | int, local_rank: int) -> int:
     return int(number)
 
 
-def wished_way() -> str:
-    """What PYCOLLECTIVE_CUDA_WAY says: "peer" or "host" alone, or "auto"."""
-    wish = os.environ.get(ENV_CUDA_WAY) or "auto"
-    if wish not in _WISHES:
-        raise ConfigurationError(f"{ENV_CUDA_WAY}={wish}: it is 'auto', 'peer' or 'host'")
-    return wish
+def wanted_path() -> str:
+    """What PYCOLLECTIVE_DEVICE_PATH says: "peer" or "host" alone, or "auto"."""
+    choice = os.environ.get(ENV_DEVICE_PATH) or "auto"
+    if choice not in _CHOICES:
+        raise ConfigurationError(f"{ENV_DEVICE_PATH}={choice}: it is 'auto', 'peer' or 'host'")
+    return choice
 
 
 def prepare(device: str | int) -> None:
@@ -76,7 +76,7 @@ def prepare(device: str | int) -> None:
     """
     with suppress(ConfigurationError):
         number = None if isinstance(device, str) and device == "cuda" else number_of(device, 0)
-        if wished_way() != HOST:
+        if wanted_path() != HOST:
             _core.prepare_kernels(nvrtc.folders(), number)
 
 
@@ -86,8 +86,8 @@ def join(
     local_rank: int,
     hosts: int,
     programs: object,
-) -> Way:
-    """Agree on a way for calls on arrays of GPU `device`; every rank gives its own.
+) -> DevicePath:
+    """Agree on the device path of calls on arrays of GPU `device`; every rank gives its own.
 
     Args:
         communicator: of all ranks, which has made no call on a GPU's array yet.
@@ -98,7 +98,7 @@ def join(
 
     Raises:
         ConfigurationError: on every rank: what some rank was given cannot be, or
-            PYCOLLECTIVE_CUDA_WAY asks for "peer", and that cannot be.
+            PYCOLLECTIVE_DEVICE_PATH asks for "peer", and that cannot be.
     """
     mailbox = group = None
 
@@ -109,14 +109,14 @@ def join(
 
     def offer() -> _Offer:
         nonlocal mailbox
-        number, wish = number_of(device, local_rank), wished_way()
-        if wish == HOST or hosts > 1:
-            return _Offer(number, wish)
+        number, choice = number_of(device, local_rank), wanted_path()
+        if choice == HOST or hosts > 1:
+            return _Offer(number, choice)
         try:
             mailbox = _core.DeviceMailbox(number, nvrtc.folders())
-            return _Offer(number, wish, card=mailbox.lend(communicator).hex())
+            return _Offer(number, choice, card=mailbox.export(communicator).hex())
         except ConfigurationError as error:
-            return _Offer(number, wish, problem=str(error))
+            return _Offer(number, choice, problem=str(error))
 
     def map_all() -> str:
         nonlocal group
@@ -148,42 +148,42 @@ def join(
             if not reason:
                 assert group is not None
                 _core.use_devices(communicator, group, programs)
-                return Way(number, PEER, "each GPU maps all others' mailboxes")
+                return DevicePath(number, PEER, "each GPU maps all others' mailboxes")
             kept = _first(agree(gather, "use_device", unmap_all))
         if mailbox is not None and not kept:
             mailbox.take_back(communicator)
     finally:
         # What they hold is for others, also while somebody keeps the error, and with it the frame.
         mailbox = group = None
-    if offers[0].wish == PEER:
+    if offers[0].choice == PEER:
         let_all_hear(gather)
-        raise ConfigurationError(f"{ENV_CUDA_WAY}=peer cannot be: {reason}")
-    return Way(number, HOST, reason)
+        raise ConfigurationError(f"{ENV_DEVICE_PATH}=peer cannot be: {reason}")
+    return DevicePath(number, HOST, reason)
 
 
 class _Offer(NamedTuple):
     """What a rank tells the others."""
 
     number: int  # of its GPU
-    wish: str
+    choice: str
     problem: str = ""  # for which kernels cannot
     card: str = ""  # of its mailbox, hexadecimal
 
 
 def why_not(every: Sequence[_Offer]) -> str:
     """Why kernels cannot wait for each other's; empty where they can. The same on all ranks."""
-    wish = every[0].wish
+    choice = every[0].choice
     for rank, each in enumerate(every):
-        if each.wish != wish:
-            return f"{ENV_CUDA_WAY} is {wish!r} on rank 0 and {each.wish!r} on rank {rank}"
-    if wish == HOST:
-        return f"{ENV_CUDA_WAY}=host"
+        if each.choice != choice:
+            return f"{ENV_DEVICE_PATH} is {choice!r} on rank 0 and {each.choice!r} on rank {rank}"
+    if choice == HOST:
+        return f"{ENV_DEVICE_PATH}=host"
     if reason := _first([each.problem for each in every]):
         return reason
     first: dict[bytes, int] = {}
     for rank, each in enumerate(every):
         other = first.setdefault(_core.gpu_of(bytes.fromhex(each.card)), rank)
-        if other != rank and wish != PEER:
+        if other != rank and choice != PEER:
             return (
                 f"ranks {other} and {rank} share a GPU, where a kernel that waits may keep the one "
                 "that it waits for from running"
