@@ -137,17 +137,6 @@ class Communicator:
     @overload
     def all_reduce(
         self,
-        x: _A,
-        op: ReduceOp = "sum",
-        out: None = None,
-        async_op: bool = False,
-        algorithm: Algorithm = "auto",
-        wire: Wire | None = None,
-        stream: Stream | None = None,
-    ) -> Work[_A] | _A: ...
-    @overload
-    def all_reduce(
-        self,
         x: Array,
         op: ReduceOp = "sum",
         out: _A = ...,
@@ -171,6 +160,17 @@ class Communicator:
     @overload
     def all_reduce(
         self,
+        x: _A,
+        op: ReduceOp = "sum",
+        out: None = None,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> Work[_A] | _A: ...
+    @overload
+    def all_reduce(
+        self,
         x: Array,
         op: ReduceOp = "sum",
         out: _A = ...,
@@ -207,18 +207,6 @@ class Communicator:
     @overload
     def reduce(
         self,
-        x: _A,
-        root: int = 0,
-        op: ReduceOp = "sum",
-        out: None = None,
-        async_op: bool = False,
-        algorithm: Algorithm = "auto",
-        wire: Wire | None = None,
-        stream: Stream | None = None,
-    ) -> Work[_A | None] | _A | None: ...
-    @overload
-    def reduce(
-        self,
         x: Array,
         root: int = 0,
         op: ReduceOp = "sum",
@@ -241,6 +229,18 @@ class Communicator:
         wire: Wire | None = None,
         stream: Stream | None = None,
     ) -> Work[_A | None]: ...
+    @overload
+    def reduce(
+        self,
+        x: _A,
+        root: int = 0,
+        op: ReduceOp = "sum",
+        out: None = None,
+        async_op: bool = False,
+        algorithm: Algorithm = "auto",
+        wire: Wire | None = None,
+        stream: Stream | None = None,
+    ) -> Work[_A | None] | _A | None: ...
     @overload
     def reduce(
         self,

@@ -56,37 +56,45 @@ def generated() -> list[Definition]:
     return [_Plainer().visit(node) for node in tree.body if isinstance(node, Definition)]
 
 
-def overloads(method: ast.FunctionDef) -> list[ast.FunctionDef]:
-    """For each type of `async_op`: False, True, and a bool that is not known."""
-    assert method.returns is not None
-    result = ast.unparse(method.returns)
-    work = f"Work[{result}]"
-    kinds = {"Literal[False]": result, "Literal[True]": work, "bool": f"{work} | {result}"}
-    made = []
-    for kind, returns in kinds.items():
-        each = copy.deepcopy(method)
-        given = each.args
-        at = [argument.arg for argument in given.args].index("async_op")
-        given.args[at].annotation = ast.parse(kind, mode="eval").body
-        each.returns = ast.parse(returns, mode="eval").body
-        if kind == "Literal[True]":  # it must be given, and so stands behind a "*"
-            behind = len(given.args) - at
-            given.kwonlyargs, given.args = given.args[at:], given.args[:at]
-            given.kw_defaults = [None, *given.defaults[len(given.defaults) - behind + 1 :]]
-            given.defaults = given.defaults[: len(given.defaults) - behind]
-        each.decorator_list = [ast.Name("overload")]
-        made.append(each)
-    return made
+def overload(method: ast.FunctionDef, kind: str, returns: str) -> ast.FunctionDef:
+    """The method for that type of `async_op`."""
+    each = copy.deepcopy(method)
+    given = each.args
+    at = [argument.arg for argument in given.args].index("async_op")
+    given.args[at].annotation = ast.parse(kind, mode="eval").body
+    each.returns = ast.parse(returns, mode="eval").body
+    if kind == "Literal[True]":  # it must be given, and so stands behind a "*"
+        behind = len(given.args) - at
+        given.kwonlyargs, given.args = given.args[at:], given.args[:at]
+        given.kw_defaults = [None, *given.defaults[len(given.defaults) - behind + 1 :]]
+        given.defaults = given.defaults[: len(given.defaults) - behind]
+    each.decorator_list = [ast.Name("overload")]
+    return each
+
+
+def overloads(methods: list[ast.FunctionDef]) -> list[ast.FunctionDef]:
+    """Methods of one name for `async_op` False and True, and then for a bool that is not known."""
+    known, unknown = [], []
+    for method in methods:
+        assert method.returns is not None
+        result = ast.unparse(method.returns)
+        known.append(overload(method, "Literal[False]", result))
+        known.append(overload(method, "Literal[True]", f"Work[{result}]"))
+        unknown.append(overload(method, "bool", f"Work[{result}] | {result}"))
+    return [*known, *unknown]
 
 
 def expanded(members: list[ast.stmt]) -> list[ast.stmt]:
     """The members of a class, with overloads of those that take `async_op`."""
     found: list[ast.stmt] = []
+    taking: dict[str, list[ast.FunctionDef]] = {}
     for member in members:
-        takes = isinstance(member, ast.FunctionDef) and "async_op" in [
-            argument.arg for argument in member.args.args
-        ]
-        found += overloads(member) if takes else [member]
+        if isinstance(member, ast.FunctionDef) and "async_op" in ast.unparse(member.args):
+            taking.setdefault(member.name, []).append(member)
+        else:
+            found.append(member)
+    for methods in taking.values():
+        found += overloads(methods)
     return found
 
 
