@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIES = ROOT / "build" / "planted_bugs"
 SECONDS = 200  # for the tests of one bug; longer counts as seen: it hangs
 CHOOSES = "PYCOLLECTIVE_PLANTED"
-SOURCES = (".py", ".cpp", ".h", ".inl")
+SOURCES = (".py", ".cpp", ".h", ".inl", ".cu")
 HEADER = f"""
 #pragma once
 #include <cstdlib>
