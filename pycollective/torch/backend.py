@@ -16,9 +16,8 @@ from pycollective.bootstrap.shutdown import SHUTDOWN
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
 
-# How long a process that ends without destroy_process_group waits for what it issued and never
-# waited for, callbacks included. Long enough for peers that are a little behind, short enough for a
-# person.
+# How long a process that ends without destroy_process_group waits for calls that nobody waited for,
+# and for their callbacks: enough for peers that are a little behind, and short for a person.
 _EXIT_GRACE = 5.0
 
 
@@ -31,9 +30,9 @@ def register() -> None:
 
 
 def _create(options: Any, _: object) -> _torch.Backend:
-    """What torch.distributed calls; `options`: its _DistributedBackendOptions."""
+    """Called by torch.distributed; `options`: its _DistributedBackendOptions."""
     ranks = options.global_ranks_in_group
-    # The first group is the world, and the others' ranks are numbered in it.
+    # The first group is the world; the others' ranks are numbered in it.
     world = dist.get_world_size() if dist.is_initialized() else options.group_size
     hosts = bootstrap.simulated_hosts(world)
     if hosts and ranks:
@@ -51,11 +50,11 @@ def create(
         rank: this rank in the group.
         size: ranks in the group.
         timeout: how long joining, and later each operation, may take.
-        hosts: the host of each rank, where it is not to be found out.
+        hosts: the host of each rank; without it, it is found out.
 
     Raises:
         ConfigurationError: the ranks cannot make a group; says why.
-        CollectiveTimeout: not every rank came; names the absentees.
+        CollectiveTimeout: not every rank came; names the absent ranks.
     """
     limit = timeout.total_seconds()
     communicator = bootstrap.join(store, rank, size, limit, hosts)
@@ -63,7 +62,7 @@ def create(
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
-    """What this rank has sent to other hosts through a process group so far.
+    """Count what this rank has sent to other hosts through a process group.
 
     Args:
         group: of the backend ``pycollective``; None for the default group.
@@ -91,7 +90,7 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
 
 
 def _let_operations_end() -> None:
-    """Give what was issued asynchronously and never waited for a short time at exit."""
+    """At exit, wait a short time for calls that nobody waited for."""
     deadline = time.monotonic() + _EXIT_GRACE
     while _torch.CompletionThreads.any_busy() and time.monotonic() < deadline:
         time.sleep(0.002)
