@@ -1,4 +1,4 @@
-"""The table of test_conformance.py for every algorithm: the oracle's bits from each."""
+"""The table of test_conformance.py for every algorithm: the reference's bits from each."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def all_reduce(comm, x, op, algorithm, how="in place"):
 
 
 def wrong_by_each(comm, x, want, op):
-    """Which algorithms' results are not the oracle's; each has a window of its own. Found in the
+    """Which algorithms' results are not the reference's; each has a window of its own. Found in the
     ranks: to send so many results to the test takes longer than to make them."""
     return [
         (algorithm, shown.size)

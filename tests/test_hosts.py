@@ -1,6 +1,6 @@
-"""Ranks of several hosts, played on one: between them messages go over MPI or Gloo; the same bits.
+"""Ranks of several hosts, simulated on one: MPI or Gloo between them, and the same bits.
 
-That ranks of different played hosts share no memory is by construction (their segments are never
+That ranks of different simulated hosts share no memory is by construction (their segments are never
 attached), and checked here.
 """
 

@@ -1,4 +1,4 @@
-"""The oracle: held to exact fractions, to the trees as documented, and to each rule on its own."""
+"""The reference: held to exact fractions, to the documented trees, and to each rule on its own."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.parametrize("name", list(TRAITS))
-def test_a_type_is_what_numpy_and_the_oracle_take_it_for(name):
+def test_a_type_is_what_numpy_and_the_reference_take_it_for(name):
     traits, dtype = TRAITS[name], numpy_type(name)
     assert dtype.itemsize == traits.size
     one = np.ones(1, dtype)
@@ -58,8 +58,8 @@ def test_as_many_ranks_share_a_host_as_the_core_has_room_for():
         node.allocate(most + 1)
 
 
-# Who else names types, and why: the oracle; measurements' inputs, which must stay as they are; and
-# what docs/wire.md has formats for.
+# Who else names types: the reference; measurements' inputs, which must stay as they are; and what
+# docs/wire.md has formats for.
 MAY_NAME_TYPES = {
     "pycollective/reference.py",
     "pycollective/typing.py",  # for type checkers; held to the table by tests/typing

@@ -81,7 +81,7 @@ def mismatch(comm, operation, size, first, others):
 
 
 def right_bits(comm):
-    """Which results are not the oracle's, by size and way of calling."""
+    """Which results are not the reference's, by size and way of calling."""
     wrong = []
     for size, later in itertools.product((4, 1200, 4800, 1 << 20), (False, True)):
         inputs = leaves("float32", "sum", comm.size, size // 4, size)

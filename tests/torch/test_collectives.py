@@ -1,5 +1,5 @@
 """One table: each c10d collective x dtype x number of ranks, synchronous, asynchronous and strided,
-bit for bit against the oracle."""
+bit for bit against the reference."""
 
 from __future__ import annotations
 

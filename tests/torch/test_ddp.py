@@ -184,7 +184,7 @@ def averaged_gradient(comm, gradient, hook):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_the_hook_gives_exactly_the_oracles_average(pool, ranks, dtype):
+def test_the_hook_gives_exactly_the_references_average(pool, ranks, dtype):
     gradients = order_sensitive(dtype, ranks, 10_000)
     for got in pool(ranks).call(averaged_gradient, PerRank(gradients), True):
         assert same_bits(got, reference.reduce(gradients, "avg"))

@@ -234,7 +234,7 @@ def over_gloo(comm):
     return done, sources
 
 
-def test_between_played_hosts():
+def test_between_simulated_hosts():
     variables = {"PYCOLLECTIVE_TOPOLOGY": "2,1"}
     told = results(run_ranks(over_gloo, 3, variables=variables, timeout=120))
     assert told == [(True, [1, 1, 2, 2]), (True, []), (True, [])]
