@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Container
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pycollective.errors import CollectiveMismatch, ConfigurationError, named
 
 T = TypeVar("T")
-Bytes = NDArray[np.uint8]
+Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 _MOST_BYTES = 1 << 16  # that a rank says
 _MOST_TEXT = 600  # characters of an error that others are told

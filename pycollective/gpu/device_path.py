@@ -15,10 +15,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pycollective import _core
-from pycollective.agree import agree, let_all_hear
+from pycollective.agree import Bytes, agree, let_all_hear
 from pycollective.config import ENV_DEVICE_PATH
 from pycollective.errors import ConfigurationError
 from pycollective.gpu import nvrtc
@@ -102,7 +101,7 @@ def join(
     """
     mailbox = group = None
 
-    def gather(row: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def gather(row: Bytes) -> Bytes:
         rows = np.empty((communicator.size, row.size), np.uint8)
         communicator.all_gather(rows, row)
         return rows
