@@ -1,5 +1,5 @@
-// An array of the caller's, whatever library made it: NumPy (ml_dtypes' types too), or anything
-// with DLPack (torch, CuPy, ...) or the CUDA array interface. Never a copy.
+// A view of the caller's array, without a copy: of NumPy (with ml_dtypes' types), or of anything
+// with DLPack (torch, CuPy, ...) or the CUDA array interface.
 #pragma once
 
 #include <Python.h>
@@ -22,15 +22,15 @@ class ArrayView {
   ArrayView(const ArrayView&) = delete;
   ArrayView& operator=(const ArrayView&) = delete;
 
-  // Looks at `object`. False with a Python error set (ConfigurationError, or what its __dlpack__
-  // raised) where it is no array in the host's memory that can be moved. `name` is for messages.
+  // Opens an array in the host's memory. False with a Python error set (ConfigurationError, or what
+  // its __dlpack__ raised) if `object` is none that can be moved. `name` is for messages.
   bool open(PyObject* object, const char* name);
-  // The same, or an array on a GPU, on which the caller works on the stream that is named. Those
-  // must be contiguous.
+  // The same, or an array on a GPU, which must be contiguous. `stream` is where the caller works on
+  // it.
   bool open_anywhere(PyObject* object, const char* name, const NamedStream& stream);
 
-  // Puts a C-contiguous copy in the place of an array that is not contiguous, so that data() serves
-  // as input or output; copy_back() then copies an output back. False with a Python error set.
+  // Replaces an array that is not contiguous by a C-contiguous copy, so that data() serves as input
+  // or output. copy_back() then copies an output back. False with a Python error set.
   bool stage();
   bool copy_back();
 
@@ -39,8 +39,8 @@ class ArrayView {
   bool check_writable(PyObject* object, const char* kind) const;
 
   void* data() const { return data_; }
-  // Of a GPU, or -1: the host's memory. And the stream there: what was named, or else what the
-  // array says, or else the legacy default stream.
+  // The GPU, or -1 for the host's memory; and the stream there: the one that was named, else the
+  // array's own, else the legacy default stream.
   int device() const { return device_; }
   const NamedStream& stream() const { return stream_; }
   Dtype dtype() const { return dtype_; }
@@ -48,7 +48,7 @@ class ArrayView {
   bool contiguous() const { return contiguous_; }
   int dimensions() const { return dimensions_; }
   std::size_t extent(int dimension) const { return static_cast<std::size_t>(shape_[dimension]); }
-  // What owns the memory that data() points to, and the caller's array; borrowed.
+  // Adds the owners of the memory of data() and of the caller's array; borrowed.
   void add_owners(std::vector<PyObject*>& owners) const {
     for (PyObject* each : {owner_, staged_})
       if (each != nullptr) owners.push_back(each);

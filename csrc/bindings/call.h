@@ -9,7 +9,7 @@
 
 namespace pycollective {
 
-// What the caller named; null or None where not given.
+// The caller's arguments; null or None if not given.
 struct CallArguments {
   PyObject* input = nullptr;   // what is read
   PyObject* output = nullptr;  // what is written; the input, where not given
@@ -40,7 +40,7 @@ class Call {
   const Request& request() const { return request_; }
   void use(std::shared_ptr<const Program> program) { request_.program = std::move(program); }
   void keep_with(KeptArrays& kept);
-  // Of a recv that has ended well, of run(): the rank that sent the message.
+  // The rank that sent the message, after a recv that has ended well.
   int source() const { return source_; }
   // After success, for outputs that were not contiguous. False with a Python error set.
   bool finish() { return output_ == nullptr || output_->copy_back(); }

@@ -14,7 +14,7 @@
 
 namespace pycollective {
 
-// The programs that a communicator has been asked for; few, so they are looked up one by one.
+// A program that a communicator was asked for. There are few, so they are looked up one by one.
 struct KnownProgram {
   OpKind kind;
   int root;
@@ -42,7 +42,7 @@ struct CommunicatorObject {
   }
 };
 
-// The collectives, as methods: to be followed by the type's own, ended by an empty one.
+// The collectives as methods. The type adds its own, and an empty one as the end.
 constexpr int kCollectiveMethods = 11;
 extern const PyMethodDef collective_methods[kCollectiveMethods];
 

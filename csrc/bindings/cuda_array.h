@@ -1,5 +1,5 @@
-// What concerns arrays on a GPU: the stream that a call is to follow, and the CUDA array interface,
-// beside DLPack or in its place.
+// Arrays on a GPU: the stream that a call follows, and the CUDA array interface, which some arrays
+// have beside DLPack or in its place.
 #pragma once
 
 #include <Python.h>
@@ -14,17 +14,16 @@ struct NamedStream {
   void* handle = nullptr;  // null: the legacy default stream
 };
 
-// What a caller gave as `stream`: None, a number, or what has `__cuda_stream__`, `cuda_stream`
+// Reads a caller's `stream`: None, a number, or an object with `__cuda_stream__`, `cuda_stream`
 // (torch) or `ptr` (CuPy). False with a ConfigurationError set.
 bool read_stream(PyObject* object, NamedStream& stream);
 
-// Whether the array may say more of itself by the CUDA array interface. Cheap: a torch tensor on
-// the CPU says no.
+// Whether the array may have the CUDA array interface. Cheap; no for a torch tensor on the CPU.
 bool knows_cuda(PyObject* object);
 // Where the array lies by `__dlpack_device__`, if it says so: 1 or 0, or -1 with an error set.
 int ask_for_device(PyObject* object, dlpack::Device& device);
-// What the array says of its stream. False with a Python error set; `stream` is left as it is where
-// it says nothing.
+// Asks the array for its stream, and leaves `stream` as it is if it names none. False with a Python
+// error set.
 bool ask_for_stream(PyObject* object, NamedStream& stream);
 
 // A GPU's array as the interface describes it; strides in bytes, empty: C-contiguous.

@@ -60,17 +60,17 @@ enum class Writing {
   kNotSaid,   // by a producer without versions
 };
 
-// The capsule that `object` hands over, a new reference: of version 1.x where the producer knows
-// it, else without a version. Null with a Python error set: ConfigurationError where there is no
-// DLPack, or what the producer raised. `name` is for messages. `stream`: of an array on a GPU,
-// where the producer must know which stream will use it: DLPack's number of that.
+// Asks `object` for its capsule, of version 1.x if the producer knows it, else without a version. A
+// new reference; null with a Python error set: ConfigurationError if there is no DLPack, or what
+// the producer raised. `name` is for messages. `stream`: DLPack's number of the stream that will
+// use an array on a GPU.
 PyObject* ask_for_capsule(PyObject* object, const char* name, std::optional<long long> stream);
 
 // What the capsule holds, borrowed from it. Null with a Python error set.
 const Tensor* open_capsule(PyObject* capsule, const char* name, Writing& writing);
 
-// For kNotSaid: 1 where `object` shows in another way that it is immutable, 0 where it does not,
-// -1 with a Python error set.
+// For kNotSaid: 1 if `object` shows otherwise that it is immutable, 0 if not, -1 with a Python
+// error set.
 int looks_immutable(PyObject* object);
 
 // Once, when the module is made. False with a Python error set.

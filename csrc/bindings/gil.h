@@ -1,9 +1,9 @@
-// The interpreter's lock, given back and taken again so that no thread dies of it.
+// Releases and takes the interpreter's lock so that no thread dies of it.
 //
 // Once the interpreter is ending, a thread that asks for the lock never gets it. Up to Python 3.13
-// it is ended where it stands, by unwinding its stack: that runs destructors which touch Python
-// objects without the lock, and a destructor or a `catch (...)` on the way ends the process with
-// SIGABRT. Here such a thread stops for good and keeps what it holds, as from Python 3.14 on.
+// it is ended where it stands, by unwinding its stack. That runs destructors which touch Python
+// objects without the lock, and a destructor or a `catch (...)` ends the process with SIGABRT. Here
+// such a thread stops for good and keeps what it holds, as it does from Python 3.14 on.
 #pragma once
 
 #include <Python.h>

@@ -1,5 +1,5 @@
-// Arrays of calls whose messages to another host may outlive them, as the engine keeps them: they
-// are let go of by whatever thread, and only one with the GIL may free them.
+// Keeps the arrays of a call for as long as its messages to other hosts need them. Any thread may
+// release them, and only one with the GIL may free them.
 #pragma once
 
 #include <Python.h>
@@ -13,8 +13,8 @@ namespace pycollective {
 
 class KeptArrays : public std::enable_shared_from_this<KeptArrays> {
  public:
-  // With the GIL held. What the result holds is freed at its end if that has the GIL, else by a
-  // later sweep().
+  // With the GIL held. The result's end frees the objects if it has the GIL, else a later sweep()
+  // does.
   std::shared_ptr<const void> keep(std::vector<PyObject*> objects) {
     for (PyObject* each : objects) Py_INCREF(each);
     const std::weak_ptr<KeptArrays> home = weak_from_this();

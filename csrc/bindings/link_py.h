@@ -1,4 +1,4 @@
-// Links, as Python hands them from the library that makes them to the core.
+// Links in capsules, in which Python passes them from the library that makes them to the core.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,7 +9,7 @@
 
 namespace pycollective {
 
-// What the capsule carries; throws pybind11::error_already_set where it is none of a link.
+// The link in the capsule. Throws pybind11::error_already_set if there is none.
 std::shared_ptr<Link> link_in(const pybind11::object& capsule);
 
 }  // namespace pycollective

@@ -1,4 +1,4 @@
-// What Python holds of this process's shared memory and progress thread.
+// Python's hold on this process's shared memory and progress thread.
 #pragma once
 
 #include <pybind11/pybind11.h>

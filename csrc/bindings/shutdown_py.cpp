@@ -35,7 +35,7 @@ class Living {
   std::vector<std::weak_ptr<Kept>> all_;
 };
 
-// What ends with the process: a fork's own, since its parent's are the parent's to end.
+// What this process must end. A fork has its own: its parent ends the parent's.
 struct Ending {
   Living<Communicator> communicators;
   Living<Progress> progresses;
@@ -50,7 +50,7 @@ void abort_all(const std::string& reason) {
   open.clear();
 }
 
-// Fails what is busy, and then closes all, the newest first. Whether anything was busy.
+// Aborts what is busy, then closes all, the newest first. Whether anything was busy.
 bool close_all() {
   std::vector<std::shared_ptr<Communicator>> open = ending->communicators.shares();
   std::reverse(open.begin(), open.end());

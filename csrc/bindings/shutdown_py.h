@@ -1,4 +1,4 @@
-// The end of the process: what of the core is still there, and how it ends.
+// Shutdown: what of the core is still open at the end of the process, and how it ends.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace pycollective {
 
-// Both keep no share of it: what a program lets go of may outlive its Python object, while
-// operations are pending, and says goodbye all the same. GIL held.
+// Register what shutdown must end; both keep no share of it. It may outlive its Python object while
+// operations are pending. GIL held.
 void remember(const std::shared_ptr<Communicator>& communicator);
 void remember(const std::shared_ptr<Progress>& progress);
 

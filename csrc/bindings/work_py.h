@@ -13,8 +13,8 @@
 
 namespace pycollective {
 
-// Calls whose handle was dropped while they were under way: their arrays must live until they are
-// done, and only a thread with the GIL may let go of them. Swept at later calls. GIL held.
+// Calls whose handle was dropped while they were under way. Their arrays must live until they are
+// done, and only a thread with the GIL may free them. Later calls sweep them. GIL held.
 class AbandonedCalls {
  public:
   ~AbandonedCalls();
@@ -28,7 +28,7 @@ class AbandonedCalls {
 // Owns the call's arrays until it is done.
 class PythonWork {
  public:
-  // `result`: what the call returns where it is not asynchronous; a recv's is its source.
+  // `result`: what the call would return without async_op; a recv returns its source.
   PythonWork(std::unique_ptr<Call> call, std::shared_ptr<Work> work,
              std::shared_ptr<AbandonedCalls> abandoned, pybind11::object result)
       : receives_(call->request().kind == OpKind::kRecv),
@@ -40,7 +40,7 @@ class PythonWork {
 
   bool done();
   pybind11::object wait(double timeout);
-  // Of a recv that has ended well; else none.
+  // The rank that sent the message of a recv that has ended well; else none.
   std::optional<int> source() const {
     const int rank = receives_ ? work_->source() : kAnySource;
     return rank == kAnySource ? std::nullopt : std::optional<int>(rank);

@@ -1,6 +1,6 @@
-// The few functions of MPI that messages need, fetched at run time from whichever MPI the program
-// has loaded. MPIs differ in what a handle is, an int or a pointer, and in the size of a status;
-// both are told by who knows (mpi4py).
+// The functions of MPI that messages need, fetched at run time from whichever MPI the program has
+// loaded. MPIs differ in what a handle is, an int or a pointer, and in the size of a status; mpi4py
+// knows both.
 #pragma once
 
 #include <cstddef>
