@@ -80,10 +80,10 @@ TYPICAL = Links(
 )
 
 # What ``algorithm="auto"`` goes by between hosts, by transport: round numbers with which it chooses
-# well among what benchmarks/auto_choice.py, cost_model.py and between_hosts.py measure. They price
-# nothing well, for they must serve slow links and fast ones; what decides is how many bytes cost as
-# much as a message: some 25 KB over MPI, and 200 KB over Gloo (less on a link of 1 Gbit/s, more
-# where hosts are played on one machine).
+# well among what was measured (benchmarks/results: auto_choice, cost_model, between_hosts_mpi).
+# They price nothing well, for they must serve slow links and fast ones. What decides is how many
+# bytes cost as much as a message: some 25 KB over MPI, and 200 KB over Gloo (less on a link of 1
+# Gbit/s, more where hosts are simulated on one machine).
 BETWEEN_HOSTS = {
     "mpi": Links(
         local=Link(latency=2e-6, message=0.5e-6, byte=1 / 8e9),
