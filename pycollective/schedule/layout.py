@@ -136,22 +136,23 @@ def lay_out(
 def workspace(schedule: Schedule) -> Workspace:
     """What all ranks set aside: the same on every rank.
 
-    Up to `COUNTED_RANKS` the most that any rank needs. Beyond, some ranks are counted, those that
-    need most where ranks and hosts are powers of two and hosts hold blocks of ranks. Where hosts
-    hold equal blocks of another size, half as much again is set aside. Elsewhere twice as much is,
-    and a place for something of each rank.
+    Up to `COUNTED_RANKS` the most that any rank needs. Beyond, some ranks are counted, and more is
+    set aside than these need: a sixteenth where ranks and hosts are powers of two and hosts hold
+    blocks of ranks, half as much where hosts hold equal blocks of another size; elsewhere as much
+    again, and a place for an item of each rank.
     """
     topology = schedule.topology
     n = topology.ranks
     if n <= COUNTED_RANKS:
         return needed(lay_out(schedule, rank) for rank in range(n))
-    some = needed(lay_out(schedule, rank) for rank in _neediest(topology, schedule.root))
+    nodes, items, steps = needed(
+        lay_out(schedule, rank) for rank in _neediest(topology, schedule.root)
+    )
     size = len(topology.hosts[0])
-    if topology.host_of == tuple(rank // size for rank in range(n)) and n % size == 0:
-        if n & (n - 1) == 0:
-            return some
-        return some._replace(nodes=some.nodes * 3 // 2 + 1, items=some.items * 3 // 2 + 1)
-    return some._replace(nodes=2 * some.nodes, items=2 * some.items + n)
+    if n % size or topology.host_of != tuple(rank // size for rank in range(n)):
+        return Workspace(2 * nodes, 2 * items + n, steps)
+    parts = 2 if n & (n - 1) else 16
+    return Workspace(nodes + -(-nodes // parts), items + -(-items // parts), steps)
 
 
 def needed(layouts: Iterable[Layout]) -> Workspace:

@@ -20,7 +20,7 @@ from pycollective.schedule import (
     make_schedule,
 )
 from pycollective.schedule.assemble import assemble
-from pycollective.schedule.layout import Layout, lay_out, needed, workspace
+from pycollective.schedule.layout import Layout, Workspace, lay_out, needed, workspace
 from pycollective.schedule.lower import lower_rank, nodes_of
 from pycollective.schedule.steps import RankSteps
 from pycollective.schedule.transfer import Transfer, merged, ranges_of
@@ -134,7 +134,8 @@ def test_beyond_64_ranks_the_workspace_is_enough(operation: str, name: str, n: i
         set_aside, need = workspace(schedule), needed(lay_out(schedule, r) for r in range(n))
         assert all(map(int.__ge__, set_aside, need)), (schedule, set_aside, need)
         if n & (n - 1) == 0 and topology in EQUAL_BLOCKS:
-            assert set_aside == need, schedule
+            most = Workspace(*(each + -(-each // 16) for each in need[:2]), need.steps)
+            assert all(map(int.__le__, set_aside, most)), (schedule, set_aside, need)
 
 
 def blocks_of(size: int) -> Callable[[int], Topology]:
