@@ -96,8 +96,8 @@ SCALE ?= 16x64
 SCALE_DIRECT ?= 8x32
 SCALED := ring tree halving_doubling recursive_doubling hierarchical
 scale: install
-	$(BIN)/python -m tests.schedule.native_programs $(SCALE) out/scale $(SCALED)
-	$(BIN)/python -m tests.schedule.native_programs $(SCALE_DIRECT) out/scale direct
+	$(BIN)/python -m tests.schedule.native_plans $(SCALE) out/scale $(SCALED)
+	$(BIN)/python -m tests.schedule.native_plans $(SCALE_DIRECT) out/scale direct
 	$(MAKE) -j 2 -C csrc/tests ../../build/native/plain/test_internode_scale
 	for algorithm in $(SCALED) direct; do \
 	  build/native/plain/test_internode_scale out/scale/$$algorithm.programs || exit 1; done

@@ -34,7 +34,7 @@ T number(int value, int end, const char* what) {
   return static_cast<T>(value);
 }
 
-// From pycollective/schedule/assemble.py's Program, whose fields have the same names.
+// From pycollective/schedule/plan.py's Plan, whose fields have the same names.
 ProgramHandle from_python(const py::object& given) {
   auto program = std::make_shared<Program>();
   const auto get = [&](const char* name) { return given.attr(name); };

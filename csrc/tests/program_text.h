@@ -1,4 +1,4 @@
-// Programs of real schedules, as tests/schedule/native_programs.py writes them: a line of text each
+// Programs of real schedules, as tests/schedule/native_plans.py writes them: a line of text each
 // (FILE.txt), or, where they are large, words in a line and numbers in binary behind it.
 #pragma once
 

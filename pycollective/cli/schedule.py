@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pycollective.cli import schedule_program, schedule_table
+from pycollective.cli import schedule_plan, schedule_table
 from pycollective.cli.common import Parsers, add_command, progress_line
 from pycollective.cli.schedule_messages import Counts, Sizes
 from pycollective.errors import ConfigurationError
@@ -94,7 +94,7 @@ def add(parsers: Parsers) -> None:
         help="count alone (default: prove the schedule right)",
     )
     parser.add_argument(
-        "--program",
+        "--plan",
         action="store_true",
         help="print also what the engine carries out for a rank",
     )
@@ -102,7 +102,7 @@ def add(parsers: Parsers) -> None:
         "--rank",
         default="",
         metavar="RANK",
-        help="whose program that is: a rank's number, or all (default: 0)",
+        help="whose plan that is: a rank's number, or all (default: 0)",
     )
 
 
@@ -130,11 +130,9 @@ def _show(options: argparse.Namespace) -> str:
     sizes = _sizes(options.size, options.dtype)
     if options.shards < 0:
         raise ConfigurationError(f"--shards {options.shards} is not a number of shards")
-    if options.rank and not options.program:
-        raise ConfigurationError("--rank says whose program is printed: give --program, too")
-    programs = (
-        schedule_program.ranks_named(options.rank or "0", topology) if options.program else ()
-    )
+    if options.rank and not options.plan:
+        raise ConfigurationError("--rank says whose plan is printed: give --plan, too")
+    plans = schedule_plan.ranks_named(options.rank or "0", topology) if options.plan else ()
     if options.picture is not None:
         # Here, because matplotlib is slow to import, and may be missing.
         from pycollective.cli.schedule_picture import check, draw
@@ -150,9 +148,9 @@ def _show(options: argparse.Namespace) -> str:
         return str(fault)
     if options.verify:
         print(schedule_table.proof(made, len(looked_at)))
-    for each in programs:
+    for each in plans:
         print()
-        for line in schedule_program.program(made, each):
+        for line in schedule_plan.plan(made, each):
             print(line)
     return ""
 

@@ -48,10 +48,10 @@ class Programs:
         if program is None:
             # Here, not at the top: who never asks for an algorithm need not wait for the import.
             from pycollective.schedule import make_schedule
-            from pycollective.schedule.assemble import assemble
+            from pycollective.schedule.plan import make_plan
 
             schedule = make_schedule(operation, algorithm, self._topology, root)
-            program = self._made[kind] = _core.Program(assemble(schedule, self._rank))
+            program = self._made[kind] = _core.Program(make_plan(schedule, self._rank))
         return program
 
     def choose(self, operation: str, root: int, size: int, dtype: str) -> _core.Program | None:

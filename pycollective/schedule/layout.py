@@ -1,12 +1,12 @@
-"""What a rank hands over to ranks of its host, and where: its places, and its events in order.
+"""Where a rank keeps its buffers: the places of its slot, and the order in which it publishes them.
 
-Who reads them must know both, so a rank works them out for itself and for those of its host that
-it receives from: each from that rank's own steps, shard by shard, so the cost grows with the shards
-and not with shards times ranks.
+The ranks of its host that receive them must know both. So a rank works them out for itself and for
+those of its host that it receives from, each from that rank's own steps. The cost grows with the
+shards, and not with shards times ranks.
 
-A buffer has a place in the slot of its rank if it is handed to a rank of the same host, has come
-from another host (other than straight into the output), or is computed (likewise). All ranks set
-aside the same number of places, their `Workspace`: the most that any rank needs.
+A buffer has a place in the slot of its rank if it is sent to a rank of the same host, has come from
+another host, or is computed; but what is received or computed straight into the output has none.
+All ranks set aside the same number of places, their `Workspace`: the most that any rank needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IN_INPUT, IN_OUTPUT, IN_NODE, IN_ITEM = range(4)
 _PHASE = {Send: 0, Receive: 1, Combine: 2, Copy: 2}
 
 # Place in a slot, its index, and the number of the event that says it is filled.
-Handed = tuple[int, int, int]
+Sent = tuple[int, int, int]
 
 
 class Workspace(NamedTuple):
@@ -45,15 +45,15 @@ class Workspace(NamedTuple):
 
 @dataclass
 class Layout:
-    """A rank's steps, what it hands over, and where.
+    """A rank's steps, what it sends to ranks of its host, and where that lies.
 
     Attributes:
         rank: the rank.
         steps: (shard, step), in the order in which it does them.
         places: in its slot: which kind, and the index; by (shard, buffer).
-        events: the number of each that it hands over; likewise.
+        events: the number of each that it sends on its host; likewise.
         sizes: places of each kind.
-        readers: ranks of its host that it hands something.
+        readers: ranks of its host that it sends something.
         sent: by (shard, step number, receiver on its host), the buffers.
     """
 
@@ -72,8 +72,8 @@ class Layout:
             self.places[shard, buffer] = where, self.sizes[where]
             self.sizes[where] += 1
 
-    def handed(self, shard: int, step: int, receiver: int) -> list[Handed]:
-        """What a rank of its host gets of a shard in a step."""
+    def sent_to(self, receiver: int, shard: int, step: int) -> list[Sent]:
+        """What a rank of its host receives of a shard in a step."""
         return [
             (*self.places[shard, buffer], self.events[shard, buffer])
             for buffer in self.sent[shard, step, receiver]
@@ -113,14 +113,14 @@ def lay_out(
     own = Layout(rank, steps)
     for shard, step in steps:
         if type(step) is Send:
-            near = host_of[step.to] == host
-            if near:
+            local = host_of[step.to] == host
+            if local:
                 own.readers.add(step.to)
                 own.sent[shard, step.step, step.to] = step.buffers
             for buffer in step.buffers:
-                if near or (copy_inputs and buffer == INPUT):
+                if local or (copy_inputs and buffer == INPUT):
                     own.place(shard, buffer, types[shard][buffer])
-                if near:
+                if local:
                     own.events.setdefault((shard, buffer), len(own.events) + 1)
         elif type(step) is Receive:
             if host_of[step.source] != host:

@@ -108,7 +108,7 @@ import sys
 import numpy
 before = {name.partition(".")[0] for name in sys.modules}
 from pycollective.cli import main
-sys.argv = ["pycollective", "schedule", "ring", "-n", "40", "--program", "--rank", "all"]
+sys.argv = ["pycollective", "schedule", "ring", "-n", "40", "--plan", "--rank", "all"]
 try:
     main()
 finally:

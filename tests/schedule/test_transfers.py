@@ -19,9 +19,9 @@ from pycollective.schedule import (
     algorithms_for,
     make_schedule,
 )
-from pycollective.schedule.assemble import assemble
 from pycollective.schedule.layout import Layout, Workspace, lay_out, needed, workspace
 from pycollective.schedule.lower import lower_rank, nodes_of
+from pycollective.schedule.plan import make_plan
 from pycollective.schedule.steps import RankSteps
 from pycollective.schedule.transfer import Transfer, merged, ranges_of
 
@@ -106,17 +106,17 @@ def test_the_same_on_more_ranks(operation: str, name: str, n: int) -> None:
 
 @pytest.mark.parametrize(("operation", "name"), KINDS)
 @pytest.mark.parametrize("n", [4, 5, pytest.param(8, marks=STORM)])
-def test_programs_are_those_of_the_whole(operation: str, name: str, n: int) -> None:
+def test_plans_are_those_of_the_whole(operation: str, name: str, n: int) -> None:
     """Also where each rank works out for itself what its neighbours hand it."""
     for schedule in schedules(operation, name, n):
         layouts = check(schedule)
         for rank in range(n):
-            program = assemble(schedule, rank)
-            assert program == assemble(schedule, rank, layouts)
-            assert program == assemble(schedule, rank, {})  # as it is made for many ranks
-            assert program.rank == rank
-            assert program.member == schedule.topology.local_index[rank]
-            assert program.far == sorted({rank for rank, _, _, _ in program.messages})
+            plan = make_plan(schedule, rank)
+            assert plan == make_plan(schedule, rank, layouts)
+            assert plan == make_plan(schedule, rank, {})  # as it is made for many ranks
+            assert plan.rank == rank
+            assert plan.member == schedule.topology.local_index[rank]
+            assert plan.far == sorted({rank for rank, _, _, _ in plan.messages})
 
 
 @pytest.mark.parametrize(("operation", "name"), KINDS)
@@ -222,7 +222,7 @@ def test_a_rank_never_looks_at_all(
         spying = dataclasses.replace(
             schedule, algorithm=dataclasses.replace(algorithm, transfers=spied)
         )
-        assert assemble(spying, n // 2) == assemble(schedule, n // 2)
+        assert make_plan(spying, n // 2) == make_plan(schedule, n // 2)
         # Four ranks of its host, and for the workspace two for each bit of the number of ranks.
         assert looked_at < 8 * n * n.bit_length() * (4 + 2 * n.bit_length())
         of_each.append(looked_at)

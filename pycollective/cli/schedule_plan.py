@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pycollective.config import MAX_RANKS, MAX_RANKS_PER_HOST
 from pycollective.errors import ConfigurationError
 from pycollective.schedule import Schedule
-from pycollective.schedule.assemble import (
+from pycollective.schedule.layout import IN_INPUT, IN_NODE, IN_OUTPUT
+from pycollective.schedule.plan import (
     COMBINE,
     COPY,
     POST,
@@ -17,10 +18,9 @@ from pycollective.schedule.assemble import (
     SETTLE,
     TAKE,
     WAIT,
-    Program,
-    assemble,
+    Plan,
+    make_plan,
 )
-from pycollective.schedule.layout import IN_INPUT, IN_NODE, IN_OUTPUT
 from pycollective.schedule.topology import Topology
 
 _NAMES = {
@@ -44,7 +44,7 @@ def ranks_named(text: str, topology: Topology) -> range:
     n = topology.ranks
     if n > MAX_RANKS or topology.widest > MAX_RANKS_PER_HOST:
         raise ConfigurationError(
-            f"--program: the engine runs {MAX_RANKS} ranks at most, {MAX_RANKS_PER_HOST} on a host"
+            f"--plan: the engine runs {MAX_RANKS} ranks at most, {MAX_RANKS_PER_HOST} on a host"
         )
     if text == "all":
         return range(n)
@@ -53,20 +53,20 @@ def ranks_named(text: str, topology: Topology) -> range:
     return range(int(text), int(text) + 1)
 
 
-def program(schedule: Schedule, rank: int) -> Iterator[str]:
-    """A rank's program: what its slots hold, then an instruction a line."""
-    return _Text(assemble(schedule, rank), schedule.topology).lines()
+def plan(schedule: Schedule, rank: int) -> Iterator[str]:
+    """A rank's plan: what its slots hold, then an instruction a line."""
+    return _Text(make_plan(schedule, rank), schedule.topology).lines()
 
 
 class _Text:
-    def __init__(self, of: Program, topology: Topology) -> None:
-        self.program = of
+    def __init__(self, of: Plan, topology: Topology) -> None:
+        self.plan = of
         self.topology = topology
         self.members = topology.hosts[topology.host_of[of.rank]]
         self.published = 0
 
     def lines(self) -> Iterator[str]:
-        p = self.program
+        p = self.plan
         readers = ", ".join(str(self.members[reader]) for reader in p.readers) or "none"
         yield (
             f"rank {p.rank} of {p.ranks}: {len(p.instructions)} instructions for each chunk; "
@@ -92,29 +92,29 @@ class _Text:
             return self.shard(b), f"{to} = {self.sum(a)}"
         if kind == SETTLE:
             return "", f"until the first {a} messages sent have left their memory"
-        other, step, first, count = self.program.messages[a]
+        other, step, first, count = self.plan.messages[a]
         where = f"{'to' if kind == SEND else 'from'} rank {other}, step {step}"
         if kind == RECEIVE:  # to where it was posted
             return "", where
-        pieces = self.program.message_pieces[first : first + count]
+        pieces = self.plan.message_pieces[first : first + count]
         where_each = (f"{self.place(ref)} (shard {self.shard(ref)})" for ref in pieces)
         return "", f"{where}: {', '.join(where_each)}"
 
     def shard(self, ref: int) -> str:
-        return str(self.program.refs[ref][2])
+        return str(self.plan.refs[ref][2])
 
     def place(self, ref: int) -> str:
         """``input``, ``node 2``, ``rank 1's item 0``."""
-        place, member, _, index = self.program.refs[ref]
+        place, member, _, index = self.plan.refs[ref]
         if place in (IN_INPUT, IN_OUTPUT):
             return "input" if place == IN_INPUT else "output"
         whose = self.members[member]
         name = f"{'node' if place == IN_NODE else 'item'} {index}"
-        return name if whose == self.program.rank else f"rank {whose}'s {name}"
+        return name if whose == self.plan.rank else f"rank {whose}'s {name}"
 
     def sum(self, number: int) -> str:
         """What is added to what, in the order."""
-        p = self.program
+        p = self.plan
         first, count, first_recipe, length, finish = p.combines[number]
         operands = iter(p.terms[first : first + count])
         stack: list[str] = []

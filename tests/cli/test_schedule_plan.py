@@ -1,4 +1,4 @@
-"""`pycollective schedule --program`: what is printed, carried out on symbols, is the collective."""
+"""`pycollective schedule --plan`: what is printed, carried out on symbols, is the collective."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def matched(pattern: str, text: str) -> tuple[str, ...]:
 
 def programs_of(*arguments: object) -> dict[int, list[str]]:
     """The lines of each rank whose program is printed."""
-    done = invoke(*arguments, "--program")
+    done = invoke(*arguments, "--plan")
     assert (done.exit_code, done.stderr) == (0, "")
     found = {}
     for block in done.stdout.split("\n\n"):
@@ -216,7 +216,7 @@ def test_one_rank_unless_more_are_asked_for() -> None:
     ],
 )
 def test_ranks_that_nobody_runs(arguments: tuple[object, ...], said: str) -> None:
-    done = invoke("tree", *arguments, "--program")
+    done = invoke("tree", *arguments, "--plan")
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr
 
@@ -226,4 +226,4 @@ def test_the_documents_example() -> None:
     (shown,) = (
         block for block in page.split("```\n") if block.startswith("       shard  instruction\n")
     )
-    assert shown in invoke("ring", "-n", 3, "--program").stdout
+    assert shown in invoke("ring", "-n", 3, "--plan").stdout

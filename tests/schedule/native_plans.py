@@ -1,10 +1,10 @@
-"""Real programs, for the native tests: `python -m tests.schedule.native_programs`.
+"""Real plans, for the native tests: `python -m tests.schedule.native_plans`.
 
 With a topology and a folder, such as ``16x64 out/scale``, those of large all-reduces; of some
 algorithms if these follow.
 
-A program is words, the algorithm, the operation and the pieces, and numbers in the order of
-csrc/tests/program_text.h; a list is preceded by its length. Programs of one schedule follow each
+A plan is words, the algorithm, the operation and the pieces, and numbers in the order of
+csrc/tests/program_text.h; a list is preceded by its length. Plans of one schedule follow each
 other, one a rank. Small ones are a line of text each; of large ones the numbers are binary, behind
 a line with the words, the bytes of a number, and how many there are.
 """
@@ -21,8 +21,8 @@ from multiprocessing import Pool
 from pathlib import Path
 
 from pycollective.schedule import ALGORITHMS, OPERATIONS, Topology, algorithms_for, make_schedule
-from pycollective.schedule.assemble import Program, assemble
 from pycollective.schedule.layout import Layout
+from pycollective.schedule.plan import Plan, make_plan
 
 FOLDER = Path(__file__).resolve().parents[2] / "csrc" / "tests"
 # By file: the topologies, and of each the algorithms; none: all.
@@ -41,14 +41,14 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-def words_of(program: Program) -> str:
+def words_of(plan: Plan) -> str:
     """What is no number."""
-    return f"{program.algorithm} {program.operation} {program.pieces}"
+    return f"{plan.algorithm} {plan.operation} {plan.pieces}"
 
 
-def numbers_of(program: Program) -> list[int]:
+def numbers_of(plan: Plan) -> list[int]:
     """All the rest."""
-    p = program
+    p = plan
     numbers = [p.root, p.rank, p.ranks, p.member, p.members, p.steps, p.shards, p.nodes, p.items]
     for each in (
         list(chain.from_iterable(p.refs)),
@@ -66,19 +66,19 @@ def numbers_of(program: Program) -> list[int]:
     return numbers
 
 
-def text_of(program: Program) -> str:
-    """A program as a line of text."""
-    return " ".join([words_of(program), *(str(int(each)) for each in numbers_of(program))])
+def text_of(plan: Plan) -> str:
+    """A plan as a line of text."""
+    return " ".join([words_of(plan), *(str(int(each)) for each in numbers_of(plan))])
 
 
-def binary_of(program: Program) -> bytes:
+def binary_of(plan: Plan) -> bytes:
     """The same with binary numbers as this machine has them, of 16 bits where these are enough."""
-    numbers = numbers_of(program)
+    numbers = numbers_of(plan)
     try:
         packed = array("h", numbers)
     except OverflowError:
         packed = array("i", numbers)
-    line = f"{words_of(program)} {packed.itemsize} {len(packed)}\n"
+    line = f"{words_of(plan)} {packed.itemsize} {len(packed)}\n"
     return line.encode() + packed.tobytes()
 
 
@@ -102,17 +102,17 @@ def lines(file: str) -> Iterator[str]:
                 root = where.ranks - 1 if OPERATIONS[operation].rooted else 0
                 schedule = make_schedule(operation, algorithm, where, root)
                 for rank in range(where.ranks):
-                    yield text_of(assemble(schedule, rank))
+                    yield text_of(make_plan(schedule, rank))
 
 
 def _of_host(what: tuple[str, str, int]) -> bytes:
-    """The programs of a host's ranks, for an algorithm and a topology."""
+    """The plans of a host's ranks, for an algorithm and a topology."""
     algorithm, topology, host = what
     gc.disable()  # nothing here goes round in circles, and millions of tuples are looked through
     where = Topology.parse(topology, _ranks(topology))
     schedule = make_schedule("all_reduce", algorithm, where, 0)
     layouts: dict[int, Layout] = {}  # of one host's ranks, which look at each other's
-    return b"".join(binary_of(assemble(schedule, r, layouts)) for r in where.hosts[host])
+    return b"".join(binary_of(make_plan(schedule, r, layouts)) for r in where.hosts[host])
 
 
 def write_all_reduces(topology: str, folder: Path, algorithms: Sequence[str]) -> None:

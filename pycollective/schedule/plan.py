@@ -1,16 +1,16 @@
-"""From steps to what the native engine carries out for one rank over shared memory.
+"""The execution plan of a rank: the instructions that the native engine carries out for it.
 
-Every rank can work out every other's steps, so a receive needs no message: whoever hands something
-over puts it into a place of its own slot and counts an event, and the receiver waits for that count
-and reads the place. ``csrc/engine/program.h`` says what the numbers mean.
+On a host a receive needs no message. The sender puts a buffer into a place of its own slot and
+counts an event; the receiver waits for that count and reads the place. It knows both, because every
+rank can work out every other's steps. ``csrc/engine/plans/program.h`` says what the numbers mean.
 
-Ranks of other hosts send each other messages: all that goes from one rank to another in one step is
-one, its pieces in the order of the shards. A piece is sent from where it lies, and received where
-it belongs: so before anything is written into the caller's output, which may be the caller's input,
-what was sent from there must have left.
+Between hosts all that goes from one rank to another in one step is one message, its pieces in the
+order of the shards. A piece is sent from where it lies, and received where it belongs. So before
+anything is written into the caller's output, which may be the caller's input, what was sent from
+there must have left.
 
-The cost of assembling is that of lowering all shards, for this rank and for those of its host that
-hand it something; a communicator keeps what it has assembled.
+To make a plan all shards are lowered, for this rank and for those of its host that send it
+something. A communicator keeps its plans.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .cost import COUNTED_RANKS
 from .layout import (
     IN_INPUT,
     IN_OUTPUT,
-    Handed,
     Layout,
+    Sent,
     copies_first,
     lay_out,
     needed,
@@ -40,8 +40,8 @@ TAKE, JOIN = range(2)  # of a recipe
 
 
 @dataclass
-class Program:
-    """One rank's part of a schedule; all numbers as in ``csrc/engine/program.h``."""
+class Plan:
+    """One rank's part of a schedule; all numbers as in ``csrc/engine/plans/program.h``."""
 
     algorithm: str
     operation: str
@@ -75,32 +75,32 @@ def _recipe(node: Node, operands: list[Node]) -> list[int]:
     return [*_recipe((node[0], middle), operands), *_recipe((middle, node[1]), operands), JOIN]
 
 
-def assemble(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None = None) -> Program:
-    """The program of `rank`.
+def make_plan(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None = None) -> Plan:
+    """Make the plan of a rank.
 
     Args:
         schedule: the schedule.
         rank: the rank.
-        layouts: those already made, to which this adds: for who wants the programs of many ranks of
-            one host. Without it those of others are let go at once.
+        layouts: by rank, those already made, to which this adds what it makes. Give them to make
+            the plans of many ranks of one host.
     """
     topology = schedule.topology
-    near = topology.hosts[topology.host_of[rank]]
+    local = topology.hosts[topology.host_of[rank]]
     if layouts is None and topology.ranks <= COUNTED_RANKS:
         layouts = {each: lay_out(schedule, each) for each in range(topology.ranks)}
         set_aside = needed(layouts.values())
     else:
         set_aside = workspace(schedule)
     own = _layout(schedule, rank, layouts)
-    handed = _handed(schedule, own, layouts)
-    program = Program(
+    arrives = _sent_here(schedule, own, layouts)
+    plan = Plan(
         schedule.algorithm.name,
         schedule.operation.name,
         schedule.root,
         rank,
         topology.ranks,
         topology.local_index[rank],
-        len(near),
+        len(local),
         set_aside.steps,
         schedule.operation.pieces,
         schedule.shards,
@@ -108,8 +108,8 @@ def assemble(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None = 
         items=set_aside.items,
         readers=sorted(topology.local_index[reader] for reader in own.readers),
     )
-    _Assembler(program, schedule, own, handed).run()
-    return program
+    _Maker(plan, schedule, own, arrives).run()
+    return plan
 
 
 def _layout(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None) -> Layout:
@@ -120,10 +120,10 @@ def _layout(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None) ->
     return layouts[rank]
 
 
-def _handed(
+def _sent_here(
     schedule: Schedule, own: Layout, layouts: dict[int, Layout] | None
-) -> dict[tuple[int, int, int], list[Handed]]:
-    """What ranks of the same host hand to this one: by (shard, step number, sender)."""
+) -> dict[tuple[int, int, int], list[Sent]]:
+    """What ranks of the same host send to this one: by (shard, step number, sender)."""
     host_of = schedule.topology.host_of
     receives: dict[int, list[tuple[int, int]]] = {}
     for shard, step in own.steps:
@@ -133,22 +133,22 @@ def _handed(
     for source, pieces in receives.items():
         theirs = _layout(schedule, source, layouts)
         for shard, number in pieces:
-            found[shard, number, source] = theirs.handed(shard, number, own.rank)
+            found[shard, number, source] = theirs.sent_to(own.rank, shard, number)
     return found
 
 
-class _Assembler:
+class _Maker:
     def __init__(
         self,
-        program: Program,
+        plan: Plan,
         schedule: Schedule,
         own: Layout,
-        handed: dict[tuple[int, int, int], list[Handed]],
+        arrives: dict[tuple[int, int, int], list[Sent]],
     ) -> None:
-        self.program = program
+        self.plan = plan
         self.rank = own.rank
         self.own = own
-        self.handed = handed
+        self.arrives = arrives
         topology = schedule.topology
         self.member = {r: m for m, r in enumerate(topology.hosts[topology.host_of[own.rank]])}
         self.copies_first = copies_first(schedule)
@@ -170,7 +170,7 @@ class _Assembler:
         self.post_early()
         for _, together in groupby(self.own.steps, key=lambda at: at[1].step):
             steps = list(together)
-            self.send_far(steps)
+            self.send_between_hosts(steps)
             for shard, step in steps:
                 if isinstance(step, Send) and step.to in self.member:
                     self.send(shard, step)
@@ -178,15 +178,15 @@ class _Assembler:
             for shard, step in steps:
                 if isinstance(step, Receive) and step.source in self.member:
                     self.receive(shard, step)
-            self.receive_far(steps)
+            self.receive_between_hosts(steps)
             for shard, step in steps:
                 if isinstance(step, Combine):
                     self.combine(shard, step)
                 elif isinstance(step, Copy):
                     self.emit(COPY, self.ref(shard, step.source), self.ref(shard, step.out))
-        self.program.far = sorted({rank for rank, _, _, _ in self.program.messages})
+        self.plan.far = sorted({rank for rank, _, _, _ in self.plan.messages})
 
-    def far_messages(
+    def messages_between_hosts(
         self, steps: list[tuple[int, Step]], received: bool
     ) -> list[tuple[int, int, list[tuple[int, int]]]]:
         """(step, other rank, (shard, buffer) of each piece), by rank."""
@@ -204,12 +204,12 @@ class _Assembler:
     ) -> int:
         key = number, other, received
         if key not in self.messages:
-            program = self.program
-            self.messages[key] = len(program.messages)
-            first = len(program.message_pieces)
-            program.message_pieces += [self.ref(shard, buffer) for shard, buffer in pieces]
+            plan = self.plan
+            self.messages[key] = len(plan.messages)
+            first = len(plan.message_pieces)
+            plan.message_pieces += [self.ref(shard, buffer) for shard, buffer in pieces]
             # A step of the schedule may be -1: none of these sends.
-            program.messages.append((other, number, first, len(pieces)))
+            plan.messages.append((other, number, first, len(pieces)))
         return self.messages[key]
 
     def is_late(self, pieces: list[tuple[int, int]]) -> bool:
@@ -217,12 +217,12 @@ class _Assembler:
         return (self.must_settle or self.copies_first) and pieces[0][1] == OUTPUT
 
     def post_early(self) -> None:
-        for number, other, pieces in self.far_messages(self.own.steps, received=True):
+        for number, other, pieces in self.messages_between_hosts(self.own.steps, received=True):
             if len(pieces) > 1 or not self.is_late(pieces):
                 self.emit(POST, self.message(number, other, pieces, received=True))
 
-    def send_far(self, steps: list[tuple[int, Step]]) -> None:
-        for number, other, pieces in self.far_messages(steps, received=False):
+    def send_between_hosts(self, steps: list[tuple[int, Step]]) -> None:
+        for number, other, pieces in self.messages_between_hosts(steps, received=False):
             for shard, buffer in pieces:
                 if buffer != INPUT:
                     continue
@@ -240,8 +240,8 @@ class _Assembler:
             self.emit(SEND, self.message(number, other, places, received=False))
             self.sends += 1
 
-    def receive_far(self, steps: list[tuple[int, Step]]) -> None:
-        messages = self.far_messages(steps, received=True)
+    def receive_between_hosts(self, steps: list[tuple[int, Step]]) -> None:
+        messages = self.messages_between_hosts(steps, received=True)
         for number, other, pieces in messages:
             if any(buffer == OUTPUT for _, buffer in pieces):
                 self.settle()
@@ -258,13 +258,13 @@ class _Assembler:
             self.unsettled = 0
 
     def emit(self, kind: int, a: int, b: int = 0, c: int = 0) -> None:
-        self.program.instructions.append((kind, a, b, c))
+        self.plan.instructions.append((kind, a, b, c))
 
     def ref_at(self, place: int, rank: int, shard: int, index: int) -> int:
         ref = place, self.member[rank], shard, index
         if ref not in self.numbers:
-            self.numbers[ref] = len(self.program.refs)
-            self.program.refs.append(ref)
+            self.numbers[ref] = len(self.plan.refs)
+            self.plan.refs.append(ref)
         return self.numbers[ref]
 
     def slot(self, shard: int, buffer: int) -> int:
@@ -290,21 +290,21 @@ class _Assembler:
         for buffer in step.buffers:
             event = self.own.events[shard, buffer]
             if event <= self.published + self.unpublished:
-                continue  # handed over before, for another rank
+                continue  # published before, for another rank
             if (shard, buffer) not in self.in_place:
                 place = self.slot(shard, buffer)
                 self.emit(COPY, self.ref(shard, buffer), place)
             self.unpublished += 1
 
     def publish(self) -> None:
-        """Tell of what was handed over since the last time."""
+        """Count the events of what was sent on this host since the last time."""
         if self.unpublished:
             self.emit(PUBLISH, self.unpublished)
             self.published += self.unpublished
             self.unpublished = 0
 
     def receive(self, shard: int, step: Receive) -> None:
-        theirs = self.handed[shard, step.step, step.source]
+        theirs = self.arrives[shard, step.step, step.source]
         last = max(event for _, _, event in theirs)
         if last > self.awaited.get(step.source, 0):
             self.awaited[step.source] = last
@@ -318,15 +318,15 @@ class _Assembler:
                 self.received[shard, mine] = place, step.source, index
 
     def combine(self, shard: int, step: Combine) -> None:
-        program = self.program
+        plan = self.plan
         nodes = [node for node, _ in reversed(step.operands)]
         recipe = _recipe(step.node, nodes)
-        number = len(program.combines)
-        program.combines.append(
-            (len(program.terms), len(step.operands), len(program.recipes), len(recipe), step.finish)
+        number = len(plan.combines)
+        plan.combines.append(
+            (len(plan.terms), len(step.operands), len(plan.recipes), len(recipe), step.finish)
         )
-        program.terms += [self.ref(shard, buffer) for _, buffer in step.operands]
-        program.recipes += recipe
+        plan.terms += [self.ref(shard, buffer) for _, buffer in step.operands]
+        plan.recipes += recipe
         copy_to = -1
         if step.out == OUTPUT and (shard, OUTPUT) in self.own.events:
             copy_to = self.slot(shard, OUTPUT)
