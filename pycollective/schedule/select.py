@@ -137,15 +137,21 @@ def choose(
     prices = {
         name: price(operation, name, few, size, element, links)
         for name in algorithms_for(operation)
-        if name != "recursive_doubling"
-        or topology.widest == 1
-        or size * element.accumulator // element.size <= _MOST_THROUGH_ONE_RANK
+        if _is_candidate(name, operation, topology, size * element.accumulator // element.size)
     }
     limit = min(prices.values()) * _AS_CHEAP
     return min(
         (name for name, seconds in prices.items() if seconds <= limit),
         key=lambda name: len(counts(operation, name, few)),
     )
+
+
+def _is_candidate(name: str, operation: str, topology: Topology, nodes: int) -> bool:
+    """Whether an algorithm is priced, for so many bytes of nodes."""
+    if name == "recursive_doubling":
+        return topology.widest == 1 or nodes <= _MOST_THROUGH_ONE_RANK
+    # To reduce, a ring was never the cheapest, and it takes longest to count.
+    return name != "ring" or operation == "all_gather"
 
 
 def _few_like(topology: Topology) -> Topology:

@@ -121,14 +121,14 @@ def test_plans_are_those_of_the_whole(operation: str, name: str, n: int) -> None
 
 @pytest.mark.parametrize(("operation", "name"), KINDS)
 @pytest.mark.parametrize(
-    "n", [65, 72, *(pytest.param(n, marks=STORM) for n in (96, 100, 128, 129, 192, 256))]
+    "n", [65, *(pytest.param(n, marks=STORM) for n in (72, 96, 100, 128, 129, 192, 256))]
 )
 def test_beyond_64_ranks_the_workspace_is_enough(operation: str, name: str, n: int) -> None:
     """What the rule sets aside, against the count of all ranks."""
     if OPERATIONS[operation].pieces == "pairs" and n > 72:  # n * n shards
         pytest.skip("minutes")
     turns = random.Random(f"{operation} {name} {n}")
-    for topology in turns.sample(MANY_ON_SEVERAL_HOSTS, 3):
+    for topology in turns.sample(MANY_ON_SEVERAL_HOSTS, 2):
         root = turns.randrange(n) if OPERATIONS[operation].rooted else 0
         schedule = make_schedule(operation, name, topology(n), root)
         set_aside, need = workspace(schedule), needed(lay_out(schedule, r) for r in range(n))
@@ -168,7 +168,8 @@ def on_large() -> list[Any]:
         first = place + list(OPERATIONS).index(operation)
         for turn, (label, topology) in enumerate(LARGE.items()):
             usual = (first + turn) % len(LARGE) == 0 or (name, label) == ("hierarchical", "uneven")
-            marks = [] if usual else [STORM]
+            slow = (name, label) in (("ring", "dealt out"), ("direct", "64x64"))
+            marks = [] if usual and not slow else [STORM]
             case = f"{operation}-{name}-{label}"
             found.append(pytest.param(operation, name, topology, id=case, marks=marks))
     return found
@@ -215,7 +216,7 @@ def test_a_rank_never_looks_at_all(
     spied = {each: counting(transfers) for each, transfers in algorithm.transfers.items()}
     monkeypatch.setattr(Schedule, "lowered", None)
     monkeypatch.setattr(Schedule, "transfers", None)
-    for topology in (Topology.parse("32x4", 128), Topology.parse("128x4", 512)):
+    for topology in (Topology.parse("32x4", 128), Topology.parse("64x4", 256)):
         n = topology.ranks
         looked_at = 0
         schedule = make_schedule(operation, name, topology)
@@ -226,7 +227,7 @@ def test_a_rank_never_looks_at_all(
         # Four ranks of its host, and for the workspace two for each bit of the number of ranks.
         assert looked_at < 8 * n * n.bit_length() * (4 + 2 * n.bit_length())
         of_each.append(looked_at)
-    assert of_each[1] < 8 * of_each[0]  # of four times the ranks; a square would come to 16
+    assert of_each[1] < 3 * of_each[0]  # of twice the ranks; a square would come to 4
 
 
 def spoiled(
