@@ -1,4 +1,4 @@
-"""What the engine carries out for a rank, an instruction a line (csrc/engine/plans/program.h)."""
+"""Prints the execution plan of a rank, an instruction a line (csrc/engine/plans/program.h)."""
 
 from __future__ import annotations
 

@@ -158,23 +158,25 @@ class _Step:
     adds: Counter[int] = field(default_factory=Counter)  # by rank
 
     def cost(self, host_of: tuple[int, ...], shards: int) -> StepCost:
-        near_out, near_in, far_out, far_in = _Sent(), _Sent(), _Sent(), _Sent()
+        sent_here, received_here, sent_across, received_across = _Sent(), _Sent(), _Sent(), _Sent()
         for (source, target), buffers in self.messages.items():
             here, there = host_of[source], host_of[target]
             if here == there:
-                ends = near_out[source], near_in[target]
+                ends = sent_here[source], received_here[target]
             else:
-                ends = far_out[here], far_in[there]
+                ends = sent_across[here], received_across[there]
             for own in ends:
                 own[0] += 1
                 for kind, count in enumerate(buffers, 1):
                     own[kind] += count
-        handled = Counter({host: own[0] for host, own in far_out.items()})
-        handled.update({host: own[0] for host, own in far_in.items()})
-        local = max(each[0] for sent in (near_out, near_in) for each in (*sent.values(), [0]))
+        handled = Counter({host: own[0] for host, own in sent_across.items()})
+        handled.update({host: own[0] for host, own in received_across.items()})
+        local = max(
+            each[0] for sent in (sent_here, received_here) for each in (*sent.values(), [0])
+        )
         return StepCost(
-            _load(local, near_out, near_in, shards),
-            _load(max(handled.values(), default=0), far_out, far_in, shards),
+            _load(local, sent_here, received_here, shards),
+            _load(max(handled.values(), default=0), sent_across, received_across, shards),
             max(self.adds.values(), default=0) / shards,
         )
 

@@ -299,9 +299,9 @@ _PLAIN = [_LEAF, _RESULT]
 def _simple(
     operation: Operation, wants: bool, rank: int, transfers: list[Transfer]
 ) -> list[Step] | None:
-    """The steps of a rank that hands on its leaf, or gets the result, or one after the other.
+    """The steps of a rank that sends its leaf, or receives the result, or one after the other.
 
-    Nearly all shards are so to nearly all ranks of some algorithms; it is a shortcut, no more.
+    A shortcut: of some algorithms nearly all shards are so to nearly all ranks.
     """
     if not transfers:
         return None

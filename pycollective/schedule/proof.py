@@ -223,7 +223,7 @@ class _Rank:
         if node not in order:
             self.fail(number, f"computes {node}, which is no node of the order")
         values = self.values
-        # Nodes that lie one beside the other, from the first leaf to the last, lie under `node`
+        # Nodes that follow each other, from the first leaf to the last, lie under `node`
         # as the order has them: no two nodes of the order overlap but where one contains the other.
         at, end = node
         for operand, buffer in operands:

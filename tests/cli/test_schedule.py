@@ -107,7 +107,7 @@ def test_tree(depth):
     ]
     down = [a_row(depth + k, 1 << k, 1, SIZE, "results") for k in range(depth)]
     assert rows == up + down
-    # Rank 1 hands its leaf over and gets the result. Rank n / 2 hands a node up, and then the
+    # Rank 1 sends its leaf and gets the result. Rank n / 2 sends a node up, and then the
     # result to all below it; rank 0 sends the result alone.
     most = 1 if depth == 1 else depth + 1
     assert f"a rank sends {f'1 to {depth}' if depth > 1 else 1} messages" in rest[1]
@@ -232,11 +232,11 @@ def test_a_fault_is_told(monkeypatch):
     lowered = Schedule.lowered
 
     def without_a_send(self, shard):
-        programs = lowered(self, shard)
+        plans = lowered(self, shard)
         if shard == 3:
-            steps = programs[1].steps
+            steps = plans[1].steps
             steps.remove(next(step for step in steps if isinstance(step, Send)))
-        return programs
+        return plans
 
     monkeypatch.setattr(Schedule, "lowered", without_a_send)
     done = invoke("direct", "-n", 4)

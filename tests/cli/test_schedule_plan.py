@@ -120,8 +120,8 @@ def matched(pattern: str, text: str) -> tuple[str, ...]:
     return found.groups()
 
 
-def programs_of(*arguments: object) -> dict[int, list[str]]:
-    """The lines of each rank whose program is printed."""
+def plans_of(*arguments: object) -> dict[int, list[str]]:
+    """The lines of each rank whose plan is printed."""
     done = invoke(*arguments, "--plan")
     assert (done.exit_code, done.stderr) == (0, "")
     found = {}
@@ -168,7 +168,7 @@ def test_what_is_printed_carried_out_is_the_collective(
     traits = OPERATIONS[operation]
     root = n - 1 if traits.rooted else 0
     schedule = make_schedule(operation, algorithm, Topology.parse(topology, n), root)
-    printed = programs_of(
+    printed = plans_of(
         *(algorithm, "-n", n, "--topology", topology, "--operation", operation),
         *("--root", root, "--rank", "all"),
     )
@@ -198,10 +198,10 @@ def test_what_is_printed_carried_out_is_the_collective(
 
 
 def test_one_rank_unless_more_are_asked_for() -> None:
-    assert list(programs_of("ring", "-n", 4)) == [0]
-    assert list(programs_of("ring", "-n", 4, "--rank", 3)) == [3]
-    everyone = programs_of("ring", "-n", 4, "--rank", "all")
-    assert everyone[3] == programs_of("ring", "-n", 4, "--rank", 3)[3]
+    assert list(plans_of("ring", "-n", 4)) == [0]
+    assert list(plans_of("ring", "-n", 4, "--rank", 3)) == [3]
+    everyone = plans_of("ring", "-n", 4, "--rank", "all")
+    assert everyone[3] == plans_of("ring", "-n", 4, "--rank", 3)[3]
     assert "instruction" not in invoke("ring", "-n", 4).stdout
 
 

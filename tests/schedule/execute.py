@@ -18,7 +18,7 @@ from pycollective.order import Node, split
 from pycollective.schedule import Schedule
 from pycollective.schedule.steps import INPUT, OUTPUT, Combine, Copy, Receive, Send, Step, Type
 
-# Of the oracle: what floats are is not what is said a second time here.
+# The reference's: this says a second time what steps mean, not what floats are.
 ACCUMULATOR = {name: np.dtype(wide) for name, wide in reference._ACCUMULATOR.items()}
 QUIET_NAN = reference._NAN
 

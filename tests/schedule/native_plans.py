@@ -30,7 +30,7 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "programs.txt": dict.fromkeys(
         ("1x1", "1x3", "1x4", "2x1", "3x1", "4x1", "2x2", "2,3", "1,3,1,2"), ()
     ),
-    # For GPUs on one host, beside those.
+    # For GPUs on one host, in addition.
     "device_programs.txt": {
         "1x2": (),
         "1x5": (),

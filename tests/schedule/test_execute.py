@@ -40,7 +40,7 @@ def made(operation: str, algorithm: str, hosts: list[int]) -> Schedule:
 def expected(
     schedule: Schedule, inputs: list[np.ndarray], op: str = "sum"
 ) -> list[np.ndarray | None]:
-    """The oracle's answer for each rank."""
+    """The reference's answer for each rank."""
     name, ranks, root = schedule.operation.name, len(inputs), schedule.root
     nothing: list[np.ndarray | None] = [None] * ranks
     if name == "reduce":
@@ -57,14 +57,14 @@ def expected(
 
 
 def agree(schedule: Schedule, inputs: list[np.ndarray], op: str = "sum", seed: int = 0) -> bool:
-    """Whether every rank ends with the oracle's bits."""
+    """Whether every rank ends with the reference's bits."""
     pairs = zip(execute(schedule, inputs, op, seed), expected(schedule, inputs, op), strict=True)
     return all(a is b if a is None or b is None else same_bits(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize("hosts", TOPOLOGIES.values(), ids=TOPOLOGIES)
 @pytest.mark.parametrize(("operation", "algorithm"), ALL)
-def test_every_rank_ends_with_the_oracles_bits(
+def test_every_rank_ends_with_the_references_bits(
     operation: str, algorithm: str, hosts: list[int]
 ) -> None:
     count = 12 * len(hosts)

@@ -1,4 +1,4 @@
-"""The programs that the native tests run are those that schedules become today."""
+"""The plans that the native tests run are those that schedules become today."""
 
 from __future__ import annotations
 

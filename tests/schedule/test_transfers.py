@@ -107,7 +107,7 @@ def test_the_same_on_more_ranks(operation: str, name: str, n: int) -> None:
 @pytest.mark.parametrize(("operation", "name"), KINDS)
 @pytest.mark.parametrize("n", [4, 5, pytest.param(8, marks=STORM)])
 def test_plans_are_those_of_the_whole(operation: str, name: str, n: int) -> None:
-    """Also where each rank works out for itself what its neighbours hand it."""
+    """Also where each rank works out for itself what its neighbours send it."""
     for schedule in schedules(operation, name, n):
         layouts = check(schedule)
         for rank in range(n):

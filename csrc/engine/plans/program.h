@@ -1,10 +1,10 @@
-// A schedule, lowered and assembled for one rank: what the engine carries out, chunk by chunk.
+// The execution plan of one rank, made of a schedule: what the engine carries out, chunk by chunk.
 //
 // Each rank lays out a slot of its data area alike: places for nodes, then places for items, which
-// are leaves and results in the stored type. What a rank hands over it puts into a place of its own
-// slot and then publishes; events are counted in the order of publishing, so one number a slot
-// tells how far a rank has come. Who needs something waits for its event and reads it where it
-// lies.
+// are leaves and results in the stored type. What a rank sends on its host it puts into a place of
+// its own slot and then publishes. Events are counted in the order of publishing, so one number a
+// slot tells how far a rank has come. A rank that needs something waits for its event and reads it
+// where it lies.
 #pragma once
 
 #include <cstdint>

@@ -64,7 +64,7 @@ def _collect(
 
 
 def _all_reduce(topology: Topology, shard: int, _root: int, rank: int) -> list[Transfer]:
-    # Whoever ends with the root spreads it: nobody asks for it to be at the shard's owner.
+    # The rank that ends with the result spreads it: it need not be the owner.
     there, steps = _collect(topology, shard, rank, to_owner=False)
     return there + backwards(there, steps, after=steps)
 

@@ -2,11 +2,11 @@
 
 All-reduce, on one host: ``log2 n`` steps, in each of which a rank exchanges one node with the one
 whose number differs in bit k. Ranks beyond the largest power of two p send their input to rank
-``r - p`` first, and get the result last; what they gave travels beside the others' node, so a
-message has at most two nodes, and the order is kept. Between hosts the first rank of each does so,
-for all of its host: h hosts, a power of two, exchange ``log2 h`` times, one message each way,
-however many ranks they have; what a host has may be several nodes. Its ranks send it their inputs
-first, and take the result last.
+``r - p`` first, and get the result last. What they gave travels with the others' node, so a message
+has at most two nodes, and the order is kept. Between hosts the first rank of each does so, for all
+of its host: h hosts, a power of two, exchange ``log2 h`` times, one message each way, however many
+ranks they have; what a host has may be several nodes. Its ranks send it their inputs first, and
+take the result last.
 
 All-gather: in step k a rank sends all it has, ``2**k`` shards, to rank ``r - 2**k``; for any number
 of ranks ``ceil(log2 n)`` steps. Source: Bruck et al., "Efficient algorithms for all-to-all
