@@ -330,8 +330,6 @@ class Launch:
 
     Attributes:
         bootstrap: of all ranks, still going on.
-        rank: this rank.
-        size: number of ranks.
         host_of: the host of each rank, numbered from 0 in the order of their first ranks.
         address: of the store where this host's ranks meet.
         secret: what its clients must present.
@@ -342,8 +340,6 @@ class Launch:
     """
 
     bootstrap: MpiBootstrap
-    rank: int
-    size: int
     host_of: tuple[int, ...]
     address: str
     secret: str
@@ -366,7 +362,7 @@ class Launch:
         self.bootstrap.poll_until(
             duplicated, lambda: "not all ranks have duplicated MPI's communicator"
         )
-        transport = MpiTransport(comm, list(range(self.size)), self.bootstrap.timeout)
+        transport = MpiTransport(comm, list(range(self.bootstrap.size)), self.bootstrap.timeout)
         self.bootstrap.exchange(None, lambda said: lambda rank: True)
         PROCESS.part_with_duplicate()
         return transport
@@ -379,7 +375,7 @@ class Launch:
             # Told before the store ends: who finds it closed can hear why.
             with ExitStack() as stack, self.bootstrap.sharing_problems(), self._reason():
                 store = None
-                if self.host_of.count(self.host_of[self.rank]) > 1:
+                if self.host_of.count(self.host_of[self.bootstrap.rank]) > 1:
                     if self.server is not None:
                         self.server.start()
                     left = max(0.1, self.bootstrap.deadline - time.monotonic())
@@ -432,7 +428,7 @@ def start(bootstrap: MpiBootstrap, options: InitOptions) -> Communicator:
         data_bytes = bootstrap.exchange(joined.data_bytes, lambda said: lambda rank: min(said))
     transport = launch.transport() if several else None
     world = World(
-        launch.rank, launch.host_of, transport, launch.table, launch.on_machine, launch.id
+        bootstrap.rank, launch.host_of, transport, launch.table, launch.on_machine, launch.id
     )
     joined = joined._replace(data_bytes=data_bytes)
     communicator = Communicator._of(*joined, options.timeout, world)
@@ -443,16 +439,17 @@ def start(bootstrap: MpiBootstrap, options: InitOptions) -> Communicator:
 def _join_host(launch: Launch, store: StoreClient | None, several: bool) -> Joined:
     if store is None:
         return join_alone(several)
-    ranks = World(launch.rank, launch.host_of).near
+    bootstrap = launch.bootstrap
+    ranks = World(bootstrap.rank, launch.host_of).near
     rendezvous = Rendezvous(
         store,
-        ranks.index(launch.rank),
+        ranks.index(bootstrap.rank),
         len(ranks),
-        launch.bootstrap.timeout,
+        bootstrap.timeout,
         "host",
-        deadline=launch.bootstrap.deadline,
+        deadline=bootstrap.deadline,
         numbers=ranks,
-        poll=launch.bootstrap.raise_problem,
+        poll=bootstrap.raise_problem,
     )
     return join_host(rendezvous, several)
 
@@ -476,8 +473,6 @@ def find_hosts(bootstrap: MpiBootstrap, options: InitOptions) -> Launch:
             server.close()
         return Launch(
             bootstrap,
-            bootstrap.rank,
-            bootstrap.size,
             host_of,
             answer.address,
             answer.secret,
