@@ -68,7 +68,7 @@ MAY_NAME_TYPES = {
     "pycollective/bench/ranks/library_mpi.py",  # MPI's names
     "pycollective/cli/schedule_wire.py",
     "pycollective/compression/arrays.py",
-    "pycollective/compression/domain.py",
+    "pycollective/compression/sparse_layout.py",
 }
 
 
