@@ -61,14 +61,13 @@ def test_as_many_ranks_share_a_host_as_the_core_has_room_for():
 # Who else names types: the reference; measurements' inputs, which must stay as they are; and what
 # docs/wire.md has formats for.
 MAY_NAME_TYPES = {
-    "pycollective/reference.py",
-    "pycollective/typing.py",  # for type checkers; held to the table by tests/typing
-    "pycollective/bench/problem.py",
-    "pycollective/verify/inputs.py",
     "pycollective/bench/ranks/library_mpi.py",  # MPI's names
     "pycollective/cli/schedule_wire.py",
     "pycollective/compression/arrays.py",
     "pycollective/compression/sparse_layout.py",
+    "pycollective/reference.py",
+    "pycollective/testing/inputs.py",
+    "pycollective/typing.py",  # for type checkers; held to the table by tests/typing
 }
 
 
