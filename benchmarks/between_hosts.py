@@ -30,7 +30,6 @@ TARGETS = {
     4: {KI: 1 / 3, MI: 0.9, 4 * MI: 0.9, 16 * MI: 0.9, 64 * MI: 0.9},
 }
 BARE = 0.95
-TRIES = 7  # calls in which wire="auto" makes up its mind (docs/wire.md)
 
 
 def bare_way(library: str, x: Any) -> Callable[[], None]:
@@ -70,8 +69,6 @@ def on_a_rank(run: Run) -> Record | None:
                 calls["mpi"] = lambda x=x: world.Allreduce(MPI.IN_PLACE, x)
                 if comm.size == 2:
                     calls["bare"] = bare_way(run.options["library"], x)
-            for _ in range(TRIES):
-                calls["pycollective"]()
             timed = seconds_of(repeats, world.Barrier, lambda took: world.allreduce(took, MPI.MAX))
             measured = take_turns(calls, run.rounds, buffers.turn(timed))
             wrong = {name: world.allreduce(each) for name, each in buffers.wrong(calls).items()}

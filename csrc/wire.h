@@ -6,10 +6,9 @@
 namespace pycollective {
 
 enum class Wire : std::uint8_t {
-  kDefault,  // the communicator's
-  kAuto,     // raw or exact, whichever took less time in the first calls of a kind
-  kRaw,      // as it lies in memory
-  kExact,    // packed without loss (kernels/pack)
+  kDefault = 0,  // the communicator's
+  kRaw = 2,      // as it lies in memory
+  kExact = 3,    // packed without loss (kernels/pack)
 };
 
 struct WireTraits {
@@ -19,7 +18,6 @@ struct WireTraits {
 
 // What users may ask for.
 constexpr WireTraits kWireTable[] = {
-    {Wire::kAuto, "auto"},
     {Wire::kRaw, "raw"},
     {Wire::kExact, "exact"},
 };

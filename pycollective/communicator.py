@@ -74,8 +74,8 @@ class Communicator(_core.Communicator):
       which dtypes have which, and which bits come out, whatever the algorithm.
     - `algorithm`: ``"auto"``, which takes what is fastest, or ``"direct"``, ``"ring"``, ``"tree"``,
       ``"halving_doubling"``, ``"recursive_doubling"``, ``"hierarchical"``; the same on all ranks.
-    - `wire`: how data go to other hosts: ``"raw"``, ``"exact"`` (packed; the same bits arrive) or
-      ``"auto"`` (what took less time); None for this communicator's `wire`. The same on all ranks.
+    - `wire`: how data go to other hosts: ``"raw"`` or ``"exact"`` (packed; the same bits arrive);
+      None for this communicator's `wire`. The same on all ranks.
     - `stream`: of arrays on a GPU, the CUDA stream that the call follows: a handle, or a stream of
       torch, CuPy or cuda.core. None for the one that the array names, or else the legacy default
       stream. Where `device_path` is ``"peer"`` and the stream has a name, the result comes in that

@@ -19,7 +19,7 @@ Algorithm: TypeAlias = Literal[
     "auto", "direct", "ring", "tree", "halving_doubling", "recursive_doubling", "hierarchical"
 ]
 # How what goes to other hosts travels (docs/wire.md).
-Wire: TypeAlias = Literal["auto", "raw", "exact"]
+Wire: TypeAlias = Literal["raw", "exact"]
 # What carries messages between hosts; "shm": nothing does, all ranks are on one host.
 Transport: TypeAlias = Literal["shm", "mpi", "gloo"]
 # The types that an array's elements may have, by NumPy's or ml_dtypes' names.

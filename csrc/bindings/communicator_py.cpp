@@ -144,7 +144,7 @@ PyObject* get_wire(PyObject* self, void*) {
 }
 int set_wire(PyObject* self, PyObject* value, void*) {
   Communicator* core = core_of(self);
-  Wire wire = Wire::kAuto;
+  Wire wire = Wire::kRaw;
   if (core == nullptr || !read_wire(value != nullptr ? value : Py_None, wire)) return -1;
   core->set_wire(wire);
   return 0;
@@ -276,8 +276,8 @@ PyGetSetDef properties[] = {
     {"size", get_size, nullptr, "Number of ranks.", nullptr},
     {"timeout", get_timeout, set_timeout, "Seconds that an operation may take.", nullptr},
     {"wire", get_wire, set_wire,
-     "How what goes to other hosts travels where a call leaves it open: 'raw', 'exact' (packed, "
-     "the same bits) or 'auto' (whichever took less time). The same on all ranks.",
+     "How data go to other hosts where a call leaves it open: 'raw' or 'exact' (packed, the same "
+     "bits). The same on all ranks.",
      nullptr},
     {"closed", get_closed, nullptr, "Whether close() was called.", nullptr},
     {"pending", get_pending, nullptr, "Whether operations are under way, in any thread.", nullptr},

@@ -12,7 +12,6 @@
 #include "engine/internode/pair.h"
 #include "engine/operations/scheduled.h"
 #include "engine/plans/program.h"
-#include "engine/plans/wire_trial.h"
 #include "engine/validate.h"
 
 namespace pycollective {
@@ -197,7 +196,8 @@ void Communicator::fill_in(Task& task, bool asynchronous) {
   else if (!task.program && choices_.has_source() && !is_pair(request.kind) &&
            !request.all_to_all_v)
     task.program = choices_.find(request);
-  if (internode) decide_wire(task);
+  if (internode && task.wire == Wire::kDefault && !is_pair(request.kind) && !request.all_to_all_v)
+    task.wire = wire_.load(std::memory_order_relaxed);
   // A group with little memory, one of hundreds, can always take the direct paths.
   if (!internode && task.program && task.program != request.program &&
       !Scheduled::fits(*group_, task))
@@ -237,23 +237,6 @@ void Communicator::fail_call(const Request& request, const cuda::DriverError& er
   fail(failure);
   if (device_) device_->abort();  // fail() does nothing if another thread has just closed
   throw CollectiveFailure(failure);
-}
-
-void Communicator::decide_wire(Task& task) {
-  if (is_pair(task.request->kind) || task.request->all_to_all_v) return;
-  if (task.wire == Wire::kDefault) task.wire = wire_.load(std::memory_order_relaxed);
-  // Without a source there is no program for what a trial needs.
-  if (task.wire != Wire::kAuto || !task.program || !choices_.has_source()) return;
-  const WireTrials::NextCall next = wire_trials_.next(task, size());
-  task.trial = next.trial;
-  task.call_of_trial = next.call;
-  if (!next.trial) return;
-  // It is carried out before this task, and after all that were issued before.
-  if (const auto before = WireTrial::before(task)) {
-    Task measuring(*before);
-    measuring.measures = true;
-    issue(measuring, nullptr);
-  }
 }
 
 void Communicator::require_memory(const Task& task) {

@@ -22,7 +22,6 @@
 #include "engine/operations/operation.h"
 #include "engine/pending.h"
 #include "engine/plans/program_choices.h"
-#include "engine/plans/wire_trial.h"
 #include "engine/progress.h"
 #include "engine/queues.h"
 
@@ -115,7 +114,6 @@ class Communicator final : public Collectives,
   void fill_in(Task& task, bool asynchronous);
   // The same for calls that kernels carry out.
   void fill_in_for_device(Task& task, bool asynchronous);
-  void decide_wire(Task& task);
   // Throws unless there is shared memory for the call.
   void require_memory(const Task& task);
   // The first message to a rank of this host allocates a channel's buffer.
@@ -179,8 +177,7 @@ class Communicator final : public Collectives,
   std::shared_ptr<DeviceGroup> device_;
   ProgramChoices choices_;
   MemoryCheck memory_check_;
-  WireTrials wire_trials_;
-  std::atomic<Wire> wire_{Wire::kAuto};
+  std::atomic<Wire> wire_{Wire::kRaw};
   std::atomic<double> timeout_;
   mutable std::mutex mutex_;
   std::mutex leaving_mutex_;

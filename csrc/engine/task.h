@@ -9,7 +9,6 @@
 
 namespace pycollective {
 
-class WireTrial;    // engine/plans/wire_trial.h
 class DeviceGroup;  // engine/gpu/device_group.h
 class LaunchTurn;   // engine/gpu/launch_order.h
 namespace cuda {
@@ -34,11 +33,6 @@ struct Task {
   Wire wire;
   double timeout;                // seconds; 0: the communicator's
   std::uint64_t recv_order = 0;  // of receives, where some are from any rank; else 0
-
-  // What Wire::kAuto goes by, and which call of the trial this is.
-  std::shared_ptr<WireTrial> trial;
-  int call_of_trial = 0;
-  bool measures = false;  // the communicator's own call, for a trial
 
   // Of arrays on a GPU, one of these two: by way of the host, or by kernels.
   std::shared_ptr<cuda::Staging> staging;

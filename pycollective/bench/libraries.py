@@ -85,7 +85,7 @@ def launch(
     ranks: int,
     mpi_environments: Mapping[str, str],
     topology: str = "",
-    wire: str = "auto",
+    wire: str = "raw",
     device: str = "cpu",
 ) -> Launch:
     """Return how to start `ranks` ranks of `group`.

@@ -52,7 +52,7 @@ class Settings:
     root: int = 0
     algorithm: str = "auto"
     topology: str = ""
-    wire: str = "auto"
+    wire: str = "raw"
     device: str = "cpu"
     peers: tuple[Library, ...] = ()
     iterations: int = 0

@@ -96,8 +96,8 @@ def init(
         tuning: file of measured times (``pycollective bench --tune`` writes it), from which
             ``algorithm="auto"`` chooses; ``""`` for none. Also the environment variable
             PYCOLLECTIVE_TUNING; the same measurements on all ranks.
-        wire: how what goes to other hosts travels: ``"raw"``, ``"exact"`` (packed, the same bits)
-            or ``"auto"``, whichever took less time in the first calls of a kind. Also the
+        wire: how data go to other hosts: ``"raw"``, the default, or ``"exact"`` (packed, the same
+            bits arrive), which is faster on links of up to some 10 Gbit/s (docs/wire.md). Also the
             environment variable PYCOLLECTIVE_WIRE; the same on all ranks.
         device: a GPU, ``"cuda"`` (one for each rank of a host, in turn), ``"cuda:1"`` or a number,
             on all ranks or none. Its kernels carry out calls on arrays there if all ranks can map
@@ -157,7 +157,7 @@ class InitOptions:
         if not 0 < timeout < math.inf:
             raise ConfigurationError(f"timeout {timeout} is not a finite number of seconds above 0")
         topology = topology or os.environ.get(ENV_TOPOLOGY, "")
-        wire = wire or os.environ.get(ENV_WIRE) or "auto"
+        wire = wire or os.environ.get(ENV_WIRE) or "raw"
         if wire not in WIRES:
             there_are = ", ".join(map(repr, WIRES))
             raise ConfigurationError(f"wire {wire!r} is not here; there are {there_are}")

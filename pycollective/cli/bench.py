@@ -145,8 +145,8 @@ def _add_where(group: argparse._ArgumentGroup) -> None:
         "--wire",
         default="",
         metavar="NAME",
-        help="how what they send to other hosts travels: raw, exact or auto (default: "
-        "PYCOLLECTIVE_WIRE, else auto)",
+        help="how what they send to other hosts travels: raw or exact (default: "
+        "PYCOLLECTIVE_WIRE, else raw)",
     )
     for mpi in ("mpich", "openmpi"):
         group.add_argument(
@@ -311,7 +311,7 @@ def _beside_others(options: argparse.Namespace, sizes: list[int], dtype: str) ->
         root=options.root,
         algorithm=options.algorithm,
         topology=options.topology or os.environ.get(ENV_TOPOLOGY, ""),
-        wire=options.wire or os.environ.get(ENV_WIRE) or "auto",
+        wire=options.wire or os.environ.get(ENV_WIRE) or "raw",
         device=options.device,
         peers=tuple(find_peers(options.peers, options.device)),
         iterations=options.iterations,

@@ -158,7 +158,7 @@ def test_open_mpi_has_no_bfloat16_and_says_so():
         (["all_reduce", "--device", "cuda", "--tune", "t.json"], "measure host memory"),
         (["all_reduce", "--peers", "mpich", "--mpich-env", "/none"], "pip install mpich mpi4py"),
         (["all_reduce", "-b", "6", "-e", "6"], "6 bytes are not whole elements"),
-        (["all_reduce", "--wire", "zip"], "unknown wire 'zip'; there are auto, raw, exact"),
+        (["all_reduce", "--wire", "zip"], "unknown wire 'zip'; there are raw, exact"),
         (["all_reduce", "--wire", "raw", "--tune", "t.json"], "heeds PYCOLLECTIVE_WIRE"),
         (["all_reduce", "--topology", "2x2"], "is for 4 ranks, and there are 2"),
     ],

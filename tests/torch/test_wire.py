@@ -79,7 +79,7 @@ def test_the_environment_says_how_and_the_counter_shows_it(tmp_path, wire, packs
 def test_a_wire_that_is_not_there_is_refused(tmp_path):
     done = run(tmp_path, "zip")
     assert done.returncode != 0
-    assert "ConfigurationError: wire 'zip' is not here; there are 'auto', 'raw'" in done.stderr
+    assert "ConfigurationError: wire 'zip' is not here; there are 'raw', 'exact'" in done.stderr
 
 
 def test_stats_without_a_group_of_the_backend(tmp_path):

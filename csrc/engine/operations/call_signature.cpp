@@ -1,22 +1,18 @@
 #include "engine/operations/call_signature.h"
 
 #include "engine/plans/program.h"
-#include "engine/plans/wire_trial.h"
 
 namespace pycollective {
 namespace {
 
 // CallSignature::fields has kind, dtype, reduce op and wire in a byte each, and the root in the
-// upper half. Flags in the wire's byte: kPacked, messages are packed (with Wire::kAuto that follows
-// from the calls before); kMeasures, the call is a trial's own; kOnDevice, kernels carry it out;
-// kCaptured, a graph has captured it.
+// upper half. Flags in the wire's byte: kOnDevice, kernels carry it out; kCaptured, a graph has
+// captured it.
 constexpr int kKindAt = 0;
 constexpr int kDtypeAt = 8;
 constexpr int kReduceOpAt = 16;
 constexpr int kWireAt = 24;
 constexpr int kRootAt = 32;
-constexpr std::uint64_t kPacked = 0x80;
-constexpr std::uint64_t kMeasures = 0x40;
 constexpr std::uint64_t kOnDevice = 0x20;
 constexpr std::uint64_t kCaptured = 0x10;
 // An all_to_all_v has this in place of a hash: its counts differ from rank to rank.
@@ -28,8 +24,7 @@ std::uint64_t fields_of(const Task& task) {
   const auto op = reduces(request.kind) ? static_cast<std::uint64_t>(request.reduce_op) : 0;
   return static_cast<std::uint64_t>(request.kind) << kKindAt |
          static_cast<std::uint64_t>(request.dtype) << kDtypeAt | op << kReduceOpAt |
-         (static_cast<std::uint64_t>(task.wire) | (packs(task) ? kPacked : 0) |
-          (task.measures ? kMeasures : 0) |
+         (static_cast<std::uint64_t>(task.wire) |
           (task.device ? kOnDevice | (task.captured ? kCaptured : 0) : 0))
              << kWireAt |
          static_cast<std::uint64_t>(request.root) << kRootAt;
@@ -83,8 +78,7 @@ std::string describe(const CallSignature& called) {
   const auto kind = static_cast<OpKind>(number);
   std::string text = name_of(kind);
   const auto how = static_cast<std::uint64_t>(byte_of(called, kWireAt));
-  const char* const measures = " to measure the wire for a call (docs/wire.md)";
-  if (kind == OpKind::kBarrier) return text + "()" + (how & kMeasures ? measures : "");
+  if (kind == OpKind::kBarrier) return text + "()";
   text += std::string("(") + name_of(static_cast<Dtype>(dtype)) + ", ";
   if (reduces(kind)) text += name_of(static_cast<ReduceOp>(reduce_op)) + std::string(", ");
   const bool pair = is_pair(kind);
@@ -94,11 +88,9 @@ std::string describe(const CallSignature& called) {
   if (traits_of(kind).rooted) text += ", root " + std::to_string(called.fields >> kRootAt);
   const std::string name(called.algorithm, strnlen(called.algorithm, sizeof(called.algorithm)));
   if (!name.empty()) text += ", algorithm " + name;
-  if (how & kMeasures) return text + ")" + measures;
   if (how & kOnDevice) text += ", on GPUs that map each other";
   if (how & kCaptured) text += ", captured in a graph";
-  const auto wire = static_cast<Wire>(how & ~(kPacked | kOnDevice | kCaptured));
-  if (wire == Wire::kAuto && (how & kPacked)) text += ", wire auto (packed)";
+  const auto wire = static_cast<Wire>(how & ~(kOnDevice | kCaptured));
   if (wire == Wire::kRaw) text += ", wire raw";
   if (wire == Wire::kExact) text += ", wire exact";
   return text + ")";

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "engine/operations/shards.h"
-#include "engine/plans/wire_trial.h"
 
 namespace pycollective {
 namespace {
@@ -79,8 +78,8 @@ Scheduled::Scheduled(Group& group, const Task& task, std::uint64_t sequence)
   // Decided for the communicator, not for this rank: all ranks must cut the buffer alike.
   const bool internode = program_.members != program_.ranks;
   if (internode) internode_.emplace(group, task, sequence);
-  tries_ = task.trial && WireTrial::is_try(task.call_of_trial);
-  if (internode && packs(task)) packed_items_ = find_packing(request_.dtype, active_simd_level());
+  if (internode && task.wire == Wire::kExact)
+    packed_items_ = find_packing(request_.dtype, active_simd_level());
   packs_ = packed_items_.pack != nullptr;
   if (packs_) {
     packed_nodes_ =
@@ -158,7 +157,6 @@ State Scheduled::advance() {
     executor_.publish_done(base_ + oldest_);
   }
   const bool done = oldest_ == chunks_ && (!internode_ || internode_->all_have_called());
-  if (tries_) note_time(done);
   if (done) return State::kDone;
   return progressed ? State::kProgressed : State::kBlocked;
 }
@@ -341,14 +339,6 @@ void Scheduled::unpack(const Message& message, std::size_t chunk, const std::byt
                                    " a packed message that no rank of this library sends"});
     from += length;
   }
-}
-
-void Scheduled::note_time(bool done) {
-  const auto now = std::chrono::steady_clock::now();
-  if (!all_called_ && internode_->all_have_called()) all_called_ = now;
-  if (done)
-    task_.trial->took(task_.call_of_trial,
-                      std::chrono::duration<double>(now - *all_called_).count());
 }
 
 void Scheduled::post(std::size_t chunk, std::int32_t number) {

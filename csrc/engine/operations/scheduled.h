@@ -15,7 +15,6 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <optional>
 #include <vector>
 
@@ -87,7 +86,6 @@ class Scheduled final : public Operation {
   const Packing& packing_of(const Ref& ref) const {
     return ref.place == Place::kNode ? packed_nodes_ : packed_items_;
   }
-  void note_time(bool done);
   void post(std::size_t chunk, std::int32_t number);
   bool receive(std::size_t chunk, std::int32_t number);
   void send(std::size_t chunk, std::int32_t number);
@@ -109,10 +107,8 @@ class Scheduled final : public Operation {
   std::size_t started_ = 0;              // chunks
   std::array<Run, kChunkSlots> runs_{};  // by slot
   bool packs_ = false;                   // what goes to other hosts
-  bool tries_ = false;                   // for a trial of the wire
   Packing packed_items_;
   Packing packed_nodes_;
-  std::optional<std::chrono::steady_clock::time_point> all_called_;
   std::vector<Term> many_terms_;  // for more terms than a host has members
 };
 
