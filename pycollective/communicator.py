@@ -174,8 +174,8 @@ class Communicator(_core.Communicator):
                 f"this communicator is for GPU {self._device_path.device} already"
             )
         local_rank = self._world.near.index(self.rank)
-        hosts, programs = len(set(self.host_of)), self._world.programs
-        self._device_path = device_paths.join(self, device, local_rank, hosts, programs)
+        hosts = len(set(self.host_of))
+        self._device_path = device_paths.join(self, device, local_rank, hosts)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make a communicator of the ranks that give the same `color`; collective over this one.

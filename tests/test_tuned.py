@@ -13,7 +13,7 @@ import pycollective as pc
 from pycollective import reference
 from pycollective.bootstrap import init as bootstrap
 from pycollective.planning.elements import ELEMENTS
-from pycollective.planning.programs import Programs
+from pycollective.planning.planner import Planner
 from pycollective.planning.tuning import describe
 from pycollective.planning.tuning_table import write_table
 from pycollective.schedule import Topology
@@ -179,13 +179,13 @@ def test_a_group_of_torch_heeds_the_variable(tmp_path, monkeypatch):
 def asked(monkeypatch):
     """The sizes for which the core has asked, in order."""
     sizes = []
-    choose_really = Programs.choose
+    choose_really = Planner.choose
 
-    def counting(self, operation, root, size, dtype):
+    def counting(self, operation, size, dtype):
         sizes.append(size)
-        return choose_really(self, operation, root, size, dtype)
+        return choose_really(self, operation, size, dtype)
 
-    monkeypatch.setattr(Programs, "choose", counting)
+    monkeypatch.setattr(Planner, "choose", counting)
     return sizes
 
 

@@ -246,24 +246,12 @@ bool choose_program(CommunicatorObject& self, PyObject* algorithm, Call& call) {
     call.use(Communicator::direct_paths());
     return true;
   }
-  const Request& request = call.request();
-  for (const KnownProgram& known : *self.programs) {
-    if (known.kind != request.kind || known.root != request.root || known.algorithm != name)
-      continue;
-    call.use(known.program);
-    return true;
-  }
-  const auto made = py::reinterpret_steal<py::object>(PyObject_CallFunction(
-      self.program_source, "sOi", name_of(request.kind), algorithm, request.root));
-  if (!made) return false;
   try {
-    self.programs->push_back(
-        {request.kind, request.root, std::string(name), made.cast<ProgramHandle&>().program});
+    call.use((*self.core)->plans()->of(call.request().kind, name, call.request().root));
   } catch (...) {
     raise_current_exception();
     return false;
   }
-  call.use(self.programs->back().program);
   return true;
 }
 

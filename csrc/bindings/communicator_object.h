@@ -4,8 +4,6 @@
 #include <Python.h>
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "bindings/errors_py.h"
 #include "bindings/kept_arrays.h"
@@ -14,19 +12,9 @@
 
 namespace pycollective {
 
-// A program that a communicator was asked for. There are few, so they are looked up one by one.
-struct KnownProgram {
-  OpKind kind;
-  int root;
-  std::string algorithm;
-  std::shared_ptr<const Program> program;
-};
-
 struct CommunicatorObject {
   PyObject_HEAD std::shared_ptr<Communicator>* core;
   std::shared_ptr<AbandonedCalls>* abandoned;
-  std::vector<KnownProgram>* programs;
-  PyObject* program_source;  // pycollective.planning.programs.Programs
   std::shared_ptr<KeptArrays>* kept;
 
   static CommunicatorObject& of(PyObject* self) {

@@ -216,11 +216,10 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
         std::make_shared<Communicator>(std::move(group), node.progress, timeout));
     (*object->core)->set_memory_check(&check_room);
     remember(*object->core);
-    object->program_source = py::object(given.attr("programs")).release().ptr();
     // On one host without a table there is nothing to choose, and calls ask nobody.
-    if (given.attr("chooses").cast<bool>())
-      (*object->core)->choices().set_source(program_source(given.attr("programs")));
-    object->programs = new std::vector<KnownProgram>();
+    (*object->core)
+        ->plans()
+        ->set_source(plan_source(given.attr("planner"), given.attr("chooses").cast<bool>()));
     object->kept = new std::shared_ptr<KeptArrays>(std::make_shared<KeptArrays>());
     object->abandoned = new std::shared_ptr<AbandonedCalls>(std::make_shared<AbandonedCalls>());
     return 0;
@@ -238,8 +237,6 @@ void finalise(PyObject* self) {
   Object* object = &Object::of(self);
   PyTypeObject* type = Py_TYPE(self);
   delete object->abandoned;
-  delete object->programs;
-  Py_XDECREF(object->program_source);
   if (object->core != nullptr) {
     // Operations may be pending: the thread that ends the last of them also ends the core, and
     // may not need the interpreter for it.

@@ -101,21 +101,11 @@ void take_back(const MailboxHandle& handle, const py::object& communicator) {
   core->group().set_mapped(nullptr);
 }
 
-void use_devices(const py::object& communicator, const GroupHandle& handle, py::object programs) {
-  // Whoever lets go of it last may not hold the interpreter.
-  const std::shared_ptr<py::object> shared(new py::object(std::move(programs)), [](py::object* it) {
-    const GilHeld gil;
-    delete it;
-  });
-  handle.it->set_source([shared](OpKind kind, int root) {
-    const GilHeld gil;
-    try {
-      return (*shared)(name_of(kind), "direct", root).cast<ProgramHandle&>().program;
-    } catch (py::error_already_set& error) {
-      throw std::invalid_argument(error.what());
-    }
-  });
-  communicator_of(communicator)->set_device(handle.it);
+void use_devices(const py::object& communicator, const GroupHandle& handle) {
+  const std::shared_ptr<Communicator> core = communicator_of(communicator);
+  handle.it->set_source(
+      [plans = core->plans()](OpKind kind, int root) { return plans->of(kind, "direct", root); });
+  core->set_device(handle.it);
 }
 
 }  // namespace
@@ -139,9 +129,8 @@ void bind_device_group(py::module_& module) {
              py::arg("cards"),
              "Map the mailboxes of all ranks. ConfigurationError: one cannot be.");
   module.def("use_devices", &use_devices, py::arg("communicator"), py::arg("group"),
-             py::arg("programs"),
              "From now on calls on arrays of this GPU are carried out by kernels. On all ranks or "
-             "none; `programs` as pycollective.planning.programs.Programs.");
+             "none.");
 }
 
 }  // namespace pycollective

@@ -1,5 +1,6 @@
 #include "bindings/errors_py.h"
 
+#include <pybind11/pybind11.h>
 #include <sys/resource.h>
 
 #include <chrono>
@@ -98,6 +99,8 @@ void raise_current_exception() {
   if (PyErr_Occurred()) return;
   try {
     throw;
+  } catch (pybind11::error_already_set& error) {
+    error.restore();
   } catch (const CollectiveFailure& error) {
     raise_failure(error.failure());
   } catch (const std::bad_alloc&) {

@@ -72,25 +72,40 @@ ProgramHandle from_python(const py::object& given) {
   return {std::move(program)};
 }
 
+[[noreturn]] void throw_as_configuration(OpKind kind, py::error_already_set& error) {
+  if (!error.matches(PyExc_Exception)) throw;  // an interrupt
+  throw CollectiveFailure(
+      {FailureKind::kConfiguration, -1, kind, 0, py::str(error.value()).cast<std::string>()});
+}
+
 }  // namespace
 
-ProgramChoices::Source program_source(py::object programs) {
+PlanCache::Source plan_source(py::object planner, bool chooses) {
   // Whoever lets go of it last may not hold the interpreter.
-  const std::shared_ptr<py::object> shared(new py::object(std::move(programs)), [](py::object* it) {
+  const std::shared_ptr<py::object> shared(new py::object(std::move(planner)), [](py::object* it) {
     const GilHeld gil;
     delete it;
   });
-  return [shared](const Request& request, std::size_t bytes) -> std::shared_ptr<const Program> {
+  PlanCache::Source source;
+  source.make = [shared](OpKind kind, const std::string& algorithm, int root) {
     const GilHeld gil;
     try {
-      const py::object made = shared->attr("choose")(name_of(request.kind), request.root, bytes,
-                                                     name_of(request.dtype));
-      if (made.is_none()) return nullptr;
-      return made.cast<ProgramHandle&>().program;
+      return (*shared)(name_of(kind), algorithm, root).cast<ProgramHandle&>().program;
     } catch (py::error_already_set& error) {
-      throw CollectiveFailure({FailureKind::kConfiguration, -1, request.kind, 0, error.what()});
+      throw_as_configuration(kind, error);
     }
   };
+  if (chooses)
+    source.choose = [shared](const Request& request, std::size_t bytes) {
+      const GilHeld gil;
+      try {
+        return shared->attr("choose")(name_of(request.kind), bytes, name_of(request.dtype))
+            .cast<std::string>();
+      } catch (py::error_already_set& error) {
+        throw_as_configuration(request.kind, error);
+      }
+    };
+  return source;
 }
 
 void bind_program(py::module_& module) {

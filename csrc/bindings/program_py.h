@@ -14,7 +14,8 @@ struct ProgramHandle {
   std::shared_ptr<const Program> program;
 };
 
-// Asks `programs` (pycollective.planning.programs.Programs) for what `auto` means, from any thread.
-ProgramChoices::Source program_source(pybind11::object programs);
+// Has `planner` (pycollective.planning.planner.Planner) make plans, from any thread, and choose
+// where it `chooses`. What it raises is a CollectiveFailure (kConfiguration).
+PlanCache::Source plan_source(pybind11::object planner, bool chooses);
 
 }  // namespace pycollective

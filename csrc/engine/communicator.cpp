@@ -75,7 +75,7 @@ Communicator::Communicator(std::unique_ptr<Group> group, std::shared_ptr<Progres
                            double timeout)
     : group_(std::move(group)),
       progress_(std::move(progress)),
-      choices_(group_->world().size),
+      plans_(std::make_shared<PlanCache>(group_->world().size)),
       timeout_(timeout) {
   group_->messages().set_recv_order(this);
 }
@@ -193,9 +193,8 @@ void Communicator::fill_in(Task& task, bool asynchronous) {
   if (internode) group_->messenger()->poll();  // a failure elsewhere is then known
   if (task.program == direct_paths())
     task.program = nullptr;
-  else if (!task.program && choices_.has_source() && !is_pair(request.kind) &&
-           !request.all_to_all_v)
-    task.program = choices_.find(request);
+  else if (!task.program && plans_->chooses() && !is_pair(request.kind) && !request.all_to_all_v)
+    task.program = plans_->chosen(request);
   if (internode && task.wire == Wire::kDefault && !is_pair(request.kind) && !request.all_to_all_v)
     task.wire = wire_.load(std::memory_order_relaxed);
   // A group with little memory, one of hundreds, can always take the direct paths.

@@ -21,7 +21,7 @@
 #include "engine/operations/messages.h"
 #include "engine/operations/operation.h"
 #include "engine/pending.h"
-#include "engine/plans/program_choices.h"
+#include "engine/plans/plan_cache.h"
 #include "engine/progress.h"
 #include "engine/queues.h"
 
@@ -54,9 +54,8 @@ class Communicator final : public Collectives,
   // communicator first.
   void check_peers();
 
-  // Chooses the plan of requests that have none. Without a source all take the direct paths, which
-  // are for one host.
-  ProgramChoices& choices() { return choices_; }
+  // Where nothing is chosen, requests without a plan take the direct paths, which are for one host.
+  const std::shared_ptr<PlanCache>& plans() const { return plans_; }
   // As a request's program: take the direct paths, whatever would be chosen.
   static const std::shared_ptr<const Program>& direct_paths();
 
@@ -72,7 +71,7 @@ class Communicator final : public Collectives,
   const std::shared_ptr<DeviceGroup>& device() const { return device_; }
   // Drops the sources of plans, which may hold Python objects.
   void forget_sources() {
-    choices_.set_source({});
+    plans_->set_source({});
     if (device_) device_->set_source({});
   }
 
@@ -175,7 +174,7 @@ class Communicator final : public Collectives,
   std::unique_ptr<Group> group_;
   std::shared_ptr<Progress> progress_;
   std::shared_ptr<DeviceGroup> device_;
-  ProgramChoices choices_;
+  const std::shared_ptr<PlanCache> plans_;
   MemoryCheck memory_check_;
   std::atomic<Wire> wire_{Wire::kRaw};
   std::atomic<double> timeout_;

@@ -84,7 +84,6 @@ def join(
     device: str | int,
     local_rank: int,
     hosts: int,
-    programs: object,
 ) -> DevicePath:
     """Agree on the device path of calls on arrays of GPU `device`; every rank gives its own.
 
@@ -93,7 +92,6 @@ def join(
         device: this rank's GPU, as `init` takes it.
         local_rank: this rank among those of its host.
         hosts: on which the communicator's ranks are.
-        programs: pycollective.planning.programs.Programs of this rank.
 
     Raises:
         ConfigurationError: on every rank: what some rank was given cannot be, or
@@ -146,7 +144,7 @@ def join(
             reason = _first(agree(gather, "use_device", map_all))
             if not reason:
                 assert group is not None
-                _core.use_devices(communicator, group, programs)
+                _core.use_devices(communicator, group)
                 return DevicePath(number, PEER, "each GPU maps all others' mailboxes")
             kept = _first(agree(gather, "use_device", unmap_all))
         if mailbox is not None and not kept:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pycollective.planning.programs import Programs
+from pycollective.planning.planner import Planner
 
 if TYPE_CHECKING:
     from pycollective.schedule.select import Table
@@ -55,10 +55,10 @@ class World:
         return self.transport is not None or self.table is not None
 
     @cached_property
-    def programs(self) -> Programs:
-        """Of the algorithms that were asked for, or chosen."""
+    def planner(self) -> Planner:
+        """Makes this rank's plans."""
         transport = "" if self.transport is None else self.transport.name
-        return Programs(self.rank, self.host_of, self.table, transport)
+        return Planner(self.rank, self.host_of, self.table, transport)
 
     @property
     def link(self) -> object:

@@ -9,7 +9,7 @@
 
 #include "engine/gpu/launch_order.h"
 #include "engine/gpu/one_shot_program.h"
-#include "engine/plans/program_choices.h"
+#include "engine/plans/plan_cache.h"
 #include "engine/watch.h"
 #include "per_process.h"
 
@@ -151,25 +151,21 @@ void DeviceGroup::set_source(DirectPrograms source) {
 
 std::shared_ptr<const Program> DeviceGroup::choose(const Request& request) {
   const int root = traits_of(request.kind).rooted ? request.root : 0;
-  const std::pair key{request.kind, root};
   const bool small = traits_of(request.kind).reduces && !in_shards(request.kind) &&
                      whole_bytes(request, members_) <= kMostOneShot;
   if (small) {
     const std::lock_guard lock(mutex_);
-    std::shared_ptr<const Program>& known = one_shot_[key];
+    std::shared_ptr<const Program>& known = one_shot_[{request.kind, root}];
     if (!known) known = make_one_shot(request.kind, root, me_.index(), members_);
     return known;
   }
   DirectPrograms source;
   {
     const std::lock_guard lock(mutex_);
-    if (const auto found = direct_.find(key); found != direct_.end()) return found->second;
     source = source_;
   }
   if (!source) throw std::invalid_argument("the communicator is closed");
-  std::shared_ptr<const Program> made = source(request.kind, root);  // needs the interpreter
-  const std::lock_guard lock(mutex_);
-  return direct_.emplace(key, std::move(made)).first->second;
+  return source(request.kind, root);  // which may need the interpreter
 }
 
 void DeviceGroup::prepare(Task& task) {

@@ -129,7 +129,6 @@ class DeviceGroup final : public MappedMemory {
   const ForkGuard guard_;
   mutable std::mutex mutex_;
   DirectPrograms source_;
-  std::map<std::pair<OpKind, int>, std::shared_ptr<const Program>> direct_;
   std::map<std::pair<OpKind, int>, std::shared_ptr<const Program>> one_shot_;
   std::atomic<bool> launched_{false};
   std::atomic<bool> captured_{false};
