@@ -116,6 +116,32 @@ class Agreement:
         return Header(self.digest, self.scale, finite, np.array(absent, np.bool_))
 
 
+# Bytes of the message. Calls of other kinds begin with messages of other lengths, by which ranks
+# find out: `pycollective.agree` with 9, `exchange_lengths` with a multiple of 8.
+_CALL = header_bytes(0) + 2
+
+
+def check_same_call(groups: Groups, agreement: Agreement, in_all: bool) -> None:
+    """Compare what a dense call is about, whose messages do not say it; collective.
+
+    Args:
+        groups: of this rank.
+        agreement: what the call is about.
+        in_all: whether calls begin in the group of all ranks, as those of hooks that only average
+            do, and not as `Groups.gather` says; the same on all ranks.
+
+    Raises:
+        CollectiveMismatch: another rank's call is about something else.
+    """
+    mine = agreement.header(True, [])
+    row = np.zeros(_CALL, np.uint8)
+    mine.write(row)
+    whole = [(range(groups.all.size), groups.all.all_gather(row))] if in_all else groups.gather(row)
+    for senders, rows in whole:
+        if (rows != row).any():  # who differs, and in what
+            read_headers(list(rows), mine, senders)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The result of a call.

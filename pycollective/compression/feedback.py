@@ -11,20 +11,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from pycollective.agree import agree
 from pycollective.communicator import Communicator
-from pycollective.compression.agreeing import Told, agree, check_same_call
 from pycollective.compression.arrays import Flat, Floats, Item, Readable
-from pycollective.compression.bucket import Agreement, Outcome, digest_of
+from pycollective.compression.bucket import Agreement, Outcome, check_same_call, digest_of
 from pycollective.compression.checkpoint import Keeper, Saved, check_saved, mean_of
-from pycollective.compression.groups import GroupMaker, Groups
+from pycollective.compression.groups import Group, GroupMaker, Groups
 from pycollective.compression.options import Common, Options, Shape, Shapes
 from pycollective.compression.partition import Partition
 from pycollective.compression.residuals import CarriedErrors
-from pycollective.errors import ConfigurationError
+from pycollective.errors import CollectiveMismatch, ConfigurationError
 
 _T = TypeVar("_T")
 _log = logging.getLogger("pycollective")
@@ -38,6 +39,52 @@ _SMALL = 4096
 def _is_large(_name: str, shape: Shape) -> bool:
     """Whether a parameter is compressed, unless the caller decides."""
     return len(shape) > 1 and math.prod(shape) >= _SMALL
+
+
+@dataclass(frozen=True)
+class Told(Generic[_T]):
+    """What one rank was given.
+
+    Attributes:
+        digest: of all that must be the same on every rank.
+        text: the same in words, for the error where ranks differ.
+        value: what the rank made of it.
+    """
+
+    digest: int
+    text: str
+    value: _T
+
+
+def compare(group: Group, what: str, given: Callable[[], Told[_T]]) -> Told[_T]:
+    """Compare what ranks were given; collective, also for a rank that refuses it.
+
+    Args:
+        group: of the ranks.
+        what: the name of the call, for errors.
+        given: looks at this rank's arguments, and raises where it refuses them.
+
+    Raises:
+        Exception: what `given` raised; no other rank waits for this one.
+        CollectiveMismatch: another rank's `given` raised, or what it was given differs.
+    """
+    mine: list[Told[_T]] = []
+
+    def tell() -> tuple[int, str]:
+        told = given()
+        mine.append(told)
+        return told.digest, told.text
+
+    def check(said: list[tuple[int, str]]) -> None:
+        others = [rank for rank, (digest, _) in enumerate(said) if digest != said[0][0]]
+        if others:
+            raise CollectiveMismatch(
+                f"{what}: rank(s) {others} were given something else than rank 0: rank "
+                f"{others[0]} {said[others[0]][1]}; rank 0 {said[0][1]}"
+            )
+
+    agree(group.all_gather, what, tell, check, refusal=CollectiveMismatch)
+    return mine[0]
 
 
 class Step:
@@ -109,7 +156,7 @@ class ErrorFeedback:
             text = f"{described} for {len(told)} parameters"
             return Told(digest_of([described, told, maker.told()]), text, None)
 
-        self._digest = agree(maker.group, name, given).digest
+        self._digest = compare(maker.group, name, given).digest
         self._sizes = {n: math.prod(s) for n, s in self.shapes.items() if not self._dense[n]}
         self.groups = maker.make(common.between)
         self.hosts = self.groups.hosts
@@ -461,7 +508,7 @@ class ErrorFeedback:
         if not self.is_dense_for_good:
             self.groups.meet_between_steps()
         with self.groups.hearing():
-            return agree(self.groups.all, f"{self.name}.{what}", told).value
+            return compare(self.groups.all, f"{self.name}.{what}", told).value
 
     def _check_between_steps(self, what: str) -> None:
         if self.in_step():

@@ -16,19 +16,22 @@ except ImportError as error:
 else:
     loading.load()
 
+from pycollective.torch.adam import hold_second_moment
 from pycollective.torch.backend import register, stats
-from pycollective.torch.compression import (
+from pycollective.torch.hooks import (
+    all_reduce_hook,
+    in_order,
+    int8_hook,
+    one_bit_hook,
+    top_k_hook,
+)
+from pycollective.torch.states import (
     Int8State,
     OneBitState,
     TopKState,
     compressed_all_reduce,
     compressed_reduce_scatter,
-    hold_second_moment,
-    int8_hook,
-    one_bit_hook,
-    top_k_hook,
 )
-from pycollective.torch.hooks import all_reduce_hook, in_order
 
 __all__ = [
     "Int8State",

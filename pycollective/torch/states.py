@@ -1,7 +1,12 @@
-"""Torch's face of compression: tensors, DDP's buckets, and a thread that exchanges them."""
+"""Torch's face of compression: tensors, DDP's buckets, and a state for each codec.
+
+DDP's buckets hold a parameter that fills its memory in memory's order, whatever the order of its
+dimensions (channels last), and all others in their shape's. So do the residuals.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
@@ -11,20 +16,107 @@ import torch
 import torch.distributed as dist
 
 from pycollective import _torch
+from pycollective.compression.arrays import Floats
 from pycollective.compression.feedback import ErrorFeedback
-from pycollective.compression.options import Common, Options, Shape
+from pycollective.compression.options import Common, Compress, Options, Shape
+from pycollective.compression.quantized import QuantizedOptions
+from pycollective.compression.sparse import SparseOptions
 from pycollective.errors import ConfigurationError
-from pycollective.torch.compression.groups import average_soon, group_maker
-from pycollective.torch.compression.tensors import (
-    OfTensor,
-    flat_in_memory,
-    has_own_order,
-    in_memory,
-    in_shape,
-)
-from pycollective.torch.compression.worker import Worker
+from pycollective.torch.groups import average_soon, group_maker
+from pycollective.torch.worker import Worker
+from pycollective.typing import Between, By, Exchange, Values
 
 Parameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class OfTensor:
+    """A dense CPU tensor."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        if tensor.dtype not in _DTYPES or tensor.device.type != "cpu" or tensor.is_sparse:
+            raise ConfigurationError(
+                "a gradient to compress is a dense CPU tensor of float32, float16 or bfloat16, not "
+                f"{tensor.dtype} on {tensor.device}"
+            )
+        if not tensor.is_contiguous():
+            raise ConfigurationError("a gradient to compress must be contiguous")
+        self._flat = tensor.detach().view(-1)
+        self.count = tensor.numel()
+
+    def part(self, start: int, stop: int) -> torch.Tensor:
+        return self._flat[start:stop]
+
+    def widen(self, start: int, stop: int, out: Floats) -> None:
+        torch.from_numpy(out).copy_(self._flat[start:stop])
+
+    def put(self, start: int, values: Floats) -> None:
+        self._flat[start : start + values.size].copy_(torch.from_numpy(values))
+
+    def fill(self, value: float) -> None:
+        self._flat.fill_(value)
+
+    def is_finite(self) -> bool:
+        # Some 30 times as fast as torch.isfinite; a NaN is both.
+        least, most = self._flat.aminmax() if self.count else (0.0, 0.0)
+        return math.isfinite(least) and math.isfinite(most)
+
+    def is_zero(self) -> bool:
+        return not self._flat.any()
+
+    @property
+    def narrow(self) -> bool:
+        return self._flat.itemsize == 2
+
+
+def _strides(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """Stride and length of each side of several elements; the stride of another means nothing."""
+    sides = zip(tensor.stride(), tensor.shape, strict=True)
+    return [(stride, size) for stride, size in sides if size != 1]
+
+
+def _fills_its_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements lie one after another, none twice, without gaps."""
+    step = 1
+    for stride, size in sorted(_strides(tensor)):
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _has_own_order(parameter: torch.Tensor) -> bool:
+    """Whether a parameter's error is kept in memory's order, and that is not its shape's."""
+    return not parameter.is_contiguous() and _fills_its_memory(parameter)
+
+
+def _flat_in_memory(tensor: torch.Tensor, parameter: torch.Tensor, what: str) -> torch.Tensor:
+    """The elements of a gradient in its parameter's own order in memory: a view.
+
+    Raises:
+        ConfigurationError: they do not lie so.
+    """
+    if tensor.shape != parameter.shape or _strides(tensor) != _strides(parameter):
+        raise ConfigurationError(
+            f"{what} is not contiguous, and its gradient not laid out in memory as it is"
+        )
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def _in_shape(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter's error in its shape, laid out in memory as it is kept."""
+    if _has_own_order(parameter):
+        return flat.as_strided(parameter.shape, parameter.stride())
+    return flat.view(parameter.shape)
+
+
+def _in_memory(shaped: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The inverse: elements in the shape's order, made flat."""
+    if not _has_own_order(parameter):
+        return shaped
+    flat = torch.empty(parameter.numel(), dtype=shaped.dtype)
+    flat.as_strided(parameter.shape, parameter.stride()).copy_(shaped.view(parameter.shape))
+    return flat
 
 
 def named(parameters: Parameters) -> dict[str, torch.Tensor]:
@@ -188,9 +280,13 @@ class State:
     def _flat_of(self, name: str, tensor: torch.Tensor) -> OfTensor:
         """A gradient in its parameter's order in memory."""
         parameter = self._parameters.get(name)
-        if parameter is None or tensor.numel() != parameter.numel() or not has_own_order(parameter):
+        if (
+            parameter is None
+            or tensor.numel() != parameter.numel()
+            or not _has_own_order(parameter)
+        ):
             return OfTensor(tensor)
-        return OfTensor(flat_in_memory(tensor, parameter, f"{type(self).__name__}: {name!r}"))
+        return OfTensor(_flat_in_memory(tensor, parameter, f"{type(self).__name__}: {name!r}"))
 
     def reduce_scatter(self, out: Any, tensor: Any, key: str) -> bool:
         """Average a tensor over all ranks, each rank's shard of it to that rank.
@@ -233,7 +329,7 @@ class State:
     def _in_shape(self, name: str, flat: torch.Tensor, sharded: Collection[str]) -> torch.Tensor:
         """A parameter's error in its shape; of one that goes in shards, in its order, too."""
         parameter = self._parameters[name]
-        return flat.view(parameter.shape) if name in sharded else in_shape(flat, parameter)
+        return flat.view(parameter.shape) if name in sharded else _in_shape(flat, parameter)
 
     def reset(self) -> None:
         """Hold nothing. Local: call it on all ranks, between steps."""
@@ -281,7 +377,7 @@ class State:
         if 0 in saved.shape:
             return np.asarray(saved)
         rows = torch.as_tensor(saved).view(-1, parameter.numel())
-        return torch.stack([in_memory(row, parameter) for row in rows]).view(saved.shape).numpy()
+        return torch.stack([_in_memory(row, parameter) for row in rows]).view(saved.shape).numpy()
 
     def close(self) -> None:
         """Leave the groups that the state made; collective. What is held is lost; `flush` first.
@@ -301,13 +397,124 @@ class State:
         return self._feedback.stats()
 
 
-def run_hook(
-    state: Any, kind: type[State], bucket: dist.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket for a hook whose state must be of that kind."""
-    if not isinstance(state, kind):
-        raise ConfigurationError(
-            f"the hook's state is a {kind.__name__}, not a {type(state).__name__}: "
-            f"ddp.register_comm_hook({kind.__name__}(ddp), ...)"
-        )
-    return state._hook(bucket)
+class OneBitState(State):
+    """A sign an element and a scale a chunk; as `pycollective.compression.OneBitState`.
+
+    Nothing is compressed where all ranks are on one host, unless made with ``between="ranks"``.
+    """
+
+    codec = "one_bit"
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        *,
+        group: dist.ProcessGroup | None = None,
+        chunk: int = 1024,
+        between: Between = "hosts",
+        compress: Compress | None = None,
+        dense_steps: int = 0,
+    ) -> None:
+        """Collective over the group.
+
+        Args:
+            parameters: the model, DDP's or the one in it, or its ``named_parameters()``.
+            group: whose ranks average, of any backend with CPU tensors; None for the default one.
+            chunk: elements to a scale, a multiple of 64.
+            between: "hosts": dense and exact within a host, compressed between hosts. "ranks":
+                compressed between all.
+            compress: whether a parameter of this name and shape is compressed; None for those of
+                two dimensions or more and at least 4,096 elements.
+            dense_steps: the first so many steps that count are dense, and nothing is held.
+
+        Raises:
+            ConfigurationError: a parameter or an option cannot be; there is no such group.
+            CollectiveMismatch: ranks differ in parameters or options, or one refused its own.
+        """
+        options = QuantizedOptions(self.codec, chunk)
+        super().__init__(parameters, group, options, Common(between, compress, dense_steps))
+
+
+class Int8State(State):
+    """8 bits an element; as `pycollective.compression.Int8State`.
+
+    Nothing is compressed where all ranks are on one host, unless made with ``between="ranks"``.
+    """
+
+    codec = "int8"
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        *,
+        group: dist.ProcessGroup | None = None,
+        chunk: int = 256,
+        between: Between = "hosts",
+        compress: Compress | None = None,
+        dense_steps: int = 0,
+    ) -> None:
+        """Collective over the group; the arguments are those of `OneBitState`."""
+        options = QuantizedOptions(self.codec, chunk)
+        super().__init__(parameters, group, options, Common(between, compress, dense_steps))
+
+
+class TopKState(State):
+    """The largest elements; as `pycollective.compression.TopKState`.
+
+    Nothing is compressed where all ranks are on one host, unless made with ``between="ranks"``.
+    """
+
+    codec = "top_k"
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        *,
+        density: float,
+        group: dist.ProcessGroup | None = None,
+        by: By = "tensor",
+        chunk: int = 4096,
+        values: Values = "bfloat16",
+        exchange: Exchange = "auto",
+        warm_up: int = 0,
+        decay: float = 1.0,
+        between: Between = "hosts",
+        compress: Compress | None = None,
+        dense_steps: int = 0,
+    ) -> None:
+        """Collective over the group; `parameters` and `group` are those of `OneBitState`.
+
+        The other arguments are those of `pycollective.compression.TopKState`.
+        """
+        self._options = SparseOptions(density, by, chunk, values, exchange, warm_up, decay)
+        common = Common(between, compress, dense_steps)
+        super().__init__(parameters, group, self._options, common)
+
+    @property
+    def density(self) -> float:
+        """The density of the step under way, or of the next."""
+        return self._options.density_after(self._feedback.steps_since_start)
+
+
+def compressed_all_reduce(tensor: torch.Tensor, state: State, key: str) -> bool:
+    """Average one tensor over all ranks, compressed, in place: ``state.all_reduce({key: tensor})``.
+
+    Args:
+        tensor: dense contiguous CPU tensor of fp32, fp16 or bf16.
+        state: what holds the error of `key`.
+        key: the parameter's name.
+
+    Returns:
+        Whether all ranks' were finite; if not, `tensor` is NaN.
+    """
+    return state.all_reduce({key: tensor})
+
+
+def compressed_reduce_scatter(
+    out: torch.Tensor, tensor: torch.Tensor, state: State, key: str
+) -> bool:
+    """Average `tensor` over all ranks, compressed, this rank's shard to `out`.
+
+    The same as ``state.reduce_scatter(out, tensor, key)``.
+    """
+    return state.reduce_scatter(out, tensor, key)
