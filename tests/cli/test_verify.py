@@ -57,7 +57,7 @@ def test_every_combination_has_a_line(quick):
         for dtype in DTYPES
         for operation in OPERATIONS
         for algorithm in (*ALGORITHMS, "auto")
-        if algorithm == "auto" or operation in ALGORITHMS[algorithm].moves
+        if algorithm == "auto" or operation in ALGORITHMS[algorithm].transfers
     ]
     assert {line[0] for line in lines} == {"ok"}
     assert {line[-1] for line in lines} == {"0"}

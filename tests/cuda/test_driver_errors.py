@@ -227,8 +227,11 @@ def what_is_wrong(path, plan, first, second):
     if name not in text and code == ONCE and name not in IGNORED:
         return "rank 1 is not told the function"
     if told_in == "init":
-        if kind != "ConfigurationError" or first.errors != [(told_in, kind, text)]:
+        [(step_of_rank_0, kind_of_rank_0, of_rank_0)] = first.errors or [("", "", "")]
+        if kind != "ConfigurationError" or (step_of_rank_0, kind_of_rank_0) != (told_in, kind):
             return "not both are told alike"
+        if "rank(s) 1: " not in of_rank_0 or text not in of_rank_0:
+            return "rank 0 is not told what befell rank 1"
     elif kind != "CollectiveAborted":
         return "rank 1 is told something else"
     elif not first.errors and told_in not in ("replay", "close"):  # it may have all it wants

@@ -97,7 +97,7 @@ def test_init_prepares_before_it_joins(monkeypatch, device):
     def told(name):
         return lambda *_, **__: order.append(name)
 
-    monkeypatch.setattr(bootstrap.device_ways, "prepare", lambda given: order.append(given))
+    monkeypatch.setattr(bootstrap.device_paths, "prepare", lambda given: order.append(given))
     monkeypatch.setattr(bootstrap, "_init_explicit", told("joins"))
     monkeypatch.setattr(bootstrap.InitOptions, "apply", told("granted"))
     bootstrap.init(rank=0, size=2, store="tcp://127.0.0.1:9", device=device)

@@ -40,6 +40,7 @@ def package(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "PACKAGE", folder)
     monkeypatch.setattr(loading, "PREBUILT", folder / "torch" / "shims")
     monkeypatch.setattr(loading, "in_a_wheel", lambda: True)
+    monkeypatch.setattr(loading, "csrc", lambda: str(ROOT / "csrc"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, loading.NAME, pycollective._torch)  # put back after it
     del sys.modules[loading.NAME]
