@@ -12,10 +12,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from benchmarks.checked import Sum
+from benchmarks.checked import Call, Sum, seconds_of, take_turns
 from benchmarks.driver import Benchmark, Record, Run
-from benchmarks.turns import Call, seconds_of, take_turns
-from pycollective.bench.slowest import slowest
+from pycollective.bench.measurement import slowest
 
 KI, MI = 1 << 10, 1 << 20
 SIZES = (KI, 16 * KI, 128 * KI, MI, 4 * MI, 16 * MI, 64 * MI)

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checked import Sum
+from benchmarks.checked import Call, Sum, seconds_of, take_turns
 from benchmarks.driver import Benchmark, Record, Run
 from benchmarks.mpi_environments import NAMES, ensure
-from benchmarks.turns import Call, seconds_of, take_turns
 
 KI, MI = 1 << 10, 1 << 20
 SIZES = (KI, 64 * KI, MI, 4 * MI, 16 * MI, 64 * MI)

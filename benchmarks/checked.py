@@ -5,16 +5,17 @@ And what states of compression give and keep with the averages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.turns import Call, Turn
 from pycollective import reference
 from pycollective.bench.codec import Owed
-from pycollective.bench.problem import PERIOD
+from pycollective.bench.operations import PERIOD
 from pycollective.testing.inputs import leaves
 
 Array = NDArray[Any]
@@ -104,3 +105,40 @@ class Sum:
     def wrong(self, calls: Mapping[str, Call]) -> dict[str, int]:
         """Elements of all turns whose bits were not the oracle's on this rank, by call."""
         return {name: self._wrong[call] for name, call in calls.items()}
+
+
+Call = Callable[[], object]
+# What is measured of one call or more, such as its seconds.
+Turn = Callable[[Call], tuple[float, ...]]
+
+
+def take_turns(calls: Mapping[str, Call], rounds: int, turn: Turn) -> dict[str, tuple[float, ...]]:
+    """The medians, over the rounds, of what `turn` measures of each call."""
+    seen: dict[str, list[tuple[float, ...]]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            call()  # warm
+            seen[name].append(turn(call))
+    return {
+        name: tuple(statistics.median(values) for values in zip(*rows, strict=True))
+        for name, rows in seen.items()
+    }
+
+
+def seconds_of(repeats: int, barrier: Call, slowest: Callable[[float], float]) -> Turn:
+    """A turn of so many calls back to back: the slowest rank's seconds for each.
+
+    Args:
+        repeats: how many.
+        barrier: all ranks leave it together.
+        slowest: the largest of all ranks' numbers.
+    """
+
+    def turn(call: Call) -> tuple[float]:
+        barrier()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (slowest((time.perf_counter() - start) / repeats),)
+
+    return turn

@@ -31,12 +31,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks import large_gradients
-from benchmarks.checked import check_owed
+from benchmarks.checked import Call, check_owed, seconds_of, take_turns
 from benchmarks.driver import Benchmark, Record, Run, require_two_hosts
-from benchmarks.turns import Call, seconds_of, take_turns
 from pycollective import reference
 from pycollective.bench.codec import Owed, off
-from pycollective.bench.slowest import alike, slowest
+from pycollective.bench.measurement import alike, slowest
 from pycollective.dtypes import numpy_type
 
 MI = 1 << 20

@@ -29,8 +29,7 @@ from pathlib import Path
 
 import torch.multiprocessing as mp
 
-from benchmarks.demo_plot import plot
-from benchmarks.demo_report import Verdict, compressed, judge, legend, table
+from benchmarks.demo_report import Verdict, compressed, judge, legend, plot, table
 from benchmarks.demo_train import DTYPES, Configuration, Result, Settings, run_rank
 from pycollective.bench.machine import describe_machine, describe_versions
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.question import KI, MI
+from benchmarks.targets import KI, MI
 from pycollective.bench.machine import regime_of
 from pycollective.bench.record import Record, read_json
 

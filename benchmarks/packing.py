@@ -27,10 +27,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.checked import take_turns
 from benchmarks.driver import Benchmark, Record, Run
 from benchmarks.gradients import KEPT, load
-from benchmarks.packing_library import pack_into, unpack_into
-from benchmarks.turns import take_turns
+from benchmarks.native_parts import pack_into, unpack_into
 from pycollective import _core, reference
 from pycollective.bench.machine import describe_versions
 from pycollective.testing.inputs import leaves

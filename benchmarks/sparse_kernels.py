@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.checked import check
+from benchmarks.checked import check, take_turns
 from benchmarks.driver import Benchmark, Record, Run
-from benchmarks.turns import take_turns
 from pycollective import _core
 
 COUNT = 1 << 24

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.question import KI, MI
 from pycollective.bench.machine import regime_of
 from pycollective.bench.record import Record, read_json
 from pycollective.bench.settings import format_size
+
+KI, MI = 1 << 10, 1 << 20
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.checked import Sum
-from benchmarks.driver import Benchmark, Record, Run, require_two_hosts
+from benchmarks.checked import Call, Sum, Turn, seconds_of, take_turns
+from benchmarks.driver import ADDRESSES, Benchmark, Record, Run, require_two_hosts
 from benchmarks.gradients import KEPT, load
-from benchmarks.turns import Call, Turn, seconds_of, take_turns
-from benchmarks.two_hosts_network import ADDRESSES
-from pycollective.bench.slowest import slowest
+from pycollective.bench.measurement import slowest
 
 KI, MI = 1 << 10, 1 << 20
 TOPOLOGY = "2x2"
@@ -58,7 +56,7 @@ _PORT = 29512
 
 def bytes_across(algorithm: str, dtype: str, size: int) -> float:
     """Bytes that each of the two hosts sends to the other, as the schedule says."""
-    from pycollective.planning.elements import ELEMENTS
+    from pycollective.planning.tuning_table import ELEMENTS
     from pycollective.schedule import Topology
     from pycollective.schedule.cost import counts
 

@@ -12,7 +12,7 @@ import pycollective
 from pycollective import _core, reference
 from pycollective.config import MAX_RANKS_PER_HOST
 from pycollective.dtypes import numpy_type
-from pycollective.planning.elements import ELEMENTS
+from pycollective.planning.tuning_table import ELEMENTS
 from pycollective.schedule.operation import OPERATIONS
 from tests.inputs import OPS, TRAITS
 
@@ -62,7 +62,7 @@ def test_as_many_ranks_share_a_host_as_the_core_has_room_for():
 # docs/wire.md has formats for.
 MAY_NAME_TYPES = {
     "pycollective/bench/ranks/library_mpi.py",  # MPI's names
-    "pycollective/cli/schedule_wire.py",
+    "pycollective/cli/schedule_table.py",
     "pycollective/compression/arrays.py",
     "pycollective/compression/sparse_layout.py",
     "pycollective/reference.py",

@@ -12,10 +12,8 @@ import pytest
 import pycollective as pc
 from pycollective import reference
 from pycollective.bootstrap import init as bootstrap
-from pycollective.planning.elements import ELEMENTS
-from pycollective.planning.planner import Planner
-from pycollective.planning.tuning import describe
-from pycollective.planning.tuning_table import write_table
+from pycollective.planning.planner import Planner, describe
+from pycollective.planning.tuning_table import ELEMENTS, write_table
 from pycollective.schedule import Topology
 from pycollective.schedule.cost import BETWEEN_HOSTS
 from pycollective.schedule.select import Measurement, Table, choose

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.two_hosts_network import two_hosts, why_not
+from benchmarks.driver import two_hosts, why_not
 from tests.harness import ROOT
 from tests.launchers import Launcher, launcher
 

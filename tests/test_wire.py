@@ -150,7 +150,7 @@ import pycollective as pc
 from pycollective import _core
 from pycollective.dtypes import numpy_type
 from pycollective.verify import cases as table
-from pycollective.verify.calls import Call, Data
+from pycollective.verify.cases import Call, Data
 from pycollective.schedule import OPERATIONS, algorithms_for
 
 table.counts = lambda ranks, quick: [ranks - 1, 40_009]

@@ -1,5 +1,5 @@
 // The codecs of exact packing, one call at a time and with a C ABI, for tests and benchmarks in
-// Python (benchmarks/packing_library.py). Of users' processes the engine alone calls them.
+// Python (benchmarks/native_parts.py). Of users' processes the engine alone calls them.
 
 #include <cstddef>
 #include <cstring>

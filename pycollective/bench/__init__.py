@@ -1,8 +1,7 @@
 """What `pycollective bench` measures, and how.
 
 settings.py     what the user asked for, checked; sizes as text
-operations.py   what is measured: bus-bandwidth factors, shards, bytes touched
-problem.py      order-sensitive inputs and the reference's answer, in shared memory
+operations.py   what is measured, with order-sensitive inputs and the reference's answer
 libraries.py    what is compared: how each library's ranks are started
 group.py        one library's rank processes, as the driver sees them
 ranks/          the rank process itself; runs in any environment with NumPy

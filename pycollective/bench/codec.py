@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from pycollective import reference
+from pycollective.bench.measurement import alike, largest
 from pycollective.bench.settings import format_size
-from pycollective.bench.slowest import alike, largest
 from pycollective.bootstrap import init as bootstrap
 from pycollective.communicator import Communicator
 from pycollective.compression import CODECS, State

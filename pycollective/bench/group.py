@@ -13,8 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from pycollective.bench.ranks.channel import Channel, ChannelClosed, ChannelListener
-from pycollective.bench.ranks.start_line import StartLine
+from pycollective.bench.ranks.channel import Channel, ChannelClosed, ChannelListener, StartLine
 from pycollective.errors import ConfigurationError
 
 _START_SECONDS = 120.0  # importing torch on a busy machine takes a while

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 from pycollective.bench import libraries, machine
 from pycollective.bench.group import Group
 from pycollective.bench.libraries import OWN, STREAM, Library
-from pycollective.bench.operations import bandwidths
-from pycollective.bench.problem import Problem
+from pycollective.bench.operations import Problem, bandwidths
 from pycollective.bench.ranks.case import Case
 from pycollective.bench.record import Limit, Record, Row, Timing
 from pycollective.bench.settings import Settings
+from pycollective.communicator import Communicator
 
 RESTORE_SIZE = 1 << 20
 _BLOCKS = 5  # a turn's blocks, where a block is many calls
@@ -297,3 +297,22 @@ class _Run:
         copy = machine.copy_seconds(operation, size, ranks, cores)
         share = max(stream, copy) / timings[OWN.name].median
         self.record.limits.append(Limit(size, stream, copy, share, cores.latency))
+
+
+def largest(communicator: Communicator, numbers: Sequence[float]) -> list[float]:
+    """Return the largest of all ranks for each number; every rank must call it."""
+    all_of = np.array(numbers, np.float64)
+    communicator.all_reduce(all_of, op="max")
+    found: list[float] = all_of.tolist()
+    return found
+
+
+def slowest(communicator: Communicator, number: float) -> float:
+    """Return the largest of one number."""
+    return largest(communicator, [number])[0]
+
+
+def alike(communicator: Communicator, number: float) -> bool:
+    """Return whether all ranks have the same; every rank must call it."""
+    most, least = largest(communicator, [number, -number])
+    return most == -least

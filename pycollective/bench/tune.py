@@ -24,16 +24,14 @@ from numpy.typing import NDArray
 
 from pycollective import reference
 from pycollective.bench.machine import describe_machine, describe_versions
-from pycollective.bench.operations import find_operation
-from pycollective.bench.problem import PERIOD
+from pycollective.bench.measurement import largest, slowest
+from pycollective.bench.operations import PERIOD, find_operation
 from pycollective.bench.settings import format_size
-from pycollective.bench.slowest import largest, slowest
 from pycollective.bootstrap import init as bootstrap
 from pycollective.communicator import Communicator
 from pycollective.dtypes import TRAITS, numpy_type
 from pycollective.errors import ConfigurationError
-from pycollective.planning.elements import ELEMENTS
-from pycollective.planning.tuning_table import read_table, write_table
+from pycollective.planning.tuning_table import ELEMENTS, read_table, write_table
 from pycollective.schedule import ALGORITHMS, Topology, algorithms_for
 from pycollective.schedule.select import Measurement, Table
 

@@ -34,7 +34,7 @@ from pycollective.config import (
 )
 from pycollective.errors import ConfigurationError
 from pycollective.gpu import device_path as device_paths
-from pycollective.planning.tuning import tuning_path
+from pycollective.planning.planner import tuning_path
 from pycollective.typing import Transport, Wire
 
 _LINGER = 5.0  # seconds that a store stays after a failure, so that others can read why

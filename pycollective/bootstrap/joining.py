@@ -35,7 +35,7 @@ from pycollective.bootstrap.shutdown import SHUTDOWN
 from pycollective.communicator import Communicator
 from pycollective.config import MAX_RANKS, MAX_RANKS_PER_HOST
 from pycollective.errors import ConfigurationError
-from pycollective.planning.tuning import describe, load
+from pycollective.planning.planner import describe, load
 from pycollective.planning.world import World
 
 DEFAULT_TIMEOUT = 600.0

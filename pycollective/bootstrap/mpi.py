@@ -35,7 +35,7 @@ from pycollective.config import (
     VERSION,
 )
 from pycollective.errors import CollectiveTimeout, ConfigurationError, named
-from pycollective.planning.tuning import describe, load
+from pycollective.planning.planner import describe, load
 from pycollective.planning.world import World
 from pycollective.transport.mpi import MpiTransport
 

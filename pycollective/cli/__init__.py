@@ -47,7 +47,7 @@ def main() -> None:
 
 def make_parser() -> Parser:
     """Return the parser of the whole command line."""
-    from pycollective.cli import bench, build_torch, doctor, run, schedule, verify
+    from pycollective.cli import bench, doctor, run, schedule, verify
 
     parser = Parser(
         prog="pycollective",
@@ -65,6 +65,6 @@ def make_parser() -> Parser:
     parsers = parser.add_subparsers(
         prog="pycollective", title="commands", dest="command", metavar="COMMAND", required=True
     )
-    for command in (run, verify, doctor, bench, schedule, build_torch):
+    for command in (run, verify, doctor, bench, schedule):
         command.add(parsers)
     return parser

@@ -1,4 +1,7 @@
-"""`pycollective doctor`: what is here, and what each missing piece costs."""
+"""`pycollective doctor`: what is here, and what each missing piece costs.
+
+And `pycollective build-torch`: the torch backend for a torch that has none prebuilt.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,15 @@ from pycollective.config import (
     VERSION,
 )
 from pycollective.gpu import nvrtc
+from pycollective.shim import building
 
 _MIB = 1 << 20
 
 
 def add(parsers: Parsers) -> None:
-    """Declare the command."""
+    """Declare the commands."""
     add_command(parsers, doctor)
+    add_command(parsers, build_torch)
 
 
 def doctor(options: argparse.Namespace | None = None) -> None:
@@ -220,3 +225,12 @@ def _torch_backend() -> tuple[str, str, str]:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         return name, "does not load", last  # which names the cure
     return name, done.stdout.strip(), ""
+
+
+def build_torch(options: argparse.Namespace) -> None:
+    """Build the torch backend for the torch that is installed, into the user's cache.
+
+    Needs a C++ compiler and Python's headers. Does nothing where there is one that
+    fits.
+    """
+    building.build(say=lambda line: print(line, flush=True))

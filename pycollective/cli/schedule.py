@@ -11,7 +11,7 @@ from pycollective.cli import schedule_plan, schedule_table
 from pycollective.cli.common import Parsers, add_command, progress_line
 from pycollective.cli.schedule_messages import Counts, Sizes
 from pycollective.errors import ConfigurationError
-from pycollective.planning.elements import ELEMENTS
+from pycollective.planning.tuning_table import ELEMENTS
 from pycollective.schedule import Schedule, ScheduleError, Topology, make_schedule
 from pycollective.schedule.proof import Fault, check_shard
 

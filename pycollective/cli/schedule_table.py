@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pycollective.cli.schedule_messages import Counts, Sizes
-from pycollective.cli.schedule_wire import between_hosts
+from pycollective.cli.schedule_messages import KINDS, Counts, Sizes
 from pycollective.schedule import Schedule
 from pycollective.schedule.cost import COUNTED_RANKS, TYPICAL, Element, Link, price
+from pycollective.schedule.steps import Type
 
 MOST_LINES = 40  # of a table that has a line for each step
 _KINDS = ("leaves", "nodes", "results")  # in the order of KINDS
@@ -157,3 +158,40 @@ def _range(values: NDArray[np.int64] | NDArray[np.float64], form: str, to: str =
 
 def _number(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+# From docs/wire.md alone: a payload of zeros is the shortest there is. What data really take is
+# measured (benchmarks/packing.py), not known here.
+BLOCK = 128  # elements
+HEADERS = {"float16": 3, "bfloat16": 3, "float32": 4}  # bytes a block, of the types with a codec
+LENGTH = 4  # bytes in front of each piece's payload
+
+
+def least(dtype: str, element: int, count: float) -> float:
+    """Bytes that `count` elements take at least where `wire` may be exact; zeros take so many.
+
+    Raw if that is less: what goes with a call is never packed. A piece that is cut into chunks
+    takes no less than the whole.
+    """
+    raw = element * count
+    if dtype not in HEADERS:
+        return raw
+    blocks = math.floor(count / BLOCK)
+    return min(raw, LENGTH + HEADERS[dtype] * blocks + element * (count - BLOCK * blocks))
+
+
+def between_hosts(schedule: Schedule, counts: Counts, sizes: Sizes, of: str) -> str:
+    """What all ranks together send to other hosts, as a range where packing can apply."""
+    shard = sizes.shard(schedule)
+    raw = float(counts.across @ shard)
+    count = shard[KINDS.index(Type.LEAF)] / sizes.element
+    wide = sizes.accumulator, sizes.wide
+    types = [wide if kind is Type.NODE else (sizes.dtype, sizes.element) for kind in KINDS]
+    packed = sum(
+        int(buffers) * least(dtype, element, count)
+        for buffers, (dtype, element) in zip(counts.across, types, strict=True)
+    )
+    text = f"between hosts{of}: all ranks together send {raw:,.0f} bytes raw"
+    if sizes.dtype not in HEADERS:  # nor are nodes, then
+        return f"{text}; {sizes.dtype} is never packed"
+    return f"{text}, packed at least {packed:,.0f} (of zeros), at most {LENGTH} a piece more"

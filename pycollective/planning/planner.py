@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pycollective import _core
+from pycollective.config import ENV_TUNING
 
 if TYPE_CHECKING:
     from pycollective.schedule import Topology
@@ -60,7 +64,7 @@ class Planner:
         one_host = self._topology.single
         if operation == "barrier":  # between hosts all hear of all
             return "" if one_host else "recursive_doubling"
-        from pycollective.planning.elements import ELEMENTS
+        from pycollective.planning.tuning_table import ELEMENTS
         from pycollective.schedule.cost import BETWEEN_HOSTS
         from pycollective.schedule.select import choose
 
@@ -80,3 +84,33 @@ class Planner:
         from pycollective.schedule import Topology
 
         return Topology(self._host_of)
+
+
+def tuning_path(given: str | os.PathLike[str] | None) -> str:
+    """The file to read: what was given, else PYCOLLECTIVE_TUNING; empty for none."""
+    return os.environ.get(ENV_TUNING, "") if given is None else os.fspath(given)
+
+
+def load(path: str) -> Table | None:
+    """The table in a file; None without a path.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is broken; the message names it.
+    """
+    if not path:
+        return None
+    # Here, not at the top: who has no table need not wait for the import.
+    from pycollective.planning.tuning_table import read_table
+
+    return read_table(path)
+
+
+def describe(table: Table | None) -> str:
+    """Which table it is, in a few words: the same for the same measurements, in whatever order."""
+    if table is None:
+        return "no tuning table"
+    from pycollective.planning.tuning_table import table_as_json
+
+    entries = sorted(json.dumps(each, sort_keys=True) for each in table_as_json(table)["entries"])
+    digest = hashlib.sha256("\n".join(entries).encode()).hexdigest()
+    return f"the tuning table {digest[:12]}"

@@ -30,9 +30,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pycollective import _core
 from pycollective.errors import ConfigurationError
-from pycollective.planning.elements import ELEMENTS
 from pycollective.schedule import Topology, algorithms_for
+from pycollective.schedule.cost import Element
 from pycollective.schedule.operation import find_operation
 from pycollective.schedule.select import Measurement, Table
 
@@ -40,6 +41,10 @@ FORMAT = "pycollective-tuning"
 VERSION = 1
 _MOST_RANKS = 1_000_000
 _MOST_BYTES = 1 << 62
+# How large the elements of each type are, by its name, in the core's order.
+ELEMENTS: dict[str, Element] = {
+    each.name: Element(each.size, each.accumulator) for each in _core.dtypes()
+}
 
 
 def read_table(path: str | os.PathLike[str]) -> Table:

@@ -26,7 +26,7 @@ from .topology import Topology
 
 @dataclass(frozen=True)
 class Element:
-    """How large elements are; of each type, see `pycollective.planning.elements`.
+    """How large elements are; of each type, see `pycollective.planning.tuning_table`.
 
     Attributes:
         size: bytes of one in the caller's buffer.

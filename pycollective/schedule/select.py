@@ -116,7 +116,7 @@ def choose(
         operation: the collective, as in `Communicator`.
         topology: which ranks share a host.
         size: bytes of a rank's input or output, whichever is larger.
-        element: of the buffer; one of `pycollective.planning.elements.ELEMENTS`.
+        element: of the buffer; one of `pycollective.planning.tuning_table.ELEMENTS`.
         links: what the machines can do.
         table: measurements that go before the model where they cover the case.
 

@@ -1,8 +1,7 @@
 """`pycollective verify`: every operation by every algorithm in every dtype, on the user's ranks.
 
-`cases.py` says which calls are made, `calls.py` makes one and says what it must end with,
-`reports.py` compares, hashes and tells the other ranks, `table.py` is what is printed, and `run.py`
-runs it all on one rank.
+`cases.py` says which calls are made and what each must end with, `reports.py` compares, hashes,
+tells the other ranks and prints, and `run.py` runs it all on one rank.
 """
 
 from pycollective.testing.places import PLACES

@@ -10,10 +10,19 @@ from pycollective.bootstrap import init as bootstrap
 from pycollective.communicator import Communicator
 from pycollective.errors import CollectiveError
 from pycollective.testing.places import place_of
-from pycollective.verify import table
-from pycollective.verify.calls import Call, Data
-from pycollective.verify.cases import STAND_IN, Case, Selection, can_do, cases
-from pycollective.verify.reports import Report, Tally, describe, gather
+from pycollective.verify.cases import STAND_IN, Call, Case, Data, Selection, can_do, cases
+from pycollective.verify.reports import (
+    Line,
+    Report,
+    Tally,
+    columns,
+    describe,
+    footer,
+    gather,
+    header,
+    how_far,
+    rows,
+)
 
 
 class Lost(RuntimeError):
@@ -72,14 +81,14 @@ class _Run:
         self._selection = selection
         self._print, self._progress = show, progress
         self._every = every
-        self._lines: list[table.Line] = []
+        self._lines: list[Line] = []
 
     def all(self) -> bool:
         size = self._communicator.size
         begin = time.monotonic()
-        self._show(table.header(self._selection, size, self._place.name))
+        self._show(header(self._selection, size, self._place.name))
         if self._every:
-            self._show(table.columns(self._selection, size))
+            self._show(columns(self._selection, size))
         for dtype in self._selection.dtypes:
             made = {
                 operation: list(cases(operation, dtype, size, self._selection.quick))
@@ -91,7 +100,7 @@ class _Run:
                 for algorithm in self._selection.algorithms_for(operation):
                     self._combination(operation, algorithm, dtype, calls, data)
         took = time.monotonic() - begin
-        self._show(table.footer(self._selection, size, self._lines, self._digests(), took))
+        self._show(footer(self._selection, size, self._lines, self._digests(), took))
         # Launchers end all ranks when one has failed: rank 0 must have printed by then.
         self._communicator.barrier()
         return all(line.right for line in self._lines)
@@ -103,7 +112,7 @@ class _Run:
             len(self._selection.algorithms_for(each)) for each in self._selection.operations
         )
         what = f"{dtype} {operation} by {algorithm}"
-        self._progress(table.progress(len(self._lines), whole, what))
+        self._progress(how_far(len(self._lines), whole, what))
         tally = Tally()
         at = ""
         try:
@@ -116,9 +125,9 @@ class _Run:
             reports = gather(self._communicator, len(self._lines), tally)
         except CollectiveError as error:
             raise Lost(f"{what}, {at}: {error}") from error
-        self._lines.append(table.Line(operation, algorithm, dtype, len(calls), reports))
+        self._lines.append(Line(operation, algorithm, dtype, len(calls), reports))
         if self._every or not self._lines[-1].right:
-            self._show(table.rows(self._lines[-1]))
+            self._show(rows(self._lines[-1]))
 
     def _show(self, lines: Iterable[str]) -> None:
         self._progress("")

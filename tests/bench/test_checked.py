@@ -9,9 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.checked import Sum, check
+from benchmarks.checked import Call, Sum, check, take_turns
 from benchmarks.driver import Benchmark, Run
-from benchmarks.turns import Call, take_turns
 from pycollective import reference
 from pycollective.testing.inputs import leaves
 

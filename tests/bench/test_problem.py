@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from pycollective import reference
-from pycollective.bench.operations import OPERATIONS
-from pycollective.bench.problem import PERIOD, Problem
+from pycollective.bench.operations import OPERATIONS, PERIOD, Problem
 from pycollective.bench.ranks.case import Case
 from pycollective.testing.inputs import leaves
 

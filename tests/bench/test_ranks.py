@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from pycollective import reference
-from pycollective.bench.operations import OPERATIONS
-from pycollective.bench.problem import Problem
+from pycollective.bench.operations import OPERATIONS, Problem
 from pycollective.bench.ranks.__main__ import RankProcess
 from pycollective.bench.ranks.case import Case, Prepared, Unsupported
-from pycollective.bench.ranks.start_line import StartLine
+from pycollective.bench.ranks.channel import StartLine
 
 RANKS = 3
 CASE = Case("all_reduce", "float32", 4, "sum", 0, 4096)

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.question import end_if_wrong
+from benchmarks.all import end_if_wrong
 from pycollective import _core
 from pycollective.bench import table
 from pycollective.bench.plot import plot

@@ -11,9 +11,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from pycollective.cli.schedule_arrows import COLOURS, LEAF, NODE, RESULT
 from pycollective.cli.schedule_messages import Sizes, messages
-from pycollective.cli.schedule_picture import draw
+from pycollective.cli.schedule_picture import COLOURS, LEAF, NODE, RESULT, draw
 from pycollective.errors import ConfigurationError
 from pycollective.schedule import Topology, algorithms_for, make_schedule
 

@@ -7,10 +7,10 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks.packing_library import pack_into
-from pycollective.cli.schedule_wire import HEADERS, LENGTH, least
+from benchmarks.native_parts import pack_into
+from pycollective.cli.schedule_table import HEADERS, LENGTH, least
 from pycollective.dtypes import numpy_type
-from pycollective.planning.elements import ELEMENTS
+from pycollective.planning.tuning_table import ELEMENTS
 from tests.cli.test_schedule import invoke
 from tests.launchers import launcher
 

@@ -12,7 +12,7 @@ import pytest
 from pycollective import reference
 from pycollective.bootstrap import init as bootstrap
 from pycollective.schedule import OPERATIONS
-from pycollective.testing.portable_inputs import leaves
+from pycollective.testing.inputs import portable_leaves
 from pycollective.verify import select
 from pycollective.verify import verify as verify_this_rank
 from pycollective.verify.cases import cases, counts
@@ -204,7 +204,7 @@ def test_a_wrong_all_gather_hides_nothing(pool):
 @pytest.mark.parametrize("ranks", [3, 4, 7])
 @pytest.mark.parametrize("dtype", ORDERED)
 def test_the_inputs_tell_orders_apart(dtype, ranks):
-    inputs = leaves(dtype, "sum", ranks, 20_000)
+    inputs = portable_leaves(dtype, "sum", ranks, 20_000)
     rotated = [*inputs[1:], inputs[0]]
     for op in ("sum", "avg"):
         want, other = reference.reduce(inputs, op), reference.reduce(rotated, op)
@@ -224,7 +224,7 @@ def test_the_inputs_are_the_same_everywhere():
         if dtype == "float8_e4m3fn":  # the first that came later: nobody else's inputs changed
             assert total.hexdigest()[:32] == GOLDEN_BEFORE_FLOATS_OF_A_BYTE
         for op in ("sum", "prod"):
-            total.update(b"".join(leaf.tobytes() for leaf in leaves(dtype, op, 5, 1000)))
+            total.update(b"".join(leaf.tobytes() for leaf in portable_leaves(dtype, op, 5, 1000)))
     assert total.hexdigest()[:32] == GOLDEN
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.packing_library import pack_into, unpack_into
+from benchmarks.native_parts import pack_into, unpack_into
 from pycollective import _core, reference
 from tests.inputs import DTYPES, awkward, dtype_of, from_words, order_sensitive, same_bits
 

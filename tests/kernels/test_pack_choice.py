@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.packing_library import pack_into
+from benchmarks.native_parts import pack_into
 from pycollective import _core
 from tests.inputs import dtype_of, from_words
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollective import ConfigurationError
-from pycollective.planning.elements import ELEMENTS
+from pycollective.planning.tuning_table import ELEMENTS
 from pycollective.schedule import ALGORITHMS, Topology, make_schedule
 from pycollective.schedule.cost import TYPICAL, Link, Links, counts, price
 from pycollective.schedule.proof import verify

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycollective import ConfigurationError
-from pycollective.planning.elements import ELEMENTS
-from pycollective.planning.tuning_table import read_table, write_table
+from pycollective.planning.tuning_table import ELEMENTS, read_table, write_table
 from pycollective.schedule import ALGORITHMS, OPERATIONS, Topology, algorithms_for
 from pycollective.schedule.cost import BETWEEN_HOSTS, TYPICAL, price
 from pycollective.schedule.select import Measurement, Table, choose

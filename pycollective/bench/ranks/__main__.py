@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .case import Buffers, Bytes, Case, HostBuffers, Library, Prepared, Unsupported
-from .channel import Channel, ChannelClosed, connect
-from .start_line import StartLine
+from .channel import Channel, ChannelClosed, StartLine, connect
 
 if TYPE_CHECKING:
     from pycollective.testing.places import Gpu

@@ -1,6 +1,7 @@
 """The algorithms, a file each."""
 
-from .base import Algorithm
+from pycollective.schedule.transfer import Algorithm
+
 from .direct import DIRECT
 from .halving_doubling import HALVING_DOUBLING
 from .hierarchical import HIERARCHICAL

@@ -7,10 +7,7 @@ travel; but n - 1 messages a rank in each step.
 from __future__ import annotations
 
 from pycollective.schedule.topology import Topology
-from pycollective.schedule.transfer import Transfer
-
-from .base import Algorithm, a_shard_each
-from .patterns import later, leaf
+from pycollective.schedule.transfer import Algorithm, Transfer, a_shard_each, later, leaf
 
 
 def collect(ranks: int, owner: int, rank: int) -> list[Transfer]:

@@ -16,10 +16,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from pycollective.schedule.topology import Topology
-from pycollective.schedule.transfer import Transfer
-
-from .base import Algorithm
-from .patterns import backwards, largest_block, not_to
+from pycollective.schedule.transfer import Algorithm, Transfer, backwards, largest_block, not_to
 
 
 @lru_cache(maxsize=16)

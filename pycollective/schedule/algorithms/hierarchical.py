@@ -12,11 +12,17 @@ and the bits are the same.
 from __future__ import annotations
 
 from pycollective.schedule.topology import Topology
-from pycollective.schedule.transfer import Transfer
+from pycollective.schedule.transfer import (
+    Algorithm,
+    Transfer,
+    a_shard_each,
+    backwards,
+    leaf,
+    leaves_of_hosts,
+    not_to,
+)
 
 from . import direct, halving_doubling
-from .base import Algorithm, a_shard_each
-from .patterns import backwards, leaf, leaves_of_hosts, not_to
 
 # With so many, a message to each costs more than the steps that halving takes.
 FEW_HOSTS = 8

@@ -16,10 +16,17 @@ communications in multiport message-passing systems", IEEE TPDS 8 (1997), sectio
 from __future__ import annotations
 
 from pycollective.schedule.topology import Topology
-from pycollective.schedule.transfer import Ranges, Transfer, merged
-
-from .base import Algorithm, whole
-from .patterns import backwards, largest_block, leaf, leaves_of_hosts
+from pycollective.schedule.transfer import (
+    Algorithm,
+    Ranges,
+    Transfer,
+    backwards,
+    largest_block,
+    leaf,
+    leaves_of_hosts,
+    merged,
+    whole,
+)
 
 
 def _exchange(n: int, place: int) -> list[Transfer]:

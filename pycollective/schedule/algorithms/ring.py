@@ -14,10 +14,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from pycollective.schedule.topology import Topology
-from pycollective.schedule.transfer import Ranges, Transfer, ranges_of
-
-from .base import Algorithm, a_shard_each
-from .patterns import later
+from pycollective.schedule.transfer import (
+    Algorithm,
+    Ranges,
+    Transfer,
+    a_shard_each,
+    later,
+    ranges_of,
+)
 
 
 class _Ring(NamedTuple):

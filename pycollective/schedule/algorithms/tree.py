@@ -7,10 +7,14 @@ order, for any number of ranks. ``2 log2 n`` steps of one message; the whole buf
 from __future__ import annotations
 
 from pycollective.schedule.topology import Topology
-from pycollective.schedule.transfer import Transfer
-
-from .base import Algorithm, whole
-from .patterns import backwards, later, log2_ceiling
+from pycollective.schedule.transfer import (
+    Algorithm,
+    Transfer,
+    backwards,
+    later,
+    log2_ceiling,
+    whole,
+)
 
 
 def _all_up(ranks: int, rank: int) -> list[Transfer]:
