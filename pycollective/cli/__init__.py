@@ -65,6 +65,7 @@ def make_parser() -> Parser:
     parsers = parser.add_subparsers(
         prog="pycollective", title="commands", dest="command", metavar="COMMAND", required=True
     )
-    for command in (run, verify, doctor, bench, schedule):
-        command.add(parsers)
+    commands = (run.add, verify.add, doctor.add, bench.add, schedule.add)
+    for add in (*commands, doctor.add_build_torch):
+        add(parsers)
     return parser

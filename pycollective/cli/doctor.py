@@ -37,9 +37,8 @@ _MIB = 1 << 20
 
 
 def add(parsers: Parsers) -> None:
-    """Declare the commands."""
+    """Declare the command."""
     add_command(parsers, doctor)
-    add_command(parsers, build_torch)
 
 
 def doctor(options: argparse.Namespace | None = None) -> None:
@@ -225,6 +224,11 @@ def _torch_backend() -> tuple[str, str, str]:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         return name, "does not load", last  # which names the cure
     return name, done.stdout.strip(), ""
+
+
+def add_build_torch(parsers: Parsers) -> None:
+    """Declare the other command."""
+    add_command(parsers, build_torch)
 
 
 def build_torch(options: argparse.Namespace) -> None:
