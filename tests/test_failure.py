@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from tests.harness import PerRank, Ranks, asleep, await_, results, run_ranks
+from tests.harness import Ranks, asleep, await_, results, run_ranks
 
 pytestmark = pytest.mark.alone  # how soon is part of it
 
@@ -77,41 +77,64 @@ def test_a_killed_rank_is_named_on_every_other(tmp_path, size, fork):
     assert max(slowest) < 2, slowest
 
 
-def arrive_unless(comm, absent):
-    if comm.rank in absent:
-        time.sleep(1.5)
-    comm.timeout = 0.5  # not that of joining
-    try:
-        comm.all_reduce(np.zeros(100, np.float32))
-    except pc.CollectiveError as error:
-        return error
-    return None
+def comes_late(group):
+    await_(lambda: group.failure is not None)
+    group.all_reduce(np.ones(10, np.float32))
 
 
-def test_a_rank_that_never_arrives_is_named():
-    for error in results(run_ranks(arrive_unless, 4, [1, 3])):
-        # The late ones are told too, when they come.
-        assert isinstance(error, pc.CollectiveTimeout)
-        assert "rank(s) 1, 3 have not called it" in str(error)
+def fails_in_a_with_block(group):
+    with pytest.raises(ValueError, match="bad batch"), group:
+        raise ValueError("bad batch")
 
 
-def call_differently(comm):
-    """All ranks' counts differ; the error, and whether the array still holds what it held."""
-    x = np.full(10 + comm.rank, comm.rank + 1, np.float32)
-    try:
-        comm.all_reduce(x)
-    except pc.CollectiveError as error:
-        return error, bool((x == comm.rank + 1).all())
-    return None, False
-
-
+# What rank 1 does while the others all-reduce; the error that they get; what its message says.
 # In how many ways calls differ, and what is said then: csrc/tests/test_failure.cpp.
-def test_different_calls_name_both_sides_before_data_moves():
-    for error, untouched in results(run_ranks(call_differently, 2)):
-        assert isinstance(error, pc.CollectiveMismatch)
-        for said in ("rank 0", "rank 1", "count 10", "count 11"):
-            assert said in str(error)
+CAUSES = {
+    "late": (comes_late, pc.CollectiveTimeout, ["rank(s) 1 have not called it"]),
+    "mismatch": (
+        lambda group: group.all_reduce(np.ones(11, np.float32)),
+        *(pc.CollectiveMismatch, ["rank 0", "rank 1", "count 10", "count 11"]),
+    ),
+    "aborted": (
+        lambda group: group.abort("the data ran out"),
+        *(pc.CollectiveAborted, ["rank 1 aborted", "the data ran out"]),
+    ),
+    "left": (
+        lambda group: group.close(),
+        *(pc.PeerFailure, ["rank 1 (pid", "closed its communicator"]),
+    ),
+    "exception": (
+        fails_in_a_with_block,
+        *(pc.CollectiveAborted, ["rank 1 aborted", "ValueError: bad batch"]),
+    ),
+}
+
+
+def meet(comm, cause):
+    """What a rank is told, and whether its array still holds what it held."""
+    with comm.split(0) as group:
+        group.barrier()
+        if cause == "late":
+            group.timeout = 0.5
+        x = np.full(10, comm.rank + 1, np.float32)
+        error = None
+        try:
+            CAUSES[cause][0](group) if comm.rank == 1 else group.all_reduce(x)
+        except pc.CollectiveError as raised:
+            error = raised
+    comm.barrier()  # which has not failed
+    return error, bool((x == comm.rank + 1).all())
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_failure_has_its_type_and_names_the_culprit(pool, cause):
+    _, kind, words = CAUSES[cause]
+    first, second, third = pool(3).call(meet, cause)
+    for error, untouched in (first, third):
+        assert type(error) is kind
+        assert all(each in str(error) for each in words), error
         assert untouched
+    assert type(second[0]) is (kind if cause in ("late", "mismatch") else type(None))
 
 
 def block(comm, folder):
@@ -178,70 +201,6 @@ def test_use_after_fork_raises_in_the_child_and_leaves_the_parent_unharmed():
         assert value == 2
 
 
-def leave_early(comm):
-    x = np.ones(200_000, np.float32)
-    comm.all_reduce(x)
-    if comm.rank == 0:
-        comm.close()
-        return float(x[-1]), None
-    rest = comm.failure
-    time.sleep(0.1)
-    comm_failed = None
-    try:
-        comm.barrier()
-    except pc.PeerFailure as error:
-        comm_failed = str(error)
-    return float(x[-1]), (rest, comm_failed)
-
-
-def test_a_rank_that_has_finished_and_left_harms_nobody():
-    for rank, (value, after) in enumerate(results(run_ranks(leave_early, 3))):
-        assert value == 3
-        if rank > 0:
-            assert after[0] is None
-            assert "rank 0 (pid" in after[1]
-            assert "closed its communicator" in after[1]
-
-
-def join_short_of_memory(comm, short):
-    from pycollective import host_memory
-
-    if short:
-        host_memory.headroom = lambda: host_memory.Headroom(100_000, "the limit of a test")
-    try:
-        pc.init(timeout=20)
-    except pc.ConfigurationError as error:
-        return str(error)
-    return ""
-
-
-def test_too_little_shared_memory_is_an_error_at_start_on_every_rank():
-    start = time.monotonic()
-    said = results(run_ranks(join_short_of_memory, 3, PerRank([False, True, False]), join=False))
-    assert time.monotonic() - start < 15  # told, not timed out
-    for rank, text in enumerate(said):
-        assert "MiB of shared memory" in text
-        assert "the limit of a test leaves 0.1 MiB" in text
-        assert rank == 1 or text.startswith("rank 1: ")
-
-
-def abort_while_others_wait(comm):
-    if comm.rank == 1:
-        time.sleep(0.3)
-        comm.abort("the data ran out")
-    try:
-        comm.all_reduce(np.zeros(10, np.float32))
-    except pc.CollectiveAborted as error:
-        return str(error)
-    return ""
-
-
-def test_abort_reaches_everyone_with_its_reason():
-    for text in results(run_ranks(abort_while_others_wait, 3)):
-        assert "rank 1 aborted" in text
-        assert "the data ran out" in text
-
-
 def wait_too_briefly(comm):
     x = np.ones(1000, np.float32)
     if comm.rank == 1:
@@ -263,21 +222,3 @@ def test_a_wait_that_runs_out_only_raises():
     assert ran_out == (0, "all_reduce", 1, text)
     assert done
     assert value == other[2] == 2
-
-
-def fail_in_with(comm):
-    try:
-        with comm:
-            if comm.rank == 0:
-                raise ValueError("bad batch")
-            comm.barrier()
-    except (ValueError, pc.CollectiveError) as error:
-        return type(error).__name__, str(error)
-    return None
-
-
-def test_an_exception_in_a_with_block_aborts_the_group():
-    first, second = results(run_ranks(fail_in_with, 2))
-    assert first == ("ValueError", "bad batch")
-    assert second[0] == "CollectiveAborted"
-    assert "ValueError: bad batch" in second[1]

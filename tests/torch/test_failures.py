@@ -1,4 +1,4 @@
-"""Failures through torch: typed, named, on every rank, never a hang and never a crash."""
+"""Failures through torch: an error keeps its type and words on every way out, on every rank."""
 
 from __future__ import annotations
 
@@ -7,58 +7,181 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch
-from pycollective import (
-    CollectiveAborted,
-    CollectiveMismatch,
-    CollectiveTimeout,
-    PeerFailure,
-)
+from pycollective import CollectiveAborted, CollectiveMismatch, CollectiveTimeout, PeerFailure
 from tests.harness import await_, results, run_ranks
 from tests.torch.groups import backend_of, join, standing_group
 
-pytestmark = pytest.mark.alone  # how soon is part of it
 
-
-@contextmanager
-def new_group(comm, timeout=30.0):
-    """A group that may fail: the ranks and their default group live on."""
-    standing_group(comm)
-    group = dist.new_group(timeout=datetime.timedelta(seconds=timeout))
-    yield group
+def leaves(group):
     dist.destroy_process_group(group)
 
 
-def raised(call, group):
-    """What `call` raises, what the next call of another kind raises, and how soon (seconds)."""
-    first = second = None
+def calls_something_else(group):
+    with pytest.raises(CollectiveMismatch):
+        dist.broadcast(torch.ones(3), group=group, group_src=0)
+
+
+def aborts(group):
+    group.abort()
+
+
+def calls_nothing(group):
+    pass
+
+
+# What rank 1 does instead of what the others call; the error; what its message says.
+CAUSES = {
+    "died": (leaves, PeerFailure, "rank 1 "),
+    "mismatch": (calls_something_else, CollectiveMismatch, "broadcast(float32, count 3, root 0)"),
+    "aborted": (aborts, CollectiveAborted, "rank 1 aborted the communicator"),
+    "timeout": (calls_nothing, CollectiveTimeout, "rank(s) 1 have not called it"),
+}
+
+
+def waits(group):
+    return dist.all_reduce(torch.ones(4), group=group, async_op=True).wait
+
+
+def waits_for_a_future(group):
+    return dist.all_reduce(torch.ones(4), group=group, async_op=True).get_future().wait
+
+
+def waits_for_all_futures(group):
+    works = [dist.all_reduce(torch.ones(4), group=group, async_op=True) for _ in range(2)]
+    return lambda: torch.futures.wait_all([each.get_future() for each in works])
+
+
+def reads_a_future(group):
+    future = dist.all_reduce(torch.ones(4), group=group, async_op=True).get_future()
+
+    def value():
+        end = time.monotonic() + 20
+        while not future.done() and time.monotonic() < end:
+            time.sleep(0.01)
+        return future.value()
+
+    return value
+
+
+def waits_for_a_tensor(group):
+    return lambda: functional.wait_tensor(functional.all_reduce(torch.ones(4), "sum", group))
+
+
+def goes_backward(group, hook=None):
+    model = DistributedDataParallel(torch.nn.Linear(8, 8), process_group=group)
+    if hook is not None:
+        model.register_comm_hook(group, hook)
+    loss = model(torch.ones(2, 8)).sum()
+    return lambda model=model: loss.backward()  # the model must live
+
+
+def goes_backward_with_the_hook(group):
+    return goes_backward(group, pycollective.torch.all_reduce_hook)
+
+
+def goes_backward_with_a_callback(group):
+    return goes_backward(group, default_hooks.fp16_compress_hook)  # decompresses in one
+
+
+def goes_backward_sharded(group):
+    model = torch.nn.Linear(8, 8)
+    fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"), reshard_after_forward=False)
+    return model(torch.ones(2, 8)).sum().backward
+
+
+WAYS = [
+    *(waits, waits_for_a_future, waits_for_all_futures, reads_a_future, waits_for_a_tensor),
+    *(goes_backward, goes_backward_with_the_hook, goes_backward_sharded),
+]
+# Torch makes a RuntimeError of what a callback in Python raises, with this before its name.
+OPENING = "Got the following error when running the callback: "
+
+
+def meets(comm, way, cause):
+    """What a rank that keeps waiting is told."""
+    standing_group(comm)
+    group = dist.new_group(timeout=datetime.timedelta(seconds=30))
+    backward = "backward" in way.__name__
+    wait = way(group) if backward else None  # as far as the forward pass, in which ranks meet
+    dist.barrier()  # so that all are through it
+    told = None
+    if comm.rank == 1:
+        CAUSES[cause][0](group)
+    else:
+        if cause == "timeout":
+            group.set_timeout(datetime.timedelta(seconds=0.2))
+        try:
+            (wait or way(group))()
+        except Exception as error:
+            told = error
+    dist.barrier()
+    if cause != "died" or comm.rank != 1:
+        dist.destroy_process_group(group)
+    return told
+
+
+# Each cause on one way, and one cause on each: a way carries whatever it is.
+@pytest.mark.parametrize(
+    ("way", "cause"),
+    [(waits, cause) for cause in CAUSES] + [(way, "mismatch") for way in WAYS[1:]],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_an_error_keeps_its_type(pool, way, cause):
+    _, kind, words = CAUSES[cause]
+    first, _, third = pool(3).call(meets, way, cause)
+    for error in (first, third):
+        assert type(error) is kind, error
+        assert words in str(error)
+        assert error.rank in (0, 1, 2)
+        assert error.op
+        if cause == "timeout":  # as PyTorch's own tests match it
+            assert " timed out " in str(error)
+            assert " timeout " in str(error)
+
+
+@pytest.mark.parametrize("cause", ["died", "aborted"])
+def test_what_torch_makes_of_an_error_in_a_callback_names_it(pool, cause):
+    _, kind, words = CAUSES[cause]
+    first, _, third = pool(3).call(meets, goes_backward_with_a_callback, cause)
+    made = [error for error in (first, third) if type(error) is RuntimeError]
+    for error in (first, third):
+        assert words in str(error)
+        # Its own where the hook's call itself was refused.
+        assert type(error) is RuntimeError or type(error) is kind, error
+    for error in made:
+        assert str(error).startswith(f"{OPENING}{kind.__name__}: ")
+    # Not both are refused: unless rank 1 has told them, one finds out by its call.
+    assert made or cause == "aborted", (first, third)
+
+
+def raised(call):
+    """What it raises, and how soon (seconds)."""
+    start = time.monotonic()
     try:
         call()
     except Exception as error:
-        first = error
-    start = time.monotonic()
-    try:
-        dist.barrier(group)
-    except Exception as error:
-        second = error
-    return first, second, time.monotonic() - start
+        return error, time.monotonic() - start
+    return None, time.monotonic() - start
 
 
-def backward_with_a_death(comm, hook):
+def backward_with_a_death(comm):
     join(comm)
     torch.manual_seed(0)
     model = DistributedDataParallel(
         torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]), bucket_cap_mb=0.2
     )
-    if hook:
-        model.register_comm_hook(None, pycollective.torch.all_reduce_hook)
+    model.register_comm_hook(None, pycollective.torch.all_reduce_hook)
     for _ in range(3):
         model(torch.ones(2, 256)).sum().backward()
     loss = model(torch.ones(2, 256)).sum()
@@ -66,12 +189,13 @@ def backward_with_a_death(comm, hook):
         # In the middle: when the third of the layers' gradients is there, after a bucket has gone.
         model.module[1].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
         model(torch.ones(2, 256)).sum().backward()
-    return raised(loss.backward, dist.group.WORLD)
+    first, second = raised(loss.backward), raised(lambda: dist.barrier(dist.group.WORLD))
+    return first[0], *second
 
 
-@pytest.mark.parametrize("hook", [False, True])
-def test_a_rank_that_dies_in_backward_is_named_by_backward(hook):
-    outcomes = run_ranks(backward_with_a_death, 3, hook)
+@pytest.mark.alone  # how soon is part of it
+def test_a_rank_that_dies_in_backward_is_named_by_backward():
+    outcomes = run_ranks(backward_with_a_death, 3)
     assert outcomes[1].exit_code == -signal.SIGKILL
     for rank in (0, 2):
         first, second, seconds = results([outcomes[rank]])[0]
@@ -82,124 +206,38 @@ def test_a_rank_that_dies_in_backward_is_named_by_backward(hook):
         assert seconds < 5
 
 
-CALLS = {
-    "sync": lambda group: dist.all_reduce(torch.ones(4), group=group),
-    "wait": lambda group: dist.all_reduce(torch.ones(4), group=group, async_op=True).wait(),
-    "objects": lambda group: dist.all_gather_object([None, None], 1, group=group),
-}
-
-
-def late(comm, how, told):
-    """Rank 1 comes after the group's time is over: once rank 0 has been told."""
-    with new_group(comm) as group:
-        group.set_timeout(datetime.timedelta(seconds=0.5))  # not that of joining
-        assert backend_of(group).options._timeout == datetime.timedelta(seconds=0.5)
-        if comm.rank == 1:
-            await_(told.exists)
-        try:
-            return raised(lambda: CALLS[how](group), group)
-        finally:
-            told.touch()
-
-
-@pytest.mark.parametrize("how", CALLS)
-def test_a_timeout_names_the_absentee_everywhere(pool, how, tmp_path):
-    for first, second, _ in pool(2).call(late, how, tmp_path / "told"):
-        assert isinstance(first, CollectiveTimeout), first
-        assert "rank(s) 1 have not called it" in str(first)
-        assert "after its timeout of 0.5 s" in str(first)
-        assert isinstance(second, CollectiveTimeout)
-
-
-def per_operation_timeout(comm, told):
-    with new_group(comm) as group:
-        if comm.rank == 1:
-            await_(told.exists)
-        options = dist.AllreduceOptions()
-        options.timeout = datetime.timedelta(seconds=0.3)
-        start = time.monotonic()
-        first, _, _ = raised(lambda: group.allreduce([torch.ones(1)], options).wait(), group)
-        told.touch()
-        return first, time.monotonic() - start
-
-
-def test_an_operation_may_have_a_timeout_of_its_own(pool, tmp_path):
-    (error, seconds), _ = pool(2).call(per_operation_timeout, tmp_path / "told")
-    assert isinstance(error, CollectiveTimeout)
-    assert seconds < 10  # the group's is 30 s
-
-
-def mismatch(comm):
-    with new_group(comm) as group:
-        tensor = torch.full((8,), float(comm.rank))
-        op = dist.ReduceOp.MAX if comm.rank == 1 else dist.ReduceOp.SUM
-        first, second, _ = raised(lambda: dist.all_reduce(tensor, op, group), group)
-        return first, second, tensor.tolist()
-
-
-def test_a_mismatch_names_both_sides_and_moves_nothing(pool):
-    for rank, (first, second, values) in enumerate(pool(2).call(mismatch)):
-        assert isinstance(first, CollectiveMismatch), first
-        assert "rank 0" in str(first)
-        assert "rank 1" in str(first)
-        assert isinstance(second, CollectiveMismatch)
-        assert values == [float(rank)] * 8
-
-
-def aborting(comm):
-    with new_group(comm) as group:
-        if comm.rank == 1:
-            time.sleep(0.3)
-            group.abort()
-        return raised(lambda: dist.all_reduce(torch.ones(4), group=group), group)
-
-
-def test_abort_needs_no_peer_and_ends_every_call(pool):
-    for first, second, _ in pool(2).call(aborting):
-        assert isinstance(first, CollectiveAborted)
-        assert "rank 1 aborted the communicator" in str(first)
-        assert isinstance(second, CollectiveAborted)
-
-
-def failing_subgroup(comm):
-    """One group's failure is its own: the default group works on."""
+def fails_alone(comm, how, told):
+    """Rank 0's call has a timeout of its own, or is interrupted; rank 1 comes once it has ended."""
     standing_group(comm)
-    pair = dist.new_group([0, 1])
-    error = type(None)
-    if comm.rank < 2:
-        odd = torch.ones(2 + comm.rank)
-        error = type(raised(lambda: dist.all_reduce(odd, group=pair), pair)[0])
-    tensor = torch.ones(2)
-    dist.all_reduce(tensor)
-    dist.destroy_process_group(pair)
-    return error, tensor.tolist()
-
-
-def test_a_groups_failure_leaves_other_groups_alone(pool):
-    outcomes = pool(3).call(failing_subgroup)
-    assert [error for error, _ in outcomes] == [CollectiveMismatch, CollectiveMismatch, type(None)]
-    assert all(values == [3.0, 3.0] for _, values in outcomes)
-
-
-def interrupted(comm, how, told):
-    with new_group(comm) as group:
-        if comm.rank == 1:
-            await_(told.exists)
-            return raised(lambda: CALLS[how](group), group)[0]
+    group = dist.new_group(timeout=datetime.timedelta(seconds=30))
+    options = dist.AllreduceOptions()
+    options.timeout = datetime.timedelta(seconds=0.3 if how == "its own timeout" else 30)
+    if comm.rank == 1:
+        await_(told.exists)
+    elif how == "Ctrl-C":
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-        start = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            CALLS[how](group)
+    try:
+        return raised(lambda: group.allreduce([torch.ones(4)], options).wait())
+    except KeyboardInterrupt as error:
+        return error, 0.0
+    finally:
         told.touch()
-        return time.monotonic() - start
+        dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("how", ["sync", "wait"])
-def test_ctrl_c_ends_a_blocked_call_and_tells_the_peers(pool, how, tmp_path):
-    seconds, error = pool(2).call(interrupted, how, tmp_path / "told")
-    assert 0.2 < seconds < 10
-    assert isinstance(error, CollectiveAborted)
-    assert "rank 0 was interrupted" in str(error)
+@pytest.mark.parametrize(
+    ("how", "own", "others"),
+    [
+        ("its own timeout", CollectiveTimeout, CollectiveTimeout),
+        ("Ctrl-C", KeyboardInterrupt, CollectiveAborted),
+    ],
+)
+def test_a_call_that_ends_before_its_group_does_tells_the_peers(pool, tmp_path, how, own, others):
+    (first, seconds), (second, _) = pool(2).call(fails_alone, how, tmp_path / "told")
+    assert type(first) is own
+    assert type(second) is others
+    assert seconds < 10  # the group's timeout is 30 s
+    assert how != "Ctrl-C" or "rank 0 was interrupted" in str(second)
 
 
 def destroy_in_a_handler(comm, folder):
@@ -227,6 +265,7 @@ def destroy_in_a_handler(comm, folder):
     return None
 
 
+@pytest.mark.alone
 def test_a_signal_handler_may_destroy_the_group_whose_call_it_interrupts(tmp_path):
     said = "rank 0 aborted the communicator: a signal handler closed it in the middle of a call"
     (own, *here), (others, *there) = results(run_ranks(destroy_in_a_handler, 2, tmp_path))
