@@ -16,7 +16,7 @@ import pycollective.torch as pct
 from pycollective.compression import CODECS
 from tests.harness import Ranks, results
 from tests.inputs import TRAITS, words
-from tests.torch.groups import standing_group, to_numpy
+from tests.torch.groups import Gradient, standing_group, to_numpy
 
 HOOKS = {codec: getattr(pct, f"{codec}_hook") for codec in CODECS}
 
@@ -119,17 +119,6 @@ def digest_of(tensors):
     return found.hexdigest()
 
 
-class _Gradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight, gradient):
-        ctx.save_for_backward(gradient)
-        return weight.sum()
-
-    @staticmethod
-    def backward(ctx, _):
-        return ctx.saved_tensors[0], None
-
-
 class Given(torch.nn.Module):
     """Its gradients are what it is called with, bit for bit."""
 
@@ -140,7 +129,7 @@ class Given(torch.nn.Module):
         self.v = torch.nn.Parameter(torch.zeros(50, 101, dtype=dtype))
 
     def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
-        return sum(_Gradient.apply(p, gradients[n]) for n, p in self.named_parameters())
+        return sum(Gradient.apply(p, gradients[n]) for n, p in self.named_parameters())
 
 
 def given(rank, step, dtype=torch.float32):
@@ -158,4 +147,4 @@ class Convolution(torch.nn.Module):
         self.weight = torch.nn.Parameter(weight)
 
     def forward(self, gradient: torch.Tensor) -> torch.Tensor:
-        return _Gradient.apply(self.weight, gradient)
+        return Gradient.apply(self.weight, gradient)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-import pycollective.torch
+import pycollective.torch  # noqa: F401  registers the backend
 from pycollective import Communicator
 from tests.inputs import TRAITS, dtype_of, words
 
@@ -70,13 +70,14 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.contiguous().numpy()
 
 
-__all__ = [
-    "CPU",
-    "backend_of",
-    "join",
-    "process_group",
-    "pycollective",
-    "standing_group",
-    "to_numpy",
-    "to_torch",
-]
+class Gradient(torch.autograd.Function):
+    """Makes the gradient of a weight whatever it is given, bit for bit."""
+
+    @staticmethod
+    def forward(ctx, weight, gradient):
+        ctx.save_for_backward(gradient)
+        return weight.sum()
+
+    @staticmethod
+    def backward(ctx, _):
+        return ctx.saved_tensors[0], None

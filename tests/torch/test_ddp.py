@@ -13,7 +13,7 @@ import pycollective.torch
 from pycollective import reference
 from tests.harness import PerRank
 from tests.inputs import order_sensitive, same_bits
-from tests.torch.groups import standing_group, to_numpy, to_torch
+from tests.torch.groups import Gradient, standing_group, to_numpy, to_torch
 
 TINY, SMALL, WHOLE = 0.0005, 0.01, 25.0  # bucket_cap_mb: many buckets, several, one
 
@@ -74,6 +74,11 @@ def test_final_weights_do_not_depend_on_the_bucket_size(pool, dtype):
     assert {weights for rank in outcomes for weights in rank} == {outcomes[0][0]}
 
 
+def unused(rank, step):
+    """Rank 1 leaves the branch out always, all ranks in step 2."""
+    return rank != 1 and step != 2
+
+
 def weights_with(comm, options):
     standing_group(comm)
     return [train(comm, register, **options) for register in (None, our_hook)]
@@ -85,6 +90,7 @@ OPTIONS = {
     "find_unused_parameters": {"find_unused_parameters": True},
     "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
     "no broadcast_buffers": {"broadcast_buffers": False},
+    "unused on some ranks": {"find_unused_parameters": True, "branch": unused},
     "several buckets": {"bucket_cap_mb": SMALL},
     "several buckets as views": {"bucket_cap_mb": SMALL, "gradient_as_bucket_view": True},
     "static graph as views": {"static_graph": True, "gradient_as_bucket_view": True},
@@ -98,25 +104,8 @@ def test_every_option_gives_the_same_weights_on_every_rank(pool):
         assert outcomes[0] == outcomes[1] == outcomes[2], name
         results[name] = outcomes[0]
     # These change how gradients travel, not what they are.
+    del results["unused on some ranks"]
     assert {each[1] for each in results.values()} == {results["plain"][1]}
-
-
-def unused(rank, step):
-    """Rank 1 leaves the branch out always, all ranks in step 2."""
-    return rank != 1 and step != 2
-
-
-def unused_parameters(comm, register):
-    standing_group(comm)
-    return train(
-        comm, our_hook if register else None, branch=unused, find_unused_parameters=True, steps=4
-    )
-
-
-@pytest.mark.parametrize("register", [False, True])
-def test_parameters_that_some_ranks_do_not_use(pool, register):
-    outcomes = pool(3).call(unused_parameters, register)
-    assert outcomes[0] == outcomes[1] == outcomes[2]
 
 
 def join_uneven(comm):
@@ -136,20 +125,6 @@ def test_join_with_uneven_inputs(pool):
     assert len(set(pool(3).call(join_uneven))) == 1
 
 
-def accumulate(comm):
-    standing_group(comm)
-    model = DistributedDataParallel(torch.nn.Linear(3, 2))
-    our_hook(model)
-    with model.no_sync():
-        model(torch.full((1, 3), comm.rank + 1.0)).sum().backward()
-    model(torch.full((1, 3), comm.rank + 1.0)).sum().backward()
-    return model.module.weight.grad[0, 0].item()
-
-
-def test_no_sync_accumulates_before_the_average(pool):
-    assert pool(4).call(accumulate) == [5.0] * 4  # twice the mean of 1, 2, 3, 4
-
-
 class OneWeight(torch.nn.Module):
     """Its gradient is whatever it is called with: the input, bit for bit."""
 
@@ -158,18 +133,7 @@ class OneWeight(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.zeros(count, dtype=dtype))
 
     def forward(self, gradient: torch.Tensor) -> torch.Tensor:
-        return _Gradient.apply(self.weight, gradient)
-
-
-class _Gradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight, gradient):
-        ctx.save_for_backward(gradient)
-        return weight.sum()
-
-    @staticmethod
-    def backward(ctx, _):
-        return ctx.saved_tensors[0], None
+        return Gradient.apply(self.weight, gradient)
 
 
 def averaged_gradient(comm, gradient, hook):
@@ -242,29 +206,6 @@ def test_communication_hooks(pool, name):
     for cap in (SMALL, WHOLE):
         outcomes = pool(3).call(with_hook, name, cap)
         assert outcomes[0] == outcomes[1] == outcomes[2]
-
-
-def compressed(comm):
-    """Runs PowerSGD as it is on one bucket; how often it compressed, from its own statistics."""
-    standing_group(comm)
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(64, 64))
-    state = powerSGD_hook.PowerSGDState(
-        None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5
-    )
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    for step in range(6):
-        model.zero_grad()
-        torch.manual_seed(10 * step + comm.rank)
-        model(torch.randn(4, 64)).square().sum().backward()
-    gradient = model.module.weight.grad
-    return state.compression_stats()[0] > 1, torch.linalg.matrix_rank(gradient).item()
-
-
-def test_power_sgd_chains_collectives_in_callbacks(pool):
-    for compressing, rank in pool(2).call(compressed):
-        assert compressing
-        assert rank == 1
 
 
 def complex_parameters(comm):

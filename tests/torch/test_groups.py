@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
-import time
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import pycollective.torch
 from pycollective import ConfigurationError
-from tests.harness import await_, results, run_ranks, thread_names
+from tests.harness import results, run_ranks
 from tests.torch.groups import backend_of, process_group, standing_group
 
 
@@ -84,39 +82,6 @@ def test_groups_of_part_of_the_ranks(pool):
     expected = {(0, 1): (11, 1), (1, 3): (1010, 3), (0, 2, 3): (1101, 3), (2,): (100, 2)}
     for rank, sums in enumerate(pool(4).call(subsets)):
         assert sums == {ranks: expected[ranks] for ranks in expected if rank in ranks}
-
-
-def footprint():
-    """Threads of ours, and open files, once what is ending has ended."""
-    time.sleep(0.05)
-    ours = [name for name in thread_names().values() if name.startswith("pycoll")]
-    return len(ours), len(os.listdir("/proc/self/fd"))
-
-
-def many_groups(comm, count):
-    """All at once, issued on in opposite orders, then destroyed."""
-    standing_group(comm)
-    dist.all_reduce(torch.ones(1 << 16), async_op=True).wait()  # the progress thread is there
-    await_(lambda: footprint()[0] == 1)  # and alone: those for earlier futures end when idle
-    before = footprint()
-    groups = [dist.new_group() for _ in range(count)]
-    tensors = [torch.full((5,), float(i)) for i in range(count)]
-    order = range(count) if comm.rank == 0 else reversed(range(count))
-    works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order]
-    during = footprint()
-    for work in works:
-        assert work.wait()
-    values = [tensor[0].item() for tensor in tensors]
-    for group in groups:
-        dist.destroy_process_group(group)
-    del groups, group, works, work
-    return values, before, during, footprint()
-
-
-def test_many_groups_cost_no_thread_and_no_file_each(pool):
-    for values, before, during, after in pool(2).call(many_groups, 40):
-        assert values == [2.0 * i for i in range(40)]
-        assert during == before == after
 
 
 def after_destroying(comm):
@@ -268,23 +233,6 @@ def alone(comm):
 def test_one_rank():
     # Every NaN becomes the canonical one, on one rank too.
     assert results(run_ranks(alone, 1)) == [[0x3F800000, 0x7FC00000]]
-
-
-def absent_rank(comm):
-    if comm.rank == 1:
-        time.sleep(2.5)
-        return None
-    try:
-        store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
-        pycollective.torch.backend.create(store, 0, 2, datetime.timedelta(seconds=0.5))
-    except RuntimeError as error:
-        return type(error).__name__, str(error)
-
-
-def test_a_rank_that_never_joins_is_named():
-    name, message = results(run_ranks(absent_rank, 2))[0]
-    assert name == "CollectiveTimeout"
-    assert "rank(s) 1 of 2 did not come" in message
 
 
 def gathers_lists(comm):

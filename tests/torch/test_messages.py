@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.nn
 
 import pycollective as pc
 from tests.harness import results, run_ranks
@@ -51,18 +50,6 @@ def any_source(comm):
         if rank == 1:
             dist.send(torch.zeros(3), 0, tag=6)
     return sorted(sources)
-
-
-def batches(comm):
-    standing_group(comm)
-    peer = 1 - comm.rank
-    sent = [torch.full((4,), float(comm.rank * 10 + tag)) for tag in range(3)]
-    got = [torch.empty(4) for _ in range(3)]
-    operations = [dist.P2POp(dist.isend, x, peer, tag=tag) for tag, x in enumerate(sent)]
-    operations += [dist.P2POp(dist.irecv, got[tag], peer, tag=tag) for tag in reversed(range(3))]
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
-    return [x[0].item() - 10 * peer for x in got]
 
 
 def split(source, target, seed):
@@ -147,22 +134,6 @@ def overlapping(comm, rows):
     return all(right)
 
 
-def gradients(comm):
-    standing_group(comm)
-    rank, size = comm.rank, comm.size
-    sends = [split(rank, other, 1) for other in range(size)]
-    expects = [split(other, rank, 1) for other in range(size)]
-    x = torch.arange(sum(sends), dtype=torch.float64, requires_grad=True)
-    y = torch.distributed.nn.functional.all_to_all_single(
-        torch.empty(sum(expects), dtype=torch.float64), x, expects, sends
-    )
-    (y * (rank + 1)).sum().backward()
-    want = torch.cat(
-        [torch.full((n,), other + 1.0, dtype=torch.float64) for other, n in enumerate(sends)]
-    )
-    return torch.equal(x.grad, want)
-
-
 @pytest.mark.parametrize("size", [2, 3])
 def test_tags_are_independent(pool, size):
     assert pool(size).call(tags) == [True] * size
@@ -170,10 +141,6 @@ def test_tags_are_independent(pool, size):
 
 def test_any_source_says_which(pool):
     assert pool(3).call(any_source) == [[1, 1, 2, 2], [], []]
-
-
-def test_a_batch_with_tags(pool):
-    assert pool(2).call(batches) == [[0.0, 1.0, 2.0]] * 2
 
 
 @pytest.mark.parametrize(
@@ -192,10 +159,6 @@ def test_splits_that_are_equal_on_one_rank(pool):
 @pytest.mark.parametrize("rows", [3, 20_011])  # float64: more than a channel or a call holds
 def test_outputs_over_inputs(pool, rows):
     assert pool(3).call(overlapping, rows) == [True] * 3
-
-
-def test_gradients_of_uneven_splits(pool):
-    assert pool(3).call(gradients) == [True] * 3
 
 
 def misfit(comm, what):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pycollective import CollectiveTimeout
+from pycollective import CollectiveTimeout, ConfigurationError
 from tests.harness import await_, results, run_ranks
 from tests.torch.groups import process_group, standing_group
 
@@ -206,3 +207,34 @@ def callback_during_destroy(comm):
 
 def test_destroying_a_group_waits_for_its_callbacks():
     assert results(run_ranks(callback_during_destroy, 2)) == [[8.0], [8.0]]
+
+
+def fork_with_work_pending(comm):
+    """A child is forked while futures wait; it tries to use the group, and ends normally."""
+    standing_group(comm)
+    dist.barrier()
+    if comm.rank == 1:
+        time.sleep(0.3)
+    tensor = torch.ones(1 << 16)
+    work = dist.all_reduce(tensor, async_op=True)
+    future = work.get_future().then(lambda f: f.value()[0].sum().item())
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            with pytest.raises(ConfigurationError, match="this process is a fork"):
+                dist.all_reduce(torch.ones(1))
+            with pytest.raises(ConfigurationError, match="this process is a fork"):
+                dist.all_reduce(torch.ones(1), async_op=True)
+            dist.destroy_process_group()
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    value = future.wait()
+    dist.barrier()
+    return status, value, tensor[-1].item()
+
+
+def test_a_forked_child_is_refused_and_harms_nobody(pool):
+    assert pool(2).call(fork_with_work_pending) == [(0, 2.0 * (1 << 16), 2.0)] * 2
