@@ -1,19 +1,23 @@
-"""Torch's states: made by all ranks or none, begun densely, used as they may be, and closed."""
+"""Torch's states: made by all ranks or none, begun densely, used as they may be, saved, closed."""
 
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 import os
 import time
 
 import pytest
+import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
 from pycollective import CollectiveMismatch, ConfigurationError, agree, compression
+from tests.harness import await_
 from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
 
 BACKENDS = {"pycollective": pct.all_reduce_hook, "gloo": default_hooks.allreduce_hook}
@@ -214,25 +218,6 @@ def test_torchs_states_have_the_options_of_numpys_by_name(name):
         assert ours[option].kind is inspect.Parameter.KEYWORD_ONLY
 
 
-PUBLIC = {
-    *("step", "all_reduce", "reduce_scatter", "set_loss_scale", "stats", "codec"),
-    *("flush", "reset", "state_dict", "load_state_dict", "close"),
-}
-
-
-def public(comm):
-    """What users see of states of either face."""
-    of_torch = state_of(Given(), "top_k", HOSTS, group_of(comm, "pycollective"))
-    of_numpy = compression.OneBitState({"w": (64, 80)}, comm, between="ranks")
-    return [{name for name in dir(each) if name[0] != "_"} for each in (of_torch, of_numpy)]
-
-
-def test_users_see_what_they_may_call_and_nothing_else(ranks):
-    for of_torch, of_numpy in ranks(public):
-        assert of_numpy == PUBLIC
-        assert of_torch == PUBLIC | {"density"}
-
-
 def flushed_in_backward(comm, topology):
     """How ranks end of which one flushes while the others go backward."""
     group = group_of(comm, "pycollective")
@@ -296,3 +281,72 @@ def ended(comm):
 
 def test_the_thread_ends_though_a_group_cannot_be_left(ranks):
     assert ranks(ended) == [False] * 4
+
+
+def saved_and_loaded(comm, codec, folder):
+    """The next step of a state, and of states loaded from torch.save and from a checkpoint."""
+    group = group_of(comm, "pycollective")
+    model = Given()
+    state, *others = (state_of(model, codec, "2x2", group) for _ in range(3))
+    for step in range(2):
+        state.all_reduce(given(comm.rank, step))
+    file = io.BytesIO()
+    torch.save(state.state_dict(), file)
+    file.seek(0)
+    others[0].load_state_dict(torch.load(file))
+    torch.distributed.checkpoint.save({"error": state.state_dict()}, checkpoint_id=folder)
+    found = {"error": others[1].state_dict()}
+    torch.distributed.checkpoint.load(found, checkpoint_id=folder)
+    others[1].load_state_dict(found["error"])
+    outputs = []
+    for each in (state, *others):
+        mine = given(comm.rank, 2)
+        each.all_reduce(mine)
+        outputs.append(digest_of(mine.values()) + str(each.stats()["steps"] > 0))
+    return outputs
+
+
+@pytest.mark.parametrize("codec", HOOKS)
+def test_states_go_through_save_and_through_a_checkpoint(ranks, codec, tmp_path):
+    outcomes = ranks(saved_and_loaded, codec, str(tmp_path))
+    assert len({output for found in outcomes for output in found}) == 1
+
+
+def refusals(comm):
+    """What is said, through backward or at once."""
+    group = group_of(comm, "pycollective")
+    said = {}
+
+    def attempt(what, call):
+        try:
+            call()
+        except ConfigurationError as error:
+            said[what] = str(error)
+
+    def backward(what, state, model=None, dtype=torch.float32):
+        ddp = DistributedDataParallel(model or Given(dtype), process_group=group)
+
+        made = state(ddp)
+        ddp.register_comm_hook(made, pct.one_bit_hook)
+        if comm.rank and isinstance(made, pct.OneBitState):  # what rank 0 tells is there first
+            await_(lambda: made._feedback.groups.all._backend().communicator.failure, 20)
+        attempt(what, lambda: ddp(given(comm.rank, 0, dtype)).backward())
+
+    backward("another state", lambda ddp: pct.Int8State(ddp, group=group))
+    backward("no state", lambda ddp: None)
+    backward("another model", lambda ddp: pct.OneBitState(Given(), group=group))
+    backward("fp64", lambda ddp: pct.OneBitState(ddp, group=group), dtype=torch.float64)
+    state = pct.OneBitState(Given(), group=group)
+    indices = torch.zeros(2, 1, dtype=torch.int64)
+    sparse = torch.sparse_coo_tensor(indices, torch.ones(1), (80, 90), check_invariants=False)
+    attempt("sparse", lambda: state.all_reduce({"w": sparse}))
+    return said
+
+
+def test_what_cannot_be_is_refused_by_name(ranks):
+    for said in ranks(refusals):
+        assert "OneBitState, not a Int8State" in said["another state"]
+        assert "OneBitState, not a NoneType" in said["no state"]
+        assert "the state was not given" in said["another model"]
+        assert "float64" in said["fp64"]
+        assert "dense CPU tensor" in said["sparse"]

@@ -61,20 +61,6 @@ def test_on_one_host_the_hooks_are_the_dense_one(ranks, codec, backend):
         assert stats["dense_calls"] > 3  # several buckets a step
 
 
-def unknown(comm):
-    """A state of another model, on one host as elsewhere."""
-    group = group_of(comm, "pycollective")
-    model = DistributedDataParallel(Given(), process_group=group)
-    state = state_of(Given(), "int8", "1x4", group)
-    model.register_comm_hook(state, pct.int8_hook)
-    model(given(comm.rank, 0)).backward()
-
-
-def test_a_state_of_another_model_is_refused_on_one_host_too(ranks):
-    with pytest.raises(Exception, match="the state was not given"):
-        ranks(unknown)
-
-
 def passed_on(comm, codec):
     """How often a state that is dense for good looked into a bucket, and whether another is known.
 

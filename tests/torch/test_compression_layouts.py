@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from pycollective import ConfigurationError
-from tests.torch.compressed import HOOKS, Convolution, group_of, ranks_of, state_of
+from tests.torch.compressed import HOOKS, Convolution, digest_of, group_of, ranks_of, state_of
 
 ranks = ranks_of(__name__, 2)
 
@@ -74,24 +74,34 @@ def test_a_parameter_with_gaps_goes_in_its_shapes_order(ranks, codec, kind):
         assert untouched
 
 
-def gaps_in_ddp(comm, codec):
-    """The same through DDP's bucket, which has shape order there, too."""
+def in_ddp(comm, codec, kind):
+    """The same through DDP's bucket: the worst error, what each step gave, and the layout."""
     group = group_of(comm, "pycollective")
-    model = DistributedDataParallel(Gapped(), process_group=group)
+    model = DistributedDataParallel(kind(), process_group=group)
     state = state_of(model, codec, "2x1", group)
     model.register_comm_hook(state, HOOKS[codec])
-    total = torch.zeros(128, 128, dtype=torch.float64)
+    shape = model.module.weight.shape
+    total, given = torch.zeros(shape, dtype=torch.float64), []
     for step in range(3):
-        every = [normal(rank, step, 128, 128) for rank in range(2)]
-        model(every[comm.rank]).backward()
+        every = [normal(rank, step, *shape) for rank in range(2)]
+        mine = torch.empty_like(model.module.weight).copy_(every[comm.rank])
+        model(mine).backward()
         total += model.module.weight.grad.double() - sum(each.double() for each in every) / 2
+        given.append(digest_of([model.module.weight.grad]))
         model.zero_grad()
-    return float((total + state.flush()["weight"].double()).abs().max())
+    held = state.flush()["weight"]
+    same_layout = kind is Gapped or held.stride() == model.module.weight.stride()
+    return float((total + held.double()).abs().max()), given, same_layout
 
 
+@pytest.mark.parametrize("kind", [Gapped, Convolution])  # in the bucket: shape's order, memory's
 @pytest.mark.parametrize("codec", HOOKS)
-def test_gaps_in_a_bucket_of_ddp(ranks, codec):
-    assert max(ranks(gaps_in_ddp, codec)) < 1e-5
+def test_each_element_of_a_bucket_keeps_its_error(ranks, codec, kind):
+    first, second = ranks(in_ddp, codec, kind)
+    assert max(first[0], second[0]) < 1e-5
+    assert first[1] == second[1]
+    assert first[2]
+    assert second[2]
 
 
 def shards(comm, codec):
