@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -16,6 +17,8 @@ from pycollective.compression import CODECS, State, TopKState
 from pycollective.compression.groups import Groups, groups_of_communicator
 from pycollective.compression.residuals import Residuals
 from tests.inputs import dtype_of
+
+SOON = 20  # seconds; the operations' timeout is 30
 
 # NumPy's states, and torch's over pycollective and over gloo.
 FACES = ["numpy", "torch", "gloo"]
@@ -122,6 +125,16 @@ def open_groups(face: str) -> Iterator[Callable[[], int]]:
     names = dist.distributed_c10d._world.pg_names
     before = set(names.values()) if dist.is_initialized() else {"0"}
     yield lambda: len(set(names.values()) - before)
+
+
+def ends_with(call: Callable[[], object]) -> tuple[str, str, float]:
+    """How a call ends: the type and the text of its error, seconds."""
+    start = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return "", "", time.monotonic() - start
 
 
 def gradients(

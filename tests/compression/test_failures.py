@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 
 import numpy as np
 import pytest
@@ -10,9 +10,16 @@ import pytest
 from pycollective import CollectiveMismatch, ConfigurationError
 from pycollective.compression.bucket import header_bytes
 from pycollective.compression.groups import groups_of_communicator
-from tests.compression.players import KINDS, SHAPES, digest, gradients, held_by, make
-
-SOON = 20  # seconds; the operations' timeout is 30
+from tests.compression.players import (
+    KINDS,
+    SHAPES,
+    SOON,
+    digest,
+    ends_with,
+    gradients,
+    held_by,
+    make,
+)
 
 _alive = []  # states that are not let go of, by which the others would be told
 
@@ -22,16 +29,6 @@ def own(comm, host_of, kind, shapes=SHAPES):
     of, options = KINDS[kind]
     _alive.append(of(shapes, groups_of_communicator(comm, host_of=host_of), **options))
     return _alive[-1]
-
-
-def ends_with(call):
-    """How a call ends: the type and the text of its error, seconds."""
-    start = time.monotonic()
-    try:
-        call()
-    except Exception as error:
-        return type(error).__name__, str(error), time.monotonic() - start
-    return "", "", time.monotonic() - start
 
 
 # A payload that only one rank reads.
@@ -102,36 +99,58 @@ def test_a_damaged_length_is_a_mismatch_on_every_rank(pool, kind, host_of, waiti
         assert same
 
 
-# Calls that are not the same, where no message says what it is about.
+# Calls that are not the same.
 
+ONE_HOST = (0, 0, 0, 0)  # where no message says what it is about
 TWO = {"a": (70, 100), "b": (70, 100)}
+DIFFERENT = [
+    *itertools.product(
+        [(0, 1, 2, 3), (0, 0, 1, 1)],
+        ["one_bit", "top_k", "top_k by region"],
+        ["order", "fewer", "scale"],
+    ),
+    *itertools.product([ONE_HOST], ["one_bit"], ["name", "order", "type", "scale", "steps"]),
+]
 
 
-def differently(comm, what):
-    """Dense, on one host: rank 0 averages something else."""
-    state = own(comm, (0, 0, 0, 0), "one_bit", TWO)
-    mine = gradients(1, comm.rank, 0, TWO)
-    assert state.all_reduce(mine)
-    if what == "order":
-        mine = dict(sorted(mine.items(), reverse=comm.rank == 0))
-    elif what == "name":
-        name = "a" if comm.rank == 0 else "b"
+def differently_called(comm, host_of, kind, what):
+    """How a call ends in which rank 3 passes or scales something else; what is held after it."""
+    shapes = TWO if host_of == ONE_HOST else SHAPES
+    state = own(comm, host_of, kind, shapes)
+    state.all_reduce(gradients(1, comm.rank, 0, shapes))
+    comm.barrier()  # else who still waits for the first step's last message is told in that
+    before = digest(held_by(state))
+    mine = gradients(1, comm.rank, 1, shapes)
+    if what == "name":
+        name = "b" if comm.rank == 3 else "a"
         mine = {name: mine[name]}
-    elif what == "scale" and comm.rank == 0:
-        state.set_loss_scale(8.0)
-    elif what == "type" and comm.rank == 0:
+    elif comm.rank != 3:
+        pass
+    elif what == "order":
+        mine = dict(reversed(mine.items()))
+    elif what == "fewer":
+        del mine["v"]
+    elif what == "type":
         mine = {name: each.astype(np.float16) for name, each in mine.items()}
-    elif what == "steps" and comm.rank == 0:
+    elif what == "steps":
         state._feedback.steps += 1
-    return ends_with(lambda: state.all_reduce(mine))
+    else:
+        state.set_loss_scale(2.0)
+    found = ends_with(lambda: state.all_reduce(mine))
+    return *found, digest(held_by(state)) == before or (comm.rank == 3 and what == "scale")
 
 
-@pytest.mark.parametrize("what", ["name", "order", "type", "scale", "steps"])
-def test_dense_calls_are_compared_too(pool, what):
-    for name, text, taken in pool(4).call(differently, what):
-        assert name == CollectiveMismatch.__name__
-        assert ("loss scale" if what == "scale" else "other parameters") in text
+@pytest.mark.parametrize(("host_of", "kind", "what"), DIFFERENT)
+def test_ranks_that_call_differently_are_told(pool, host_of, kind, what):
+    outcomes = pool(4).call(differently_called, host_of, kind, what)
+    told = [name == CollectiveMismatch.__name__ for name, *_ in outcomes]
+    assert any(told) if host_of == (0, 0, 1, 1) else all(told)
+    for name, text, taken, same in outcomes:
+        assert name
         assert taken < SOON
+        assert same
+        if host_of == ONE_HOST:
+            assert ("loss scale" if what == "scale" else "other parameters") in text
 
 
 # Errors of one rank, where the others are in a collective.
@@ -227,35 +246,24 @@ def others_kind(comm, host_of, differ, way, what, calls, kind="one_bit", steps=0
 
 @pytest.mark.parametrize("way", OPTIONS)
 @pytest.mark.parametrize(
-    ("host_of", "differ"),
-    [((0, 0, 1, 1), (3,)), ((0, 0, 1, 1), (0, 1)), ((0, 1, 0, 0), (1,)), ((0, 1, 0, 0), (2,))],
+    ("host_of", "differ", "more"),
+    [
+        *(((0, 0, 1, 1), (3,), ()), ((0, 0, 1, 1), (0, 1), ())),
+        *(((0, 1, 0, 0), (1,), ()), ((0, 1, 0, 0), (2,), ())),
+        # By region a call begins with lengths, in the same group as others' digests and headers.
+        *(((0, 1, 2, 3), (0,), ("top_k by region", steps)) for steps in range(4)),
+    ],
 )
-def test_other_calls_are_a_mismatch_on_every_rank(pool, host_of, differ, way):
+def test_other_calls_are_a_mismatch_on_every_rank(pool, host_of, differ, more, way):
     pairs = [("all_reduce", "flush"), ("flush", "all_reduce")]
     if host_of == (0, 0, 1, 1):  # shards want as many ranks on every host
-        pairs += [("reduce_scatter", "flush"), ("all_reduce", "reduce_scatter")]
+        pairs += [("reduce_scatter", "flush")]
+    if host_of == (0, 0, 1, 1) or more[1:] == (0,):
+        pairs += [("all_reduce", "reduce_scatter")]
     for what, calls in pairs:
-        for name, _, taken in pool(4).call(others_kind, host_of, differ, way, what, calls):
+        for name, _, taken in pool(4).call(others_kind, host_of, differ, way, what, calls, *more):
             assert name == CollectiveMismatch.__name__, (what, calls)
             assert taken < SOON
-
-
-@pytest.mark.parametrize("way", ["compressed", "dense"])
-@pytest.mark.parametrize("steps", range(4))
-def test_what_begins_calls_is_not_taken_for_lengths(pool, steps, way):
-    """By region a call begins with lengths, in the same group as others' digests and headers."""
-    given = (0, 1, 2, 3), (0,), way
-    for what, calls in [("all_reduce", "flush"), ("flush", "all_reduce")]:
-        for name, _, taken in pool(4).call(
-            others_kind, *given, what, calls, "top_k by region", steps
-        ):
-            assert name == CollectiveMismatch.__name__, (what, calls)
-            assert taken < SOON
-    for name, _, taken in pool(4).call(
-        others_kind, *given, "all_reduce", "reduce_scatter", "top_k by region"
-    ):
-        assert name == CollectiveMismatch.__name__
-        assert taken < SOON
 
 
 def owed_by_others(comm):
