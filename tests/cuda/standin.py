@@ -100,8 +100,9 @@ class Driver:
 
     def readable(self, address):
         to = ctypes.create_string_buffer(1)
+        here = ctypes.c_uint64(ctypes.addressof(to))
         with self.context():
-            return self("cuMemcpyDtoHAsync_v2", to, ctypes.c_uint64(address), 1, None) == 0
+            return self("cuMemcpyAsync", here, ctypes.c_uint64(address), 1, None) == 0
 
     def occupy(self, array, times=1000, stream=None):
         """Fill the array so often, last with `times`, that its stream is busy for long.

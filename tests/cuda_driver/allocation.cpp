@@ -49,21 +49,6 @@ CUresult cuMemFreeHost(void* address) {
   });
 }
 
-CUresult cuMemHostRegister_v2(void* address, size_t bytes, unsigned flags) {
-  return call(Safety::kUnsafe, [&](const std::shared_ptr<Context>& context) {
-    constexpr unsigned kPortableAndMapped = 3;
-    if (flags > kPortableAndMapped) return CUDA_ERROR_NOT_SUPPORTED;
-    return host_register(*context, address, bytes);
-  });
-}
-
-CUresult cuMemHostUnregister(void* address) {
-  return call(Safety::kUnsafe, [&](const std::shared_ptr<Context>& context) {
-    synchronise(*context);
-    return host_unregister(address);
-  });
-}
-
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* address, unsigned flags) {
   return call(Safety::kSafe, [&](const std::shared_ptr<Context>&) {
     if (!device || flags != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -74,54 +59,26 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* address, unsign
   });
 }
 
-namespace {
-
-// Zero of the attribute's type where the driver knows nothing of the address.
-bool answer(CUpointer_attribute attribute, const Place& place, std::uint64_t address, void* out) {
-  const bool host = place.kind == Kind::kMapped || place.kind == Kind::kPinned;
-  const bool known = host || place.kind == Kind::kDevice;
-  const std::uint64_t apart = emulation_offset();
-  const auto give = [&](auto value) {
-    *static_cast<decltype(value)*>(out) = known ? value : decltype(value){};
-    return true;
-  };
-  switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-      return give(known ? place.context->handle : nullptr);
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      return give(static_cast<unsigned>(host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE));
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-      return give(
-          static_cast<CUdeviceptr>(place.kind == Kind::kPinned ? address - apart : address));
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      return give(host ? static_cast<void*>(place.seen) : nullptr);
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-      return give(place.id);
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      return give(0u);
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      return give(known ? place.context->device : 0);
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-      return give(place.kind == Kind::kDevice && !place.imported ? 1u : 0u);
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      return give(static_cast<CUdeviceptr>(place.start));
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      return give(place.bytes);
-    case CU_POINTER_ATTRIBUTE_MAPPED:
-      return give(1u);
-  }
-  return false;
-}
-
-}  // namespace
-
 CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
                                 CUdeviceptr address) {
   return call(Safety::kSafe, [&](const std::shared_ptr<Context>&) {
     if (count == 0 || !attributes || !data) return CUDA_ERROR_INVALID_VALUE;
     const Place place = find_place(address);
-    for (unsigned i = 0; i < count; ++i)
-      if (!answer(attributes[i], place, address, data[i])) return CUDA_ERROR_INVALID_VALUE;
+    // Zero where the driver knows nothing of the address.
+    const bool known = place.context != nullptr;
+    for (unsigned i = 0; i < count; ++i) switch (attributes[i]) {
+        case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+          *static_cast<unsigned*>(data[i]) = 0;
+          if (known)
+            *static_cast<unsigned*>(data[i]) =
+                place.kind == Kind::kDevice ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+          break;
+        case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+          *static_cast<int*>(data[i]) = known ? place.context->device : 0;
+          break;
+        default:
+          return CUDA_ERROR_INVALID_VALUE;
+      }
     return CUDA_SUCCESS;
   });
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "graph.h"
+#include "handles.h"
 
 namespace standin {
 namespace {
@@ -38,6 +38,42 @@ bool joined(const Capture& capture, const std::vector<std::size_t>& tails) {
     if (reached[i])
       for (const std::size_t before : nodes[i].after) reached[before] = 1;
   return std::all_of(reached.begin(), reached.end(), [](char one) { return one != 0; });
+}
+
+struct Executable {
+  Graph graph;
+  std::mutex mutex;
+  Ticket last;  // a graph does not run beside itself
+};
+
+Handles<CUgraph, const Graph>& graphs() {
+  static auto* const all = new Handles<CUgraph, const Graph>(4);
+  return *all;
+}
+Handles<CUgraphExec, Executable>& executables() {
+  static auto* const all = new Handles<CUgraphExec, Executable>(5);
+  return *all;
+}
+
+// Node after node, in an order drawn from all that the graph allows.
+void run(const Graph& graph, Context& context, Random& random) {
+  const std::vector<Node>& nodes = graph.nodes;
+  std::vector<std::size_t> missing(nodes.size());
+  std::vector<std::vector<std::size_t>> next(nodes.size());
+  std::vector<std::size_t> ready;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    missing[i] = nodes[i].after.size();
+    for (const std::size_t before : nodes[i].after) next[before].push_back(i);
+    if (missing[i] == 0) ready.push_back(i);
+  }
+  while (!ready.empty() && context.error() == CUDA_SUCCESS) {
+    std::swap(ready[random.below(ready.size())], ready.back());
+    const std::size_t node = ready.back();
+    ready.pop_back();
+    nodes[node].work(context, random);
+    for (const std::size_t after : next[node])
+      if (--missing[after] == 0) ready.push_back(after);
+  }
 }
 
 }  // namespace
@@ -82,7 +118,7 @@ CUresult capture_work(const std::shared_ptr<Stream>& stream, Work& work, bool* c
 }
 
 CUresult capture_record(const std::shared_ptr<Stream>& stream, CapturedMoment& moment,
-                        bool interprocess, bool* captured) {
+                        bool* captured) {
   if (any == 0 && !moment.capture) return CUDA_SUCCESS;
   const std::lock_guard lock(mutex);
   if (!stream->capture) {
@@ -94,8 +130,6 @@ CUresult capture_record(const std::shared_ptr<Stream>& stream, CapturedMoment& m
   }
   *captured = true;
   if (stream->capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  // Another process would wait for what happens at no one moment.
-  if (interprocess) return spoil(*stream->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   moment = {stream->capture, stream->tails};
   return CUDA_SUCCESS;
 }
@@ -183,7 +217,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* out) {
       if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
       if (!whole) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     }
-    *out = add_graph(std::move(capture->graph));
+    *out = graphs().add(std::make_shared<const Graph>(std::move(capture->graph)));
     return CUDA_SUCCESS;
   });
 }
@@ -216,4 +250,41 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
     return CUDA_ERROR_INVALID_VALUE;
   std::swap(*mode, own_mode);
   return CUDA_SUCCESS;
+}
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph handle, unsigned long long flags) {
+  return call(Safety::kSafe, [&](const std::shared_ptr<Context>&) {
+    const std::shared_ptr<const Graph> graph = graphs().find(handle);
+    if (!out || !graph || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    auto executable = std::make_shared<Executable>();
+    executable->graph = *graph;
+    *out = executables().add(std::move(executable));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
+  return call(Safety::kSafe, [&](const std::shared_ptr<Context>& context) {
+    const std::shared_ptr<Executable> executable = executables().find(handle);
+    const std::shared_ptr<Stream> stream = find_stream(context, stream_handle);
+    if (!executable) return CUDA_ERROR_INVALID_VALUE;
+    if (!stream || executable->graph.context != context) return CUDA_ERROR_INVALID_HANDLE;
+    if (const CUresult error = forbidden_while_capturing(stream)) return error;
+    const std::lock_guard lock(executable->mutex);
+    return submit(
+        stream, [executable](Context& its, Random& random) { run(executable->graph, its, random); },
+        &executable->last, {executable->last});
+  });
+}
+
+CUresult cuGraphExecDestroy(CUgraphExec handle) {
+  return call(Safety::kSafe, [&](const std::shared_ptr<Context>&) {
+    return executables().remove(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+CUresult cuGraphDestroy(CUgraph handle) {
+  return call(Safety::kSafe, [&](const std::shared_ptr<Context>&) {
+    return graphs().remove(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  });
 }

@@ -1,5 +1,6 @@
 // Capture: what streams are asked becomes a graph's nodes, and what may not be captured is
-// refused with the driver's own code, and spoils the capture.
+// refused with the driver's own code, and spoils the capture. A graph is launched as often as one
+// likes.
 #pragma once
 
 #include <memory>
@@ -47,7 +48,7 @@ CUresult capture_work(const std::shared_ptr<Stream>& stream, Work& work, bool* c
 
 // Recording an event in a stream, and waiting for one. `*captured`: it was the capture's matter.
 CUresult capture_record(const std::shared_ptr<Stream>& stream, CapturedMoment& moment,
-                        bool interprocess, bool* captured);
+                        bool* captured);
 CUresult capture_wait(const std::shared_ptr<Stream>& stream, const CapturedMoment& moment,
                       bool* captured);
 

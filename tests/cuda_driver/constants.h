@@ -18,11 +18,6 @@
   X(CUDA_ERROR_ILLEGAL_ADDRESS, 700, "an illegal memory access was encountered")                   \
   X(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, 701, "too many resources requested for launch")            \
   X(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, 704, "peer access is already enabled")                 \
-  X(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709, "context is destroyed")                                  \
-  X(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712,                                                \
-    "part or all of the requested memory range is already mapped")                                 \
-  X(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, 713,                                                    \
-    "pointer does not correspond to a registered memory region")                                   \
   X(CUDA_ERROR_LAUNCH_FAILED, 719, "unspecified launch failure")                                   \
   X(CUDA_ERROR_NOT_SUPPORTED, 801, "operation not supported")                                      \
   X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900,                                                    \
@@ -42,68 +37,27 @@
 
 // The third column: what each device of the stand-in answers, where that is one number (some are
 // settings.h's).
-#define STANDIN_DEVICE_ATTRIBUTES(X)                                                  \
-  X(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1, 64)                                 \
-  X(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, 2, 64)                                       \
-  X(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, 5, 65535)                                     \
-  X(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 8, 49152)                        \
-  X(CU_DEVICE_ATTRIBUTE_WARP_SIZE, 10, 32)                                            \
-  X(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16, settings().multiprocessors)         \
-  X(CU_DEVICE_ATTRIBUTE_INTEGRATED, 18, 0)                                            \
-  X(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 19, 1)                                   \
-  X(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, 20, 0)                                          \
-  X(CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS, 31, 1)                                    \
-  X(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, 33, -1)                                           \
-  X(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, 34, 0)                                         \
-  X(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 39, kThreadsOfMultiprocessor) \
-  X(CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 40, 2)                                    \
-  X(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 41, 1)                                    \
-  X(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 50, 0)                                         \
-  X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75, 9)                              \
-  X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76, 0)                              \
-  X(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 83, 0)                                        \
-  X(CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED, 86, 0)                          \
-  X(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 91, 0)               \
-  X(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 99, 1)                               \
-  X(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 106, kBlocksOfMultiprocessor)  \
-  X(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 115, 0)                               \
-  X(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 125, 1)
+#define STANDIN_DEVICE_ATTRIBUTES(X)                                          \
+  X(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1, 64)                         \
+  X(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16, settings().multiprocessors) \
+  X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75, 9)                      \
+  X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76, 0)
 
 // What each function of the stand-in answers.
-#define STANDIN_FUNCTION_ATTRIBUTES(X)              \
-  X(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 0, 64) \
-  X(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, 1, 0)      \
-  X(CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES, 2, 0)       \
-  X(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, 3, 0)       \
-  X(CU_FUNC_ATTRIBUTE_NUM_REGS, 4, 32)              \
-  X(CU_FUNC_ATTRIBUTE_PTX_VERSION, 5, 90)           \
-  X(CU_FUNC_ATTRIBUTE_BINARY_VERSION, 6, 90)
+#define STANDIN_FUNCTION_ATTRIBUTES(X) X(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 0, 64)
 
-#define STANDIN_POINTER_ATTRIBUTES(X)                    \
-  X(CU_POINTER_ATTRIBUTE_CONTEXT, 1)                     \
-  X(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                 \
-  X(CU_POINTER_ATTRIBUTE_DEVICE_POINTER, 3)              \
-  X(CU_POINTER_ATTRIBUTE_HOST_POINTER, 4)                \
-  X(CU_POINTER_ATTRIBUTE_BUFFER_ID, 7)                   \
-  X(CU_POINTER_ATTRIBUTE_IS_MANAGED, 8)                  \
-  X(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)              \
-  X(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, 10) \
-  X(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, 11)           \
-  X(CU_POINTER_ATTRIBUTE_RANGE_SIZE, 12)                 \
-  X(CU_POINTER_ATTRIBUTE_MAPPED, 13)
+#define STANDIN_POINTER_ATTRIBUTES(X)    \
+  X(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2) \
+  X(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)
 
 #define STANDIN_FLAGS(X)                   \
   X(CU_STREAM_DEFAULT, 0)                  \
   X(CU_STREAM_NON_BLOCKING, 1)             \
-  X(CU_EVENT_BLOCKING_SYNC, 1)             \
   X(CU_EVENT_DISABLE_TIMING, 2)            \
-  X(CU_EVENT_INTERPROCESS, 4)              \
   X(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, 1) \
   X(CU_MEMORYTYPE_HOST, 1)                 \
   X(CU_MEMORYTYPE_DEVICE, 2)               \
-  X(CU_GET_PROC_ADDRESS_DEFAULT, 0)        \
-  X(CU_GET_PROC_ADDRESS_LEGACY_STREAM, 1)  \
-  X(CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, 2)
+  X(CU_GET_PROC_ADDRESS_LEGACY_STREAM, 1)
 
 #define STANDIN_QUERY_RESULTS(X)             \
   X(CU_GET_PROC_ADDRESS_SUCCESS, 0)          \

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdio>
 
-#include "event.h"
+#include "capture.h"
 #include "faults.h"
 #include "handles.h"
 #include "memory.h"
@@ -21,7 +21,6 @@ std::atomic<State> state{kNot};
 struct Primary {
   std::mutex mutex;
   std::shared_ptr<Context> context;
-  int retained = 0;
 };
 
 Primary& primary(int device) {
@@ -37,16 +36,6 @@ Handles<CUcontext, Context>& contexts() {
 std::vector<CUcontext>& stack() {
   thread_local std::vector<CUcontext> stack;
   return stack;
-}
-
-// All that lives in a context goes with it. Its work ends first.
-void destroy(const std::shared_ptr<Context>& context) {
-  context->destroyed = true;
-  synchronise(*context);
-  close_streams(*context);
-  close_events(*context);
-  release_all(*context);
-  contexts().remove(context->handle);
 }
 
 }  // namespace
@@ -81,7 +70,6 @@ CUresult begin_call(Safety safety, std::shared_ptr<Context>& context) {
   if (const CUresult error = initialised()) return error;
   if (stack().empty()) return CUDA_ERROR_INVALID_CONTEXT;
   context = contexts().find(stack().back());
-  if (!context || context->destroyed) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   if (const CUresult error = context->error()) return error;
   return safety == Safety::kUnsafe ? forbidden_by_capture() : CUDA_SUCCESS;
 }
@@ -113,25 +101,12 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice device) {
   if (!valid_device(device)) return CUDA_ERROR_INVALID_DEVICE;
   Primary& its = primary(device);
   const std::lock_guard lock(its.mutex);
-  if (its.retained++ == 0) {
+  if (!its.context) {
     its.context = std::make_shared<Context>(device);
     its.context->handle = contexts().add(its.context);
     open_legacy_stream(its.context);
   }
   *out = its.context->handle;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-  if (const CUresult error = initialised()) return error;
-  if (!valid_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-  Primary& its = primary(device);
-  const std::lock_guard lock(its.mutex);
-  if (its.retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  if (--its.retained == 0) {
-    destroy(its.context);
-    its.context.reset();
-  }
   return CUDA_SUCCESS;
 }
 

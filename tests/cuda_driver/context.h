@@ -25,7 +25,6 @@ struct Context {
   const int device;  // ordinal
   CUcontext handle = nullptr;
   std::atomic<int> sticky{CUDA_SUCCESS};
-  std::atomic<bool> destroyed{false};
   std::atomic<std::uint64_t> peers{0};  // devices whose contexts it was given access to
 
   std::mutex order;  // held while work is queued: what the legacy stream waits for is one moment's
@@ -40,7 +39,7 @@ void fail_contexts(CUresult code, const char* what);
 enum class Safety { kSafe, kUnsafe };
 
 // What every call but those of devices and contexts begins with: initialised, not forked, a
-// current context that is alive and has no error, and no capture that forbids it.
+// current context that has no error, and no capture that forbids it.
 CUresult begin_call(Safety safety, std::shared_ptr<Context>& context);
 
 template <class Body>

@@ -9,14 +9,10 @@
 namespace standin {
 namespace {
 
-enum class Meant { kAny, kDevice, kHost };
-
-CUresult check(const Place& place, std::uint64_t address, std::size_t bytes, Meant meant,
+CUresult check(const Place& place, std::uint64_t address, std::size_t bytes,
                const Context& context) {
   const bool device = place.kind == Kind::kDevice;
-  const bool host = place.kind == Kind::kPinned || place.kind == Kind::kPageable;
-  if (place.kind == Kind::kForbidden || !place.holds(address, bytes) ||
-      (meant == Meant::kDevice && host) || (meant == Meant::kHost && !host))
+  if (place.kind == Kind::kForbidden || !place.holds(address, bytes))
     return CUDA_ERROR_INVALID_VALUE;
   if (device && place.context != &context && !context.reaches(place.context->device))
     return CUDA_ERROR_INVALID_CONTEXT;
@@ -41,15 +37,19 @@ void move(char* to, const char* from, std::size_t bytes) {
   std::memmove(to, from, bytes);
 }
 
-CUresult copy(CUdeviceptr to, Meant meant_to, CUdeviceptr from, Meant meant_from, std::size_t bytes,
-              CUstream handle) {
+}  // namespace
+}  // namespace standin
+
+using namespace standin;
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle) {
   return call(Safety::kSafe, [&](const std::shared_ptr<Context>& context) {
     const std::shared_ptr<Stream> stream = find_stream(context, handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (bytes == 0) return CUDA_SUCCESS;
     const Place target = find_place(to), source = find_place(from);
-    if (const CUresult error = check(target, to, bytes, meant_to, *context)) return error;
-    if (const CUresult error = check(source, from, bytes, meant_from, *context)) return error;
+    if (const CUresult error = check(target, to, bytes, *context)) return error;
+    if (const CUresult error = check(source, from, bytes, *context)) return error;
     const bool pageable = target.kind == Kind::kPageable || source.kind == Kind::kPageable;
     if (pageable)  // the call waits for it, which a capture cannot
       if (const CUresult error = forbidden_while_capturing(stream)) return error;
@@ -62,25 +62,6 @@ CUresult copy(CUdeviceptr to, Meant meant_to, CUdeviceptr from, Meant meant_from
   });
 }
 
-CUdeviceptr number(const void* address) { return reinterpret_cast<CUdeviceptr>(address); }
-
-}  // namespace
-}  // namespace standin
-
-using namespace standin;
-
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  return copy(to, Meant::kAny, from, Meant::kAny, bytes, stream);
-}
-
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
-  return copy(to, Meant::kDevice, number(from), Meant::kHost, bytes, stream);
-}
-
-CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  return copy(number(to), Meant::kHost, from, Meant::kDevice, bytes, stream);
-}
-
 CUresult cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t count, CUstream handle) {
   return call(Safety::kSafe, [&](const std::shared_ptr<Context>& context) {
     const std::shared_ptr<Stream> stream = find_stream(context, handle);
@@ -88,8 +69,9 @@ CUresult cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t count, CUs
     if (address % 4 != 0 || count > std::size_t{1} << 48) return CUDA_ERROR_INVALID_VALUE;
     if (count == 0) return CUDA_SUCCESS;
     const Place place = find_place(address);
-    if (const CUresult error = check(place, address, 4 * count, Meant::kDevice, *context))
-      return error;
+    if (place.kind == Kind::kPinned || place.kind == Kind::kPageable)
+      return CUDA_ERROR_INVALID_VALUE;
+    if (const CUresult error = check(place, address, 4 * count, *context)) return error;
     return submit(stream, [=](Context&, Random&) {
       auto* const words = reinterpret_cast<std::uint32_t*>(place.seen);
       for (std::size_t i = 0; i < count; ++i) __atomic_store_n(words + i, value, __ATOMIC_RELAXED);

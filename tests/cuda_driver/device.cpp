@@ -79,10 +79,6 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
   if (const CUresult error = initialised()) return error;
   if (!value) return CUDA_ERROR_INVALID_VALUE;
   if (!valid_device(device)) return CUDA_ERROR_INVALID_DEVICE;
-  if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) {
-    *value = 1 + settings().devices[static_cast<std::size_t>(device)];
-    return CUDA_SUCCESS;
-  }
   switch (attribute) {
 #define STANDIN_VALUE(name, number, answer) \
   case name:                                \

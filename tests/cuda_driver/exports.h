@@ -21,7 +21,6 @@ CUresult cuDeviceGetUuid_v2(CUuuid*, CUdevice);
 CUresult cuDeviceGetAttribute(int*, CUdevice_attribute, CUdevice);
 CUresult cuDeviceCanAccessPeer(int*, CUdevice, CUdevice);
 CUresult cuDevicePrimaryCtxRetain(CUcontext*, CUdevice);
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
 CUresult cuCtxGetCurrent(CUcontext*);
 CUresult cuCtxPushCurrent_v2(CUcontext);
 CUresult cuCtxPopCurrent_v2(CUcontext*);
@@ -32,26 +31,19 @@ CUresult cuMemAlloc_v2(CUdeviceptr*, size_t);
 CUresult cuMemFree_v2(CUdeviceptr);
 CUresult cuMemGetInfo_v2(size_t*, size_t*);
 CUresult cuMemcpyAsync(CUdeviceptr, CUdeviceptr, size_t, CUstream);
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr, const void*, size_t, CUstream);
-CUresult cuMemcpyDtoHAsync_v2(void*, CUdeviceptr, size_t, CUstream);
 CUresult cuMemsetD32Async(CUdeviceptr, unsigned, size_t, CUstream);
 CUresult cuMemHostAlloc(void**, size_t, unsigned);
 CUresult cuMemFreeHost(void*);
-CUresult cuMemHostRegister_v2(void*, size_t, unsigned);
-CUresult cuMemHostUnregister(void*);
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr*, void*, unsigned);
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle*, CUdeviceptr);
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr*, CUipcMemHandle, unsigned);
 CUresult cuIpcCloseMemHandle(CUdeviceptr);
-CUresult cuIpcGetEventHandle(CUipcEventHandle*, CUevent);
-CUresult cuIpcOpenEventHandle(CUevent*, CUipcEventHandle);
 
 CUresult cuEventCreate(CUevent*, unsigned);
 CUresult cuEventDestroy_v2(CUevent);
 CUresult cuEventRecord(CUevent, CUstream);
 CUresult cuEventQuery(CUevent);
-CUresult cuEventSynchronize(CUevent);
 CUresult cuEventElapsedTime_v2(float*, CUevent, CUevent);
 
 CUresult cuStreamCreate(CUstream*, unsigned);
@@ -96,7 +88,6 @@ CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsi
   X(cuDeviceGetAttribute, 2000, cuDeviceGetAttribute)                            \
   X(cuDeviceCanAccessPeer, 4000, cuDeviceCanAccessPeer)                          \
   X(cuDevicePrimaryCtxRetain, 7000, cuDevicePrimaryCtxRetain)                    \
-  X(cuDevicePrimaryCtxRelease, 11000, cuDevicePrimaryCtxRelease_v2)              \
   X(cuCtxGetCurrent, 4000, cuCtxGetCurrent)                                      \
   X(cuCtxPushCurrent, 4000, cuCtxPushCurrent_v2)                                 \
   X(cuCtxPopCurrent, 4000, cuCtxPopCurrent_v2)                                   \
@@ -106,24 +97,17 @@ CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsi
   X(cuMemFree, 3020, cuMemFree_v2)                                               \
   X(cuMemGetInfo, 3020, cuMemGetInfo_v2)                                         \
   X(cuMemcpyAsync, 4000, cuMemcpyAsync)                                          \
-  X(cuMemcpyHtoDAsync, 3020, cuMemcpyHtoDAsync_v2)                               \
-  X(cuMemcpyDtoHAsync, 3020, cuMemcpyDtoHAsync_v2)                               \
   X(cuMemsetD32Async, 3020, cuMemsetD32Async)                                    \
   X(cuMemHostAlloc, 2020, cuMemHostAlloc)                                        \
   X(cuMemFreeHost, 2000, cuMemFreeHost)                                          \
-  X(cuMemHostRegister, 6050, cuMemHostRegister_v2)                               \
-  X(cuMemHostUnregister, 4000, cuMemHostUnregister)                              \
   X(cuMemHostGetDevicePointer, 3020, cuMemHostGetDevicePointer_v2)               \
   X(cuIpcGetMemHandle, 4010, cuIpcGetMemHandle)                                  \
   X(cuIpcOpenMemHandle, 11000, cuIpcOpenMemHandle_v2)                            \
   X(cuIpcCloseMemHandle, 4010, cuIpcCloseMemHandle)                              \
-  X(cuIpcGetEventHandle, 4010, cuIpcGetEventHandle)                              \
-  X(cuIpcOpenEventHandle, 4010, cuIpcOpenEventHandle)                            \
   X(cuEventCreate, 2000, cuEventCreate)                                          \
   X(cuEventDestroy, 4000, cuEventDestroy_v2)                                     \
   X(cuEventRecord, 2000, cuEventRecord)                                          \
   X(cuEventQuery, 2000, cuEventQuery)                                            \
-  X(cuEventSynchronize, 2000, cuEventSynchronize)                                \
   X(cuEventElapsedTime, 2000, cuEventElapsedTime_v2)                             \
   X(cuStreamCreate, 2000, cuStreamCreate)                                        \
   X(cuStreamDestroy, 4000, cuStreamDestroy_v2)                                   \

@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 namespace standin {
 
@@ -35,19 +34,6 @@ class Handles {
     std::shared_ptr<Object> object = std::move(found->second);
     objects_.erase(found);
     return object;
-  }
-  // Takes out all that `condition` holds for.
-  template <class Condition>
-  void remove_if(Condition condition) {
-    std::vector<std::shared_ptr<Object>> removed;  // destroyed outside the lock
-    const std::lock_guard lock(mutex_);
-    for (auto at = objects_.begin(); at != objects_.end();)
-      if (condition(*at->second)) {
-        removed.push_back(std::move(at->second));
-        at = objects_.erase(at);
-      } else {
-        ++at;
-      }
   }
 
  private:

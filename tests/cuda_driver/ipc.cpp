@@ -1,5 +1,5 @@
-// What goes between processes: memory and events, named by the process that made them and a
-// descriptor of its. Another process of the same user opens them through /proc.
+// What goes between processes: memory, named by the process that made it and a descriptor of its.
+// Another process of the same user opens it through /proc.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -9,14 +9,13 @@
 #include <cstring>
 #include <string>
 
-#include "event.h"
+#include "context.h"
 #include "memory.h"
 #include "settings.h"
+#include "stream.h"
 
 namespace standin {
 namespace {
-
-constexpr std::size_t kEvents = 65536;  // ever, of a process: no slot is used twice
 
 struct Name {
   std::uint32_t magic;
@@ -26,8 +25,8 @@ struct Name {
   std::int32_t device;  // its own number, not the ordinal
   std::uint64_t offset, bytes, nonce;
 };
-static_assert(sizeof(Name) <= sizeof(CUipcMemHandle) && sizeof(Name) <= sizeof(CUipcEventHandle));
-constexpr std::uint32_t kMemory = 0x4d656d31, kEvent = 0x45766e31;
+static_assert(sizeof(Name) <= sizeof(CUipcMemHandle));
+constexpr std::uint32_t kMemory = 0x4d656d31;
 
 // In clock ticks since the machine's start; 0 where there is no such process.
 std::uint64_t start_of(std::int32_t process) {
@@ -41,9 +40,9 @@ std::uint64_t start_of(std::int32_t process) {
   return at ? std::strtoull(at, nullptr, 10) : 0;
 }
 
-Name own_name(std::uint32_t magic, int descriptor, int ordinal) {
+Name own_name(int descriptor, int ordinal) {
   Name name{};
-  name.magic = magic;
+  name.magic = kMemory;
   name.process = getpid();
   name.started = start_of(name.process);
   name.descriptor = descriptor;
@@ -52,13 +51,12 @@ Name own_name(std::uint32_t magic, int descriptor, int ordinal) {
 }
 
 // Opens what another process named. The handle is of the same device, or devices can map peers.
-CUresult open_named(const Name& name, std::uint32_t magic, const Context& context, int* opened) {
-  if (name.magic != magic) return CUDA_ERROR_INVALID_VALUE;
+CUresult open_named(const Name& name, const Context& context, int* opened) {
+  if (name.magic != kMemory) return CUDA_ERROR_INVALID_VALUE;
   const bool own = name.process == getpid() && name.started == start_of(name.process);
   if (own) return CUDA_ERROR_INVALID_CONTEXT;
   const int device = settings().devices[static_cast<std::size_t>(context.device)];
-  if (magic == kMemory && name.device != device && !settings().peers)
-    return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+  if (name.device != device && !settings().peers) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
   const std::string path =
       "/proc/" + std::to_string(name.process) + "/fd/" + std::to_string(name.descriptor);
   *opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
@@ -68,37 +66,7 @@ CUresult open_named(const Name& name, std::uint32_t magic, const Context& contex
   return CUDA_ERROR_MAP_FAILED;
 }
 
-struct SharedMoments {
-  int descriptor = -1;
-  SharedMoment* slots = nullptr;
-  std::atomic<std::size_t> next{0};
-};
-
-SharedMoments* open_moments() {
-  auto* const all = new SharedMoments();
-  all->descriptor = memfd_create("cuda-standin-events", MFD_CLOEXEC);
-  const std::size_t bytes = kEvents * sizeof(SharedMoment);
-  if (all->descriptor < 0 || ftruncate(all->descriptor, static_cast<off_t>(bytes)) != 0) return all;
-  void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, all->descriptor, 0);
-  if (at != MAP_FAILED) all->slots = static_cast<SharedMoment*>(at);
-  return all;
-}
-
-SharedMoments& moments() {
-  static SharedMoments* const all = open_moments();
-  return *all;
-}
-
 }  // namespace
-
-bool share(Event& event) {
-  SharedMoments& all = moments();
-  if (!all.slots) return false;
-  event.slot = all.next++;
-  if (event.slot >= kEvents) return false;
-  event.shared = all.slots + event.slot;
-  return true;
-}
 
 }  // namespace standin
 
@@ -112,7 +80,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
       return CUDA_ERROR_INVALID_CONTEXT;
     Exported exported;
     if (const CUresult error = export_memory(address, &exported)) return error;
-    Name name = own_name(kMemory, exported.descriptor, context->device);
+    Name name = own_name(exported.descriptor, context->device);
     name.offset = exported.offset;
     name.bytes = exported.bytes;
     name.nonce = exported.nonce;
@@ -128,7 +96,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* address, CUipcMemHandle handle, unsi
     Name name;
     std::memcpy(&name, &handle, sizeof name);
     int descriptor = -1;
-    if (const CUresult error = open_named(name, kMemory, *context, &descriptor)) return error;
+    if (const CUresult error = open_named(name, *context, &descriptor)) return error;
     const CUresult result = import_memory(
         *context, descriptor, {descriptor, name.offset, name.bytes, name.nonce}, address);
     close(descriptor);
@@ -140,39 +108,5 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
   return call(Safety::kUnsafe, [&](const std::shared_ptr<Context>& context) {
     synchronise(*context);
     return close_import(*context, address);
-  });
-}
-
-CUresult cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event_handle) {
-  return call(Safety::kUnsafe, [&](const std::shared_ptr<Context>& context) {
-    const std::shared_ptr<Event> event = find_event(event_handle);
-    if (!event || event->context != context) return CUDA_ERROR_INVALID_HANDLE;
-    if (!handle || !event->shared || event->mapping) return CUDA_ERROR_INVALID_VALUE;
-    Name name = own_name(kEvent, moments().descriptor, context->device);
-    name.offset = event->slot * sizeof(SharedMoment);
-    std::memset(handle, 0, sizeof *handle);
-    std::memcpy(handle, &name, sizeof name);
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuIpcOpenEventHandle(CUevent* out, CUipcEventHandle handle) {
-  return call(Safety::kUnsafe, [&](const std::shared_ptr<Context>& context) {
-    if (!out) return CUDA_ERROR_INVALID_VALUE;
-    Name name;
-    std::memcpy(&name, &handle, sizeof name);
-    int descriptor = -1;
-    if (const CUresult error = open_named(name, kEvent, *context, &descriptor)) return error;
-    const std::uint64_t page = name.offset / 4096 * 4096;
-    void* const mapping = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor,
-                               static_cast<off_t>(page));
-    close(descriptor);
-    if (mapping == MAP_FAILED) return CUDA_ERROR_MAP_FAILED;
-    auto event = std::make_shared<Event>(context, CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS);
-    event->mapping = mapping;
-    event->shared =
-        reinterpret_cast<SharedMoment*>(static_cast<char*>(mapping) + name.offset - page);
-    *out = add_event(std::move(event));
-    return CUDA_SUCCESS;
   });
 }

@@ -32,7 +32,6 @@ struct Range {
   std::uint64_t nonce;     // of an export, or of what was imported; 0: not exported
   std::uint64_t exporter;  // of an import: its offset, which with the nonce names it
   int opened;              // of an import: how many times
-  bool owned;              // of host memory: allocated here, not registered
   int held = -1;           // of an import: the exporter's descriptor, with a lock on its nonce
 };
 
@@ -78,7 +77,7 @@ auto containing(Ranges& ranges, std::uint64_t address) {
 }
 
 Place place(Kind kind, const Range& range, std::uint64_t start, char* seen) {
-  return {kind, range.context, start, range.bytes, range.id, range.opened > 0, seen};
+  return {kind, range.context, start, range.bytes, seen};
 }
 
 // Takes addresses for so many bytes, a page without access before them, and one after.
@@ -179,18 +178,18 @@ Place find_place(std::uint64_t address) {
   const std::uint64_t base = number(all.base);
   if (address - base < all.half) {
     const auto found = containing(all.device, address);
-    if (found == all.device.end()) return {Kind::kForbidden, nullptr, 0, 0, 0, false, nullptr};
+    if (found == all.device.end()) return {Kind::kForbidden, nullptr, 0, 0, nullptr};
     return place(Kind::kDevice, found->second, found->first, pointer(address + all.half));
   }
   const auto mapped = containing(all.host, address + all.half);
   if (mapped != all.host.end())
     return place(Kind::kMapped, mapped->second, mapped->first - all.half,
                  pointer(address + all.half));
-  if (address - base < 2 * all.half) return {Kind::kForbidden, nullptr, 0, 0, 0, false, nullptr};
+  if (address - base < 2 * all.half) return {Kind::kForbidden, nullptr, 0, 0, nullptr};
   const auto pinned = containing(all.host, address);
   if (pinned != all.host.end())
     return place(Kind::kPinned, pinned->second, pinned->first, pointer(address));
-  return {Kind::kPageable, nullptr, 0, 0, 0, false, pointer(address)};
+  return {Kind::kPageable, nullptr, 0, 0, pointer(address)};
 }
 
 CUresult allocate(Context& context, std::size_t bytes, CUdeviceptr* address) {
@@ -205,7 +204,7 @@ CUresult allocate(Context& context, std::size_t bytes, CUdeviceptr* address) {
   std::memset(pointer(at + all.half), kUnused, in_pages(bytes));
   poison(pointer(at + all.half) + bytes, in_pages(bytes) - bytes);
   all.allocated[context.device] += bytes;
-  all.device.emplace(at, Range{bytes, &context, ++all.ids, 0, 0, 0, true});
+  all.device.emplace(at, Range{bytes, &context, ++all.ids, 0, 0, 0});
   *address = at;
   return CUDA_SUCCESS;
 }
@@ -269,8 +268,8 @@ CUresult import_memory(Context& context, int descriptor, const Exported& exporte
     close(held);
     return CUDA_ERROR_MAP_FAILED;
   }
-  all.device.emplace(
-      at, Range{exported.bytes, &context, ++all.ids, nonce, exported.offset, 1, false, held});
+  all.device.emplace(at,
+                     Range{exported.bytes, &context, ++all.ids, nonce, exported.offset, 1, held});
   *address = at;
   return CUDA_SUCCESS;
 }
@@ -294,7 +293,7 @@ CUresult host_allocate(Context& context, std::size_t bytes, void** address) {
   if (at == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   std::memset(at, kUnused, bytes);
   const Lock lock;
-  memory().host.emplace(number(at), Range{bytes, &context, ++memory().ids, 0, 0, 0, true});
+  memory().host.emplace(number(at), Range{bytes, &context, ++memory().ids, 0, 0, 0});
   *address = at;
   return CUDA_SUCCESS;
 }
@@ -302,36 +301,8 @@ CUresult host_allocate(Context& context, std::size_t bytes, void** address) {
 CUresult host_free(void* address) {
   const Lock lock;
   const auto found = memory().host.find(number(address));
-  if (found == memory().host.end() || !found->second.owned) return CUDA_ERROR_INVALID_VALUE;
+  if (found == memory().host.end()) return CUDA_ERROR_INVALID_VALUE;
   munmap(address, in_pages(found->second.bytes));
-  memory().host.erase(found);
-  return CUDA_SUCCESS;
-}
-
-CUresult host_register(Context& context, void* address, std::size_t bytes) {
-  const std::uint64_t start = number(address);
-  if (bytes == 0 || !address || start + bytes < start) return CUDA_ERROR_INVALID_VALUE;
-  const Lock lock;
-  Memory& all = memory();
-  if (start + bytes > number(all.base) && start < number(all.base) + 2 * all.half)
-    return CUDA_ERROR_INVALID_VALUE;
-  // msync fails where a page is not mapped; the driver's pinning would, too.
-  const std::uint64_t first = start / kPage * kPage;
-  if (msync(pointer(first), in_pages(start + bytes - first), MS_ASYNC) != 0)
-    return CUDA_ERROR_INVALID_VALUE;
-  const auto next = all.host.lower_bound(start);
-  if ((next != all.host.end() && next->first < start + bytes) ||
-      containing(all.host, start) != all.host.end())
-    return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-  all.host.emplace(start, Range{bytes, &context, ++all.ids, 0, 0, 0, false});
-  return CUDA_SUCCESS;
-}
-
-CUresult host_unregister(void* address) {
-  const Lock lock;
-  const auto found = memory().host.find(number(address));
-  if (found == memory().host.end() || found->second.owned)
-    return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   memory().host.erase(found);
   return CUDA_SUCCESS;
 }
@@ -344,21 +315,6 @@ void after_fork_in_child() {
   for (auto& [address, range] : memory().device)
     if (range.held >= 0) close(std::exchange(range.held, -1));
   Lock::give();
-}
-
-void release_all(Context& context) {
-  const Lock lock;
-  Memory& all = memory();
-  for (auto at = all.device.begin(); at != all.device.end();) {
-    const auto it = at++;
-    if (it->second.context == &context) discard(it);
-  }
-  for (auto at = all.host.begin(); at != all.host.end();) {
-    const auto it = at++;
-    if (it->second.context != &context) continue;
-    if (it->second.owned) munmap(pointer(it->first), in_pages(it->second.bytes));
-    all.host.erase(it);
-  }
 }
 
 }  // namespace standin

@@ -28,9 +28,7 @@ struct Place {
   Context* context;     // that owns it; null for pageable
   std::uint64_t start;  // of the allocation, in the same numbers
   std::size_t bytes;    // of the allocation
-  std::uint64_t id;     // of the allocation, never given twice
-  bool imported;
-  char* seen;  // the address itself, as kernels and copies see it
+  char* seen;           // the address itself, as kernels and copies see it
   // All of so many bytes, from the address on, lie in it.
   bool holds(std::uint64_t address, std::size_t length) const {
     return kind == Kind::kPageable ||
@@ -62,15 +60,10 @@ CUresult close_import(Context& context, CUdeviceptr address);
 
 CUresult host_allocate(Context& context, std::size_t bytes, void** address);
 CUresult host_free(void* address);
-CUresult host_register(Context& context, void* address, std::size_t bytes);
-CUresult host_unregister(void* address);
 
 // A child holds nothing of what its parent has imported, which else would outlive the parent.
 void before_fork();
 void after_fork_in_parent();
 void after_fork_in_child();
-
-// When a context goes.
-void release_all(Context& context);
 
 }  // namespace standin

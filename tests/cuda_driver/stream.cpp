@@ -158,15 +158,6 @@ void open_legacy_stream(const std::shared_ptr<Context>& context) {
   context->legacy = std::make_shared<Stream>(context, true, true, next_ordinal());
 }
 
-void close_streams(Context& context) {
-  streams().remove_if([&](const Stream& stream) { return stream.context.get() == &context; });
-  const std::lock_guard lock(context.order);
-  context.legacy->close();
-  for (const std::shared_ptr<Stream>& stream : context.streams) stream->close();
-  context.legacy.reset();
-  context.streams.clear();
-}
-
 }  // namespace standin
 
 using namespace standin;

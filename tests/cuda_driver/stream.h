@@ -74,6 +74,5 @@ std::vector<Ticket> ends(const std::shared_ptr<Stream>& stream);
 void synchronise(Context& context);
 
 void open_legacy_stream(const std::shared_ptr<Context>& context);
-void close_streams(Context& context);
 
 }  // namespace standin

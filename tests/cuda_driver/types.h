@@ -36,8 +36,5 @@ struct CUuuid {
 struct CUipcMemHandle {
   char reserved[64];
 };
-struct CUipcEventHandle {
-  char reserved[64];
-};
 
 #endif
