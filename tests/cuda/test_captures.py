@@ -4,7 +4,6 @@ beside a call, and what a captured graph costs while nobody replays it. On the s
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import time
 from contextlib import nullcontext, suppress
@@ -238,24 +237,3 @@ def test_a_graph_that_nobody_replays_costs_little():
         for has_thread, woken in results(ranks.call(idle_after_a_capture)):
             assert has_thread
             assert woken < 100  # every 50 ms
-
-
-def forked(comm):
-    """A child has the objects, and no driver: it ends as it likes, and takes nothing."""
-    array = on_its_gpu(comm, np.ones(1000, np.float32))
-    mailbox = _core.DeviceMailbox(comm.device, [])
-    comm.all_reduce(array)
-    child = os.fork()
-    if child == 0:
-        del mailbox, array, comm
-        gc.collect()
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    del mailbox
-    comm.all_reduce(array)
-    return status, comm.failure is None, array.to_numpy()[0]
-
-
-def test_a_fork_takes_nothing():
-    with started(2) as ranks:
-        assert results(ranks.call(forked)) == [(0, True, 4.0)] * 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.cuda.generated_code import EMBED
+EMBED = runpy.run_path(str(Path(__file__).resolve().parents[2] / "csrc" / "cuda" / "embed.py"))
 
 # What doctor says of the images, with a driver that needs none of them.
 PROBE = """

@@ -77,6 +77,28 @@ class Replaying(Scene):
         self.wait_for_failure()
 
 
+class Launched(Scene):
+    """All have launched, and one GPU has not come to it."""
+
+    def prepare(self):
+        if self.rank == HARMED:
+            self.release = self.driver.hold(self.comm.device, self.array.stream.handle)
+
+    def enter(self):
+        self.comm.all_reduce(self.array)
+        self.wait_for_failure()
+
+
+class Closing(Launched):
+    """The same, and the others close the communicator."""
+
+    def enter(self):
+        self.comm.all_reduce(self.array)
+        if self.rank == HARMED:
+            self.wait_for_failure()
+        self.comm.close()
+
+
 class Unnamed(Scene):
     """All have launched on streams without a name, and one GPU has not come to it."""
 
@@ -139,7 +161,8 @@ class ToDevice(ByHost):
             time.sleep(0.01)
 
 
-SCENES = {each.__name__: each for each in (Meeting, Replaying, Unnamed, ToHost, Between, ToDevice)}
+ALL = (Meeting, Replaying, Launched, Closing, Unnamed, ToHost, Between, ToDevice)
+SCENES = {each.__name__: each for each in ALL}
 
 
 def agreed_moment(comm, seconds):

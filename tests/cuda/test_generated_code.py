@@ -6,56 +6,126 @@ No GPU is needed. Where nvcc, its tools or NVRTC are missing, that part is skipp
 from __future__ import annotations
 
 import collections
+import os
 import re
+import runpy
+import shutil
 import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from benchmarks.native_parts import native_part
+from pycollective import _core
 from pycollective.gpu import nvrtc
-from tests.cuda.generated_code import (
-    ARCHITECTURES,
-    EMBED,
-    FORBIDDEN_IN_PTX,
-    FORBIDDEN_IN_SASS,
-    FORBIDDEN_IN_SASS_OF_SUMS,
-    KERNELS,
-    ROOT,
-    find_tool,
-    functions_of,
-    ptx_in,
-    ptx_of,
-    violations,
-)
+
+ROOT = Path(__file__).resolve().parents[2]
+EMBED = runpy.run_path(str(ROOT / "csrc" / "cuda" / "embed.py"))
+ARCHITECTURES = ["80", "90", "100"]
+
+_CASES = [f"{dtype.name}_{op}" for dtype in _core.dtypes() for op in dtype.reduce_ops]
+KERNELS = [*(f"program_{case}" for case in _CASES), "program_move"]
+
+# In PTX, anywhere: {what it would do: its pattern}.
+FORBIDDEN_IN_PTX = {
+    "a fused operation": r"\b(fma|mad)\.\S*f(16|32|64)",
+    "subnormals flushed": r"\.ftz\b",
+    "an approximation": r"\.approx\b",
+    "a load past the caches' coherence": r"\bld\.global\S*\.nc\b",
+    "a trap": r"\btrap\b|\bbrkpt\b",
+    "a fence": r"\bfence\b|\bmembar\b",
+    "a flag for less than the system": r"\b(ld|st)\S*\.(acquire|release|relaxed)\.(?!sys)",
+    "a volatile access": r"\b(ld|st)\S*\.volatile\b",
+}
+# In machine code, anywhere,
+FORBIDDEN_IN_SASS = {
+    "local memory": r"\b(LDL|STL)\b",
+    "a load past the caches' coherence": r"\bLDG\S*\.CONSTANT\b",
+    "a trap": r"\bBPT\b",
+}
+# and in what does not divide: a division is made of fused operations, and looks at NaNs so. (A
+# half-precision one with two zeros is how a register is set, and an integer that is made of a float
+# belongs to a division of integers.)
+FORBIDDEN_IN_SASS_OF_SUMS = {
+    "a fused operation": r"\b[FD]FMA\b|\bHFMA2(?!\S* \S+, -RZ, RZ,)",
+    "subnormals flushed": r"\b(?!F2I\b)[A-Z]\w*\.(\w+\.)*FTZ\b",
+}
+
+
+def violations(text: str, rules: dict[str, str]) -> list[str]:
+    """Each rule's first violation, with its line."""
+    found = []
+    for what, pattern in rules.items():
+        if hit := re.search(pattern, text):
+            line = text[text.rfind("\n", 0, hit.start()) + 1 :].partition("\n")[0]
+            found.append(f"{what}: {line.strip()}")
+    return found
+
+
+def find_tool(name: str) -> str | None:
+    """A program of the CUDA toolkit: on the path, beside nvcc, or of NVIDIA's wheels."""
+    nvcc = EMBED["find_nvcc"]()
+    beside = [Path(shutil.which(nvcc) or nvcc).resolve().parent] if nvcc else []
+    wheels = [Path(folder).parent / "bin" for folder in nvrtc.folders()]
+    places = [os.environ.get("PATH", ""), *map(str, [*beside, *wheels])]
+    return shutil.which(name, path=os.pathsep.join(places))
+
+
+def run_tool(name: str, *arguments: str) -> str:
+    """What this program of the CUDA toolkit says; without it the test is skipped."""
+    tool = find_tool(name)
+    if tool is None:
+        pytest.skip(f"there is no {name}: pip install nvidia-cuda-{name}")
+    path = os.pathsep.join([str(Path(find_tool("nvdisasm") or "").parent), os.environ["PATH"]])
+    done = subprocess.run(
+        [tool, *arguments],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def functions_of(
+    image: Path, architecture: str, names: Sequence[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """(function, its instructions, each once) of an image's machine code for an architecture: of
+    these functions, each of which takes the tool as long as three of all, or of all."""
+    some = ["-fun", ",".join(names)] if names else []
+    said = run_tool("cuobjdump", "-sass", "-arch", f"sm_{architecture}", *some, str(image))
+    for function in said.split("Function : ")[1:]:
+        name, _, body = function.partition("\n")
+        # Each behind its address, which is in a comment.
+        instructions = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", body, re.MULTILINE)
+        yield name.strip(), "\n".join(dict.fromkeys(instructions))
+
 
 MOST_REGISTERS = 128  # of a thread: device.h's blocks have up to 512
-ALL_KERNELS = {name for names in KERNELS.values() for name in names}
 
 needs_nvcc = pytest.mark.skipif(EMBED["find_nvcc"]() is None, reason="there is no nvcc")
 slow = pytest.mark.timeout(900)  # compiles
 
 
 @pytest.fixture(scope="module")
-def images():
-    """The fatbins that the build has made, or, where anything has changed, new ones."""
+def image():
+    """The fatbin that the build has made, or, where anything has changed, a new one."""
+    [module] = EMBED["modules"]()
     folder = ROOT / "build" / "cuda"
-    return [
-        EMBED["compile_image"](EMBED["find_nvcc"](), module, folder, ARCHITECTURES)
-        for module in EMBED["modules"]()
-    ]
+    return EMBED["compile_image"](EMBED["find_nvcc"](), module, folder, ARCHITECTURES)
 
 
-def shipped_ptx(images, module):
-    if find_tool("cuobjdump") is None:
-        pytest.skip("there is no cuobjdump: pip install nvidia-cuda-cuobjdump")
-    (image,) = [each for each in images if each.name.startswith(f"{module}-")]
-    return ptx_in(image)
+@pytest.fixture(scope="module")
+def ptx(image):
+    return run_tool("cuobjdump", "-ptx", str(image))
 
 
 @needs_nvcc
 @slow
-def test_nothing_spills_and_blocks_fit(images, record_property):
-    said = "".join(image.with_suffix(".log").read_text() for image in images)
+def test_nothing_spills_and_blocks_fit(image, record_property):
+    said = image.with_suffix(".log").read_text()
     assert "warning" not in said
     used = collections.defaultdict(dict)
     for function in re.split(r"^ptxas info\s*: Compiling entry function ", said, flags=re.M)[1:]:
@@ -64,7 +134,7 @@ def test_nothing_spills_and_blocks_fit(images, record_property):
         used[architecture][name] = int(re.search(r"Used (\d+) registers", function)[1])
     assert set(used) == set(ARCHITECTURES)
     for architecture, registers in used.items():
-        assert set(registers) == ALL_KERNELS
+        assert set(registers) == set(KERNELS)
         most = max(registers, key=registers.get)
         record_property(f"registers sm_{architecture}", f"{registers[most]} ({most})")
         assert registers[most] <= MOST_REGISTERS
@@ -72,76 +142,37 @@ def test_nothing_spills_and_blocks_fit(images, record_property):
 
 @needs_nvcc
 @slow
-@pytest.mark.parametrize("module", KERNELS)
-def test_ptx_holds_nothing_that_changes_bits_or_ends_a_process(images, module):
-    ptx = shipped_ptx(images, module)
+def test_ptx_holds_nothing_that_changes_bits_or_ends_a_process(ptx):
     assert violations(ptx, FORBIDDEN_IN_PTX) == []
-    assert sorted(re.findall(r"\.entry (\w+)", ptx)) == sorted(KERNELS[module])
+    assert sorted(re.findall(r"\.entry (\w+)", ptx)) == sorted(KERNELS)
     assert "add.rn.f32" in ptx
     assert re.search(r"ld(\.global)?\.v4\.u32", ptx)
 
 
 # One PTX, of which ptxas makes each one's code: some of Hopper's are read, all in `make storm`.
-USUALLY_READ = "90"
-SOME = {
-    "program": [
-        *(f"program_float32_{op}" for op in ("sum", "avg", "prod", "min", "max")),
-        *("program_bfloat16_sum", "program_float8_e4m3fn_sum", "program_float64_sum"),
-        *("program_int32_max", "program_move"),
-    ]
-}
-
-
-@needs_nvcc
-@slow
-@pytest.mark.parametrize(
-    ("architecture", "some"),
-    [
-        pytest.param(
-            *(USUALLY_READ, SOME), marks=pytest.mark.storm, id=f"sm_{USUALLY_READ}, some programs"
-        ),
-        *(
-            pytest.param(each, {}, marks=pytest.mark.storm, id=f"sm_{each}")
-            for each in ARCHITECTURES
-        ),
-    ],
-)
-def test_machine_code_holds_nothing_that_changes_bits_or_ends_a_process(images, architecture, some):
-    for tool in ("cuobjdump", "nvdisasm"):
-        if find_tool(tool) is None:
-            pytest.skip(f"there is no {tool}: pip install nvidia-cuda-{tool}")
-    seen = set()
-    for image in images:
-        names = some.get(image.name.partition("-")[0], ())
-        for name, code in functions_of(image, architecture, names):
-            seen.add(name)
-            assert "EXIT" in code
-            rules = {**FORBIDDEN_IN_SASS}
-            if not name.endswith("_avg"):
-                rules.update(FORBIDDEN_IN_SASS_OF_SUMS)
-            assert violations(code, rules) == [], name
-    assert seen == {name for module in KERNELS for name in some.get(module, KERNELS[module])}
-
-
-def made_by_nvrtc(folder, *flags):
-    """What NVRTC makes of each module, by name."""
-    folder.mkdir()
-    command = [native_part("nvrtc_images"), folder, "9", "0", *nvrtc.folders(), "--", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    if "no NVRTC" in done.stderr:
-        pytest.skip(done.stderr)
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr)
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+SOME = [
+    *(f"program_float32_{op}" for op in ("sum", "avg", "prod", "min", "max")),
+    *("program_bfloat16_sum", "program_float8_e4m3fn_sum", "program_float64_sum"),
+    *("program_int32_max", "program_move"),
+]
 
 
 @pytest.mark.storm
-def test_nvrtc_takes_every_kernel(tmp_path):
-    """What its front end says, templates and assertions in them included; a warning is an error."""
-    made = made_by_nvrtc(tmp_path / "right", "-fdevice-syntax-only")
-    assert set(made) == {module.stem for module in EMBED["modules"]()}
-    with pytest.raises(RuntimeError, match=r"does not compile cuda/(?s:.*)no_such"):
-        made_by_nvrtc(tmp_path / "wrong", "-fdevice-syntax-only", "-Dfloat=no_such")
+@needs_nvcc
+@slow
+@pytest.mark.parametrize(
+    ("architecture", "names"), [("90", SOME), *((a, []) for a in ARCHITECTURES)]
+)
+def test_machine_code_holds_nothing_that_changes_bits_or_ends_a_process(image, architecture, names):
+    seen = set()
+    for name, code in functions_of(image, architecture, names):
+        seen.add(name)
+        assert "EXIT" in code
+        rules = {**FORBIDDEN_IN_SASS}
+        if not name.endswith("_avg"):
+            rules.update(FORBIDDEN_IN_SASS_OF_SUMS)
+        assert violations(code, rules) == [], name
+    assert seen == set(names or KERNELS)
 
 
 def code_takes_long(test):
@@ -151,18 +182,21 @@ def code_takes_long(test):
 
 @code_takes_long
 def test_nvrtc_compiles_every_kernel(tmp_path):
-    made = made_by_nvrtc(tmp_path / "images")
-    for module, names in KERNELS.items():
-        assert made[module].startswith(b"\x7fELF")
-        for name in names:
-            assert f".text.{name}\0".encode() in made[module]
+    command = [native_part("nvrtc_images"), tmp_path, "9", "0", *nvrtc.folders()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if "no NVRTC" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    made = (tmp_path / "program").read_bytes()
+    assert made.startswith(b"\x7fELF")
+    for name in KERNELS:
+        assert f".text.{name}\0".encode() in made
 
 
 @needs_nvcc
 @slow
-def test_marks_are_acquired_and_released_and_nothing_else_is(images):
+def test_marks_are_acquired_and_released_and_nothing_else_is(ptx):
     """Of each program's kernel: every flag that the protocol reads or writes, as it is compiled."""
-    ptx = shipped_ptx(images, "program")
     kernels = re.split(r"\.entry (\w+)", ptx)[1:]
     for name, code in zip(kernels[::2], kernels[1::2], strict=True):
         flags = collections.Counter(re.findall(r"\b((?:ld|st)\.\w+\.sys)\.u32", code))
@@ -173,41 +207,6 @@ def test_marks_are_acquired_and_released_and_nothing_else_is(images):
         # Events, a chunk's end, the poison and its report.
         assert flags["st.release.sys"] >= 4, name
         assert set(flags) == {"ld.relaxed.sys", "ld.acquire.sys", "st.release.sys"}, name
-
-
-# What each function of device.h becomes.
-DEVICE = """
-#include "cuda/device.h"
-using namespace pycollective::cuda;
-struct Words { std::uint32_t* words; std::uint64_t* time; };
-KERNEL(probe, Words) {
-  SHARED(std::uint32_t, shared);
-  if (thread() == 0) shared = load_acquire(visible(p.words));
-  barrier();
-  if (barrier_or(load_relaxed(p.words + 1) != shared)) pause();
-  *p.time = nanoseconds();
-  store_release(p.words + 2, block() + blocks() + threads());
-}
-"""
-
-
-@needs_nvcc
-@slow
-def test_flags_are_of_the_system_and_waits_leave_the_core(tmp_path):
-    source = tmp_path / "device.cu"
-    source.write_text(DEVICE)
-    ptx = ptx_of(source)
-    for expected in (
-        "ld.acquire.sys.u32",
-        "st.release.sys.u32",
-        "ld.relaxed.sys.u32",
-        "%globaltimer",
-        "nanosleep.u32",
-        "bar.red.or.pred",
-        ".maxntid 512",
-    ):
-        assert expected in ptx, ptx
-    assert violations(ptx, FORBIDDEN_IN_PTX) == []
 
 
 # What breaks each rule.
@@ -231,7 +230,10 @@ def kernels_of(tmp_path, statements, *flags):
             for number, statement in enumerate(statements)
         )
     )
-    made = re.split(r"\.entry bad(\d+)", ptx_of(source, *flags))[1:]
+    text = tmp_path / "bad.ptx"
+    compiler = [EMBED["find_nvcc"](), "-ptx", "-arch=compute_90", EMBED["STANDARD"], *flags]
+    subprocess.run([*compiler, "-o", text, source], check=True, timeout=600)
+    made = re.split(r"\.entry bad(\d+)", text.read_text())[1:]
     found = dict(zip(map(int, made[::2]), made[1::2], strict=True))
     assert sorted(found) == [*range(len(statements))]
     return [found[number] for number in sorted(found)]

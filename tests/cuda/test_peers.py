@@ -3,7 +3,6 @@ own, which map each other's mailboxes. On the stand-in, which runs the same kern
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from pycollective import ConfigurationError, _core, reference
@@ -87,49 +86,6 @@ def test_every_other_operation(peers, ranks, dtype):
     check_every_other_operation(inputs, results)
     made = {after - begin for begin, after in zip(before, pool.call(kernel_calls), strict=True)}
     assert made == {len(results[0]) - ("recv" in results[0])}
-
-
-def larger_than_all_slots(comm, x):
-    array = on_its_gpu(comm, x)
-    comm.all_reduce(array)
-    return array.to_numpy()
-
-
-def test_more_than_all_slots_hold(peers):
-    inputs = order_sensitive("float32", 2, 3_000_001, seed=1)
-    want = reference.reduce(inputs, "sum")
-    for got in peers(2).call(larger_than_all_slots, PerRank(inputs)):
-        assert same_bits(got, want)
-
-
-def in_flight(comm, x):
-    """Many at once on several streams, no two alike; arrays on the host among them."""
-    driver = standin.Driver()
-    arrays, works, hosts = [], [], []
-    for place in range(8):
-        array = on_its_gpu(comm, np.roll(x, place))
-        if place % 3 == comm.rank % 3:  # its stream comes to the call late
-            idle = on_its_gpu(comm, np.zeros(1 << 16, np.uint8), stream=array.stream)
-            driver.occupy(idle, 40)
-        arrays.append(array)
-        work = comm.all_reduce(array, async_op=place % 2 == 0)
-        if place % 2 == 0:
-            works.append(work)
-        hosts.append(np.roll(x, -place))
-        comm.all_reduce(hosts[-1])
-    for work in works:
-        work.wait(timeout=30)
-    return [np.roll(a.to_numpy(), -i) for i, a in enumerate(arrays)] + [
-        np.roll(x, i) for i, x in enumerate(hosts)
-    ]
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_several_streams_at_once(peers, ranks):
-    inputs = order_sensitive("float16", ranks, 5000, seed=6)
-    want = reference.reduce(inputs, "sum")
-    for got in peers(ranks).call(in_flight, PerRank(inputs)):
-        assert all(same_bits(each, want) for each in got)
 
 
 def by_parts(comm, x):

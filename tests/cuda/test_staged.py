@@ -5,17 +5,12 @@ On the stand-in, where the host cannot touch a device's memory, and ranks are pr
 
 from __future__ import annotations
 
-import os
-import signal
-
 import numpy as np
 import pytest
 
 from pycollective import (
     CollectiveError,
-    CollectiveMismatch,
     CollectiveTimeout,
-    PeerFailure,
     _core,
     reference,
 )
@@ -95,30 +90,6 @@ def test_a_call_comes_after_what_is_on_its_stream(gpu_pool, how):
     pytest.fail("it had ended on a stream before the call came, each time")
 
 
-def in_flight(comm, x):
-    """Many at once, on streams that end in another order than they were called in."""
-    driver = standin.Driver()
-    pairs = []
-    for place in range(6):
-        array = on_gpu(comm, np.roll(x, place))
-        idle = on_gpu(comm, np.zeros(1 << 16, np.uint8))
-        idle.stream = array.stream
-        driver.occupy(idle, 60 if place % 2 == 0 else 1)
-        pairs.append((array, comm.all_reduce(array, async_op=True)))
-    got = []
-    for place, (array, work) in reversed(list(enumerate(pairs))):
-        work.wait(timeout=30)
-        got.append(np.roll(array.to_numpy(), -place))
-    return got
-
-
-def test_several_in_flight(gpu_pool):
-    inputs = order_sensitive("float16", 2, 5000, seed=6)
-    want = reference.reduce(inputs, "sum")
-    for got in gpu_pool(2).call(in_flight, PerRank(inputs)):
-        assert all(same_bits(each, want) for each in got)
-
-
 def capturing_elsewhere(comm, x):
     """A capture of another stream, in the mode that forbids most, and calls beside it."""
     array, other = on_gpu(comm, x), _core.DeviceStream(comm.rank % DEVICES)
@@ -155,35 +126,3 @@ def test_who_waits_for_its_own_gpu_says_so():
     assert own_kind is kind is CollectiveTimeout
     assert "own GPU has not come to it" in own
     assert "reported by rank 1" in text
-
-
-def killed(comm):
-    array = on_gpu(comm, np.full(1 << 14, 1 + comm.rank, np.int32))
-    comm.all_reduce(array)
-    if comm.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(PeerFailure):
-        comm.all_reduce(array)
-    return np.unique(array.to_numpy()).tolist()
-
-
-def test_a_killed_rank_is_missed():
-    with Ranks(2, module=__name__, variables=standin.environment()) as ranks:
-        first, second = ranks.call(killed)
-    assert (first.error, first.result) == (
-        None,
-        [3],
-    )  # of the call before; what failed moves nothing
-    assert second.exit_code == -signal.SIGKILL
-
-
-def differ(comm):
-    array = on_gpu(comm, np.arange(4, dtype=np.float32))
-    with pytest.raises(CollectiveMismatch):
-        comm.all_reduce(array, "sum" if comm.rank == 0 else "max")
-    return array.to_numpy().tolist()
-
-
-def test_calls_that_differ_move_nothing():
-    with Ranks(2, module=__name__, variables=standin.environment()) as ranks:
-        assert results(ranks.call(differ)) == [[0, 1, 2, 3]] * 2
