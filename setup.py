@@ -53,8 +53,8 @@ if platform.machine() in ("x86_64", "AMD64"):
 # longer (232 ns in order of names against 204; in eight other orders 208 to 244).
 HOT_SOURCES = [
     *("bindings/collective_methods.cpp", "bindings/call.cpp", "bindings/array_view.cpp"),
-    *("engine/communicator.cpp", "engine/validate.cpp", "engine/operations/arrival.cpp"),
-    *("engine/operations/call_signature.cpp", "engine/operations/one_shot.cpp", "engine/group.cpp"),
+    *("engine/validate.cpp", "engine/communicator.cpp", "engine/operations/arrival.cpp"),
+    *("engine/operations/one_shot.cpp", "engine/group.cpp"),
     *("kernels/dispatch.cpp", "kernels/reduce_avx512.cpp", "kernels/reduce_avx2.cpp"),
 ]
 
@@ -95,7 +95,6 @@ def core_extension() -> Extension:
             "engine/gpu",
             "mpi",
             "cuda",
-            "bench",
             "bindings",
         )
         for path in glob.glob(f"csrc/{folder}/*.cpp")

@@ -89,10 +89,9 @@ NATIVE_LAYERS: dict[str, set[str]] = {
     "kernels": {"csrc"},
     "shared_memory": {"csrc"},
     "engine": {"csrc", "kernels", "shared_memory", "cuda"},
-    "bench": set(),
     "mpi": {"engine"},
     "cuda": {"csrc"},
-    "bindings": {"csrc", "kernels", "shared_memory", "engine", "mpi", "bench", "cuda"},
+    "bindings": {"csrc", "kernels", "shared_memory", "engine", "mpi", "cuda"},
     "torch": {"csrc", "engine", "bindings"},  # the bindings' errors and lock alone: test below
     "tests": {"csrc", "kernels", "engine", "mpi", "cuda"},
 }

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-#include "bindings/dlpack.h"
+#include "bindings/array_protocols.h"
 #include "bindings/errors_py.h"
 
 namespace pycollective {

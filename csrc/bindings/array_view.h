@@ -7,8 +7,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "bindings/cuda_array.h"
-#include "bindings/dlpack.h"
+#include "bindings/array_protocols.h"
 #include "types.h"
 
 namespace pycollective {

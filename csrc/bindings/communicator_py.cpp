@@ -8,13 +8,8 @@
 #include <vector>
 
 #include "bindings/call.h"
-#include "bindings/communicator_object.h"
 #include "bindings/gil.h"
-#include "bindings/link_py.h"
-#include "bindings/module.h"
-#include "bindings/node_py.h"
-#include "bindings/program_py.h"
-#include "bindings/shutdown_py.h"
+#include "bindings/objects.h"
 
 namespace py = pybind11;
 

@@ -14,14 +14,13 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/dlpack.h"
+#include "bindings/array_protocols.h"
 #include "bindings/errors_py.h"
 #include "bindings/gil.h"
-#include "bindings/module.h"
 #include "cuda/driver.h"
 #include "cuda/gpu.h"
 #include "cuda/images.h"
-#include "fork_guard.h"
+#include "per_process.h"
 #include "types.h"
 
 namespace py = pybind11;

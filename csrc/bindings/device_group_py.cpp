@@ -5,11 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "bindings/communicator_object.h"
 #include "bindings/gil.h"
-#include "bindings/module.h"
-#include "bindings/program_py.h"
-#include "bindings/shutdown_py.h"
+#include "bindings/objects.h"
 #include "engine/gpu/device_group.h"
 
 namespace py = pybind11;

@@ -13,7 +13,6 @@
 #include "bindings/array_view.h"
 #include "bindings/errors_py.h"
 #include "bindings/gil.h"
-#include "bindings/module.h"
 #include "kernels/kernels.h"
 #include "kernels/quantize/quantize.h"
 #include "kernels/sparse/sparse.h"

@@ -1,4 +1,4 @@
-#include "bindings/program_py.h"
+#include "bindings/objects.h"
 
 #include <pybind11/stl.h>
 
@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "bindings/gil.h"
-#include "bindings/module.h"
 
 namespace py = pybind11;
 

@@ -1,12 +1,11 @@
-#include "bindings/shutdown_py.h"
+#include "bindings/objects.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "bindings/errors_py.h"
 #include "bindings/gil.h"
-#include "bindings/module.h"
-#include "engine/internode/deferred_close.h"
+#include "engine/internode/messenger.h"
 #include "per_process.h"
 
 namespace py = pybind11;

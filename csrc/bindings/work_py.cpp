@@ -1,4 +1,4 @@
-#include "bindings/work_py.h"
+#include "bindings/objects.h"
 
 #include <pybind11/stl.h>
 
@@ -9,7 +9,6 @@
 
 #include "bindings/errors_py.h"
 #include "bindings/gil.h"
-#include "bindings/module.h"
 
 namespace py = pybind11;
 

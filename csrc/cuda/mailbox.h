@@ -18,7 +18,7 @@
 
 namespace pycollective::cuda {
 
-constexpr int kMostPeers = 64;  // of a group, itself among them (shared_memory/member.h)
+constexpr int kMostPeers = 64;  // of a group, itself among them (shared_memory/layout.h)
 constexpr std::uint64_t kMailboxLine = 256;
 static_assert(kMostPeers * sizeof(std::uint32_t) <= kMailboxLine);
 

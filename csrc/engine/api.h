@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "types.h"
-#include "wire.h"
 
 #define PYCOLLECTIVE_PUBLIC __attribute__((visibility("default")))
 

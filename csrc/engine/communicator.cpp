@@ -12,7 +12,7 @@
 #include "engine/internode/pair.h"
 #include "engine/operations/scheduled.h"
 #include "engine/plans/program.h"
-#include "engine/validate.h"
+#include "engine/task.h"
 
 namespace pycollective {
 namespace {

@@ -8,10 +8,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "engine/internode/deferred_close.h"
 #include "engine/internode/messenger.h"
 #include "engine/operations/messages.h"
-#include "shared_memory/futex.h"
+#include "shared_memory/layout.h"
 
 namespace pycollective {
 namespace {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "engine/communicator.h"
-#include "shared_memory/futex.h"
+#include "shared_memory/layout.h"
 
 namespace pycollective {
 namespace {

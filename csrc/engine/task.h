@@ -41,4 +41,8 @@ struct Task {
   std::shared_ptr<LaunchTurn> launch_turn;  // when it may be launched, unless it was captured
 };
 
+// Refuses a request that cannot be right, before anything moves.
+// Throws CollectiveFailure (kConfiguration).
+void validate(const Request& request, int rank, int size);
+
 }  // namespace pycollective

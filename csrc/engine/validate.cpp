@@ -1,4 +1,4 @@
-#include "engine/validate.h"
+#include "engine/task.h"
 
 #include <algorithm>
 #include <numeric>

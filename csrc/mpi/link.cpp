@@ -1,5 +1,7 @@
 #include "mpi/link.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <climits>
 #include <cstring>
@@ -10,6 +12,44 @@
 
 namespace pycollective {
 namespace {
+
+// The functions of MPI that messages need.
+template <class Handle>
+struct MpiFunctions {
+  int (*isend)(const void*, int, Handle, int, int, Handle, Handle*);
+  int (*irecv)(void*, int, Handle, int, int, Handle, Handle*);
+  int (*testsome)(int, Handle*, int*, int*, void*);
+  int (*cancel)(Handle*);
+  int (*test_cancelled)(const void*, int*);
+  int (*comm_free)(Handle*);
+  int (*finalized)(int*);
+  int (*error_class)(int, int*);
+  int (*error_string)(int, char*, int*);
+};
+
+// Throws std::runtime_error where the library is not loaded, or lacks one.
+template <class Handle>
+MpiFunctions<Handle> load_mpi(const std::string& library) {
+  // Only what is loaded: another copy of MPI would know nothing of this job. It stays loaded.
+  void* const loaded = dlopen(library.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (loaded == nullptr) throw std::runtime_error(library + " is not loaded");
+  const auto find = [&](const char* name, auto& function) {
+    void* const found = dlsym(loaded, name);
+    if (found == nullptr) throw std::runtime_error(library + " has no " + name);
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
+  };
+  MpiFunctions<Handle> mpi{};
+  find("MPI_Isend", mpi.isend);
+  find("MPI_Irecv", mpi.irecv);
+  find("MPI_Testsome", mpi.testsome);
+  find("MPI_Cancel", mpi.cancel);
+  find("MPI_Test_cancelled", mpi.test_cancelled);
+  find("MPI_Comm_free", mpi.comm_free);
+  find("MPI_Finalized", mpi.finalized);
+  find("MPI_Error_class", mpi.error_class);
+  find("MPI_Error_string", mpi.error_string);
+  return mpi;
+}
 
 constexpr int kMpiSuccess = 0;  // of every MPI
 

@@ -7,13 +7,61 @@
 // cache line, so one line brings both to each reader.
 #pragma once
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <chrono>
+#include <climits>
 #include <cstddef>
 #include <cstdint>
-
-#include "shared_memory/member.h"
+#include <ctime>
 
 namespace pycollective {
+
+// A member of a group that shares memory on one host. A rank of a communicator, in contrast, may be
+// on any host and is an `int`. Masks, mailboxes, segments and processes belong to members. Roots,
+// messages and all numbers that a user sees belong to ranks. Only Group::rank_of and
+// Group::member_of convert between the two.
+constexpr int kMaxMembers = 64;  // the width of a mask
+
+class Member {
+ public:
+  constexpr Member() = default;
+  constexpr explicit Member(int index) : index_(index) {}
+  constexpr int index() const { return index_; }
+  constexpr std::size_t at() const { return static_cast<std::size_t>(index_); }  // in an array
+  friend constexpr bool operator==(Member a, Member b) { return a.index_ == b.index_; }
+  friend constexpr bool operator!=(Member a, Member b) { return a.index_ != b.index_; }
+
+ private:
+  std::int32_t index_ = 0;
+};
+
+// All of a group, for loops.
+class Members {
+ public:
+  class Iterator {
+   public:
+    constexpr explicit Iterator(int index) : index_(index) {}
+    constexpr Member operator*() const { return Member(index_); }
+    constexpr Iterator& operator++() {
+      ++index_;
+      return *this;
+    }
+    constexpr bool operator!=(const Iterator& other) const { return index_ != other.index_; }
+
+   private:
+    int index_;
+  };
+  constexpr explicit Members(int size) : size_(size) {}
+  constexpr Iterator begin() const { return Iterator(0); }
+  constexpr Iterator end() const { return Iterator(size_); }
+
+ private:
+  int size_;
+};
 
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
@@ -32,7 +80,7 @@ struct SegmentHeader {
   alignas(kLine) std::atomic<std::uint32_t> doorbell;  // futex; rung by peers, then woken
 };
 
-// All of a call that ranks must agree on (engine/operations/call_signature.h).
+// All of a call that ranks must agree on (engine/operations/arrival.h).
 struct CallSignature {
   std::uint64_t fields = 0;       // kind, dtype, reduce op, wire, root
   std::uint64_t count = 0;        // elements
@@ -117,5 +165,19 @@ constexpr std::size_t small_buffer_bytes(std::size_t data_bytes) {
 static_assert(sizeof(Arrival) == kLine && sizeof(SendingHalf) == kLine &&
               sizeof(ReceivingHalf) == kLine);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "flags must work across processes");
+
+// The kernel's wait on a word of shared memory.
+// Returns when woken, when the word is not `expected`, on a signal, or after `limit`.
+inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected,
+                       std::chrono::nanoseconds limit) {
+  timespec span;
+  span.tv_sec = static_cast<time_t>(limit.count() / 1'000'000'000);
+  span.tv_nsec = static_cast<long>(limit.count() % 1'000'000'000);
+  syscall(SYS_futex, &word, FUTEX_WAIT, expected, &span, nullptr, 0);
+}
+
+inline void futex_wake_all(std::atomic<std::uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
 
 }  // namespace pycollective

@@ -9,15 +9,27 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
-#include "fork_guard.h"
-#include "shared_memory/arena.h"
+#include "per_process.h"
 #include "shared_memory/layout.h"
-#include "shared_memory/peer.h"
 #include "shared_memory/segment.h"
 
 namespace pycollective {
+
+// Hands out page-aligned ranges of a segment, first fit. Not thread-safe.
+class Arena {
+ public:
+  Arena(std::size_t begin, std::size_t end) { free_[begin] = end - begin; }
+
+  // `bytes` is a multiple of the page size. Nothing where no range is large enough.
+  std::optional<std::size_t> take(std::size_t bytes);
+  void give_back(std::size_t offset, std::size_t bytes);
+
+ private:
+  std::map<std::size_t, std::size_t> free_;  // offset -> bytes, never adjacent
+};
 
 namespace testing {
 struct Inside;

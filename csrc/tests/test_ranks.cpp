@@ -5,9 +5,9 @@
 #include <type_traits>
 
 #include "engine/group.h"
-#include "engine/operations/call_signature.h"
+#include "engine/operations/arrival.h"
 #include "engine/operations/shards.h"
-#include "engine/validate.h"
+#include "engine/task.h"
 #include "tests/calls.h"
 #include "tests/check.h"
 

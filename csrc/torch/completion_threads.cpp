@@ -15,9 +15,8 @@
 #include <vector>
 
 #include "bindings/gil.h"
-#include "fork_guard.h"
 #include "per_process.h"
-#include "torch/process_exit.h"
+#include "torch/errors.h"
 
 namespace pycollective::shim {
 namespace {

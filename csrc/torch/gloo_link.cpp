@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "engine/waiting_time.h"
-#include "fork_guard.h"
+#include "per_process.h"
 
 namespace pycollective::shim {
 namespace {

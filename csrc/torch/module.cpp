@@ -10,12 +10,11 @@
 #include <vector>
 
 #include "bindings/gil.h"
-#include "torch/async_call.h"
 #include "torch/backend.h"
 #include "torch/connect_thread.h"
 #include "torch/errors.h"
 #include "torch/gloo_link.h"
-#include "torch/process_exit.h"
+#include "torch/work.h"
 
 namespace py = pybind11;
 

@@ -12,7 +12,7 @@
 
 #include <atomic>
 
-#include "fork_guard.h"
+#include "per_process.h"
 
 namespace pycollective {
 

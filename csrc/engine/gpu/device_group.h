@@ -21,7 +21,7 @@
 #include "engine/gpu/device_mailbox.h"
 #include "engine/gpu/peer_memory.h"
 #include "engine/group.h"
-#include "fork_guard.h"
+#include "per_process.h"
 #include "shared_memory/node.h"
 
 namespace pycollective {

@@ -12,7 +12,7 @@
 #include "cuda/kernels.h"
 #include "cuda/mailbox.h"
 #include "engine/gpu/block_share.h"
-#include "fork_guard.h"
+#include "per_process.h"
 #include "shared_memory/node.h"
 
 namespace pycollective {

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "fork_guard.h"
+#include "per_process.h"
 #include "types.h"
 
 namespace pycollective {

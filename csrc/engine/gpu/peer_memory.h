@@ -33,7 +33,7 @@
 #include "engine/gpu/device_program.h"
 #include "engine/plans/program.h"
 #include "engine/task.h"
-#include "fork_guard.h"
+#include "per_process.h"
 
 namespace pycollective {
 

@@ -1,9 +1,9 @@
 #include "engine/gpu/staged.h"
 
 #include "cuda/staging.h"
-#include "engine/operations/any_operation.h"
 #include "engine/operations/shards.h"
-#include "fork_guard.h"
+#include "engine/pending.h"
+#include "per_process.h"
 
 namespace pycollective {
 namespace {

@@ -62,7 +62,7 @@ class PYCOLLECTIVE_PUBLIC Link {
   // sleeping thread need not poll. It may ring from any thread until close() has returned.
   virtual bool ring_with(std::function<void()> bell) = 0;
 
-  // Whether it may be closed only when nothing can come any more (deferred_close.h).
+  // Whether it may be closed only when nothing can come any more (engine/internode/messenger.h).
   virtual bool must_be_quiet() const { return false; }
 
   // Closes the transport. Idempotent. What is under way stays so. `quiet`: no operation failed, so

@@ -20,6 +20,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -31,9 +33,66 @@
 #include <vector>
 
 #include "engine/internode/link.h"
-#include "engine/internode/message_buffer.h"
+#include "engine/operations/arrival.h"
 
 namespace pycollective {
+
+// The library's own messages between hosts. Each has a header with its length: a transport need not
+// tell how long a message was.
+enum class MessageKind : std::uint8_t { kCall, kFailure, kGoodbye, kReminder };
+
+struct MessageHeader {
+  std::uint64_t communicator;
+  std::uint32_t magic;
+  std::uint32_t bytes;  // that follow
+  std::int32_t sender;  // rank
+  MessageKind kind;
+  std::uint8_t failure;  // FailureKind, of a failure
+  std::uint16_t unused;
+};
+static_assert(sizeof(MessageHeader) == 24);
+
+// The memory of one such message. The link uses it while the message is under way.
+class MessageBuffer {
+ public:
+  static constexpr std::uint32_t kMagic = 0x70634d32;  // last digit: version of the format
+
+  MessageBuffer() = default;
+  explicit MessageBuffer(std::size_t body_bytes)
+      : body_bytes_(body_bytes), memory_(new std::byte[sizeof(MessageHeader) + body_bytes]) {}
+
+  explicit operator bool() const { return memory_ != nullptr; }
+  std::size_t body_bytes() const { return body_bytes_; }
+  MessageHeader& header() { return *reinterpret_cast<MessageHeader*>(memory_.get()); }
+  const MessageHeader& header() const { return *reinterpret_cast<MessageHeader*>(memory_.get()); }
+  std::byte* body() const { return memory_.get() + sizeof(MessageHeader); }
+
+  std::byte* data() const { return memory_.get(); }
+  std::size_t capacity() const { return sizeof(MessageHeader) + body_bytes_; }
+  std::size_t length() const { return sizeof(MessageHeader) + header().bytes; }
+  // Whether a whole message has arrived.
+  bool is_sound() const {
+    const MessageHeader& head = header();
+    return head.magic == kMagic && head.bytes <= body_bytes_ && head.kind <= MessageKind::kReminder;
+  }
+
+ private:
+  std::size_t body_bytes_ = 0;
+  std::unique_ptr<std::byte[]> memory_;
+};
+
+// What a rank has called, and under which number: the body of a call.
+struct NumberedCall {
+  std::uint64_t sequence = 0;
+  CallSignature called;
+
+  bool agrees(const NumberedCall& other) const {
+    return sequence == other.sequence && agree(called, other.called);
+  }
+  std::string describe() const {
+    return pycollective::describe(called) + " as number " + std::to_string(sequence);
+  }
+};
 
 // The longest message that goes with its call: to copy it costs less than another message.
 constexpr std::size_t kEagerBytes = std::size_t{8} << 10;
@@ -141,7 +200,7 @@ class Messenger {
   // memory; if not, none of that memory may be used again.
   bool close() noexcept;
   // After close(): whether the link stays open until all others have said goodbye
-  // (deferred_close.h), and whether that has happened by now.
+  // (defer_close), and whether that has happened by now.
   bool close_is_deferred() const { return close_is_deferred_; }
   bool has_ended() noexcept;
   // At the end of the process: stops listening and leaves the link open.
@@ -234,5 +293,18 @@ class Messenger {
   bool let_go_ = true;
   std::atomic<bool> close_is_deferred_{false};
 };
+
+// Links over MPI close only once every rank has said goodbye.
+//
+// MPI gives the number of a freed communicator to the next one, and Open MPI counts the messages of
+// each: a late message for the old communicator would upset the new. So a link over MPI is closed
+// only when nothing can come any more: each rank's goodbye is its last message. The next
+// communicator that is made checks whether earlier ones have heard all goodbyes. What is left at
+// the end of the process, or after a failure, MPI itself ends.
+// These are for all messengers of this process. Thread-safe.
+void defer_close(std::shared_ptr<Messenger> messenger);
+void finish_deferred_closes();
+// At the end of the process.
+void give_up_deferred_closes();
 
 }  // namespace pycollective

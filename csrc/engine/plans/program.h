@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/api.h"
-#include "shared_memory/member.h"
+#include "shared_memory/layout.h"
 
 namespace pycollective {
 

@@ -14,7 +14,6 @@ namespace {
 // clang-format off: each needs those before it
 #include "kernels/lanes.inl"
 #include "kernels/quantize/elements.inl"
-#include "kernels/quantize/stream.inl"
 #include "kernels/quantize/frame.inl"
 #include "kernels/quantize/int8.inl"
 #include "kernels/quantize/one_bit.inl"

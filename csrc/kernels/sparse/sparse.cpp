@@ -14,13 +14,8 @@
 namespace pycollective::PYCOLLECTIVE_LEVEL {
 namespace {
 // clang-format off: each needs those before it
-#include "kernels/sparse/elements.inl"
 #include "kernels/sparse/vectors.inl"
-#include "kernels/sparse/steps.inl"
-#include "kernels/sparse/threshold.inl"
-#include "kernels/sparse/scan.inl"
-#include "kernels/sparse/top_k.inl"
-#include "kernels/sparse/gaps.inl"
+#include "kernels/sparse/selection.inl"
 #include "kernels/sparse/indices.inl"
 #include "kernels/sparse/sums.inl"
 // clang-format on

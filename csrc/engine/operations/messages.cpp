@@ -1,4 +1,4 @@
-#include "engine/internode/pair_calls.h"
+#include "engine/operations/messages.h"
 
 #include <algorithm>
 #include <cstddef>
