@@ -87,16 +87,6 @@ def test_mpi_is_tried_in_a_process_of_its_own(monkeypatch, tmp_path, module, fou
     assert bool(line[1]) == bool(cost)
 
 
-@pytest.mark.parametrize("name", ["torch", "ml_dtypes", "mpi4py"])
-def test_a_package_is_found_by_its_version_or_missed_by_its_use(name):
-    found, cost = report()[name]
-    try:
-        assert (found, cost) == (importlib.metadata.version(name), "")
-    except importlib.metadata.PackageNotFoundError:
-        assert found == "not installed"
-        assert cost.startswith("without it, not: ")
-
-
 def test_shared_memory_says_who_limits_it(monkeypatch):
     room = host_memory.Headroom(3 << 20, "the limit of a test")
     monkeypatch.setattr(host_memory, "headroom", lambda: room)

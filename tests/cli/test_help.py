@@ -73,10 +73,6 @@ def test_the_same_option_has_the_same_names_everywhere():
     assert having == {"run", "verify", "bench", "schedule"}
 
 
-def test_brackets_stay(pycollective):
-    assert "begin each line of output with [rank] (" in pycollective("run", "--help").stdout
-
-
 def test_the_version(pycollective):
     assert pycollective("--version").stdout == f"pycollective {VERSION}\n"
 

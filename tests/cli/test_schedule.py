@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from types import SimpleNamespace
@@ -12,12 +11,10 @@ from unittest import mock
 
 import pytest
 
-from pycollective.cli import main, schedule, schedule_messages, schedule_table
-from pycollective.order import cover
-from pycollective.schedule import OPERATIONS, Schedule
+from pycollective.cli import main, schedule, schedule_messages
+from pycollective.schedule import Schedule
 from pycollective.schedule.cost import TYPICAL
 from pycollective.schedule.steps import Send
-from tests.harness import ROOT
 
 SIZE = 1 << 20
 
@@ -72,49 +69,6 @@ def test_direct(n):
     assert rest[1].endswith(f"({2 * (n - 1) / n:.4g} times the buffer)")
 
 
-@pytest.mark.parametrize("n", [2, 3, 6, 8])
-def test_ring(n):
-    """A shard's partial after h hops is the fewest nodes that make up h + 1 leaves, wrapped."""
-
-    def size(first, hops):
-        end = first + hops + 1
-        spans = [(first, min(end, n)), (0, end - n)] if end > n else [(first, end)]
-        nodes = [node for span in spans for node in cover(*span, n)]
-        return sum(2 if hi == lo + 1 else 4 for lo, hi in nodes) / 2 * SIZE / n
-
-    _, rows, rest = shown("ring", "-n", n)
-    assert [each[:4] for each in rows] == [(h, h, n, 1) for h in range(2 * (n - 1))]
-    reduce, spread = rows[: n - 1], rows[n - 1 :]
-    assert [each[4] for each in reduce] == [
-        round(max(size(first, hops) for first in range(n))) for hops in range(n - 1)
-    ]
-    assert {each[6] for each in reduce[2:]} <= {"leaves, nodes"}
-    assert {each[4:] for each in spread} == {(round(SIZE / n), round(SIZE / n), "results")}
-    # Rank r sends in step h the shard that started at the rank after its owner.
-    sent = [sum(size((r - h) % n, h) for h in range(n - 1)) for r in range(n)]
-    both = sorted({round(each + (n - 1) / n * SIZE) for each in (min(sent), max(sent))})
-    ends = " to ".join(f"{each:,}" for each in both)
-    assert f"{2 * (n - 1)} messages, {ends} bytes" in rest[1]
-
-
-@pytest.mark.parametrize("depth", [1, 3, 4])
-def test_tree(depth):
-    n = 1 << depth
-    _, rows, rest = shown("tree", "-n", n)
-    up = [
-        a_row(k, n >> (k + 1), 1, SIZE * (2 if k else 1), "nodes" if k else "leaves")
-        for k in range(depth)
-    ]
-    down = [a_row(depth + k, 1 << k, 1, SIZE, "results") for k in range(depth)]
-    assert rows == up + down
-    # Rank 1 sends its leaf and gets the result. Rank n / 2 sends a node up, and then the
-    # result to all below it; rank 0 sends the result alone.
-    most = 1 if depth == 1 else depth + 1
-    assert f"a rank sends {f'1 to {depth}' if depth > 1 else 1} messages" in rest[1]
-    bytes_sent = f"{SIZE:,} to {most * SIZE:,}" if depth > 1 else f"{SIZE:,}"
-    assert f" messages, {bytes_sent} bytes " in rest[1]
-
-
 @pytest.mark.parametrize(
     ("dtype", "wide"), [("bfloat16", 2), ("half", 2), ("float32", 1), ("double", 1), ("int8", 1)]
 )
@@ -131,15 +85,6 @@ def test_halving_doubling_in_each_kind_of_type(dtype, wide):
     assert ("; nodes travel in float32" in rest[0]) == (wide == 2)
 
 
-def test_recursive_doubling():
-    _, rows, _ = shown("recursive_doubling", "-n", 8)
-    assert rows == [
-        a_row(0, 8, 8 // 8, SIZE, "leaves"),
-        a_row(1, 8, 1, 2 * SIZE, "nodes"),
-        a_row(2, 8, 1, 2 * SIZE, "nodes"),
-    ]
-
-
 def test_hierarchical_on_two_hosts():
     header, rows, rest = shown("hierarchical", "-n", 8, "--topology", "2x4")
     # A carrier has two shards, one of each host's owners; three ranks send it both.
@@ -151,23 +96,6 @@ def test_hierarchical_on_two_hosts():
     ]
     assert "8 ranks on 2 hosts (2x4): within each host" in header
     assert f"in all: 4 steps; a rank sends 8 messages, {15 * SIZE // 8:,} bytes" in rest[1]
-
-
-def test_the_other_operations():
-    n = 4
-    for operation, algorithm, expected in [
-        ("all_gather", "ring", [a_row(h, n, 1, SIZE / n, "results") for h in range(n - 1)]),
-        ("all_to_all", "direct", [a_row(0, n * (n - 1), n - 1, 3 / 4 * SIZE, "results")]),
-        ("broadcast", "direct", [a_row(0, n - 1, n - 1, 3 * SIZE, "results")]),
-        ("gather", "direct", [a_row(0, n - 1, 1, SIZE / n, "results")]),
-        ("scatter", "direct", [a_row(0, n - 1, n - 1, 3 / 4 * SIZE, "results")]),
-    ]:
-        header, rows, rest = shown(algorithm, "-n", n, "--operation", operation, "--root", 2)
-        assert rows == expected
-        rooted = " with root 2" if OPERATIONS[operation].rooted else ""
-        assert header.startswith(f"{operation}{rooted} by {algorithm}, 4 ranks")
-        assert "nodes" not in rest[0]  # of which there are none
-        assert "children" not in rest[3]
 
 
 def test_the_time_is_predicted_by_the_cost_model():
@@ -186,13 +114,6 @@ def test_the_time_is_predicted_by_the_cost_model():
     assert "predicted" not in invoke("tree", "-n", 65).stdout  # of so many not all are counted
 
 
-def test_one_rank_sends_nothing():
-    done = invoke("ring", "-n", 1)
-    assert done.exit_code == 0
-    assert "in all: nothing travels" in done.stdout.splitlines()
-    assert done.stdout.splitlines()[-1].startswith("proved: ")
-
-
 def test_many_steps_are_folded():
     n = 128
     _, rows, _ = shown("ring", "-n", n, "--no-verify")
@@ -204,18 +125,6 @@ def test_many_steps_are_folded():
     assert rows[0][4:6] == rows[2][4:6] == (shard, shard)
     # From two leaves up to 2 (log2 n - 1) nodes, of which the two at the ends are leaves.
     assert rows[1][4:6] == (2 * shard, (2 * 2 * (7 - 1) - 2) * shard)
-
-
-def test_equal_steps_are_folded_and_others_are_not():
-    _, rows, _ = shown("ring", "-n", 24, "--no-verify")
-    assert rows[-1][:2] == (23, 45)
-    assert [each[:2] for each in rows[:-1]] == [(h, h) for h in range(23)]
-    _, rows, _ = shown("ring", "-n", 21, "--no-verify")
-    assert len(rows) == schedule_table.MOST_LINES == 40
-    _, rows, _ = shown("ring", "-n", 40, "--operation", "all_gather")
-    assert len(rows) == 39
-    _, rows, _ = shown("ring", "-n", 42, "--operation", "all_gather")
-    assert [each[:2] for each in rows] == [(0, 40)]
 
 
 def test_what_is_proved_is_said():
@@ -247,14 +156,6 @@ def test_a_fault_is_told(monkeypatch):
     assert "in all: 2 steps" in done.stdout
     assert "proved" not in done.stdout
     assert invoke("direct", "-n", 4, "--no-verify").exit_code == 0
-
-
-def test_transfers_that_make_no_sense_are_told(monkeypatch):
-    transfers = Schedule.transfers
-    monkeypatch.setattr(Schedule, "transfers", lambda self, shard: transfers(self, shard) * 2)
-    done = invoke("direct", "-n", 4)
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr.startswith("pycollective schedule: wrong: ")
 
 
 @pytest.mark.parametrize(
@@ -311,27 +212,6 @@ def test_without_matplotlib_the_picture_says_how_to_get_it(monkeypatch, tmp_path
     assert invoke("ring", "-n", 4).exit_code == 0
 
 
-@pytest.mark.storm
-def test_as_a_user_runs_it(tmp_path):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pycollective", "schedule", "hierarchical", "-n", "4"),
-            *("--topology", "3,1", "--size", "1.5K", "-d", "float", "--picture", "a.png"),
-        ],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith("all_reduce by hierarchical, 4 ranks on 2 hosts (3,1): ")
-    assert "buffer: 1,536 bytes of float32 in 4 shards" in lines
-    assert lines[-1].startswith("proved: ")
-    assert (tmp_path / "a.png").stat().st_size > 10_000
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True
@@ -365,13 +245,6 @@ def test_of_thousands_of_ranks_some_shards_are_looked_at(monkeypatch):
     assert "\nproved: every shard ends " in whole.stdout
     monkeypatch.undo()
     assert invoke("direct", "-n", 8, "--size", SIZE).stdout == whole.stdout
-
-
-@pytest.mark.storm
-def test_thousands_of_ranks_are_shown():
-    done = invoke("hierarchical", "-n", 2304, "--topology", "48x48", "--size", SIZE)
-    assert done.exit_code == 0, done.stderr
-    assert "of these shards: 12 steps; " in done.stdout
 
 
 def test_a_picture_of_thousands_is_refused_at_once(monkeypatch, tmp_path):

@@ -75,16 +75,6 @@ def test_hierarchical_on_two_hosts():
     assert packed == 4 * (32 * 4 + 4 + 32 * 3 + 4)
 
 
-def test_types_without_a_codec_have_no_range():
-    assert between("ring", "-n", 4, "--topology", "2x2", "-d", "int32")[1] is None
-    assert between("ring", "-n", 4, "--topology", "2x2", "-d", "float32")[1] > 0
-
-
-def test_one_host_has_nothing_between():
-    assert between("ring", "-n", 4) is None
-    assert between("ring", "-n", 4, "--topology", "1x4") is None
-
-
 COUNT = 1 << 19
 CALLS = [
     (algorithm, dtype, fill)

@@ -190,8 +190,3 @@ class Altered(Schedule):
 class Rotated(Altered):
     def alter(self, lowered: Lowered) -> Lowered:
         return rotated(lowered, self.topology.ranks)
-
-
-class OneSendLess(Altered):
-    def alter(self, lowered: Lowered) -> Lowered:
-        return next(dropped(lowered, Send))

@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 
 import pycollective.schedule
-from pycollective.schedule import OPERATIONS, Topology, lower, make_schedule
-from pycollective.schedule.proof import Fault, check_shard
-from tests.schedule.mutations import rotated
 
 FOLDER = Path(pycollective.schedule.__file__).parent
 # What the proof reads: the order, what an operation asks for, and the steps.
@@ -49,14 +46,3 @@ def test_of_a_schedule_the_proof_takes_the_lowered_steps_alone() -> None:
         and node.value.id == "schedule"
     }
     assert used == OF_A_SCHEDULE
-
-
-def test_steps_made_elsewhere_are_proved_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With nothing left that could make steps, or say how they were made."""
-    made = make_schedule("all_reduce", "ring", Topology.single_host(5))
-    lowered = made.lowered(2)
-    for name in ("lower", "family_of", "Holding"):
-        monkeypatch.setattr(lower, name, None)
-    check_shard(OPERATIONS["all_reduce"], 2, 5, 0, lowered)
-    with pytest.raises(Fault):
-        check_shard(OPERATIONS["all_reduce"], 2, 5, 0, rotated(lowered, 5))
