@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -54,3 +55,68 @@ def clear_launch(variables):
     for name in list(variables):
         if name.startswith(names) or "RANK" in name or name == "WORLD_SIZE":
             del variables[name]
+
+
+class CountingStore:
+    """What a `torch.distributed.Store` offers, with a count of what each rank asks for."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._values, self._set = {}, {}
+        self._counts = {}
+        self.operations, self.bytes = {}, {}
+
+    def _account(self, size):
+        me = threading.current_thread().name
+        self.operations[me] = self.operations.get(me, 0) + 1
+        self.bytes[me] = self.bytes.get(me, 0) + size
+
+    def _event(self, key):
+        return self._set.setdefault(key, threading.Event())
+
+    def set(self, key, value):
+        value = value if isinstance(value, bytes) else value.encode()
+        self._account(len(value))
+        with self._lock:
+            self._values[key] = value
+            self._event(key).set()
+
+    def get(self, key):
+        with self._lock:
+            event = self._event(key)
+        assert event.wait(30), key
+        self._account(len(self._values[key]))
+        return self._values[key]
+
+    def wait(self, keys, timeout):
+        for key in keys:
+            self._account(0)
+            with self._lock:
+                event = self._event(key)
+            if not event.wait(timeout.total_seconds()):
+                raise RuntimeError(f"{key} was not set in time")
+
+    def check(self, keys):
+        self._account(0)
+        return all(key in self._values for key in keys)
+
+    def add(self, key, amount):
+        self._account(0)
+        with self._lock:
+            self._counts[key] = self._counts.get(key, 0) + amount
+            return self._counts[key]
+
+    def compare_set(self, key, expected, desired):
+        assert expected == ""
+        with self._lock:
+            value = self._values.setdefault(key, desired.encode())
+            self._event(key).set()
+        self._account(len(desired) + len(value))
+        return value
+
+
+class Minimal:
+    """No more than a store must have."""
+
+    def __init__(self, store):
+        self.set, self.get = store.set, store.get

@@ -137,15 +137,6 @@ def test_beside_each_mpi(tmp_path):
         assert "mpi4py" in record.libraries[mpi]["versions"]
 
 
-@pytest.mark.storm
-def test_open_mpi_has_no_bfloat16_and_says_so():
-    done = _bench(
-        *("all_reduce", "-b", "1K", "-e", "1K", "-d", "bfloat16", "--rounds", 1, "--iterations", 2),
-        *("--peers", "openmpi", "--openmpi-env", find("openmpi").folder),
-    )
-    assert re.search(r"n/a +openmpi: this MPI has no bfloat16", done.stdout)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -169,10 +160,3 @@ def test_mistakes_are_one_line_and_status_2(pycollective, arguments, words):
     assert done.stderr.startswith("pycollective bench: ")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_mistake_as_a_user_makes_it():
-    done = _bench("gather", status=2)
-    assert done.stdout == ""
-    assert done.stderr.startswith("pycollective bench: unknown operation 'gather'; there are ")
-    assert done.stderr.count("\n") == 1

@@ -70,12 +70,6 @@ def test_one_call_is_compared() -> None:
         check("short", make, [(out, wanted)], 4)
 
 
-def test_longer_buffers_repeat_their_inputs() -> None:
-    buffers = Sum(leaves("float32", "sum", RANKS, 10, 0), RANK, 1, count=25)
-    assert len(buffers.x) == len(buffers.out) == 25
-    assert np.array_equal(buffers.x[:10], buffers.x[10:20])
-
-
 def test_a_benchmark_writes_what_it_measured(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(run: Run) -> dict[str, object]:
         return {"rounds": run.rounds, "place": run.options["place"]}
@@ -88,28 +82,6 @@ def test_a_benchmark_writes_what_it_measured(tmp_path, monkeypatch: pytest.Monke
     assert (record["rounds"], record["place"]) == (3, "there")
     assert record["machine"]["cores"] >= 1
     assert record["versions"]["pycollective"]
-
-
-@pytest.mark.parametrize("given", [[], ["--fast-one"]])
-def test_a_benchmark_has_flags_and_may_have_no_rounds(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given
-) -> None:
-    def measure(run: Run) -> dict[str, object]:
-        (run.out / "beside").touch()
-        return {"flags": list(run.flags)}
-
-    flags = {"fast-one": "hurry", "other": "something else"}
-    benchmark = Benchmark("x", "What?", measure, rounds=0, flags=flags)
-    monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path / "new"), *given])
-    benchmark.main()
-    record = json.loads((tmp_path / "new" / "x.json").read_text())
-    assert record["flags"] == [each.removeprefix("--") for each in given]
-    monkeypatch.setattr(sys, "argv", ["x", "--help"])
-    with pytest.raises(SystemExit):
-        benchmark.main()
-    described = capsys.readouterr().out
-    assert "hurry" in described
-    assert "--rounds" not in described
 
 
 @pytest.mark.parametrize(

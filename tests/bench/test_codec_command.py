@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -15,13 +13,6 @@ from tests.kernels.quantized import payload_bytes, usual_chunk
 from tests.launchers import launcher
 
 MAIN = str(ROOT / "pycollective" / "__main__.py")
-
-
-def bench(*arguments):
-    command = [sys.executable, "-m", "pycollective", "bench", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
 
 
 def ways(text):
@@ -78,8 +69,8 @@ def test_exact_loses_no_bit():
 
 
 def test_on_one_host_each_rank_is_taken_for_one():
-    options = ["--codec", "int8", "--ranks", "2", "--rounds", "1", "-b", "256K", "-e", "256K"]
-    done = bench("all_reduce", *options)
+    options = ["--codec", "int8", "--rounds", "1", "-b", "256K", "-e", "256K"]
+    done = launcher("forks").run(2, MAIN, "bench", "all_reduce", *options)
     assert "1 host(s), compressed between ranks" in done.stdout
     assert ways(done.stdout)["fp32"][1] == "-"  # nothing goes to another host
 

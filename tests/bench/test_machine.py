@@ -7,7 +7,6 @@ from pycollective import _core
 from pycollective.bench.machine import (
     CoreToCore,
     copy_seconds,
-    describe_machine,
     measure_core_to_core,
     stream_seconds,
 )
@@ -24,16 +23,6 @@ def test_core_to_core_is_plausible():
     assert 5e-9 < between.latency < 1e-3
     assert 1e8 < between.copy_rate < 1e12
     assert between.regime in ("near", "split")
-
-
-@two_cores
-def test_copying_twice_as_much_takes_longer():
-    cores = sorted(os.sched_getaffinity(0))[:2]
-
-    def best(total):
-        return min(_core.core_to_core_copy(*cores, total, 1 << 16) for _ in range(5))
-
-    assert best(32 << 20) > 4 * best(2 << 20)
 
 
 def test_a_core_that_is_not_there_is_an_error():
@@ -57,12 +46,6 @@ def test_streaming_refuses_what_is_not_plain_bytes(bad):
         _core.stream_in_place(bad, 1)
 
 
-def test_regimes():
-    assert CoreToCore(60e-9, 1e10).regime == "near"
-    assert CoreToCore(250e-9, 1e10).regime == "split"
-    assert CoreToCore(0.0, float("inf")).regime == "single"
-
-
 def test_limits_by_hand(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     cores = CoreToCore(1e-7, 1e9)
@@ -72,10 +55,3 @@ def test_limits_by_hand(monkeypatch):
     assert copy_seconds(all_reduce, 1000, 4, cores) == pytest.approx(1e-7 + 3e-6)
     assert stream_seconds(all_reduce, 2.0, 2) == 2.0
     assert stream_seconds(all_gather, 2.0, 2) == 1.5
-
-
-def test_the_machine_is_described():
-    machine = describe_machine()
-    assert machine["cpu"]
-    assert machine["cores"] == len(os.sched_getaffinity(0))
-    assert machine["simd"] in ("portable", "avx2", "avx512")

@@ -118,15 +118,6 @@ def test_another_order_of_the_leaves_is_wrong_in_many_elements(problem, tmp_path
     assert process.check("python")["wrong"] > 200
 
 
-def test_blocks_and_calls(problem, tmp_path):
-    process, library = _process(problem, tmp_path)
-    process.prepare("python")
-    seconds = process.run("python", blocks=3, calls=5)["seconds"]
-    assert len(seconds) == 3
-    assert all(second > 0 for second in seconds)
-    assert library.calls == 15
-
-
 def test_what_a_turn_has_sent_and_no_other(problem, tmp_path):
     process, _ = _process(problem, tmp_path)
     process.prepare("counted")
@@ -134,11 +125,6 @@ def test_what_a_turn_has_sent_and_no_other(problem, tmp_path):
         assert process.run("counted", blocks=3, calls=5)["sent"] == [105, 150]
     process.prepare("python")
     assert "sent" not in process.run("python", blocks=1, calls=1)
-
-
-def test_what_a_library_cannot_do_is_reported_not_raised(problem, tmp_path):
-    process, _ = _process(problem, tmp_path)
-    assert process.prepare("none") == {"unsupported": "not in this library"}
 
 
 def test_nobody_leaves_the_start_line_before_the_last_has_come(tmp_path):

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from benchmarks import targets
 from pycollective.bench.record import Limit, Record, Row, Timing
 
@@ -57,13 +55,6 @@ def test_one_slow_size_is_found_and_named():
     assert line.split()[-4:] == ["2x", "1.90x", "64K", "MISSED"]
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(1.2, "met"), (0.9, "MISSED")])
-def test_split_machines_have_targets_of_their_own(ratio, verdict):
-    lines = _verdicts(_record(ratio, latency=260e-9))
-    assert lines["2 ranks, over MPICHsplit"].endswith(verdict)
-    assert lines["2 ranks, over MPICHnear"].endswith("not measured")
-
-
 def test_some_sizes_of_a_regime_are_not_all():
     record = _record(ratio=100, microseconds=0.4)
     record.limits[3] = replace(record.limits[3], latency=260e-9)  # 64 Ki
@@ -76,15 +67,3 @@ def test_some_sizes_of_a_regime_are_not_all():
     assert lines["4 ranks, over MPICH"].endswith("  met")  # of both regimes
     record.rows = [replace(row, ratio=0.5) if row.ratio else row for row in record.rows]
     assert _verdicts(record)["2 ranks, over MPICHsplit"].endswith("  MISSED, 1 of 5 sizes")
-
-
-def test_open_mpi_is_judged_in_both_its_forms():
-    record = _record(ratio=100)
-    record.rows = [
-        replace(row, ratio=0.9) if row.library == "openmpi-nocma" else row for row in record.rows
-    ]
-    lines = _verdicts(record)
-    for name, verdict in (("Open MPI", "met"), ("Open MPI without CMA", "MISSED")):
-        assert lines[f"2 ranks, over {name}, from 4 Kinear"].endswith(f"  {verdict}")
-        assert lines[f"Python over mpi4py, {name}, 1 Ki"].endswith(f"  {verdict}")
-        assert lines[f"4 ranks, over {name}"].endswith(f"  {verdict}")

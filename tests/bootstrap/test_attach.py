@@ -19,7 +19,7 @@ import pytest
 
 from pycollective import CollectiveTimeout, ConfigurationError, _core
 from pycollective.bootstrap import attach
-from pycollective.bootstrap.attach import NODE, Listener, PeerAddress, ProcessNode, attach_peers
+from pycollective.bootstrap.attach import Listener, PeerAddress, ProcessNode, attach_peers
 
 SEGMENT_BYTES = 256 << 20
 SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -310,14 +310,6 @@ def test_who_refuses_may_have_been_attached_by_another_thread(ranks, monkeypatch
         joining.result(5)
 
 
-def test_who_refuses_and_is_not_attached_soon_cannot_be_reached(ranks, monkeypatch):
-    monkeypatch.setattr(attach, "_ANSWERED_WITHIN", 0.2)
-    one, other = ranks(2)
-    one.listener.close()
-    with pytest.raises(ConfigurationError, match="rank 0 on host 'here' cannot be reached"):
-        other.attach(one)
-
-
 def attach_in_some_order(node, addresses, listener, seconds):
     """As one rank of a communicator does: without whom its process has attached."""
     own = next(each.rank for each in addresses if each.token == node.token)
@@ -399,12 +391,6 @@ def test_a_forgotten_node_is_its_owners_alone() -> None:
     assert new is not old
     assert new.token != old.token
     assert finder.get() is new
-
-
-def test_finders_have_nothing_in_common() -> None:
-    node = NODE.get()
-    assert ProcessNode().get() is not node
-    assert NODE.get() is node
 
 
 def test_a_fork_finds_one_of_its_own() -> None:

@@ -22,6 +22,7 @@ from pycollective import _core, placement
 from pycollective.bootstrap import joining, rendezvous
 from pycollective.bootstrap.joining import Common, Row, host_table, read_host_table
 from pycollective.bootstrap.rendezvous import Record
+from tests.joining import CountingStore
 
 DECIDED = "decided "
 DEEP = "[" * 100_000
@@ -30,30 +31,13 @@ NASTY = [
     *(2**64, -(2**63), 10**400, 1.5, 1e308, float("nan"), float("inf"), "", "x", "x" * 5000, "00"),
     *("\ud800", "\0", "é", [], [[]], {}, {"a": 1}, "00" * 16, "zz" * 16),
 ]
+
+
 TEXTS = [
-    *(
-        "",
-        "null",
-        "0",
-        "{}",
-        "[]",
-        "[[]]",
-        "[1]",
-        '["a", 1]',
-        '{"data_bytes": 1}',
-        '"x"',
-        "[",
-        DEEP,
-    ),
-    *('["ConfigurationError", {"a": 1}]', '["CollectiveTimeout"]', '[["a"], ["b"]]', "x" * 5000),
-    *(
-        "\ud800",
-        "9" * 5000,
-        '{"size": ' + "9" * 5000 + "}",
-        "{" * 1000,
-        DEEP + "]" * 100_000,
-        "AAAA",
-    ),
+    *("", "null", "0", "{}", "[]", "[[]]", "[1]", '["a", 1]', '{"data_bytes": 1}', '"x"', "["),
+    *(DEEP, '["ConfigurationError", {"a": 1}]', '["CollectiveTimeout"]', '[["a"], ["b"]]'),
+    *("x" * 5000, "\ud800", "9" * 5000, '{"size": ' + "9" * 5000 + "}", "{" * 1000),
+    *(DEEP + "]" * 100_000, "AAAA"),
 ]
 
 
@@ -88,47 +72,6 @@ def spoil_part(value: object, turns: random.Random) -> object:
     else:
         value[key] = spoil_part(value[key], turns)
     return value
-
-
-class Store:
-    """What ranks meet in; `spoiled` has what is read of some keys by some ranks."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.counts: dict[str, int] = {}
-        self.changed = threading.Condition()
-
-    def set(self, key, value):
-        with self.changed:
-            self.values[key] = value
-            self.changed.notify_all()
-
-    def wait(self, keys, timeout):
-        with self.changed:
-            if not self.changed.wait_for(
-                lambda: all(key in self.values for key in keys), timeout.total_seconds()
-            ):
-                raise RuntimeError("not set in time")
-
-    def get(self, key):
-        with self.changed:
-            assert self.changed.wait_for(lambda: key in self.values, 20)
-            return self.values[key]
-
-    def check(self, keys):
-        with self.changed:
-            return all(key in self.values for key in keys)
-
-    def add(self, key, amount):
-        with self.changed:
-            self.counts[key] = self.counts.get(key, 0) + amount
-            return self.counts[key]
-
-    def compare_set(self, key, expected, desired):
-        with self.changed:
-            if key not in self.values:
-                self.set(key, desired.encode())
-            return self.values[key]
 
 
 class Spoiled:
@@ -198,7 +141,7 @@ def test_a_spoiled_store_ends_in_a_typed_error_or_in_right_sums(seed, monkeypatc
     ends = {"joined": 0, "refused": 0, "late": 0}
     with ThreadPoolExecutor(2) as threads:
         for number in range(40):
-            store, key = Store(), "pycollective/" + turns.choice(KEYS)
+            store, key = CountingStore(), "pycollective/" + turns.choice(KEYS)
             those = turns.choice([(0, 1), (0, 1), (0,), (1,)])
             spoiled = Spoiled(store, key, turns.random())
             seen = [spoiled if rank in those else store for rank in range(2)]

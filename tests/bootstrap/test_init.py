@@ -19,7 +19,7 @@ import pycollective as pc
 from pycollective.bootstrap import attach, joining, rendezvous
 from pycollective.bootstrap.store import StoreClient, StoreServer
 from tests.harness import PerRank, Ranks, counts, results, run_ranks
-from tests.joining import await_listeners_of, failing, works
+from tests.joining import Minimal, await_listeners_of, failing, works
 
 
 def join_late(comm, delay):
@@ -152,13 +152,6 @@ def addresses():
         for each in names:
             stack.enter_context(StoreServer(each))
         yield names
-
-
-class Minimal:
-    """A store with no more than it must have."""
-
-    def __init__(self, client):
-        self.set, self.get = client.set, client.get
 
 
 def join_explicitly(comm, address, rank, size, minimal=False, change=None):

@@ -23,71 +23,7 @@ from pycollective.bootstrap.joining import Common, host_table, read_host_table
 from pycollective.bootstrap.rendezvous import Record
 from pycollective.bootstrap.store import StoreClient, StoreServer
 from pycollective.config import VERSION
-
-
-class CountingStore:
-    """What a `torch.distributed.Store` offers, with a count of what each rank asks for."""
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._values, self._set = {}, {}
-        self._counts = {}
-        self.operations, self.bytes = {}, {}
-
-    def _account(self, size):
-        me = threading.current_thread().name
-        self.operations[me] = self.operations.get(me, 0) + 1
-        self.bytes[me] = self.bytes.get(me, 0) + size
-
-    def _event(self, key):
-        return self._set.setdefault(key, threading.Event())
-
-    def set(self, key, value):
-        value = value if isinstance(value, bytes) else value.encode()
-        self._account(len(value))
-        with self._lock:
-            self._values[key] = value
-            self._event(key).set()
-
-    def get(self, key):
-        with self._lock:
-            event = self._event(key)
-        assert event.wait(30), key
-        self._account(len(self._values[key]))
-        return self._values[key]
-
-    def wait(self, keys, timeout):
-        for key in keys:
-            self._account(0)
-            with self._lock:
-                event = self._event(key)
-            if not event.wait(timeout.total_seconds()):
-                raise RuntimeError(f"{key} was not set in time")
-
-    def check(self, keys):
-        self._account(0)
-        return all(key in self._values for key in keys)
-
-    def add(self, key, amount):
-        self._account(0)
-        with self._lock:
-            self._counts[key] = self._counts.get(key, 0) + amount
-            return self._counts[key]
-
-    def compare_set(self, key, expected, desired):
-        assert expected == ""
-        with self._lock:
-            value = self._values.setdefault(key, desired.encode())
-            self._event(key).set()
-        self._account(len(desired) + len(value))
-        return value
-
-
-class Minimal:
-    """No more than a store must have."""
-
-    def __init__(self, store):
-        self.set, self.get = store.set, store.get
+from tests.joining import CountingStore, Minimal
 
 
 def record(rank, size):
@@ -253,18 +189,23 @@ def test_a_rank_that_ends_once_all_have_come_keeps_nobody_waiting(monkeypatch, k
     assert time.monotonic() - start < 10
 
 
-def test_more_ranks_on_a_host_than_share_memory_are_refused_by_name(monkeypatch):
+@pytest.mark.parametrize(
+    ("size", "played", "said"),
+    [
+        (130, (), "host 'node0' has 65 ranks, and at most 64 share one"),
+        (67, (0,) * 2 + (1,) * 65, "host 1 of the topology has 65 ranks"),
+    ],
+)
+def test_more_ranks_on_a_host_than_share_memory_are_refused_by_name(
+    monkeypatch, size, played, said
+):
     store = CountingStore()
     monkeypatch.setattr("socket.gethostname", lambda: f"node{_rank() // 65}")
-    for error in run_all(130, lambda rank: join(store, rank, 130), 65, monkeypatch):
+    for error in run_all(
+        size, lambda rank: join(store, rank, size, played=played), 65, monkeypatch
+    ):
         assert isinstance(error, pc.ConfigurationError)
-        assert "host 'node0' has 65 ranks, and at most 64 share one" in str(error)
-
-
-def test_more_ranks_on_a_played_host_are_refused(monkeypatch):
-    store, played = CountingStore(), (0,) * 2 + (1,) * 65
-    for error in run_all(67, lambda rank: join(store, rank, 67, played=played), 67, monkeypatch):
-        assert "host 1 of the topology has 65 ranks" in str(error)
+        assert said in str(error)
 
 
 @pytest.mark.parametrize(

@@ -199,10 +199,6 @@ def test_on_one_host_too(mpi, tmp_path):
     assert_told_at_once(run(mpi, tmp_path, 3, "", kinds, 1, 20), 1)
 
 
-def test_ranks_that_want_different_transports(mpi, tmp_path):
-    assert_told_at_once(run(mpi, tmp_path, 2, "2x1", ["shm"], 0, 5), 0)
-
-
 @pytest.mark.storm
 def test_nobody_waits_longer_than_the_timeout(tmp_path):
     """Two jobs beside each other, as all that they do is wait; every two of the three meet."""

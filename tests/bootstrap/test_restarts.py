@@ -119,25 +119,6 @@ def test_what_a_living_process_gave_up_its_latecomers_hear_at_once(store, monkey
     assert str(late[1]) == f"rank 0: {first[0]}"
 
 
-def test_each_attempt_has_keys_of_its_own(store):
-    found = [Launch(store, 3).start([2, 0, 1]) for _ in range(3)]
-    assert [len(set(each.values())) for each in found] == [1, 1, 1]
-    assert len({each[0] for each in found}) == 3
-
-
-def test_a_process_that_joins_again_is_in_the_same_attempt(store):
-    def twice(rank):
-        threading.current_thread().name = str(rank)
-        client = StoreClient(store, timeout=20)
-        found = [restarts.find_start(client, rank, 2, 20) for _ in range(2)]
-        client.close()
-        return found
-
-    with ThreadPoolExecutor(2) as threads:
-        (a, b), (c, d) = threads.map(twice, range(2))
-    assert a == b == c == d == 0
-
-
 @pytest.mark.parametrize("turn", range(3))
 def test_whoever_died_before_the_others_came(store, turn):
     """In each attempt some ranks come, in any order, and end while they wait for the others. Four
@@ -164,15 +145,6 @@ def attempt_again_and_again(store):
     found = launch.start(order.sample(range(4), 4))
     assert len(set(found.values())) == 1, found
     assert found[0] not in seen
-
-
-def test_the_dead_are_not_counted_among_those_who_are_here(store):
-    """Rank 2 has not been there in the first attempt, and is the first in the second."""
-    launch = Launch(store, 3)
-    launch.start([0, 1], timeout=0.1)
-    found = launch.start([2, 1, 0])
-    assert len(set(found.values())) == 1
-    assert found[0] > 0
 
 
 def test_an_attempt_may_have_another_size(store):

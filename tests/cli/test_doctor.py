@@ -131,10 +131,7 @@ sys.modules["torch"] = None
 """
 
 
-LONG = [pytest.param(which, marks=pytest.mark.storm) for which in ("no shim", "another's shim")]
-
-
-@pytest.mark.parametrize("which", ["no torch", "its own shim", *LONG])
+@pytest.mark.parametrize("which", ["no torch", "its own shim", "no shim"])
 def test_the_torch_backend_is_loaded_or_its_absence_explained(tmp_path, which):
     """In a copy of the package, where a file can be missing."""
     package = tmp_path / "site" / "pycollective"
@@ -144,9 +141,7 @@ def test_the_torch_backend_is_loaded_or_its_absence_explained(tmp_path, which):
         ignore=shutil.ignore_patterns("_torch*.so", "__pycache__"),
     )
     own = Path(pycollective.__file__).parent / f"_torch{loading.SUFFIX}"
-    if which == "another's shim":
-        (package / own.name).write_bytes(b"pycollective's shim for torch 2.1.0")
-    elif which == "its own shim":
+    if which == "its own shim":
         shutil.copy(own, package)
     program = tmp_path / "site" / "program.py"
     program.write_text(
@@ -181,5 +176,4 @@ def test_the_torch_backend_is_loaded_or_its_absence_explained(tmp_path, which):
     else:
         cost = said[said.index("-- torch backend does not load") + 1]
         assert cost.startswith("ImportError: pycollective has no torch backend for torch 2.")
-        assert ("was built for torch 2.1" in cost) == (which == "another's shim")
         assert cost.endswith("To build one: pycollective build-torch")

@@ -1,4 +1,4 @@
-"""`pycollective schedule --plan`: the instructions of a plan in words; the native tests run them."""
+"""`pycollective schedule --plan`: the instructions of a plan, in words; native tests run plans."""
 
 from __future__ import annotations
 

@@ -98,13 +98,6 @@ def assert_ended(pids):
     assert [pid for pid in pids if alive(pid)] == []
 
 
-def test_ranks_that_all_succeed():
-    done = run("-n", 3, "sh", "-c", "echo rank $RANK")
-    assert done.returncode == 0
-    assert sorted(done.stdout.splitlines()) == ["rank 0", "rank 1", "rank 2"]
-    assert done.stderr == ""
-
-
 def test_a_launcher_whose_parent_blocks_sigchld_sees_its_ranks_end():
     done = subprocess.run(
         [sys.executable, "-m", "pycollective", "run", "-n", "2", "true"],

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import subprocess
 
 import pytest
 
 from tests.launch.test_launcher import environment
-from tests.launch.test_output import COMMAND, DEFAULT, read_to_the_end, run
+from tests.launch.test_output import COMMAND, DEFAULT, run
 
 # On both streams; the second line of stdout has no end.
 SCRIPT = r"printf 'out %s\nrest' $RANK; printf 'err %s\n' $RANK >&2"
@@ -80,22 +78,6 @@ def test_a_program_that_cannot_be_started_leaves_no_folder(pycollective, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_on_a_terminal_it_is_shown_untagged(tmp_path):
-    ours, theirs = pty.openpty()
-    with os.fdopen(ours, "rb", buffering=0):
-        with os.fdopen(theirs, "wb", buffering=0):
-            subprocess.run(
-                [*DEFAULT, "--log-dir", tmp_path / "a", "echo", "a line"],
-                env=environment(),
-                check=True,
-                timeout=60,
-                stdout=theirs,
-                stderr=theirs,
-            )
-        assert read_to_the_end(ours) == "a line\r\n"
-    assert logs(tmp_path / "a")["0/stdout.log"] == "a line\n"
-
-
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])
 def test_a_launcher_without_a_stream_writes_the_file_all_the_same(tmp_path, closed):
     folder = tmp_path / "a"
@@ -107,11 +89,3 @@ def test_a_launcher_without_a_stream_writes_the_file_all_the_same(tmp_path, clos
         capture_output=True,
     )
     assert logs(folder) == {"0/stdout.log": "out 0\nrest", "0/stderr.log": "err 0\n"}
-
-
-def test_much_is_whole_in_both(tmp_path):
-    folder = tmp_path / "a"
-    script = 'i=0; while [ $i -lt 9000 ]; do i=$((i + 1)); echo "line $i of nine thousand"; done'
-    done = run("--log-dir", folder, "sh", "-c", script)
-    assert done.stdout.count("\n") == 9000
-    assert logs(folder)["0/stdout.log"] == done.stdout

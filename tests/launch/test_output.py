@@ -176,13 +176,6 @@ def test_options_of_the_interpreter_stand_before_the_program(words, unbuffered):
     assert ("u" in _python_options(words.split())) == unbuffered
 
 
-def test_what_goes_to_no_terminal_names_the_rank_of_each_line():
-    done = run("-n", 2, "sh", "-c", r"printf 'a\nb' ; printf 'c\n' >&2", command=DEFAULT)
-    assert done.returncode == 0
-    assert sorted(done.stdout.splitlines()) == ["[0] a", "[0] b", "[1] a", "[1] b"]
-    assert sorted(done.stderr.splitlines()) == ["[0] c", "[1] c"]
-
-
 def test_tagged_output_that_nobody_reads_ends_the_ranks():
     with subprocess.Popen(
         [*COMMAND, "--tag-output", "-n", "2", "sh", "-c", "while echo on and on; do :; done"],
@@ -208,14 +201,6 @@ def assert_outlived_by_holder(file):
     pid = int(file.read_text())
     assert alive(pid)
     os.kill(pid, signal.SIGKILL)
-
-
-def test_output_that_is_held_open_keeps_nobody(tmp_path):
-    held = tmp_path / "held"
-    done = run("--tag-output", "-n", 1, "sh", "-c", HELD_OPEN + "echo done", held)
-    assert_outlived_by_holder(held)
-    assert done.stdout == "[0] done\n"
-    assert done.returncode == 0
 
 
 MUCH = """
@@ -259,19 +244,6 @@ def test_output_that_is_read_late_is_not_lost(program):
     for process, (out, wrong) in zip(started, said, strict=True):
         assert (process.returncode, wrong) == (0, b"")
         assert out == (b"x" * 199 + b"\n") * 600
-
-
-LONG_LINES = """
-import os
-for _ in range(50):
-    os.write(1, os.environ["RANK"].encode() * 20_000 + b"\\n")
-"""
-
-
-def test_long_lines_arrive_whole_through_an_unbuffered_launcher(program):
-    done = run("-n", 4, program(LONG_LINES), command=PATIENT, PYTHONUNBUFFERED="1")
-    expected = [str(rank) * 20_000 for rank in range(4) for _ in range(50)]
-    assert sorted(done.stdout.splitlines()) == expected
 
 
 # On each stream, by turns.

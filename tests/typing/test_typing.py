@@ -1,4 +1,4 @@
-"""What type checkers see: wrong programs are refused at the line that is marked, examples are not;
+"""What type checkers see: a wrong program is refused at each line that is marked, examples are not;
 the names they know are those that there are."""
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -19,42 +18,37 @@ from pycollective.bootstrap.init import TRANSPORTS
 from pycollective.compression.sparse_layout import VALUES
 from tests.harness import ROOT
 
-WRONG = sorted((ROOT / "tests" / "typing" / "wrong").glob("*.py"))
-
-
-def marked(program: Path) -> tuple[int, str]:
-    """The line that says `# wrong: ...`, and what is said of it."""
-    lines = enumerate(program.read_text().splitlines(), 1)
-    [(number, text)] = [(i, line.split("# wrong: ")[1]) for i, line in lines if "# wrong: " in line]
-    return number, text
+WRONG = "tests/typing/wrong.py"
+# By line: what is said of it, behind `# wrong: `.
+EXPECTED = {
+    (WRONG, number): line.split("# wrong: ")[1]
+    for number, line in enumerate((ROOT / WRONG).read_text().splitlines(), 1)
+    if "# wrong: " in line
+}
 
 
 def errors(checker: str, *options: str) -> list[tuple[str, int, str]]:
-    """What a type checker finds in the wrong programs and in the examples."""
-    command = [sys.executable, "-m", checker, *options, "tests/typing/wrong", "examples"]
+    """What a type checker finds in the wrong program and in the examples."""
+    command = [sys.executable, "-m", checker, *options, WRONG, "examples"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 1, done.stdout + done.stderr
     found = re.findall(r"^ *(\S+\.pyi?):(\d+)(?::\d+ -|:) error: (.*)$", done.stdout, re.M)
     return [(name.removeprefix(f"{ROOT}/"), int(line), message) for name, line, message in found]
 
 
-EXPECTED = {program.relative_to(ROOT).as_posix(): marked(program) for program in WRONG}
-LINES = {(name, line) for name, (line, _) in EXPECTED.items()}
-
-
-def test_mypy_refuses_each_wrong_program_at_its_line_and_no_example() -> None:
+def test_mypy_refuses_each_wrong_line_and_no_example() -> None:
     # With the options of `make lint`, so with its cache; without one this takes half a minute.
     found = errors("mypy")
     assert len(EXPECTED) >= 10
-    assert {(name, line) for name, line, _ in found} == LINES, found
-    for name, _, message in found:
-        assert EXPECTED[name][1] in message, message
+    assert {(name, line) for name, line, _ in found} == EXPECTED.keys(), found
+    for name, line, message in found:
+        assert EXPECTED[name, line] in message, message
 
 
 def test_pyright_does_too() -> None:
     pytest.importorskip("basedpyright", reason="pip install basedpyright")
     found = errors("basedpyright", "--level", "error", "--pythonpath", sys.executable)
-    assert {(name, line) for name, line, _ in found} == LINES, found
+    assert {(name, line) for name, line, _ in found} == EXPECTED.keys(), found
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,0 @@
-import pycollective as pc
-
-comm = pc.Communicator(0, 4)  # wrong: Too many arguments

@@ -1,4 +1,0 @@
-import pycollective as pc
-
-comm = pc.init(wire="bf17")  # wrong: "wire"
-comm.close()
