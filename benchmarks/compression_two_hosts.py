@@ -1,7 +1,7 @@
 """How much faster is the exchange of gradients between two hosts, compressed?
 
 Two hosts of one rank each, as network namespaces joined by a link of 1 Gbit/s
-(`two_hosts_network.py`), started by torchrun. The gradients are those of a 30 M-parameter GPT
+(`driver.py`), started by torchrun. The gradients are those of a 30 M-parameter GPT
 (`large_gradients.py`), in buckets such as DDP makes: from the last parameter on, the first of
 1 MiB, the others of 25 MiB. All ways take turns in the same processes:
 

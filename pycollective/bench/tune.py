@@ -170,7 +170,6 @@ def turns(
     size: int,
     dtype: str,
     rounds: int,
-    extra: Sequence[str] = (),
 ) -> dict[str, list[float]]:
     """Time an operation by every algorithm that can do it; every rank must call it.
 
@@ -183,7 +182,6 @@ def turns(
         size: bytes of a rank's input or output, whichever is larger.
         dtype: name of the element type.
         rounds: turns of each algorithm.
-        extra: more names for ``algorithm=``, to be measured beside.
 
     Returns:
         Seconds a call of each round, by algorithm, of the rank that was slowest in it.
@@ -192,7 +190,7 @@ def turns(
         AssertionError: two algorithms made different bits of the same inputs, or the first made
             others than the reference, in a first call or in the last one of a turn.
     """
-    names = [*algorithms_for(operation), *extra]
+    names = algorithms_for(operation)
     whole, calls = _calls(communicator, operation, size, dtype, names)
     inputs = whole.copy()
     repeats = {}

@@ -79,29 +79,6 @@ class Traffic:
             self.messages[message // self.ranks] += 1
         seen.update(messages)
 
-    def merge(self, other: Traffic) -> None:
-        """Add what other shards of the same schedule send.
-
-        A message that carries shards of both is one message, and counts once.
-
-        Raises:
-            ValueError: `other` is of another number of ranks or shards.
-        """
-        if (self.ranks, self.shards) != (other.ranks, other.shards):
-            raise ValueError(
-                f"traffic of {self.ranks} ranks and {self.shards} shards, and of {other.ranks} "
-                f"ranks and {other.shards} shards, is not of one schedule"
-            )
-        for step, messages in other._seen.items():
-            self.count_messages(step, messages)
-        for mine, its in (
-            (self.leaves, other.leaves),
-            (self.nodes, other.nodes),
-            (self.results, other.results),
-            (self.adds, other.adds),
-        ):
-            mine[:] = map(int.__add__, mine, its)
-
     def bytes_sent(self, rank: int, element: int, accumulator: int) -> float:
         """Bytes that a rank sends for each element of the whole buffer.
 
@@ -120,8 +97,6 @@ class Fault(AssertionError):
 
 def verify(schedule: Schedule, shards: Iterable[int] | None = None) -> Traffic:
     """Prove a schedule, all of it or some shards, and count what it sends.
-
-    Where parts of a schedule are proved apart, `Traffic.merge` puts their counts together.
 
     Raises:
         Fault: it is wrong.

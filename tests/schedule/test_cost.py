@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pycollective import ConfigurationError
 from pycollective.planning.tuning_table import ELEMENTS
 from pycollective.schedule import ALGORITHMS, Topology
 from pycollective.schedule.cost import TYPICAL, Link, Links, counts, price
@@ -45,20 +44,6 @@ def test_counts_are_those_of_all_ranks_lowered_together(
         for load, most in ((local, busiest.local), (across, busiest.across)):
             assert load.leaves + 2 * load.nodes + load.results == pytest.approx(most)
         assert step.adds == pytest.approx(busiest.adds)
-
-
-@pytest.mark.parametrize("root", [1, 5, 7])
-@pytest.mark.parametrize(("operation", "algorithm"), ALL)
-def test_on_one_host_another_root_costs_as_much(operation: str, algorithm: str, root: int) -> None:
-    """But for a reduce by tree, which goes to rank 0 first: one step more."""
-    topology = Topology.single_host(8)
-    first, other = (
-        observe(operation, algorithm, topology, each).busiest(0, 99, 1) for each in (0, root)
-    )
-    if (operation, algorithm) == ("reduce", "tree"):
-        assert other.steps == first.steps + 1
-    else:
-        assert vars(other) == vars(first)
 
 
 @given(
@@ -109,17 +94,3 @@ def test_nodes_are_priced_in_the_accumulators_type() -> None:
     ]
     # Half a buffer of leaves, then three eighths in nodes.
     assert prices == pytest.approx([875, 500 + 2 * 375])
-
-
-@pytest.mark.parametrize(
-    ("operation", "algorithm", "size", "says"),
-    [
-        ("all_reduce", "direct", -1, "-1 bytes"),
-        ("all_reduce", "rings", 1, "unknown algorithm 'rings'"),
-        ("all_to_all", "ring", 1, "there are direct"),
-        ("all_reduced", "ring", 1, "no schedules for 'all_reduced'"),
-    ],
-)
-def test_what_cannot_be_priced(operation: str, algorithm: str, size: int, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
-        price(operation, algorithm, Topology.single_host(2), size, BF16, TYPICAL)

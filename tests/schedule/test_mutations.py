@@ -161,17 +161,59 @@ def test_an_output_nobody_asked_for_is_caught(case: tuple[Schedule, int]) -> Non
 
 
 RING, SHARD = SPOILT["ring"]
+RIGHT = RING.lowered(SHARD)
+(SENDER, SENT, SEND), (TAKER, TAKEN, TAKE) = (
+    next(positions(RIGHT, kind)) for kind in (Send, Receive)
+)
+LATER = max(positions(RIGHT, Send), key=lambda found: found[1])
+THREE = RIGHT[3]
 
 
-def ring() -> Lowered:
-    return RING.lowered(SHARD)
+def of_rank_3(index: int, kind: Type) -> Lowered:
+    """With another type of its input or its output."""
+    types = [*THREE.types[:index], kind, *THREE.types[index + 1 :]]
+    return {**RIGHT, 3: RankSteps(THREE.steps, types)}
 
 
-def test_a_step_after_a_later_one_is_caught() -> None:
-    rank, index, send = max(positions(ring(), Send), key=lambda found: found[1])
-    late = send._replace(step=send.step + 50)
-    with pytest.raises(Fault, match=r"comes back to this step from step \d+"):
-        check(RING, SHARD, changed(ring(), rank, index, late, send))
+FAULTS: list[tuple[Lowered, str]] = [
+    (
+        changed(RIGHT, *LATER[:2], LATER[2]._replace(step=LATER[2].step + 50), LATER[2]),
+        r"comes back to this step from step \d+",
+    ),
+    (changed(RIGHT, SENDER, SENT, SEND, SEND), rf"rank {SENDER} sends to {SEND.to} twice"),
+    *(
+        (
+            changed(RIGHT, SENDER, SENT, SEND._replace(to=to)),
+            rf"rank {SENDER} sends to {to}, which is no other rank",
+        )
+        for to in (-1, 6, SENDER)
+    ),
+    ({**RIGHT, 6: RankSteps([], [Type.LEAF, Type.RESULT])}, "there is no rank 6"),
+    *(
+        (
+            changed(RIGHT, TAKER, TAKEN, TAKE._replace(buffers=(buffer, *TAKE.buffers[1:]))),
+            rf"writes buffer {buffer}, and has \d",
+        )
+        for buffer in (-1, 99)
+    ),
+    (of_rank_3(INPUT, Type.RESULT), "rank 3's input is a result"),
+    (of_rank_3(OUTPUT, Type.NODE), "rank 3's output is a node"),
+    (
+        {
+            **RIGHT,
+            3: RankSteps(
+                [Copy(-1, len(THREE.types), INPUT), *THREE.steps], [*THREE.types, Type.RESULT]
+            ),
+        },
+        r"rank 3 copies \(3, 4\), which is no result",
+    ),
+]
+
+
+@pytest.mark.parametrize(("wrong", "says"), FAULTS, ids=[says for _, says in FAULTS])
+def test_one_wrong_step_of_a_ring_is_caught(wrong: Lowered, says: str) -> None:
+    with pytest.raises(Fault, match=says):
+        check(RING, SHARD, wrong)
 
 
 def test_a_receive_before_a_send_of_the_same_step_is_caught() -> None:
@@ -185,50 +227,6 @@ def test_a_receive_before_a_send_of_the_same_step_is_caught() -> None:
     swapped = changed(changed(lowered, rank, index + 1, send), rank, index, receive)
     with pytest.raises(Fault, match="does not first send, then receive, then compute"):
         check(schedule, shard, swapped)
-
-
-def test_two_messages_to_one_rank_in_a_step_are_caught() -> None:
-    rank, index, send = next(positions(ring(), Send))
-    with pytest.raises(Fault, match=rf"rank {rank} sends to {send.to} twice"):
-        check(RING, SHARD, changed(ring(), rank, index, send, send))
-
-
-@pytest.mark.parametrize("to", [-1, 6, 0])
-def test_a_message_to_no_other_rank_is_caught(to: int) -> None:
-    rank, index, send = next(positions(ring(), Send))
-    assert rank == 0
-    with pytest.raises(Fault, match=rf"rank 0 sends to {to}, which is no other rank"):
-        check(RING, SHARD, changed(ring(), rank, index, send._replace(to=to)))
-
-
-def test_a_rank_beyond_the_last_is_caught() -> None:
-    with pytest.raises(Fault, match="there is no rank 6"):
-        check(RING, SHARD, {**ring(), 6: RankSteps([], [Type.LEAF, Type.RESULT])})
-
-
-@pytest.mark.parametrize("buffer", [-1, 99])
-def test_a_buffer_that_is_not_there_is_caught(buffer: int) -> None:
-    rank, index, receive = next(positions(ring(), Receive))
-    wrong = receive._replace(buffers=(buffer, *receive.buffers[1:]))
-    with pytest.raises(Fault, match=rf"writes buffer {buffer}, and has \d"):
-        check(RING, SHARD, changed(ring(), rank, index, wrong))
-
-
-@pytest.mark.parametrize(("buffer", "kind"), [(0, "input is a result"), (1, "output is a node")])
-def test_an_input_or_output_of_the_wrong_type_is_caught(buffer: int, kind: str) -> None:
-    lowered = ring()
-    types = list(lowered[3].types)
-    types[buffer] = [Type.RESULT, Type.NODE][buffer]
-    with pytest.raises(Fault, match=rf"rank 3's {kind}"):
-        check(RING, SHARD, {**lowered, 3: RankSteps(lowered[3].steps, types)})
-
-
-def test_a_copy_of_what_is_no_result_is_caught() -> None:
-    lowered = ring()
-    steps, types = lowered[3]
-    copies = RankSteps([Copy(-1, len(types), INPUT), *steps], [*types, Type.RESULT])
-    with pytest.raises(Fault, match=r"rank 3 copies \(3, 4\), which is no result"):
-        check(RING, SHARD, {**lowered, 3: copies})
 
 
 @pytest.mark.parametrize("inner", [(1, 3), (0, 3)])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pycollective.order import Node, cover, parent, sibling, split
 
@@ -63,10 +61,3 @@ def test_cover_is_the_fewest_nodes(leaves: int) -> None:
         for hi in range(lo, leaves + 1):
             expected = pieces((0, leaves), lo, hi) if lo < hi else []
             assert cover(lo, hi, leaves) == expected
-
-
-@given(st.data(), st.integers(1, 5000))
-def test_cover_is_the_fewest_nodes_of_many(data: st.DataObject, leaves: int) -> None:
-    lo = data.draw(st.integers(0, leaves - 1))
-    hi = data.draw(st.integers(lo + 1, leaves))
-    assert cover(lo, hi, leaves) == pieces((0, leaves), lo, hi)

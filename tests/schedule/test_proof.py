@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollective.schedule import OPERATIONS, Topology, algorithms_for, make_schedule
-from pycollective.schedule.proof import Fault, Traffic, verify
+from pycollective.schedule.proof import Fault, verify
 from tests.schedule.mutations import Rotated
 
 ALL = [(op, name) for op in OPERATIONS for name in algorithms_for(op)]
@@ -56,23 +56,6 @@ def test_every_schedule_is_right(
     else:
         assert sum(traffic.adds) == sum(traffic.nodes) == sum(traffic.leaves) == 0
         assert sum(traffic.results) == sum(map(len, sent))
-
-
-@pytest.mark.parametrize(("operation", "algorithm"), ALL)
-def test_parts_proved_apart_count_what_the_whole_does(operation: str, algorithm: str) -> None:
-    schedule = make_schedule(operation, algorithm, Topology.parse("2x4", 8))
-    whole = verify(schedule)
-    for parts in (1, 2, 3, schedule.shards):
-        merged = Traffic(8, schedule.shards)
-        for part in range(parts):
-            merged.merge(verify(schedule, range(part, schedule.shards, parts)))
-        assert merged == whole
-    assert sum(whole.messages) > 0
-
-
-def test_only_parts_of_one_schedule_are_merged() -> None:
-    with pytest.raises(ValueError, match="of 8 ranks and 1 shards, and of 8 ranks and 8 shards"):
-        Traffic(8, 1).merge(Traffic(8, 8))
 
 
 def test_a_fault_names_the_schedule_and_the_shard() -> None:
