@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from tests.bench.test_bench_command import needs_torch
 from tests.launchers import find
 from tests.test_launches import clean_environment
 
@@ -38,14 +37,6 @@ def refuse():
     raise ConfigurationError("not on this rank")
 if sys.argv[3] == "1":
     OwnLibrary._python_call = lambda *arguments: refuse
-main()
-"""
-SHORT = """
-import sys
-from pycollective import host_memory
-from ranks.__main__ import main
-if sys.argv[3] == "1":
-    host_memory.headroom = lambda: host_memory.Headroom(1000, "the limit of a test")
 main()
 """
 FAILS = """
@@ -80,17 +71,6 @@ def test_what_one_rank_refuses_while_the_others_wait_in_the_call():
     seconds, said = bench(REFUSES, 2, "--ranks", 3)
     assert said == "pycollective bench: rank 1 of own: not on this rank\n"
     assert seconds < 100
-
-
-@pytest.mark.parametrize(
-    "peers", [(), pytest.param(("--peers", "torch"), marks=needs_torch)], ids=["own", "torch"]
-)
-def test_memory_that_is_short_on_one_rank(peers):
-    _, said = bench(SHORT, 2, *peers)
-    assert said.startswith("pycollective bench: ")
-    assert "the limit of a test leaves" in said
-    assert "Traceback" not in said
-    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("mpi", ["mpich", pytest.param("openmpi", marks=pytest.mark.storm)])

@@ -85,12 +85,6 @@ def test_a_rank_that_dies_is_named_and_quoted_and_the_others_are_ended():
         assert not any(_alive(pid) for pid in pids)
 
 
-@pytest.fixture
-def all_are_heard(monkeypatch):
-    """Ranks that fail may take what time they need to: who waits for them stops when all have."""
-    monkeypatch.setattr(group_module, "_SETTLE_SECONDS", 30.0)
-
-
 def test_a_rank_that_stalls_is_named_in_time_and_ended():
     with Group("fake", 2, _launch(_SERVE)) as group:
         pids = [reply["pid"] for reply in group.ask({"command": "any"}, 10)]
@@ -139,57 +133,56 @@ def fail(kind, text, at):
 """
 
 
-def _in_time(launch, ranks=2):
-    """What a group that fails as it starts raises, and its processes; within seconds."""
+# A rank may fail before the others have come: rank 0 sleeps before it connects.
+LATE = """
+import sys, time
+if sys.argv[2] == "0":
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "late", "kind", "says"),
+    [
+        (
+            'fail("ConfigurationError", "no room", 1.0) if rank == 1 else time.sleep(60)',
+            *(False, ConfigurationError, "rank 1 of fake: no room"),
+        ),
+        (
+            'fail("ConfigurationError", "no such algorithm", 1.0)',  # a mistake of all ranks
+            *(False, ConfigurationError, "no such algorithm"),
+        ),
+        (  # the first is named
+            'if rank == 0:\n    fail("PeerFailure", "rank 1 has gone", 2.0)\n'
+            'time.sleep(0.05)\nfail("MemoryError", "that much", 1.0)',
+            *(False, RankLost, "rank 1 of fake: MemoryError: that much; its group wrote"),
+        ),
+        (
+            'channel.send({"failed": "ConfigurationError", "text": "no room", "at": 1.0})\n'
+            "sys.exit(1)",
+            *(True, ConfigurationError, "rank 1 of fake: no room"),
+        ),
+    ],
+    ids=["one", "all", "the first of several", "before the others have come"],
+)
+def test_what_ranks_fail_of_is_raised_at_once_and_all_are_ended(
+    monkeypatch, body, late, kind, says
+):
+    # Who waits for ranks that fail, whatever time they need, stops when all have.
+    monkeypatch.setattr(
+        group_module, "_SETTLE_SECONDS", 0.2 if late or "if rank == 1" in body else 30
+    )
+    launch = _launch(_FAIL + body)
+    for command in launch.commands:
+        command[2] = (LATE if late else "") + command[2]
     started = time.monotonic()
-    group = Group("fake", ranks, launch)
+    group = Group("fake", 2, launch)
     processes = group._processes
-    with pytest.raises((ConfigurationError, RankLost)) as raised, group:
+    with pytest.raises(kind) as raised, group:
         pass
     assert time.monotonic() - started < 20
     assert processes == []  # each was waited for
-    return raised.value
-
-
-def test_what_a_rank_fails_of_is_raised_at_once_and_the_others_are_ended():
-    body = _FAIL + 'fail("ConfigurationError", "no room", 1.0) if rank == 1 else time.sleep(60)'
-    error = _in_time(_launch(body, 3), 3)
-    assert isinstance(error, ConfigurationError)
-    assert str(error) == "rank 1 of fake: no room"
-
-
-def test_a_mistake_of_all_ranks_is_not_laid_to_one(all_are_heard):
-    error = _in_time(_launch(_FAIL + 'fail("ConfigurationError", "no such algorithm", 1.0)'))
-    assert isinstance(error, ConfigurationError)
-    assert str(error) == "no such algorithm"
-
-
-def test_of_several_failures_the_first_is_named(all_are_heard):
-    body = """
-if rank == 0:
-    fail("PeerFailure", "rank 1 has gone", 2.0)
-time.sleep(0.05)
-fail("MemoryError", "that much", 1.0)
-"""
-    error = _in_time(_launch(_FAIL + body))
-    assert isinstance(error, RankLost)
-    assert str(error).startswith("rank 1 of fake: MemoryError: that much; its group wrote")
-
-
-def test_a_rank_may_fail_before_the_others_have_come():
-    late = """
-        import sys, time
-        if sys.argv[2] == "0":
-            time.sleep(60)
-    """
-    body = """
-channel.send({"failed": "ConfigurationError", "text": "no room", "at": 1.0})
-sys.exit(1)
-"""
-    launch = _launch(body)
-    for command in launch.commands:
-        command[2] = textwrap.dedent(late) + command[2]
-    assert str(_in_time(launch)) == "rank 1 of fake: no room"
+    assert str(raised.value).startswith(says)
 
 
 def test_what_one_rank_refuses_and_the_others_do_not_ends_the_wait(monkeypatch):
