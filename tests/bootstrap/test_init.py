@@ -181,16 +181,6 @@ def test_explicit_arguments_with_a_store(address, minimal):
         assert error is None
 
 
-def test_two_processes_of_one_rank_are_named_to_all(address):
-    outcomes = run_ranks(join_explicitly, 3, address, PerRank([0, 1, 1]), 3, join=False)
-    pids = [outcomes[1].pid, outcomes[2].pid]
-    for error, took in results(outcomes):
-        assert isinstance(error, pc.ConfigurationError)
-        assert "both claim rank 1" in str(error)
-        assert all(f"process {pid} on " in str(error) for pid in pids)
-        assert took < 5
-
-
 class Overwritten:
     """A minimal store into which another process has written under the same rank."""
 
@@ -209,30 +199,34 @@ def test_two_processes_of_one_rank_in_a_store_that_cannot_count():
         rendezvous.Rendezvous(Overwritten(), 0, 1, 5.0, "").exchange(rendezvous.Record(1), str)
 
 
-@pytest.mark.parametrize("minimal", [False, True])
-def test_ranks_with_other_ideas_of_the_size(address, minimal):
-    sizes = PerRank([2, 3, 2] if minimal else [3, 3, 2])
-    ranks = PerRank([0, 1, 1] if minimal else [0, 2, 1])
-    count = 2 if minimal else 3
-    for error, took in results(
-        run_ranks(join_explicitly, count, address, ranks, sizes, minimal, join=False)
-    ):
-        assert isinstance(error, pc.ConfigurationError)
-        assert "was given size" in str(error)
-        assert took < 5
-
-
 def be_older():
     rendezvous.VERSION = "0.0.1"
 
 
-def test_ranks_of_other_versions(address):
-    changes = PerRank([None, be_older, None])
-    for error, took in results(
-        run_ranks(join_explicitly, 3, address, PerRank([0, 1, 2]), 3, False, changes, join=False)
-    ):
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "minimal", "changes", "said"),
+    [
+        ([0, 1, 1], [3, 3, 3], False, [None] * 3, "both claim rank 1"),
+        ([0, 2, 1], [3, 3, 2], False, [None] * 3, "was given size"),
+        ([0, 1], [2, 3], True, [None] * 2, "was given size"),
+        *(
+            ([0, 1, 2], [3, 3, 3], minimal, [None, be_older, None], "0.0.1 and rank 0")
+            for minimal in (False, True)
+        ),
+    ],
+    ids=["a rank twice", "sizes", "sizes, minimal store", "versions", "versions, minimal store"],
+)
+def test_what_does_not_go_together_is_told_to_all(address, ranks, sizes, minimal, changes, said):
+    outcomes = run_ranks(
+        *(join_explicitly, len(ranks), address, PerRank(ranks), PerRank(sizes), minimal),
+        PerRank(changes),
+        join=False,
+    )
+    for error, took in results(outcomes):
         assert isinstance(error, pc.ConfigurationError)
-        assert "rank 1 runs pycollective 0.0.1 and rank 0" in str(error)
+        assert said in str(error)
+        if "claim" in said:
+            assert all(f"process {each.pid} on " in str(error) for each in outcomes[1:])
         assert took < 5
 
 

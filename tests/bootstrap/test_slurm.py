@@ -133,11 +133,6 @@ def test_the_first_node_of_a_list(nodes, first):
     assert slurm.first_node(nodes) == first
 
 
-def test_a_list_of_no_nodes():
-    with pytest.raises(pc.ConfigurationError, match="names no node"):
-        slurm.first_node("")
-
-
 def talk_as_another_user(comm, name):
     """What a stranger is answered who asks by hand, and why a rank of theirs does not ask."""
     os.setuid(65534)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
-import pytest
-
 from tests.launch.test_launcher import environment
-from tests.launch.test_output import COMMAND, DEFAULT, run
+from tests.launch.test_output import DEFAULT, run
 
 # On both streams; the second line of stdout has no end.
 SCRIPT = r"printf 'out %s\nrest' $RANK; printf 'err %s\n' $RANK >&2"
@@ -76,16 +74,3 @@ def test_a_file_that_cannot_be_written_is_named_and_costs_no_line(tmp_path):
 def test_a_program_that_cannot_be_started_leaves_no_folder(pycollective, tmp_path):
     assert pycollective("run", "--log-dir", tmp_path / "a", "no-such-program").returncode == 2
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("closed", [">&-", "2>&-"])
-def test_a_launcher_without_a_stream_writes_the_file_all_the_same(tmp_path, closed):
-    folder = tmp_path / "a"
-    subprocess.run(
-        ["sh", "-c", f'"$@" {closed}', "sh", *COMMAND, "--log-dir", folder, "sh", "-c", SCRIPT],
-        env={**environment(), "RANK": "0"},
-        timeout=60,
-        check=True,
-        capture_output=True,
-    )
-    assert logs(folder) == {"0/stdout.log": "out 0\nrest", "0/stderr.log": "err 0\n"}

@@ -140,23 +140,6 @@ def test_bytes_between_hosts(row: list[str], column: int, numbers: list[int]) ->
                 assert said == pytest.approx(is_, rel=1e-12), topology
 
 
-def test_what_a_ring_sends_a_hop() -> None:
-    said = re.search(r"makes ([\d., and]+) bytes an element a hop, on average, at 4, 8", PAGE)
-    assert said is not None
-    hops = [
-        sent(proved("reduce_scatter", "ring", Topology.single_host(n)), "ring", 2, 4) * n / (n - 1)
-        for n in (4, 8, 64)
-    ]
-    assert re.findall(r"\d+\.\d", said[1]) == [f"{hop:.1f}" for hop in hops]
-
-
-def test_how_much_more_the_busiest_of_a_ring_sends() -> None:
-    assert "the busiest sends up to a third more at 64 ranks" in PAGE
-    traffic = proved("reduce_scatter", "ring", Topology.single_host(64))
-    busiest = max(traffic.bytes_sent(rank, 2, 4) for rank in range(64))
-    assert 1.3 < busiest / sent(traffic, "ring", 2, 4) < 4 / 3
-
-
 def test_the_largest_partial_of_a_ring() -> None:
     assert "up to `2·(log2(n) - 1)` nodes" in PAGE
     for n in powers(4, 64):
