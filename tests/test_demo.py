@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks import demo
-from benchmarks.demo import DemoFailure, duration, train
-from benchmarks.demo_report import compressed, judge, table
-from benchmarks.demo_train import Configuration, Digits, Result, Settings
+from benchmarks.demo import DemoFailure, train
+from benchmarks.demo_report import compressed, judge
+from benchmarks.demo_train import Configuration, Result, Settings
 
 
 def make_results(
@@ -48,94 +47,65 @@ def gloo_by_cap(which: Configuration) -> str:
     return by_cap(which) if which.backend == "gloo" else same(which)
 
 
-def test_a_kept_promise_is_shown() -> None:
-    verdict = judge(make_results(gloo_by_cap))
-    assert verdict.shown
-    assert verdict.line.startswith("SHOWN: with Gloo the final weights changed with the bucket")
-    assert "with pycollective they were the same bits for every bucket size" in verdict.line
-    assert "16 runs" in verdict.line
+def spoilt(**fields: Any) -> list[Result]:
+    return [replace(each, **fields) for each in make_results(gloo_by_cap)]
 
 
-def test_a_broken_promise_is_said() -> None:
-    verdict = judge(make_results(by_cap))
-    assert not verdict.shown
-    assert verdict.line.startswith("PROMISE BROKEN")
-    assert "with pycollective they changed with the bucket size" in verdict.line
-
-
-def test_a_promise_broken_in_one_dtype_is_broken() -> None:
-    def digest(which: Configuration) -> str:
-        return by_cap(which) if which.gradients == "bf16" else same(which)
-
-    verdict = judge(make_results(digest))
-    assert not verdict.shown
-    own = verdict.line.partition("with pycollective")[2]
-    assert "changed with the bucket size (2 results for 2 sizes) in bf16" in own
-    assert "were the same bits for every bucket size and repeat in fp32" in own
-
-
-def test_a_repeat_that_differs_breaks_the_promise() -> None:
-    verdict = judge(make_results(lambda which: f"{same(which)} {which.repeat}"))
-    assert not verdict.shown
-    assert "with pycollective they changed from one repeat to the next" in verdict.line
-
-
-def test_ranks_that_differ_break_the_promise() -> None:
+def ranks_differ() -> list[Result]:
     results = make_results(gloo_by_cap)
-    results[-1] = replace(results[-1], digests=["a", "a", "a", "b"])
+    return [*results[:-1], replace(results[-1], digests=["a", "a", "a", "b"])]
+
+
+def bf16_by_cap(which: Configuration) -> str:
+    return by_cap(which) if which.gradients == "bf16" else same(which)
+
+
+# Results; what the verdict begins with, and words of it.
+VERDICTS = {
+    "kept": (
+        make_results(gloo_by_cap),
+        "SHOWN: with Gloo the final weights changed with the bucket",
+        ["with pycollective they were the same bits for every bucket size", "16 runs"],
+    ),
+    "Gloo keeps it too": (
+        make_results(same),
+        "SHOWN: with Gloo the final weights were the same",
+        [],
+    ),
+    "broken": (make_results(by_cap), "PROMISE BROKEN", ["they changed with the bucket size"]),
+    "broken in one dtype": (
+        make_results(bf16_by_cap),
+        "PROMISE BROKEN",
+        [
+            "with pycollective they changed with the bucket size (2 results for 2 sizes) in bf16",
+            "were the same bits for every bucket size and repeat in fp32",
+        ],
+    ),
+    "broken by a repeat": (
+        make_results(lambda which: f"{same(which)} {which.repeat}"),
+        "PROMISE BROKEN",
+        ["with pycollective they changed from one repeat to the next"],
+    ),
+    "ranks differ": (
+        ranks_differ(),
+        "PROMISE BROKEN",
+        ["differed between the ranks of one run in bf16"],
+    ),
+    "one size": (make_results(gloo_by_cap, {0.05: 1, 25.0: 1}), "NOTHING", ["the same buckets"]),
+    "two ranks": (spoilt(digests=["a", "a"]), "NOTHING SHOWN", ["three ranks"]),
+    "a loss of NaN": (spoilt(losses=[1.0, math.nan]), "NOTHING SHOWN", ["not finite"]),
+    "an infinite loss": (spoilt(losses=[math.inf, 1.0]), "NOTHING SHOWN", ["not finite"]),
+    "Gloo alone": (make_results(same)[:8], "NOTHING SHOWN", ["pycollective"]),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_the_verdict_says_what_the_results_show(name: str) -> None:
+    results, begins, words = VERDICTS[name]
     verdict = judge(results)
-    assert not verdict.shown
-    assert "differed between the ranks of one run in bf16" in verdict.line
-
-
-def test_gloo_is_not_said_to_change_where_it_does_not() -> None:
-    verdict = judge(make_results(same))
-    assert verdict.shown
-    assert "with Gloo the final weights were the same bits" in verdict.line
-
-
-@pytest.mark.parametrize(
-    ("results", "why"),
-    [
-        (make_results(gloo_by_cap, {0.05: 1, 25.0: 1}), "the same buckets"),
-        ([replace(r, digests=r.digests[:2]) for r in make_results(gloo_by_cap)], "three ranks"),
-        ([replace(r, losses=[1.0, math.nan]) for r in make_results(gloo_by_cap)], "not finite"),
-        ([replace(r, losses=[math.inf, 1.0]) for r in make_results(gloo_by_cap)], "not finite"),
-        ([r for r in make_results(same) if r.configuration.backend == "gloo"], "pycollective"),
-    ],
-)
-def test_runs_that_could_show_nothing_show_nothing(results: list[Result], why: str) -> None:
-    verdict = judge(results)
-    assert not verdict.shown
-    assert verdict.line.startswith("NOTHING SHOWN")
-    assert why in verdict.line
-
-
-def test_the_table_has_a_line_a_run() -> None:
-    results = make_results(lambda which: by_cap(which).replace(" ", "-").ljust(64, "0"))
-    header, *lines = [line.split() for line in table(results) if line]
-    assert header[:4] == ["backend", "gradients", "bucket_cap_mb", "buckets"]
-    assert len(lines) == len(results)
-    assert lines[0][:7] == ["gloo", "bf16", "0.05", "4", "1", "98.0%", "15.00"]
-    assert lines[0][-1] == "gloo-bf16-0.0500"
-
-
-def test_ranks_share_a_batch_without_overlap() -> None:
-    digits = Digits.load()
-    settings = Settings(ranks=4, rank_batch=32)
-    images = torch.cat([digits.batch(0, rank, settings)[0] for rank in range(4)])
-    alone = digits.batch(0, 0, Settings(ranks=1, rank_batch=128))[0]
-    assert torch.equal(images, alone)
-    assert not torch.equal(alone, digits.batch(11, 0, Settings(ranks=1, rank_batch=128))[0])
-
-
-@pytest.mark.parametrize(("cores", "minutes"), [(1, "4 minutes"), (2, "2 minutes")])
-def test_it_says_beforehand_how_long_it_takes(
-    cores: int, minutes: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo.os, "sched_getaffinity", lambda pid: set(range(cores)))
-    said = duration(Settings(), 26, 2)
-    assert said == f"26 runs of 44 steps on 4 ranks: about {minutes} on {cores} idle cores"
+    assert verdict.line.startswith(begins)
+    assert all(each in verdict.line for each in words), verdict.line
+    assert verdict.shown == begins.startswith("SHOWN")
 
 
 @pytest.fixture
@@ -200,16 +170,4 @@ def test_a_failing_rank_ends_the_demo_with_its_error(capfd: pytest.CaptureFixtur
     with pytest.raises(DemoFailure, match=r"rank \d failed in .*no-such-backend"):
         train(Settings(ranks=1), [unknown], time.monotonic() + 110, lambda _: None)
     assert "Unknown backend type no-such-backend" in capfd.readouterr().err
-    assert not multiprocessing.active_children()
-
-
-@pytest.mark.storm
-def test_the_time_limit_ends_the_demo() -> None:
-    with pytest.raises(DemoFailure, match="time limit"):
-        train(
-            Settings(ranks=2),
-            [Configuration("gloo", "fp32", 25.0, 1)],
-            time.monotonic() + 1,
-            lambda _: None,
-        )
     assert not multiprocessing.active_children()
