@@ -102,7 +102,7 @@ scale: install
 	for algorithm in $(SCALED) direct; do \
 	  build/native/plain/test_internode_scale out/scale/$$algorithm.programs || exit 1; done
 
-# Processes that end in every way, 200 times each; the README's examples, 50 times each; what
+# Processes that end in every way, 200 times each; the README's examples; what
 # make gpu runs, on the stand-in for the driver; what else is too long for make test, and for CI's
 # sanitizers.
 storm: install

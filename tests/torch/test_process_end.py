@@ -20,9 +20,8 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
 # One of each kind; all of WAYS in `make storm`.
 USUAL = [
     *("futures_left", "trained", "exception", "slow_callback", "daemon_in_a_collective"),
-    *("plain_not_waited_for", "plain_daemon"),
+    "plain_daemon",
 ]
-LAUNCHERS = {"run": OwnLauncher(), "torchrun": Torchrun()}
 
 
 def end_processes(names, rounds, limit, loops, options=()):
@@ -66,30 +65,12 @@ def test_processes_end_in_every_way_two_hundred_times():
     assert end_processes(names, rounds=200, limit=4 * 3500, loops=cores) == 200 * len(names)
 
 
-def run_example(tmp_path, launcher, example, ranks=4):
-    """The README's example as its reader runs it, with so many ranks."""
+@pytest.mark.storm
+@pytest.mark.parametrize("launcher", [OwnLauncher(), Torchrun()])
+@pytest.mark.parametrize("example", range(len(EXAMPLES)))
+def test_the_readmes_examples_end_well(launcher, example, tmp_path):
     program = tmp_path / "example.py"
     program.write_text(EXAMPLES[example])
-    done = LAUNCHERS[launcher].run(ranks, str(program), timeout=100)
+    done = launcher.run(4, str(program), timeout=100)
     assert done.returncode == 0, done.stderr
     assert "terminate called" not in done.stderr
-
-
-@pytest.mark.storm
-@pytest.mark.parametrize("launcher", ["run", "torchrun"])
-def test_the_readmes_training_ends_well(launcher, tmp_path):
-    run_example(tmp_path, launcher, 0, ranks=2)
-
-
-@pytest.mark.storm
-@pytest.mark.timeout(2 * 3600)
-@pytest.mark.parametrize("example", range(len(EXAMPLES)))
-def test_the_readmes_examples_end_well_fifty_times(example, tmp_path):
-    def run(turn):
-        folder = tmp_path / str(turn)
-        folder.mkdir()
-        run_example(folder, ("run", "torchrun")[turn % 2], example)
-
-    # Two at once: on a machine that is as busy as that, threads are interrupted anywhere.
-    with ThreadPoolExecutor(2) as both:
-        assert len(list(both.map(run, range(50)))) == 50

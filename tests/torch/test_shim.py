@@ -116,38 +116,6 @@ def test_the_error_names_torch_what_there_is_and_the_cure(package, monkeypatch):
     assert "prebuilt for this Python: none. " in refusal()
 
 
-def test_a_shim_of_another_torch_is_not_loaded_and_another_that_fits_is(
-    package, loaded, monkeypatch
-):
-    own = stamped(package / f"_torch{loading.SUFFIX}", "2.12.0")
-    assert f"{own} was built for torch 2.12; prebuilt" in refusal()
-    assert loaded == []
-    cached = in_cache()
-    loading.load()
-    assert loaded == [cached]
-
-
-def test_a_prebuilt_shim_is_for_releases(package, loaded, monkeypatch):
-    stamped(loading.PREBUILT / loading.prebuilt_name("2.99"), "2.99.0")
-    for version in ("2.99.0a0+git1234567", "2.99.0.dev20260101+cpu"):
-        as_torch(monkeypatch, version)
-        assert version in refusal()
-
-
-def test_beside_a_checkout_a_prebuilt_shim_may_be_of_older_sources(package, loaded, monkeypatch):
-    monkeypatch.setattr(loading, "in_a_wheel", lambda: False)
-    stamped(loading.PREBUILT / loading.prebuilt_name(".".join(HERE.split(".")[:2])), HERE)
-    assert "prebuilt for this Python: none" in refusal()
-    assert loaded == []
-
-
-def test_what_is_not_a_shim_is_not_loaded(package, loaded):
-    own = package / f"_torch{loading.SUFFIX}"
-    own.write_bytes(b"\x7fELF")
-    assert f"{own} does not say for which torch it was built" in refusal()
-    assert loaded == []
-
-
 @pytest.mark.skipif(not compiling.compiler(), reason="needs a C++ compiler")
 def test_an_undefined_symbol_becomes_an_error_that_says_what_to_do(package, tmp_path):
     source = tmp_path / "shim.cpp"
@@ -163,10 +131,6 @@ def test_an_undefined_symbol_becomes_an_error_that_says_what_to_do(package, tmp_
     assert f"{own} does not fit this torch (" in message
     assert "undefined symbol: of_another_torch" in message
     assert "To build one: pycollective build-torch" in message
-
-
-def test_the_stamp_of_the_own_shim_is_the_torch_that_it_was_built_for():
-    assert loading.minor_of(OWN) == ".".join(HERE.split(".")[:2])
 
 
 def test_the_extra_and_the_advice_name_the_same_torch():
@@ -192,25 +156,42 @@ def test_the_cached_shim_is_of_the_sources_and_of_torchs_version(monkeypatch, tm
     assert loading.cache_name("2.13.0") != name
 
 
-@pytest.mark.parametrize("which", ["folder", "file"])
-@pytest.mark.parametrize("mode", [0o720, 0o702])
-def test_a_cache_that_others_may_write_to_is_refused(package, loaded, which, mode):
-    path = in_cache()
-    spoiled = path if which == "file" else path.parent
-    spoiled.chmod(mode)
-    assert f"{spoiled} is refused: others may write to it" in refusal()
-    if which == "folder":
-        with pytest.raises(ConfigurationError, match="is refused: others may write"):
-            building.build(print)
-    spoiled.chmod(0o700)
-    loading.load()
-    assert loaded == [path]
+def of_another_torch(package, monkeypatch):
+    return stamped(package / f"_torch{loading.SUFFIX}", "2.12.0")
 
 
-def test_a_cache_of_another_user_is_refused(package, loaded, monkeypatch):
+def without_a_stamp(package, monkeypatch):
+    own = stamped(package / f"_torch{loading.SUFFIX}", "2.12.0")
+    own.write_bytes(b"\x7fELF")
+    return own
+
+
+def before_a_release(package, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.99.0.dev20260101+cpu")
+    stamped(loading.PREBUILT / loading.prebuilt_name("2.99"), "2.99.0")
+
+
+def beside_a_checkout(package, monkeypatch):  # it may be of older sources
+    monkeypatch.setattr(loading, "in_a_wheel", lambda: False)
+    stamped(loading.PREBUILT / loading.prebuilt_name(".".join(HERE.split(".")[:2])), HERE)
+
+
+def writable_folder(package, monkeypatch):
+    folder = in_cache().parent
+    folder.chmod(0o720)
+    with pytest.raises(ConfigurationError, match="is refused: others may write"):
+        building.build(print)
+    return folder
+
+
+def writable_file(package, monkeypatch):
     path = in_cache()
-    owner = path.stat().st_uid
-    real = os.lstat
+    path.chmod(0o702)
+    return path
+
+
+def another_users(package, monkeypatch):
+    path, real, owner = in_cache(), os.lstat, os.geteuid()
 
     def lstat(name):
         found = list(real(name))
@@ -218,24 +199,50 @@ def test_a_cache_of_another_user_is_refused(package, loaded, monkeypatch):
         return os.stat_result(found)
 
     monkeypatch.setattr(os, "lstat", lstat)
-    monkeypatch.setattr(os, "geteuid", lambda: owner)
-    assert f"{path} is refused: it is user {owner + 1}'s" in refusal()
+    return path
 
 
-def test_a_link_in_the_cache_is_refused(package, loaded, tmp_path):
+def a_link(package, monkeypatch):
     path = in_cache()
-    path.rename(tmp_path / "elsewhere")
-    path.symlink_to(tmp_path / "elsewhere")
-    assert f"{path} is refused: it is a symbolic link" in refusal()
+    path.rename(package / "elsewhere")
+    path.symlink_to(package / "elsewhere")
+    return path
 
 
-def test_without_a_home_the_cache_says_so(package, monkeypatch):
+def without_a_home(package, monkeypatch):
     def home():
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setattr(Path, "home", home)
-    assert "there is no cache: Could not determine home directory. Set XDG_CACHE_HOME" in refusal()
+
+
+# How a shim is laid that must not be loaded, whose path is returned; what is said of it.
+SPOILT = {
+    of_another_torch: "{} was built for torch 2.12; prebuilt",
+    without_a_stamp: "{} does not say for which torch it was built",
+    before_a_release: "torch 2.99.0.dev20260101",
+    beside_a_checkout: "prebuilt for this Python: none",
+    writable_folder: "{} is refused: others may write to it",
+    writable_file: "{} is refused: others may write to it",
+    another_users: "{} is refused: it is user",
+    a_link: "{} is refused: it is a symbolic link",
+    without_a_home: "there is no cache: Could not determine home directory. Set XDG_CACHE_HOME",
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil.__name__)
+def test_what_does_not_fit_is_not_loaded(package, loaded, monkeypatch, spoil):
+    path = spoil(package, monkeypatch)
+    assert SPOILT[spoil].format(path) in refusal()
+    assert loaded == []
+
+
+def test_beside_a_shim_of_another_torch_one_that_fits_is_loaded(package, loaded, monkeypatch):
+    of_another_torch(package, monkeypatch)
+    cached = in_cache()
+    loading.load()
+    assert loaded == [cached]
 
 
 @pytest.fixture

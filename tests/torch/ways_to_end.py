@@ -226,29 +226,6 @@ def daemon_waits_for_a_future(rank, *place):
         in_a_daemon(future.wait)
 
 
-def plain_not_waited_for(rank, *place):
-    comm = join_plain(rank, *place)
-    for _ in range(5):
-        comm.all_reduce(np.ones(100_000, np.float32), async_op=True)
-
-
-def plain_split_left(rank, *place):
-    comm = join_plain(rank, *place)
-    halves = [comm.split(0) for _ in range(3)]
-    work = halves[0].all_reduce(np.ones(100_000, np.float32), async_op=True)
-    if rank == 0:
-        work.wait()
-    comm.close()
-
-
-def plain_let_go_of(rank, *place):
-    comm = join_plain(rank, *place)
-    if rank == 0:
-        comm.split(0).all_reduce(np.ones(100_000, np.float32), async_op=True)
-    else:
-        comm.split(0)
-
-
 def plain_daemon(rank, *place):
     comm = join_plain(rank, *place)
     in_a_daemon(lambda: comm.recv(np.ones(10), (rank + 1) % comm.size))
@@ -266,14 +243,6 @@ def plain_daemon_loop(rank, *place):
                 continue
 
     in_a_daemon(loop)
-
-
-def plain_exception(rank, *place):
-    comm = join_plain(rank, *place)
-    sub = comm.split(0)
-    if rank == 0:
-        raise ValueError("a bad batch")
-    sub.all_reduce(np.ones(10))
 
 
 # Each way, and the statuses with which its ranks may end. (With 1 where a peer left or aborted.)
@@ -294,10 +263,6 @@ WAYS = {
     daemon_in_a_collective: {0},
     daemon_waits_for_a_work: {0},
     daemon_waits_for_a_future: {0},
-    plain_not_waited_for: {0, 1},  # who is told of the abort while it still issues raises
-    plain_split_left: {0, 1},
-    plain_let_go_of: {0},
     plain_daemon: {0},
     plain_daemon_loop: {0},
-    plain_exception: {1},
 }
