@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from tests.harness import Ranks, asleep, await_, results, run_ranks
+from tests.harness import RankPool, Ranks, asleep, await_, results, run_ranks
 
 pytestmark = pytest.mark.alone  # how soon is part of it
 
 MIB = 1 << 20
+COUNT = 200_000  # so many that each rank waits for those of the other host
 
 
 def reduce_until_failure(comm, folder, fork=False):
@@ -79,7 +80,7 @@ def test_a_killed_rank_is_named_on_every_other(tmp_path, size, fork):
 
 def comes_late(group):
     await_(lambda: group.failure is not None)
-    group.all_reduce(np.ones(10, np.float32))
+    group.all_reduce(np.ones(COUNT))
 
 
 def fails_in_a_with_block(group):
@@ -87,54 +88,67 @@ def fails_in_a_with_block(group):
         raise ValueError("bad batch")
 
 
-# What rank 1 does while the others all-reduce; the error that they get; what its message says.
+# What one rank does while the others all-reduce; the error that they get; what its message says.
 # In how many ways calls differ, and what is said then: csrc/tests/test_failure.cpp.
 CAUSES = {
-    "late": (comes_late, pc.CollectiveTimeout, ["rank(s) 1 have not called it"]),
+    "late": (comes_late, pc.CollectiveTimeout, ["rank(s) {} have not called it"]),
     "mismatch": (
-        lambda group: group.all_reduce(np.ones(11, np.float32)),
-        *(pc.CollectiveMismatch, ["rank 0", "rank 1", "count 10", "count 11"]),
+        lambda group: group.all_reduce(np.ones(COUNT + 1)),
+        *(pc.CollectiveMismatch, ["rank {}", f"count {COUNT}", f"count {COUNT + 1}"]),
     ),
     "aborted": (
         lambda group: group.abort("the data ran out"),
-        *(pc.CollectiveAborted, ["rank 1 aborted", "the data ran out"]),
+        *(pc.CollectiveAborted, ["rank {} aborted", "the data ran out"]),
     ),
     "left": (
         lambda group: group.close(),
-        *(pc.PeerFailure, ["rank 1 (pid", "closed its communicator"]),
+        *(pc.PeerFailure, ["rank {} ", "closed its communicator"]),
     ),
     "exception": (
         fails_in_a_with_block,
-        *(pc.CollectiveAborted, ["rank 1 aborted", "ValueError: bad batch"]),
+        *(pc.CollectiveAborted, ["rank {} aborted", "ValueError: bad batch"]),
     ),
 }
 
 
-def meet(comm, cause):
+def meet(comm, cause, culprit):
     """What a rank is told, and whether its array still holds what it held."""
     with comm.split(0) as group:
-        group.barrier()
+        comm.barrier()  # all have made it, and are told of what comes
         if cause == "late":
             group.timeout = 0.5
-        x = np.full(10, comm.rank + 1, np.float32)
+        x = np.full(COUNT, comm.rank + 1.0)
         error = None
         try:
-            CAUSES[cause][0](group) if comm.rank == 1 else group.all_reduce(x)
+            CAUSES[cause][0](group) if comm.rank == culprit else group.all_reduce(x)
         except pc.CollectiveError as raised:
             error = raised
     comm.barrier()  # which has not failed
     return error, bool((x == comm.rank + 1).all())
 
 
+@pytest.fixture(scope="module")
+def between_hosts():
+    """Ranks 0 and 1 on one host, as far as they know, and rank 2 on another."""
+    pytest.importorskip("torch")
+    hosts = {"PYCOLLECTIVE_TOPOLOGY": "2,1"}
+    pool = RankPool(3, module="tests.torch.programs", variables=hosts)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("cause", CAUSES)
-def test_a_failure_has_its_type_and_names_the_culprit(pool, cause):
+def test_a_failure_has_its_type_and_names_the_culprit(pool, between_hosts, cause, hosts):
     _, kind, words = CAUSES[cause]
-    first, second, third = pool(3).call(meet, cause)
-    for error, untouched in (first, third):
+    ranks = pool(3) if hosts == 1 else between_hosts
+    outcomes = ranks.call(meet, cause, hosts)  # on two hosts, who is alone on the second
+    own, _ = outcomes.pop(hosts)
+    for error, untouched in outcomes:
         assert type(error) is kind
-        assert all(each in str(error) for each in words), error
+        assert all(each.format(hosts) in str(error) for each in words), error
         assert untouched
-    assert type(second[0]) is (kind if cause in ("late", "mismatch") else type(None))
+    assert type(own) is (kind if cause in ("late", "mismatch") else type(None))
 
 
 def block(comm, folder):

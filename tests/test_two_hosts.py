@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,22 @@ def on_one_host(program: str) -> list[list[str]]:
     return answers
 
 
+def run_together(commands: Iterable[tuple[list[str], dict[str, str]]]) -> list[tuple[str, str]]:
+    """What each command has written, in its environment; all must succeed."""
+    pipe = subprocess.PIPE
+    jobs = [
+        subprocess.Popen(command, env=env, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+        for command, env in commands
+    ]
+    try:
+        outputs = [job.communicate(timeout=200) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    assert [job.returncode for job in jobs] == [0, 0], outputs
+    return outputs
+
+
 @pytest.mark.storm
 def test_two_hosts(program: str, on_one_host: list[list[str]]) -> None:
     problem = why_not()
@@ -94,24 +111,14 @@ def test_two_hosts(program: str, on_one_host: list[list[str]]) -> None:
         pytest.skip(problem)
     clean = Launcher().environment()
     with two_hosts() as hosts:
-        jobs = [
-            subprocess.Popen(
+        outputs = run_together(
+            (
                 host.torchrun(Path(sys.executable), 2, node, program),
-                env={**host.environment(), **clean, "GLOO_SOCKET_IFNAME": host.interface},
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+                {**host.environment(), **clean, "GLOO_SOCKET_IFNAME": host.interface},
             )
             for node, host in enumerate(hosts)
-        ]
-        try:
-            outputs = [job.communicate(timeout=200) for job in jobs]
-        finally:
-            for job in jobs:
-                job.kill()
+        )
         sent = [host.bytes_sent() for host in hosts]
-    assert [job.returncode for job in jobs] == [0, 0], outputs
     answers = said("".join(out for out, _ in outputs))
     assert {each[1] for each in answers} == {"2"}
     assert [each[2:] for each in answers] == [each[2:] for each in on_one_host]
@@ -144,21 +151,9 @@ def test_two_hosts_whose_names_lead_to_themselves(tmp_path: Path) -> None:
     clean.pop("GLOO_SOCKET_IFNAME", None)
     with two_hosts() as hosts:
         place = f"tcp://{hosts[0].address}:29517"
-        jobs = [
-            subprocess.Popen(
-                host.command(sys.executable, str(program), str(rank), place),
-                env=clean,
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+        outputs = run_together(
+            (host.command(sys.executable, str(program), str(rank), place), clean)
             for rank, host in enumerate(hosts)
-        ]
-        try:
-            outputs = [job.communicate(timeout=80) for job in jobs]
-        finally:
-            for job in jobs:
-                job.kill()
+        )
     for rank, (out, err) in enumerate(outputs):
         assert out == f"RANK {rank}: (0, 1) 3.0\n", err
