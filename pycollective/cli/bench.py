@@ -11,6 +11,7 @@ from pathlib import Path
 from pycollective.cli.common import (
     Parsers,
     add_command,
+    option,
     progress_line,
     refuse_inside_a_launch,
 )
@@ -34,164 +35,114 @@ def add(parsers: Parsers) -> None:
 
 
 def _add_what(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        *("-n", "--ranks"),
-        type=int,
-        default=2,
-        metavar="N",
-        help="ranks of each library (default: %(default)s)",
-    )
+    option(group, "-n --ranks", "N", "ranks of each library", 2, int)
     sizes = "bytes of the whole message; K, M and G are binary (default: %(default)s)"
-    group.add_argument(
-        *("-b", "--minbytes"), default="1K", metavar="BYTES", help=f"smallest size: {sizes}"
+    option(group, "-b --minbytes", "BYTES", f"smallest size: {sizes}", "1K")
+    option(group, "-e --maxbytes", "BYTES", f"largest size: {sizes}", "64M")
+    option(
+        group, "-f --stepfactor", "TIMES", "each size is this many times the one before", 2.0, float
     )
-    group.add_argument(
-        "-e", "--maxbytes", default="64M", metavar="BYTES", help=f"largest size: {sizes}"
+    option(
+        group,
+        "-i --stepbytes",
+        "BYTES",
+        "sizes this far apart, instead of -f (default: by -f)",
+        "0",
     )
-    group.add_argument(
-        *("-f", "--stepfactor"),
-        type=float,
-        default=2.0,
-        metavar="TIMES",
-        help="each size is this many times the one before (default: %(default)g)",
-    )
-    group.add_argument(
-        *("-i", "--stepbytes"),
-        default="0",
-        metavar="BYTES",
-        help="sizes this far apart, instead of -f (default: by -f)",
-    )
-    group.add_argument(
-        *("-d", "--dtype"),
-        default="float32",
-        metavar="NAME",
-        help="element type; half, float and double too (default: %(default)s)",
-    )
-    group.add_argument(
-        *("-o", "--op"),
-        default="sum",
-        metavar="NAME",
-        help="sum, avg, prod, min, max, band, bor or bxor (default: %(default)s)",
-    )
-    group.add_argument(
-        *("-r", "--root"),
-        type=int,
-        default=0,
-        metavar="RANK",
-        help="root of broadcast (default: %(default)s)",
-    )
-    group.add_argument(
-        "--algorithm",
-        default="auto",
-        metavar="NAME",
-        help="of pycollective's own ranks (default: %(default)s)",
-    )
-    group.add_argument(
+    option(group, "-d --dtype", "NAME", "element type; half, float and double too", "float32")
+    option(group, "-o --op", "NAME", "sum, avg, prod, min, max, band, bor or bxor", "sum")
+    option(group, "-r --root", "RANK", "root of broadcast", 0, int)
+    option(group, "--algorithm", "NAME", "of pycollective's own ranks", "auto")
+    option(
+        group,
         "--peers",
-        default="",
-        metavar="NAMES",
-        help="measure beside these, with commas between: gloo, mpich, openmpi, openmpi-nocma, "
+        "NAMES",
+        "measure beside these, with commas between: gloo, mpich, openmpi, openmpi-nocma, "
         "torch, native; on GPUs nccl (default: none)",
+        "",
     )
 
 
 def _add_how(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--rounds",
-        type=int,
-        default=7,
-        metavar="N",
-        help="turns that each library has at each size (default: %(default)s)",
-    )
-    group.add_argument(
+    option(group, "--rounds", "N", "turns that each library has at each size", 7, int)
+    option(
+        group,
         "--iterations",
-        type=int,
-        default=0,
-        metavar="N",
-        help="timed calls a round (default: as many as take some 20 ms)",
+        "N",
+        "timed calls a round (default: as many as take some 20 ms)",
+        0,
+        int,
     )
-    group.add_argument(
-        *("-w", "--warmup"),
-        type=int,
-        default=5,
-        metavar="N",
-        help="untimed calls before each size (default: %(default)s)",
-    )
-    group.add_argument(
-        *("-c", "--check"),
-        type=int,
-        default=1,
-        metavar="N",
-        help="calls a size that are verified, beside the last timed one; 0: none (default: "
-        "%(default)s)",
+    option(group, "-w --warmup", "N", "untimed calls before each size", 5, int)
+    option(
+        group,
+        "-c --check",
+        "N",
+        "calls a size that are verified, beside the last timed one; 0: none",
+        1,
+        int,
     )
 
 
 def _add_where(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--device",
-        default="cpu",
-        metavar="NAME",
-        help="where arrays lie: cpu, or cuda, each host's GPUs in turn (default: %(default)s)",
+    option(
+        group, "--device", "NAME", "where arrays lie: cpu, or cuda, each host's GPUs in turn", "cpu"
     )
-    group.add_argument(
+    option(
+        group,
         "--topology",
-        default="",
-        metavar="HOSTS",
-        help="hosts that pycollective's own ranks simulate, such as 2x2 (default: "
+        "HOSTS",
+        "hosts that pycollective's own ranks simulate, such as 2x2 (default: "
         "PYCOLLECTIVE_TOPOLOGY, else the real one)",
+        "",
     )
-    group.add_argument(
+    option(
+        group,
         "--wire",
-        default="",
-        metavar="NAME",
-        help="how what they send to other hosts travels: raw or exact (default: "
+        "NAME",
+        "how what they send to other hosts travels: raw or exact (default: "
         "PYCOLLECTIVE_WIRE, else raw)",
+        "",
     )
     for mpi in ("mpich", "openmpi"):
-        group.add_argument(
-            f"--{mpi}-env",
-            default="",
-            metavar="DIR",
-            help=f"its environment, with mpi4py (default: .venv-{mpi})",
+        option(
+            group, f"--{mpi}-env", "DIR", f"its environment, with mpi4py (default: .venv-{mpi})", ""
         )
 
 
 def _add_results(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        *("-J", "--json"),
-        type=Path,
-        metavar="FILE",
-        help="write the whole record there (default: nowhere)",
+    option(
+        group, "-J --json", "FILE", "write the whole record there (default: nowhere)", None, Path
     )
-    group.add_argument(
+    option(
+        group,
         "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw time against size, as PNG, SVG or PDF, with matplotlib (default: no picture)",
+        "FILE",
+        "draw time against size, as PNG, SVG or PDF, with matplotlib (default: no picture)",
+        None,
+        Path,
     )
 
 
 def _add_other(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    option(
+        group,
         "--tune",
-        type=Path,
-        metavar="FILE",
-        help="every algorithm; adds it to this table for algorithm='auto' (default: no table)",
+        "FILE",
+        "every algorithm; adds it to this table for algorithm='auto' (default: no table)",
+        None,
+        Path,
     )
-    group.add_argument(
+    option(
+        group,
         "--codec",
-        default="",
-        metavar="NAME",
-        help="a codec (exact, one_bit, int8, top_k) beside dense calls, and whether it pays "
+        "NAME",
+        "a codec (exact, one_bit, int8, top_k) beside dense calls, and whether it pays "
         "(default: none)",
+        "",
     )
-    group.add_argument(
-        "--density",
-        type=float,
-        default=0.01,
-        metavar="SHARE",
-        help="share of the elements that --codec top_k sends (default: %(default)g)",
+    option(
+        group, "--density", "SHARE", "share of the elements that --codec top_k sends", 0.01, float
     )
 
 

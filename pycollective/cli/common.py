@@ -58,6 +58,29 @@ def add_command(
     return parser
 
 
+def option(
+    group: Any,
+    names: str,
+    metavar: str,
+    text: str,
+    default: Any = None,
+    kind: Callable[[str], Any] = str,
+) -> None:
+    """Declare an option that takes a value.
+
+    Args:
+        group: the parser, or a group of it.
+        names: with spaces between.
+        metavar: what the help calls the value.
+        text: the help; the default is added unless it says that in words.
+        default: the value without the option.
+        kind: makes the value of a word.
+    """
+    if "(default: " not in text:
+        text += f" (default: %(default){'g' if kind is float else 's'})"
+    group.add_argument(*names.split(), type=kind, default=default, metavar=metavar, help=text)
+
+
 def refuse_inside_a_launch(what: str, instead: str) -> None:
     """Raise if a launcher has started this process: each of its ranks would start ranks.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pycollective.cli.common import Parsers, add_command
+from pycollective.cli.common import Parsers, add_command, option
 from pycollective.launch.launcher import launch
 
 _WITH_A_VALUE = ("-n", "--ranks", "--log-dir")
@@ -14,13 +14,7 @@ _WITH_A_VALUE = ("-n", "--ranks", "--log-dir")
 def add(parsers: Parsers) -> None:
     """Declare the command."""
     parser = add_command(parsers, run, "[options] PROGRAM [argument ...]")
-    parser.add_argument(
-        *("-n", "--ranks"),
-        type=int,
-        default=1,
-        metavar="N",
-        help="ranks to start (default: %(default)s)",
-    )
+    option(parser, "-n --ranks", "N", "ranks to start", 1, int)
     parser.add_argument(
         "--tag-output",
         action="store_true",
@@ -35,12 +29,14 @@ def add(parsers: Parsers) -> None:
         default=None,
         help="leave each line as the rank wrote it",
     )
-    parser.add_argument(
+    option(
+        parser,
         "--log-dir",
-        type=Path,
-        metavar="DIR",
-        help="write what rank R prints to DIR/R/stdout.log and DIR/R/stderr.log too, without "
+        "DIR",
+        "write what rank R prints to DIR/R/stdout.log and DIR/R/stderr.log too, without "
         "tags; DIR must be new or empty (default: no files)",
+        None,
+        Path,
     )
 
 

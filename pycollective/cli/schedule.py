@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pycollective.cli import schedule_plan, schedule_table
-from pycollective.cli.common import Parsers, add_command, progress_line
+from pycollective.cli.common import Parsers, add_command, option, progress_line
 from pycollective.cli.schedule_messages import Counts, Sizes
 from pycollective.errors import ConfigurationError
 from pycollective.planning.tuning_table import ELEMENTS
@@ -33,59 +33,42 @@ def add(parsers: Parsers) -> None:
     parser.add_argument(
         *("-n", "--ranks"), type=int, required=True, metavar="N", help="number of ranks (required)"
     )
-    parser.add_argument(
-        "--operation",
-        default="all_reduce",
-        metavar="NAME",
-        help="a collective that the algorithm can do (default: %(default)s)",
-    )
-    parser.add_argument(
+    option(parser, "--operation", "NAME", "a collective that the algorithm can do", "all_reduce")
+    option(
+        parser,
         "--topology",
-        default="",
-        metavar="HOSTS",
-        help="2x4: two hosts of four ranks; 3,1: a host of three and one of one (default: one "
-        "host)",
+        "HOSTS",
+        "2x4: two hosts of four ranks; 3,1: a host of three and one of one (default: one host)",
+        "",
     )
-    parser.add_argument(
-        *("-r", "--root"),
-        type=int,
-        default=0,
-        metavar="RANK",
-        help="where the operation has one (default: %(default)s)",
-    )
-    parser.add_argument(
-        *("-d", "--dtype"),
-        default="bfloat16",
-        metavar="NAME",
-        help="element type (default: %(default)s)",
-    )
-    parser.add_argument(
+    option(parser, "-r --root", "RANK", "where the operation has one", 0, int)
+    option(parser, "-d --dtype", "NAME", "element type", "bfloat16")
+    option(
+        parser,
         "--size",
-        default="16M",
-        metavar="BYTES",
-        help="a rank's input or output, whichever is larger; K, M and G are binary (default: "
-        "%(default)s)",
+        "BYTES",
+        "a rank's input or output, whichever is larger; K, M and G are binary",
+        "16M",
     )
-    parser.add_argument(
+    option(
+        parser,
         "--picture",
-        type=Path,
-        metavar="FILE",
-        help="draw who sends what when, as PNG, SVG or PDF, with matplotlib (default: no picture)",
+        "FILE",
+        "draw who sends what when, as PNG, SVG or PDF, with matplotlib (default: no picture)",
+        None,
+        Path,
     )
-    parser.add_argument(
-        "--shard",
-        type=int,
-        default=0,
-        metavar="NUMBER",
-        help="shard that the picture follows; the others are faint (default: %(default)s)",
+    option(
+        parser, "--shard", "NUMBER", "shard that the picture follows; the others are faint", 0, int
     )
-    parser.add_argument(
+    option(
+        parser,
         "--shards",
-        type=int,
-        default=0,
-        metavar="COUNT",
-        help="prove and count so many shards, spread evenly (default: all of them, or "
+        "COUNT",
+        "prove and count so many shards, spread evenly (default: all of them, or "
         f"{_SOME} where that would take minutes)",
+        0,
+        int,
     )
     parser.add_argument(
         "--no-verify",
@@ -98,12 +81,7 @@ def add(parsers: Parsers) -> None:
         action="store_true",
         help="print also what the engine carries out for a rank",
     )
-    parser.add_argument(
-        "--rank",
-        default="",
-        metavar="RANK",
-        help="whose plan that is: a rank's number, or all (default: 0)",
-    )
+    option(parser, "--rank", "RANK", "whose plan that is: a rank's number, or all (default: 0)", "")
 
 
 def schedule(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import sys
 from pycollective.cli.common import (
     Parsers,
     add_command,
+    option,
     progress_line,
     refuse_inside_a_launch,
 )
@@ -23,11 +24,13 @@ _STATUSES = (0, 1, 2, 3, *(128 + each for each in (signal.SIGHUP, signal.SIGINT,
 def add(parsers: Parsers) -> None:
     """Declare the command."""
     parser = add_command(parsers, verify, "[options]")
-    parser.add_argument(
-        *("-n", "--ranks"),
-        type=int,
-        metavar="N",
-        help="ranks to start, outside a launch (default: join the launch, or be alone)",
+    option(
+        parser,
+        "-n --ranks",
+        "N",
+        "ranks to start, outside a launch (default: join the launch, or be alone)",
+        None,
+        int,
     )
     for name in ("--operation", "--algorithm"):
         parser.add_argument(
@@ -50,18 +53,15 @@ def add(parsers: Parsers) -> None:
     parser.add_argument(
         "--table", action="store_true", help="a line a combination (default: wrong ones alone)"
     )
-    parser.add_argument(
+    option(
+        parser,
         "--device",
-        default="cpu",
-        metavar="NAME",
-        help="where arrays lie: cpu, or cuda, each host's GPUs in turn (default: %(default)s)",
+        "NAME",
+        "where arrays lie: cpu, or cuda, each host's GPUs in turn",
+        "cpu",
     )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="that joining, and each operation, may take (default: %(default)g)",
+    option(
+        parser, "--timeout", "SECONDS", "that joining, and each operation, may take", 60.0, float
     )
 
 
