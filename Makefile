@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 SOURCES := $(shell find csrc tests/cuda_driver benchmarks -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' 2>/dev/null)
 # What the build reads besides.
-EMBEDDED := $(wildcard csrc/cuda/embed.py csrc/cuda/nvrtc/*)
+EMBEDDED := csrc/cuda/embed.py
 
 .PHONY: install build shims demo test mpi-environments test-together test-alone test-mpi test-torch-suite wheel test-wheel examples storm scale bench gpu lint format standin native-parts sanitize clean
 

@@ -68,7 +68,7 @@ def _hot_first(objects: list[str]) -> list[str]:
 
 
 # What csrc/cuda/embed.py puts into the core.
-KERNEL_FILES = glob.glob("csrc/cuda/*.*") + glob.glob("csrc/cuda/nvrtc/*")
+KERNEL_FILES = glob.glob("csrc/cuda/*.*")
 
 # Parts of one another, which stand for nothing by themselves, are .inl.
 HEADERS = [path for end in ("h", "inl") for path in glob.glob(f"csrc/**/*.{end}", recursive=True)]

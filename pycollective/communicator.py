@@ -16,9 +16,9 @@ from types import TracebackType
 import numpy as np
 
 from pycollective import _core, host_memory
+from pycollective import device_path as device_paths
 from pycollective.agree import agree
 from pycollective.errors import CollectiveError, ConfigurationError
-from pycollective.gpu import device_path as device_paths
 from pycollective.placement import number_hosts
 from pycollective.planning.world import World
 from pycollective.typing import Wire

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective import agree, host_memory
+from pycollective import agree, device_path, host_memory
 from pycollective.compression import OneBitState
-from pycollective.gpu import device_path
 from tests.harness import results, run_ranks
 
 

@@ -14,7 +14,6 @@
 #include <string>
 
 #include "peer_calls.h"
-#include "timer.h"
 
 namespace pycollective::testing {
 namespace {
@@ -76,8 +75,8 @@ class Measurement {
       ranks->check_no_endings();
       call.check(*ranks);
     }
-    const double with = cuda::median(times[kLooks]), without = cuda::median(times[kDoesNot]);
-    const double again = cuda::median(times[kLooksToo]);
+    const double with = median(times[kLooks]), without = median(times[kDoesNot]);
+    const double again = median(times[kLooksToo]);
     char line[200];
     std::snprintf(line, sizeof line,
                   "\"%s, %d ranks\": {\"us\": %.3f, \"without_us\": %.3f, \"look_us\": %.3f, "
@@ -127,7 +126,7 @@ class Measurement {
   const int rounds_;
   const std::size_t filled_;  // bytes
   Random random_{1};
-  cuda::Timer timer_;
+  Timer timer_;
   CUdeviceptr scratch_ = 0;
   std::vector<std::unique_ptr<cuda::Kernels>> kernels_;
 };

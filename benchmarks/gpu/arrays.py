@@ -18,7 +18,7 @@ import numpy as np
 
 import pycollective as pc
 from pycollective import _core, reference
-from pycollective.gpu.device_path import number_of
+from pycollective.device_path import number_of
 from pycollective.testing.device_array import DeviceArray
 from pycollective.testing.inputs import leaves
 

@@ -1,5 +1,5 @@
 // A litmus loop for weak memory: two ranks hand over small payloads by the library's own protocol
-// (cuda/program.h), again and again, and count what was not theirs to see.
+// (cuda/program.cu), again and again, and count what was not theirs to see.
 //
 // Each exchange, block b of each: waits until the other has read what is in the slot; all threads
 // write the exchange's number into it by plain stores, and meet; one thread tells, with release;

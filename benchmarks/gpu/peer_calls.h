@@ -1,10 +1,116 @@
-// All-reduces that the benchmarks of kernels measure: their programs, bytes, launches and sums.
+// All-reduces that the benchmarks of kernels measure: their arrays, programs, launches and sums;
+// and how long they take.
 #pragma once
 
-#include "repeated.h"
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
 #include "tests/device_calls.h"
 
 namespace pycollective::testing {
+
+// Large arrays whose sums tell orders apart, and what must come of them: a block of such numbers
+// again and again, of which the CPU adds up one.
+class Repeated {
+ public:
+  // Of `n` arrays of bfloat16, none longer than so many bytes.
+  Repeated(int n, std::size_t bytes, Random& random)
+      : block_(2 * std::min(kMostElements, bytes / 2)), sums_(block_) {
+    std::vector<const void*> leaves;
+    for (int leaf = 0; leaf < n; ++leaf) {
+      Data numbers(block_);
+      for (std::size_t at = 0; at < block_; at += 2)
+        write_element(traits_of(Dtype::kBFloat16), numbers.data() + at, random);
+      leaves_.push_back(std::move(numbers));
+      leaves.push_back(leaves_.back().data());
+    }
+    const FloatEnvironment ieee;
+    find_kernels(Dtype::kBFloat16, ReduceOp::kSum, active_simd_level())
+        .reduce(leaves.data(), n, sums_.data(), nullptr, block_ / 2);
+  }
+
+  // Array `leaf`, of so many bytes. They are there when it returns.
+  void write(CUdeviceptr to, int leaf, std::size_t bytes, CUstream stream) const {
+    const Data& numbers = leaves_[static_cast<std::size_t>(leaf)];
+    std::size_t written = std::min(block_, bytes);
+    check(
+        driver().cuMemcpyAsync(to, reinterpret_cast<CUdeviceptr>(numbers.data()), written, stream),
+        "cuMemcpyAsync");
+    for (std::size_t more = 0; written < bytes; written += more) {
+      more = std::min(written, bytes - written);
+      check(driver().cuMemcpyAsync(to + written, to, more, stream), "cuMemcpyAsync");
+    }
+    check(driver().cuStreamSynchronize(stream), "cuStreamSynchronize");
+  }
+
+  // That these are the arrays' sums.
+  void check_sums(const Data& got) const {
+    for (std::size_t at = 0; at < got.size(); at += block_)
+      CHECK(std::memcmp(got.data() + at, sums_.data(), std::min(block_, got.size() - at)) == 0);
+  }
+
+ private:
+  // A prime, so that no other piece of an array is the same as one.
+  static constexpr std::size_t kMostElements = 1'048'573;
+  std::size_t block_;  // bytes
+  std::vector<Data> leaves_;
+  Data sums_;
+};
+
+// Times what is put on a stream of the context that is current while it lives: by the driver's
+// events, or by the host's clock where it has none that measure (the core's table has no clock).
+class Timer {
+ public:
+  Timer() {
+    void* const library = dlopen(driver().library.c_str(), RTLD_NOW | RTLD_NOLOAD);
+    if (library != nullptr)
+      elapsed_ = reinterpret_cast<Elapsed>(dlsym(library, "cuEventElapsedTime"));
+    for (CUevent& event : events_) OK(driver().cuEventCreate(&event, 0));
+  }
+  ~Timer() {
+    for (const CUevent event : events_) OK(driver().cuEventDestroy(event));
+  }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+  const char* clock() const { return elapsed_ != nullptr ? "events" : "host"; }
+
+  // Of what `act` puts on the stream, after what `prepare` has put there, which is not timed: where
+  // that keeps the stream busy, the host's time for `act` is not either.
+  template <class Prepare, class Act>
+  double seconds(CUstream stream, const Prepare& prepare, const Act& act) {
+    OK(driver().cuStreamSynchronize(stream));
+    prepare();
+    const auto start = std::chrono::steady_clock::now();
+    OK(driver().cuEventRecord(events_[0], stream));
+    act();
+    OK(driver().cuEventRecord(events_[1], stream));
+    OK(driver().cuStreamSynchronize(stream));
+    const auto end = std::chrono::steady_clock::now();
+    if (elapsed_ == nullptr) return std::chrono::duration<double>(end - start).count();
+    float milliseconds = 0;
+    OK(elapsed_(&milliseconds, events_[0], events_[1]));
+    return milliseconds / 1e3;
+  }
+  template <class Act>
+  double seconds(CUstream stream, const Act& act) {
+    return seconds(stream, [] {}, act);
+  }
+
+ private:
+  using Elapsed = CUresult (*)(float*, CUevent, CUevent);
+  Elapsed elapsed_ = nullptr;
+  CUevent events_[2] = {};
+};
+
+inline double median(std::vector<double> samples) {
+  CHECK(!samples.empty());
+  std::sort(samples.begin(), samples.end());
+  return samples[samples.size() / 2];
+}
 
 constexpr std::uint64_t kLongestWait = 10'000'000'000;  // nanoseconds
 
@@ -24,7 +130,7 @@ inline double moved(int ranks, std::size_t bytes) {
 
 // Calls that add up these arrays of so many bytes of a rank; results lie behind them.
 inline std::vector<Request> sums_of(DeviceRanks& ranks, const Programs& programs,
-                                    const cuda::Repeated& arrays, std::size_t bytes) {
+                                    const Repeated& arrays, std::size_t bytes) {
   std::vector<Request> requests;
   for (int r = 0; r < ranks.size(); ++r) {
     const Rank& rank = ranks.at(r);
@@ -70,7 +176,7 @@ inline void launch_all(DeviceRanks& ranks, const std::vector<Request>& requests)
   OK(driver().cuEventDestroy(event));
 }
 
-inline void check_sums(DeviceRanks& ranks, const cuda::Repeated& arrays, std::size_t bytes) {
+inline void check_sums(DeviceRanks& ranks, const Repeated& arrays, std::size_t bytes) {
   for (int r = 0; r < ranks.size(); ++r) arrays.check_sums(ranks.at(r).read(bytes, bytes));
 }
 

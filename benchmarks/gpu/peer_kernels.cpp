@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "peer_calls.h"
-#include "timer.h"
 
 namespace pycollective::testing {
 namespace {
@@ -46,7 +45,7 @@ class Bench {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
   const char* clock() const { return timer_.clock(); }
-  double bare_launch() const { return cuda::median(bare_); }
+  double bare_launch() const { return median(bare_); }
 
   // Median seconds of one-shot.
   double one_shot_of(int n) {
@@ -73,7 +72,7 @@ class Bench {
     }
     ranks.check_no_endings();
     call.check(ranks);
-    return cuda::median(times);
+    return median(times);
   }
 
   // By how many blocks a rank has: those of the library, and all that fit.
@@ -92,7 +91,7 @@ class Bench {
     DeviceRanks ranks = make(n, blocks, memory);
     const Programs programs = programs_of("direct", OpKind::kAllReduce, n);
     check_bits(ranks, Placed(call_of(programs, Dtype::kBFloat16, plan_.checked), 0, random_));
-    const cuda::Repeated arrays(n, largest, random_);
+    const Repeated arrays(n, largest, random_);
     std::vector<std::string> lines;
     for (const std::size_t bytes : plan_.sizes)
       lines.push_back(bandwidth(ranks, programs, arrays, bytes));
@@ -125,7 +124,7 @@ class Bench {
     OK(driver().cuMemsetD32Async(scratch_ + half_, 0, 1, stream));
   }
 
-  std::string bandwidth(DeviceRanks& ranks, const Programs& programs, const cuda::Repeated& arrays,
+  std::string bandwidth(DeviceRanks& ranks, const Programs& programs, const Repeated& arrays,
                         std::size_t bytes) {
     const int n = ranks.size();
     const std::vector<Request> requests = sums_of(ranks, programs, arrays, bytes);
@@ -147,8 +146,8 @@ class Bench {
     ranks.synchronize();
     ranks.check_no_endings();
     check_sums(ranks, arrays, bytes);
-    const double copy = 2.0 * static_cast<double>(copied) / cuda::median(copies);
-    const double call = moved(n, bytes) / cuda::median(calls);
+    const double copy = 2.0 * static_cast<double>(copied) / median(copies);
+    const double call = moved(n, bytes) / median(calls);
     char line[200];
     std::snprintf(line, sizeof line,
                   "\"bytes_per_s\": %.6g, \"copy_bytes_per_s\": %.6g, \"share_of_copy\": %.4f",
@@ -159,7 +158,7 @@ class Bench {
   Devices& devices_;
   const Plan plan_;
   Random random_{1};
-  cuda::Timer timer_;
+  Timer timer_;
   std::vector<double> bare_;
   std::size_t half_ = 0;  // bytes of the scratch
   CUdeviceptr scratch_ = 0;

@@ -4,7 +4,7 @@ Usage: python3 -m benchmarks.gpu.run [--out DIR] [--seconds 470] [--no-build] [-
 
 Nothing is installed and nothing fetched. Each step (steps.py) is a process of its own with a time
 limit; one that fails, or cannot run here, stops no other, and is listed with its reason, as is what
-is left when the time for everything is over. Writes DIR/gpu.json and prints a table (table.py). On
+is left when the time for everything is over. Writes DIR/gpu.json and prints a table (shown.py). On
 the stand-in for the driver (docs/gpu.md) the results are none of a GPU's: then DIR must be another
 than benchmarks/results.
 """
@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import images
+from benchmarks.gpu.shown import Outcome, table
 from benchmarks.gpu.steps import BUILT, IMAGES, PYTHON, ROOT, Step, builds, checks, last_json
-from benchmarks.gpu.table import Outcome, table
 
 SCHEMA = "pycollective-gpu/1"
 RESULTS = ROOT / "benchmarks" / "results"

@@ -207,9 +207,8 @@ def _peers_of_two_processes(small: bool) -> list[Step]:
         ),
         Step(
             "verify by peer kernels, 2 processes on one GPU",
-            _python("-m", "benchmarks.gpu.same_digest", "2", *verified, dtypes),
-            *(120, CORE, two, last_json),
-            shows=shown.digests,
+            _pycollective("verify", "--device", "cuda", "-n", "2", *verified, dtypes),
+            *(120, CORE, two),
         ),
         Step(
             "PyTorch's symmetric memory, 2 processes on one GPU",
@@ -226,16 +225,8 @@ def _by_the_host(small: bool) -> list[Step]:
     narrow = ("-d", "float32", "--operation", "all_reduce") if small else ()
     for ranks in (2,) if small else (2, 4, 8):
         quick = ("--quick",) if small or ranks > 4 else ()
-        command = ("-m", "benchmarks.gpu.same_digest", str(ranks), *quick, *narrow)
-        steps.append(
-            Step(
-                f"verify, {ranks} processes",
-                _python(*command),
-                90,
-                reads=last_json,
-                shows=shown.digests,
-            )
-        )
+        verify = _pycollective(*("verify", "--device", "cuda", "-n", str(ranks)), *quick, *narrow)
+        steps.append(Step(f"verify, {ranks} processes", verify, 90))
     return [*steps, _bench(2, small)]
 
 

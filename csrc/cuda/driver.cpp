@@ -7,15 +7,12 @@
 namespace pycollective::cuda {
 namespace {
 
-using Why = DriverUnavailable::Why;
-
 constexpr const char* kLibrary = "libcuda.so.1";
 constexpr const char* kVariable = "PYCOLLECTIVE_CUDA_DRIVER";
 
 [[noreturn]] void refuse_as_too_old(const std::string& library, const char* function) {
-  throw DriverUnavailable(Why::kTooOld,
-                          "the CUDA driver " + library + " is too old: it has no " + function +
-                              "; install NVIDIA's driver 525 or later, which is of CUDA 12");
+  throw DriverUnavailable("the CUDA driver " + library + " is too old: it has no " + function +
+                          "; install NVIDIA's driver 525 or later, which is of CUDA 12");
 }
 
 void fetch_functions(Driver& driver, void* opened) {
@@ -50,14 +47,13 @@ void initialise(Driver& driver) {
   const auto look = [&](CUresult result, const char* function) {
     if (result == CUDA_SUCCESS) return;
     if (result == CUDA_ERROR_NO_DEVICE)
-      throw DriverUnavailable(Why::kNoDevice, "the CUDA driver " + driver.library +
-                                                  " finds no GPU; see nvidia-smi and "
-                                                  "CUDA_VISIBLE_DEVICES");
-    throw DriverUnavailable(Why::kDoesNotStart,
-                            "the CUDA driver " + driver.library +
-                                " does not start: " + describe(driver, result, function) +
-                                "; see nvidia-smi, and whether the process was forked from one "
-                                "that uses CUDA");
+      throw DriverUnavailable("the CUDA driver " + driver.library +
+                              " finds no GPU; see nvidia-smi and "
+                              "CUDA_VISIBLE_DEVICES");
+    throw DriverUnavailable("the CUDA driver " + driver.library +
+                            " does not start: " + describe(driver, result, function) +
+                            "; see nvidia-smi, and whether the process was forked from one "
+                            "that uses CUDA");
   };
   look(driver.cuInit(0), "cuInit");
   look(driver.cuDriverGetVersion(&driver.version), "cuDriverGetVersion");
@@ -71,10 +67,10 @@ Driver open_driver() {
   driver.library = named != nullptr && *named != '\0' ? named : kLibrary;
   void* const opened = dlopen(driver.library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (opened == nullptr)
-    throw DriverUnavailable(Why::kNoDriver, "no CUDA driver: " + std::string(dlerror()) +
-                                                "; install NVIDIA's driver, or name its library "
-                                                "in " +
-                                                kVariable);
+    throw DriverUnavailable("no CUDA driver: " + std::string(dlerror()) +
+                            "; install NVIDIA's driver, or name its library "
+                            "in " +
+                            kVariable);
   fetch_functions(driver, opened);
   initialise(driver);
   return driver;

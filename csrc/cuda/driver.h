@@ -5,19 +5,12 @@
 #include <string>
 
 #include "cuda/driver_api.h"
-#include "cuda/driver_functions.h"
 
 namespace pycollective::cuda {
 
 // No CUDA here. The message says why, and what would cure it.
 class DriverUnavailable : public std::runtime_error {
- public:
-  enum class Why { kNoDriver, kTooOld, kNoDevice, kDoesNotStart };
-  DriverUnavailable(Why why, const std::string& message) : std::runtime_error(message), why_(why) {}
-  Why why() const { return why_; }
-
- private:
-  Why why_;
+  using std::runtime_error::runtime_error;
 };
 
 // A call into the driver that failed: "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY, out of memory".

@@ -7,99 +7,57 @@
 
 namespace pycollective::cuda {
 
-#define PYCOLLECTIVE_CUDA_ERRORS(X)                 \
-  X(CUDA_SUCCESS, 0)                                \
-  X(CUDA_ERROR_INVALID_VALUE, 1)                    \
-  X(CUDA_ERROR_OUT_OF_MEMORY, 2)                    \
-  X(CUDA_ERROR_NOT_INITIALIZED, 3)                  \
-  X(CUDA_ERROR_DEINITIALIZED, 4)                    \
-  X(CUDA_ERROR_NO_DEVICE, 100)                      \
-  X(CUDA_ERROR_INVALID_DEVICE, 101)                 \
-  X(CUDA_ERROR_INVALID_IMAGE, 200)                  \
-  X(CUDA_ERROR_INVALID_CONTEXT, 201)                \
-  X(CUDA_ERROR_NO_BINARY_FOR_GPU, 209)              \
-  X(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, 217)        \
-  X(CUDA_ERROR_INVALID_PTX, 218)                    \
-  X(CUDA_ERROR_JIT_COMPILER_NOT_FOUND, 221)         \
-  X(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 222)        \
-  X(CUDA_ERROR_JIT_COMPILATION_DISABLED, 223)       \
-  X(CUDA_ERROR_INVALID_HANDLE, 400)                 \
-  X(CUDA_ERROR_NOT_FOUND, 500)                      \
-  X(CUDA_ERROR_NOT_READY, 600)                      \
-  X(CUDA_ERROR_ILLEGAL_ADDRESS, 700)                \
-  X(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, 701)        \
-  X(CUDA_ERROR_LAUNCH_TIMEOUT, 702)                 \
-  X(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, 704)    \
-  X(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709)           \
-  X(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712) \
-  X(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, 713)     \
-  X(CUDA_ERROR_LAUNCH_FAILED, 719)                  \
-  X(CUDA_ERROR_NOT_SUPPORTED, 801)                  \
-  X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900)     \
-  X(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, 901)     \
-  X(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, 905)       \
-  X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, 906)        \
-  X(CUDA_ERROR_CAPTURED_EVENT, 907)                 \
+#define PYCOLLECTIVE_CUDA_ERRORS(X)              \
+  X(CUDA_SUCCESS, 0)                             \
+  X(CUDA_ERROR_OUT_OF_MEMORY, 2)                 \
+  X(CUDA_ERROR_NOT_INITIALIZED, 3)               \
+  X(CUDA_ERROR_NO_DEVICE, 100)                   \
+  X(CUDA_ERROR_INVALID_IMAGE, 200)               \
+  X(CUDA_ERROR_INVALID_CONTEXT, 201)             \
+  X(CUDA_ERROR_NO_BINARY_FOR_GPU, 209)           \
+  X(CUDA_ERROR_INVALID_PTX, 218)                 \
+  X(CUDA_ERROR_JIT_COMPILER_NOT_FOUND, 221)      \
+  X(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 222)     \
+  X(CUDA_ERROR_JIT_COMPILATION_DISABLED, 223)    \
+  X(CUDA_ERROR_NOT_READY, 600)                   \
+  X(CUDA_ERROR_ILLEGAL_ADDRESS, 700)             \
+  X(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, 704) \
+  X(CUDA_ERROR_LAUNCH_FAILED, 719)               \
+  X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, 906)     \
   X(CUDA_ERROR_UNKNOWN, 999)
 
 #define PYCOLLECTIVE_CUDA_DEVICE_ATTRIBUTES(X)        \
   X(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1)     \
   X(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16)     \
-  X(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, 20)             \
-  X(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, 33)               \
-  X(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, 34)            \
-  X(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 50)            \
   X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75) \
-  X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76) \
-  X(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 91)
+  X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)
 
-#define PYCOLLECTIVE_CUDA_POINTER_ATTRIBUTES(X)          \
-  X(CU_POINTER_ATTRIBUTE_CONTEXT, 1)                     \
-  X(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                 \
-  X(CU_POINTER_ATTRIBUTE_DEVICE_POINTER, 3)              \
-  X(CU_POINTER_ATTRIBUTE_HOST_POINTER, 4)                \
-  X(CU_POINTER_ATTRIBUTE_BUFFER_ID, 7)                   \
-  X(CU_POINTER_ATTRIBUTE_IS_MANAGED, 8)                  \
-  X(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)              \
-  X(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, 10) \
-  X(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, 11)           \
-  X(CU_POINTER_ATTRIBUTE_RANGE_SIZE, 12)
+#define PYCOLLECTIVE_CUDA_POINTER_ATTRIBUTES(X) \
+  X(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)        \
+  X(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)
 
-#define PYCOLLECTIVE_CUDA_FUNCTION_ATTRIBUTES(X) \
-  X(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 0)  \
-  X(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, 1)      \
-  X(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, 3)       \
-  X(CU_FUNC_ATTRIBUTE_NUM_REGS, 4)
+#define PYCOLLECTIVE_CUDA_FUNCTION_ATTRIBUTES(X) X(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 0)
 
 #define PYCOLLECTIVE_CUDA_CAPTURE_STATUS(X) \
   X(CU_STREAM_CAPTURE_STATUS_NONE, 0)       \
   X(CU_STREAM_CAPTURE_STATUS_ACTIVE, 1)     \
   X(CU_STREAM_CAPTURE_STATUS_INVALIDATED, 2)
 
-#define PYCOLLECTIVE_CUDA_CAPTURE_MODE(X)   \
-  X(CU_STREAM_CAPTURE_MODE_GLOBAL, 0)       \
-  X(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, 1) \
+#define PYCOLLECTIVE_CUDA_CAPTURE_MODE(X) \
+  X(CU_STREAM_CAPTURE_MODE_GLOBAL, 0)     \
   X(CU_STREAM_CAPTURE_MODE_RELAXED, 2)
 
-#define PYCOLLECTIVE_CUDA_QUERY_RESULTS(X)   \
-  X(CU_GET_PROC_ADDRESS_SUCCESS, 0)          \
-  X(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, 1) \
-  X(CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, 2)
+#define PYCOLLECTIVE_CUDA_QUERY_RESULTS(X) \
+  X(CU_GET_PROC_ADDRESS_SUCCESS, 0)        \
+  X(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, 1)
 
 #define PYCOLLECTIVE_CUDA_FLAGS(X)         \
   X(CU_STREAM_NON_BLOCKING, 1)             \
-  X(CU_EVENT_BLOCKING_SYNC, 1)             \
   X(CU_EVENT_DISABLE_TIMING, 2)            \
-  X(CU_EVENT_INTERPROCESS, 4)              \
   X(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, 1) \
   X(CU_MEMHOSTALLOC_PORTABLE, 1)           \
   X(CU_MEMHOSTALLOC_DEVICEMAP, 2)          \
-  X(CU_MEMHOSTREGISTER_PORTABLE, 1)        \
-  X(CU_MEMHOSTREGISTER_DEVICEMAP, 2)       \
-  X(CU_MEMORYTYPE_HOST, 1)                 \
   X(CU_MEMORYTYPE_DEVICE, 2)               \
-  X(CU_COMPUTEMODE_PROHIBITED, 2)          \
-  X(CU_COMPUTEMODE_EXCLUSIVE_PROCESS, 3)   \
   X(CU_GET_PROC_ADDRESS_LEGACY_STREAM, 1)
 
 // All of the above, for the test.
@@ -152,5 +110,58 @@ struct CUipcMemHandle {
 using GetProcAddress = CUresult (*)(const char* name, void** function, int version,
                                     std::uint64_t flags, CUdriverProcAddressQueryResult* result);
 constexpr const char* kGetProcAddress = "cuGetProcAddress_v2";
+
+// X(name, the version of CUDA in which this signature came, parameters): what is fetched from the
+// driver. A call on a stream is the one of the legacy stream, whatever the program's default is.
+// clang-format off: a table
+#define PYCOLLECTIVE_CUDA_FUNCTIONS(X)                                                          \
+  X(cuInit, 2000, (unsigned))                                                                   \
+  X(cuDriverGetVersion, 2020, (int*))                                                           \
+  X(cuGetErrorName, 6000, (CUresult, const char**))                                             \
+  X(cuGetErrorString, 6000, (CUresult, const char**))                                           \
+  X(cuDeviceGetCount, 2000, (int*))                                                             \
+  X(cuDeviceGet, 2000, (CUdevice*, int))                                                        \
+  X(cuDeviceGetName, 2000, (char*, int, CUdevice))                                              \
+  X(cuDeviceGetUuid, 11040, (CUuuid*, CUdevice))                                                \
+  X(cuDeviceGetAttribute, 2000, (int*, CUdevice_attribute, CUdevice))                           \
+  X(cuDeviceCanAccessPeer, 4000, (int*, CUdevice, CUdevice))                                    \
+  X(cuDevicePrimaryCtxRetain, 7000, (CUcontext*, CUdevice))                                     \
+  X(cuCtxGetCurrent, 4000, (CUcontext*))                                                        \
+  X(cuCtxPushCurrent, 4000, (CUcontext))                                                        \
+  X(cuCtxPopCurrent, 4000, (CUcontext*))                                                        \
+  X(cuCtxEnablePeerAccess, 4000, (CUcontext, unsigned))                                         \
+  X(cuPointerGetAttributes, 7000, (unsigned, CUpointer_attribute*, void**, CUdeviceptr))        \
+  X(cuMemAlloc, 3020, (CUdeviceptr*, std::size_t))                                              \
+  X(cuMemFree, 3020, (CUdeviceptr))                                                             \
+  X(cuMemcpyAsync, 4000, (CUdeviceptr, CUdeviceptr, std::size_t, CUstream))                     \
+  X(cuMemsetD32Async, 3020, (CUdeviceptr, unsigned, std::size_t, CUstream))                     \
+  X(cuMemHostAlloc, 2020, (void**, std::size_t, unsigned))                                      \
+  X(cuMemFreeHost, 2000, (void*))                                                               \
+  X(cuMemHostGetDevicePointer, 3020, (CUdeviceptr*, void*, unsigned))                           \
+  X(cuIpcGetMemHandle, 4010, (CUipcMemHandle*, CUdeviceptr))                                    \
+  X(cuIpcOpenMemHandle, 11000, (CUdeviceptr*, CUipcMemHandle, unsigned))                        \
+  X(cuIpcCloseMemHandle, 4010, (CUdeviceptr))                                                   \
+  X(cuEventCreate, 2000, (CUevent*, unsigned))                                                  \
+  X(cuEventDestroy, 4000, (CUevent))                                                            \
+  X(cuEventRecord, 2000, (CUevent, CUstream))                                                   \
+  X(cuEventQuery, 2000, (CUevent))                                                              \
+  X(cuStreamCreate, 2000, (CUstream*, unsigned))                                                \
+  X(cuStreamDestroy, 4000, (CUstream))                                                          \
+  X(cuStreamGetFlags, 5050, (CUstream, unsigned*))                                              \
+  X(cuStreamQuery, 2000, (CUstream))                                                            \
+  X(cuStreamSynchronize, 2000, (CUstream))                                                      \
+  X(cuStreamWaitEvent, 3020, (CUstream, CUevent, unsigned))                                     \
+  X(cuStreamIsCapturing, 10000, (CUstream, CUstreamCaptureStatus*))                             \
+  X(cuStreamGetCaptureInfo, 11030, (CUstream, CUstreamCaptureStatus*, std::uint64_t*, CUgraph*,  \
+                                    const CUgraphNode**, std::size_t*))                         \
+  X(cuThreadExchangeStreamCaptureMode, 10010, (CUstreamCaptureMode*))                           \
+  X(cuModuleLoadDataEx, 2010, (CUmodule*, const void*, unsigned, CUjit_option*, void**))        \
+  X(cuModuleUnload, 2000, (CUmodule))                                                           \
+  X(cuModuleGetFunction, 2000, (CUfunction*, CUmodule, const char*))                            \
+  X(cuFuncGetAttribute, 2020, (int*, CUfunction_attribute, CUfunction))                         \
+  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050, (int*, CUfunction, int, std::size_t))    \
+  X(cuLaunchKernel, 4000, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned,        \
+                           unsigned, unsigned, CUstream, void**, void**))
+// clang-format on
 
 }  // namespace pycollective::cuda

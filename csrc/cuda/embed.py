@@ -26,6 +26,23 @@ ARCHITECTURES = "80 90 100"
 IEEE_FLAGS = ["-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false"]
 STANDARD = "-std=c++17"
 LONGEST_LINE = 300
+# What kernels use of the standard headers, of which NVRTC has none; memcpy it knows without one.
+NVRTC_HEADERS = {
+    "cfloat": "#define FLT_EVAL_METHOD 0  // a GPU computes each type in its own precision",
+    "cstddef": "namespace std { using size_t = decltype(sizeof(0)); }",
+    "cstdint": """namespace std {
+using int8_t = signed char;
+using int16_t = short;
+using int32_t = int;
+using int64_t = long long;
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+using uintptr_t = unsigned long long;
+}""",
+    "cstring": "",
+}
 
 
 def modules() -> list[Path]:
@@ -45,8 +62,8 @@ def sources() -> dict[str, str]:
         for included in re.findall(r'^#include "([^"]+)"', text, re.MULTILINE):
             if included != "emulation.h":  # the stand-in's
                 left.append(included)
-    for path in sorted((CSRC / "cuda" / "nvrtc").iterdir()):
-        found[path.name] = path.read_text()
+    for name, text in NVRTC_HEADERS.items():
+        found[name] = f"#pragma once\n{text}\n"
     return dict(sorted(found.items()))
 
 

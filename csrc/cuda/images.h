@@ -35,4 +35,8 @@ std::string load_image(const EmbeddedModule& module, const GpuTraits& gpu,
 // The same in words, without a GPU or a word to it: where images would come from. Throws alike.
 std::string describe_images(int driver_version, const std::vector<std::string>& nvrtc_folders);
 
+// Where what NVRTC has made is kept from one program to the next: $XDG_CACHE_HOME/pycollective or
+// ~/.cache/pycollective; "" where a user has neither.
+std::string cache_folder();
+
 }  // namespace pycollective::cuda

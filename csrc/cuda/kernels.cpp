@@ -43,11 +43,11 @@ Kernels::Kernels(const DeviceTraits& device, const std::vector<std::string>& nvr
         "cuDeviceGetAttribute");
   for (const EmbeddedModule& source : embedded().modules) {
     CUmodule module = nullptr;
-    origin_ = load_image(source, {device.major, device.minor, driver().version}, nvrtc_folders,
-                         [&](const void* image) {
-                           check(driver().cuModuleLoadDataEx(&module, image, 0, nullptr, nullptr),
-                                 "cuModuleLoadDataEx");
-                         });
+    load_image(source, {device.major, device.minor, driver().version}, nvrtc_folders,
+               [&](const void* image) {
+                 check(driver().cuModuleLoadDataEx(&module, image, 0, nullptr, nullptr),
+                       "cuModuleLoadDataEx");
+               });
     modules_.emplace_back(module);
     const auto fetch_named = [&](const std::string& name) {
       return fetch(module, source.name + ("_" + name), kThreads, most_threads,

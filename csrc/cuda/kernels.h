@@ -25,8 +25,6 @@ class Kernels {
   // At the end the same context must be current, or gone.
   Kernels(const DeviceTraits& device, const std::vector<std::string>& nvrtc_folders);
 
-  // In words: where the images came from.
-  const std::string& origin() const { return origin_; }
   // Interprets programs that combine so.
   const Kernel& program(Dtype dtype, ReduceOp op) const {
     return program_[static_cast<int>(dtype)][static_cast<int>(op)];
@@ -42,7 +40,6 @@ class Kernels {
     void operator()(CUmodule module) const;
   };
 
-  std::string origin_;
   std::vector<std::unique_ptr<CUmod_st, Unload>> modules_;
   Kernel program_[kDtypes][kReduceOps];
   Kernel moving_program_;

@@ -147,8 +147,7 @@ std::string Nvrtc::architecture(int major, int minor) const {
   return (best / 10 == major ? "sm_" : "compute_") + std::to_string(best);
 }
 
-Bytes Nvrtc::compile(const EmbeddedModule& module, const std::string& architecture,
-                     const std::vector<std::string>& more_flags) const {
+Bytes Nvrtc::compile(const EmbeddedModule& module, const std::string& architecture) const {
   const char* text = nullptr;
   std::vector<const char*> names, texts;
   for (const EmbeddedSource& source : embedded().sources) {
@@ -160,7 +159,6 @@ Bytes Nvrtc::compile(const EmbeddedModule& module, const std::string& architectu
   const std::string arch = "-arch=" + architecture;
   std::vector<const char*> flags = {arch.c_str(), "-default-device"};
   flags.insert(flags.end(), embedded().flags.begin(), embedded().flags.end());
-  for (const std::string& flag : more_flags) flags.push_back(flag.c_str());
   Program<Functions> program{*functions_};
   program.check(functions_->create(&program.handle, text, module.source,
                                    static_cast<int>(names.size()), texts.data(), names.data()),

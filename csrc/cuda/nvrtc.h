@@ -25,10 +25,8 @@ class Nvrtc {
   // NVRTC is older than the GPU, "compute_90", PTX for the driver to compile.
   std::string architecture(int major, int minor) const;
 
-  // The module's image. Throws std::runtime_error with the compiler's own words. `more_flags`: of
-  // tests, which compile with others, too.
-  Bytes compile(const EmbeddedModule& module, const std::string& architecture,
-                const std::vector<std::string>& more_flags = {}) const;
+  // The module's image. Throws std::runtime_error with the compiler's own words.
+  Bytes compile(const EmbeddedModule& module, const std::string& architecture) const;
 
  private:
   struct Functions;

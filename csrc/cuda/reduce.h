@@ -15,7 +15,6 @@
 #include "cuda/device.h"
 #include "cuda/elements.h"
 #include "cuda/reduce_operations.h"
-#include "cuda/share.h"
 
 namespace pycollective::cuda {
 

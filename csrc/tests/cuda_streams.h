@@ -1,12 +1,16 @@
-// Waiting for what is on a stream, of tests whose ranks have one each: never without an end.
+// What tests of CUDA code begin with: calls of the driver, which is the stand-in or a real one
+// (PYCOLLECTIVE_CUDA_DRIVER says which), and waits for what is on a stream, never without an end.
 #pragma once
 
 #include <chrono>
 #include <thread>
 
-#include "tests/cuda_session.h"
+#include "cuda/driver.h"
+#include "tests/check.h"
 
 namespace pycollective::testing {
+
+#define OK(call) ::pycollective::cuda::check(call, #call)
 
 using cuda::CUdeviceptr;
 using cuda::Current;

@@ -1,7 +1,7 @@
 // The programs that kernels carry out in tests, by rank.
 #pragma once
 
-#include "engine/gpu/one_shot_program.h"
+#include "engine/gpu/device_program.h"
 #include "tests/program_text.h"
 
 namespace pycollective::testing {

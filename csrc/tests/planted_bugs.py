@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 COPY = ROOT / "build" / "planted"
-KERNEL = "csrc/cuda/program.h"
+KERNEL = "csrc/cuda/program.cu"
 HOST = "csrc/engine/gpu/peer_memory.cpp"
 TESTS = ("test_cuda_waits", "test_cuda_programs")
 SECONDS = 900

@@ -17,7 +17,6 @@
 #include <utility>
 
 #include "cuda/driver.h"
-#include "cuda/image_cache.h"
 #include "cuda/images.h"
 #include "tests/check.h"
 #include "tests/fake_nvrtc.h"

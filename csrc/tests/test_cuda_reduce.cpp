@@ -6,7 +6,6 @@
 #include <cstring>
 #include <vector>
 
-#include "cuda/each_reduction.h"
 #include "cuda/reduce.h"
 #include "kernels/kernels.h"
 #include "tests/check.h"

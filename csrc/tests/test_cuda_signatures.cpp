@@ -1,5 +1,5 @@
-// Every type, number and signature of cuda/driver_api.h and cuda/driver_functions.h is <cuda.h>'s:
-// the compiler's word. Where there is no <cuda.h>, nothing is checked, and that is said.
+// Every type, number and signature of cuda/driver_api.h is <cuda.h>'s: the compiler's word. Where
+// there is no <cuda.h>, nothing is checked, and that is said.
 //
 // <cuda.h> makes macros of many names (cuMemAlloc is cuMemAlloc_v2), so what is ours is taken down
 // before it is included.
@@ -8,7 +8,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "cuda/driver_functions.h"
+#include "cuda/driver_api.h"
 
 #if __has_include(<cuda.h>)
 

@@ -16,6 +16,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any, cast
 
+from pycollective import device_path as device_paths
 from pycollective.bootstrap import mpi, slurm
 from pycollective.bootstrap.joining import DEFAULT_TIMEOUT, connect
 from pycollective.bootstrap.rendezvous import is_full
@@ -33,7 +34,6 @@ from pycollective.config import (
     environment_number,
 )
 from pycollective.errors import ConfigurationError
-from pycollective.gpu import device_path as device_paths
 from pycollective.planning.planner import tuning_path
 from pycollective.typing import Transport, Wire
 

@@ -30,7 +30,7 @@ from pycollective.config import (
     MAX_RANKS_PER_HOST,
     VERSION,
 )
-from pycollective.gpu import nvrtc
+from pycollective.device_path import nvrtc_folders
 from pycollective.shim import building
 
 _MIB = 1 << 20
@@ -153,7 +153,7 @@ print(json.dumps(_core.cuda_report(sys.argv[1:])))
 
 def _cuda() -> tuple[str, str]:
     # In a process of its own, too: to look is to initialise CUDA, which no fork survives.
-    command = [sys.executable, "-c", _CUDA_PROBE, *nvrtc.folders()]
+    command = [sys.executable, "-c", _CUDA_PROBE, *nvrtc_folders()]
     cost = "without it, not: arrays on GPUs"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -51,7 +51,7 @@ def environment(**more: object) -> dict[str, str]:
 @functools.cache
 def functions() -> list[str]:
     """The driver's functions that pycollective has, but those that name errors."""
-    table = (ROOT / "csrc" / "cuda" / "driver_functions.h").read_text()
+    table = (ROOT / "csrc" / "cuda" / "driver_api.h").read_text()
     return [name for name in re.findall(r"X\((cu\w+)", table) if "GetError" not in name]
 
 

@@ -109,9 +109,7 @@ def test_what_a_failing_nvcc_said_is_in_the_report(tmp_path, monkeypatch):
     make_nvcc(tmp_path, monkeypatch, f"cat '{tmp_path}/said' >&2; exit 1")
     embedded = EMBED["embed"](tmp_path, False)
     (tmp_path / "probe.cpp").write_text(PROBE)
-    sources = [
-        EMBED["CSRC"] / "cuda" / f"{name}.cpp" for name in ("images", "image_cache", "nvrtc")
-    ]
+    sources = [EMBED["CSRC"] / "cuda" / f"{name}.cpp" for name in ("images", "nvrtc")]
     driver = EMBED["CSRC"] / "cuda" / "driver.cpp"
     flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{EMBED['CSRC']}")
     files = map(str, (*sources, driver, embedded, tmp_path / "probe.cpp"))

@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.native_parts import native_part
 from pycollective import _core
-from pycollective.gpu import nvrtc
+from pycollective.device_path import nvrtc_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 EMBED = runpy.run_path(str(ROOT / "csrc" / "cuda" / "embed.py"))
@@ -67,7 +67,7 @@ def find_tool(name: str) -> str | None:
     """A program of the CUDA toolkit: on the path, beside nvcc, or of NVIDIA's wheels."""
     nvcc = EMBED["find_nvcc"]()
     beside = [Path(shutil.which(nvcc) or nvcc).resolve().parent] if nvcc else []
-    wheels = [Path(folder).parent / "bin" for folder in nvrtc.folders()]
+    wheels = [Path(folder).parent / "bin" for folder in nvrtc_folders()]
     places = [os.environ.get("PATH", ""), *map(str, [*beside, *wheels])]
     return shutil.which(name, path=os.pathsep.join(places))
 
@@ -182,7 +182,7 @@ def code_takes_long(test):
 
 @code_takes_long
 def test_nvrtc_compiles_every_kernel(tmp_path):
-    command = [native_part("nvrtc_images"), tmp_path, "9", "0", *nvrtc.folders()]
+    command = [native_part("nvrtc_images"), tmp_path, "9", "0", *nvrtc_folders()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if "no NVRTC" in done.stderr:
         pytest.skip(done.stderr)

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from benchmarks.gpu import run
+from benchmarks.gpu.shown import Outcome, table
 from benchmarks.gpu.steps import ROOT, Step, last_json
-from benchmarks.gpu.table import Outcome, table
 from tests.cuda import standin
 from tests.test_launches import clean_environment
 

@@ -7,8 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "engine/gpu/device_program.h"
 #include "engine/gpu/launch_order.h"
-#include "engine/gpu/one_shot_program.h"
 #include "engine/plans/plan_cache.h"
 #include "engine/watch.h"
 #include "per_process.h"

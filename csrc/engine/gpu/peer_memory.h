@@ -1,5 +1,5 @@
 // Collectives over GPU memory of ranks on one host that map each other's mailboxes. Kernels carry
-// out execution plans by themselves (cuda/program.h).
+// out execution plans by themselves (cuda/program.cu).
 //
 // A rank copies what others need of its input into its own slots, tells them, and reads what it
 // needs in their mailboxes. Peers never map the caller's memory. Marks are written into the waiting

@@ -34,7 +34,7 @@ namespace pycollective {
 //
 // The interpreter (scheduled.h) decides what happens when, and computes addresses in the caller's
 // buffers and in slots. The executor copies and combines what lies there, and publishes how far a
-// rank is. (GPUs have an interpreter of their own: cuda/program.h.)
+// rank is. (GPUs have an interpreter of their own: cuda/program.cu.)
 // The functions are inline and not virtual: in a small ring's short steps, calls show.
 class HostExecutor {
  public:

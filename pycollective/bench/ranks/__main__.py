@@ -119,7 +119,7 @@ class RankProcess:
 
 def _gpu_of(rank: int) -> Gpu:
     """Return this rank's GPU: the host's in turn."""
-    from pycollective.gpu.device_path import number_of
+    from pycollective.device_path import number_of
     from pycollective.testing.places import Gpu
 
     return Gpu(number_of("cuda", rank))

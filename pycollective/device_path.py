@@ -8,10 +8,12 @@ communicator's own shared memory, which nobody else can reach.
 
 from __future__ import annotations
 
+import importlib.util
 import operator
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +22,6 @@ from pycollective import _core
 from pycollective.agree import Bytes, agree, let_all_hear
 from pycollective.config import ENV_DEVICE_PATH
 from pycollective.errors import ConfigurationError
-from pycollective.gpu import nvrtc
 
 PEER, HOST = "peer", "host"
 _CHOICES = ("auto", PEER, HOST)
@@ -65,6 +66,21 @@ def wanted_path() -> str:
     return choice
 
 
+def nvrtc_folders() -> list[str]:
+    """Where pip's wheels put NVRTC, the compiler of CUDA kernels; that of CUDA 13 before 12."""
+    try:
+        spec = importlib.util.find_spec("nvidia")
+    except ValueError:  # something called nvidia was made by hand
+        return []
+    roots = list(spec.submodule_search_locations or []) if spec is not None else []
+    return [
+        str(folder)
+        for wheel in ("cu13/lib", "cuda_nvrtc/lib")
+        for root in roots
+        if (folder := Path(root) / wheel).is_dir()
+    ]
+
+
 def prepare(device: str | int) -> None:
     """Have the kernels for this GPU compiled, where NVRTC has to, before other ranks wait.
 
@@ -76,7 +92,7 @@ def prepare(device: str | int) -> None:
     with suppress(ConfigurationError):
         number = None if isinstance(device, str) and device == "cuda" else number_of(device, 0)
         if wanted_path() != HOST:
-            _core.prepare_kernels(nvrtc.folders(), number)
+            _core.prepare_kernels(nvrtc_folders(), number)
 
 
 def join(
@@ -110,7 +126,7 @@ def join(
         if choice == HOST or hosts > 1:
             return _Offer(number, choice)
         try:
-            mailbox = _core.DeviceMailbox(number, nvrtc.folders())
+            mailbox = _core.DeviceMailbox(number, nvrtc_folders())
             return _Offer(number, choice, card=mailbox.export(communicator).hex())
         except ConfigurationError as error:
             return _Offer(number, choice, problem=str(error))
