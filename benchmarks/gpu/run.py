@@ -40,13 +40,8 @@ STANDIN = "stand-in for a GPU"  # as the stand-in names its GPUs
 OUT_OF_TIME = "out of time"
 _TAIL = 25  # lines of a failed step that are kept
 _WIDTH = 240  # of a line
+# Without the extension, which may not be built: what native programs need is there all the same.
 _REPORT = """
-import json
-from pycollective import _core
-print(json.dumps({**_core.cuda_report([]), "core": _core.__file__}))
-"""
-# The same where there is no extension: what native programs need is there all the same.
-_BARE_REPORT = """
 import ctypes, json, os
 name = os.environ.get("PYCOLLECTIVE_CUDA_DRIVER") or "libcuda.so.1"
 try:
@@ -63,27 +58,34 @@ driver.cuDriverGetVersion(ctypes.byref(version))
 devices, architectures, part = [], set(), ctypes.c_int()
 for number in range(count.value):
     driver.cuDeviceGetName(gpu, 100, number)
-    devices.append([gpu.value.decode()])
+    devices.append(gpu.value.decode())
     capability = 0
     for attribute in (75, 76):  # major, minor
         driver.cuDeviceGetAttribute(ctypes.byref(part), attribute, number)
         capability = 10 * capability + part.value
     architectures.add(capability)
-report = {"devices": devices, "architectures": [str(each) for each in sorted(architectures)]}
-print(json.dumps({**report, "driver": name, "version": version.value}))
+print(json.dumps({
+    "devices": devices, "driver": name, "version": version.value,
+    "architectures": [str(each) for each in sorted(architectures)],
+}))
 """
 
 
 @functools.cache
+def report() -> dict[str, Any]:
+    """What the driver says of this machine's GPUs; without one, why, under "no driver"."""
+    done = subprocess.run(
+        [PYTHON, "-c", _REPORT], check=False, capture_output=True, text=True, timeout=60
+    )
+    return last_json(done.stdout) or {"no driver": "nothing is known of a driver"}
+
+
 def architectures() -> str:
     """Of this machine's GPUs, as nvcc names them; empty where nvcc or the driver does not tell.
 
     Then nvcc compiles for the usual ones, and to PTX that later GPUs take.
     """
-    bare = subprocess.run(
-        [PYTHON, "-c", _BARE_REPORT], check=False, capture_output=True, text=True, timeout=60
-    )
-    found = last_json(bare.stdout).get("architectures", [])
+    found = report().get("architectures", [])
     nvcc = images.find_nvcc()
     if nvcc is None:
         return ""
@@ -164,21 +166,14 @@ def without(*programs: str) -> dict[str, str]:
     }
 
 
-def _reported(code: str) -> dict[str, Any]:
-    return run_step(Step("", (PYTHON, "-c", code), 60, (), reads=last_json), {}, 60).measured
-
-
 def probe() -> tuple[dict[str, str], dict[str, Any]]:
     """What steps may need and is not here: {what: why}; and what the machine is."""
-    report = _reported(_REPORT)
     missing = {}
-    # Where this tree's is not built, Python may find another tree's.
-    if not report.get("core", "").startswith(f"{ROOT}{os.sep}"):
+    if not [*(ROOT / "pycollective").glob("_core*.so")]:
         missing["extension"] = "this tree's extension is not built"
-        report = _reported(_BARE_REPORT)
-    if "devices" not in report:
-        missing["driver"] = report.get("no driver") or "nothing is known of a driver"
-    gpus = [device[0] for device in report.get("devices", [])]
+    if "no driver" in report():
+        missing["driver"] = report()["no driver"]
+    gpus = report().get("devices", [])
     if STANDIN in gpus:
         missing["a real GPU"] = "the driver is the stand-in"
     missing.update(without("nvcc", "mpiexec", "compute-sanitizer"))
@@ -190,9 +185,8 @@ def probe() -> tuple[dict[str, str], dict[str, Any]]:
         missing["torch CUDA"] = "torch is not there, or finds no GPU"
     machine = {
         "gpus": gpus,
-        "driver": report.get("driver", ""),
-        "cuda": report.get("version"),
-        "kernels": report.get("images", report.get("no images")),
+        "driver": report().get("driver", ""),
+        "cuda": report().get("version"),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "stand-in": STANDIN in gpus,

@@ -7,87 +7,58 @@
 
 namespace pycollective::cuda {
 
-#define PYCOLLECTIVE_CUDA_ERRORS(X)              \
-  X(CUDA_SUCCESS, 0)                             \
-  X(CUDA_ERROR_OUT_OF_MEMORY, 2)                 \
-  X(CUDA_ERROR_NOT_INITIALIZED, 3)               \
-  X(CUDA_ERROR_NO_DEVICE, 100)                   \
-  X(CUDA_ERROR_INVALID_IMAGE, 200)               \
-  X(CUDA_ERROR_INVALID_CONTEXT, 201)             \
-  X(CUDA_ERROR_NO_BINARY_FOR_GPU, 209)           \
-  X(CUDA_ERROR_INVALID_PTX, 218)                 \
-  X(CUDA_ERROR_JIT_COMPILER_NOT_FOUND, 221)      \
-  X(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 222)     \
-  X(CUDA_ERROR_JIT_COMPILATION_DISABLED, 223)    \
-  X(CUDA_ERROR_NOT_READY, 600)                   \
-  X(CUDA_ERROR_ILLEGAL_ADDRESS, 700)             \
-  X(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, 704) \
-  X(CUDA_ERROR_LAUNCH_FAILED, 719)               \
-  X(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, 906)     \
-  X(CUDA_ERROR_UNKNOWN, 999)
+// X(its type, name, value)
+#define PYCOLLECTIVE_CUDA_NUMBERS(X)                                         \
+  X(CUresult, CUDA_SUCCESS, 0)                                               \
+  X(CUresult, CUDA_ERROR_OUT_OF_MEMORY, 2)                                   \
+  X(CUresult, CUDA_ERROR_NOT_INITIALIZED, 3)                                 \
+  X(CUresult, CUDA_ERROR_NO_DEVICE, 100)                                     \
+  X(CUresult, CUDA_ERROR_INVALID_IMAGE, 200)                                 \
+  X(CUresult, CUDA_ERROR_INVALID_CONTEXT, 201)                               \
+  X(CUresult, CUDA_ERROR_NO_BINARY_FOR_GPU, 209)                             \
+  X(CUresult, CUDA_ERROR_INVALID_PTX, 218)                                   \
+  X(CUresult, CUDA_ERROR_JIT_COMPILER_NOT_FOUND, 221)                        \
+  X(CUresult, CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 222)                       \
+  X(CUresult, CUDA_ERROR_JIT_COMPILATION_DISABLED, 223)                      \
+  X(CUresult, CUDA_ERROR_NOT_READY, 600)                                     \
+  X(CUresult, CUDA_ERROR_ILLEGAL_ADDRESS, 700)                               \
+  X(CUresult, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, 704)                   \
+  X(CUresult, CUDA_ERROR_LAUNCH_FAILED, 719)                                 \
+  X(CUresult, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, 906)                       \
+  X(CUresult, CUDA_ERROR_UNKNOWN, 999)                                       \
+  X(CUdevice_attribute, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1)        \
+  X(CUdevice_attribute, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16)        \
+  X(CUdevice_attribute, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)    \
+  X(CUdevice_attribute, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)    \
+  X(CUpointer_attribute, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)                \
+  X(CUpointer_attribute, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)             \
+  X(CUfunction_attribute, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 0)        \
+  X(CUstreamCaptureStatus, CU_STREAM_CAPTURE_STATUS_NONE, 0)                 \
+  X(CUstreamCaptureStatus, CU_STREAM_CAPTURE_STATUS_ACTIVE, 1)               \
+  X(CUstreamCaptureStatus, CU_STREAM_CAPTURE_STATUS_INVALIDATED, 2)          \
+  X(CUstreamCaptureMode, CU_STREAM_CAPTURE_MODE_GLOBAL, 0)                   \
+  X(CUstreamCaptureMode, CU_STREAM_CAPTURE_MODE_RELAXED, 2)                  \
+  X(CUdriverProcAddressQueryResult, CU_GET_PROC_ADDRESS_SUCCESS, 0)          \
+  X(CUdriverProcAddressQueryResult, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, 1) \
+  X(unsigned, CU_STREAM_NON_BLOCKING, 1)                                     \
+  X(unsigned, CU_EVENT_DISABLE_TIMING, 2)                                    \
+  X(unsigned, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, 1)                         \
+  X(unsigned, CU_MEMHOSTALLOC_PORTABLE, 1)                                   \
+  X(unsigned, CU_MEMHOSTALLOC_DEVICEMAP, 2)                                  \
+  X(unsigned, CU_MEMORYTYPE_DEVICE, 2)                                       \
+  X(unsigned, CU_GET_PROC_ADDRESS_LEGACY_STREAM, 1)
 
-#define PYCOLLECTIVE_CUDA_DEVICE_ATTRIBUTES(X)        \
-  X(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1)     \
-  X(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16)     \
-  X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75) \
-  X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)
-
-#define PYCOLLECTIVE_CUDA_POINTER_ATTRIBUTES(X) \
-  X(CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 2)        \
-  X(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, 9)
-
-#define PYCOLLECTIVE_CUDA_FUNCTION_ATTRIBUTES(X) X(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 0)
-
-#define PYCOLLECTIVE_CUDA_CAPTURE_STATUS(X) \
-  X(CU_STREAM_CAPTURE_STATUS_NONE, 0)       \
-  X(CU_STREAM_CAPTURE_STATUS_ACTIVE, 1)     \
-  X(CU_STREAM_CAPTURE_STATUS_INVALIDATED, 2)
-
-#define PYCOLLECTIVE_CUDA_CAPTURE_MODE(X) \
-  X(CU_STREAM_CAPTURE_MODE_GLOBAL, 0)     \
-  X(CU_STREAM_CAPTURE_MODE_RELAXED, 2)
-
-#define PYCOLLECTIVE_CUDA_QUERY_RESULTS(X) \
-  X(CU_GET_PROC_ADDRESS_SUCCESS, 0)        \
-  X(CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, 1)
-
-#define PYCOLLECTIVE_CUDA_FLAGS(X)         \
-  X(CU_STREAM_NON_BLOCKING, 1)             \
-  X(CU_EVENT_DISABLE_TIMING, 2)            \
-  X(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, 1) \
-  X(CU_MEMHOSTALLOC_PORTABLE, 1)           \
-  X(CU_MEMHOSTALLOC_DEVICEMAP, 2)          \
-  X(CU_MEMORYTYPE_DEVICE, 2)               \
-  X(CU_GET_PROC_ADDRESS_LEGACY_STREAM, 1)
-
-// All of the above, for the test.
-#define PYCOLLECTIVE_CUDA_NUMBERS(X)       \
-  PYCOLLECTIVE_CUDA_ERRORS(X)              \
-  PYCOLLECTIVE_CUDA_DEVICE_ATTRIBUTES(X)   \
-  PYCOLLECTIVE_CUDA_POINTER_ATTRIBUTES(X)  \
-  PYCOLLECTIVE_CUDA_FUNCTION_ATTRIBUTES(X) \
-  PYCOLLECTIVE_CUDA_CAPTURE_STATUS(X)      \
-  PYCOLLECTIVE_CUDA_CAPTURE_MODE(X)        \
-  PYCOLLECTIVE_CUDA_QUERY_RESULTS(X)       \
-  PYCOLLECTIVE_CUDA_FLAGS(X)
-
-#define PYCOLLECTIVE_CUDA_ENUMERATOR(name, value) name = (value),
-enum CUresult : int { PYCOLLECTIVE_CUDA_ERRORS(PYCOLLECTIVE_CUDA_ENUMERATOR) };
-enum CUdevice_attribute : int { PYCOLLECTIVE_CUDA_DEVICE_ATTRIBUTES(PYCOLLECTIVE_CUDA_ENUMERATOR) };
-enum CUpointer_attribute : int {
-  PYCOLLECTIVE_CUDA_POINTER_ATTRIBUTES(PYCOLLECTIVE_CUDA_ENUMERATOR)
-};
-enum CUfunction_attribute : int {
-  PYCOLLECTIVE_CUDA_FUNCTION_ATTRIBUTES(PYCOLLECTIVE_CUDA_ENUMERATOR)
-};
-enum CUstreamCaptureStatus : int { PYCOLLECTIVE_CUDA_CAPTURE_STATUS(PYCOLLECTIVE_CUDA_ENUMERATOR) };
-enum CUstreamCaptureMode : int { PYCOLLECTIVE_CUDA_CAPTURE_MODE(PYCOLLECTIVE_CUDA_ENUMERATOR) };
-enum CUdriverProcAddressQueryResult : int {
-  PYCOLLECTIVE_CUDA_QUERY_RESULTS(PYCOLLECTIVE_CUDA_ENUMERATOR)
-};
-enum CUjit_option : int {};  // none is used
-enum : unsigned { PYCOLLECTIVE_CUDA_FLAGS(PYCOLLECTIVE_CUDA_ENUMERATOR) };
-#undef PYCOLLECTIVE_CUDA_ENUMERATOR
+enum CUresult : int {};
+enum CUdevice_attribute : int {};
+enum CUpointer_attribute : int {};
+enum CUfunction_attribute : int {};
+enum CUstreamCaptureStatus : int {};
+enum CUstreamCaptureMode : int {};
+enum CUdriverProcAddressQueryResult : int {};
+enum CUjit_option : int {};
+#define PYCOLLECTIVE_CUDA_NUMBER(type, name, value) constexpr type name{value};
+PYCOLLECTIVE_CUDA_NUMBERS(PYCOLLECTIVE_CUDA_NUMBER)
+#undef PYCOLLECTIVE_CUDA_NUMBER
 
 using CUdevice = int;
 using CUdeviceptr = unsigned long long;

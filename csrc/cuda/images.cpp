@@ -186,17 +186,12 @@ std::string why_none_is_kept() {
 // Whether the driver refused the image for what it is: of another GPU, of a newer compiler, or PTX
 // that this driver cannot or may not compile. All else says nothing of the image.
 bool refuses_image(const DriverError& error) {
-  switch (error.result()) {
-    case CUDA_ERROR_INVALID_IMAGE:
-    case CUDA_ERROR_NO_BINARY_FOR_GPU:
-    case CUDA_ERROR_INVALID_PTX:
-    case CUDA_ERROR_JIT_COMPILER_NOT_FOUND:
-    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
-    case CUDA_ERROR_JIT_COMPILATION_DISABLED:
-      return true;
-    default:
-      return false;
-  }
+  for (const CUresult of_the_image :
+       {CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_INVALID_PTX,
+        CUDA_ERROR_JIT_COMPILER_NOT_FOUND, CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+        CUDA_ERROR_JIT_COMPILATION_DISABLED})
+    if (error.result() == of_the_image) return true;
+  return false;
 }
 
 // What NVRTC is to make of a module.

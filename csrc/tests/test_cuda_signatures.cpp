@@ -15,7 +15,7 @@
 namespace pycollective::cuda::ours {
 #define OWN_FUNCTION(name, version, parameters) using name##_type = CUresult(*) parameters;
 PYCOLLECTIVE_CUDA_FUNCTIONS(OWN_FUNCTION)
-#define OWN_NUMBER(name, value) constexpr long long name##_value = value;
+#define OWN_NUMBER(type, name, value) constexpr long long name##_value = value;
 PYCOLLECTIVE_CUDA_NUMBERS(OWN_NUMBER)
 using cuGetProcAddress_type = GetProcAddress;
 }  // namespace pycollective::cuda::ours
@@ -95,7 +95,7 @@ CHECK_FUNCTION(cuGetProcAddress, 12000, )
 }  // namespace pycollective::cuda
 
 // Outside of the namespace, where ours would be found.
-#define THEIR_NUMBER(name, value) \
+#define THEIR_NUMBER(type, name, value) \
   static_assert(pycollective::cuda::ours::name##_value == static_cast<long long>(name), #name);
 PYCOLLECTIVE_CUDA_NUMBERS(THEIR_NUMBER)
 

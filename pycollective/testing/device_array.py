@@ -130,12 +130,6 @@ class DeviceArray:
         count = self.nbytes // TRAITS[dtype].size
         return DeviceArray((count,), dtype, self.device, self.memory, self.offset, self.stream)
 
-    def reshape(self, *shape: int) -> DeviceArray:
-        """A view of the same elements."""
-        if math.prod(shape) != self.size:
-            raise ConfigurationError(f"{self.size} elements are not of shape {shape}")
-        return DeviceArray(shape, self.dtype, self.device, self.memory, self.offset, self.stream)
-
     def __dlpack__(
         self,
         *,
