@@ -37,14 +37,12 @@ class Repeated {
   void write(CUdeviceptr to, int leaf, std::size_t bytes, CUstream stream) const {
     const Data& numbers = leaves_[static_cast<std::size_t>(leaf)];
     std::size_t written = std::min(block_, bytes);
-    check(
-        driver().cuMemcpyAsync(to, reinterpret_cast<CUdeviceptr>(numbers.data()), written, stream),
-        "cuMemcpyAsync");
+    OK(driver().cuMemcpyAsync(to, reinterpret_cast<CUdeviceptr>(numbers.data()), written, stream));
     for (std::size_t more = 0; written < bytes; written += more) {
       more = std::min(written, bytes - written);
-      check(driver().cuMemcpyAsync(to + written, to, more, stream), "cuMemcpyAsync");
+      OK(driver().cuMemcpyAsync(to + written, to, more, stream));
     }
-    check(driver().cuStreamSynchronize(stream), "cuStreamSynchronize");
+    OK(driver().cuStreamSynchronize(stream));
   }
 
   // That these are the arrays' sums.
@@ -69,10 +67,10 @@ class Timer {
     void* const library = dlopen(driver().library.c_str(), RTLD_NOW | RTLD_NOLOAD);
     if (library != nullptr)
       elapsed_ = reinterpret_cast<Elapsed>(dlsym(library, "cuEventElapsedTime"));
-    for (CUevent& event : events_) OK(driver().cuEventCreate(&event, 0));
+    for (cuda::CUevent& event : events_) OK(driver().cuEventCreate(&event, 0));
   }
   ~Timer() {
-    for (const CUevent event : events_) OK(driver().cuEventDestroy(event));
+    for (const cuda::CUevent event : events_) OK(driver().cuEventDestroy(event));
   }
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
@@ -101,9 +99,9 @@ class Timer {
   }
 
  private:
-  using Elapsed = CUresult (*)(float*, CUevent, CUevent);
+  using Elapsed = cuda::CUresult (*)(float*, cuda::CUevent, cuda::CUevent);
   Elapsed elapsed_ = nullptr;
-  CUevent events_[2] = {};
+  cuda::CUevent events_[2] = {};
 };
 
 inline double median(std::vector<double> samples) {
