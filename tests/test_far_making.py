@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 
-import pytest
 import torch.distributed as dist  # what ranks are forked of has it
 
 import pycollective as pc
@@ -104,32 +103,6 @@ def test_a_rank_that_dies_in_init_is_named_where_the_store_is_our_own():
         assert "rank 2 (process" in str(error)
         assert "died before all had joined" in str(error)
         assert seconds < LONG / 3
-
-
-def init_beside_who_stays_away(_, port):
-    store = torch_store(port)
-    rank = int(os.environ["PYCOLLECTIVE_RANK"])
-    if rank == 2:
-        # In place of connecting: alive, and told of nothing.
-        def stays_away(*_):
-            store.wait(["over 0", "over 1"])
-            raise pc.CollectiveAborted("it has stayed away")
-
-        GlooTransport.__init__ = stays_away
-    how = failing(pc.init, rank=rank, size=3, store=store, timeout=10, topology="3x1")
-    store.set(f"over {rank}", "")
-    if rank == 0:  # which serves it
-        store.wait(["over 1", "over 2"])
-    return how
-
-
-@pytest.mark.storm
-def test_who_stays_away_is_named_at_the_timeout_where_the_store_is_torchs():
-    outcomes = run_ranks(init_beside_who_stays_away, 3, free_port(), join=False)
-    for outcome in outcomes[:2]:
-        error, _ = outcome.result
-        assert isinstance(error, pc.CollectiveTimeout), outcomes
-        assert "rank(s) 2 did not come to be connected" in str(error)
 
 
 def split_beside_who_stays_away(comm):

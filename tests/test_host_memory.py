@@ -35,18 +35,37 @@ def v2(folder, limit, usage, stat=""):
     }
 
 
-def test_without_a_cgroup_the_machine_limits(tree):
-    assert tree({}) == Headroom(1000 * MIB, "the machine's MemAvailable")
+SELF = {"proc/self/cgroup": "0::/a\n"}
+CACHED = f"anon {50 * MIB}\nactive_file {20 * MIB}\ninactive_file {10 * MIB}\nshmem 7\n"
+VERSION_1 = {
+    "proc/self/cgroup": "5:cpu,memory:/job\n4:cpuset:/job\n",
+    "cgroup/memory/job/memory.limit_in_bytes": f"{64 * MIB}\n",
+    "cgroup/memory/job/memory.usage_in_bytes": f"{60 * MIB}\n",
+    "cgroup/memory/job/memory.stat": f"total_inactive_file {8 * MIB}\ninactive_file 1\n",
+    "cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "cgroup/memory/memory.usage_in_bytes": "0\n",
+}
+# Files; the room in bytes; what limits it.
+TREES = {
+    "the machine": ({}, 1000 * MIB, "the machine's MemAvailable"),
+    "a limit of max": ({**SELF, **v2("a", "max", 5)}, 1000 * MIB, "the machine's MemAvailable"),
+    "the own group": ({**SELF, **v2("a", 300 * MIB, 100 * MIB)}, 200 * MIB, "cgroup/a/memory.max"),
+    "cached files": ({**SELF, **v2("a", 100 * MIB, 90 * MIB, CACHED)}, 40 * MIB, "memory.max"),
+    "usage above it": ({**SELF, **v2("a", 100, 200)}, 0, "memory.max"),
+    "a container": (
+        {"proc/self/cgroup": "0::/docker/0123\n", **v2(".", 50 * MIB, 10 * MIB)},
+        *(40 * MIB, "memory.max"),
+    ),
+    "version 1": (VERSION_1, 12 * MIB, "memory.limit_in_bytes"),
+}
 
 
-def test_a_limit_of_max_is_none(tree):
-    assert tree({"proc/self/cgroup": "0::/a\n", **v2("a", "max", 5)}).bytes == 1000 * MIB
-
-
-def test_the_own_group_limits(tree):
-    found = tree({"proc/self/cgroup": "0::/a/b\n", **v2("a/b", 300 * MIB, 100 * MIB)})
-    assert found.bytes == 200 * MIB
-    assert found.limit.endswith("cgroup/a/b/memory.max")
+@pytest.mark.parametrize("name", TREES)
+def test_headroom(tree, name):
+    files, room, limit = TREES[name]
+    found = tree(files)
+    assert found.bytes == room
+    assert found.limit.endswith(limit)
 
 
 @pytest.mark.parametrize("tightest", ["a", "a/b", "a/b/c"])
@@ -55,35 +74,6 @@ def test_every_group_up_to_the_root_limits(tree, tightest):
     for folder in ("a", "a/b", "a/b/c"):
         files |= v2(folder, (100 if folder == tightest else 500) * MIB, 40 * MIB)
     assert tree(files).bytes == 60 * MIB
-
-
-def test_cached_files_are_room(tree):
-    stat = f"anon {50 * MIB}\nactive_file {20 * MIB}\ninactive_file {10 * MIB}\nshmem 7\n"
-    files = v2("a", 100 * MIB, 90 * MIB, stat)
-    assert tree({"proc/self/cgroup": "0::/a\n", **files}).bytes == 40 * MIB
-
-
-def test_usage_above_the_limit_is_no_room(tree):
-    assert tree({"proc/self/cgroup": "0::/a\n", **v2("a", 100, 200)}).bytes == 0
-
-
-def test_in_a_container_the_root_is_the_own_group(tree):
-    files = {"proc/self/cgroup": "0::/docker/0123\n", **v2(".", 50 * MIB, 10 * MIB)}
-    assert tree(files).bytes == 40 * MIB
-
-
-def test_version_1_of_cgroups(tree):
-    found = tree(
-        {
-            "proc/self/cgroup": "5:cpu,memory:/job\n4:cpuset:/job\n",
-            "cgroup/memory/job/memory.limit_in_bytes": f"{64 * MIB}\n",
-            "cgroup/memory/job/memory.usage_in_bytes": f"{60 * MIB}\n",
-            "cgroup/memory/job/memory.stat": f"total_inactive_file {8 * MIB}\ninactive_file 1\n",
-            "cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "cgroup/memory/memory.usage_in_bytes": "0\n",
-        }
-    )
-    assert found.bytes == 12 * MIB
 
 
 def test_nothing_known_is_no_limit(tmp_path):

@@ -42,25 +42,11 @@ def objects(comm):
     dist.all_gather_object(everyone, mine)
     told = [mine if comm.rank == 1 else None]
     dist.broadcast_object_list(told, 1)
-    gathered = [None] * 3 if comm.rank == 2 else None
-    dist.gather_object(mine, gathered, 2)
-    mine_of_three = [None]
-    dist.scatter_object_list(mine_of_three, [10, "eleven", None] if comm.rank == 0 else None, 0)
-    passed = [("a", 1)] if comm.rank == 0 else [None]
-    if comm.rank == 0:
-        dist.send_object_list(passed, 1)
-    elif comm.rank == 1:
-        dist.recv_object_list(passed, 0)
-    return [each["rank"] for each in everyone], told[0], gathered, mine_of_three[0], passed[0]
+    return [(each["rank"], len(each["text"])) for each in everyone], told[0]["rank"]
 
 
 def test_object_collectives(pool):
-    outcomes = pool(3).call(objects)
-    assert all(each[0] == [0, 1, 2] for each in outcomes)
-    assert all(each[1]["rank"] == 1 for each in outcomes)
-    assert [len(each["text"]) for each in outcomes[2][2]] == [0, 1000, 2000]
-    assert [each[3] for each in outcomes] == [10, "eleven", None]
-    assert outcomes[1][4] == ("a", 1)
+    assert pool(3).call(objects) == [([(0, 0), (1, 1000), (2, 2000)], 1)] * 3
 
 
 def subsets(comm):
