@@ -1,6 +1,6 @@
-"""FSDP2: sharded parameters, gradients and Adam's state have the same bits as under DDP.
+"""FSDP2 and HSDP: sharded parameters, gradients and Adam's state have DDP's bits.
 
-torchrun --nproc-per-node 3 examples/fsdp.py
+torchrun --nproc-per-node 4 examples/fsdp.py
 """
 
 import argparse
@@ -60,7 +60,7 @@ def digest(model: torch.nn.Module) -> str:
 
 
 def main() -> None:
-    """Train on the source of the standard library's argparse, first under DDP, then sharded."""
+    """Train on the source of the standard library's argparse: under DDP, then sharded twice."""
     dist.init_process_group("pycollective")
     text = torch.tensor(list(inspect.getsource(argparse).encode()))
     whole = Reader()
@@ -68,15 +68,18 @@ def main() -> None:
     ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
     train(ddp, text)
 
-    cut_up = Reader()
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for module in (*cut_up.layers, cut_up):
-        fully_shard(module, mesh=mesh)
-    loss = train(cut_up, text)
-    assert loss < 3, loss  # from 5.5
-    assert digest(cut_up) == digest(whole)
+    # HSDP adds gradients in each pair, then between the pairs. That is the contract's order for
+    # four ranks, (0 + 1) + (2 + 3), which all calls use: so no bit depends on the mesh.
+    for shape, names in (((4,), ("sharded",)), ((2, 2), ("replicated", "sharded"))):
+        cut_up = Reader()
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        for module in (*cut_up.layers, cut_up):
+            fully_shard(module, mesh=mesh)
+        loss = train(cut_up, text)
+        assert loss < 3, loss  # from 5.5
+        assert digest(cut_up) == digest(whole)
     if dist.get_rank() == 0:
-        print(f"loss {loss:.3f}; weights {digest(whole)} under FSDP2 and under DDP")
+        print(f"loss {loss:.3f}; weights {digest(whole)} under FSDP2, HSDP and DDP")
     dist.destroy_process_group()
 
 

@@ -15,11 +15,10 @@ from tests.launchers import Forks, Torchrun
 
 COMMANDS = {program.stem: run_all.commands(program) for program in run_all.programs()}
 # Ranks of these are forks: what they show does not depend on how ranks start.
-FORKED = ["ddp", "fsdp", "hsdp", "tensor_parallel", "zero"]
+FORKED = ["ddp", "fsdp", "tensor_parallel", "zero"]
 SHOWS = {
     "ddp": r"of the digits right; weights \w{16} with large and small buckets",
-    "fsdp": r"loss 2\.\d+; weights \w{16} under FSDP2 and under DDP",
-    "hsdp": r"of the digits right; weights \w{16} under HSDP and under DDP",
+    "fsdp": r"loss 2\.\d+; weights \w{16} under FSDP2, HSDP and DDP",
     "tensor_parallel": r"loss 2\.\d+ to 0\.\d+; at most \S+ from one process's",
     "zero": r"the optimizer keeps \[\d+, \d+, \d+\] numbers, not \d+",
 }
