@@ -299,9 +299,7 @@ class State:
     def set_loss_scale(self, scale: float | Callable[[], float] | Any) -> None:
         """Say by what the loss is multiplied: a number, a function, or a ``GradScaler``.
 
-        Looked at when a step begins. Residuals are kept in the scale of the step that left them:
-        one in another scale adds them times the ratio, which is exact for powers of two. Where
-        that is not finite the step is given up, and what is held is what it was.
+        As NumPy's: `pycollective.compression.State.set_loss_scale`.
         """
         self._feedback.set_loss_scale(getattr(scale, "get_scale", scale))
 
@@ -310,13 +308,7 @@ class State:
     def flush(self) -> dict[str, Any]:
         """Give back what is held, and hold exactly nothing; collective, between steps.
 
-        Returns:
-            By parameter, in its shape, an fp32 tensor, in the scale of the last step that counted:
-            what all ranks' held error adds to the average. Add it to a gradient, or drop it.
-
-        Raises:
-            ConfigurationError: a step is under way, or the state was closed.
-            CollectiveMismatch: another rank refused it, or called something else.
+        As `pycollective.compression.State.flush`; the errors are tensors.
         """
         feedback = self._feedback
         # Which went in shards is forgotten with what is held.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycollective import _core
-from pycollective.compression import quantized, selection, sparse, sparse_layout
+from pycollective.compression import quantized, sparse, sparse_layout
 from pycollective.compression.arrays import Item
 from pycollective.compression.bucket import Bucket, ByBucket
 from pycollective.compression.partition import Hosts, Partition
@@ -104,7 +104,7 @@ def calls_of(comm, kind, host_of, several):
     state.all_reduce(gradients(1, comm.rank, 0, shapes))
     mine = gradients(1, comm.rank, 1, shapes)
     counting = Counting()
-    modules = [sparse, sparse_layout, quantized, selection]
+    modules = [sparse, sparse_layout, quantized]
     for each in modules:
         each._core = counting
     try:

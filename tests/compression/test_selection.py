@@ -11,8 +11,7 @@ import pytest
 from pycollective import ConfigurationError
 from pycollective.compression import TopKState
 from pycollective.compression.partition import Hosts
-from pycollective.compression.selection import check_density
-from pycollective.compression.sparse import SAVED, gathers
+from pycollective.compression.sparse import SAVED, check_density, gathers
 from tests.compression.players import ends_of, gradients
 from tests.compression.test_payload import Counting
 
