@@ -31,7 +31,7 @@ PYCOLLECTIVE_HD constexpr std::uint32_t mark_of(std::uint32_t chunk, std::uint32
   return chunk << kEventBits | events;
 }
 PYCOLLECTIVE_HD constexpr std::uint32_t chunk_of(std::uint32_t mark) { return mark >> kEventBits; }
-PYCOLLECTIVE_HD constexpr bool has_come(std::uint32_t mark, std::uint32_t wanted) {
+PYCOLLECTIVE_HD bool has_come(std::uint32_t mark, std::uint32_t wanted) {
   return static_cast<std::int32_t>(mark - wanted) >= 0;
 }
 

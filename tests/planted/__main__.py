@@ -4,7 +4,8 @@
 bugs are in the .toml files of this folder. `right` stands once in `file` and `wrong` is written in
 its place. Those of C++ are compiled in together, and an environment variable chooses one when the
 tests run: `right` is an expression, or statements (which end in ";" or "}"). A test is pytest's, or
-`native:test_messages` for one of csrc/tests. Before any bug is planted all these tests must pass.
+`native:test_messages` for one of csrc/tests; `native:thread/test_cuda_waits@1` is one under TSan,
+in the order of waits that seed 1 draws. Before any bug is planted all these tests must pass.
 """
 
 from __future__ import annotations
@@ -71,6 +72,12 @@ def is_native(test: str) -> bool:
     return test.startswith("native:")
 
 
+def target(act: str, test: str) -> str:
+    """The target that builds or runs a native test, without its seed."""
+    kind, _, name = test.removeprefix("native:").partition("@")[0].rpartition("/")
+    return f"{act}-{kind or 'plain'}-{name}"
+
+
 def read() -> list[Bug]:
     """All bugs, in the order of their files."""
     paths = sorted(Path(__file__).parent.glob("*.toml"))
@@ -110,7 +117,7 @@ def copy(folder: Path, numbered: dict[int, Bug]) -> None:
         return
     environment = environment_of(folder)
     tests = {test for bug in numbered.values() for test in bug.tests}
-    if native := [f"build-plain-{test.partition(':')[2]}" for test in tests if is_native(test)]:
+    if native := sorted({target("build", test) for test in tests if is_native(test)}):
         make = ["make", "-s", "-C", "csrc/tests", f"CXX={environment['CXX']}"]
         subprocess.run([*make, *native], cwd=folder, env=environment, check=True)
     if all(map(is_native, tests)):
@@ -139,10 +146,12 @@ def fails(folder: Path, tests: list[str], number: int = 0) -> str:
     """How these tests fail there, in a few words; empty if all pass."""
     environment = environment_of(folder, number)
     python = [test for test in tests if not is_native(test)]
-    native = [f"run-plain-{test.partition(':')[2]}" for test in tests if test not in python]
-    commands = []
-    if native:
-        commands.append(["make", "-C", "csrc/tests", f"CXX={environment['CXX']}", *native])
+    make = ["make", "-C", "csrc/tests", f"CXX={environment['CXX']}"]
+    commands = [
+        [*make, target("run", test), f"PYCOLLECTIVE_STANDIN_SEED={test.partition('@')[2]}"]
+        for test in tests
+        if is_native(test)
+    ]
     if python:
         pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", ""]
         commands.append([*pytest, *python])
@@ -166,7 +175,7 @@ def fails(folder: Path, tests: list[str], number: int = 0) -> str:
         if started.returncode and command[0] != "make" and started.returncode not in (1, -6, -11):
             raise SystemExit(f"{' '.join(command)}: pytest says {started.returncode}\n{said}")
         if started.returncode:
-            last = said.rstrip().splitlines()
+            last = [line for line in said.splitlines() if line and not line.startswith("make")]
             return next((line for line in last if line.startswith(("FAILED", "ERROR"))), last[-1])
     return ""
 
