@@ -1,4 +1,4 @@
-"""Is a commit slower than another one, on one host or between two that are played on it?
+"""Is a commit slower than another one, on one host or between two that it simulates?
 
 Two built source trees take turns with themselves: the other one, the other one again, and this one,
 each in processes of its own. What the other one differs from itself is what the machine's noise

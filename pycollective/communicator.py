@@ -173,7 +173,7 @@ class Communicator(_core.Communicator):
             raise ConfigurationError(
                 f"this communicator is for GPU {self._device_path.device} already"
             )
-        local_rank = self._world.near.index(self.rank)
+        local_rank = self._world.local_ranks.index(self.rank)
         hosts = len(set(self.host_of))
         self._device_path = device_paths.join(self, device, local_rank, hosts)
 
@@ -201,7 +201,7 @@ class Communicator(_core.Communicator):
         members.sort(key=lambda r: (given[r, 1], r))
 
         world = self._part_of_world(members, given[:, 0])
-        of_host = [r for r in members if r in self._world.near]
+        of_host = [r for r in members if r in self._world.local_ranks]
         offset: int | None = None  # of the mailbox in this process's segment
 
         def allocate() -> tuple[int, int]:
@@ -225,7 +225,7 @@ class Communicator(_core.Communicator):
         made = Communicator._of(
             self._node,
             of_host.index(self.rank),
-            [self._tokens[self._world.near.index(r)] for r in of_host],
+            [self._tokens[self._world.local_ranks.index(r)] for r in of_host],
             [mailboxes[r][0] for r in of_host],
             min(mailboxes[r][1] for r in members),
             self.timeout,

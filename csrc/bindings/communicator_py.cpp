@@ -200,7 +200,7 @@ int initialise(PyObject* self, PyObject* args, PyObject* names) {
     world.id = given.attr("id").cast<std::uint64_t>();
     world.rank = given.attr("rank").cast<int>();
     world.size = given.attr("size").cast<int>();
-    world.local_ranks = given.attr("near").cast<std::vector<int>>();
+    world.local_ranks = given.attr("local_ranks").cast<std::vector<int>>();
     world.on_machine = given.attr("on_machine").cast<int>();
     if (!given.attr("link").is_none()) world.link = link_in(given.attr("link"));
     auto group = std::make_unique<Group>(node.node, Member(member), tokens, offsets, mailbox,

@@ -66,7 +66,7 @@ ProgramHandle from_python(const py::object& given) {
        get("messages").cast<std::vector<std::array<int, 4>>>())
     program->messages.push_back({rank, step, first, count});
   program->message_pieces = numbers("message_pieces");
-  program->far = numbers("far");
+  program->peers = numbers("peers");
   program->check(Member(get("member").cast<int>()));
   return {std::move(program)};
 }

@@ -91,7 +91,7 @@ inline void spoil_messages(Random& random, Program& p) {
       if (std::int32_t* piece = any_of(random, p.message_pieces)) *piece = number;
       break;
     case 1:
-      if (std::int32_t* far = any_of(random, p.far)) *far = number;
+      if (std::int32_t* peer = any_of(random, p.peers)) *peer = number;
       break;
     case 2:
       std::swap(*any_of(random, p.messages), *any_of(random, p.messages));

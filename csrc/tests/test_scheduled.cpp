@@ -183,7 +183,7 @@ void broken_programs_are_refused() {
   refuses([](Program& p) { p.combines[1].finish = false; });
   refuses([](Program& p) { p.instructions[0].a = p.instructions[3].b; });  // a node into an item
   refuses([](Program& p) { p.instructions.back().c = p.instructions.back().b; });
-  refuses([](Program& p) { p.far.push_back(1); });
+  refuses([](Program& p) { p.peers.push_back(1); });
 }
 
 }  // namespace

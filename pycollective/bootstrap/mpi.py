@@ -440,7 +440,7 @@ def _join_host(launch: Launch, store: StoreClient | None, several: bool) -> Join
     if store is None:
         return join_alone(several)
     bootstrap = launch.bootstrap
-    ranks = World(bootstrap.rank, launch.host_of).near
+    ranks = World(bootstrap.rank, launch.host_of).local_ranks
     rendezvous = Rendezvous(
         store,
         ranks.index(bootstrap.rank),

@@ -44,7 +44,7 @@ class World:
         return len(self.host_of)
 
     @cached_property
-    def near(self) -> list[int]:
+    def local_ranks(self) -> list[int]:
         """The ranks on this rank's host, this one included, ascending."""
         here = self.host_of[self.rank]
         return [rank for rank, host in enumerate(self.host_of) if host == here]

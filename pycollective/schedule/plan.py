@@ -63,7 +63,7 @@ class Plan:
     readers: list[int] = field(default_factory=list)
     messages: list[tuple[int, int, int, int]] = field(default_factory=list)
     message_pieces: list[int] = field(default_factory=list)
-    far: list[int] = field(default_factory=list)
+    peers: list[int] = field(default_factory=list)
 
 
 def _recipe(node: Node, operands: list[Node]) -> list[int]:
@@ -184,7 +184,7 @@ class _Maker:
                     self.combine(shard, step)
                 elif isinstance(step, Copy):
                     self.emit(COPY, self.ref(shard, step.source), self.ref(shard, step.out))
-        self.plan.far = sorted({rank for rank, _, _, _ in self.plan.messages})
+        self.plan.peers = sorted({rank for rank, _, _, _ in self.plan.messages})
 
     def messages_between_hosts(
         self, steps: list[tuple[int, Step]], received: bool

@@ -59,7 +59,7 @@ def numbers_of(plan: Plan) -> list[int]:
         p.readers,
         list(chain.from_iterable(p.messages)),
         p.message_pieces,
-        p.far,
+        p.peers,
     ):
         numbers.append(len(each))
         numbers += each

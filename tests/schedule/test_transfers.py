@@ -116,7 +116,7 @@ def test_plans_are_those_of_the_whole(operation: str, name: str, n: int) -> None
             assert plan == make_plan(schedule, rank, {})  # as it is made for many ranks
             assert plan.rank == rank
             assert plan.member == schedule.topology.local_index[rank]
-            assert plan.far == sorted({rank for rank, _, _, _ in plan.messages})
+            assert plan.peers == sorted({rank for rank, _, _, _ in plan.messages})
 
 
 @pytest.mark.parametrize(("operation", "name"), KINDS)

@@ -90,7 +90,7 @@ class InternodeTransfers {
   }
   // Among peers().
   std::size_t peer_of(std::int32_t message) const;
-  const std::vector<std::int32_t>& peers() const { return program_.far; }
+  const std::vector<std::int32_t>& peers() const { return program_.peers; }
   // The chunks of a slot follow each other, so one lane a slot and step is enough.
   int lane(std::size_t slot, const Message& message) const {
     return kLaneFirst + static_cast<int>(slot) * program_.steps + message.step;

@@ -61,7 +61,7 @@ class Checker {
     require(static_cast<int>(kind) < kOpKinds, "operation");
     return traits_of(kind);
   }
-  bool far() const { return p_.members != p_.ranks; }
+  bool between_hosts() const { return p_.members != p_.ranks; }
   bool is_member(std::int32_t number) const { return within(number, std::size_t(p_.members)); }
   bool is_rank(std::int32_t number) const { return within(number, std::size_t(p_.ranks)); }
 
@@ -70,7 +70,7 @@ class Checker {
     require(p_.ranks >= 1 && p_.ranks <= kCountableRanks, "ranks");
     require(is_rank(p_.rank) && is_rank(p_.root), "rank or root");
     require(p_.members >= 1 && p_.members <= p_.ranks && p_.members <= kMaxMembers, "members");
-    require(is_member(me_.index()) && (far() || me_.index() == p_.rank), "member");
+    require(is_member(me_.index()) && (between_hosts() || me_.index() == p_.rank), "member");
     require(p_.nodes >= 0 && p_.items >= 0 && p_.steps >= 0 && p_.steps <= kMostSteps, "places");
     require(p_.pieces == traits_.pieces, "pieces");
     const std::int32_t n = p_.ranks;
@@ -135,13 +135,14 @@ class Checker {
   }
 
   void check_messages() const {
-    require(far() || (p_.messages.empty() && p_.far.empty()), "messages on one host");
-    for (std::size_t i = 0; i < p_.far.size(); ++i)
-      require(is_rank(p_.far[i]) && p_.far[i] != p_.rank && (i == 0 || p_.far[i - 1] < p_.far[i]),
-              "a far rank");
+    require(between_hosts() || (p_.messages.empty() && p_.peers.empty()), "messages on one host");
+    for (std::size_t i = 0; i < p_.peers.size(); ++i)
+      require(is_rank(p_.peers[i]) && p_.peers[i] != p_.rank &&
+                  (i == 0 || p_.peers[i - 1] < p_.peers[i]),
+              "a rank of another host");
     for (const std::int32_t piece : p_.message_pieces) ref(piece);
     for (const Message& each : p_.messages) {
-      require(std::binary_search(p_.far.begin(), p_.far.end(), each.rank), "a message's rank");
+      require(std::binary_search(p_.peers.begin(), p_.peers.end(), each.rank), "a message's rank");
       require(within(each.step, std::size_t(p_.steps)), "a step");
       require(is_slice(each.first_piece, each.pieces, p_.message_pieces.size()), "pieces");
     }
@@ -223,7 +224,7 @@ class Checker {
         ++sends_;
         break;
       case Instruction::Kind::kSettle:
-        require(far() && each.a >= 0 && each.a <= sends_, "a number of sends");
+        require(between_hosts() && each.a >= 0 && each.a <= sends_, "a number of sends");
         break;
       default:
         require(false, "an instruction");

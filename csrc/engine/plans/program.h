@@ -82,7 +82,7 @@ struct Program {
   std::vector<Member> readers;  // who reads this rank's slots
   std::vector<Message> messages;
   std::vector<std::int32_t> message_pieces;  // refs
-  std::vector<std::int32_t> far;  // ranks of other hosts that this one exchanges messages with
+  std::vector<std::int32_t> peers;  // ranks of other hosts that this one exchanges messages with
 
   // Throws std::invalid_argument unless this is sure: whatever the peers do, a rank that carries it
   // out reads its own input and output and the slots of its group, writes its output and its own
