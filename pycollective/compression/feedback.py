@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,11 +22,14 @@ from pycollective.compression.arrays import Flat, Floats, Item, Readable
 from pycollective.compression.bucket import Agreement, Outcome, check_same_call, digest_of
 from pycollective.compression.checkpoint import Keeper, Saved, check_saved, mean_of
 from pycollective.compression.groups import Group, GroupMaker, Groups
-from pycollective.compression.options import Common, Options, Shape, Shapes
-from pycollective.compression.partition import Partition
-from pycollective.compression.residuals import CarriedErrors
+from pycollective.compression.partition import Partition, check_steps
+from pycollective.compression.residuals import CarriedErrors, Residuals
 from pycollective.errors import CollectiveMismatch, ConfigurationError
 
+Shape = tuple[int, ...]
+# Of parameters, by name; a face may look them up when the ranks compare them.
+Shapes = Mapping[str, Sequence[int]] | Callable[[], Mapping[str, Sequence[int]]]
+Compress = Callable[[str, Shape], bool]
 _T = TypeVar("_T")
 _log = logging.getLogger("pycollective")
 
@@ -39,6 +42,78 @@ _SMALL = 4096
 def _is_large(_name: str, shape: Shape) -> bool:
     """Whether a parameter is compressed, unless the caller decides."""
     return len(shape) > 1 and math.prod(shape) >= _SMALL
+
+
+class Codec(Protocol):
+    """Averages the gradients of a call, and keeps in its residuals what it does not send.
+
+    In each call `steps` is how many have counted since the dense ones at the start.
+
+    Attributes:
+        residuals: by kind, "worker" and perhaps "server".
+    """
+
+    residuals: Mapping[str, Residuals]
+
+    def all_reduce(self, items: list[Item], agreement: Agreement, steps: int) -> Outcome:
+        """Average the gradients over all ranks, in place; what is held is not committed."""
+        ...
+
+    def reduce_scatter(
+        self, items: list[Item], agreement: Agreement, steps: int, out: Flat
+    ) -> Outcome:
+        """Average the gradients; `out` gets what this rank owns, which may not be finite."""
+        ...
+
+    def commit(self) -> None:
+        """Make what the step left what is held."""
+        ...
+
+
+class Options(Protocol):
+    """The options of a codec, which ranks must give alike."""
+
+    @property
+    def codec(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def chunk(self) -> int:
+        """How many elements of a parameter are never parted."""
+        ...
+
+    def checked(self) -> dict[str, Any]:
+        """By name, as JSON can say.
+
+        Raises:
+            ConfigurationError: one of them cannot be.
+        """
+        ...
+
+    def make(self, groups: Groups, partition: Partition, sizes: Sequence[int]) -> Codec:
+        """The codec. `sizes`: the elements of each parameter that is compressed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Common:
+    """The options of all states; see `OneBitState`."""
+
+    between: str
+    compress: Compress | None
+    dense_steps: int
+
+    def checked(self) -> dict[str, Any]:
+        """By name, as JSON can say. What `compress` says is told by parameter.
+
+        Raises:
+            ConfigurationError: one of them cannot be.
+        """
+        if self.between not in ("hosts", "ranks"):
+            raise ConfigurationError(f"between={self.between!r} is neither 'hosts' nor 'ranks'")
+        check_steps("dense_steps", self.dense_steps)
+        return {"between": self.between, "dense_steps": self.dense_steps}
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ from pycollective.compression.bucket import (
     read_headers,
 )
 from pycollective.compression.groups import Bytes, Groups
-from pycollective.compression.options import check_chunk
-from pycollective.compression.partition import Numbers, Partition
+from pycollective.compression.partition import Numbers, Partition, check_chunk
 from pycollective.compression.residuals import Residuals
 
 

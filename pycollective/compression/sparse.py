@@ -49,8 +49,15 @@ from pycollective.compression.groups import (
     exchange_lengths,
     gather_lengths,
 )
-from pycollective.compression.options import check_chunk, check_one_of, check_steps
-from pycollective.compression.partition import Hosts, Numbers, Partition, Range
+from pycollective.compression.partition import (
+    Hosts,
+    Numbers,
+    Partition,
+    Range,
+    check_chunk,
+    check_one_of,
+    check_steps,
+)
 from pycollective.compression.residuals import Residuals
 from pycollective.compression.sparse_layout import (
     VALUES,

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from pycollective.communicator import Communicator
 from pycollective.compression.arrays import OfNumpy
-from pycollective.compression.feedback import ErrorFeedback
+from pycollective.compression.feedback import Common, Compress, ErrorFeedback, Options, Shapes
 from pycollective.compression.groups import GroupMaker, Groups
-from pycollective.compression.options import Common, Compress, Options, Shapes
 from pycollective.compression.quantized import QuantizedOptions
 from pycollective.compression.sparse import SparseOptions
 from pycollective.typing import Between, By, Exchange, Values

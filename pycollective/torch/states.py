@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from pycollective import _torch
 from pycollective.compression.arrays import Floats
-from pycollective.compression.feedback import ErrorFeedback
-from pycollective.compression.options import Common, Compress, Options, Shape
+from pycollective.compression.feedback import Common, Compress, ErrorFeedback, Options, Shape
 from pycollective.compression.quantized import QuantizedOptions
 from pycollective.compression.sparse import SparseOptions
 from pycollective.errors import ConfigurationError
