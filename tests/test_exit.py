@@ -40,19 +40,20 @@ else:
 """
 
 
-def run(end, begun):
-    """What rank 1 sees when rank 0 ends in this way."""
+def launched(command, *program):
+    """What `pycollective run` of a program's text with its arguments comes to."""
     return subprocess.run(
-        [
-            *(*timed(_NOTICE=30), "-n", "2"),  # rank 1 calls once rank 0 has failed
-            *(sys.executable, "-c", OUTLIVE + PROGRAM.format(end=end), str(begun)),
-        ],
+        [*command, sys.executable, "-c", *program],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
     )
+
+
+PATIENT = [*timed(_NOTICE=30), "-n", "2"]  # rank 1 calls once rank 0 has failed
+USUAL = [sys.executable, "-m", "pycollective", "run", "--no-tag-output", "-n", "2"]
 
 
 # What ends the main thread, while another that the interpreter joins is blocked in a call.
@@ -115,7 +116,12 @@ def ended(tmp_path_factory):
     """Three beside each other, as they wait much of their time."""
     folder = tmp_path_factory.mktemp("begun")
     with ThreadPoolExecutor(3) as threads:
-        yield {how: threads.submit(run, end, folder / how) for how, (end, *_) in ENDS.items()}
+        yield {
+            how: threads.submit(
+                launched, PATIENT, OUTLIVE + PROGRAM.format(end=end), str(folder / how)
+            )
+            for how, (end, *_) in ENDS.items()
+        }
 
 
 @pytest.mark.parametrize("how", ENDS)
@@ -157,14 +163,7 @@ say_how_it_ends(pc.init(timeout=20))
 
 
 def test_what_a_thread_makes_after_the_exception_is_aborted_too():
-    done = subprocess.run(
-        [*timed(_NOTICE=30), "-n", "2", sys.executable, "-c", ANOTHER_PROGRAM],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = launched(PATIENT, ANOTHER_PROGRAM)
     assert done.returncode == 1, done.stderr
     said = done.stdout.splitlines()
     assert len(said) == 2, done.stderr
@@ -216,14 +215,7 @@ else:
 
 
 def test_threads_go_on_where_main_just_ends():
-    untagged = "--no-tag-output", "-n", "2"
-    done = subprocess.run(
-        [sys.executable, "-m", "pycollective", "run", *untagged, sys.executable, "-c", GOES_ON],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = launched(USUAL, GOES_ON)
     assert (done.returncode, done.stderr) == (0, "")
     lines = sorted(done.stdout.splitlines())
     assert lines == [f"rank {rank} has come to the end" for rank in range(2)]
@@ -231,13 +223,7 @@ def test_threads_go_on_where_main_just_ends():
 
 def test_ranks_that_all_just_end_have_no_complaints():
     program = "import numpy as np, pycollective as pc; pc.init(timeout=20).all_reduce(np.ones(9))"
-    done = subprocess.run(
-        [sys.executable, "-m", "pycollective", "run", "-n", "3", sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = launched(USUAL, program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -179,20 +179,14 @@ def test_installed_it_trains_beside_torch(installed: Callable[..., str], tmp_pat
 
 
 @pytest.mark.wheel
-def test_installed_it_verifies_its_bits(installed: Callable[..., str]) -> None:
+def test_installed_its_commands_work_and_it_has_the_instruction_sets_of_here(
+    installed: Callable[..., str],
+) -> None:
     assert installed("pycollective", "verify", "-n", "2", "--quick")
-
-
-@pytest.mark.wheel
-def test_installed_it_has_the_instruction_sets_of_here(installed: Callable[..., str]) -> None:
-    code = "from pycollective import _core; print(_core.simd_levels())"
-    assert ast.literal_eval(installed("python", "-c", code)) == _core.simd_levels()
-
-
-@pytest.mark.wheel
-def test_installed_its_doctor_looks_around(installed: Callable[..., str]) -> None:
     said = installed("pycollective", "doctor")
     assert re.search(rf"^ok +pycollective +{re.escape(VERSION)} ", said), said
+    code = "from pycollective import _core; print(_core.simd_levels())"
+    assert ast.literal_eval(installed("python", "-c", code)) == _core.simd_levels()
 
 
 @pytest.mark.wheel

@@ -213,24 +213,6 @@ def test_moves(pool, ranks, collective):
     check(pool, ranks, collective, cases, lambda inputs, _: MOVES[collective](inputs))
 
 
-def average_of_a_count(comm):
-    """As Lightning's `sync_dist=True` makes it, and as Lightning does it where there is no AVG."""
-    standing_group(comm)
-    counts = [torch.tensor(value) for value in (32 + comm.rank, -5 * comm.rank)]
-    averages, by_hand = ([each.clone() for each in counts] for _ in range(2))
-    for average, sums in zip(averages, by_hand, strict=True):
-        dist.barrier()
-        dist.all_reduce(average, op=dist.ReduceOp.AVG)
-        dist.all_reduce(sums)
-        sums.copy_(sums / comm.size)
-    return averages, by_hand
-
-
-def test_a_count_is_averaged_as_lightning_does(pool):
-    for averages, by_hand in pool(2).call(average_of_a_count):
-        assert averages == by_hand == [torch.tensor(32), torch.tensor(-2)]
-
-
 def large_and_odd(comm, x):
     standing_group(comm)
     tensor = to_torch(x)

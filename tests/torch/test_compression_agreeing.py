@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
@@ -20,7 +19,7 @@ from pycollective import CollectiveMismatch, ConfigurationError, agree, compress
 from tests.harness import await_
 from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
 
-BACKENDS = {"pycollective": pct.all_reduce_hook, "gloo": default_hooks.allreduce_hook}
+BACKENDS = ["pycollective", "gloo"]
 HOSTS = "2x2"
 
 
@@ -131,39 +130,6 @@ def unfinished(comm, what):
 @pytest.mark.parametrize("what", CALLS)
 def test_what_is_between_steps_forgets_an_unfinished_backward(ranks, what):
     assert ranks(unfinished, what) == [1] * 4
-
-
-def start_densely(comm, backend, codec):
-    """Averages of the dense hook, of ours, and what ours held; two of four steps are dense."""
-    group = group_of(comm, backend)
-    found, held = [], []
-    for hook in (BACKENDS[backend], HOOKS[codec]):
-        model = DistributedDataParallel(Given(), process_group=group, bucket_cap_mb=0.001)
-        state = None
-        if hook is HOOKS[codec]:
-            state = state_of(model, codec, HOSTS, group, dense_steps=2)
-        model.register_comm_hook(state or group, hook)
-        averages = []
-        for step in range(4):
-            model.zero_grad()
-            model(given(comm.rank, step)).backward()
-            averages.append(digest_of(p.grad for p in model.parameters()))
-            if state:
-                held.append(state.stats()["residual_bytes"])
-        found.append(averages)
-    return *found, held, state.stats()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("codec", HOOKS)
-def test_the_hooks_start_densely(ranks, codec, backend):
-    for dense, ours, held, stats in ranks(start_densely, backend, codec):
-        assert ours[:2] == dense[:2]
-        assert ours[2] != dense[2]
-        assert ours[3] != dense[3]
-        assert held[:2] == [0, 0]
-        assert held[2] > 0
-        assert (stats["steps"], stats["way"]) == (4, "compressed")
 
 
 def warned(comm, topology, between):

@@ -1,6 +1,8 @@
-"""A state on one host is dense: DDP's own hooks."""
+"""A state on one host is dense, and so are the first steps that are asked for: DDP's own hooks."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 import torch
@@ -26,39 +28,56 @@ BACKENDS = {"pycollective": pct.all_reduce_hook, "gloo": default_hooks.allreduce
 ranks = ranks_of(__name__, 4)
 
 
-def averages(model, comm, steps, spoil=None):
-    """Digests of each step's averages; rank 1's gradient of `v` is infinite in step `spoil`."""
-    found = []
-    for step in range(steps):
-        gradients = given(comm.rank, step)
-        if step == spoil and comm.rank == 1:
-            gradients["v"][3, 3] = float("inf")
-        model.zero_grad()
-        model(gradients).backward()
-        found.append(digest_of(p.grad for p in model.parameters()))
-    return found
+def beside_the_dense_hook(comm, backend, codec, topology, spoil, **options):
+    """Each step's averages by the dense hook and by ours, what ours held then, and its counts.
 
-
-def on_one_host(comm, backend, codec):
-    """What a state on one host gives, what the dense hook gives, and the state's counts."""
+    Rank 1's gradient of `v` is infinite in step `spoil`.
+    """
     group = group_of(comm, backend)
-    found = []
+    found, held = [], []
     for hook in (BACKENDS[backend], HOOKS[codec]):
         model = DistributedDataParallel(Given(), process_group=group, bucket_cap_mb=0.001)
-        state = None if hook is BACKENDS[backend] else state_of(model, codec, "1x4", group)
+        state = None
+        if hook is HOOKS[codec]:
+            state = state_of(model, codec, topology, group, **options)
         model.register_comm_hook(state or group, hook)
-        found.append(averages(model, comm, 3, spoil=1))
-    return found, state.stats()
+        averages = []
+        for step in range(4):
+            gradients = given(comm.rank, step)
+            if step == spoil and comm.rank == 1:
+                gradients["v"][3, 3] = float("inf")
+            model.zero_grad()
+            model(gradients).backward()
+            averages.append(digest_of(p.grad for p in model.parameters()))
+            if state:
+                held.append(state.stats()["residual_bytes"])
+        found.append(averages)
+    return *found, held, state.stats()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("codec", HOOKS)
 def test_on_one_host_the_hooks_are_the_dense_one(ranks, codec, backend):
-    for (dense, ours), stats in ranks(on_one_host, backend, codec):
+    outcomes = ranks(partial(beside_the_dense_hook, spoil=1), backend, codec, "1x4")
+    for dense, ours, held, stats in outcomes:
         assert ours == dense
+        assert held == [0] * 4
         assert stats["way"] == "dense"
-        assert (stats["steps"], stats["steps_given_up"], stats["payload_bytes"]) == (3, 0, 0)
-        assert stats["dense_calls"] > 3  # several buckets a step
+        assert (stats["steps"], stats["steps_given_up"], stats["payload_bytes"]) == (4, 0, 0)
+        assert stats["dense_calls"] > 4  # several buckets a step
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("codec", HOOKS)
+def test_the_hooks_start_densely(ranks, codec, backend):
+    call = partial(beside_the_dense_hook, spoil=None, dense_steps=2)
+    for dense, ours, held, stats in ranks(call, backend, codec, "2x2"):
+        assert ours[:2] == dense[:2]
+        assert ours[2] != dense[2]
+        assert ours[3] != dense[3]
+        assert held[:2] == [0, 0]
+        assert held[2] > 0
+        assert (stats["steps"], stats["way"]) == (4, "compressed")
 
 
 def passed_on(comm, codec):
