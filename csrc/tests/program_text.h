@@ -1,5 +1,5 @@
-// Programs of real schedules, as tests/schedule/native_plans.py writes them: a line of text each
-// (FILE.txt), or, where they are large, words in a line and numbers in binary behind it.
+// Programs of real schedules, as tests/schedule/native_plans.py writes them: a schedule's in a line
+// of text (FILE.txt), or, where they are large, words in a line and numbers in binary behind it.
 #pragma once
 
 #include <cstdint>
@@ -87,8 +87,16 @@ inline std::vector<std::vector<RealProgram>> read_programs(const std::string& pa
   std::ifstream file(path, std::ios::binary);
   CHECK(file.good());
   std::vector<std::vector<RealProgram>> schedules;
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream words(line);
+  std::istringstream line;
+  const auto next = [&](std::string& program) {
+    if (std::getline(line, program, '/')) return true;
+    std::string text_line;
+    if (!std::getline(file, text_line)) return false;
+    line = std::istringstream(text_line);
+    return static_cast<bool>(std::getline(line, program, '/'));
+  };
+  for (std::string each_program; next(each_program);) {
+    std::istringstream words(each_program);
     std::string name[3];
     for (std::string& each : name) words >> each;
     std::vector<std::int32_t> numbers;

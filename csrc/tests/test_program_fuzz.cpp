@@ -1,26 +1,30 @@
 // Program::check is a proof: no program that passes touches what is not its own. Real programs are
-// spoiled at random, and what still passes is run (where it is for one host;
-// test_internode_fuzz.cpp has several), with ASan as the judge: the caller's buffers are as long as
-// they must be and no longer, and of shared memory all is poisoned but the slots.
+// spoiled at random, and what still passes is run, with ASan as the judge: the caller's buffers are
+// as long as they must be and no longer, and of shared memory all is poisoned but the slots.
 //
 //   test_program_fuzz [seconds] [seed]
 //
-// One rank runs what was spoiled, the others what is right; one thread drives all in turn, so that
-// a program that waits for ever is only one that gets no further.
-#include <algorithm>
+// Ranks are on one host or on several, and any of them may have a spoiled plan, so messages may
+// have another length than is awaited, other lanes, other receivers, or be missing. Other runs
+// spoil packed messages of ranks with right plans on the way.
+//
+// One thread drives all ranks in turn. A run ends with all done, with errors, or with no rank going
+// on. Each rank writes only what its own plan may write.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
+#include <map>
 #include <memory>
-#include <random>
+#include <optional>
+#include <string>
 
+#include "engine/internode/messenger.h"
 #include "engine/operations/scheduled.h"
 #include "tests/check.h"
+#include "tests/host_ranks.h"
 #include "tests/program_text.h"
 #include "tests/spoiled_programs.h"
-#include "tests/thread_ranks.h"
 
 using namespace pycollective;
 using namespace pycollective::testing;
@@ -29,138 +33,233 @@ namespace {
 
 constexpr std::size_t kDataBytes = std::size_t{32} << 10;
 constexpr int kMostTurns = 300;
+constexpr int kLongestDelay = 3;
 
-// The ranks of a group, whose state a run leaves as it found it.
-class OneHost {
- public:
-  explicit OneHost(int ranks) : threads_(ranks), ranks_(threads_.make_group(60, kDataBytes)) {
-    const std::size_t small = 2 * small_buffer_bytes(kDataBytes);
-    for (const Member each : group(0).members()) {
-      ASAN_POISON_MEMORY_REGION(group(0).data(each), small);
-      ASAN_POISON_MEMORY_REGION(group(0).data(each) + kDataBytes, kPage);
-    }
-  }
-  Group& group(int rank) { return ranks_[static_cast<std::size_t>(rank)]->group(); }
-  int size() const { return static_cast<int>(ranks_.size()); }
-  std::byte* slots(Member member) { return group(0).slots(member); }
-  std::size_t slots_bytes() { return group(0).slots_bytes(); }
-  void reset() {
-    for (const Member each : group(0).members()) {
-      Mailbox& mailbox = group(0).mailbox(each);
-      for (Arrival& arrival : mailbox.arrival) arrival.sequence = 0;
-      mailbox.progress.copied_in = mailbox.progress.combined = 0;
-      for (auto& published : mailbox.published) published.mark = 0;
-    }
-  }
+using Schedule = std::vector<RealProgram>;
 
- private:
-  ThreadRanks threads_;
-  std::vector<std::shared_ptr<Communicator>> ranks_;
-};
+std::vector<int> host_sizes(const Schedule& schedule) {
+  std::vector<int> sizes;
+  for (std::size_t next = 0; next < schedule.size();
+       next += static_cast<std::size_t>(schedule[next].program.members))
+    sizes.push_back(schedule[next].program.members);
+  return sizes;
+}
+
+bool is_on_one_host(const Schedule& schedule) { return host_sizes(schedule).size() == 1; }
 
 struct Counts {
   long refused = 0;
   long run = 0;
-  long finished = 0;
+  long finished = 0;  // all ranks
+  long failed = 0;    // some rank has an error
 };
 
-// Runs a schedule in which one rank, `spoiled`, has another program; -1: none has.
-void run(Random& random, OneHost& ranks, const std::vector<RealProgram>& schedule, int spoiled,
-         const std::shared_ptr<const Program>& program, Counts& counts) {
-  const int n = ranks.size();
-  const Request like = request_for(random, schedule.front().program);
-  std::vector<Request> requests(static_cast<std::size_t>(n), like);
-  std::vector<Buffers> buffers(static_cast<std::size_t>(n));
-  std::deque<Task> tasks;
-  std::vector<std::unique_ptr<Scheduled>> operations;
-  for (int r = 0; r < n; ++r) {
-    Request& request = requests[static_cast<std::size_t>(r)];
-    request = call_of(random, like, r, n, buffers[static_cast<std::size_t>(r)]);
-    request.program =
-        r == spoiled
-            ? program
-            : std::make_shared<const Program>(schedule[static_cast<std::size_t>(r)].program);
-    const Task& task = tasks.emplace_back(request);
+// One rank, which runs its plan as a Communicator does.
+class Rank {
+ public:
+  Rank(Group& group, const Request& request) : group_(group), request_(request) {
+    for_slots([](std::byte* data, std::byte* slots, std::size_t bytes) {
+      ASAN_POISON_MEMORY_REGION(data, static_cast<std::size_t>(slots - data));
+      ASAN_POISON_MEMORY_REGION(slots + bytes, kPage);
+    });
+  }
+  ~Rank() {
+    operation_.reset();
+    for_slots([](std::byte* data, std::byte* slots, std::size_t bytes) {
+      ASAN_UNPOISON_MEMORY_REGION(data, static_cast<std::size_t>(slots - data));
+      ASAN_UNPOISON_MEMORY_REGION(slots + bytes, kPage);
+    });
+  }
+
+  // Whether anything has happened.
+  bool step() {
+    if (over()) return false;
+    const std::vector<std::byte> before = others();
+    State state = State::kProgressed;
     try {
-      Scheduled::require_fit(ranks.group(r), task);
+      if (operation_ == nullptr) {
+        operation_ = std::make_unique<Scheduled>(group_, task_, 1);
+        operation_->start();
+      } else {
+        state = operation_->advance();
+      }
+    } catch (const CollectiveFailure& error) {
+      if (group_.messenger() == nullptr) throw;  // on one host no plan makes one fail
+      failed_ = true;
+      group_.messenger()->tell({error.failure().kind, request_.root, error.failure().message},
+                               true);
+    }
+    CHECK(others() == before);  // it writes no peer's slots
+    done_ = state == State::kDone;
+    return state != State::kBlocked;
+  }
+  bool over() const { return done_ || failed_; }
+  bool done() const { return done_; }
+  bool failed() const { return failed_; }
+
+ private:
+  template <class Act>
+  void for_slots(const Act& act) const {
+    for (const Member each : group_.members())
+      act(group_.data(each), group_.slots(each), group_.slots_bytes());
+  }
+  std::vector<std::byte> others() const {
+    std::vector<std::byte> all;
+    const std::byte* mine = group_.data(group_.me());
+    for_slots([&](std::byte* data, std::byte* slots, std::size_t bytes) {
+      if (data != mine) all.insert(all.end(), slots, slots + bytes);
+    });
+    return all;
+  }
+
+  Group& group_;
+  const Request& request_;
+  const Task task_{request_};
+  std::unique_ptr<Scheduled> operation_;
+  bool done_ = false;
+  bool failed_ = false;
+};
+
+enum class Spoils {
+  kNothing,   // all must come to an end
+  kPrograms,  // of some ranks
+  kMessages,  // packed ones
+};
+
+// Some bits, or the length of the first piece or its first header.
+void spoil_message(Random& random, std::byte* data, std::size_t bytes) {
+  if (bytes == 0 || below(random, 3) == 0) return;
+  std::uint32_t length = 0;
+  if (below(random, 2) == 0) {
+    for (int changes = 1 + below(random, 3); changes > 0; --changes)
+      data[below(random, bytes)] ^= std::byte(1 << below(random, 8));
+  } else if (below(random, 2) == 0 && bytes >= sizeof(length)) {
+    std::memcpy(&length, data, sizeof(length));
+    const std::uint32_t lengths[] = {0, length - 1, length + 1, length / 2, 1U << 20, UINT32_MAX};
+    std::memcpy(data, lengths + below(random, std::size(lengths)), sizeof(length));
+  } else {
+    for (std::size_t i = sizeof(length); i < bytes && i < 2 * sizeof(length); ++i)
+      data[i] = std::byte(below(random, 256));
+  }
+}
+
+// Ranks of one host serve again, as they were: to make them takes longest.
+HostRanks& on_one_host(int ranks) {
+  static FakeNetwork unused(1, {});
+  static std::map<int, std::unique_ptr<HostRanks>> made;
+  std::unique_ptr<HostRanks>& hosts = made[ranks];
+  if (hosts == nullptr)
+    hosts = std::make_unique<HostRanks>(std::vector<int>{ranks}, unused, kDataBytes);
+  Group& group = *hosts->group(0);
+  for (const Member each : group.members()) {
+    Mailbox& mailbox = group.mailbox(each);
+    for (Arrival& arrival : mailbox.arrival) arrival.sequence = 0;
+    mailbox.progress.copied_in = mailbox.progress.combined = 0;
+    for (auto& published : mailbox.published) published.mark = 0;
+  }
+  return *hosts;
+}
+
+void run(Random& random, const Schedule& schedule, Spoils spoils, Counts& counts) {
+  const int n = static_cast<int>(schedule.size());
+  const Request like = request_for(random, schedule.front().program);
+  std::vector<std::shared_ptr<Program>> programs;
+  bool spoiled = false;
+  for (const RealProgram& real : schedule) {
+    programs.push_back(std::make_shared<Program>(real.program));
+    if (spoils != Spoils::kPrograms || below(random, 2) == 0) continue;
+    auto other = std::make_shared<Program>(real.program);
+    for (int changes = 1 + below(random, 3); changes > 0; --changes) spoil(random, *other);
+    try {
+      other->check(real.me);
+      programs.back() = std::move(other);
+      spoiled = true;
+    } catch (const std::invalid_argument&) {
+      ++counts.refused;
+    }
+  }
+  if (spoils == Spoils::kPrograms && !spoiled) return;
+  FakeNetwork network(n, {static_cast<unsigned>(random()), below(random, kLongestDelay + 1), false,
+                          true, false, false});
+  const Wire wire =
+      spoils == Spoils::kMessages || below(random, 2) == 0 ? Wire::kExact : Wire::kRaw;
+  if (spoils == Spoils::kMessages)
+    network.spoil_with([&random](int, int, std::byte* data, std::size_t bytes) {
+      spoil_message(random, data, bytes);
+    });
+  std::optional<HostRanks> several;
+  if (!is_on_one_host(schedule)) several.emplace(host_sizes(schedule), network, kDataBytes);
+  HostRanks& hosts = several ? *several : on_one_host(n);
+  std::vector<Request> requests(static_cast<std::size_t>(n));
+  std::vector<Buffers> buffers(static_cast<std::size_t>(n));
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (int r = 0; r < n; ++r) {
+    const auto at = static_cast<std::size_t>(r);
+    requests[at] = call_of(random, like, r, n, buffers[at]);
+    requests[at].program = programs[at];
+    requests[at].wire = wire;
+    try {
+      Scheduled::require_fit(*hosts.group(r), Task(requests[at]));
     } catch (const CollectiveFailure&) {
       ++counts.refused;
-      return;
+      ranks.clear();
+      break;
     }
-    operations.push_back(std::make_unique<Scheduled>(ranks.group(r), task, 1));
+    ranks.push_back(std::make_unique<Rank>(*hosts.group(r), requests[at]));
   }
-  for (const auto& operation : operations) operation->start();
-  std::vector<bool> done(static_cast<std::size_t>(n), false);
-  std::vector<std::byte> before(ranks.slots_bytes() * static_cast<std::size_t>(n));
-  bool progressed = true;
-  for (int turn = 0; progressed && turn < kMostTurns; ++turn) {
-    progressed = false;
-    for (int r = 0; r < n; ++r) {
-      const auto index = static_cast<std::size_t>(r);
-      if (done[index]) continue;
-      const auto slots = [&](const auto& act) {
-        for (const Member each : ranks.group(0).members())
-          if (each.index() != r) act(before.data() + each.at() * ranks.slots_bytes(), each);
-      };
-      if (r == spoiled)
-        slots([&](std::byte* copy, Member each) {
-          std::memcpy(copy, ranks.slots(each), ranks.slots_bytes());
-        });
-      const State state = operations[index]->advance();
-      if (r == spoiled)
-        slots([&](std::byte* copy, Member each) {  // it writes none of its peers'
-          CHECK(std::memcmp(copy, ranks.slots(each), ranks.slots_bytes()) == 0);
-        });
-      done[index] = state == State::kDone;
-      progressed = progressed || state != State::kBlocked;
+  if (!ranks.empty()) {
+    int idle = 0;
+    for (int turn = 0; idle <= kLongestDelay + 1 && turn < kMostTurns; ++turn) {
+      bool progressed = false;
+      for (const auto& each : ranks) progressed |= each->step();
+      idle = progressed ? 0 : idle + 1;
     }
+    const auto count = [&](bool (Rank::*is)() const) {
+      return std::count_if(ranks.begin(), ranks.end(), [&](const auto& r) { return (*r.*is)(); });
+    };
+    ++counts.run;
+    counts.finished += count(&Rank::done) == n;
+    counts.failed += count(&Rank::failed) != 0;
+    CHECK(spoils != Spoils::kNothing || count(&Rank::done) == n);
   }
+  ranks.clear();
   for (const Buffers& own : buffers) CHECK(is_as_given(own));
-  ++counts.run;
-  counts.finished += std::count(done.begin(), done.end(), true) == n;
-  if (spoiled < 0) CHECK(std::count(done.begin(), done.end(), true) == n);
-  ranks.reset();
+  for (int r = 0; several && r < n; ++r) hosts.group(r)->leave();
 }
 
 }  // namespace
 
 int main(int arguments, char** argument) {
-  const double seconds = arguments > 1 ? std::atof(argument[1]) : 5;
+  const double seconds = arguments > 1 ? std::atof(argument[1]) : 10;
   const std::uint64_t seed = arguments > 2 ? std::strtoull(argument[2], nullptr, 10) : 1;
-  const auto schedules = read_programs("programs.txt");
+  std::vector<Schedule> schedules = read_programs("programs.txt");
   CHECK(!schedules.empty());
-  std::vector<std::unique_ptr<OneHost>> groups;
-  for (int n = 0; n <= 4; ++n) groups.push_back(n == 0 ? nullptr : std::make_unique<OneHost>(n));
   Random random(seed);
   Counts right;
-  const auto on_one_host = [](const auto& schedule) {
-    return schedule.front().program.members == schedule.front().program.ranks;
+  for (const Schedule& each : schedules) run(random, each, Spoils::kNothing, right);
+  CHECK(right.finished == static_cast<long>(schedules.size()) && right.failed == 0);
+  Counts counts, hostile;
+  const auto start = std::chrono::steady_clock::now();
+  const auto elapsed = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
-  for (const auto& schedule : schedules) {  // as they are, all pass and come to an end
-    for (const RealProgram& real : schedule) real.program.check(real.me);
-    if (on_one_host(schedule)) run(random, *groups[schedule.size()], schedule, -1, nullptr, right);
+  const auto shown = [&] {  // on a busy machine it takes longer to see one of each
+    return counts.refused > 0 && counts.failed > 0 && hostile.finished > 0 && hostile.failed > 0;
+  };
+  while (elapsed() < seconds || (!shown() && elapsed() < seconds + 60)) {
+    const Schedule& any = *std::next(schedules.begin(), below(random, schedules.size()));
+    // The first half of the time is for one host.
+    const bool first_half = elapsed() < seconds / 2;
+    if (first_half != is_on_one_host(any)) continue;
+    if (first_half || below(random, 2) == 0)
+      run(random, any, Spoils::kPrograms, counts);
+    else
+      run(random, any, Spoils::kMessages, hostile);
   }
-  CHECK(right.run > 0 && right.finished == right.run && right.refused == 0);
-  Counts counts;
-  long tried = 0;
-  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  for (; std::chrono::steady_clock::now() < until; ++tried) {
-    const auto& schedule = schedules[static_cast<std::size_t>(below(random, schedules.size()))];
-    const int rank = below(random, schedule.size());
-    const RealProgram& real = schedule[static_cast<std::size_t>(rank)];
-    auto program = std::make_shared<Program>(real.program);
-    for (int changes = 1 + below(random, 3); changes > 0; --changes) spoil(random, *program);
-    try {
-      program->check(real.me);
-    } catch (const std::invalid_argument&) {
-      ++counts.refused;
-      continue;
-    }
-    if (on_one_host(schedule))
-      run(random, *groups[schedule.size()], schedule, rank, program, counts);
-  }
-  CHECK(counts.run > 0 && counts.refused > 0);
-  std::printf("program fuzz: passed (seed %llu: %ld spoiled, %ld refused, %ld run, %ld finished)\n",
-              static_cast<unsigned long long>(seed), tried, counts.refused, counts.run,
-              counts.finished);
+  CHECK(shown() && hostile.refused == 0);
+  std::printf(
+      "program fuzz: passed (seed %llu: %ld refused, %ld run, %ld finished, %ld with errors; %ld "
+      "hostile: %ld finished, %ld with errors)\n",
+      static_cast<unsigned long long>(seed), counts.refused, counts.run, counts.finished,
+      counts.failed, hostile.run, hostile.finished, hostile.failed);
 }

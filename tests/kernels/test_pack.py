@@ -1,6 +1,6 @@
 """Exact packing as a payload's reader sees it: docs/wire.md's format, read here by plain Python.
 
-The native tests (csrc/tests/test_pack.cpp) feed the codecs everything that could break them; here
+The native tests (csrc/tests/test_kernels.cpp) feed the codecs all that could break them; here
 payloads are taken apart by a second decoder, which knows the document alone.
 """
 

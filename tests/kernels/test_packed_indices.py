@@ -1,6 +1,6 @@
 """Packed indices as their reader sees them: docs/wire.md's format, read here by plain Python.
 
-The native tests (csrc/tests/test_sparse.cpp) feed the decoder everything that could break it; here
+The native tests (csrc/tests/test_kernels.cpp) feed the decoder everything that could break it; here
 payloads are taken apart by a second one, which knows the document alone.
 """
 

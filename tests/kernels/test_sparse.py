@@ -12,7 +12,6 @@ import pytest
 from pycollective import ConfigurationError, _core
 from tests.float_environment import flushing, needs_flushing
 from tests.inputs import dtype_of, same_bits
-from tests.kernels.refusals import read_only, refused
 
 LEVELS = _core.simd_levels()
 TYPES = ["float16", "bfloat16", "float32"]
@@ -312,43 +311,3 @@ def test_sent_and_left_are_what_was_put_in(dtype):
         assert same_bits(delivered, x + held)
         if dtype == "float32":
             assert not left[indices].any()
-
-
-def test_what_cannot_be_right_is_refused():
-    x, left, held = (np.zeros(100, np.float32) for _ in range(3))
-    at, out = np.zeros(100, np.uint32), np.zeros(100, np.float32)
-    frozen = read_only(np.zeros(100, np.float32))
-
-    refused("overlap held", _core.top_k, x, left, left, 1, at)
-    refused("overlap x", _core.top_k, out[:99], None, out[1:], 1, at)
-    refused("as many elements", _core.top_k, x, held[:99], left, 1, at)
-    refused("as many elements", _core.top_k, x, held, left[:99], 1, at)
-    refused("read-only", _core.top_k, x, held, frozen, 1, at)
-    refused("contiguous", _core.top_k, np.zeros(200, np.float32)[::2], held, left, 1, at)
-    refused("float32", _core.top_k, x, held, left.astype(np.float16), 1, at)
-    refused("float32", _core.top_k, x.astype(np.float64), held, left, 1, at)
-    refused("uint32", _core.top_k, x, held, left, 1, at.astype(np.int64))
-    refused("room for 11", _core.top_k, x, held, left, 11, at[:10])
-    refused("k must be", _core.top_k, x, held, left, 101, at)
-    refused("k must be", _core.top_k, x, held, left, -1, at)
-    refused("room for 4", _core.top_k_chunks, x, held, left, 2, 64, at[:2])
-    refused("k must be", _core.top_k_chunks, x, held, left, 0, 64, at)
-    refused("k must be", _core.top_k_chunks, x, held, left, 65, 64, at)
-    for chunk in (0, 63, -64, 65_600):
-        refused("chunk must be", _core.top_k_chunks, x, held, left, 1, chunk, at)
-    bins = np.zeros(2048, np.int64)
-    for shift, bits in ((-1, 11), (0, 0), (21, 11), (2**31 - 1, 11)):
-        refused("shift", _core.sparse_histogram, left, shift, bits, 0, bins)
-    refused("bins", _core.sparse_histogram, left, 20, 10, 0, bins)
-    refused("key", _core.sparse_select, left, 1 << 31, 0, at)
-    refused("ties", _core.sparse_select, left, 0, -1, at)
-    refused("below 100", _core.sparse_take, left, np.array([100], np.uint32), out[:1])
-    refused("as many", _core.sparse_take, left, at[:2], out[:1])
-    refused("ascend", _core.sparse_scatter, at[:2], out[:2], left, 1)
-    refused("below 100", _core.sparse_scatter, np.array([100], np.uint32), out[:1], left, 1)
-    for divisor in (0, -1, np.nan, 0.1):
-        refused("divisor", _core.sparse_scatter, at[:1], out[:1], left, divisor)
-    refused("rank 1's", _core.sparse_sum, [at[:1], at[:2]], [out[:1], out[:2]], at[50:], left)
-    refused("room for 3", _core.sparse_sum, [at[:3]], [out[:3]], at[98:], left)
-    refused("not none", _core.sparse_sum, [], [], at, left)
-    refused("no SIMD level", _core.top_k, x, held, left, 1, at, "none")

@@ -1,6 +1,7 @@
 """What the bindings of the sparse kernels refuse: what is too short, or lies where it must not.
 
-Each refusal has its like beside it that is taken, one element or one byte further.
+Each refusal has its like that is taken, one element or one byte further, here or in the tests of
+bits.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from pycollective import _core
 from tests.inputs import same_bits
 from tests.kernels.refusals import read_only, refused
 
-LEVELS = _core.simd_levels()
-
 
 def floats(count):
     return np.zeros(count, np.float32)
@@ -21,37 +20,6 @@ def floats(count):
 
 def places(*indices):
     return np.array(indices, np.uint32)
-
-
-def test_lengths_and_room():
-    at, out, values = places(1, 5), floats(10), floats(2)
-    _core.sparse_sum([at], [values], places(0, 0), floats(2))
-    refused("values must have room for 2", _core.sparse_sum, [at], [values], at.copy(), floats(1))
-    refused("indices must have room for 2", _core.sparse_sum, [at], [values], at[:1] + 0, floats(2))
-    refused("as many elements", _core.sparse_sum, [at], [floats(1)], at.copy(), floats(2))
-    refused("as many elements", _core.sparse_sum, [at], [floats(3)], at.copy(), floats(2))
-    refused("as many, one a rank", _core.sparse_sum, [at, at], [values], at.copy(), floats(2))
-    _core.sparse_scatter(at, values, out, 1)
-    refused("as many elements", _core.sparse_scatter, at, floats(1), out, 1)
-    refused("below 5", _core.sparse_scatter, at, values, floats(5), 1)
-    _core.sparse_scatter(at, values, floats(6), 1)
-    refused("as many elements", _core.sparse_take, out, at, floats(3))
-    refused("below 5", _core.sparse_take, floats(5), at, values)
-    _core.sparse_take(floats(6), at, values)
-
-
-def test_values_are_all_of_one_type():
-    at, narrow = places(1, 5), np.zeros(2, np.float16)
-    _core.sparse_sum([at, at], [narrow, narrow], np.zeros(4, np.uint32), floats(4))
-    for values in ([narrow, floats(2)], [floats(2), narrow]):
-        refused(
-            "values must be of",
-            _core.sparse_sum,
-            [at, at],
-            values,
-            np.zeros(4, np.uint32),
-            floats(4),
-        )
 
 
 def halves(array):
@@ -137,31 +105,107 @@ def test_packed_indices_share_nothing_with_the_indices():
     assert same_bits(before, at)
 
 
-def test_sizes_and_prefixes():
-    _core.pack_indices_bound(10, 2**32)
-    refused("size must be", _core.pack_indices_bound, 10, 2**32 + 1)
-    refused("size must be", _core.pack_indices_bound, 10, -1)
-    refused("count must be", _core.pack_indices_bound, -1, 10)
-    refused("size must be", _core.pack_indices, places(1), 2**32 + 1, np.zeros(99, np.uint8))
-    refused("size must be", _core.unpack_indices, np.zeros(9, np.uint8), 2**32 + 1, places(1))
-    bins = np.zeros(2, np.int64)
-    _core.sparse_histogram(floats(1), 0, 1, 2**31 - 1, bins)
-    for prefix in (-1, 2**31, 2**32):
-        refused("prefix must be", _core.sparse_histogram, floats(1), 0, 1, prefix, bins)
+X, HELD, LEFT, OUT = (floats(100) for _ in range(4))
+AT, BINS, VALUES, NARROW = places(1, 5), np.zeros(2, np.int64), floats(2), np.zeros(2, np.float16)
+ROOM, BYTES = places(*[0] * 100), np.zeros(99, np.uint8)
+FROZEN, FROZEN_AT = read_only(floats(100)), read_only(places(0, 0))
+
+# By function: what it is called with, and what it says.
+REFUSED = {
+    _core.top_k: [
+        ((X, LEFT, LEFT, 1, ROOM), "overlap held"),
+        ((OUT[:99], None, OUT[1:], 1, ROOM), "overlap x"),
+        ((X, HELD[:99], LEFT, 1, ROOM), "as many elements"),
+        ((X, HELD, LEFT[:99], 1, ROOM), "as many elements"),
+        ((X, HELD, FROZEN, 1, ROOM), "read-only"),
+        ((X, None, LEFT, 2, FROZEN_AT), "read-only"),
+        ((floats(200)[::2], HELD, LEFT, 1, ROOM), "contiguous"),
+        ((X, HELD, LEFT.astype(np.float16), 1, ROOM), "float32"),
+        ((X.astype(np.float64), HELD, LEFT, 1, ROOM), "float32"),
+        ((X, HELD, LEFT, 1, ROOM.astype(np.int64)), "uint32"),
+        ((X, HELD, LEFT, 11, ROOM[:10]), "room for 11"),
+        ((X, HELD, LEFT, 101, ROOM), "k must be"),
+        ((X, HELD, LEFT, -1, ROOM), "k must be"),
+        ((X, HELD, LEFT, 1, ROOM, "none"), "no SIMD level"),
+    ],
+    _core.top_k_chunks: [
+        ((X, HELD, LEFT, 2, 64, ROOM[:2]), "room for 4"),
+        ((X, HELD, LEFT, 0, 64, ROOM), "k must be"),
+        ((X, HELD, LEFT, 65, 64, ROOM), "k must be"),
+        *(((X, HELD, LEFT, 1, chunk, ROOM), "chunk must be") for chunk in (0, 63, -64, 65_600)),
+        ((X, None, LEFT, 1, 64, FROZEN_AT), "read-only"),
+    ],
+    _core.sparse_add: [((X, None, FROZEN), "read-only")],
+    _core.sparse_histogram: [
+        *(
+            ((LEFT, shift, bits, 0, np.zeros(2048, np.int64)), "shift")
+            for shift, bits in ((-1, 11), (0, 0), (21, 11), (2**31 - 1, 11))
+        ),
+        ((LEFT, 20, 10, 0, np.zeros(2048, np.int64)), "bins"),
+        *(((X, 0, 1, prefix, BINS), "prefix must be") for prefix in (-1, 2**31, 2**32)),
+        ((X, 0, 1, 0, read_only(np.zeros(2, np.int64))), "read-only"),
+    ],
+    _core.sparse_select: [
+        ((LEFT, 1 << 31, 0, ROOM), "key"),
+        ((LEFT, 0, -1, ROOM), "ties"),
+        ((X, 1, 1, FROZEN_AT), "read-only"),
+    ],
+    _core.sparse_take: [
+        ((LEFT, places(100), OUT[:1]), "below 100"),
+        ((LEFT, ROOM[:2], OUT[:1]), "as many"),
+        ((OUT, AT, floats(3)), "as many elements"),
+        ((floats(5), AT, VALUES), "below 5"),
+        ((FROZEN, AT, VALUES), "read-only"),
+        ((X, AT, read_only(floats(2))), "read-only"),
+    ],
+    _core.pack_indices: [
+        ((places(1), 2**32 + 1, BYTES), "size must be"),
+        ((AT, 10, read_only(np.zeros(99, np.uint8))), "read-only"),
+    ],
+    _core.unpack_indices: [
+        ((np.zeros(9, np.uint8), 2**32 + 1, places(1)), "size must be"),
+        ((np.ones(3, np.uint8), 10, FROZEN_AT), "read-only"),
+    ],
+    _core.pack_indices_bound: [
+        ((10, 2**32 + 1), "size must be"),
+        ((10, -1), "size must be"),
+        ((-1, 10), "count must be"),
+    ],
+    _core.sparse_sum: [
+        (([AT], [VALUES], ROOM[:2], floats(1)), "values must have room for 2"),
+        (([AT], [VALUES], ROOM[:1], floats(2)), "indices must have room for 2"),
+        (([AT], [floats(1)], ROOM[:2], floats(2)), "as many elements"),
+        (([AT], [floats(3)], ROOM[:2], floats(2)), "as many elements"),
+        (([AT, AT], [VALUES], ROOM[:2], floats(2)), "as many, one a rank"),
+        (([AT, AT], [NARROW, floats(2)], ROOM[:4], floats(4)), "values must be of"),
+        (([AT, AT], [floats(2), NARROW], ROOM[:4], floats(4)), "values must be of"),
+        (([AT[:1], places(0, 0)], [OUT[:1], OUT[:2]], ROOM[50:], LEFT), "rank 1's"),
+        (([places(0, 1, 2)], [OUT[:3]], ROOM[98:], LEFT), "room for 3"),
+        (([], [], ROOM, LEFT), "not none"),
+        (([AT], [VALUES], FROZEN_AT, floats(2)), "read-only"),
+        (([AT], [VALUES], ROOM[:2], read_only(floats(2))), "read-only"),
+    ],
+    _core.sparse_scatter: [
+        ((places(0, 0), OUT[:2], LEFT, 1), "ascend"),
+        ((places(100), OUT[:1], LEFT, 1), "below 100"),
+        ((AT, floats(1), OUT, 1), "as many elements"),
+        ((AT, VALUES, floats(5), 1), "below 5"),
+        *(((AT[:1], OUT[:1], LEFT, divisor), "divisor") for divisor in (0, -1, np.nan, 0.1)),
+        ((AT, VALUES, FROZEN, 1), "read-only"),
+    ],
+}
 
 
-def test_what_is_read_only_is_not_written():
-    at, values, x = places(1, 5), floats(2), floats(100)
-    frozen_at, frozen = read_only(places(0, 0)), read_only(floats(100))
-    refused("read-only", _core.top_k, x, None, floats(100), 2, frozen_at)
-    refused("read-only", _core.top_k_chunks, x, None, floats(100), 1, 64, frozen_at)
-    refused("read-only", _core.sparse_add, x, None, frozen)
-    refused("read-only", _core.sparse_histogram, x, 0, 1, 0, read_only(np.zeros(2, np.int64)))
-    refused("read-only", _core.sparse_select, x, 1, 1, frozen_at)
-    refused("read-only", _core.sparse_take, frozen, at, values)
-    refused("read-only", _core.sparse_take, x, at, read_only(floats(2)))
-    refused("read-only", _core.pack_indices, at, 10, read_only(np.zeros(99, np.uint8)))
-    refused("read-only", _core.unpack_indices, np.ones(3, np.uint8), 10, frozen_at)
-    refused("read-only", _core.sparse_sum, [at], [values], frozen_at, floats(2))
-    refused("read-only", _core.sparse_sum, [at], [values], places(0, 0), read_only(floats(2)))
-    refused("read-only", _core.sparse_scatter, at, values, frozen, 1)
+@pytest.mark.parametrize("function", REFUSED, ids=lambda function: function.__name__)
+def test_what_cannot_be_right_is_refused(function):
+    for arguments, match in REFUSED[function]:
+        refused(match, function, *arguments)
+
+
+def test_what_is_just_right_is_taken():
+    _core.sparse_sum([AT], [VALUES], places(0, 0), floats(2))
+    _core.sparse_sum([AT, AT], [NARROW, NARROW], places(0, 0, 0, 0), floats(4))
+    _core.sparse_scatter(AT, VALUES, floats(6), 1)
+    _core.sparse_take(floats(6), AT, floats(2))
+    _core.sparse_histogram(X, 0, 1, 2**31 - 1, np.zeros(2, np.int64))
+    assert _core.pack_indices_bound(10, 2**32) > 0

@@ -5,8 +5,8 @@ algorithms if these follow.
 
 A plan is words, the algorithm, the operation and the pieces, and numbers in the order of
 csrc/tests/program_text.h; a list is preceded by its length. Plans of one schedule follow each
-other, one a rank. Small ones are a line of text each; of large ones the numbers are binary, behind
-a line with the words, the bytes of a number, and how many there are.
+other, one a rank. Those of a small schedule are a line of text; of large ones the numbers are
+binary, each behind a line with the words, the bytes of a number, and how many there are.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def numbers_of(plan: Plan) -> list[int]:
 
 
 def text_of(plan: Plan) -> str:
-    """A plan as a line of text."""
+    """A plan as text."""
     return " ".join([words_of(plan), *(str(int(each)) for each in numbers_of(plan))])
 
 
@@ -101,8 +101,7 @@ def lines(file: str) -> Iterator[str]:
                     continue
                 root = where.ranks - 1 if OPERATIONS[operation].rooted else 0
                 schedule = make_schedule(operation, algorithm, where, root)
-                for rank in range(where.ranks):
-                    yield text_of(make_plan(schedule, rank))
+                yield " / ".join(text_of(make_plan(schedule, r)) for r in range(where.ranks))
 
 
 def _of_host(what: tuple[str, str, int]) -> bytes:
