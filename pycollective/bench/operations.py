@@ -1,4 +1,4 @@
-"""The collectives that are measured, with nccl-tests' definitions of count and bandwidth."""
+"""The collectives that are measured, with nccl-tests' definitions, and the inputs of a case."""
 
 from __future__ import annotations
 

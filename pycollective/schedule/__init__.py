@@ -1,7 +1,7 @@
 """What moves where: algorithms as data. Pure Python; no input, no output, no torch, no native code.
 
 An algorithm says what each rank sends and receives in each step (`algorithms/`, a file each);
-`lower` turns this into steps over buffers; `verify` proves them right; `cost` prices them.
+`lower` turns this into steps over buffers; `proof` proves them right; `cost` prices them.
 """
 
 from pycollective.schedule.algorithms import ALGORITHMS

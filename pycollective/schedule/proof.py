@@ -1,4 +1,4 @@
-"""Proves a schedule right without running it, and counts its messages and bytes.
+"""Proves a schedule right without running it.
 
 Knows the order and the steps, and nothing of what made them, which is not trusted. For each shard
 it follows every buffer's value, symbolically, and shows that
@@ -18,18 +18,14 @@ Works through one shard at a time, so its memory grows with the messages, not wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
 from pycollective.order import Node, split
 
 from .operation import Operation
-from .schedule import Schedule
 from .steps import INPUT, OUTPUT, Combine, Copy, RankSteps, Receive, Send, Type
-
-__all__ = ["Fault", "Traffic", "check_shard", "verify"]
 
 _DONE = "result"  # the value of a finished shard; other values are nodes
 Value = Node | str
@@ -39,80 +35,8 @@ _LEAF, _NODE, _RESULT = Type.LEAF, Type.NODE, Type.RESULT
 _PHASE = {Send: 0, Receive: 1, Combine: 2, Copy: 2}
 
 
-@dataclass
-class Traffic:
-    """What a schedule sends.
-
-    Attributes:
-        ranks: number of ranks.
-        shards: number of shards; buffers below are each the size of one.
-        messages: by rank; all that goes to one rank in one step is one message.
-        leaves, nodes, results: buffers sent, by rank.
-        adds: additions, by rank, in shards.
-    """
-
-    ranks: int
-    shards: int
-    messages: list[int] = field(default_factory=list)
-    leaves: list[int] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    results: list[int] = field(default_factory=list)
-    adds: list[int] = field(default_factory=list)
-    # The messages of each step: shards share them, and each counts once.
-    _seen: dict[int, set[int]] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        for counter in (self.messages, self.leaves, self.nodes, self.results, self.adds):
-            counter.extend([0] * self.ranks)
-
-    @property
-    def steps(self) -> int:
-        """Step numbers, from the first to the last that sends."""
-        return max(self._seen, default=-1) + 1
-
-    def count_messages(self, step: int, messages: Set[int]) -> None:
-        """Count the messages of a step, each as the number ``source * ranks + target``."""
-        if not messages:
-            return
-        seen = self._seen.setdefault(step, set())
-        for message in messages - seen:
-            self.messages[message // self.ranks] += 1
-        seen.update(messages)
-
-    def bytes_sent(self, rank: int, element: int, accumulator: int) -> float:
-        """Bytes that a rank sends for each element of the whole buffer.
-
-        Args:
-            rank: the rank.
-            element: bytes of an element.
-            accumulator: bytes of an element in the accumulator's type.
-        """
-        moved = (self.leaves[rank] + self.results[rank]) * element + self.nodes[rank] * accumulator
-        return moved / self.shards
-
-
 class Fault(AssertionError):
     """A schedule is wrong; the message says where."""
-
-
-def verify(schedule: Schedule, shards: Iterable[int] | None = None) -> Traffic:
-    """Prove a schedule, all of it or some shards, and count what it sends.
-
-    Raises:
-        Fault: it is wrong.
-    """
-    ranks = schedule.topology.ranks
-    traffic = Traffic(ranks, schedule.shards)
-    for shard in range(schedule.shards) if shards is None else shards:
-        lowered = schedule.lowered(shard)
-        try:
-            check_shard(schedule.operation, shard, ranks, schedule.root, lowered, traffic)
-        except Fault as fault:
-            raise Fault(
-                f"{schedule.operation.name}, {schedule.algorithm.name}, {schedule.topology}, shard "
-                f"{shard}: {fault}"
-            ) from None
-    return traffic
 
 
 def check_shard(
@@ -121,14 +45,12 @@ def check_shard(
     ranks: int,
     root: int,
     lowered: Mapping[int, RankSteps],
-    traffic: Traffic | None = None,
 ) -> None:
-    """Prove the steps of one shard, and add what they send to `traffic`.
+    """Prove the steps of one shard.
 
     Raises:
         Fault: they are wrong.
     """
-    traffic = traffic or Traffic(ranks, 1)
     sources = operation.sources(shard, ranks, root)
     holders: list[_Rank] = []
     for rank, steps in lowered.items():
@@ -143,11 +65,10 @@ def check_shard(
     order = _nodes(ranks)
     for number in sorted(numbers):
         sends, receives, rest = numbers[number]
-        _deliver(number, sends, receives, traffic)
+        _deliver(number, sends, receives, ranks)
         for own, step in rest:
             if type(step) is Combine:
                 own.combine(step, order, (0, ranks))
-                traffic.adds[own.rank] += len(step.operands) - 1
             else:
                 own.copy(step)
 
@@ -263,10 +184,9 @@ def _deliver(
     number: int,
     sends: list[tuple[_Rank, Send]],
     receives: list[tuple[_Rank, Receive]],
-    traffic: Traffic,
+    ranks: int,
 ) -> None:
     """Carry out the sends and receives of one number, all of them together."""
-    ranks = traffic.ranks
     parcels: dict[int, tuple[_Rank, tuple[int, ...]]] = {}
     for own, (_, to, buffers) in sends:
         message = own.rank * ranks + to
@@ -278,7 +198,6 @@ def _deliver(
             if buffer not in own.values:
                 own.fail(number, f"reads buffer {buffer} before it is written")
         parcels[message] = own, buffers
-    traffic.count_messages(number, parcels.keys())
     for own, (_, source, buffers) in receives:
         parcel = parcels.pop(source * ranks + own.rank, None)
         if parcel is None:
@@ -292,11 +211,5 @@ def _deliver(
             if buffer in values or not 0 <= buffer < len(types) or types[buffer] is not kind:
                 own.check_write(number, buffer, kind)
             values[buffer] = sender.values[theirs]
-            if kind is _RESULT:
-                traffic.results[source] += 1
-            elif kind is _NODE:
-                traffic.nodes[source] += 1
-            else:
-                traffic.leaves[source] += 1
     for message, (sender, _) in parcels.items():
         sender.fail(number, f"sends to {message % ranks}, which does not receive it")

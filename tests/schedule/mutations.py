@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from typing import Any
 
-from pycollective.schedule import Schedule
 from pycollective.schedule.steps import INPUT, OUTPUT, Combine, RankSteps, Receive, Send, Type
 
 Lowered = dict[int, RankSteps]
@@ -170,23 +168,3 @@ def output_nobody_asked_for(lowered: Lowered, owner: int, ranks: int) -> Iterato
             owner: RankSteps([*steps, Send(late, other, (OUTPUT,))], types),
             other: RankSteps([*theirs.steps, receive], theirs.types),
         }
-
-
-@dataclass(frozen=True)
-class Altered(Schedule):
-    """A schedule whose steps are others than its algorithm's transfers come to."""
-
-    def lowered(self, shard: int) -> Lowered:
-        return self.alter(super().lowered(shard))
-
-    def alter(self, lowered: Lowered) -> Lowered:
-        raise NotImplementedError
-
-    @classmethod
-    def of(cls, schedule: Schedule) -> Altered:
-        return cls(**{each.name: getattr(schedule, each.name) for each in fields(schedule)})
-
-
-class Rotated(Altered):
-    def alter(self, lowered: Lowered) -> Lowered:
-        return rotated(lowered, self.topology.ranks)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pycollective.cli.schedule_messages import messages
 from pycollective.schedule import ALGORITHMS, Topology, algorithms_for, make_schedule
 from pycollective.schedule.algorithms.hierarchical import FEW_HOSTS
-from pycollective.schedule.proof import Traffic, verify
+from tests.schedule.proved import Proved
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather")
@@ -44,14 +44,13 @@ def value(formula: str, **variables: float) -> float:
 
 
 @cache
-def proved(operation: str, algorithm: str, topology: Topology) -> Traffic:
-    return verify(make_schedule(operation, algorithm, topology))
+def proved(operation: str, algorithm: str, topology: Topology) -> Proved:
+    return Proved(make_schedule(operation, algorithm, topology))
 
 
-def sent(traffic: Traffic, algorithm: str, element: int, accumulator: int) -> float:
+def sent(traffic: Proved, algorithm: str, element: int, accumulator: int) -> float:
     """By the busiest rank, or by a ring's ranks on average."""
-    ranks = range(traffic.ranks)
-    each = [traffic.bytes_sent(rank, element, accumulator) for rank in ranks]
+    each = traffic.bytes_sent(element, accumulator)
     return sum(each) / len(each) if algorithm == "ring" else max(each)
 
 

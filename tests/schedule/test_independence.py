@@ -14,10 +14,8 @@ FOLDER = Path(pycollective.schedule.__file__).parent
 MAY_IMPORT = {
     "pycollective.order": {"Node", "split"},
     "operation": {"Operation"},
-    "schedule": {"Schedule"},
     "steps": {"INPUT", "OUTPUT", "Combine", "Copy", "RankSteps", "Receive", "Send", "Type"},
 }
-OF_A_SCHEDULE = {"operation", "algorithm", "topology", "root", "shards", "lowered"}
 
 
 def parsed(file: str) -> ast.Module:
@@ -35,14 +33,3 @@ def test_the_proof_imports_nothing_that_makes_steps(file: str) -> None:
                 continue
             assert node.module in MAY_IMPORT, f"{file} imports {node.module}"
             assert names <= MAY_IMPORT[node.module]
-
-
-def test_of_a_schedule_the_proof_takes_the_lowered_steps_alone() -> None:
-    used = {
-        node.attr
-        for node in ast.walk(parsed("proof.py"))
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "schedule"
-    }
-    assert used == OF_A_SCHEDULE

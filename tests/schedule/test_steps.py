@@ -11,8 +11,8 @@ from math import ceil, log2
 import pytest
 
 from pycollective.schedule import Schedule, Topology, make_schedule
-from pycollective.schedule.proof import Traffic, verify
 from pycollective.schedule.steps import Send, Type
+from tests.schedule.proved import Proved
 
 ANY = [*range(1, 34), 47, 48, 63, 64, 65]
 
@@ -65,7 +65,7 @@ def test_steps_and_messages(operation: str, algorithm: str, n: int) -> None:
     if operation == "all_to_all":
         n = min(n, 12)  # n * n shards
         schedule = make_schedule(operation, algorithm, Topology.single_host(n))
-    traffic = verify(schedule)
+    traffic = Proved(schedule)
     assert traffic.steps == steps(n)
     if messages is not None:
         assert traffic.messages == [messages(n)] * n
@@ -91,7 +91,7 @@ def test_direct_to_and_from_a_root(n: int) -> None:
     ):
         schedule = make_schedule(name, "direct", Topology.single_host(n), root)
         wanted = [from_root if rank == root else from_others for rank in range(n)]
-        assert verify(schedule).messages == wanted, name
+        assert Proved(schedule).messages == wanted, name
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_a_ring_goes_around_host_by_host(hosts: str, around: list[int]) -> None:
     assert pairs == set(zip(around, [*around[1:], around[0]], strict=True))
 
 
-def on_hosts(operation: str, algorithm: str, hosts: int, local: int) -> tuple[Schedule, Traffic]:
+def on_hosts(operation: str, algorithm: str, hosts: int, local: int) -> tuple[Schedule, Proved]:
     topology = Topology.parse(f"{hosts}x{local}", hosts * local)
     schedule = make_schedule(operation, algorithm, topology)
-    return schedule, verify(schedule)
+    return schedule, Proved(schedule)
 
 
 def sent_across(schedule: Schedule, shard: int) -> Iterator[tuple[int, int, list[Type]]]:

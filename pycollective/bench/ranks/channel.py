@@ -1,4 +1,4 @@
-"""The control channel between the driver and a rank process: JSON lines over a Unix socket."""
+"""How driver and ranks talk, in JSON lines over a Unix socket, and the start line of the ranks."""
 
 from __future__ import annotations
 
@@ -111,7 +111,12 @@ _LINE = 64  # bytes: each rank's cell lies in its own cache line
 
 
 class StartLine:
-    """One cell a rank in a shared file; a rank writes its own and reads the others'.
+    """Where the ranks of a group wait for each other before a block of calls.
+
+    The benchmark's own barrier, the same for every library: a library's own would leave its ranks
+    apart by as much as the barrier is slow, which would then count against its collectives.
+
+    One cell a rank in a shared file; a rank writes its own and reads the others'.
 
     Cells hold how often their rank has arrived, so they only grow, and nothing is ever reset.
     """
