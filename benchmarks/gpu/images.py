@@ -29,68 +29,40 @@ def find_nvcc() -> str | None:
     return found
 
 
-def put(built: Path, folder: Path) -> None:
-    """Copy the images into the folder; `built` keeps what nvcc makes.
-
-    Raises:
-        SystemExit: nvcc does not compile the kernels, or there is none.
-    """
-    images: dict[str, Path] = _EMBED["compile_images"](built, strict=True).images
-    if not images:
-        raise SystemExit("there is no nvcc: no images of the kernels")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, image in images.items():
-        shutil.copy(image, folder / f"{name}.fatbin")
-
-
-def without_abort_look(built: Path) -> Path:
-    """The image of programs that never look at the abort word; `built` keeps it.
-
-    Raises:
-        subprocess.CalledProcessError: nvcc does not compile it.
-    """
-    nvcc = _EMBED["find_nvcc"]()
-    [module] = [each for each in _EMBED["modules"]() if each.stem == "program"]
-    architectures = _EMBED["known_architectures"](nvcc)
-    image: Path = _EMBED["compile_image"](
-        nvcc, module, built, architectures, ("PYCOLLECTIVE_ABORT_EVERY=0",)
-    )
-    return image
-
-
-def put_litmus(image: Path) -> None:
-    """That of the litmus loops.
-
-    Raises:
-        subprocess.CalledProcessError: nvcc does not compile it.
-    """
-    nvcc = _EMBED["find_nvcc"]()
-    flags = _EMBED["nvcc_flags"](_EMBED["known_architectures"](nvcc))
-    source = ROOT / "benchmarks" / "gpu" / "litmus.cu"
-    image.parent.mkdir(parents=True, exist_ok=True)
-    command = [nvcc, "-fatbin", *flags, "-o", str(image), str(source)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-
-
 def main() -> None:
-    """Make them all, several at once."""
+    """Make them all at once; what nvcc does not compile is an error."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise SystemExit("there is no nvcc: no images of the kernels")
+    architectures = _EMBED["known_architectures"](nvcc)
+    [program] = _EMBED["modules"]()
     kept = ROOT / "build" / "cuda"  # those of the extension's build, if it made any
-    usual_alone = sys.argv[1:] == ["--usual-alone"]
+
+    def put(folder: Path, built: Path, *defines: str) -> None:
+        image = _EMBED["compile_image"](nvcc, program, built, architectures, defines)
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(image, folder / f"{program.stem}.fatbin")
+
+    def put_litmus() -> None:
+        source = ROOT / "benchmarks" / "gpu" / "litmus.cu"
+        flags = _EMBED["nvcc_flags"](architectures)
+        command = [nvcc, "-fatbin", *flags, "-o", str(LITMUS), str(source)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    BUILT.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor() as pool:
-        usual = pool.submit(put, kept, IMAGES)
-        has_nvcc = _EMBED["find_nvcc"]() is not None
-        litmus = pool.submit(put_litmus, LITMUS) if has_nvcc else None
-        other = None
-        if has_nvcc and not usual_alone:
-            other = pool.submit(without_abort_look, kept / "no_abort_look")
-    usual.result()
-    if litmus is not None:
-        litmus.result()
-    shutil.copytree(IMAGES, NO_ABORT_LOOK, dirs_exist_ok=True)
-    if other is not None:
-        shutil.copy(other.result(), NO_ABORT_LOOK / "program.fatbin")
+        made = [pool.submit(put, IMAGES, kept), pool.submit(put_litmus)]
+        if sys.argv[1:] != ["--usual-alone"]:
+            no_look = (kept / "no_abort_look", "PYCOLLECTIVE_ABORT_EVERY=0")
+            made.append(pool.submit(put, NO_ABORT_LOOK, *no_look))
+    try:
+        for each in made:
+            each.result()
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(error.stderr or str(error)) from error
+    if len(made) == 2:
+        shutil.copytree(IMAGES, NO_ABORT_LOOK, dirs_exist_ok=True)
 
 
 if __name__ == "__main__":
-    BUILT.mkdir(parents=True, exist_ok=True)
     main()

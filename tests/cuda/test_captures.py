@@ -23,41 +23,6 @@ from tests.inputs import order_sensitive, same_bits
 started = starting(__name__)
 
 
-def on_several_streams(comm, inputs):
-    """Calls of one capture on streams that the caller does not order; two captures in turn."""
-    streams = [_core.DeviceStream(comm.device) for _ in inputs]
-    arrays = [on_its_gpu(comm, x, stream=s) for x, s in zip(inputs, streams, strict=True)]
-    outs = [on_its_gpu(comm, np.zeros_like(a.to_numpy()), stream=a.stream) for a in arrays]
-    comm.all_reduce(arrays[0], out=outs[0], stream=streams[0])
-    captures = []
-    for _ in range(2):
-        with Capture(comm.device, *streams) as capture:
-            for array, out, stream in zip(arrays, outs, streams, strict=True):
-                comm.all_reduce(array, out=out, stream=stream)
-        captures.append(capture)
-    got = []
-    for turn in range(6):
-        for array, x in zip(arrays, inputs, strict=True):
-            array.write(np.roll(x, turn))
-        captures[turn % 2].replay()
-        streams[0].synchronize(30)
-        got.append([out.to_numpy() for out in outs])
-    assert comm.failure is None
-    return got
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_calls_of_one_capture_on_several_streams(ranks):
-    leaves = [order_sensitive("float32", ranks, 40_000, seed=seed) for seed in range(4)]
-    mine = [[of_call[r] for of_call in leaves] for r in range(ranks)]
-    with started(ranks) as group:
-        for got in results(group.call(on_several_streams, PerRank(mine))):
-            for turn, outs in enumerate(got):
-                for of_call, out in zip(leaves, outs, strict=True):
-                    want = reference.reduce([np.roll(x, turn) for x in of_call], "sum")
-                    assert same_bits(out, want)
-
-
 def open_at_once(comm, inputs):
     """Captures, all of them open while each gets its calls, on two streams that are not ordered;
     what their replays, one after the other, give."""

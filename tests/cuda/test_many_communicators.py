@@ -1,5 +1,5 @@
-"""Many communicators on one GPU: their blocks that wait have a quarter of it between them, so all
-calls come to their end, in whatever order ranks make them. On the stand-in, where that is four."""
+"""Many communicators on one GPU: their blocks that wait have a quarter of it between them. On the
+stand-in, where that is four."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import os
 from contextlib import suppress
 
 import numpy as np
-import pytest
 
 from pycollective import CollectiveAborted, ConfigurationError, _core
 from pycollective.testing.device_array import DeviceArray
-from tests.cuda import standin
 from tests.cuda.arrays import on_its_gpu, starting
 from tests.harness import results
 
@@ -20,36 +18,6 @@ MOST = 3  # of two, one and one block
 
 
 started = starting(__name__)
-
-
-def in_other_orders(comm, many, count):
-    """Calls of all at once; of each other half the GPU comes to them late, on each other rank."""
-    comms = [comm] + [comm.split(0) for _ in range(many - 1)]
-    driver = standin.Driver()
-    wrong = 0
-    for turn in range(3):
-        x = np.arange(count, dtype=np.float32) + comm.rank + turn
-        arrays = [on_its_gpu(comm, x) for _ in comms]
-        busy = [on_its_gpu(comm, np.zeros(1 << 20, np.uint8), stream=a.stream) for a in arrays]
-        for place, array in enumerate(busy):
-            if (place * 2 // many + comm.rank) % 2:
-                driver.occupy(array, 1000)
-        order = range(many) if comm.rank % 2 else reversed(range(many))
-        works = [comms[i].all_reduce(arrays[i], async_op=True) for i in order]
-        for work in works:
-            work.wait(timeout=30)
-        want = comm.size * (np.arange(count, dtype=np.float32) + turn) + sum(range(comm.size))
-        wrong += sum((array.to_numpy() != want).any() for array in arrays)
-    for each in comms:
-        assert each.failure is None
-        each.close()
-    return wrong
-
-
-@pytest.mark.storm
-def test_calls_in_other_orders_on_other_streams_all_end():
-    with started(2) as ranks:
-        assert results(ranks.call(in_other_orders, 8, 100_000)) == [0, 0]
 
 
 def ways_of(comms):

@@ -100,17 +100,11 @@ CUresult cuModuleGetFunction(CUfunction* out, CUmodule handle, const char* name)
 
 CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction handle) {
   return call(Safety::kSafe, [&](const std::shared_ptr<Context>& context) {
-    if (!value) return CUDA_ERROR_INVALID_VALUE;
     if (!find_function(context, handle)) return CUDA_ERROR_INVALID_HANDLE;
-    switch (attribute) {
-#define STANDIN_VALUE(name, number, answer) \
-  case name:                                \
-    *value = answer;                        \
+    if (!value || attribute != CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
+      return CUDA_ERROR_INVALID_VALUE;
+    *value = kThreadsOfBlock;
     return CUDA_SUCCESS;
-      STANDIN_FUNCTION_ATTRIBUTES(STANDIN_VALUE)
-#undef STANDIN_VALUE
-    }
-    return CUDA_ERROR_INVALID_VALUE;
   });
 }
 
