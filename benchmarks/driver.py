@@ -54,12 +54,12 @@ class Run:
         self.out = out
         self._module = module
 
-    def ranks_here(self, ranks: int, topology: str = "", **options: str) -> Any:
-        """So many of this host, by `pycollective run`; `topology` plays several hosts."""
+    def ranks_here(self, ranks: int) -> Any:
+        """So many of this host, by `pycollective run`."""
         run = [sys.executable, "-m", "pycollective", "run", "--no-tag-output", "-n", str(ranks)]
         there = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        environment = {**os.environ, **there, "PYCOLLECTIVE_TOPOLOGY": topology}
-        return self._answer(lambda program: [_start([*run, *program], environment)], options)
+        environment = {**os.environ, **there, "PYCOLLECTIVE_TOPOLOGY": ""}
+        return self._answer(lambda program: [_start([*run, *program], environment)], {})
 
     def ranks_under(self, mpi: str, ranks: int, topology: str, **options: str) -> Any:
         """So many under the mpiexec of an MPI of `mpi_environments.py`."""
@@ -71,7 +71,7 @@ class Run:
         environment = {**os.environ, **there}
         return self._answer(lambda program: [_start([*run, *program], environment)], options)
 
-    def ranks_on_two_hosts(self, ranks: int, rate: str = "1gbit", **options: str) -> Any:
+    def ranks_on_two_hosts(self, ranks: int, rate: str = "1gbit") -> Any:
         """So many on each of two hosts, joined by a link of that rate."""
         with two_hosts(rate) as hosts:
 
@@ -84,7 +84,7 @@ class Run:
                     for node, host in enumerate(hosts)
                 ]
 
-            return self._answer(start, options)
+            return self._answer(start, {})
 
     def _answer(
         self,
@@ -109,15 +109,13 @@ class Run:
 
 
 def wrong_elements(record: object) -> int:
-    """Those that a record has as ``wrong``, at any depth: a number, or the least and most of all
-    ranks'. What peers got wrong has other names."""
+    """Those that a record has as ``wrong``, at any depth; what peers got wrong has other names."""
     if isinstance(record, list):
         return sum(map(wrong_elements, record))
     if not isinstance(record, dict):
         return 0
     rest = sum(wrong_elements(each) for name, each in record.items() if name != "wrong")
-    wrong = record.get("wrong", 0)
-    return rest + int(wrong["most"] if isinstance(wrong, dict) else wrong)
+    return rest + int(record.get("wrong", 0))
 
 
 def _start(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -183,10 +183,8 @@ def test_the_way_through_attempts_has_an_end(store, monkeypatch):
     client.close()
 
 
-def test_who_is_alive_here():
-    assert restarts.is_alive(restarts.process_identity())
-    assert not restarts.is_alive(restarts.process_identity().replace("tick ", "tick 1"))
-    assert not restarts.is_alive(restarts.process_identity().replace(" on ", " on another"))
+def identity_of_a_fork():
+    """Of a process that has ended, and is not waited for yet; and its pid."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -194,12 +192,21 @@ def test_who_is_alive_here():
         os._exit(0)
     child = os.read(read, 1000).decode()
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert child != restarts.process_identity()
+    os.close(read)
+    os.close(write)
+    return child, pid
+
+
+def test_who_is_alive_here():
+    mine = restarts.process_identity()
+    assert restarts.is_alive(mine)
+    assert not restarts.is_alive(mine.replace("tick ", "tick 1"))
+    assert not restarts.is_alive(mine.replace(" on ", " on another"))
+    child, pid = identity_of_a_fork()
+    assert child != mine
     assert not restarts.is_alive(child)  # it has ended, and nobody has waited for it
     os.waitpid(pid, 0)
     assert not restarts.is_alive(child)
-    os.close(read)
-    os.close(write)
 
 
 def test_a_process_is_told_from_a_later_one_of_the_same_number():
@@ -209,12 +216,6 @@ def test_a_process_is_told_from_a_later_one_of_the_same_number():
     mine = restarts.process_identity()
     assert mine == restarts.process_identity()
     time.sleep(0.03)  # more than a tick
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.write(write, restarts.process_identity().encode())
-        os._exit(0)
+    child, pid = identity_of_a_fork()
     os.waitpid(pid, 0)
-    assert started(os.read(read, 1000).decode()) != started(mine) != ""
-    os.close(read)
-    os.close(write)
+    assert started(child) != started(mine) != ""
