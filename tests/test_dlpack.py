@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import pycollective as pc
-from pycollective import reference
 from tests.dlpack_producers import (
     CUDA,
     CUDA_HOST,
@@ -22,8 +21,7 @@ from tests.dlpack_producers import (
     OldProducer,
     Producer,
 )
-from tests.harness import PerRank
-from tests.inputs import order_sensitive, same_bits
+from tests.inputs import same_bits
 
 
 @pytest.fixture(scope="module")
@@ -90,20 +88,6 @@ def test_a_read_only_array_of_numpy_is_told_the_same(alone):
     out = np.zeros_like(array)
     alone.all_reduce(array, out=out)
     assert same_bits(out, array)
-
-
-def read_only_in_all_ranks(comm, x):
-    x.flags.writeable = False
-    out = np.empty_like(x)
-    comm.all_reduce(Behind(x), out=Behind(out))
-    return out
-
-
-def test_read_only_inputs_of_three_ranks(pool):
-    inputs = order_sensitive("float32", 3, 1000)
-    want = reference.reduce(inputs, "sum")
-    for got in pool(3).call(read_only_in_all_ranks, PerRank(inputs)):
-        assert same_bits(got, want)
 
 
 @pytest.mark.parametrize(

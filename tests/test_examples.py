@@ -58,7 +58,7 @@ def test_a_checkpoint_is_loaded_by_fewer_ranks(tmp_path):
     assert re.fullmatch(rf"2 ranks, loss \S+: loaded {digest[1]}; 40 .*\n", forked(load))
 
 
-# Each start of a rank imports torch. Ranks without it that torchrun starts anew: test_launches.
+# Each start of a rank imports torch. Without it: tests/bootstrap/test_restarts.py.
 @pytest.mark.storm
 def test_ranks_that_torchrun_starts_anew_go_on(tmp_path):
     (command,) = COMMANDS["elastic"]
@@ -84,9 +84,3 @@ def test_the_table_has_each_command():
     named = [program.strip("`") for program, _ in table if program]
     assert sorted(named) == sorted(f"{name}.py" for name in COMMANDS)
     assert sorted(command for _, command in table) == sorted(itertools.chain(*COMMANDS.values()))
-
-
-def test_each_is_tested_here_or_needs_more():
-    here = {*FORKED, "checkpoint", "elastic"}
-    rest = {name for name in COMMANDS if name not in here}
-    assert rest == {name for name in COMMANDS if name.startswith("with_")}

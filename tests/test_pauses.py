@@ -10,7 +10,6 @@ import time
 import numpy as np
 import pytest
 
-import pycollective as pc
 from tests.harness import Ranks, asleep, await_, results
 
 TIMEOUT = 5.0
@@ -69,36 +68,3 @@ def test_a_pause_is_not_lateness(stopped, hosts, tmp_path):
         thread.start()
         assert results(ranks.call(reduce_amid_a_pause, tmp_path)) == [[3.0] * 3] * 2
         thread.join()
-
-
-def reduce_without_the_other(comm, folder):
-    comm.timeout = TIMEOUT
-    comm.barrier()
-    start = time.monotonic()
-    if comm.rank == 1:
-        (folder / "waits").touch()
-        await_((folder / "go").exists)
-    try:
-        comm.all_reduce(np.ones(1000))
-    except pc.CollectiveTimeout as error:
-        (folder / "go").touch()
-        return str(error), time.monotonic() - start
-    return None
-
-
-@pytest.mark.storm
-def test_a_peer_that_is_stopped_is_late_all_the_same(tmp_path):
-    with Ranks(2, module=__name__) as ranks:
-        pids = ranks.joined().pids
-
-        def stop():
-            await_((tmp_path / "waits").exists)
-            os.kill(pids[1], signal.SIGSTOP)
-            await_((tmp_path / "go").exists)
-            os.kill(pids[1], signal.SIGCONT)
-
-        threading.Thread(target=stop).start()
-        (said, took), (heard, _) = results(ranks.call(reduce_without_the_other, tmp_path))
-    assert "rank(s) 1 have not called it" in said
-    assert said in heard
-    assert TIMEOUT <= took < TIMEOUT + 5
