@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # The files that take longest, in order. The first compiles the stand-in for a GPU's driver, too.
 LONGEST = [
     *("cuda/test_device_commands", "torch/test_process_end", "torch/test_compression"),
-    *("test_hosts", "cli/test_verify", "compression/test_steps", "test_algorithms"),
+    *("test_hosts", "cli/test_verify", "compression/test_steps"),
     *("launch/test_output", "bootstrap/test_mpi", "bench/test_bench_command"),
     *("test_conformance", "test_launches", "launch/test_launcher", "kernels/test_sparse"),
     *("cuda/test_peers", "compression/test_shards", "cuda/test_device_lifetimes"),
