@@ -144,3 +144,14 @@ def launcher(name: str) -> Launcher:
     """The launcher of this name."""
     others = {"run": OwnLauncher, "torchrun": Torchrun, "forks": Forks}
     return others[name]() if name in others else find(name)
+
+
+def run_text(
+    folder: Path, name: str, text: str, ranks: int, topology: str, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """A program's text under the launcher of this name, to its good end."""
+    program = folder / "program.py"
+    program.write_text(text)
+    done = launcher(name).run(ranks, str(program), PYCOLLECTIVE_TOPOLOGY=topology, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import pycollective as pc
-from tests.launchers import NAMES, find, launcher, parts
+from tests.launchers import NAMES, find, launcher, parts, run_text
 
 # A rank is killed while all are at work; the clock is the machine's, the same for all.
 DIES = """
@@ -123,20 +123,12 @@ sys.stdout.write(f"RANK {comm.rank} {status}\\n")
 """
 
 
-@pytest.fixture
-def run(tmp_path):
-    def run_ranks(text, ranks, topology, name="forks"):
-        (tmp_path / "program.py").write_text(text)
-        program = str(tmp_path / "program.py")
-        return launcher(name).run(ranks, program, PYCOLLECTIVE_TOPOLOGY=topology)
-
-    return run_ranks
-
-
 @pytest.mark.alone  # how soon is part of it
 @pytest.mark.parametrize("topology", ["2x2", "4x1"])
-def test_a_killed_rank_is_named_on_every_host_within_a_second(run, topology):
-    done = run(DIES, 4, topology)
+def test_a_killed_rank_is_named_on_every_host_within_a_second(tmp_path, topology):
+    (tmp_path / "program.py").write_text(DIES)
+    program = str(tmp_path / "program.py")
+    done = launcher("forks").run(4, program, PYCOLLECTIVE_TOPOLOGY=topology)
     said = {part.split()[0]: part for part in parts(done.stdout)}
     assert sorted(said) == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1", "dead"], done.stderr
     died = float(said.pop("dead").split()[2])
@@ -164,18 +156,16 @@ def test_a_rank_that_mpi_has_lost_is_named_by_all():
         assert "MPI_ERR_PROC_FAILED" in part
 
 
-def test_nothing_is_left_behind(run):
-    done = run(ENDS, 4, "2x2")
-    assert done.returncode == 0, done.stderr
+def test_nothing_is_left_behind(tmp_path):
+    done = run_text(tmp_path, "forks", ENDS, 4, "2x2")
     assert parts(done.stdout) == [f"{rank} True True True" for rank in range(4)]
 
 
 @pytest.mark.parametrize(
     "name", ["forks", *(pytest.param(each, marks=pytest.mark.storm) for each in NAMES)]
 )
-def test_a_fork_leaves_the_parent_unharmed(run, name):
-    done = run(FORKS, 2, "2x1", name)
-    assert done.returncode == 0, done.stderr
+def test_a_fork_leaves_the_parent_unharmed(tmp_path, name):
+    done = run_text(tmp_path, name, FORKS, 2, "2x1")
     assert parts(done.stdout) == ["0 5", "1 5"]
 
 

@@ -13,7 +13,7 @@ import re
 import pytest
 
 import pycollective as pc
-from tests.launchers import NAMES, launcher, parts
+from tests.launchers import NAMES, parts, run_text
 
 VERIFY = """
 import sys
@@ -135,14 +135,11 @@ def digest(text):
 
 @pytest.fixture(scope="module")
 def digest_on_one_host(tmp_path_factory):
-    program = tmp_path_factory.mktemp("one") / "program.py"
+    folder = tmp_path_factory.mktemp("one")
 
     @functools.cache
     def of(ranks, selected):
-        program.write_text(VERIFY.format(selected=selected))
-        done = launcher("forks").run(ranks, str(program), timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return digest(done.stdout)
+        return digest(run_text(folder, "forks", VERIFY.format(selected=selected), ranks, "").stdout)
 
     return of
 
@@ -170,14 +167,7 @@ WHOLE_TABLE = [
 
 @pytest.fixture
 def run(tmp_path):
-    def run_ranks(name, text, ranks, topology):
-        (tmp_path / "program.py").write_text(text)
-        program = str(tmp_path / "program.py")
-        done = launcher(name).run(ranks, program, timeout=300, PYCOLLECTIVE_TOPOLOGY=topology)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
-
-    return run_ranks
+    return functools.partial(run_text, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -16,8 +15,9 @@ import pytest
 import pycollective as pc
 from pycollective.bootstrap import init as bootstrap
 from pycollective.bootstrap.store import StoreServer
-from tests.harness import ROOT, PerRank, results, run_ranks
+from tests.harness import PerRank, results, run_ranks
 from tests.joining import clear_launch, failing, free_place, works
+from tests.launchers import run_text
 
 SECRET = {"variables": {"PYCOLLECTIVE_SECRET": "5ec2e7"}}
 
@@ -220,28 +220,7 @@ dist.destroy_process_group()
 """
 
 
-def clean_environment(**more):
-    kept = {k: v for k, v in os.environ.items() if "RANK" not in k and "MASTER" not in k}
-    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
-
-
-def torchrun(*arguments):
-    """The lines that its ranks have written, in the order of the alphabet."""
-    pytest.importorskip("torch")
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stderr
-    return sorted(done.stdout.splitlines())
-
-
 def test_torchrun(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(TORCH_PROGRAM)
-    assert torchrun("--nproc-per-node", "2", program) == [
-        f"rank {r} of 2 is fine" for r in range(2)
-    ]
+    pytest.importorskip("torch")
+    done = run_text(tmp_path, "torchrun", TORCH_PROGRAM, 2, "")
+    assert sorted(done.stdout.splitlines()) == [f"rank {r} of 2 is fine" for r in range(2)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from tests.launchers import launcher
+from tests.launchers import run_text
 
 # Every algorithm of all-reduce, raw and packed, against the reference; TABLE has the other
 # operations. Each call has its own window of the inputs: another call's result would not pass.
@@ -90,18 +92,9 @@ with pc.init(timeout=30) as comm:
 """
 
 
-def finish(name, folder, text, ranks, topology, **more):
-    program = folder / "program.py"
-    program.write_text(text)
-    done = launcher(name).run(
-        ranks, str(program), timeout=100, PYCOLLECTIVE_TOPOLOGY=topology, **more
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(params=["forks", pytest.param("mpich", marks=pytest.mark.storm)])
 def run(request, tmp_path):
-    return lambda *arguments, **more: finish(request.param, tmp_path, *arguments, **more)
+    return partial(run_text, tmp_path, request.param)
 
 
 # What is packed where is the same over both transports; each has every kind of hosts once.
@@ -114,7 +107,7 @@ def run(request, tmp_path):
     ],
 )
 def test_packed_messages_bring_the_same_bits(tmp_path, name, ranks, topology):
-    finish(name, tmp_path, SAME_BITS, ranks, topology)
+    run_text(tmp_path, name, SAME_BITS, ranks, topology)
 
 
 def test_ranks_that_ask_for_different_wires_are_told(run):
@@ -196,10 +189,7 @@ with pc.init(timeout=60, wire="exact") as comm:
 @pytest.mark.parametrize("name", ["forks", pytest.param("mpich", marks=pytest.mark.storm)])
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.storm)])
 def test_every_operation_and_algorithm_keeps_its_bits_packed(tmp_path, name, dtype):
-    (tmp_path / "program.py").write_text(TABLE.format(dtype=dtype))
-    program = str(tmp_path / "program.py")
-    done = launcher(name).run(4, program, timeout=100, PYCOLLECTIVE_TOPOLOGY="2x2")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_text(tmp_path, name, TABLE.format(dtype=dtype), 4, "2x2")
     combinations, packed, wrong = map(int, done.stdout.split("TABLE ")[1].split()[:3])
     assert combinations > 25
     assert (packed, wrong) == (combinations, 0), done.stdout
