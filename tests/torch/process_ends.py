@@ -8,7 +8,6 @@ a second or two, and hundreds of them can be had.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import faulthandler
 import gc
 import json
@@ -40,9 +39,9 @@ def start(way, rank, size, path, log):
 
 
 def statuses_of(pids):
-    """How each ended, and what is told of those that had not by the limit: they are killed."""
+    """How each ended, and which had not by the limit: they are killed."""
     deadline = time.monotonic() + ROUND_LIMIT
-    statuses, hung = {}, {}
+    statuses, hung = {}, set()
     while len(statuses) < len(pids):
         for pid in pids:
             if pid not in statuses:
@@ -50,24 +49,12 @@ def statuses_of(pids):
                 if ended:
                     statuses[pid] = os.waitstatus_to_exitcode(status)
                 elif time.monotonic() > deadline and pid not in hung:
-                    hung[pid] = threads_of(pid)
+                    hung.add(pid)
                     os.kill(pid, signal.SIGABRT)  # tells where Python is, if it still can
                 elif time.monotonic() > deadline + ABORT_LIMIT:
                     os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
-    return [statuses[pid] for pid in pids], list(hung.values())
-
-
-def threads_of(pid):
-    """What each thread of a process waits for in the kernel, and its share of a core so far."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):  # it may end meanwhile
-            stat = (task / "stat").read_text().rpartition(")")[2].split()
-            waits = (task / "wchan").read_text()
-            name = (task / "comm").read_text().strip()
-            found.append(f"{name}: {stat[0]}, {waits}, {int(stat[11]) + int(stat[12])} ticks")
-    return found
+    return [statuses[pid] for pid in pids], sorted(hung)
 
 
 def main():

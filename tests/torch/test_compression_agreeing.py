@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
 from pycollective import CollectiveMismatch, ConfigurationError, agree, compression
+from tests.compression.test_between_steps import CALLS
 from tests.harness import await_
 from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
 
@@ -107,14 +108,6 @@ def test_ranks_that_have_made_different_numbers_of_groups_all_say_so(ranks, back
     for said in (first, others[0][0], others[1][0]):
         assert "different numbers of process groups before" in said
     assert all(told >= heard for _, _, told in others[:2])
-
-
-CALLS = {
-    "flush": lambda state, saved: state.flush(),
-    "reset": lambda state, saved: state.reset(),
-    "state_dict": lambda state, saved: state.state_dict(),
-    "load_state_dict": lambda state, saved: state.load_state_dict(saved),
-}
 
 
 def unfinished(comm, what):

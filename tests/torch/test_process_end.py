@@ -19,8 +19,8 @@ README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
 # One of each kind; all of WAYS in `make storm`.
 USUAL = [
-    *("futures_left", "trained", "exception", "slow_callback", "daemon_in_a_collective"),
-    "plain_daemon",
+    *("futures_left", "trained", "exception", "slow_callback", "daemons_wait"),
+    "plain_daemon_loop",
 ]
 
 

@@ -206,29 +206,16 @@ def slow_callback(rank, *place):
     dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(callback)
 
 
-def daemon_in_a_collective(rank, *place):
+def daemons_wait(rank, *place):
+    """In a collective, for a work and for a future."""
     join_torch(rank, *place)
+    groups = [dist.new_group() for _ in range(3)]
     if rank == 0:
-        in_a_daemon(lambda: dist.all_reduce(torch.ones(1000)))
-
-
-def daemon_waits_for_a_work(rank, *place):
-    join_torch(rank, *place)
-    if rank == 0:
-        work = dist.all_reduce(torch.ones(1000), async_op=True)
-        in_a_daemon(work.wait)
-
-
-def daemon_waits_for_a_future(rank, *place):
-    join_torch(rank, *place)
-    if rank == 0:
-        future = dist.all_reduce(torch.ones(1000), async_op=True).get_future()
-        in_a_daemon(future.wait)
-
-
-def plain_daemon(rank, *place):
-    comm = join_plain(rank, *place)
-    in_a_daemon(lambda: comm.recv(np.ones(10), (rank + 1) % comm.size))
+        ones = torch.ones(1000)
+        works = [dist.all_reduce(ones, group=group, async_op=True) for group in groups[:2]]
+        in_a_daemon(lambda: dist.all_reduce(ones, group=groups[2]))
+        in_a_daemon(works[0].wait)
+        in_a_daemon(works[1].get_future().wait)
 
 
 def plain_daemon_loop(rank, *place):
@@ -260,9 +247,6 @@ WAYS = {
     exit_in_the_middle: {1, 3},
     groups_left: {0},
     slow_callback: {0},
-    daemon_in_a_collective: {0},
-    daemon_waits_for_a_work: {0},
-    daemon_waits_for_a_future: {0},
-    plain_daemon: {0},
+    daemons_wait: {0},
     plain_daemon_loop: {0},
 }
