@@ -27,16 +27,10 @@ def add(parsers: Parsers) -> None:
         metavar="OPERATION",
         help="all_reduce, reduce_scatter, all_gather or broadcast; with --tune also all",
     )
-    _add_what(parser.add_argument_group("what is measured"))
-    _add_how(parser.add_argument_group("how it is measured"))
-    _add_where(parser.add_argument_group("where it is measured"))
-    _add_results(parser.add_argument_group("results"))
-    _add_other(parser.add_argument_group("other measurements"))
 
-
-def _add_what(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("what is measured")
     option(group, "-n --ranks", "N", "ranks of each library", 2, int)
-    sizes = "bytes of the whole message; K, M and G are binary (default: %(default)s)"
+    sizes = "bytes of the whole message; K, M and G are binary"
     option(group, "-b --minbytes", "BYTES", f"smallest size: {sizes}", "1K")
     option(group, "-e --maxbytes", "BYTES", f"largest size: {sizes}", "64M")
     option(
@@ -62,8 +56,7 @@ def _add_what(group: argparse._ArgumentGroup) -> None:
         "",
     )
 
-
-def _add_how(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("how it is measured")
     option(group, "--rounds", "N", "turns that each library has at each size", 7, int)
     option(
         group,
@@ -83,8 +76,7 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
         int,
     )
 
-
-def _add_where(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("where it is measured")
     option(
         group, "--device", "NAME", "where arrays lie: cpu, or cuda, each host's GPUs in turn", "cpu"
     )
@@ -109,8 +101,7 @@ def _add_where(group: argparse._ArgumentGroup) -> None:
             group, f"--{mpi}-env", "DIR", f"its environment, with mpi4py (default: .venv-{mpi})", ""
         )
 
-
-def _add_results(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("results")
     option(
         group, "-J --json", "FILE", "write the whole record there (default: nowhere)", None, Path
     )
@@ -123,8 +114,7 @@ def _add_results(group: argparse._ArgumentGroup) -> None:
         Path,
     )
 
-
-def _add_other(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("other measurements")
     option(
         group,
         "--tune",

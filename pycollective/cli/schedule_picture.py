@@ -1,9 +1,8 @@
 """A schedule as a picture: who sends what when.
 
 Above, ranks as lanes, host by host, steps from left to right, each message an arrow in the colour
-of what it carries and as thick as it is large. One shard is drawn in full,
-the others are faint: with all of them in full one sees nothing. Below, the bytes that each rank
-sends in each step.
+of what it carries and as thick as it is large. One shard is drawn in full, the others are faint:
+with all of them in full one sees nothing. Below, the bytes that each rank sends in each step.
 """
 
 from __future__ import annotations
