@@ -1,6 +1,6 @@
 """Puts nvcc's images of the kernels under build/gpu, where the native programs take them.
 
-    images/          all modules; PYCOLLECTIVE_CUDA_IMAGES names it, as the native tests have none
+    images/          the kernels; PYCOLLECTIVE_CUDA_IMAGES names it, as the native tests have none
     no_abort_look/   the same, whose waits never look at the abort word (abort_look.cpp)
     litmus.fatbin    the litmus loops' kernel
 
@@ -35,13 +35,12 @@ def main() -> None:
     if nvcc is None:
         raise SystemExit("there is no nvcc: no images of the kernels")
     architectures = _EMBED["known_architectures"](nvcc)
-    [program] = _EMBED["modules"]()
     kept = ROOT / "build" / "cuda"  # those of the extension's build, if it made any
 
     def put(folder: Path, built: Path, *defines: str) -> None:
-        image = _EMBED["compile_image"](nvcc, program, built, architectures, defines)
+        image = _EMBED["compile_image"](nvcc, built, architectures, defines)
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(image, folder / f"{program.stem}.fatbin")
+        shutil.copy(image, folder / "program.fatbin")
 
     def put_litmus() -> None:
         source = ROOT / "benchmarks" / "gpu" / "litmus.cu"

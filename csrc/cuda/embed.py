@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CSRC = Path(__file__).resolve().parents[1]
+PROGRAM = CSRC / "cuda" / "program.cu"  # all kernels
 ARCHITECTURES = "80 90 100"
 # The contract: each operation is one of IEEE's, and subnormals stay. NVRTC takes these as well.
 IEEE_FLAGS = ["-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false"]
@@ -45,15 +46,10 @@ using uintptr_t = unsigned long long;
 }
 
 
-def modules() -> list[Path]:
-    """The kernels' files; each becomes a module of its file's name."""
-    return sorted((CSRC / "cuda").glob("*.cu"))
-
-
 def sources() -> dict[str, str]:
-    """All that kernels include, directly or not, by the names in their includes; and they."""
+    """All that kernels include, directly or not, by the names in their includes; and themselves."""
     found: dict[str, str] = {}
-    left = [path.relative_to(CSRC).as_posix() for path in modules()]
+    left = [PROGRAM.relative_to(CSRC).as_posix()]
     while left:
         name = left.pop()
         if name in found:
@@ -114,14 +110,13 @@ def nvcc_flags(architectures: list[str]) -> list[str]:
 
 
 def compile_image(
-    nvcc: str, module: Path, folder: Path, architectures: list[str], defines: tuple[str, ...] = ()
+    nvcc: str, folder: Path, architectures: list[str], defines: tuple[str, ...] = ()
 ) -> Path:
-    """The module's fatbin, from the folder if nothing has changed; and what ptxas said, a .log.
+    """The kernels' fatbin, from the folder if nothing has changed; and what ptxas said, a .log.
 
     Args:
         nvcc: the compiler.
-        module: its source.
-        folder: for all that is made of modules of this name.
+        folder: for all that is made of them.
         architectures: "90" and so on.
         defines: "NAME=VALUE", which the kernels of users have none of.
 
@@ -132,41 +127,38 @@ def compile_image(
     version = subprocess.run([nvcc, "--version"], check=True, capture_output=True, text=True)
     flags = [*nvcc_flags(architectures), *(f"-D{define}" for define in defines)]
     digest = hashlib.sha256()
-    for part in [version.stdout, module.name, *flags, *sum(sources().items(), ())]:
+    for part in [version.stdout, PROGRAM.name, *flags, *sum(sources().items(), ())]:
         digest.update(part.replace(str(CSRC), "").encode() + b"\0")
-    image = folder / f"{module.stem}-{digest.hexdigest()[:16]}.fatbin"
+    image = folder / f"{PROGRAM.stem}-{digest.hexdigest()[:16]}.fatbin"
     if not image.exists():
         folder.mkdir(parents=True, exist_ok=True)
         made = image.with_suffix(f".{os.getpid()}")
-        command = [nvcc, "-fatbin", *flags, "-o", str(made), str(module)]
+        command = [nvcc, "-fatbin", *flags, "-o", str(made), str(PROGRAM)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         image.with_suffix(".log").write_text(done.stdout + done.stderr)
         made.rename(image)
-        for old in folder.glob(f"{module.stem}-*"):
+        for old in folder.glob(f"{PROGRAM.stem}-*"):
             if old.stem != image.stem:
                 old.unlink(missing_ok=True)
     return image
 
 
 class Compiled(NamedTuple):
-    """What nvcc made of the modules, and for which GPUs; or why it made nothing, in a line."""
+    """What nvcc made of the kernels, and for which GPUs; or why it made nothing, in a line."""
 
-    images: dict[str, Path]
+    image: Path | None
     architectures: list[str]
     failure: str = ""
 
 
-def compile_images(folder: Path, strict: bool) -> Compiled:
-    """Each module's fatbin; none, and a word about it, where nvcc cannot."""
+def compile_kernels(folder: Path, strict: bool) -> Compiled:
+    """Their fatbin; none, and a word about it, where nvcc cannot."""
     nvcc = find_nvcc()
     if nvcc is None:
-        return Compiled({}, [])
+        return Compiled(None, [])
     try:
         architectures = known_architectures(nvcc)
-        images = {
-            module.stem: compile_image(nvcc, module, folder, architectures) for module in modules()
-        }
-        return Compiled(images, architectures)
+        return Compiled(compile_image(nvcc, folder, architectures), architectures)
     except (OSError, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", None) or "").strip() or str(error)
         if strict:
@@ -175,7 +167,7 @@ def compile_images(folder: Path, strict: bool) -> Compiled:
             f"{nvcc} does not compile the CUDA kernels; NVRTC will, where they are used:\n{said}",
             file=sys.stderr,
         )
-        return Compiled({}, [], f"{nvcc}: {telling_line(said)}")
+        return Compiled(None, [], f"{nvcc}: {telling_line(said)}")
 
 
 def telling_line(said: str) -> str:
@@ -193,15 +185,15 @@ def quoted(line: str) -> str:
 
 def cplusplus(compiled: Compiled) -> str:
     """The C++ file, cuda/embedded.h's other half."""
-    images = compiled.images
     lines = ['#include "cuda/embedded.h"', ""]
-    for name, image in images.items():
-        symbol = f"pycollective_image_{name}"
+    image, symbol = "nullptr, nullptr", "pycollective_kernels"
+    if compiled.image is not None:
+        image, path = f"{symbol}, {symbol}_end", compiled.image.resolve()
         lines += [
             "__asm__(",
             '    ".pushsection .rodata, \\"a\\"\\n.balign 64\\n"',
             f'    ".global {symbol}, {symbol}_end\\n.hidden {symbol}, {symbol}_end\\n"',
-            f'    "{symbol}:\\n.incbin \\"{image.resolve()}\\"\\n{symbol}_end:\\n.byte 0\\n"',
+            f'    "{symbol}:\\n.incbin \\"{path}\\"\\n{symbol}_end:\\n.byte 0\\n"',
             '    ".popsection\\n");',
             f'extern "C" const unsigned char {symbol}[], {symbol}_end[];',
         ]
@@ -209,19 +201,15 @@ def cplusplus(compiled: Compiled) -> str:
     lines.append("const EmbeddedSource kSources[] = {")
     for name, text in sources().items():
         lines.append(f'{{"{name}", R"kernel({text})kernel"}},')
-    lines += ["};", "const EmbeddedModule kModules[] = {"]
-    for module in modules():
-        symbol = f"pycollective_image_{module.stem}"
-        image = f"{symbol}, {symbol}_end" if module.stem in images else "nullptr, nullptr"
-        lines.append(f'    {{"{module.stem}", "cuda/{module.name}", {image}}},')
     flags = ", ".join(f'"{flag}"' for flag in [STANDARD, *IEEE_FLAGS])
     names = ", ".join(f"sm_{each}" for each in compiled.architectures)
-    texts = f'"{names} and PTX"' if images else '""', quoted(compiled.failure)
+    texts = f'"{names} and PTX"' if compiled.image else '""', quoted(compiled.failure)
     lines += [
         *("};", f"const char* const kFlags[] = {{{flags}}};", "", "}  // namespace", ""),
         "const Embedded& embedded() {",
-        "  static constexpr Embedded kEmbedded{kSources, kModules, kFlags,",
-        f"                                      {', '.join(texts)}}};",
+        "  static constexpr Embedded kEmbedded{",
+        f'      kSources, {{"{PROGRAM.stem}", "cuda/{PROGRAM.name}", {image}}}, kFlags,',
+        f"      {', '.join(texts)}}};",
         *("  return kEmbedded;", "}", "", "}  // namespace pycollective::cuda", ""),
     ]
     return "\n".join(lines)
@@ -229,7 +217,7 @@ def cplusplus(compiled: Compiled) -> str:
 
 def embed(folder: Path, strict: bool) -> Path:
     """Write ``embedded.cpp`` into the folder, unless it is there already; where it is."""
-    text = cplusplus(compile_images(folder, strict))
+    text = cplusplus(compile_kernels(folder, strict))
     path = folder / "embedded.cpp"
     if not path.exists() or path.read_text() != text:
         folder.mkdir(parents=True, exist_ok=True)

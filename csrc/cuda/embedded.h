@@ -30,7 +30,7 @@ struct EmbeddedModule {
 
 struct Embedded {
   Span<EmbeddedSource> sources;
-  Span<EmbeddedModule> modules;
+  EmbeddedModule program;
   Span<const char*> flags;
   const char* architectures;  // of the images, in words; "": there are none
   const char* nvcc_failure;   // why nvcc made none, in a line; "": it did, or was not to

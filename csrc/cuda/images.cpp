@@ -249,13 +249,12 @@ std::optional<Prepared> find_prepared(const std::string& name) {
 
 void prepare_images(const GpuTraits& gpu, const std::vector<std::string>& nvrtc_folders) {
   if (named_folder()) return;
-  for (const EmbeddedModule& module : embedded().modules) {
-    if (module.image != nullptr) continue;
-    const Wanted wanted(module, gpu, nvrtc_folders);
-    const std::lock_guard lock(prepared_here->mutex);
-    auto& all = prepared_here->by_name;
-    if (all.count(wanted.name) == 0) all.emplace(wanted.name, prepare(module, wanted));
-  }
+  const EmbeddedModule& program = embedded().program;
+  if (program.image != nullptr) return;
+  const Wanted wanted(program, gpu, nvrtc_folders);
+  const std::lock_guard lock(prepared_here->mutex);
+  auto& all = prepared_here->by_name;
+  if (all.count(wanted.name) == 0) all.emplace(wanted.name, prepare(program, wanted));
 }
 
 std::string load_image(const EmbeddedModule& module, const GpuTraits& gpu,

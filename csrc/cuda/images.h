@@ -14,10 +14,9 @@ struct GpuTraits {
   int driver_version;  // 13000: CUDA 13.0
 };
 
-// Has NVRTC make, now, what load_image() would have it make while other ranks wait: the images of
-// all modules of which nvcc made none. They are kept in this process, as is why one could not be
-// made: load_image() throws it, once. Thread-safe. Throws std::runtime_error: there is no NVRTC for
-// this GPU.
+// Has NVRTC make, now, what load_image() would have it make while other ranks wait: the image, if
+// nvcc made none. It is kept in this process, as is why it could not be made: load_image() throws
+// it, once. Thread-safe. Throws std::runtime_error: there is no NVRTC for this GPU.
 void prepare_images(const GpuTraits& gpu, const std::vector<std::string>& nvrtc_folders);
 
 // Loads the module by `load`, from the first of these that works, and returns in words which:

@@ -41,25 +41,22 @@ Kernels::Kernels(const DeviceTraits& device, const std::vector<std::string>& nvr
   check(driver().cuDeviceGetAttribute(&most_threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
                                       handle),
         "cuDeviceGetAttribute");
-  for (const EmbeddedModule& source : embedded().modules) {
-    CUmodule module = nullptr;
-    load_image(source, {device.major, device.minor, driver().version}, nvrtc_folders,
-               [&](const void* image) {
-                 check(driver().cuModuleLoadDataEx(&module, image, 0, nullptr, nullptr),
-                       "cuModuleLoadDataEx");
-               });
-    modules_.emplace_back(module);
-    const auto fetch_named = [&](const std::string& name) {
-      return fetch(module, source.name + ("_" + name), kThreads, most_threads,
-                   device.multiprocessors);
-    };
-    for (const DtypeTraits& dtype : kDtypeTable)
-      for (const ReduceOpTraits& op : kReduceOpTable)
-        if (is_defined(dtype.dtype, op.op))
-          program_[static_cast<int>(dtype.dtype)][static_cast<int>(op.op)] =
-              fetch_named(std::string(dtype.name) + "_" + op.name);
-    moving_program_ = fetch_named("move");
-  }
+  CUmodule module = nullptr;
+  load_image(embedded().program, {device.major, device.minor, driver().version}, nvrtc_folders,
+             [&](const void* image) {
+               check(driver().cuModuleLoadDataEx(&module, image, 0, nullptr, nullptr),
+                     "cuModuleLoadDataEx");
+             });
+  module_.reset(module);
+  const auto fetch_named = [&](const std::string& name) {
+    return fetch(module, "program_" + name, kThreads, most_threads, device.multiprocessors);
+  };
+  for (const DtypeTraits& dtype : kDtypeTable)
+    for (const ReduceOpTraits& op : kReduceOpTable)
+      if (is_defined(dtype.dtype, op.op))
+        program_[static_cast<int>(dtype.dtype)][static_cast<int>(op.op)] =
+            fetch_named(std::string(dtype.name) + "_" + op.name);
+  moving_program_ = fetch_named("move");
 }
 
 int Kernels::blocks_that_wait() const {

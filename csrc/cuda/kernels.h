@@ -40,7 +40,7 @@ class Kernels {
     void operator()(CUmodule module) const;
   };
 
-  std::vector<std::unique_ptr<CUmod_st, Unload>> modules_;
+  std::unique_ptr<CUmod_st, Unload> module_;
   Kernel program_[kDtypes][kReduceOps];
   Kernel moving_program_;
 };

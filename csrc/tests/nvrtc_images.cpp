@@ -2,7 +2,7 @@
 //
 //   nvrtc_images OUT MAJOR MINOR [FOLDER ...]
 //
-// writes OUT/<module> for a GPU of this compute capability. FOLDER: where NVRTC may be, beside the
+// writes OUT/program for a GPU of this compute capability. FOLDER: where NVRTC may be, beside the
 // usual places. Where there is no NVRTC, that is said on stderr, and the exit status is 1.
 
 #include <cstdio>
@@ -25,13 +25,11 @@ int main(int count, char** arguments) {
     const Nvrtc compiler(folders, kAnyDriver);
     const std::string architecture =
         compiler.architecture(std::atoi(arguments[2]), std::atoi(arguments[3]));
-    for (const EmbeddedModule& module : embedded().modules) {
-      const Bytes image = compiler.compile(module, architecture);
-      std::ofstream file(std::string(arguments[1]) + "/" + module.name, std::ios::binary);
-      file.write(image.data(), static_cast<std::streamsize>(image.size()));
-      file.close();
-      CHECK(file);
-    }
+    const Bytes image = compiler.compile(embedded().program, architecture);
+    std::ofstream file(std::string(arguments[1]) + "/program", std::ios::binary);
+    file.write(image.data(), static_cast<std::streamsize>(image.size()));
+    file.close();
+    CHECK(file);
   } catch (const std::runtime_error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -26,17 +26,11 @@ namespace {
 
 constexpr GpuTraits kHopper{9, 0, 13000};
 
-const EmbeddedModule& program_module() {
-  for (const EmbeddedModule& module : embedded().modules)
-    if (std::string(module.name) == "program") return module;
-  CHECK(false);
-}
-
 // {from where, image}
 struct Loaded {
   std::string origin, image;
 };
-Loaded load(const GpuTraits& gpu = kHopper, const EmbeddedModule& module = program_module()) {
+Loaded load(const GpuTraits& gpu = kHopper, const EmbeddedModule& module = embedded().program) {
   Loaded loaded;
   // Those of the fake are texts that end with the last header's name and a blank.
   loaded.origin = load_image(module, gpu, {}, [&](const void* image) {
@@ -216,26 +210,23 @@ void test_what_is_prepared_is_not_made_again(const std::string& fake) {
   const Folder folder(fake);
   std::ofstream(folder.path / "pycollective") << "a file, not a folder";
   constexpr GpuTraits kBlackwell{10, 0, 13000};
-  const auto modules = static_cast<int>(embedded().modules.count);
   const int before = compilations(fake);
   prepare_images(kBlackwell, {});
   prepare_images({10, 3, 13000}, {});  // the same name
-  CHECK(compilations(fake) == before + modules);
-  for (int gpu = 0; gpu < 2; ++gpu)
-    for (const EmbeddedModule& module : embedded().modules)
-      CHECK(holds(load(kBlackwell, module).image, "cubin cuda/" + std::string(module.name)));
-  CHECK(compilations(fake) == before + modules);
+  CHECK(compilations(fake) == before + 1);
+  for (int gpu = 0; gpu < 2; ++gpu) CHECK(holds(load(kBlackwell).image, "cubin cuda/program"));
+  CHECK(compilations(fake) == before + 1);
   set("FAKE_NVRTC_LOG", "error");
   prepare_images({8, 0, 13000}, {});
-  CHECK(compilations(fake) == before + 2 * modules);
+  CHECK(compilations(fake) == before + 2);
   CHECK(holds(refusal({8, 0, 13000}), "does not compile cuda/program.cu for sm_80"));
-  CHECK(compilations(fake) == before + 2 * modules);
+  CHECK(compilations(fake) == before + 2);
   unsetenv("FAKE_NVRTC_LOG");
   CHECK(holds(load({8, 0, 13000}).image, "cubin"));
-  CHECK(compilations(fake) == before + 2 * modules + 1);
+  CHECK(compilations(fake) == before + 3);
   set("PYCOLLECTIVE_CUDA_IMAGES", folder.path);  // nothing else is taken then
   prepare_images({9, 0, 13000}, {});
-  CHECK(compilations(fake) == before + 2 * modules + 1);
+  CHECK(compilations(fake) == before + 3);
 }
 
 void test_a_disk_that_is_full_costs_the_file_alone(const std::string& fake) {
@@ -294,7 +285,7 @@ void test_the_order(const std::string& fake) {
   const Folder folder(fake);
   // What nvcc made comes first;
   static const unsigned char own[] = "by nvcc";
-  EmbeddedModule module = program_module();
+  EmbeddedModule module = embedded().program;
   module.image = own;
   module.image_end = own + sizeof(own);
   CHECK(load(kHopper, module).image == "by nvc");
@@ -328,7 +319,7 @@ void test_the_order(const std::string& fake) {
 void test_a_failure_that_is_not_the_images_is_raised(const std::string& fake) {
   const Folder folder(fake);
   static const unsigned char own[] = "by nvcc";
-  const EmbeddedModule& sources = program_module();
+  const EmbeddedModule& sources = embedded().program;
   EmbeddedModule changed = sources;
   changed.image = own;
   changed.image_end = own + sizeof(own);
