@@ -1,7 +1,7 @@
 """How fast is all-reduce between two hosts, beside the link's own speed and Gloo's all-reduce?
 
 Two hosts of two ranks each, as network namespaces joined by a link of 1 Gbit/s
-(`two_hosts_network.py`), started by torchrun. All three take turns in the same processes:
+(`driver.py`), started by torchrun. All three take turns in the same processes:
 
 - pycollective, raw and packed; raw once more, as the control: how much two figures of the same
   call differ; and raw by each algorithm;
