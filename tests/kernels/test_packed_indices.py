@@ -148,38 +148,6 @@ def test_what_does_not_ascend_is_refused(simd):
         pack(good, int(good[-1]), simd)
 
 
-def hostile(payload, random):
-    """Payloads that no encoder makes, or that are of other indices."""
-    for length in {0, 1, len(payload) // 2, len(payload) - 1}:
-        yield payload[:length]
-    yield np.append(payload, np.uint8(0))
-    for _ in range(200):
-        bad = payload.copy()
-        for at in random.integers(0, len(bad), random.integers(1, 4)):
-            bad[at] = random.integers(0, 256)
-        yield bad
-
-
-@pytest.mark.parametrize("simd", LEVELS)
-@pytest.mark.parametrize("name", ["1 %", "every second", "far apart", "wide gaps", "129 of 1,000"])
-def test_a_payload_of_other_bytes_is_refused_or_ascends(name, simd):
-    indices, size = PLACES[name]()
-    indices = indices[:1500]
-    random = np.random.default_rng(7)
-    refused = taken = 0
-    for bad in hostile(pack(indices, size), random):
-        try:
-            found = unpack(bad, size, len(indices), simd).astype(np.int64)
-        except ConfigurationError:
-            refused += 1
-            continue
-        taken += 1
-        assert (np.diff(found) > 0).all()
-        assert found[-1] < size
-    assert refused > 20
-    assert taken > 0
-
-
 def test_the_ways_a_payload_is_refused():
     def refused(payload, size, count):
         with pytest.raises(ConfigurationError, match="no payload"):
