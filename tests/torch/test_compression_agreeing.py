@@ -18,6 +18,7 @@ import pycollective.torch as pct
 from pycollective import CollectiveMismatch, ConfigurationError, agree, compression
 from tests.compression.test_between_steps import CALLS
 from tests.harness import await_
+from tests.joining import failing
 from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
 
 BACKENDS = ["pycollective", "gloo"]
@@ -47,17 +48,10 @@ MADE = {
 def one_differs(comm, backend, what):
     """How making a state ends, how long it took, and how many groups were made on the way."""
     group = group_of(comm, backend)
-    before, start = len(dist.distributed_c10d._world.pg_names), time.monotonic()
-    try:
-        if comm.rank == 1:
-            MADE[what][0](group)
-        else:
-            pct.OneBitState(Given(), group=group)
-    except (ConfigurationError, CollectiveMismatch) as error:
-        taken = time.monotonic() - start
-        groups = len(dist.distributed_c10d._world.pg_names) - before
-        return type(error).__name__, str(error), taken, groups
-    return None
+    before = len(dist.distributed_c10d._world.pg_names)
+    make = MADE[what][0] if comm.rank == 1 else lambda group: pct.OneBitState(Given(), group=group)
+    error, taken = failing(make, group)
+    return type(error), str(error), taken, len(dist.distributed_c10d._world.pg_names) - before
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -65,7 +59,7 @@ def one_differs(comm, backend, what):
 def test_ranks_that_make_different_states_are_told_before_there_are_groups(ranks, backend, what):
     for rank, (name, said, taken, groups) in enumerate(ranks(one_differs, backend, what)):
         refuses = rank == 1 and not MADE[what][1]
-        assert name == ("ConfigurationError" if refuses else "CollectiveMismatch")
+        assert name is (ConfigurationError if refuses else CollectiveMismatch)
         assert refuses or "rank(s) [1]" in said or "rank(s) 1:" in said
         assert what != "no names" or "named_parameters" in said
         assert groups == 0
@@ -183,23 +177,19 @@ def flushed_in_backward(comm, topology):
     model = DistributedDataParallel(Given(), process_group=group)
     state = state_of(model, "one_bit", topology, group)
     model.register_comm_hook(state, HOOKS["one_bit"])
-    start = time.monotonic()
-    try:
+
+    def call():
         for step in range(3):  # a rank may be in the last of them when the others disagree
             model(given(comm.rank, step)).backward()
-        if comm.rank == 1:
-            state.flush()
-        else:
-            model(given(comm.rank, 0)).backward()
-    except CollectiveMismatch:
-        return time.monotonic() - start
-    return None
+        state.flush() if comm.rank == 1 else model(given(comm.rank, 0)).backward()
+
+    return failing(call)
 
 
 @pytest.mark.parametrize("topology", [HOSTS, "4"])  # compressed; dense, on one host
 def test_a_flush_beside_backward_is_a_mismatch_on_every_rank(ranks, topology):
-    for taken in ranks(flushed_in_backward, topology):
-        assert taken is not None
+    for error, taken in ranks(flushed_in_backward, topology):
+        assert type(error) is CollectiveMismatch
         assert taken < 20  # the groups' timeout is 30 s
 
 

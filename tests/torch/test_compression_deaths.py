@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pycollective import CollectiveAborted, CollectiveError, ConfigurationError, PeerFailure
 from tests.harness import await_, results, run_ranks
+from tests.joining import failing
 from tests.torch.compressed import HOOKS, state_of
 from tests.torch.groups import join
 
@@ -43,16 +44,6 @@ def backward(model):
     model(torch.ones(2, 128)).sum().backward()
 
 
-def raised(call):
-    """What it raises, and how soon (seconds)."""
-    start = time.monotonic()
-    try:
-        call()
-    except Exception as error:
-        return error, time.monotonic() - start
-    return None, time.monotonic() - start
-
-
 def with_a_death(comm, backend, codec, topology):
     """What backward raises on the others, and what the state's next call does."""
     model, state = compressed(comm, backend, codec, topology)
@@ -66,10 +57,10 @@ def with_a_death(comm, backend, codec, topology):
             os.kill(os.getpid(), signal.SIGKILL)
 
         model.module[1].weight.register_hook(die)
-    first = raised(lambda: backward(model))
+    first = failing(lambda: backward(model))
     buckets = state.stats()["compressed_calls"] - calls
     name = "0.weight"
-    second = raised(lambda: state.all_reduce({name: torch.ones(128, 128)}))
+    second = failing(lambda: state.all_reduce({name: torch.ones(128, 128)}))
     return first, second, buckets, state.stats()["steps"]
 
 
@@ -109,7 +100,7 @@ def destroyed(comm, backend, codec, what):
         backward(model)
     seen = []
     if comm.rank == 0:
-        thread = threading.Thread(target=lambda: seen.append(raised(lambda: backward(model))))
+        thread = threading.Thread(target=lambda: seen.append(failing(lambda: backward(model))))
         thread.start()
         await_(lambda: state._worker.busy)
         time.sleep(0.2)  # it waits by now
@@ -122,8 +113,8 @@ def destroyed(comm, backend, codec, what):
         assert not thread.is_alive()
     else:
         time.sleep(1)
-        seen.append(raised(lambda: backward(model)))
-    second = raised(lambda: state.all_reduce({"0.weight": torch.ones(128, 128)}))
+        seen.append(failing(lambda: backward(model)))
+    second = failing(lambda: state.all_reduce({"0.weight": torch.ones(128, 128)}))
     if comm.rank == 0 and what == "abort":
         time.sleep(1.5)  # its process ends next, which the other may see before it is told why
     with contextlib.suppress(Exception):

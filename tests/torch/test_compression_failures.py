@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 
 import pytest
 from torch.nn.parallel import DistributedDataParallel
 
 from pycollective import ConfigurationError
-from tests.compression.players import held_by
+from tests.compression.players import SOON, ends_with, held_by
 from tests.harness import await_
 from tests.torch.compressed import (
     HOOKS,
@@ -22,9 +21,6 @@ from tests.torch.compressed import (
     ranks_of,
     state_of,
 )
-
-SOON = 20  # seconds; the groups' timeout is 30
-
 
 ranks = ranks_of(__name__, 2, scope="function")
 
@@ -42,12 +38,7 @@ def fails_alone(comm, what):
     elif comm.rank == 0:  # as when it was replaced after the state was made
         del state._names[id(getattr(model.module, what))]
     comm.barrier()  # every rank has made its state, and is told in backward
-    start = time.monotonic()
-    try:
-        model(given(comm.rank, 0)).backward()
-    except Exception as error:
-        return type(error).__name__, str(error), time.monotonic() - start
-    return "", "", 0.0
+    return ends_with(lambda: model(given(comm.rank, 0)).backward())
 
 
 CAUSES = {

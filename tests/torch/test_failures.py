@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import pycollective.torch
 from pycollective import CollectiveAborted, CollectiveMismatch, CollectiveTimeout, PeerFailure
 from tests.harness import await_, results, run_ranks
+from tests.joining import failing
 from tests.torch.groups import backend_of, join, standing_group
 
 
@@ -165,16 +166,6 @@ def test_what_torch_makes_of_an_error_in_a_callback_names_it(pool, cause):
     assert made or cause == "aborted", (first, third)
 
 
-def raised(call):
-    """What it raises, and how soon (seconds)."""
-    start = time.monotonic()
-    try:
-        call()
-    except Exception as error:
-        return error, time.monotonic() - start
-    return None, time.monotonic() - start
-
-
 def backward_with_a_death(comm):
     join(comm)
     torch.manual_seed(0)
@@ -189,7 +180,7 @@ def backward_with_a_death(comm):
         # In the middle: when the third of the layers' gradients is there, after a bucket has gone.
         model.module[1].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
         model(torch.ones(2, 256)).sum().backward()
-    first, second = raised(loss.backward), raised(lambda: dist.barrier(dist.group.WORLD))
+    first, second = failing(loss.backward), failing(lambda: dist.barrier(dist.group.WORLD))
     return first[0], *second
 
 
@@ -217,9 +208,7 @@ def fails_alone(comm, how, told):
     elif how == "Ctrl-C":
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     try:
-        return raised(lambda: group.allreduce([torch.ones(4)], options).wait())
-    except KeyboardInterrupt as error:
-        return error, 0.0
+        return failing(lambda: group.allreduce([torch.ones(4)], options).wait())
     finally:
         told.touch()
         dist.destroy_process_group(group)
