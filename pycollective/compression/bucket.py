@@ -175,7 +175,7 @@ class Bucket:
     @property
     def shards(self) -> Shards:
         """The shards of all items."""
-        return self._partition.of(self.items)
+        return Shards(self._partition, self.items)
 
     def host_sums(self, groups: Groups, agreement: Agreement) -> list[Any]:
         """This rank's local shard of each gradient, summed over the ranks of its host.

@@ -89,10 +89,8 @@ class Keeper:
 
     def gather(self) -> dict[str, dict[str, Floats]]:
         """Every kind's residuals by parameter; the same on all ranks."""
-        return {kind: self._gather(kind) for kind in self._residuals}
-
-    def _gather(self, kind: str) -> dict[str, Floats]:
-        return {name: self._whole(kind, name) for name in sorted(self._sizes)}
+        names = sorted(self._sizes)
+        return {kind: {name: self._whole(kind, name) for name in names} for kind in self._residuals}
 
     def _whole(self, kind: str, name: str) -> Floats:
         """One parameter's residual of a kind: (hosts, elements), or the server's."""

@@ -157,10 +157,6 @@ class Partition:
                 self._found[key] = [whole if shard == owner else none for shard in every]
         return self._found[key]
 
-    def of(self, items: Sequence[Item]) -> Shards:
-        """The shards of all items of a call at once."""
-        return Shards(self, items)
-
     def check_scatter(self, name: str, count: int) -> None:
         """Refuse to scatter a parameter of `count` elements among the ranks.
 

@@ -127,22 +127,6 @@ def check_density(density: float, by: str, chunk: int) -> None:
         )
 
 
-def by_chunk(piece: Piece, density: float, chunk: int) -> Indices | None:
-    """The largest of each chunk, as ascending places in the piece; None if one is not finite."""
-    k = count_of(density, chunk)
-    size = piece.left.size
-    indices = np.empty(-(-size // chunk) * k, np.uint32)
-    found = _core.top_k_chunks(piece.x, piece.held, piece.left, k, chunk, indices)
-    return indices[:found] if found >= 0 else None
-
-
-def by_tensor(piece: Piece) -> Indices | None:
-    """The largest of a parameter that is all in one piece; None if one is not finite."""
-    indices = np.empty(piece.k, np.uint32)
-    found = _core.top_k(piece.x, piece.held, piece.left, piece.k, indices)
-    return indices[:found] if found >= 0 else None
-
-
 def over_shards(pieces: Sequence[Piece], local: Group) -> list[Indices] | None:
     """The largest of parameters in several pieces, one a rank of `local`; collective over it.
 
@@ -362,19 +346,22 @@ class TopK:
         numbers = [n for n, item in enumerate(bucket.items) if not item.dense]
         pieces = [self._piece(bucket, own, n, density) for n in numbers]
         if pieces and self._options.by == "tensor" and self._groups.hosts.shards > 1:
-            found = over_shards(pieces, self._groups.local)
-            return None if found is None else dict(zip(numbers, found, strict=True))
-        chosen = {}
+            every = over_shards(pieces, self._groups.local)
+            return None if every is None else dict(zip(numbers, every, strict=True))
+        chosen, chunk = {}, self._partition.chunk
         for number, piece in zip(numbers, pieces, strict=True):
             if not piece.left.size:
                 continue
             if self._options.by == "tensor":
-                indices = by_tensor(piece)
+                indices = np.empty(piece.k, np.uint32)
+                found = _core.top_k(piece.x, piece.held, piece.left, piece.k, indices)
             else:
-                indices = by_chunk(piece, density, self._partition.chunk)
-            if indices is None:
+                k, size = count_of(density, chunk), piece.left.size
+                indices = np.empty(-(-size // chunk) * k, np.uint32)
+                found = _core.top_k_chunks(piece.x, piece.held, piece.left, k, chunk, indices)
+            if found < 0:  # not all finite
                 return None
-            chosen[number] = indices
+            chosen[number] = indices[:found]
         return chosen
 
     def _piece(self, bucket: Bucket, own: list[Any], number: int, density: float) -> Piece:

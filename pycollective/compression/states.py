@@ -280,22 +280,10 @@ class TopKState(State):
 
 
 def compressed_all_reduce(tensor: Any, state: State, key: str) -> bool:
-    """Average one NumPy array over all ranks, compressed: ``state.all_reduce({key: tensor})``.
-
-    Args:
-        tensor: fp32, fp16 or bf16, C-contiguous; averaged in place.
-        state: what holds the error of `key`.
-        key: the parameter's name.
-
-    Returns:
-        Whether all ranks' were finite; if not, `tensor` is NaN.
-    """
+    """Average one NumPy array over all ranks, compressed: ``state.all_reduce({key: tensor})``."""
     return state.all_reduce({key: tensor})
 
 
 def compressed_reduce_scatter(out: Any, tensor: Any, state: State, key: str) -> bool:
-    """Average `tensor` over all ranks, compressed, this rank's shard to `out`.
-
-    The same as ``state.reduce_scatter(out, tensor, key)``.
-    """
+    """The rank's shard of the average, compressed: ``state.reduce_scatter(out, tensor, key)``."""
     return state.reduce_scatter(out, tensor, key)

@@ -84,12 +84,6 @@ class OfProcessGroup:
         dist.destroy_process_group(self._group)
 
 
-def average_soon(group: Group, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """`OfProcessGroup.average_soon` of a group that a state made."""
-    assert isinstance(group, OfProcessGroup)
-    return group.average_soon(tensor)
-
-
 def group_maker(group: dist.ProcessGroup | None) -> GroupMaker:
     """Makes a state's own groups of the ranks of `group`, None for the default one.
 

@@ -21,7 +21,7 @@ from pycollective.compression.feedback import Common, Compress, ErrorFeedback, O
 from pycollective.compression.quantized import QuantizedOptions
 from pycollective.compression.sparse import SparseOptions
 from pycollective.errors import ConfigurationError
-from pycollective.torch.groups import average_soon, group_maker
+from pycollective.torch.groups import OfProcessGroup, group_maker
 from pycollective.torch.worker import Worker
 from pycollective.typing import Between, By, Exchange, Values
 
@@ -239,7 +239,9 @@ class State:
         if bucket.is_last():
             self._feedback.steps += 1
             self._feedback.counts["steps"] += 1
-        return average_soon(self._feedback.groups.all, buffer)
+        whole = self._feedback.groups.all
+        assert isinstance(whole, OfProcessGroup)
+        return whole.average_soon(buffer)
 
     # Without DDP.
 
@@ -411,12 +413,10 @@ class OneBitState(State):
         Args:
             parameters: the model, DDP's or the one in it, or its ``named_parameters()``.
             group: whose ranks average, of any backend with CPU tensors; None for the default one.
-            chunk: elements to a scale, a multiple of 64.
-            between: "hosts": dense and exact within a host, compressed between hosts. "ranks":
-                compressed between all.
-            compress: whether a parameter of this name and shape is compressed; None for those of
-                two dimensions or more and at least 4,096 elements.
-            dense_steps: the first so many steps that count are dense, and nothing is held.
+            chunk: this and the others as NumPy's: `pycollective.compression.OneBitState`.
+            between: see there.
+            compress: see there.
+            dense_steps: see there.
 
         Raises:
             ConfigurationError: a parameter or an option cannot be; there is no such group.
@@ -488,24 +488,12 @@ class TopKState(State):
 
 
 def compressed_all_reduce(tensor: torch.Tensor, state: State, key: str) -> bool:
-    """Average one tensor over all ranks, compressed, in place: ``state.all_reduce({key: tensor})``.
-
-    Args:
-        tensor: dense contiguous CPU tensor of fp32, fp16 or bf16.
-        state: what holds the error of `key`.
-        key: the parameter's name.
-
-    Returns:
-        Whether all ranks' were finite; if not, `tensor` is NaN.
-    """
+    """Average one tensor over all ranks, compressed: ``state.all_reduce({key: tensor})``."""
     return state.all_reduce({key: tensor})
 
 
 def compressed_reduce_scatter(
     out: torch.Tensor, tensor: torch.Tensor, state: State, key: str
 ) -> bool:
-    """Average `tensor` over all ranks, compressed, this rank's shard to `out`.
-
-    The same as ``state.reduce_scatter(out, tensor, key)``.
-    """
+    """The rank's shard of the average, compressed: ``state.reduce_scatter(out, tensor, key)``."""
     return state.reduce_scatter(out, tensor, key)
