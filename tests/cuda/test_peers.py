@@ -7,35 +7,18 @@ import pytest
 
 from pycollective import ConfigurationError, _core, reference
 from pycollective.schedule import algorithms_for
-from tests.cuda import standin
 from tests.cuda.arrays import (
     all_reduced,
     check_all_reduce,
     check_every_other_operation,
     every_other_operation,
-    for_device,
     on_its_gpu,
 )
 from tests.cuda.captures import Capture
-from tests.harness import PerRank, RankPool
+from tests.harness import PerRank
 from tests.inputs import DTYPES, PAIRS, crossed, order_sensitive, same_bits
 
 RANKS = [1, 2, 3, 8]
-
-
-@pytest.fixture(scope="module")
-def peers():
-    pools = {}
-
-    def get(size):
-        if size not in pools:
-            pools[size] = RankPool(size, module=__name__, variables=standin.environment(devices=8))
-            assert pools[size].call(for_device) == [(rank, "peer") for rank in range(size)]
-        return pools[size]
-
-    yield get
-    for each in pools.values():
-        each.close()
 
 
 def all_reduce(comm, x, op, how="in place", algorithm="auto", offset=0):
