@@ -172,13 +172,6 @@ def test_what_is_sent_and_what_is_left_are_what_there_was(kind, codec, dtype, le
         assert norms[0] <= norms[1] * (1 + 2**-23)
 
 
-def test_one_bit_of_what_is_alike_leaves_nothing():
-    x = np.where(np.arange(2048) % 3 == 0, -0.375, 0.375).astype(np.float32)
-    payload, left = quantize("one_bit", 1024, x)
-    assert not left.any()
-    assert same_bits(dequantize("one_bit", 1024, payload[None], 0, "float32", 2048), x)
-
-
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("most", [float(FLOAT.max), float(np.nextafter(FLOAT.max, 0)), 1.0, 3e-36])
 def test_the_error_of_int8_is_bounded(most, level):
@@ -211,19 +204,6 @@ def test_chunks_too_small_for_a_scale_stay_behind(level):
     payload, left = quantize("one_bit", 1024, least, None, level)
     assert payload.nonzero()[0].tolist() == [4]  # a sign, of a scale that is 0
     assert same_bits(left, least)
-
-
-@pytest.mark.parametrize("codec", CODECS)
-def test_a_slice_between_chunks_is_the_payload_of_the_slice(codec):
-    chunk = CHUNK[codec]
-    x = lognormal("float32", 5 * chunk + 77, 0)
-    payload, left = quantize(codec, chunk, x)
-    for first, last in [(0, 2), (1, 4), (3, 6)]:
-        part = slice(first * chunk, last * chunk)
-        at = _core.quantized_bytes(codec, chunk, first * chunk)
-        own = quantize(codec, chunk, x[part])
-        assert same_bits(own[0], payload[at : at + len(own[0])])
-        assert same_bits(own[1], left[part])
 
 
 @pytest.mark.parametrize("level", LEVELS)

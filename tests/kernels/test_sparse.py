@@ -305,21 +305,6 @@ def test_take(dtype):
         assert same_bits(got, rest)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-def test_sent_and_left_are_what_was_put_in(dtype):
-    """Exactly, but where fp16 has not the range, and the sum rounds once."""
-    x, held = make("lognormal", "float32", 30_001), make("gaussian", "float32", 30_001, seed=1)
-    for simd in LEVELS:
-        _, left, indices = run_top_k(x, held, 300, simd)
-        values = np.zeros(300, dtype_of(dtype))
-        _core.sparse_take(left, indices, values, simd)
-        delivered = left.copy()
-        delivered[indices] += values.astype(np.float32)
-        assert same_bits(delivered, x + held)
-        if dtype == "float32":
-            assert not left[indices].any()
-
-
 # --- Corners that tensors of everyday sizes and values do not come to.
 
 
