@@ -187,34 +187,6 @@ def test_ctrl_c_interrupts_a_blocked_call_and_tells_the_peers(tmp_path):
     assert blocked[2] - sent[0] < 0.3
 
 
-def use_in_child(comm):
-    comm.barrier()
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            comm.all_reduce(np.zeros(3, np.float32))
-            os.write(write, b"no error")
-        except pc.ConfigurationError as error:
-            os.write(write, str(error).encode())
-        finally:
-            comm.close()
-            os._exit(0)
-    os.close(write)
-    said = os.read(read, 10_000).decode()
-    os.close(read)
-    os.waitpid(pid, 0)
-    x = np.ones(100_000, np.float32)
-    comm.all_reduce(x, async_op=True).wait(timeout=10)
-    return said, float(x[0])
-
-
-def test_use_after_fork_raises_in_the_child_and_leaves_the_parent_unharmed():
-    for said, value in results(run_ranks(use_in_child, 2)):
-        assert "fork" in said
-        assert value == 2
-
-
 def wait_too_briefly(comm):
     x = np.ones(1000, np.float32)
     if comm.rank == 1:

@@ -105,33 +105,13 @@ def test_no_option_and_no_backend_changes_a_bit(ranks, codec, topology, some):
 
 def unused(comm, codec, cap):
     """No rank uses the branch in step 2, rank 1 never: its residual in that step, and weights."""
-    seen = []
-
-    def branch(rank, step):
-        seen.append(step)
-        return rank != 1 and step != 2
-
-    first, state = train(
-        comm,
-        "pycollective",
-        codec,
-        "2x2",
-        steps=2,
-        branch=branch,
-        find_unused_parameters=True,
-        bucket_cap_mb=cap,
-    )
+    options = {
+        "branch": lambda rank, step: rank != 1 and step != 2,
+        **{"find_unused_parameters": True, "bucket_cap_mb": cap},
+    }
+    first, state = train(comm, "pycollective", codec, "2x2", steps=2, **options)
     before = residuals_of(state, "branch.weight")
-    last, state = train(
-        comm,
-        "pycollective",
-        codec,
-        "2x2",
-        steps=3,
-        branch=branch,
-        find_unused_parameters=True,
-        bucket_cap_mb=cap,
-    )
+    last, state = train(comm, "pycollective", codec, "2x2", steps=3, **options)
     after = residuals_of(state, "branch.weight")
     return first, last, before == after, bool(before)
 

@@ -41,11 +41,6 @@ def join_twice(comm, make, place, shift):
     return sums
 
 
-def test_a_file_store(pool, tmp_path):
-    answers = pool(3).call(join_twice, file_store, str(tmp_path / "store"), 1)
-    assert answers == [[6.0, 12.0]] * 3
-
-
 @pytest.fixture
 def port():
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIME)
@@ -53,9 +48,14 @@ def port():
     del server
 
 
-@pytest.mark.parametrize("make", [tcp_store, prefix_store])
-def test_a_tcp_store_and_a_prefix_of_it(pool, port, make):
-    assert pool(3).call(join_twice, make, port, 2) == [[6.0, 12.0]] * 3
+@pytest.fixture(params=[tcp_store, prefix_store, file_store])
+def store(request, port, tmp_path):
+    """What makes a rank's, and its place."""
+    return request.param, str(tmp_path / "store") if request.param is file_store else port
+
+
+def test_ranks_meet_in_a_torch_store(pool, store):
+    assert pool(3).call(join_twice, *store, 2) == [[6.0, 12.0]] * 3
 
 
 def join_alone(comm, make, place):
@@ -68,10 +68,8 @@ def join_alone(comm, make, place):
     return errors
 
 
-@pytest.mark.parametrize("make", [tcp_store, prefix_store, file_store])
-def test_who_does_not_come_to_a_torch_store_is_named(pool, port, tmp_path, make):
-    place = str(tmp_path / "store") if make is file_store else port
-    (errors,) = pool(1).call(join_alone, make, place)
+def test_who_does_not_come_to_a_torch_store_is_named(pool, store):
+    (errors,) = pool(1).call(join_alone, *store)
     assert len(errors) == 2
     for said in errors:
         assert "after 0.5 s: rank(s) 1" in said
