@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from tests.launchers import find
-from tests.test_launches import clean_environment
+from tests.launchers import Launcher, find
 
 # The driver, whose ranks run another program than `-m ranks`.
 DRIVER = """
@@ -58,7 +57,7 @@ def bench(program, status, *arguments):
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, program, *small, *map(str, arguments)],
-        env=clean_environment(OMPI_MCA_btl="^ofi"),  # which sleeps a second as Open MPI starts
+        env=Launcher().environment(OMPI_MCA_btl="^ofi"),  # which sleeps a second as Open MPI starts
         capture_output=True,
         text=True,
         timeout=110,  # a rank waits 120 s for another

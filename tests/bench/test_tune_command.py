@@ -9,7 +9,7 @@ import pytest
 
 from pycollective.planning.tuning_table import read_table
 from pycollective.schedule import algorithms_for
-from tests.test_launches import clean_environment
+from tests.launchers import Launcher
 
 BENCH = ["-m", "pycollective", "bench"]
 RUN = ["-m", "pycollective", "run", "-n", "2"]
@@ -18,7 +18,7 @@ RUN = ["-m", "pycollective", "run", "-n", "2"]
 def python(*arguments, status=0):
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
-        env=clean_environment(),
+        env=Launcher().environment(),
         capture_output=True,
         text=True,
         timeout=100,

@@ -24,7 +24,7 @@ class Done(NamedTuple):
 def pycollective(monkeypatch, capfd):
     """`pycollective(*arguments)`: what the command ends with, and all that the process writes."""
     for name in list(os.environ):
-        if "RANK" in name or "MASTER" in name:  # as test_launches.clean_environment
+        if "RANK" in name or "MASTER" in name:  # as Launcher.environment
             monkeypatch.delenv(name)
 
     def call(*arguments: object) -> Done:

@@ -21,8 +21,7 @@ from tests.cuda import standin
 from tests.inputs import DTYPES
 from tests.launch.test_launcher import timed
 from tests.launch.test_output import read_to_the_end
-from tests.launchers import NAMES, find
-from tests.test_launches import clean_environment
+from tests.launchers import NAMES, Launcher, find
 
 VERIFY = ["-m", "pycollective", "verify"]
 RUN = ["-m", "pycollective", "run", "--no-tag-output", "-n", "3"]
@@ -33,7 +32,7 @@ FEW = ["--quick", "-d", "bfloat16,int32"]
 def python(*arguments, status=0, **changes):
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
-        env=clean_environment(**changes),
+        env=Launcher().environment(**changes),
         capture_output=True,
         text=True,
         timeout=100,
@@ -87,7 +86,7 @@ def test_on_a_terminal_it_says_how_far_it_is():
         with os.fdopen(theirs, "wb", buffering=0):
             subprocess.run(
                 [sys.executable, *VERIFY, "-n", "2", *FEW, "--operation", "broadcast"],
-                env=clean_environment(PYTHONUNBUFFERED="1"),  # as many containers set it
+                env=Launcher().environment(PYTHONUNBUFFERED="1"),  # as many containers set it
                 stdout=theirs,
                 stderr=theirs,
                 timeout=100,
@@ -168,7 +167,7 @@ def test_a_lost_rank_is_status_3():
     with subprocess.Popen(
         # The others say so however slow they are.
         [*timed("verify", _NOTICE=30), "-n", "3", "--table"],
-        env=clean_environment(),
+        env=Launcher().environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

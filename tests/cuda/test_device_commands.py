@@ -12,13 +12,13 @@ import pytest
 from pycollective.bench.record import read_json
 from tests.cli.test_verify_table import digest_of
 from tests.cuda import standin
-from tests.test_launches import clean_environment
+from tests.launchers import Launcher
 
 
 def run(*arguments, status=0, **environment):
     done = subprocess.run(
         [sys.executable, "-m", "pycollective", *map(str, arguments)],
-        env=clean_environment(**environment),
+        env=Launcher().environment(**environment),
         capture_output=True,
         text=True,
         timeout=200,

@@ -14,7 +14,7 @@ from benchmarks.gpu import run
 from benchmarks.gpu.shown import Outcome, table
 from benchmarks.gpu.steps import ROOT, Step, last_json
 from tests.cuda import standin
-from tests.test_launches import clean_environment
+from tests.launchers import Launcher
 
 
 def shell(text, limit=30.0, needs=()):
@@ -49,7 +49,7 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors, 
     played = standin.environment(devices=gpus, multiprocessors=multiprocessors)
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu.run", "--no-build", "--small", "--out", tmp_path],
-        env=clean_environment(CXX=os.environ.get("CXX", "g++"), **played),
+        env=Launcher().environment(CXX=os.environ.get("CXX", "g++"), **played),
         cwd=ROOT,
         capture_output=True,
         text=True,
