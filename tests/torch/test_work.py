@@ -236,5 +236,6 @@ def fork_with_work_pending(comm):
     return status, value, tensor[-1].item()
 
 
-def test_a_forked_child_is_refused_and_harms_nobody(pool):
-    assert pool(2).call(fork_with_work_pending) == [(0, 2.0 * (1 << 16), 2.0)] * 2
+def test_a_forked_child_is_refused_and_harms_nobody():
+    # Fresh ranks: in one that has had torch.profiler a forked child may crash or hang.
+    assert results(run_ranks(fork_with_work_pending, 2)) == [(0, 2.0 * (1 << 16), 2.0)] * 2
