@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.targets import KI, MI
 from pycollective.bench.machine import regime_of
 from pycollective.bench.record import Record, read_json
 
+KI, MI = 1 << 10, 1 << 20
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 _TWO, _FOUR = "all_reduce_2_ranks", "all_reduce_4_ranks"
