@@ -16,22 +16,17 @@ except ImportError as error:
 else:
     loading.load()
 
-from pycollective.torch.adam import hold_second_moment
 from pycollective.torch.backend import register, stats
-from pycollective.torch.hooks import (
-    all_reduce_hook,
-    in_order,
-    int8_hook,
-    one_bit_hook,
-    top_k_hook,
-)
-from pycollective.torch.states import (
+from pycollective.torch.compression.adam import hold_second_moment
+from pycollective.torch.compression.hooks import int8_hook, one_bit_hook, top_k_hook
+from pycollective.torch.compression.states import (
     Int8State,
     OneBitState,
     TopKState,
     compressed_all_reduce,
     compressed_reduce_scatter,
 )
+from pycollective.torch.hooks import all_reduce_hook, in_order
 
 __all__ = [
     "Int8State",

@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from pycollective import _torch
 from pycollective.errors import ConfigurationError
-from pycollective.torch.states import Int8State, OneBitState, State, TopKState
 
 _Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -65,45 +64,3 @@ def in_order(hook: _Hook) -> _Hook:
         return future
 
     return run
-
-
-def _run(
-    state: Any, kind: type[State], bucket: dist.GradBucket
-) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket for a hook whose state must be of that kind."""
-    if not isinstance(state, kind):
-        raise ConfigurationError(
-            f"the hook's state is a {kind.__name__}, not a {type(state).__name__}: "
-            f"ddp.register_comm_hook({kind.__name__}(ddp), ...)"
-        )
-    return state._hook(bucket)
-
-
-def one_bit_hook(state: OneBitState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients, 1 bit an element between hosts, with error feedback.
-
-    ``ddp.register_comm_hook(OneBitState(ddp), one_bit_hook)``. The gradients of one backward are a
-    step: if any is not finite on any rank, its bucket is NaN on all, and no residual changes.
-
-    Args:
-        state: made of the same model.
-        bucket: DDP's; its buffer is averaged in place.
-
-    Returns:
-        A future of the bucket's buffer.
-
-    Raises:
-        ConfigurationError: a parameter that the state does not know, or a type or device that
-            cannot be compressed.
-    """
-    return _run(state, OneBitState, bucket)
-
-
-def int8_hook(state: Int8State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients, 8 bits an element between hosts; else as `one_bit_hook`."""
-    return _run(state, Int8State, bucket)
-
-
-def top_k_hook(state: TopKState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients, the largest elements alone; else as `one_bit_hook`."""
-    return _run(state, TopKState, bucket)

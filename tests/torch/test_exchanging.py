@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from pycollective.errors import ConfigurationError
-from pycollective.torch.worker import Worker, Workers
+from pycollective.torch.compression.worker import Worker, Workers
 
 
 def test_the_end_waits_for_what_was_issued_and_takes_no_more() -> None:

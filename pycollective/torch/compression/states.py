@@ -21,8 +21,8 @@ from pycollective.compression.feedback import Common, Compress, ErrorFeedback, O
 from pycollective.compression.quantized import QuantizedOptions
 from pycollective.compression.sparse import SparseOptions
 from pycollective.errors import ConfigurationError
-from pycollective.torch.groups import OfProcessGroup, group_maker
-from pycollective.torch.worker import Worker
+from pycollective.torch.compression.groups import OfProcessGroup, group_maker
+from pycollective.torch.compression.worker import Worker
 from pycollective.typing import Between, By, Exchange, Values
 
 Parameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
