@@ -1,8 +1,11 @@
 """Ring: each shard travels once around the ranks to be reduced, and once more as the result.
 
 Each rank receives from the one before it and sends to the one after it, and neighbours share a host
-where they can. What travels grows to at most ``2 (log2 n - 1)`` nodes on its way: the price of the
-order (docs/algorithms.md).
+where they can. Shard s of a reduction ends at rank s, from where its result is gathered.
+
+The sum is added in one fixed tree order whatever the algorithm, so a rank forwards partial sums
+that cannot be added yet: up to ``2 (log2 n - 1)`` tree nodes an element, where an ordinary ring
+forwards one value (docs/algorithms.md).
 
 Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
 JPDC 69 (2009), section 3.
@@ -25,18 +28,24 @@ from pycollective.schedule.transfer import (
 
 
 class _Ring(NamedTuple):
-    """The ranks in the order of the ring, host by host, and each rank's place in it."""
+    """The ranks in the order of the ring, host by host, and each rank's place in it.
+
+    Attributes:
+        ranks: by place.
+        place: by rank.
+        is_identity: whether each rank's place is the rank, so that an arc is one range or two.
+    """
 
     ranks: tuple[int, ...]
     place: dict[int, int]
-    ascending: bool  # hosts hold blocks of ranks
+    is_identity: bool
 
     def arc(self, first: int, length: int) -> Ranges:
-        """The inputs of the ranks at so many places, from `first` on."""
+        """The ranks at `length` places in a row, from place `first` on."""
         n = len(self.ranks)
         first %= n
         end = first + length
-        if not self.ascending:
+        if not self.is_identity:
             return ranges_of(self.ranks[first:end] + self.ranks[: max(0, end - n)])
         return ((first, end),) if end <= n else ((0, end - n), (first, n))
 
@@ -49,19 +58,23 @@ def _ring(topology: Topology) -> _Ring:
 
 
 def _around(topology: Topology, first: int, rank: int, reduces: bool) -> list[Transfer]:
-    """A shard that goes from place `first` all the way around to the place before it."""
+    """This rank's receive and send as a shard goes once around from place `first`.
+
+    In step i the shard makes its hop i, from place ``first + i`` to the next. With `reduces` it
+    carries the inputs of all ranks that it has passed, otherwise the result.
+    """
     ring = _ring(topology)
     n = len(ring.ranks)
     place = ring.place[rank]
-    hop = (place - first) % n
-    found = []
+    hop = (place - first) % n  # how many hops bring the shard here
+    transfers = []
     if hop:
-        leaves = ring.arc(first, hop) if reduces else None
-        found.append(Transfer(hop - 1, ring.ranks[place - 1], rank, leaves))
+        contributors = ring.arc(first, hop) if reduces else None
+        transfers.append(Transfer(hop - 1, ring.ranks[place - 1], rank, contributors))
     if hop < n - 1:
-        leaves = ring.arc(first, hop + 1) if reduces else None
-        found.append(Transfer(hop, rank, ring.ranks[(place + 1) % n], leaves))
-    return found
+        contributors = ring.arc(first, hop + 1) if reduces else None
+        transfers.append(Transfer(hop, rank, ring.ranks[(place + 1) % n], contributors))
+    return transfers
 
 
 def _reduce_scatter(topology: Topology, shard: int, _root: int, rank: int) -> list[Transfer]:
