@@ -138,7 +138,7 @@ class FirstRendezvous:
             raise
 
     def _meet(self, rendezvous: Rendezvous, transport: str, tuning: str, more: str) -> None:
-        rendezvous.claim()
+        rendezvous.claim_rank()
         self.table = load(tuning)
         options = f"topology {_described(self._simulated)}", f"transport {transport or 'any'}"
         mine = Record(
@@ -200,7 +200,7 @@ class FirstRendezvous:
             self.timeout,
             f"{self.prefix}/{name}",
             deadline=self.deadline,
-            numbers=ranks,
+            ranks=ranks,
         )
 
 
@@ -273,7 +273,7 @@ def join_host(rendezvous: Rendezvous, internode: bool = False) -> Joined:
 
 
 def _meet_and_attach(rendezvous: Rendezvous, after: ExitStack, internode: bool) -> Joined:
-    rank, size = rendezvous.rank, rendezvous.size
+    place, size = rendezvous.place, rendezvous.size
     node = NODE.get()
     host_memory.check(node.mailbox_bytes(size, internode), size)
     offset, data_bytes = node.allocate(size, internode)
@@ -287,17 +287,17 @@ def _meet_and_attach(rendezvous: Rendezvous, after: ExitStack, internode: bool) 
         socket_name=listener.name,
     )
     text = rendezvous.exchange(mine, host_table)
-    rows = read_host_table(text, mine, rank, rendezvous.numbers)
+    rows = read_host_table(text, mine, place, rendezvous.ranks)
     peers = [
-        PeerAddress(number, bytes.fromhex(row.token), row.socket_name, row.host)
-        for number, row in zip(rendezvous.numbers, rows, strict=True)
+        PeerAddress(rank, bytes.fromhex(row.token), row.socket_name, row.host)
+        for rank, row in zip(rendezvous.ranks, rows, strict=True)
     ]
     missing = [peer for peer in peers if not node.is_attached(peer.token)]
     attach_peers(
         node,
         listener,
-        [peer for peer in missing if peer.rank < rendezvous.number],
-        [peer for peer in missing if peer.rank > rendezvous.number],
+        [peer for peer in missing if peer.rank < rendezvous.rank],
+        [peer for peer in missing if peer.rank > rendezvous.rank],
         rendezvous.deadline,
         rendezvous.raise_problem,
     )
@@ -310,7 +310,7 @@ def _meet_and_attach(rendezvous: Rendezvous, after: ExitStack, internode: bool) 
     rendezvous.confirm()
     offsets = [row.offset for row in rows]
     tokens = [peer.token for peer in peers]
-    return Joined(node, rank, tokens, offsets, min(row.data_bytes for row in rows))
+    return Joined(node, place, tokens, offsets, min(row.data_bytes for row in rows))
 
 
 class Row(NamedTuple):

@@ -448,8 +448,8 @@ def _join_host(launch: Launch, store: StoreClient | None, several: bool) -> Join
         bootstrap.timeout,
         "host",
         deadline=bootstrap.deadline,
-        numbers=ranks,
-        poll=bootstrap.raise_problem,
+        ranks=ranks,
+        check_elsewhere=bootstrap.raise_problem,
     )
     return join_host(rendezvous, several)
 

@@ -81,7 +81,7 @@ def find_start(
         if number in tried:
             continue
         start = Rendezvous(store, rank, size, timeout, _keys(number, size), deadline=deadline)
-        if (owner := start.owner(me)) != me:
+        if (owner := start.claim_rank_for(me)) != me:
             if is_alive(owner):
                 raise ConfigurationError(
                     f"{owner} and {me} both claim rank {rank}: each process needs a rank of its own"

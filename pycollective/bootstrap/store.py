@@ -381,7 +381,7 @@ class StoreClient:
         value = desired.encode()
         return bytes(self._ask(b"claim", key, self._timeout, value, base64.b64decode))
 
-    def will(self, keys: list[str], value: bytes) -> None:
+    def last_will(self, keys: list[str], value: bytes) -> None:
         """Have the server set unset `keys` to `value` if this process dies before `close`."""
         line = self._line(b"will", keys, value)
         self._wills, self._unsent = self._wills + line, self._unsent + line

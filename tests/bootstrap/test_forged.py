@@ -126,8 +126,13 @@ def act(store, rank, seconds):
 
 
 KEYS = [
-    *("here/rank 0", "here/size", "here/come/0", "here/come/1", "here/come"),
-    *("here/host/come/0", "here/host/come/1", *["here/host/come"] * 4, "here/host/attached"),
+    *("here/rank 0", "here/size", "here/arrived/0", "here/arrived/1", "here/arrived"),
+    *(
+        "here/host/arrived/0",
+        "here/host/arrived/1",
+        *["here/host/arrived"] * 4,
+        "here/host/attached",
+    ),
 ]
 
 

@@ -199,6 +199,19 @@ def test_two_processes_of_one_rank_in_a_store_that_cannot_count():
         rendezvous.Rendezvous(Overwritten(), 0, 1, 5.0, "").exchange(rendezvous.Record(1), str)
 
 
+def test_some_ranks_of_a_job_are_named_by_rank_not_by_place():
+    alone = rendezvous.Rendezvous(Overwritten(), 0, 1, 5.0, "", ranks=[5])
+    with pytest.raises(pc.ConfigurationError, match="another process claims rank 5, too"):
+        alone.exchange(rendezvous.Record(1), str)
+    store = Overwritten()
+    store.set("pycollective//arrived/1", rendezvous.Record(3).as_text().encode())
+    said = "rank 4 was given size 2 and rank 6 size 3"
+    with pytest.raises(pc.ConfigurationError, match=said):
+        rendezvous.Rendezvous(store, 0, 2, 5.0, "", ranks=[4, 6]).exchange(
+            rendezvous.Record(2), str
+        )
+
+
 def be_older():
     rendezvous.VERSION = "0.0.1"
 

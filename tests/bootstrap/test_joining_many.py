@@ -52,7 +52,7 @@ def join(store, rank, size, timeout=30.0, played=()):
         common = whole.exchange(Record(size, data_bytes=1, address="here:1"), Common.of_records)
         whole.confirm()
     assert Common.from_text(common, 1).address == "here:1"
-    rows = read_host_table(table, mine, host.rank, host.numbers)
+    rows = read_host_table(table, mine, host.place, host.ranks)
     return [int(row.token, 16) for row in rows]
 
 
@@ -151,7 +151,7 @@ def test_a_rank_that_ends_once_all_have_come_keeps_nobody_waiting(monkeypatch, k
 
     def interrupted(self, step, decide):
         outcome = await_all(self, step, decide)
-        first = self.size == size and step == "come" and self._prefix.count("/") == 2
+        first = self.size == size and step == "arrived" and self._prefix.count("/") == 2
         if first and _rank() == 70:
             raise KeyboardInterrupt
         return outcome

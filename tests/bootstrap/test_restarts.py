@@ -165,7 +165,7 @@ def test_who_does_not_come_is_named(store, monkeypatch):
 def test_a_second_living_process_of_a_rank_is_refused(store, monkeypatch):
     monkeypatch.setattr(restarts, "is_alive", lambda identity: identity == "another")
     client = StoreClient(store, timeout=20)
-    assert Rendezvous(client, 0, 2, 20, "attempt0of2").owner("another") == "another"
+    assert Rendezvous(client, 0, 2, 20, "attempt0of2").claim_rank_for("another") == "another"
     with pytest.raises(ConfigurationError, match=r"another and .* both claim rank 0"):
         restarts.find_start(client, 0, 2, 20)
     client.close()
@@ -175,7 +175,10 @@ def test_the_way_through_attempts_has_an_end(store, monkeypatch):
     monkeypatch.setattr(restarts, "_MOST", 50)
     client = StoreClient(store, timeout=20)
     for number in range(50):
-        assert Rendezvous(client, 0, 2, 20, f"attempt{number}of2").owner("another") == "another"
+        assert (
+            Rendezvous(client, 0, 2, 20, f"attempt{number}of2").claim_rank_for("another")
+            == "another"
+        )
     with pytest.raises(ConfigurationError, match="rank 0 was claimed 50 times"):
         restarts.find_start(client, 0, 2, 20)
     with pytest.raises(CollectiveTimeout, match="on its way through"):

@@ -102,25 +102,25 @@ def test_a_launcher_keeps_the_secret_that_it_is_given(secret_file, name):
 def forge(spy, change):
     """As soon as both ranks have published their records, write a table that `change` has spoiled,
     before they have."""
-    records = [json.loads(spy.get(f"pycollective/init/host/come/{rank}")) for rank in range(2)]
+    records = [json.loads(spy.get(f"pycollective/init/host/arrived/{rank}")) for rank in range(2)]
     names = ("token", "offset", "data_bytes", "socket_name", "host")
     table = [[each[name] for each in records] for name in names]
     change(table)
-    spy.compare_set("pycollective/init/host/come", "", "decided " + json.dumps(table))
+    spy.compare_set("pycollective/init/host/arrived", "", "decided " + json.dumps(table))
 
 
 def hold_the_last_word(comm, rank, place):
     """The rank that comes last says what all are told only when the forger has had its say."""
     from pycollective.bootstrap.rendezvous import Rendezvous
 
-    claim = Rendezvous._claim
+    set_if_unset = Rendezvous._set_if_unset
 
     def late(self, name, value):
-        if self._prefix.endswith("/host/") and name == "come":
+        if self._prefix.endswith("/host/") and name == "arrived":
             assert self._is_set_within(self._key(name), 20)
-        return claim(self, name, value)
+        return set_if_unset(self, name, value)
 
-    Rendezvous._claim = late
+    Rendezvous._set_if_unset = late
     return join_at(comm, rank, place)
 
 

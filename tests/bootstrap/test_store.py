@@ -313,8 +313,8 @@ def test_a_wrong_address_is_said(address):
 
 def test_a_will_is_done_where_its_client_dies_and_nowhere_else(connect, server):
     dies, leaves, waits = connect(), connect(timeout=0.1), connect(timeout=20)
-    dies.will(["death", "known"], b"it died")
-    leaves.will(["end"], b"it died")
+    dies.last_will(["death", "known"], b"it died")
+    leaves.last_will(["end"], b"it died")
     with pytest.raises(CollectiveTimeout):  # which ends a connection, and is no death
         leaves.get("never")
     dies.set("known", b"before")
@@ -326,7 +326,7 @@ def test_a_will_is_done_where_its_client_dies_and_nowhere_else(connect, server):
     await_(lambda: len(server._known) == 1)
     assert not waits.check(["end"])
     again = connect()
-    again.will(["end"], b"it died")
+    again.last_will(["end"], b"it died")
     with pytest.raises(CollectiveTimeout):
         again.wait(["never"], timedelta(seconds=0.05))
     again.set("told", b"anew")  # and so is the will, on the next connection
