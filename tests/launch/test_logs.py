@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
-from tests.launch.test_launcher import environment
 from tests.launch.test_output import DEFAULT, run
 
 # On both streams; the second line of stdout has no end.
@@ -57,14 +54,8 @@ def test_what_has_begun_as_a_line_is_in_the_file_at_once(tmp_path):
 def test_a_file_that_cannot_be_written_is_named_and_costs_no_line(tmp_path):
     folder = tmp_path / "a"
     lines = "ulimit -f unlimited; for i in $(seq 300); do echo line $i of some length; done"
-    command = ["sh", "-c", 'ulimit -S -f 4; "$@"', "sh", *DEFAULT, "--log-dir", folder]
-    done = subprocess.run(
-        [*command, "sh", "-c", lines],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    limited = ["sh", "-c", 'ulimit -S -f 4; "$@"', "sh", *DEFAULT]
+    done = run("--log-dir", folder, "sh", "-c", lines, command=limited)
     assert len(done.stdout.splitlines()) == 300
     assert "output is lost: [Errno 27] File too large" in done.stderr
     assert str(folder / "0" / "stdout.log") in done.stderr

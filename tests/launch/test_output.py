@@ -21,10 +21,10 @@ from tests.harness import await_
 from tests.launch.test_launcher import (
     COMMAND,
     alive,
-    environment,
     program,
     run,
     run_together,
+    started,
     timed,
 )
 
@@ -54,22 +54,15 @@ def test_lines_arrive_whole(program):
 def test_the_beginning_of_a_line_is_not_kept_back():
     """Nor that of a line which never ends, as a progress bar's."""
     scripts = [r"while :; do printf '\rstep'; sleep 0.1; done", "printf begun; exec sleep 600"]
-    started = [
-        subprocess.Popen(
-            [*COMMAND, "-n", "1", "sh", "-c", script], env=environment(), stdout=subprocess.PIPE
-        )
-        for script in scripts
-    ]
-    bar, begun = started
-    with bar, begun:
-        try:
-            for each in started:
-                await_(lambda each=each: unread(each), limit=60)
-            assert os.read(bar.stdout.fileno(), 100).startswith(b"\rstep")
-            assert os.read(begun.stdout.fileno(), 100) == b"begun"
-        finally:
-            for each in started:
-                each.terminate()
+    bar, begun = (("sh", "-c", script) for script in scripts)
+    with started(*bar) as bar, started(*begun) as begun:
+        for each in (bar, begun):
+            await_(lambda each=each: unread(each), limit=60)
+        assert os.read(bar.stdout.fileno(), 100).startswith(b"\rstep")
+        assert os.read(begun.stdout.fileno(), 100) == b"begun"
+        for each in (bar, begun):
+            each.terminate()
+            each.wait(20)
 
 
 # On what it writes, and whether Python writes a line in one piece there.
@@ -130,13 +123,8 @@ def test_lines_arrive_whole_on_a_terminal(
                 for name in ("stdout", "stderr")
             }
             seen = tmp_path / "seen"
-            subprocess.run(
-                [*DEFAULT, "-n", "1", *arguments, program(ABOUT_STREAMS), str(seen)],
-                env=environment(**changes),
-                check=True,
-                timeout=60,
-                **streams,
-            )
+            command = ("-n", 1, *arguments, program(ABOUT_STREAMS), seen)
+            assert run(*command, command=DEFAULT, options=streams, **changes).returncode == 0
             assert tuple(seen.read_text().split(", ")) == expected
             file.seek(0)
             said = {"file": file.read()}
@@ -177,13 +165,8 @@ def test_options_of_the_interpreter_stand_before_the_program(words, unbuffered):
 
 
 def test_tagged_output_that_nobody_reads_ends_the_ranks():
-    with subprocess.Popen(
-        [*COMMAND, "--tag-output", "-n", "2", "sh", "-c", "while echo on and on; do :; done"],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    endless = ("sh", "-c", "while echo on and on; do :; done")
+    with started("--tag-output", "-n", 2, *endless) as process:
         assert process.stdout.readline().endswith("] on and on\n")
         process.stdout.close()
         assert process.wait(20) != 0
@@ -226,24 +209,17 @@ def test_output_that_is_read_late_is_not_lost(program):
     ranks have long ended when it is read."""
     path = program(MUCH)
     with ExitStack() as stack:
-        started = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [*COMMAND, "-n", "2", path],
-                    env=environment(PYTHONUNBUFFERED=unbuffered),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                )
-            )
+        processes = [
+            stack.enter_context(started("-n", 2, path, changes={"PYTHONUNBUFFERED": unbuffered}))
             for unbuffered in ("", "1")
         ]
-        for process in started:
+        for process in processes:
             await_(lambda process=process: unread(process) and not children(process))
         time.sleep(1.5)  # longer than the launcher waits for what nobody writes
-        said = [process.communicate(timeout=20) for process in started]
-    for process, (out, wrong) in zip(started, said, strict=True):
-        assert (process.returncode, wrong) == (0, b"")
-        assert out == (b"x" * 199 + b"\n") * 600
+        said = [process.communicate(timeout=20) for process in processes]
+    for process, (out, wrong) in zip(processes, said, strict=True):
+        assert (process.returncode, wrong) == (0, "")
+        assert out == ("x" * 199 + "\n") * 600
 
 
 # On each stream, by turns.
@@ -258,14 +234,7 @@ for _ in range(50):
 @pytest.mark.parametrize("tagged", [False, True], ids=["plain", "tagged"])
 def test_long_lines_of_both_streams_arrive_whole_in_one_pipe(program, tagged):
     arguments = [*(["--tag-output"] if tagged else []), "-n", "3", program(LONG_LINES_ON_BOTH)]
-    done = subprocess.run(
-        [*PATIENT, *arguments],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=60,
-    )
+    done = run(*arguments, command=PATIENT, options={"stderr": subprocess.STDOUT})
     expected = [
         (f"[{rank}] " if tagged else "") + str(rank) * 20_000 + end
         for rank in range(3)
@@ -281,24 +250,14 @@ def test_a_file_that_is_opened_twice_keeps_what_comes_last(tmp_path):
     # Streams are copied each by itself: the error waits until the line is there to be written over.
     script = 'echo a line; until [ -s "$0" ]; do sleep 0.01; done; echo an error >&2; exit 3'
     with log.open("wb") as out, log.open("r+b") as errors:
-        subprocess.run(
-            [*COMMAND, "-n", "1", "sh", "-c", script, log],
-            env=environment(),
-            stdout=out,
-            stderr=errors,
-            timeout=60,
-        )
+        run("-n", 1, "sh", "-c", script, log, options={"stdout": out, "stderr": errors})
     error, words = log.read_text().splitlines()
     assert error == "an error"
     assert "rank 0" in words  # the launcher's own, behind the rank's
 
 
 def test_a_stop_ends_the_launcher_whose_output_nobody_reads():
-    with subprocess.Popen(
-        [*COMMAND, "-n", "2", "sh", "-c", "while echo on and on; do :; done"],
-        env=environment(),
-        stdout=subprocess.PIPE,
-    ) as process:
+    with started("-n", 2, "sh", "-c", "while echo on and on; do :; done") as process:
         await_(lambda: unread(process) >= 1 << 15)
         time.sleep(0.5)  # all pipes are full
         process.terminate()
@@ -316,14 +275,7 @@ def test_a_last_line_without_an_end_goes_out_though_it_is_held_open(tmp_path):
 
 def test_output_that_cannot_be_written_is_no_success():
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [*COMMAND, "-n", "2", "echo", "result"],
-            env=environment(),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=30,
-        )
+        done = run("-n", 2, "echo", "result", options={"stdout": full})
     assert done.returncode == 1
     assert "pycollective run: output is lost: " in done.stderr
 
@@ -331,11 +283,6 @@ def test_output_that_cannot_be_written_is_no_success():
 @pytest.mark.parametrize(("closed", "said"), [(">&-", ("", "")), ("2>&-", ("has one\n" * 2, ""))])
 def test_a_launcher_without_a_stream_runs_ranks_that_have_one(closed, said):
     program = "import os; os.fstat(1); os.fstat(2); os.write(1, b'has one\\n')"
-    done = subprocess.run(
-        ["sh", "-c", f'"$@" {closed}', "sh", *COMMAND, "-n", "2", sys.executable, "-c", program],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    shell = ["sh", "-c", f'"$@" {closed}', "sh", *COMMAND]
+    done = run("-n", 2, sys.executable, "-c", program, command=shell)
     assert (done.returncode, done.stdout, done.stderr) == (0, *said)

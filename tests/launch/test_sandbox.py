@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.harness import ROOT
-from tests.launch.test_launcher import environment
+from tests.launch.test_launcher import run
 
 # `pycollective run`, behind a seccomp filter that answers pidfd_open with EPERM.
 SANDBOXED = """
@@ -42,25 +40,21 @@ pc.init(timeout=20)
 """
 
 
-def run(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-c", SANDBOXED, "run", "--no-tag-output", *arguments],
-        env=environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def sandboxed(*arguments):
+    command = [sys.executable, "-c", SANDBOXED, "run", "--no-tag-output"]
+    done = run(*arguments, command=command)
     if "no seccomp here" in done.stderr:
         pytest.skip("no seccomp filter can be installed here")
     return done
 
 
 def test_the_launcher_needs_no_pidfd():
-    done = run("-n", "3", "sh", "-c", "echo rank $RANK")
+    done = sandboxed("-n", "3", "sh", "-c", "echo rank $RANK")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0", "rank 1", "rank 2"]
-    done = run("-n", "3", "sh", "-c", 'if [ "$RANK" = 1 ]; then exit 7; fi; exec sleep 50')
+    done = sandboxed(
+        "-n", "3", "sh", "-c", 'if [ "$RANK" = 1 ]; then exit 7; fi; exec sleep 50'
+    )
     assert done.returncode == 7
     assert "rank 1 of 3" in done.stderr
 
@@ -68,7 +62,7 @@ def test_the_launcher_needs_no_pidfd():
 def test_ranks_that_could_not_see_each_other_die_say_what_is_missing(tmp_path):
     program = tmp_path / "rank.py"
     program.write_text(RANK)
-    done = run("-n", "2", str(program))
+    done = sandboxed("-n", "2", str(program))
     assert done.returncode == 1
     errors = [line for line in done.stderr.splitlines() if "ConfigurationError: " in line]
     assert len(errors) == 2  # one of them is told by the other, or sees it itself

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 
 import pytest
 
-from tests.launch.test_launcher import COMMAND, alive, assert_ended, environment, program, timed
+from tests.launch.test_launcher import COMMAND, alive, assert_ended, program, started, timed
 
 __all__ = ["program"]
 
@@ -20,19 +19,10 @@ __all__ = ["program"]
 def test_a_signal_to_the_launcher_ends_the_ranks(program, number, status):
     # One write a line: lines that `print` writes in pieces may mix with another rank's.
     path = program("import os, sys, time\nsys.stdout.write(f'{os.getpid()}\\n')\ntime.sleep(60)\n")
-    with subprocess.Popen(
-        [*timed(_GRACE=60), "-n", "2", path],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            pids = [int(process.stdout.readline()) for _ in range(2)]
-            process.send_signal(number)
-            _, said = process.communicate(timeout=30)  # the first grace is longer
-        finally:
-            process.kill()
+    with started("-n", 2, path, command=timed(_GRACE=60)) as process:
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)  # the first grace is longer
     assert process.returncode == status
     assert_ended(pids)
     assert "pycollective run: rank" not in said  # nobody is to blame
@@ -41,12 +31,7 @@ def test_a_signal_to_the_launcher_ends_the_ranks(program, number, status):
 
 def test_a_signal_ends_ranks_that_ignore_it():
     rank = 'trap "" INT TERM; echo $$; exec sleep 60'
-    with subprocess.Popen(
-        [*timed(_GRACE=0.3), "-n", "2", "sh", "-c", rank],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with started("-n", 2, "sh", "-c", rank, command=timed(_GRACE=0.3)) as process:
         pids = [int(process.stdout.readline()) for _ in range(2)]
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
@@ -65,33 +50,21 @@ for _ in range(1200):
 
 
 def test_a_second_ctrl_c_does_not_wait(program):
-    with subprocess.Popen(
-        [*timed(_GRACE=60), "-n", "2", program(STAYS)],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            pids = [int(process.stdout.readline()) for _ in range(2)]
-            process.send_signal(signal.SIGINT)
-            # What comes before the launcher has handled the first is one with it.
-            assert [process.stdout.readline() for _ in range(2)] == ["seen\n"] * 2
-            assert all(map(alive, pids))
-            process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 130  # the first grace is longer
-        finally:
-            process.kill()
+    with started("-n", 2, program(STAYS), command=timed(_GRACE=60)) as process:
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        # What comes before the launcher has handled the first is one with it.
+        assert [process.stdout.readline() for _ in range(2)] == ["seen\n"] * 2
+        assert all(map(alive, pids))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130  # the first grace is longer
     assert_ended(pids)
 
 
 def test_a_signal_that_was_ignored_stays_so():
     script = "trap '' HUP; exec \"$@\""
-    with subprocess.Popen(
-        ["sh", "-c", script, "sh", *COMMAND, "-n", "1", "sh", "-c", "echo up; sleep 0.5"],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    ignoring = ["sh", "-c", script, "sh", *COMMAND]
+    with started("sh", "-c", "echo up; sleep 0.5", command=ignoring) as process:
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGHUP)
         assert process.wait(20) == 0  # as under nohup
