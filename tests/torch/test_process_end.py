@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness import ROOT
 from tests.launchers import OwnLauncher, Torchrun
-from tests.torch.ways_to_end import WAYS
+from tests.torch.process_ends import WAYS
 
 README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
