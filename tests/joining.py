@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -28,6 +29,10 @@ def failing(call, *args, **options):
     except (RuntimeError, pc.ConfigurationError, KeyboardInterrupt) as error:
         return error, time.monotonic() - start
     return None, time.monotonic() - start
+
+
+def free_unix():
+    return f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
 
 
 def free_place():

@@ -146,6 +146,21 @@ def launcher(name: str) -> Launcher:
     return others[name]() if name in others else find(name)
 
 
+def python(
+    *arguments: object, status: int | None = 0, **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """What Python has done with these arguments, to the end with this status."""
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=Launcher().environment(**changes),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert status is None or done.returncode == status, done.stdout + done.stderr
+    return done
+
+
 def run_text(
     folder: Path, name: str, text: str, ranks: int, topology: str, **more: str
 ) -> subprocess.CompletedProcess[str]:

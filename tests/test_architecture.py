@@ -35,16 +35,8 @@ LAYERS: dict[str, set[str]] = {
     "planning": {"_core", "config", "errors", "schedule", "transport"},
     "device_path": {"_core", "agree", "config", "errors"},
     "communicator": {
-        *(
-            "_core",
-            "agree",
-            "errors",
-            "device_path",
-            "host_memory",
-            "placement",
-            "planning",
-            "typing",
-        ),
+        *("_core", "agree", "errors", "device_path", "host_memory", "placement", "planning"),
+        "typing",
     },
     "testing": {"_core", "communicator", "dtypes", "errors"},
     "compression": {"_core", "agree", "communicator", "errors", "placement", "typing"},
@@ -67,17 +59,8 @@ LAYERS: dict[str, set[str]] = {
         *("schedule", "testing"),
     },
     "cli": {
-        *(
-            "_core",
-            "bench",
-            "bootstrap",
-            "config",
-            "dtypes",
-            "errors",
-            "device_path",
-            "host_memory",
-        ),
-        *("launch", "order", "planning", "schedule", "shim", "verify"),
+        *("_core", "bench", "bootstrap", "config", "device_path", "dtypes", "errors"),
+        *("host_memory", "launch", "order", "planning", "schedule", "shim", "verify"),
     },
     "__main__": {"cli"},
 }
@@ -147,10 +130,7 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
             base = ".".join([*(package if node.level else ()), *filter(None, [node.module])])
             # `from pycollective import errors` imports a module, `... import init` a name of one.
             for alias in node.names:
-                submodule = base == "pycollective" and alias.name in LAYERS | {
-                    "_core": set(),
-                    "_torch": set(),
-                }
+                submodule = base == "pycollective" and alias.name in {*LAYERS, "_core", "_torch"}
                 yield f"{base}.{alias.name}" if submodule else base, id(node) in lazy
 
 
@@ -165,29 +145,21 @@ def below_the_package(name: str) -> bool:
     return name.split(".")[0] == "pycollective"
 
 
-def test_a_module_imports_only_layers_below() -> None:
-    for path in modules():
-        layer = layer_of(place(path))
-        assert layer in LAYERS, f"{layer} is new: say in LAYERS what it may import"
-        for name, _ in imports(path):
-            if not below_the_package(name):
-                continue
-            imported = layer_of(name.partition(".")[2])
-            assert imported == layer or imported in LAYERS[layer], f"{place(path)} imports {name}"
-
-
 def unused(rules: dict[str, set[str]], used: dict[str, set[str]]) -> dict[str, set[str]]:
     """What the rules allow and nothing makes use of."""
     return {layer: more for layer in rules if (more := rules[layer] - used.get(layer, set()))}
 
 
-def test_the_layers_name_only_what_is_imported() -> None:
-    used: dict[str, set[str]] = {}
+def test_a_module_imports_only_layers_below_and_the_rules_name_no_more() -> None:
+    used: dict[str, set[str]] = {layer: set() for layer in LAYERS}
     for path in modules():
         layer = layer_of(place(path))
-        names = [name.partition(".")[2] for name, _ in imports(path) if below_the_package(name)]
-        used.setdefault(layer, set()).update(set(map(layer_of, names)) - {layer})
-    assert set(used) == set(LAYERS)
+        assert layer in LAYERS, f"{layer} is new: say in LAYERS what it may import"
+        for name, _ in imports(path):
+            if below_the_package(name) and (to := layer_of(name.partition(".")[2])) != layer:
+                assert to in LAYERS[layer], f"{place(path)} imports {name}"
+                used[layer].add(to)
+    assert {layer_of(place(path)) for path in modules()} == set(LAYERS)
     assert unused(LAYERS, used) == {}
 
 
@@ -307,20 +279,12 @@ def folder_of(name: str) -> str:
     return name.split("/")[0] if "/" in name else "csrc"
 
 
-def test_the_native_layers_name_only_what_is_included() -> None:
+def test_native_code_includes_only_layers_below_and_the_rules_name_no_more() -> None:
     used: dict[str, set[str]] = {}
-    for path in native_files():
-        folder = folder_of(native_place(path))
-        included = set(map(folder_of, native_includes(path)))
-        used.setdefault(folder, set()).update(included - {folder})
-    assert set(used) == set(NATIVE_LAYERS)
-    assert unused(NATIVE_LAYERS, used) == {}
-
-
-def test_native_code_includes_only_layers_below() -> None:
     for path in native_files():
         where = native_place(path)
         folder = folder_of(where)
+        used.setdefault(folder, set()).update(map(folder_of, native_includes(path)))
         for name in native_includes(path):
             # Includes are written from csrc/ on; a bare name is a file of csrc/ itself.
             assert (CSRC / name).exists() or (path.parent / name).exists(), (where, name)
@@ -330,6 +294,8 @@ def test_native_code_includes_only_layers_below() -> None:
                 assert name in ("bindings/errors_py.h", "bindings/gil.h"), where
             if (folder, included) == ("engine", "cuda"):
                 assert where.startswith("engine/gpu/"), (where, name)
+    assert set(used) == set(NATIVE_LAYERS)
+    assert unused(NATIVE_LAYERS, used) == {}
 
 
 def test_only_the_shim_knows_torch_and_only_bindings_know_python() -> None:

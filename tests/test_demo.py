@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import demo
 from benchmarks.demo import DemoFailure, train
-from benchmarks.demo_report import compressed, judge
+from benchmarks.demo_report import _select, compressed, judge
 from benchmarks.demo_train import Configuration, Result, Settings
 
 
@@ -47,23 +47,21 @@ def gloo_by_cap(which: Configuration) -> str:
     return by_cap(which) if which.backend == "gloo" else same(which)
 
 
-def spoilt(**fields: Any) -> list[Result]:
-    return [replace(each, **fields) for each in make_results(gloo_by_cap)]
-
-
-def ranks_differ() -> list[Result]:
-    results = make_results(gloo_by_cap)
-    return [*results[:-1], replace(results[-1], digests=["a", "a", "a", "b"])]
-
-
 def bf16_by_cap(which: Configuration) -> str:
     return by_cap(which) if which.gradients == "bf16" else same(which)
+
+
+KEPT = make_results(gloo_by_cap)
+
+
+def spoilt(**fields: Any) -> list[Result]:
+    return [replace(each, **fields) for each in KEPT]
 
 
 # Results; what the verdict begins with, and words of it.
 VERDICTS = {
     "kept": (
-        make_results(gloo_by_cap),
+        KEPT,
         "SHOWN: with Gloo the final weights changed with the bucket",
         ["with pycollective they were the same bits for every bucket size", "16 runs"],
     ),
@@ -87,7 +85,7 @@ VERDICTS = {
         ["with pycollective they changed from one repeat to the next"],
     ),
     "ranks differ": (
-        ranks_differ(),
+        [*KEPT[:-1], replace(KEPT[-1], digests=["a", "a", "a", "b"])],
         "PROMISE BROKEN",
         ["differed between the ranks of one run in bf16"],
     ),
@@ -136,11 +134,7 @@ def test_the_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert len(results) == 10
     for backend in ("gloo", "pycollective"):
         for gradients in ("fp32", "bf16"):
-            chosen = [
-                r
-                for r in results
-                if (r.configuration.label, r.configuration.gradients) == (backend, gradients)
-            ]
+            chosen = _select(results, backend, gradients)
             assert len({r.buckets for r in chosen}) == 2
             # Gloo's must differ, or these runs could not see what they are for.
             digests = {digest for r in chosen for digest in r.digests}

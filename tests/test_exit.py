@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,8 +11,10 @@ import pytest
 
 import pycollective as pc
 from pycollective.bootstrap.store import StoreClient, StoreServer
-from tests.harness import ROOT, results, run_ranks
+from tests.harness import results, run_ranks
+from tests.joining import free_unix
 from tests.launch.test_launcher import OUTLIVE, timed
+from tests.launchers import python
 
 PROGRAM = """
 import os, sys, threading, time
@@ -42,18 +43,11 @@ else:
 
 def launched(command, *program):
     """What `pycollective run` of a program's text with its arguments comes to."""
-    return subprocess.run(
-        [*command, sys.executable, "-c", *program],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return python(*command, sys.executable, "-c", *program, status=None)
 
 
-PATIENT = [*timed(_NOTICE=30), "-n", "2"]  # rank 1 calls once rank 0 has failed
-USUAL = [sys.executable, "-m", "pycollective", "run", "--no-tag-output", "-n", "2"]
+PATIENT = [*timed(_NOTICE=30)[1:], "-n", "2"]  # rank 1 calls once rank 0 has failed
+USUAL = ["-m", "pycollective", "run", "--no-tag-output", "-n", "2"]
 
 
 # What ends the main thread, while another that the interpreter joins is blocked in a call.
@@ -254,6 +248,5 @@ def join_in_a_fork(comm, address):
 
 
 def test_children_of_forks_join_anew_while_their_parents_go_on():
-    address = f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
-    with StoreServer(address):
+    with StoreServer(address := free_unix()):
         assert results(run_ranks(join_in_a_fork, 3, address)) == [(6.0, "60.0")] * 3

@@ -1,35 +1,26 @@
 """`pycollective bench` as a user runs it: real ranks, real peers, small sizes."""
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from pycollective.bench.record import read_json
-from tests.launchers import NAMES, find
+from tests.launchers import NAMES, find, python
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="the peer is torch's Gloo"
 )
 
 
-def _bench(*arguments, status=0):
-    command = [sys.executable, "-m", "pycollective", "bench", *map(str, arguments)]
-    environment = {**os.environ, "OMPI_MCA_btl": "^ofi"}  # see tests/launchers.py
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
+def bench(*arguments):
+    return python("-m", "pycollective", "bench", *arguments)
 
 
 @pytest.mark.storm
 @needs_torch
 def test_beside_gloo_with_files(tmp_path):
-    done = _bench(
+    done = bench(
         *("all_reduce", "--ranks", 3, "-b", "4", "-e", "1M", "-f", 512, "-d", "bfloat16"),
         *("--peers", "gloo,native", "--rounds", 2, "--iterations", 4, "-c", 2),
         *("--json", tmp_path / "r.json", "--plot", tmp_path / "p.png"),
@@ -56,19 +47,14 @@ def test_beside_gloo_with_files(tmp_path):
     [  # types by the names that nccl-tests have for them, too
         ("reduce_scatter", "float", "float32"),
         ("all_gather", "half", "float16"),
-        *(
-            pytest.param(*each, marks=pytest.mark.storm)
-            for each in [
-                ("broadcast", "double", "float64"),
-                ("reduce_scatter", "float8_e5m2", "float8_e5m2"),
-            ]
-        ),
+        pytest.param("broadcast", "double", "float64", marks=pytest.mark.storm),
+        pytest.param("reduce_scatter", "float8_e5m2", "float8_e5m2", marks=pytest.mark.storm),
     ],
 )
 def test_the_other_collectives_are_verified_from_python_and_natively(
     operation, name, dtype, tmp_path
 ):
-    done = _bench(
+    done = bench(
         *(operation, "--ranks", 3, "-b", "24", "-e", "96K", "-f", 4096, "-r", 1, "-d", name),
         *("--peers", "native", "--rounds", 1, "--iterations", 2, "-J", tmp_path / "r.json"),
     )
@@ -85,27 +71,15 @@ def test_the_other_collectives_are_verified_from_python_and_natively(
     # Each rank between hosts imports torch, and each of the peer's does.
     [
         ("exact", ""),
-        *(
-            pytest.param(*each, marks=pytest.mark.storm)
-            for each in [("exact", "torch"), ("raw", "")]
-        ),
+        pytest.param("exact", "torch", marks=pytest.mark.storm),
+        pytest.param("raw", "", marks=pytest.mark.storm),
     ],
 )
 def test_where_hosts_are_played_it_says_what_was_sent_between_them(wire, peer, tmp_path):
-    done = _bench(
+    done = bench(
         *("all_reduce", "--ranks", 2, "--topology", "2x1", "--wire", wire, "-d", "bfloat16"),
-        *(
-            "-b",
-            "512K",
-            "-e",
-            "512K",
-            "--algorithm",
-            "halving_doubling",
-            "--rounds",
-            2,
-            "--iterations",
-            2,
-        ),
+        *("-b", "512K", "-e", "512K", "--algorithm", "halving_doubling"),
+        *("--rounds", 2, "--iterations", 2),
         *("--peers", peer, "-J", tmp_path / "r.json"),
     )
     assert f"2 ranks on 2 simulated hosts, {wire} between them, 2 rounds" in done.stdout
@@ -125,7 +99,7 @@ def test_where_hosts_are_played_it_says_what_was_sent_between_them(wire, peer, t
 @pytest.mark.storm
 def test_beside_each_mpi(tmp_path):
     environments = [part for mpi in NAMES for part in (f"--{mpi}-env", find(mpi).folder)]
-    _bench(
+    bench(
         *("all_reduce", "--ranks", 3, "-b", "1K", "-e", "1K", "--rounds", 2, "--iterations", 20),
         *("--peers", ",".join(NAMES), *environments, "-J", tmp_path / "r.json"),
     )

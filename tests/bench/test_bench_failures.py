@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import pytest
 
-from tests.launchers import Launcher, find
+from tests.launchers import find, python
 
 # The driver, whose ranks run another program than `-m ranks`.
 DRIVER = """
@@ -55,14 +53,7 @@ def bench(program, status, *arguments):
     """Seconds that a benchmark of 1 KiB took, which must end so; and what it said."""
     small = ["bench", "all_reduce", "-b", "1K", "-e", "1K", "--rounds", "1", "--iterations", "2"]
     started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, program, *small, *map(str, arguments)],
-        env=Launcher().environment(OMPI_MCA_btl="^ofi"),  # which sleeps a second as Open MPI starts
-        capture_output=True,
-        text=True,
-        timeout=110,  # a rank waits 120 s for another
-    )
-    assert done.returncode == status, done.stdout + done.stderr
+    done = python("-c", DRIVER, program, *small, *arguments, status=status)
     return time.monotonic() - started, done.stderr
 
 

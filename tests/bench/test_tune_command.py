@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from pycollective.planning.tuning_table import read_table
 from pycollective.schedule import algorithms_for
-from tests.launchers import Launcher
+from tests.launchers import python
 
 BENCH = ["-m", "pycollective", "bench"]
 RUN = ["-m", "pycollective", "run", "-n", "2"]
-
-
-def python(*arguments, status=0):
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env=Launcher().environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
 
 
 def test_a_table_is_written_and_added_to(tmp_path):

@@ -194,10 +194,9 @@ def test_who_accepts_an_attachment_and_ends_is_named(ranks, monkeypatch, before)
                 send(*args)
 
         monkeypatch.setattr(attach, "_send", send_beside_an_end)
+        until = time.monotonic() + 10
         with pytest.raises(ConfigurationError, match="rank 0 has ended while it joined"):
-            attach_peers(
-                other.node, other.listener, [gone], [], time.monotonic() + 10, lambda: None
-            )
+            attach_peers(other.node, other.listener, [gone], [], until, lambda: None)
 
 
 def close_unanswered(rank, sent):
@@ -265,9 +264,8 @@ def test_what_one_thread_needs_does_not_lie_unread_in_anothers_socket(ranks):
             ]
             own = stack.enter_context(closing(Listener()))
             until = time.monotonic() + 5
-            jobs.append(
-                threads.submit(attach_peers, third.node, own, lower, [], until, lambda: None)
-            )
+            attaching = attach_peers, third.node, own, lower, [], until, lambda: None
+            jobs.append(threads.submit(*attaching))
         came = {key: each.socket.accept()[0] for key, each in listeners.items()}
         for key in ((first, "b"), (second, "a")):
             came[key].recv(64)
@@ -314,22 +312,15 @@ def attach_in_some_order(node, addresses, listener, seconds):
     """As one rank of a communicator does: without whom its process has attached."""
     own = next(each.rank for each in addresses if each.token == node.token)
     missing = [each for each in addresses if not node.is_attached(each.token)]
-    attach_peers(
-        node,
-        listener,
-        [each for each in missing if each.rank < own],
-        [each for each in missing if each.rank > own],
-        time.monotonic() + seconds,
-        lambda: None,
-    )
+    lower, higher = ([e for e in missing if e.rank * s < own * s] for s in (1, -1))
+    attach_peers(node, listener, lower, higher, time.monotonic() + seconds, lambda: None)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_threads_wait_for_none_that_waits_for_them(seed, monkeypatch):
     """Communicators of the same four processes at once, each with ranks in an order of its own."""
-    monkeypatch.setattr(
-        attach, "_LOOK_FOR_PROBLEMS", 0.05
-    )  # who is attached by another thread waits for it
+    # Who is attached by another thread waits for it.
+    monkeypatch.setattr(attach, "_LOOK_FOR_PROBLEMS", 0.05)
     turns = random.Random(seed)
     nodes = [_core.Node() for _ in range(4)]
     with ExitStack() as stack, ThreadPoolExecutor(16) as threads:
@@ -373,24 +364,19 @@ def test_both_directions_have_a_deadline(ranks):
         last.attach(one, middle, seconds=0.2)
 
 
-def test_the_node_is_found_again_while_somebody_has_it() -> None:
+def test_the_node_is_found_again_while_somebody_has_it_and_until_it_is_forgotten() -> None:
     finder = ProcessNode()
     node = finder.get()
+    assert finder.get() is node
+    finder.forget()  # its owner has it still
+    token = node.token
+    node = finder.get()
+    assert node.token != token
     assert finder.get() is node
     token = node.token
     del node
     gc.collect()
     assert finder.get().token != token  # the finder kept nothing alive
-
-
-def test_a_forgotten_node_is_its_owners_alone() -> None:
-    finder = ProcessNode()
-    old = finder.get()
-    finder.forget()
-    new = finder.get()
-    assert new is not old
-    assert new.token != old.token
-    assert finder.get() is new
 
 
 def test_a_fork_finds_one_of_its_own() -> None:

@@ -19,7 +19,7 @@ import pycollective as pc
 from pycollective.bootstrap import attach, joining, rendezvous
 from pycollective.bootstrap.store import StoreClient, StoreServer
 from tests.harness import PerRank, Ranks, counts, results, run_ranks
-from tests.joining import Minimal, await_listeners_of, failing, works
+from tests.joining import Minimal, await_listeners_of, failing, free_unix, works
 
 
 def join_late(comm, delay):
@@ -148,7 +148,7 @@ def test_all_join_or_none_and_a_failure_leaves_nothing_half_attached():
 def addresses():
     """Of a store for each of three launches."""
     with ExitStack() as stack:
-        names = [f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}" for _ in range(3)]
+        names = [free_unix() for _ in range(3)]
         for each in names:
             stack.enter_context(StoreServer(each))
         yield names
@@ -157,19 +157,16 @@ def addresses():
 def join_explicitly(comm, address, rank, size, minimal=False, change=None):
     if change is not None:
         change()
-    client = StoreClient(address, timeout=20)
-    store = Minimal(client) if minimal else client
-    error, took = failing(
-        lambda: works(pc.init(rank=rank, size=size, store=store, timeout=20)) or 1 / 0
-    )
-    client.close()
-    return error, took
+    with closing(StoreClient(address, timeout=20)) as client:
+        store = Minimal(client) if minimal else client
+        return failing(
+            lambda: works(pc.init(rank=rank, size=size, store=store, timeout=20)) or 1 / 0
+        )
 
 
 @pytest.fixture
 def address():
-    name = f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
-    with StoreServer(name):
+    with StoreServer(name := free_unix()):
         yield name
 
 
@@ -347,9 +344,8 @@ def join_among_strangers(comm, rank, pids):
 
 def test_strangers_keep_nobody_from_joining():
     with Ranks(4, join=False, module=__name__) as ranks:
-        for joined, files in results(
-            ranks.call(join_among_strangers, PerRank(list(range(4))), ranks.pids)
-        ):
+        place = PerRank(list(range(4))), ranks.pids
+        for joined, files in results(ranks.call(join_among_strangers, *place)):
             assert joined
             assert files < 20  # none of the strangers' is kept
 
@@ -373,12 +369,10 @@ def test_groups_that_meet_one_by_one_share_one_segment(address):
 
 
 def meet_twice_under_one_prefix(comm, address):
-    client = StoreClient(address, timeout=20)
-    joining.connect(client, comm.rank, comm.size, 20.0, "same")
-    comm.barrier()
-    answer = failing(joining.connect, client, comm.rank, comm.size, 20.0, "same")
-    client.close()
-    return answer
+    with closing(StoreClient(address, timeout=20)) as client:
+        joining.connect(client, comm.rank, comm.size, 20.0, "same")
+        comm.barrier()
+        return failing(joining.connect, client, comm.rank, comm.size, 20.0, "same")
 
 
 def test_a_prefix_serves_once(address):
@@ -418,10 +412,7 @@ def join_at_once(_, addresses, seed):
 def test_threads_join_with_the_same_peers_at_once():
     for seed in range(8):  # each with processes that have attached nobody yet
         with ExitStack() as stack:
-            addresses = [
-                f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
-                for _ in range(THREADS)
-            ]
+            addresses = [free_unix() for _ in range(THREADS)]
             for address in addresses:
                 stack.enter_context(StoreServer(address))
             ranks = stack.enter_context(Ranks(RANKS, module=__name__, join=False, timeout=40))
@@ -461,12 +452,8 @@ def join_with_few_files(comm, rank, address):
     return ends
 
 
-def test_a_rank_without_a_descriptor_left_says_so_to_all():
-    address = f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
-    with StoreServer(address):
-        first, second = results(
-            run_ranks(join_with_few_files, 2, PerRank([0, 1]), address, join=False)
-        )
+def test_a_rank_without_a_descriptor_left_says_so_to_all(address):
+    first, second = results(run_ranks(join_with_few_files, 2, PerRank([0, 1]), address, join=False))
     for (here, took), (there, also_took) in zip(first, second, strict=True):
         assert (here is None) == (there is None)
         if here is not None:

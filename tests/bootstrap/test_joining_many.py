@@ -7,7 +7,6 @@ store counts, and lies in this process's memory.
 
 from __future__ import annotations
 
-import os
 import pickle
 import threading
 import time
@@ -22,7 +21,7 @@ from pycollective.bootstrap.joining import Common, host_table, read_host_table
 from pycollective.bootstrap.rendezvous import Record
 from pycollective.bootstrap.store import StoreClient, StoreServer
 from pycollective.config import VERSION
-from tests.joining import CountingStore, Minimal
+from tests.joining import CountingStore, Minimal, free_unix
 
 
 def record(rank, size):
@@ -233,7 +232,7 @@ def test_under_mpiexec_a_crowded_host_is_refused_by_name():
 
 
 def test_hundreds_join_through_the_store_that_rank_0_serves(monkeypatch):
-    size, address = 256, f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
+    size, address = 256, free_unix()
 
     def act(rank):
         with closing(StoreClient(address, timeout=60)) as client:

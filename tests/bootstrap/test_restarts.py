@@ -16,14 +16,14 @@ from pycollective import CollectiveTimeout, ConfigurationError
 from pycollective.bootstrap import restarts
 from pycollective.bootstrap.rendezvous import Rendezvous
 from pycollective.bootstrap.store import StoreClient, StoreServer
+from tests.joining import free_unix
 
 
 @pytest.fixture
 def store(monkeypatch):
     """The address of torchrun's store; each thread is a process."""
     monkeypatch.setattr(restarts, "process_identity", lambda: threading.current_thread().name)
-    address = f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
-    with StoreServer(address):
+    with StoreServer(address := free_unix()):
         yield address
 
 

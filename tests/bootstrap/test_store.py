@@ -15,13 +15,9 @@ import pytest
 from pycollective import CollectiveTimeout, ConfigurationError
 from pycollective.bootstrap.store import StoreClient, StoreServer, parse_address
 from tests.harness import await_
-from tests.joining import free_place
+from tests.joining import free_place, free_unix
 
 SECRET = "5ec2e7"
-
-
-def free_unix():
-    return f"unix:@pycollective-test-{os.getpid()}-{os.urandom(6).hex()}"
 
 
 @pytest.fixture(params=[free_unix, free_place], ids=["unix", "tcp"])

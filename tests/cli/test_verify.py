@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from pycollective import _core
 from pycollective.errors import ConfigurationError
 from pycollective.schedule import ALGORITHMS, OPERATIONS
 from pycollective.verify import select
@@ -21,24 +20,12 @@ from tests.cuda import standin
 from tests.inputs import DTYPES
 from tests.launch.test_launcher import timed
 from tests.launch.test_output import read_to_the_end
-from tests.launchers import NAMES, Launcher, find
+from tests.launchers import NAMES, Launcher, find, python
 
 VERIFY = ["-m", "pycollective", "verify"]
 RUN = ["-m", "pycollective", "run", "--no-tag-output", "-n", "3"]
 # What ranks do does not depend on how they were started; numbers that round, and such that do not.
 FEW = ["--quick", "-d", "bfloat16,int32"]
-
-
-def python(*arguments, status=0, **changes):
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env=Launcher().environment(**changes),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +112,6 @@ def test_the_digest_under_torchrun(few, device):
 def test_the_digest_under_mpiexec(few, name):
     done = find(name).run(3, *VERIFY, *FEW, "--timeout", "20")
     assert done.returncode == 0, done.stderr
-    assert digest_of(done.stdout) == digest_of(few)
-
-
-def test_the_digest_does_not_depend_on_the_instruction_set(few):
-    """Each dtype's kernels at every level are tests/kernels'."""
-    done = python(*VERIFY, "-n", 3, *FEW, PYCOLLECTIVE_SIMD="portable")
-    assert "3 ranks, portable, quick" in done.stdout
-    assert _core.simd_level() == "portable" or "portable" not in few
     assert digest_of(done.stdout) == digest_of(few)
 
 

@@ -52,9 +52,7 @@ def test_the_launcher_needs_no_pidfd():
     done = sandboxed("-n", "3", "sh", "-c", "echo rank $RANK")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0", "rank 1", "rank 2"]
-    done = sandboxed(
-        "-n", "3", "sh", "-c", 'if [ "$RANK" = 1 ]; then exit 7; fi; exec sleep 50'
-    )
+    done = sandboxed("-n", "3", "sh", "-c", 'if [ "$RANK" = 1 ]; then exit 7; fi; exec sleep 50')
     assert done.returncode == 7
     assert "rank 1 of 3" in done.stderr
 
