@@ -32,4 +32,21 @@ class HostRanks : private ThreadRanks {
   Groups groups_;
 };
 
+// The same, with a communicator each.
+class HostGroup : public HostRanks {
+ public:
+  HostGroup(const std::vector<int>& host_sizes, FakeNetwork& network, double timeout = 60,
+            std::size_t data_bytes = 0)
+      : HostRanks(host_sizes, network, data_bytes), all_(make_communicators(timeout)) {}
+  Communicator* operator[](int rank) const { return all_[static_cast<std::size_t>(rank)].get(); }
+  auto begin() const { return all_.begin(); }
+  auto end() const { return all_.end(); }
+  void close() const {
+    run([&](int r) { (*this)[r]->close(); });
+  }
+
+ private:
+  const std::vector<std::shared_ptr<Communicator>> all_;
+};
+
 }  // namespace pycollective::testing

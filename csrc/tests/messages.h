@@ -54,18 +54,16 @@ struct Exchanged {
 // On one host, between hosts that do not ring, and with some of each. `progress`: whether there is
 // a progress thread.
 inline void everywhere(int ranks, const Body& body, double timeout = 30, bool progress = true) {
-  const auto all = [&](const auto& threads, const auto& group) {
-    if (!progress) threads.stop_progress();
-    threads.run([&](int r) { body(*group[static_cast<std::size_t>(r)], r); });
-    threads.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+  const auto all = [&](const auto& group) {
+    if (!progress) group.stop_progress();
+    group.run([&](int r) { body(*group[r], r); });
+    group.run([&](int r) { group[r]->close(); });
   };
-  ThreadRanks threads(ranks);
-  all(threads, threads.make_group(timeout));
+  all(ThreadGroup(ranks, timeout));
   for (const std::vector<int>& hosts :
        {std::vector<int>(static_cast<std::size_t>(ranks), 1), std::vector<int>{ranks - 1, 1}}) {
     FakeNetwork network(ranks, {5, 3, true, true});
-    HostRanks on_hosts(hosts, network);
-    all(on_hosts, on_hosts.make_communicators(timeout));
+    all(HostGroup(hosts, network, timeout));
   }
 }
 

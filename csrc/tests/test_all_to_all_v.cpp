@@ -78,10 +78,9 @@ void uneven_parts_that_do_not_fit() {
 
 // Outputs must not overlap other parts: refused, nothing moves, and the next call works.
 void parts_that_overlap() {
-  ThreadRanks threads(3);
-  const auto group = threads.make_group(20);
-  threads.run([&](int r) {
-    Communicator& comm = *group[static_cast<std::size_t>(r)];
+  const ThreadGroup group(3, 20);
+  group.run([&](int r) {
+    Communicator& comm = *group[r];
     std::vector<float> memory(400, 1.0F);
     struct Case {
       int input, first, second;  // where rank 0's input and the outputs of ranks 1 and 2 lie
@@ -122,9 +121,8 @@ void parts_that_overlap() {
 
 // One rank calls all_to_all, another all_to_all_v: a mismatch.
 void equal_parts_meet_uneven_ones() {
-  ThreadRanks threads(3);
-  const auto group = threads.make_group(20);
-  threads.run([&](int r) {
+  const ThreadGroup group(3, 20);
+  group.run([&](int r) {
     Uneven all(r, 3, 0);
     std::vector<float> x(30);
     std::vector<float> y(30);
@@ -134,8 +132,7 @@ void equal_parts_meet_uneven_ones() {
       all.request.output = y.data();
       all.request.count = 10;
     }
-    const Failure failure =
-        failure_of([&] { group[static_cast<std::size_t>(r)]->run(all.request, {}); });
+    const Failure failure = failure_of([&] { group[r]->run(all.request, {}); });
     CHECK(failure.kind == FailureKind::kMismatch);
     CHECK(contains(failure.message, "uneven counts"));
   });

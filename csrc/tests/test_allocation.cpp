@@ -28,14 +28,13 @@ __attribute__((noinline)) void operator delete(void* memory, std::size_t) noexce
 }
 
 using namespace pycollective;
-using pycollective::testing::ThreadRanks;
+using pycollective::testing::ThreadGroup;
 
 namespace {
 
 // Whatever the tag: there may be ever new ones.
 void refused_calls_leave_nothing() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
+  const ThreadGroup group(2);
   group[0]->abort("enough");
   Request request;
   request.kind = OpKind::kSend;
@@ -58,10 +57,9 @@ void refused_calls_leave_nothing() {
 
 int main() {
   refused_calls_leave_nothing();
-  ThreadRanks threads(3);
-  const auto group = threads.make_group();
+  const ThreadGroup group(3);
   std::atomic<long> during{-1};
-  threads.run([&](int r) {
+  group.run([&](int r) {
     std::vector<float> x(300000, 1.0F);
     std::vector<float> y(3 * x.size());
     Request barrier;

@@ -7,10 +7,12 @@
 #include <cstring>
 #include <string>
 
+#include "tests/calls.h"
 #include "tests/check.h"
 #include "tests/thread_ranks.h"
 
 using namespace pycollective;
+using pycollective::testing::ThreadGroup;
 using pycollective::testing::ThreadRanks;
 
 namespace {
@@ -200,20 +202,13 @@ void send_and_receive(const Case& c) {
 // Each makes its channel: both at once, in one node.
 void first_sends_of_two_threads() {
   for (int i = 0; i < 20; ++i) {
-    ThreadRanks threads(3);
-    const auto group = threads.make_group();
+    const ThreadGroup group(3);
     const auto transfer = [&](OpKind kind, int rank, int peer) {
       std::vector<float> x(1000, static_cast<float>(rank));
-      Request request;
-      request.kind = kind;
-      request.dtype = Dtype::kFloat32;
-      request.root = peer;
-      request.count = x.size();
-      request.input = request.output = x.data();
-      group[rank]->run(request, {});
+      group[rank]->run(testing::pair(kind, x, peer), {});
       CHECK(x[999] == 0.0F);
     };
-    threads.run([&](int r) {
+    group.run([&](int r) {
       if (r > 0) return transfer(OpKind::kRecv, r, 0);
       std::thread other([&] { transfer(OpKind::kSend, 0, 1); });
       transfer(OpKind::kSend, 0, 2);
@@ -255,16 +250,8 @@ void opposite_orders() {
     threads.run([&](int r) {
       std::vector<float> x = input_of(r, 50000);
       std::vector<float> y = input_of(r, 50000);
-      Request request;
-      request.kind = OpKind::kAllReduce;
-      request.dtype = Dtype::kFloat32;
-      request.count = x.size();
-      auto& first = r == 0 ? *one[r] : *two[r];
-      auto& second = r == 0 ? *two[r] : *one[r];
-      request.input = request.output = x.data();
-      const auto a = first.submit(request, nullptr);
-      request.input = request.output = y.data();
-      const auto b = second.submit(request, nullptr);
+      const auto a = (r == 0 ? one : two)[r]->submit(testing::all_reduce(x), nullptr);
+      const auto b = (r == 0 ? two : one)[r]->submit(testing::all_reduce(y), nullptr);
       CHECK(repeat % 2 ? a->wait(0, {}) && b->wait(0, {}) : b->wait(0, {}) && a->wait(0, {}));
       for (std::size_t i = 0; i < x.size(); ++i) CHECK(x[i] == sum_of(2, i) && y[i] == x[i]);
     });
@@ -272,21 +259,15 @@ void opposite_orders() {
 
 // Many operations in flight, issued by several threads of each rank, with callbacks.
 void many_pending() {
-  ThreadRanks threads(3);
-  const auto group = threads.make_group();
+  const ThreadGroup group(3);
   constexpr int kOperations = 200;
-  threads.run([&](int r) {
+  group.run([&](int r) {
     std::vector<std::vector<float>> buffers;
     std::vector<std::shared_ptr<Work>> works;
     std::atomic<int> done{0};
     for (int i = 0; i < kOperations; ++i) buffers.push_back(input_of(r, 1 + 331 * (i % 40)));
     for (int i = 0; i < kOperations; ++i) {
-      Request request;
-      request.kind = OpKind::kAllReduce;
-      request.dtype = Dtype::kFloat32;
-      request.count = buffers[i].size();
-      request.input = request.output = buffers[i].data();
-      works.push_back(group[r]->submit(request, [&](const Failure* f) {
+      works.push_back(group[r]->submit(testing::all_reduce(buffers[i]), [&](const Failure* f) {
         CHECK(f == nullptr);
         ++done;
       }));

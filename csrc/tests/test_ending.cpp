@@ -14,9 +14,8 @@ using namespace pycollective::testing;
 namespace {
 
 void close_returns_when_nobody_is_being_told() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
-  threads.run([&](int r) {
+  const ThreadGroup group(2);
+  group.run([&](int r) {
     std::vector<float> x(100000, 1.0F);
     std::atomic<bool> told{false};
     const auto work = group[r]->submit(all_reduce(x), [&](const Failure* failure) {
@@ -32,8 +31,7 @@ void close_returns_when_nobody_is_being_told() {
 
 // abort() ends pending operations on its own thread, here while another thread closes.
 void close_waits_for_what_abort_tells() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
+  const ThreadGroup group(2);
   std::vector<float> x(1000, 1.0F);
   std::atomic<int> told{0};
   for (int i = 0; i < 3; ++i)
@@ -65,9 +63,8 @@ void a_sleep_after_close_is_announced_to_nobody() {
 }
 
 void a_bit_of_no_rank_wakes_nobody() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
-  threads.run([&](int r) {
+  const ThreadGroup group(2);
+  group.run([&](int r) {
     for (int i = 0; i < 100; ++i) {
       std::vector<float> x(10, 1.0F);
       group[r]->group().mailbox(Member(0)).sleepers.fetch_or(bit(Member(2)) | bit(Member(63)));
@@ -122,6 +119,82 @@ void operations_go_on_without_the_progress_thread() {
   alone->close();
 }
 
+void leaving_after_the_last_operation_harms_nobody() {
+  const ThreadGroup group(3);
+  group.run([&](int r) {
+    std::vector<float> x(300000, 1.0F);
+    group[r]->run(all_reduce(x), {});
+    for (const float value : x) CHECK(value == 3.0F);
+    if (r == 0) return group[r]->close();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    // Its absence from a further operation is seen at once, and named.
+    const auto start = Clock::now();
+    const Failure failure = failure_of([&] { group[r]->run(all_reduce(x), {}); });
+    CHECK(failure.kind == FailureKind::kPeerFailure);
+    CHECK(contains(failure.message, "rank 0 closed its communicator"));
+    CHECK(Clock::now() - start < std::chrono::seconds(5));
+  });
+}
+
+void an_interrupted_close_closes_and_says_so() {
+  const ThreadGroup group(2);
+  group.run([&](int r) {
+    std::vector<float> x(1000, 1.0F);
+    if (r == 1) return;
+    const auto pending = group[r]->submit(all_reduce(x), nullptr);
+    bool asked = false;  // as Python's: true once
+    const Failure failure =
+        failure_of([&] { group[r]->close([&asked] { return !std::exchange(asked, true); }); });
+    CHECK(failure.kind == FailureKind::kAborted);
+    CHECK(group[r]->closed() && pending->done());
+  });
+  CHECK(group[1]->failure()->kind == FailureKind::kAborted);
+}
+
+// close() waits for another thread's call without a core of its own, and can be interrupted.
+void close_waits_for_a_call_of_another_thread() {
+  const ThreadGroup group(2);
+  std::thread receiver([&] {
+    std::vector<float> x(1);
+    const Failure failure = failure_of([&] { group[0]->run(pair(OpKind::kRecv, x, 1), {}); });
+    CHECK(failure.kind == FailureKind::kAborted);
+  });
+  while (!group[0]->busy()) std::this_thread::yield();
+  int asked = 0;
+  const Failure failure = failure_of([&] { group[0]->close([&asked] { return ++asked == 20; }); });
+  CHECK(failure.kind == FailureKind::kAborted && asked == 20);
+  receiver.join();
+}
+
+// Its mailbox may belong to another group by then.
+void abort_after_close_reaches_nobody() {
+  ThreadRanks threads(2);
+  const auto old = threads.make_group();
+  threads.run([&](int r) { old[r]->close(); });
+  const auto group = threads.make_group();
+  old[0]->abort("too late");
+  threads.run([&](int r) {
+    std::vector<float> x(10, 1.0F);
+    group[r]->run(all_reduce(x), {});
+    CHECK(x[9] == 2.0F);
+  });
+  group[0]->abort("another group");
+  CHECK(old[1]->failure() == nullptr);
+}
+
+// Groups made and closed without end take no more memory than a few.
+void mailboxes_are_given_back() {
+  ThreadRanks threads(2);
+  for (int i = 0; i < 2000; ++i) {
+    const auto group = threads.make_group();
+    threads.run([&](int r) {
+      std::vector<float> x(10, 1.0F);
+      group[r]->run(all_reduce(x), {});
+      group[r]->close();
+    });
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -131,5 +204,10 @@ int main() {
   a_bit_of_no_rank_wakes_nobody();
   peers_that_are_gone_are_let_go_of();
   operations_go_on_without_the_progress_thread();
+  leaving_after_the_last_operation_harms_nobody();
+  an_interrupted_close_closes_and_says_so();
+  close_waits_for_a_call_of_another_thread();
+  abort_after_close_reaches_nobody();
+  mailboxes_are_given_back();
   std::puts("ending: passed");
 }

@@ -1,4 +1,5 @@
-// How the engine fails: named culprits, every rank told, nothing left waiting.
+// How the engine fails: named culprits, every rank told, nothing left waiting; and what a blocked
+// call has no part in: a pause of the process, signal handlers.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -63,9 +64,8 @@ void different_calls_name_both_sides_before_data_moves() {
        "recv(float64, count 10)"},
   };
   for (const Different& each : all) {
-    ThreadRanks threads(2);
-    const auto group = threads.make_group();
-    threads.run([&](int r) {
+    const ThreadGroup group(2);
+    group.run([&](int r) {
       Request request = r == 0 ? each.one : each.other;
       std::vector<float> x(4 * request.count, 1.0F);
       if (request.kind != OpKind::kBarrier) request.input = request.output = x.data();
@@ -83,9 +83,8 @@ void different_calls_name_both_sides_before_data_moves() {
 }
 
 void a_mismatch_is_seen_although_another_is_absent() {
-  ThreadRanks threads(3);
-  const auto group = threads.make_group();
-  threads.run([&](int r) {
+  const ThreadGroup group(3);
+  group.run([&](int r) {
     if (r == 0) return;
     std::vector<float> x(r == 2 ? 11 : 10, 1.0F);
     CHECK(failure_of([&] { group[r]->run(all_reduce(x), {}); }).kind == FailureKind::kMismatch);
@@ -94,8 +93,7 @@ void a_mismatch_is_seen_although_another_is_absent() {
 
 // What a peer has written may be wrong, and is looked up in no table then.
 void a_mismatch_with_what_is_not_known_here() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
+  const ThreadGroup group(2);
   Group& other = group[1]->group();
   ReceivingHalf& grant = other.receiving_half(Member(1), Member(0));
   grant.dtype = 231;
@@ -130,12 +128,11 @@ std::string stderr_of(const std::function<void()>& act) {
 }
 
 void a_long_wait_names_the_absent_once() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
+  const ThreadGroup group(2);
   for (const auto& each : group)
     Inside::set_warn_after(each->group(), std::chrono::milliseconds(100));
   const std::string text = stderr_of([&] {
-    threads.run([&](int r) {
+    group.run([&](int r) {
       if (r == 1) {
         await(something_is_said);
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -152,8 +149,7 @@ void a_long_wait_names_the_absent_once() {
 }
 
 void many_messages_that_wait_long_write_one_line() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
+  const ThreadGroup group(2);
   Inside::set_warn_after(group[0]->group(), std::chrono::milliseconds(100));
   std::vector<std::vector<float>> x(50, std::vector<float>(1));
   std::vector<std::shared_ptr<Work>> works;
@@ -178,9 +174,8 @@ void many_messages_that_wait_long_write_one_line() {
 }
 
 void timeout_names_the_absent() {
-  ThreadRanks threads(4);
-  const auto group = threads.make_group(1);
-  threads.run([&](int r) {
+  const ThreadGroup group(4, 1);
+  group.run([&](int r) {
     if (r == 1 || r == 3) return;
     std::vector<float> x(100000, 1.0F);
     const Failure failure = failure_of([&] { group[r]->run(all_reduce(x), {}); });
@@ -189,29 +184,10 @@ void timeout_names_the_absent() {
   });
 }
 
-void leaving_after_the_last_operation_harms_nobody() {
-  ThreadRanks threads(3);
-  const auto group = threads.make_group();
-  threads.run([&](int r) {
-    std::vector<float> x(300000, 1.0F);
-    group[r]->run(all_reduce(x), {});
-    for (const float value : x) CHECK(value == 3.0F);
-    if (r == 0) return group[r]->close();
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    // Its absence from a further operation is seen at once, and named.
-    const auto start = Clock::now();
-    const Failure failure = failure_of([&] { group[r]->run(all_reduce(x), {}); });
-    CHECK(failure.kind == FailureKind::kPeerFailure);
-    CHECK(contains(failure.message, "rank 0 closed its communicator"));
-    CHECK(Clock::now() - start < std::chrono::seconds(5));
-  });
-}
-
 void abort_ends_what_is_pending() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
+  const ThreadGroup group(2);
   std::atomic<bool> submitted{false};
-  threads.run([&](int r) {
+  group.run([&](int r) {
     std::vector<float> x(100000, 1.0F);
     if (r == 1) {
       await([&] { return submitted.load(); });
@@ -251,8 +227,7 @@ class Overtaken final : public Operation {
 };
 
 void why_a_rank_left_is_told_also_in_between() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
+  const ThreadGroup group(2);
   std::vector<float> x(10, 1.0F);
   const Request request = all_reduce(x);
   const Task task(request);
@@ -263,10 +238,9 @@ void why_a_rank_left_is_told_also_in_between() {
 }
 
 void a_wait_that_runs_out_only_says_so() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
+  const ThreadGroup group(2);
   std::atomic<bool> ran_out{false};
-  threads.run([&](int r) {
+  group.run([&](int r) {
     std::vector<float> x(100000, 1.0F);
     if (r == 1) await([&] { return ran_out.load(); });
     const auto work = group[r]->submit(all_reduce(x), nullptr);
@@ -280,9 +254,8 @@ void a_wait_that_runs_out_only_says_so() {
 }
 
 void interruption_reaches_the_peers() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
-  threads.run([&](int r) {
+  const ThreadGroup group(2);
+  group.run([&](int r) {
     std::vector<float> x(10, 1.0F);
     if (r == 1) await([&] { return group[r]->failure() != nullptr; });
     const Failure failure =
@@ -303,9 +276,8 @@ void an_interrupted_call_returns_when_its_arrays_are_free() {
   // On a fast machine one turn in fifty: more until there was one.
   std::atomic<int> interrupted_under_way{0};
   for (int i = 0; i < 30 || (interrupted_under_way == 0 && i < 2000); ++i) {
-    ThreadRanks threads(2);
-    const auto group = threads.make_group();
-    threads.run([&](int r) {
+    const ThreadGroup group(2);
+    group.run([&](int r) {
       std::vector<float> first(kCount, 1.0F);
       std::shared_ptr<Work> pending;
       failure_of([&] { pending = group[r]->submit(all_reduce(first), nullptr); });
@@ -332,58 +304,9 @@ void an_interrupted_call_returns_when_its_arrays_are_free() {
   CHECK(interrupted_under_way > 0);
 }
 
-void an_interrupted_close_closes_and_says_so() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
-  threads.run([&](int r) {
-    std::vector<float> x(1000, 1.0F);
-    if (r == 1) return;
-    const auto pending = group[r]->submit(all_reduce(x), nullptr);
-    bool asked = false;  // as Python's: true once
-    const Failure failure =
-        failure_of([&] { group[r]->close([&asked] { return !std::exchange(asked, true); }); });
-    CHECK(failure.kind == FailureKind::kAborted);
-    CHECK(group[r]->closed() && pending->done());
-  });
-  CHECK(group[1]->failure()->kind == FailureKind::kAborted);
-}
-
-// close() waits for another thread's call without a core of its own, and can be interrupted.
-void close_waits_for_a_call_of_another_thread() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
-  std::thread receiver([&] {
-    std::vector<float> x(1);
-    const Failure failure = failure_of([&] { group[0]->run(pair(OpKind::kRecv, x, 1), {}); });
-    CHECK(failure.kind == FailureKind::kAborted);
-  });
-  while (!group[0]->busy()) std::this_thread::yield();
-  int asked = 0;
-  const Failure failure = failure_of([&] { group[0]->close([&asked] { return ++asked == 20; }); });
-  CHECK(failure.kind == FailureKind::kAborted && asked == 20);
-  receiver.join();
-}
-
-// Its mailbox may belong to another group by then.
-void abort_after_close_reaches_nobody() {
-  ThreadRanks threads(2);
-  const auto old = threads.make_group();
-  threads.run([&](int r) { old[r]->close(); });
-  const auto group = threads.make_group();
-  old[0]->abort("too late");
-  threads.run([&](int r) {
-    std::vector<float> x(10, 1.0F);
-    group[r]->run(all_reduce(x), {});
-    CHECK(x[9] == 2.0F);
-  });
-  group[0]->abort("another group");
-  CHECK(old[1]->failure() == nullptr);
-}
-
 void bad_requests_change_nothing() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
-  threads.run([&](int r) {
+  const ThreadGroup group(2);
+  group.run([&](int r) {
     std::vector<float> x(10, 1.0F);
     Request request = all_reduce(x);
     request.reduce_op = ReduceOp::kBand;
@@ -397,17 +320,70 @@ void bad_requests_change_nothing() {
   });
 }
 
-// Groups made and closed without end take no more memory than a few.
-void mailboxes_are_given_back() {
-  ThreadRanks threads(2);
-  for (int i = 0; i < 2000; ++i) {
-    const auto group = threads.make_group();
-    threads.run([&](int r) {
+// A late look counts for a second, and one more look comes before time is over.
+void a_pause_uses_up_a_second() {
+  const Clock::time_point start = Clock::now();
+  const auto after = [&](double seconds) {
+    return start + std::chrono::duration_cast<Clock::duration>(WaitingTime::Seconds(seconds));
+  };
+  WaitingTime time(5);
+  CHECK(!time.is_over(start));
+  CHECK(!time.is_over(after(0.5)));
+  CHECK(!time.is_over(after(3600)));  // it was stopped
+  CHECK(time.waited().count() == 1.5 && time.left().count() == 3.5);
+  for (int i = 1; i <= 7; ++i) CHECK(!time.is_over(after(3600 + 0.5 * i)));
+  CHECK(time.is_over(after(3604)));
+  WaitingTime brief(0.1);  // which a look must not use up either
+  for (const double at : {0.0, 9.0, 18.0}) CHECK(!brief.is_over(after(at)));
+  CHECK(brief.is_over(after(18.001)));
+}
+
+// A signal handler that runs in the middle of a call, on the thread of that call.
+void closing_in_the_middle_of_a_call_ends_it() {
+  for (const bool waits : {false, true}) {
+    const ThreadGroup group(2);
+    group.run([&](int r) {
       std::vector<float> x(10, 1.0F);
-      group[r]->run(all_reduce(x), {});
-      group[r]->close();
+      if (r == 1) await([&] { return group[r]->failure() != nullptr; });
+      const InterruptHook handler = [&] {
+        if (r == 0) group[r]->close();
+        return false;
+      };
+      const Failure failure = failure_of([&] {
+        if (!waits || r == 1) return group[r]->run(all_reduce(x), handler);
+        group[r]->submit(all_reduce(x), nullptr)->wait(0, handler);
+      });
+      CHECK(failure.kind == FailureKind::kAborted);
+      CHECK(contains(failure.message, "a signal handler closed it"));
+      CHECK(group[r]->closed() == (r == 0) && !group[r]->busy());
     });
   }
+}
+
+void calling_in_the_middle_of_a_call_is_refused() {
+  const ThreadGroup group(2);
+  std::atomic<bool> refused{false};
+  group.run([&](int r) {
+    std::vector<float> x(10, 1.0F);
+    std::vector<float> y(10, 1.0F);
+    if (r == 1) await([&] { return refused.load(); });
+    const auto work = group[r]->submit(all_reduce(x), nullptr);
+    const auto expect_refusal = [](const std::function<void()>& act) {
+      const Failure failure = failure_of(act);
+      CHECK(failure.kind == FailureKind::kConfiguration);
+      CHECK(contains(failure.message, "signal handler"));
+    };
+    work->wait(0, [&] {
+      if (refused || work->done()) return false;
+      expect_refusal([&] { group[r]->run(all_reduce(y), {}); });
+      expect_refusal([&] { group[r]->submit(all_reduce(y), nullptr); });
+      expect_refusal([&] { work->wait(1, {}); });
+      refused = true;
+      return false;
+    });
+    group[r]->run(all_reduce(y), {});
+    CHECK(x[9] == 2.0F && y[9] == 2.0F);
+  });
 }
 
 }  // namespace
@@ -419,16 +395,14 @@ int main() {
   a_long_wait_names_the_absent_once();
   many_messages_that_wait_long_write_one_line();
   timeout_names_the_absent();
-  leaving_after_the_last_operation_harms_nobody();
   abort_ends_what_is_pending();
   why_a_rank_left_is_told_also_in_between();
   a_wait_that_runs_out_only_says_so();
   interruption_reaches_the_peers();
   an_interrupted_call_returns_when_its_arrays_are_free();
-  an_interrupted_close_closes_and_says_so();
-  close_waits_for_a_call_of_another_thread();
-  abort_after_close_reaches_nobody();
   bad_requests_change_nothing();
-  mailboxes_are_given_back();
+  a_pause_uses_up_a_second();
+  closing_in_the_middle_of_a_call_ends_it();
+  calling_in_the_middle_of_a_call_is_refused();
   std::puts("failure: passed");
 }

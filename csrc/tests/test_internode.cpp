@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <iterator>
 #include <map>
 #include <string>
@@ -54,9 +55,8 @@ void every_algorithm_gives_the_same_bits(const std::vector<HostSchedule>& schedu
       sum = sum_in_order(leaves);
     }
     FakeNetwork network(n, {seed, static_cast<int>(seed % 7), seed % 2 == 0, true});
-    HostRanks ranks(schedule.host_sizes, network, kRoom);
-    const auto group = ranks.make_communicators(8);
-    ranks.run([&](int r) {
+    HostGroup group(schedule.host_sizes, network, 8, kRoom);
+    group.run([&](int r) {
       const auto at = static_cast<std::size_t>(r);
       std::size_t place = first_place;
       for (const std::size_t count : kCounts) {
@@ -68,33 +68,31 @@ void every_algorithm_gives_the_same_bits(const std::vector<HostSchedule>& schedu
         Request packed = all_reduce(y, schedule.programs[at]);
         raw.wire = Wire::kRaw;
         packed.wire = Wire::kExact;
-        const auto first = group[at]->submit(raw, nullptr);
-        group[at]->run(packed, {});
+        const auto first = group[r]->submit(raw, nullptr);
+        group[r]->run(packed, {});
         CHECK(first->wait(30, {}));
         CHECK(same_bits(x, window(sum, place, count)));
         CHECK(same_bits(y, window(sum, next, count)));
         place += 2;
       }
-      group[at]->close();
+      group[r]->close();
     });
   }
 }
 
 void messages_of_pairs() {
   FakeNetwork network(2, {7, 3, true, true});
-  HostRanks ranks({1, 1}, network);
-  const auto group = ranks.make_communicators();
-  ranks.run([&](int r) {
-    const auto at = static_cast<std::size_t>(r);
+  HostGroup group({1, 1}, network);
+  group.run([&](int r) {
     for (const std::size_t count : {0, 1, 2000, 2049, 100000}) {
       std::vector<float> sent = order_dependent(r, count, 3);
       std::vector<float> got(count);
-      const auto sending = group[at]->submit(pair(OpKind::kSend, sent, 1 - r), nullptr);
-      group[at]->run(pair(OpKind::kRecv, got, 1 - r), {});
+      const auto sending = group[r]->submit(pair(OpKind::kSend, sent, 1 - r), nullptr);
+      group[r]->run(pair(OpKind::kRecv, got, 1 - r), {});
       CHECK(sending->wait(30, {}));
       CHECK(same_bits(got, order_dependent(1 - r, count, 3)));
     }
-    group[at]->close();
+    group[r]->close();
   });
 }
 
@@ -104,59 +102,55 @@ void a_mismatch_touches_no_output(const std::vector<HostSchedule>& schedules) {
     for (const std::size_t count : {std::size_t{50}, kMost / 4}) {
       const int n = static_cast<int>(schedule.programs.size());
       FakeNetwork network(n, {3, 2, false, true});
-      HostRanks ranks(schedule.host_sizes, network);
-      const auto group = ranks.make_communicators(20);
-      ranks.run([&](int r) {
+      HostGroup group(schedule.host_sizes, network, 20);
+      group.run([&](int r) {
         const auto at = static_cast<std::size_t>(r);
         std::vector<float> x = order_dependent(r, count + (r == n - 1), 5);
         const std::vector<float> before = x;
         const auto start = std::chrono::steady_clock::now();
         const Failure failure =
-            failure_of([&] { group[at]->run(all_reduce(x, schedule.programs[at]), {}); });
+            failure_of([&] { group[r]->run(all_reduce(x, schedule.programs[at]), {}); });
         CHECK(failure.kind == FailureKind::kMismatch);
         CHECK(contains(failure.message, "count " + std::to_string(count)));
         CHECK(contains(failure.message, "count " + std::to_string(count + 1)));
         CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
         CHECK(same_bits(x, before));
       });
-      ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+      group.close();
     }
 }
 
 // Ranks with different algorithms exchange different messages, and would wait for ever.
 void different_algorithms_are_found_out(const std::vector<HostSchedule>& schedules) {
   FakeNetwork network(4, {1, 0, false, true});
-  HostRanks ranks({1, 1, 1, 1}, network);
-  const auto group = ranks.make_communicators(20);
-  ranks.run([&](int r) {
-    const auto at = static_cast<std::size_t>(r);
+  HostGroup group({1, 1, 1, 1}, network, 20);
+  group.run([&](int r) {
     std::vector<float> x = order_dependent(r, 100, 5);
     const auto program = program_of(schedules, r == 1 ? "ring" : "tree", 4, 4, r);
-    const Failure failure = failure_of([&] { group[at]->run(all_reduce(x, program), {}); });
+    const Failure failure = failure_of([&] { group[r]->run(all_reduce(x, program), {}); });
     CHECK(failure.kind == FailureKind::kMismatch);
     CHECK(contains(failure.message, "algorithm ring") &&
           contains(failure.message, "algorithm tree"));
   });
-  ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+  group.close();
 }
 
 // Messages that arrive after an operation has failed change nobody's memory.
 void late_messages_change_nothing(const std::vector<HostSchedule>& schedules, bool late_reads) {
   for (const char* algorithm : {"direct", "ring", "tree", "halving_doubling", "hierarchical"}) {
     FakeNetwork network(4, {9, 0, late_reads, true});
-    HostRanks ranks({2, 2}, network, kRoom);
-    auto group = ranks.make_communicators(0.3);
+    HostGroup group({2, 2}, network, 0.3, kRoom);
     network.hold_from(kLaneFirst);
     std::vector<std::vector<float>> outputs(4);
     std::vector<std::vector<float>> after(4);
-    ranks.run([&](int r) {
+    group.run([&](int r) {
       const auto at = static_cast<std::size_t>(r);
       const auto program = program_of(schedules, algorithm, 4, 2, r);
       outputs[at].assign(kMost, 0.0F);
       std::vector<float> input = order_dependent(r, kMost, 1);
       Request request = all_reduce(outputs[at], program);
       request.input = input.data();
-      const Failure failure = failure_of([&] { group[at]->run(request, {}); });
+      const Failure failure = failure_of([&] { group[r]->run(request, {}); });
       CHECK(failure.kind == FailureKind::kTimeout);
       after[at] = outputs[at];
       // The input is freed here: the sanitizer sees a late read.
@@ -165,7 +159,7 @@ void late_messages_change_nothing(const std::vector<HostSchedule>& schedules, bo
     for (int look = 0; look < 100; ++look)
       for (const auto& each : group) CHECK(each->failure() != nullptr);  // which polls
     for (std::size_t r = 0; r < 4; ++r) CHECK(same_bits(outputs[r], after[r]));
-    ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+    group.close();
     for (std::size_t r = 0; r < 4; ++r) CHECK(same_bits(outputs[r], after[r]));
   }
 }
@@ -175,11 +169,9 @@ void what_cannot_be_cancelled_is_kept(const std::vector<HostSchedule>& schedules
   FakeNetwork network(2, {9, 0, true, false});
   bool freed[2] = {false, false};
   {
-    HostRanks ranks({1, 1}, network);
-    auto group = ranks.make_communicators(1);
+    HostGroup group({1, 1}, network, 1);
     network.hold_from(kLaneFirst);
-    ranks.run([&](int r) {
-      const auto at = static_cast<std::size_t>(r);
+    group.run([&](int r) {
       // As in the bindings: the arrays live as long as `keep` does.
       std::shared_ptr<std::vector<float>> x(new std::vector<float>(300000, 1.0F),
                                             [&freed, r](std::vector<float>* it) {
@@ -188,10 +180,10 @@ void what_cannot_be_cancelled_is_kept(const std::vector<HostSchedule>& schedules
                                             });
       Request request = all_reduce(*x, program_of(schedules, "direct", 2, 2, r));
       request.keep = x;
-      CHECK(failure_of([&] { group[at]->run(request, {}); }).kind == FailureKind::kTimeout);
+      CHECK(failure_of([&] { group[r]->run(request, {}); }).kind == FailureKind::kTimeout);
     });
     CHECK(!freed[0] && !freed[1]);
-    ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+    group.close();
   }
   const auto before = network.delivered();
   network.release();
@@ -204,33 +196,30 @@ void what_cannot_be_cancelled_is_kept(const std::vector<HostSchedule>& schedules
 void a_lost_rank_is_named_everywhere(const std::vector<HostSchedule>& schedules) {
   for (const char* algorithm : {"ring", "tree", "recursive_doubling", "direct"}) {
     FakeNetwork network(4, {5, 1, false, true});
-    HostRanks ranks({1, 1, 1, 1}, network);
-    const auto group = ranks.make_communicators(20);
+    HostGroup group({1, 1, 1, 1}, network, 20);
     std::atomic<int> through{0};
-    ranks.run([&](int r) {
-      const auto at = static_cast<std::size_t>(r);
+    group.run([&](int r) {
       std::vector<float> x = order_dependent(r, 5000, 5);
       const auto program = program_of(schedules, algorithm, 4, 4, r);
-      group[at]->run(all_reduce(x, program), {});
+      group[r]->run(all_reduce(x, program), {});
       ++through;
       while (through < 4) std::this_thread::yield();
       if (r == 3) return network.kill(3);
       const auto start = std::chrono::steady_clock::now();
-      const Failure failure = failure_of([&] { group[at]->run(all_reduce(x, program), {}); });
+      const Failure failure = failure_of([&] { group[r]->run(all_reduce(x, program), {}); });
       CHECK(failure.kind == FailureKind::kPeerFailure);
       CHECK(contains(failure.message, "rank 3 died"));
       CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
     });
-    ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+    group.close();
   }
 }
 
 // Several ranks leave at once while no rank polls: every goodbye is heard, and none waits.
 void goodbyes_of_many_are_heard(const std::vector<HostSchedule>&) {
   FakeNetwork network(5, {5, 0, false, true, true});
-  HostRanks ranks({1, 1, 1, 1, 1}, network);
-  const auto group = ranks.make_communicators(20);
-  ranks.run([&](int r) {
+  HostGroup group({1, 1, 1, 1, 1}, network, 20);
+  group.run([&](int r) {
     if (r < 2) return;
     const auto start = std::chrono::steady_clock::now();
     std::atomic<bool> left{false};
@@ -243,61 +232,56 @@ void goodbyes_of_many_are_heard(const std::vector<HostSchedule>&) {
         std::this_thread::yield();
       }
     });
-    group[static_cast<std::size_t>(r)]->close();
+    group[r]->close();
     left = true;
     loop.join();
     CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(30));
     network.kill(r, false);
   });
-  ranks.run([&](int r) {  // they need nothing of the others
+  group.run([&](int r) {  // they need nothing of the others
     if (r >= 2) return;
-    const auto at = static_cast<std::size_t>(r);
     std::vector<float> x(10, 1.0F);
     // Longer than it takes to give up a rank that has gone without a goodbye.
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(700);
     do {
       x[0] = std::chrono::steady_clock::now() < until ? 1.0F : 0.0F;
-      group[at]->run(pair(r == 0 ? OpKind::kSend : OpKind::kRecv, x, 1 - r), {});
+      group[r]->run(pair(r == 0 ? OpKind::kSend : OpKind::kRecv, x, 1 - r), {});
     } while (x[0] != 0.0F);
-    CHECK(group[at]->failure() == nullptr);
+    CHECK(group[r]->failure() == nullptr);
   });
-  ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+  group.close();
 }
 
 void a_goodbye_is_no_death(const std::vector<HostSchedule>& schedules) {
   FakeNetwork network(3, {5, 1, false, true});
-  HostRanks ranks({1, 1, 1}, network);
-  const auto group = ranks.make_communicators(20);
-  ranks.run([&](int r) {
-    const auto at = static_cast<std::size_t>(r);
+  HostGroup group({1, 1, 1}, network, 20);
+  group.run([&](int r) {
     std::vector<float> x(10, 1.0F);
     if (r == 2) {
-      group[at]->close();
+      group[r]->close();
       return network.kill(2, false);
     }
     // Ranks that do not need it go on.
-    if (r == 0) group[at]->run(pair(OpKind::kSend, x, 1), {});
-    if (r == 1) group[at]->run(pair(OpKind::kRecv, x, 0), {});
+    if (r == 0) group[r]->run(pair(OpKind::kSend, x, 1), {});
+    if (r == 1) group[r]->run(pair(OpKind::kRecv, x, 0), {});
     const auto program = program_of(schedules, "ring", 3, 3, r);
-    const Failure failure = failure_of([&] { group[at]->run(all_reduce(x, program), {}); });
+    const Failure failure = failure_of([&] { group[r]->run(all_reduce(x, program), {}); });
     CHECK(failure.kind == FailureKind::kPeerFailure);
     CHECK(contains(failure.message, "rank 2 closed its communicator before it finished"));
   });
-  ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+  group.close();
 }
 
 void an_abort_reaches_who_has_not_called(const std::vector<HostSchedule>& schedules) {
   FakeNetwork network(4, {5, 1, false, true});
-  HostRanks ranks({2, 2}, network);
-  const auto group = ranks.make_communicators(20);
+  HostGroup group({2, 2}, network, 20);
   group[0]->abort("enough");
-  ranks.run([&](int r) {
-    const auto at = static_cast<std::size_t>(r);
+  group.run([&](int r) {
     std::vector<float> x(10, 1.0F);
     const auto program = program_of(schedules, "tree", 4, 2, r);
-    const Failure failure = failure_of([&] { group[at]->run(all_reduce(x, program), {}); });
+    const Failure failure = failure_of([&] { group[r]->run(all_reduce(x, program), {}); });
     CHECK(failure.kind == FailureKind::kAborted && contains(failure.message, "enough"));
-    group[at]->close();
+    group[r]->close();
   });
 }
 
@@ -330,6 +314,85 @@ void what_has_come_is_not_missed() {
   mine.give_up({never}, nullptr);
   leaving.join();
   mine.close();
+}
+
+// A packed message's pieces that are longer than a block is raw, so that they are packed; each
+// begins with its length.
+std::vector<std::byte*> packed_pieces(std::byte* data, std::size_t bytes) {
+  std::vector<std::byte*> pieces;
+  std::uint32_t length = 0;
+  for (std::size_t at = 0; at < bytes; at += sizeof(length) + length) {
+    CHECK(at + sizeof(length) <= bytes);
+    std::memcpy(&length, data + at, sizeof(length));
+    if (length > 512) pieces.push_back(data + at);
+  }
+  return pieces;
+}
+
+// Another length, a mode that is none, another number of escaped elements.
+constexpr int kBreaks = 7;
+void break_piece(std::byte* piece, int how) {
+  std::uint32_t length = 0;
+  std::memcpy(&length, piece, sizeof(length));
+  const std::uint32_t lengths[] = {0, length - 1, length + 1, 1U << 24, UINT32_MAX};
+  if (how < 5) std::memcpy(piece, &lengths[how], sizeof(length));
+  if (how == 5) piece[5] = std::byte{254};
+  if (how == 6) piece[6] ^= std::byte{1};
+}
+
+// One piece of one message is broken on its way. Its receiver refuses it by its type, and every
+// call ends. Returns how many pieces that message had; 0: no message was broken.
+std::size_t break_one(const HostSchedule& schedule, int how, unsigned seed) {
+  FakeNetwork network(static_cast<int>(schedule.programs.size()),
+                      {seed, static_cast<int>(seed % 3), false, true});
+  const HostGroup group(schedule.host_sizes, network, 20);
+  std::atomic<int> to_pass{static_cast<int>(seed % 4)};  // messages, before the one that is broken
+  std::atomic<std::size_t> pieces{0};
+  std::atomic<int> from{-1}, to{-1}, refused{0};
+  network.spoil_with([&](int sender, int receiver, std::byte* data, std::size_t bytes) {
+    const std::vector<std::byte*> found = packed_pieces(data, bytes);
+    if (found.empty() || to_pass-- != 0) return;
+    break_piece(seed % 2 == 0 ? found.back() : found.front(), how);
+    from = sender;
+    to = receiver;
+    pieces = found.size();
+  });
+  group.run([&](int r) {
+    std::vector<float> x(20011);
+    for (std::size_t i = 0; i < x.size(); ++i)  // they pack well
+      x[i] = static_cast<float>(1 + (7 * i + static_cast<std::size_t>(r)) % 31);
+    Request request = all_reduce(x, schedule.programs[static_cast<std::size_t>(r)]);
+    request.wire = Wire::kExact;
+    const Failure failure = failure_of([&] { group[r]->run(request, {}); });
+    if (failure.message.empty()) return;  // it needed nothing of what was broken
+    CHECK(failure.kind == FailureKind::kAborted);
+    CHECK(failure.op == OpKind::kAllReduce && failure.sequence == 1);
+    CHECK(contains(failure.message, "rank " + std::to_string(to) + " received from rank " +
+                                        std::to_string(from) + " a packed message that no rank"));
+    refused += r == to;
+    CHECK(group[r]->failure() != nullptr);
+  });
+  CHECK(refused == (pieces == 0 ? 0 : 1));
+  group.close();
+  return pieces;
+}
+
+void broken_messages_are_refused(const std::vector<HostSchedule>& schedules) {
+#if defined(__SANITIZE_THREAD__)
+  constexpr int kStride = 3;  // and of 7 breaks each comes to other schedules
+#else
+  constexpr int kStride = 1;
+#endif
+  int turn = 0, broken = 0, of_several = 0;
+  std::mt19937 random(1);
+  for (const HostSchedule& schedule : schedules)
+    for (int how = 0; how < kBreaks; ++how) {
+      if (turn++ % kStride != 0) continue;
+      const std::size_t pieces = break_one(schedule, how, static_cast<unsigned>(random()));
+      broken += pieces != 0;
+      of_several += pieces > 1;
+    }
+  CHECK(broken > 50 && of_several > 5);
 }
 
 // A rank may finish and leave before another one has looked again whether all have arrived.
@@ -392,5 +455,6 @@ int main() {
   a_goodbye_is_no_death(schedules);
   goodbyes_of_many_are_heard(schedules);
   an_abort_reaches_who_has_not_called(schedules);
+  broken_messages_are_refused(schedules);
   std::puts("internode: passed");
 }

@@ -30,10 +30,9 @@ using Outcome = Link::Outcome;
 void who_stops_amid_a_call_is_named(const std::vector<HostSchedule>& schedules) {
   for (const bool collective : {true, false}) {
     FakeNetwork network(2, {});
-    HostRanks ranks({1, 1}, network);
-    const auto group = ranks.make_communicators(0.5);
+    HostGroup group({1, 1}, network, 0.5);
     network.hold_from(collective ? kLaneFirst : kLanePair);
-    ranks.run([&](int r) {
+    group.run([&](int r) {
       std::vector<float> x(100000, 1.0F);
       Request request = pair(OpKind::kRecv, x, 1 - r);
       if (collective) {
@@ -45,14 +44,13 @@ void who_stops_amid_a_call_is_named(const std::vector<HostSchedule>& schedules) 
         request.kind = OpKind::kSend;
       }
       // Its data have left, so a sender is done.
-      const Failure failure =
-          failure_of([&] { group[static_cast<std::size_t>(r)]->run(request, {}); });
+      const Failure failure = failure_of([&] { group[r]->run(request, {}); });
       if (!collective && r == 1) return;
       CHECK(failure.kind == FailureKind::kTimeout);
       CHECK(contains(failure.message, "rank(s) 0 have called it but not finished") ||
             contains(failure.message, "rank(s) 1 have called it but not finished"));
     });
-    ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+    group.close();
   }
 }
 
@@ -61,22 +59,20 @@ void who_does_not_take_a_message_is_named() {
   int blocked = 0;
   for (unsigned seed = 0; seed < 6; ++seed) {
     FakeNetwork network(2, {seed, 0, true});  // reads the memory of some messages late
-    HostRanks ranks({1, 1}, network);
-    const auto group = ranks.make_communicators(60);
+    HostGroup group({1, 1}, network, 60);
     network.hold_from(kLanePair);
     group[0]->set_timeout(0.3);
-    ranks.run([&](int r) {
+    group.run([&](int r) {
       std::vector<float> x(100000, 1.0F);
       const Request request = pair(r == 0 ? OpKind::kSend : OpKind::kRecv, x, 1 - r);
-      const Failure failure =
-          failure_of([&] { group[static_cast<std::size_t>(r)]->run(request, {}); });
+      const Failure failure = failure_of([&] { group[r]->run(request, {}); });
       if (r == 0) network.release();
       if (r == 1 || failure.kind == FailureKind::kNone) return;
       ++blocked;
       CHECK(failure.kind == FailureKind::kTimeout);
       CHECK(contains(failure.message, "rank(s) 1 have called it but not finished"));
     });
-    ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+    group.close();
   }
   CHECK(blocked > 0);
 }

@@ -249,11 +249,10 @@ void from_any_rank_that_is_left() {
 
 void from_any_rank_and_one_dies() {
   FakeNetwork network(3, {5, 1, false, true});
-  HostRanks ranks({1, 1, 1}, network);
-  const auto group = ranks.make_communicators(20);
-  ranks.run([&](int r) {
+  HostGroup group({1, 1, 1}, network, 20);
+  group.run([&](int r) {
     std::vector<float> x(10, 1.0F);
-    auto& comm = *group[static_cast<std::size_t>(r)];
+    auto& comm = *group[r];
     if (r != 0) {
       comm.run(tagged(OpKind::kSend, x, 0, 1), {});
       if (r == 2) network.kill(2);
@@ -268,7 +267,7 @@ void from_any_rank_and_one_dies() {
     CHECK(contains(failure.message, "rank 2"));
     CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
   });
-  ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+  group.close();
 }
 
 }  // namespace

@@ -40,10 +40,10 @@ double computed() {
 
 // A receive from any rank sleeps while it waits, also after earlier messages were received.
 template <class Ranks>
-void sleeps(const Ranks& ranks, const std::vector<std::shared_ptr<Communicator>>& group) {
+void sleeps(const Ranks& group) {
   std::atomic<bool> measured{false};
-  ranks.run([&](int r) {
-    Communicator& comm = *group[static_cast<std::size_t>(r)];
+  group.run([&](int r) {
+    Communicator& comm = *group[r];
     std::vector<float> x(10, 1.0F);
     std::vector<float> y(10);
     if (r == 1) {
@@ -60,29 +60,26 @@ void sleeps(const Ranks& ranks, const std::vector<std::shared_ptr<Communicator>>
     measured = true;
     CHECK(any->wait(kEnough, {}));
   });
-  ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+  group.run([&](int r) { group[r]->close(); });
 }
 
 void waiting_for_any_rank_sleeps() {
-  ThreadRanks near(2);
-  sleeps(near, near.make_group(kEnough));
+  sleeps(ThreadGroup(2, kEnough));
   FakeNetwork network(2, {});
-  HostRanks far({1, 1}, network);
-  sleeps(far, far.make_communicators(kEnough));
+  sleeps(HostGroup({1, 1}, network, kEnough));
 }
 
 // A rank that has done its part may close while its data are under way, although a receive from any
 // rank listens to it, too.
 void a_rank_closes_beside_a_receive_from_any() {
   FakeNetwork network(3, {5, 0, false, true});
-  HostRanks ranks({1, 1, 1}, network);
-  const auto group = ranks.make_communicators(kEnough);
+  HostGroup group({1, 1, 1}, network, kEnough);
   std::atomic<bool> listening{false};
   std::atomic<bool> gone{false};
   std::atomic<bool> received{false};
   network.hold_from(kLanePair);
-  ranks.run([&](int r) {
-    Communicator& comm = *group[static_cast<std::size_t>(r)];
+  group.run([&](int r) {
+    Communicator& comm = *group[r];
     std::vector<float> x(r == 2 ? 4 : 20000, 1.0F);
     if (r == 1) {
       wait_for(listening);
@@ -110,7 +107,7 @@ void a_rank_closes_beside_a_receive_from_any() {
     received = true;
     CHECK(any->wait(kEnough, {}));
   });
-  ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+  group.close();
 }
 
 // A waiting thread drives all operations of its rank: its peer may wait for another one.
@@ -199,11 +196,9 @@ void receives_from_any_end_with_close() {
         std::atomic<bool> begun{false};
         std::thread synchronous([&] {
           begun = true;
-          try {
-            comm.run(tagged(OpKind::kRecv, y[3], kAnySource, 5), {});
-          } catch (const CollectiveFailure& error) {
-            aborted = error.failure().kind == FailureKind::kAborted;
-          }
+          const Request receive = tagged(OpKind::kRecv, y[3], kAnySource, 5);
+          const Failure failure = failure_of([&] { comm.run(receive, {}); });
+          aborted = failure.kind == FailureKind::kAborted;
         });
         const auto served = comm.submit(tagged(OpKind::kRecv, y[4], kAnySource, 7), nullptr);
         comm.run(all.request, {});
@@ -255,8 +250,7 @@ void a_synchronous_receive_comes_first() {
 void a_wrong_buffer_harms_nobody() {
   for (const std::uint64_t buffer : {std::uint64_t{1} << 44, std::uint64_t{kSegmentBytes - kPage},
                                      std::uint64_t{kPage + 8}, ~std::uint64_t{0}}) {
-    ThreadRanks threads(2);
-    const auto group = threads.make_group(kEnough);
+    const ThreadGroup group(2, kEnough);
     std::vector<float> x(3000, 1.0F);
     std::vector<float> y(3000);
     const auto sent = group[1]->submit(tagged(OpKind::kSend, x, 0, 1), nullptr);
@@ -267,12 +261,7 @@ void a_wrong_buffer_harms_nobody() {
     const auto none = group[0]->submit(tagged(OpKind::kRecv, y, 1, 2), nullptr);
     CHECK(!none->wait(0.01, {}));
     const auto refused = [](const auto& call) {
-      try {
-        call();
-      } catch (const CollectiveFailure& error) {
-        return error.failure().kind == FailureKind::kAborted;
-      }
-      return false;
+      return failure_of(call).kind == FailureKind::kAborted;
     };
     CHECK(refused([&] { group[0]->run(tagged(OpKind::kRecv, y, 1, 1), {}); }));
     // Its thread has read the offset that is put right here.
@@ -283,9 +272,8 @@ void a_wrong_buffer_harms_nobody() {
 
 // A send without a place is not granted, whatever the last grant was.
 void a_send_without_a_place_has_not_been_called() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group(kEnough);
-  threads.run([&](int r) {
+  const ThreadGroup group(2, kEnough);
+  group.run([&](int r) {
     if (r != 0) return;
     std::vector<float> x(4, 1.0F);
     std::vector<Request> requests(kAnnouncements + 1);
@@ -303,8 +291,7 @@ void a_send_without_a_place_has_not_been_called() {
 
 // However many messages wait, the kernel is asked once for all of them whether peers live.
 void one_look_serves_all() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group(kEnough);
+  const ThreadGroup group(2, kEnough);
   Sight earlier(group[0]->group());
   CHECK(earlier.gone() == 0);
   group[1]->close();
@@ -317,10 +304,9 @@ void one_look_serves_all() {
 // It keeps a receive posted for others' calls, and no other.
 void a_receive_from_any_listens_for_calls_alone() {
   FakeNetwork network(2, {});
-  HostRanks ranks({1, 1}, network);
-  const auto group = ranks.make_communicators(20);
-  ranks.run([&](int r) {
-    Communicator& comm = *group[static_cast<std::size_t>(r)];
+  HostGroup group({1, 1}, network, 20);
+  group.run([&](int r) {
+    Communicator& comm = *group[r];
     std::vector<float> x(4, 1.0F);
     if (r == 1) {
       comm.run(tagged(OpKind::kSend, x, 0, 1), {});
@@ -332,7 +318,7 @@ void a_receive_from_any_listens_for_calls_alone() {
     comm.run(tagged(OpKind::kSend, x, 1, 2), {});
     CHECK(network.posted(0) == before + 1);
   });
-  ranks.run([&](int r) { group[static_cast<std::size_t>(r)]->close(); });
+  group.close();
 }
 
 // A call that a receive from any rank has heard for another receive counts as come. A call that

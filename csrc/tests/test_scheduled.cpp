@@ -3,11 +3,12 @@
 #include <memory>
 
 #include "engine/plans/program.h"
+#include "tests/calls.h"
 #include "tests/check.h"
 #include "tests/thread_ranks.h"
 
 using namespace pycollective;
-using pycollective::testing::ThreadRanks;
+using namespace pycollective::testing;
 
 namespace {
 
@@ -79,16 +80,10 @@ void all_reduce_by_hand(int ranks, std::size_t data_bytes) {
         std::vector<float> x(count);
         std::vector<float> y(count);
         for (std::size_t i = 0; i < count; ++i) x[i] = y[i] = value(r, i);
-        Request request;
-        request.kind = OpKind::kAllReduce;
-        request.dtype = Dtype::kFloat32;
-        request.count = count;
-        request.input = request.output = x.data();
-        Request own_way = request;  // and the direct paths in turn
-        own_way.input = own_way.output = y.data();
+        Request request = all_reduce(x);
         request.program = programs[static_cast<std::size_t>(r)];
         const auto first = group[r]->submit(request, nullptr);
-        group[r]->run(own_way, {});
+        group[r]->run(all_reduce(y), {});  // and the direct paths in turn
         CHECK(first->wait(30, {}));
         for (std::size_t i = 0; i < count; ++i) CHECK(x[i] == y[i]);
       });
@@ -96,46 +91,27 @@ void all_reduce_by_hand(int ranks, std::size_t data_bytes) {
 }
 
 void different_algorithms_are_a_mismatch() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
-  threads.run([&](int r) {
+  const ThreadGroup group(2);
+  group.run([&](int r) {
     std::vector<float> x(1000, 1.0F);
-    Request request;
-    request.kind = OpKind::kAllReduce;
-    request.dtype = Dtype::kFloat32;
-    request.count = x.size();
-    request.input = request.output = x.data();
+    Request request = all_reduce(x);
     if (r == 1) request.program = Builder(r, 2).build();
-    bool caught = false;
-    try {
-      group[r]->run(request, {});
-    } catch (const CollectiveFailure& error) {
-      caught = error.failure().kind == FailureKind::kMismatch &&
-               error.failure().message.find("algorithm by_hand") != std::string::npos;
-    }
-    CHECK(caught && x[999] == 1.0F);
+    const Failure failure = failure_of([&] { group[r]->run(request, {}); });
+    CHECK(failure.kind == FailureKind::kMismatch);
+    CHECK(contains(failure.message, "algorithm by_hand") && x[999] == 1.0F);
   });
 }
 
 // What check() proves holds for one operation and one root, of one communicator.
 void a_program_of_another_call_is_refused() {
-  ThreadRanks threads(2);
-  const auto group = threads.make_group();
+  const ThreadGroup group(2);
   std::vector<float> x(1000, 1.0F);
-  Request request;
+  Request request = all_reduce(x);
   request.kind = OpKind::kReduce;
-  request.dtype = Dtype::kFloat32;
-  request.count = x.size();
-  request.input = request.output = x.data();
   for (const auto& [rank, ranks] : {std::pair{0, 2}, {1, 2}, {0, 4}}) {
     request.program = Builder(rank, ranks).build();
-    bool refused = false;
-    try {
-      group[0]->run(request, {});
-    } catch (const CollectiveFailure& error) {
-      refused = error.failure().kind == FailureKind::kConfiguration;
-    }
-    CHECK(refused && group[0]->failure() == nullptr);
+    const Failure refused = failure_of([&] { group[0]->run(request, {}); });
+    CHECK(refused.kind == FailureKind::kConfiguration && group[0]->failure() == nullptr);
     request.kind = OpKind::kAllReduce;  // the others are for another rank, and for more of them
   }
 }

@@ -112,4 +112,17 @@ class ThreadRanks {
   std::vector<std::shared_ptr<Progress>> progress_;
 };
 
+// Ranks of one host, with a communicator each.
+class ThreadGroup : public ThreadRanks {
+ public:
+  explicit ThreadGroup(int size, double timeout = 60)
+      : ThreadRanks(size), all_(make_group(timeout)) {}
+  Communicator* operator[](int rank) const { return all_[static_cast<std::size_t>(rank)].get(); }
+  auto begin() const { return all_.begin(); }
+  auto end() const { return all_.end(); }
+
+ private:
+  const std::vector<std::shared_ptr<Communicator>> all_;
+};
+
 }  // namespace pycollective::testing

@@ -126,15 +126,6 @@ def test_widths_are_the_best():
             assert payload[1 + 2 * number] == bits.index(min(bits)), name
 
 
-@pytest.mark.parametrize(
-    ("density", "most_bits"), [(0.001, 11.8), (0.01, 8.4), (0.1, 5.0), (0.5, 2.2), (1.0, 0.13)]
-)
-def test_how_small_random_places_are(density, most_bits):
-    size = 4_000_000
-    indices = random_places(size, density)
-    assert 8 * len(pack(indices, size)) / len(indices) < most_bits
-
-
 @pytest.mark.parametrize("simd", LEVELS)
 def test_what_does_not_ascend_is_refused(simd):
     good = random_places(5000, 0.2)

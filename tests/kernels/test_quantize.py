@@ -139,13 +139,8 @@ def test_one_number_that_is_not_finite_anywhere(bad, codec, level):
 def test_a_sum_that_overflows_is_not_finite(codec, level):
     x = np.full(70, FLOAT.max)
     assert quantize(codec, 128, x, np.full(70, FLOAT.max * 0.1, np.float32), level) is None
-    expected = encode(codec, 128, x)
-    assert (quantize(codec, 128, x, None, level) is None) == (expected is None)
-
-
-def test_a_sum_of_magnitudes_that_overflows_is_one_bits():
-    assert encode("one_bit", 128, np.full(70, FLOAT.max)) is None
-    assert encode("int8", 128, np.full(70, FLOAT.max)) is not None
+    assert (encode(codec, 128, x) is None) == (codec == "one_bit")  # a sum of magnitudes
+    assert (quantize(codec, 128, x, None, level) is None) == (codec == "one_bit")
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -217,6 +212,71 @@ def test_nan_scales_become_the_types_nan(level):
                 assert (out.view(f"u{out.dtype.itemsize}") == nan).all()
 
 
+# How sums are divided and rounded: once, to nearest, ties to even.
+
+
+def payload_of(scales):
+    """A 1-bit payload of one chunk of 64 for each scale, half of its elements negative."""
+    records = np.empty((len(scales), 12), np.uint8)
+    records[:, :4] = scales[:, None].view(np.uint8)
+    records[:, 4:] = 0x5A
+    return records.reshape(-1)
+
+
+# The bits that a type has not, and its numbers' places in fp32: all exponents, subnormals with it.
+DROPPED = {"bfloat16": (16, range(0, 0x7F80, 0x7F)), "float16": (13, range(0x1980, 0x2410, 0xF))}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("dtype", DROPPED)
+def test_ties_go_to_even(dtype, rows, level):
+    """Halfway between two numbers of the type, and a step of fp32's to both sides of it."""
+    dropped, kept = DROPPED[dtype]
+    upper = np.array(kept, np.int64) << dropped
+    # fp16's subnormals drop up to ten bits more.
+    halves = [1 << bit for bit in range(dropped - 1, min(dropped + 10, 22))]
+    ties = [upper & ~(4 * half - 1) | odd * 2 * half | half for half in halves for odd in (0, 1)]
+    near = np.concatenate([tie + step for tie in ties for step in (-1, 0, 1)])
+    scales = near.astype(np.uint32).view(np.float32)
+    payload, count = payload_of(scales), 64 * len(scales)
+    expected = rounded(decode("one_bit", 64, payload, count), dtype)
+    # As many rows of it, divided by as many: the very same numbers, but where a sum overflows.
+    messages = np.repeat(payload[None], rows, axis=0)
+    got = dequantize("one_bit", 64, messages, 0, dtype, count, float(rows), level)
+    small = np.repeat(scales < FLOAT.max / 8, 64)
+    assert same_bits(got[small], expected[small])
+    assert rows > 1 or same_bits(got, expected)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("divisor", [0.75, 1 / 3, 2.0**-126, float(FLOAT.max)])
+def test_any_divisor_divides(divisor, level):
+    """Those below 1 too, and once: not by its reciprocal."""
+    divisor = np.float32(divisor)
+    payload = encode("int8", 64, lognormal("float32", 300, 0))[0]
+    with np.errstate(over="ignore"):
+        expected = decode("int8", 64, payload, 300) / divisor
+    got = dequantize("int8", 64, payload[None], 0, "float32", 300, float(divisor), level)
+    assert same_bits(got, expected)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_int8_is_the_integer_nearest_to_the_documents_product(level):
+    """c times (127 / a), which near a tie is not c / scale, nor c times (1 / scale)."""
+    random = np.random.default_rng(0)
+    largest = (1 + random.random((2000, 1))).astype(np.float32) * 2.0 ** random.integers(-80, 80)
+    ties = (random.integers(-127, 127, (2000, 64)) + 0.5) / 127 * largest
+    c = ties.astype(np.float32)
+    for step, toward in ((1, np.inf), (2, -np.inf)):
+        c[:, step::3] = np.nextafter(c[:, step::3], np.float32(toward))
+    c[:, :1] = largest.astype(np.float32)
+    expected = encode("int8", 64, c.reshape(-1))
+    got = quantize("int8", 64, c.reshape(-1), None, level)
+    assert same_bits(got[0], expected[0])
+    assert same_bits(got[1], expected[1])
+
+
 @needs_flushing
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("codec", CODECS)
@@ -232,13 +292,9 @@ def test_a_host_that_flushes_subnormals_changes_nothing(codec, level):
     assert same_bits(out, decode(codec, 128, payload, 1000) / np.float32(3))
 
 
-def test_the_document_has_every_codec_and_python_a_state_of_each():
+def test_codecs_and_their_bytes():
     assert set(_core.quantize_codecs()) == set(CODECS)
     assert set(compression.CODECS) - set(CODECS) == {"top_k"}
-
-
-def test_bytes():
-    assert _core.quantized_bytes("one_bit", 1024, 1 << 22) * 31 < 4 << 22
     for codec in CODECS:
         for chunk in (64, 1024, 65536):
             for count in (0, 1, 7, 9, 63, 64, 65, 1024, 65537, 200_000):
@@ -261,93 +317,83 @@ def test_torch_tensors():
     assert same_bits(out.view(torch.int16).numpy(), narrow.view(np.int16))
 
 
-def arguments(**changed):
-    x = np.zeros(100, np.float32)
-    given = {
-        "codec": "one_bit",
-        "chunk": 64,
-        "x": x,
-        "held": np.zeros(100, np.float32),
-        "left": np.zeros(100, np.float32),
-        "payload": np.zeros(4 + 8 + 4 + 5, np.uint8),
-    }
-    return {**given, **changed}
-
-
-SHARED = np.zeros(200, np.float32)
-REFUSED = {
-    "no codec": {"codec": "two_bit"},
-    "a chunk": {"chunk": 96},
-    "a chunk is": {"chunk": 65536 + 64},
-    "not 0": {"chunk": 0},
-    "not -64": {"chunk": -64},
-    "no quantization of float64": {"x": np.zeros(100)},
-    "x must be contiguous": {"x": np.zeros(200, np.float32)[::2]},
-    "held must be of float32": {"held": np.zeros(100, np.float16)},
-    "held must have as many elements as x: 100": {"held": np.zeros(99, np.float32)},
-    "left must be of float32": {"left": np.zeros(100)},
-    "left must have as many elements as x: 100": {"left": np.zeros(101, np.float32)},
-    "read-only": {"left": read_only(np.zeros(100, np.float32))},
-    "payload.*read-only": {"payload": read_only(np.zeros(30, np.uint8))},
-    "payload must be of uint8": {"payload": np.zeros(30, np.int8)},
-    "payload must have room for 21": {"payload": np.zeros(20, np.uint8)},
-    "left must not overlap held": {"left": SHARED[:100], "held": SHARED[99:199]},
-    "left must not overlap x": {"left": SHARED[:100], "x": SHARED[:100]},
-    "left must not overlap payload": {"left": SHARED[:100], "payload": SHARED.view(np.uint8)[399:]},
-    "payload must not overlap x": {"x": SHARED[:100], "payload": SHARED.view(np.uint8)},
-    "payload must not overlap held": {"held": SHARED[:100], "payload": SHARED.view(np.uint8)},
-    "no SIMD level": {"simd": "avx1024"},
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_quantize_refuses(message):
-    assert _core.quantize(**arguments())
-    with pytest.raises(ConfigurationError, match=message):
-        _core.quantize(**arguments(**REFUSED[message]))
-
-
-def test_an_unknown_codec_is_refused_with_the_names_there_are():
-    for name in ("two_bit", "one_bit ", "", "INT8"):
-        with pytest.raises(ConfigurationError) as caught:
-            _core.quantized_bytes(name, 64, 1)
-        *first, last = CODECS
-        there_are = f"no codec '{name}'; there are {', '.join(first)} and {last}"
-        assert str(caught.value).endswith(there_are)
+def floats(count=100):
+    return np.zeros(count, np.float32)
 
 
 BYTES = np.zeros((3, 30), np.uint8)
-REFUSED_SUMS = {
-    "no codec": {"codec": "int4"},
-    "a chunk": {"chunk": 1},
-    "messages must be of uint8": {"messages": BYTES.view(np.int8)},
-    "messages must be contiguous": {"messages": BYTES[:, :29]},
-    "a row for each rank": {"messages": BYTES[0]},
-    "1 to 32768": {"messages": BYTES[:0]},
-    "row for each rank, 1 to 32768": {"messages": np.zeros((32769, 21), np.uint8), "at": 0},
-    "30 bytes do not hold 21 from byte 10 on": {"at": 10},
-    "from byte -1": {"at": -1},
-    "from byte 31": {"at": 31, "out": np.zeros(0, np.float32)},
-    "no quantization of int32": {"out": np.zeros(100, np.int32)},
-    "out must be contiguous": {"out": np.zeros(200, np.float32)[::2]},
-    "read-only": {"out": read_only(np.zeros(100, np.float32))},
-    "divisor": {"divisor": 0.0},
-    "a finite": {"divisor": 1e39},
-    "above 0": {"divisor": float("nan")},
-    "out must not overlap messages": {
-        "messages": SHARED.view(np.uint8).reshape(10, -1),
-        "out": SHARED[100:200],
-    },
+SHARED = floats(200)
+GOOD = {
+    "quantize": {"codec": "one_bit", "chunk": 64, "x": floats(), "held": floats()}
+    | {"left": floats(), "payload": np.zeros(4 + 8 + 4 + 5, np.uint8)},
+    "dequantize": {"codec": "one_bit", "chunk": 64, "messages": BYTES, "at": 9, "out": floats()}
+    | {"divisor": 3.0},
+}
+REFUSED = {
+    ("quantize", "no codec"): {"codec": "two_bit"},
+    ("quantize", "a chunk"): {"chunk": 96},
+    ("quantize", "a chunk is"): {"chunk": 65536 + 64},
+    ("quantize", "not 0"): {"chunk": 0},
+    ("quantize", "not -64"): {"chunk": -64},
+    ("quantize", "no quantization of float64"): {"x": np.zeros(100)},
+    ("quantize", "x must be contiguous"): {"x": floats(200)[::2]},
+    ("quantize", "held must be of float32"): {"held": np.zeros(100, np.float16)},
+    ("quantize", "held must have as many elements as x: 100"): {"held": floats(99)},
+    ("quantize", "left must be of float32"): {"left": np.zeros(100)},
+    ("quantize", "left must have as many elements as x: 100"): {"left": floats(101)},
+    ("quantize", "read-only"): {"left": read_only(floats())},
+    ("quantize", "payload.*read-only"): {"payload": read_only(np.zeros(30, np.uint8))},
+    ("quantize", "payload must be of uint8"): {"payload": np.zeros(30, np.int8)},
+    ("quantize", "payload must have room for 21"): {"payload": np.zeros(20, np.uint8)},
+    ("quantize", "left must not overlap held"): {"left": SHARED[:100], "held": SHARED[99:199]},
+    ("quantize", "left must not overlap x"): {"left": SHARED[:100], "x": SHARED[:100]},
+    ("quantize", "left must not overlap payload"): {"left": SHARED[:100]}
+    | {"payload": SHARED.view(np.uint8)[399:]},
+    ("quantize", "payload must not overlap x"): {"x": SHARED[:100]}
+    | {"payload": SHARED.view(np.uint8)},
+    ("quantize", "payload must not overlap held"): {"held": SHARED[:100]}
+    | {"payload": SHARED.view(np.uint8)},
+    ("quantize", "no SIMD level"): {"simd": "avx1024"},
+    ("dequantize", "no codec"): {"codec": "int4"},
+    ("dequantize", "a chunk"): {"chunk": 1},
+    ("dequantize", "messages must be of uint8"): {"messages": BYTES.view(np.int8)},
+    ("dequantize", "messages must be contiguous"): {"messages": BYTES[:, :29]},
+    ("dequantize", "a row for each rank"): {"messages": BYTES[0]},
+    ("dequantize", "1 to 32768"): {"messages": BYTES[:0]},
+    ("dequantize", "rank, 1 to 32768"): {"messages": np.zeros((32769, 21), np.uint8), "at": 0},
+    ("dequantize", "30 bytes do not hold 21 from byte 10 on"): {"at": 10},
+    ("dequantize", "from byte -1"): {"at": -1},
+    ("dequantize", "from byte 31"): {"at": 31, "out": floats(0)},
+    ("dequantize", "no quantization of int32"): {"out": np.zeros(100, np.int32)},
+    ("dequantize", "out must be contiguous"): {"out": floats(200)[::2]},
+    ("dequantize", "read-only"): {"out": read_only(floats())},
+    ("dequantize", "divisor"): {"divisor": 0.0},
+    ("dequantize", "a finite"): {"divisor": 1e39},
+    ("dequantize", "above 0"): {"divisor": float("nan")},
+    ("dequantize", "out must not overlap messages"): {"out": SHARED[100:200]}
+    | {"messages": SHARED.view(np.uint8).reshape(10, -1)},
+    ("quantized_bytes", "a chunk"): {"codec": "int8", "chunk": 100, "count": 1},
+    ("quantized_bytes", "no array"): {"codec": "int8", "chunk": 64, "count": -1},
+    ("quantized_bytes", "no array has 9"): {"codec": "int8", "chunk": 64, "count": 2**63 - 1},
+    ("quantized_bytes", "no array has 1"): {"codec": "one_bit", "chunk": 64, "count": 2**57},
 }
 
 
-@pytest.mark.parametrize("message", REFUSED_SUMS)
-def test_dequantize_refuses(message):
-    given = {"codec": "one_bit", "chunk": 64, "messages": BYTES, "at": 9, "divisor": 3.0}
-    given["out"] = np.zeros(100, np.float32)
-    _core.dequantize(**given)
+@pytest.mark.parametrize(("kernel", "message"), REFUSED)
+def test_what_is_refused(kernel, message):
+    call, good = getattr(_core, kernel), GOOD.get(kernel, {})
+    if good:
+        call(**good)
     with pytest.raises(ConfigurationError, match=message):
-        _core.dequantize(**{**given, **REFUSED_SUMS[message]})
+        call(**good | REFUSED[kernel, message])
+
+
+@pytest.mark.parametrize("name", ["two_bit", "one_bit ", "", "INT8"])
+def test_an_unknown_codec_is_refused_with_the_names_there_are(name):
+    *first, last = CODECS
+    with pytest.raises(ConfigurationError) as caught:
+        _core.quantized_bytes(name, 64, 1)
+    assert str(caught.value).endswith(f"no codec '{name}'; there are {', '.join(first)} and {last}")
 
 
 def test_neighbours_do_not_overlap():
@@ -360,10 +406,3 @@ def test_neighbours_do_not_overlap():
     room = np.zeros(68 + 256, np.uint8)
     assert _core.quantize("int8", 64, x, None, room[:256].view(np.float32), room[256:])
     _core.dequantize("int8", 64, room[256:][None], 0, room[:256].view(np.float32), 1.0)
-
-
-def test_no_bytes_of_what_is_no_array():
-    others = [("int8", 64, -1), ("int8", 64, 2**63 - 1), ("one_bit", 64, 2**57)]
-    for codec, chunk, count in [("int8", 100, 1), ("zip", 64, 1), *others]:
-        with pytest.raises(ConfigurationError):
-            _core.quantized_bytes(codec, chunk, count)

@@ -201,25 +201,6 @@ def test_what_is_not_finite_is_found_anywhere(dtype, value):
                 assert _core.sparse_add(x, None, left, simd) is False
 
 
-@pytest.mark.parametrize("many", [1, 4, 9])
-def test_the_nan_of_the_largest_magnitude_writes_nothing_outside(many):
-    """No key is above its: several in every chunk, and nothing behind the indices changes."""
-    x = np.random.default_rng(1).standard_normal(64 * 4096).astype(np.float32)
-    x.view(np.uint32).reshape(64, 4096)[:, 100 : 100 + many] = 0x7FFFFFFF
-    left = np.empty(x.size, np.float32)
-    for simd in LEVELS:
-        for room, select in (
-            (
-                64 * many,
-                lambda to, simd=simd: _core.top_k_chunks(x, None, left, many, 4096, to, simd),
-            ),
-            (many, lambda to, simd=simd: _core.top_k(x, None, left, many, to, simd)),
-        ):
-            indices = np.full(room + 8192, 7, np.uint32)
-            assert select(indices[:room]) == -1
-            assert (indices[room:] == 7).all()
-
-
 def test_a_sum_that_is_too_large_is_not_finite():
     x = np.full(100, np.finfo(np.float32).max)
     left = np.empty(100, np.float32)
