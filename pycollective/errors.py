@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_NAMED_AT_MOST = 32  # ranks in a message; kMostAbsent of connect_thread.cpp is one more
+_NAMED_AT_MOST = 32  # ranks in a message; kMostAbsent of gloo_link.cpp is one more
 
 
 def named(ranks: Sequence[int], counted: bool = True) -> str:

@@ -1,12 +1,10 @@
 #include "engine/progress.h"
 
-#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <iterator>
 #include <mutex>
 #include <system_error>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "engine/communicator.h"
+#include "library_thread.h"
 #include "shared_memory/layout.h"
 
 namespace pycollective {
@@ -76,25 +75,18 @@ void Progress::carry_on(const std::shared_ptr<Communicator>& communicator) {
       active.push_back(communicator);
     if (!state_->started) {
       state_->started = true;
-      // Signals are for the program's own threads.
-      sigset_t all;
-      sigset_t before;
-      sigfillset(&all);
-      pthread_sigmask(SIG_SETMASK, &all, &before);
       try {
-        thread_ = std::thread(&Progress::run, state_);
+        thread_ = start_thread("pycollective", [state = state_] { run(state); });
       } catch (const std::system_error&) {
         // The system grants no thread: waiting callers drive, and the next call here tries again.
         state_->started = false;
       }
-      pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
   }
   state_->node->own()->ring();
 }
 
 void Progress::run(const std::shared_ptr<State>& state) {
-  pthread_setname_np(pthread_self(), "pycollective");
   std::atomic<std::uint32_t>& doorbell = state->node->own()->segment().header().doorbell;
   std::vector<std::shared_ptr<Communicator>> active;
   std::vector<std::shared_ptr<Communicator>> done;

@@ -1,20 +1,18 @@
 #include "torch/completion_threads.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <condition_variable>
-#include <csignal>
 #include <deque>
 #include <mutex>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "bindings/gil.h"
+#include "library_thread.h"
 #include "per_process.h"
 #include "torch/errors.h"
 
@@ -81,19 +79,13 @@ void CompletionThreads::post(std::function<void()> task) {
     const bool room = state_->threads < kMaxThreads;
     const bool all_busy = state_->tasks.size() >= static_cast<std::size_t>(state_->idle);
     if (room && all_busy) {
-      // The host program's own threads take its signals.
-      sigset_t all;
-      sigset_t before;
-      sigfillset(&all);
-      pthread_sigmask(SIG_SETMASK, &all, &before);
       try {
-        std::thread(&CompletionThreads::run, state_).detach();
+        start_thread("pycoll-future", [state = state_] { run(state); }).detach();
         ++state_->threads;
         ++state_->idle;  // until it takes its first task
       } catch (const std::system_error&) {
         // No thread to be had: the existing ones take it.
       }
-      pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
     if (state_->threads > 0) {
       state_->tasks.push_back(std::move(task));
@@ -140,7 +132,6 @@ void CompletionThreads::end_all() {
 }
 
 void CompletionThreads::run(const std::shared_ptr<State>& state) {
-  pthread_setname_np(pthread_self(), "pycoll-future");
   served = state.get();
   std::unique_lock lock(state->mutex);
   for (;;) {

@@ -11,7 +11,6 @@
 
 #include "bindings/gil.h"
 #include "torch/backend.h"
-#include "torch/connect_thread.h"
 #include "torch/errors.h"
 #include "torch/gloo_link.h"
 #include "torch/work.h"

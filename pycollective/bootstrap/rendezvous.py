@@ -57,7 +57,7 @@ from pycollective.system_limits import described
 _log = logging.getLogger("pycollective")
 
 _WARN_AFTER = 30.0  # seconds until the log names the absent ranks
-# Of all ranks together, at torch's store. connect_thread.cpp polls as often: a rank does only one
+# Of all ranks together, at torch's store. gloo_link.cpp polls as often: a rank does only one
 # of the two. gloo.py polls beside them, so a quarter as often.
 _POLLS_PER_SECOND = 20_000
 _GRACE = 2.0  # seconds for the one rank that looks for absent ranks to name them
