@@ -232,17 +232,23 @@ Argument sparse_argument(const py::object& object, const char* name, bool writte
     refuse(std::string(name) + " must have fewer than 2**32 elements");
   return argument;
 }
+Argument input(const py::object& object, const char* name) {
+  return sparse_argument(object, name, false);
+}
+Argument output(const py::object& object, const char* name) {
+  return sparse_argument(object, name, true);
+}
 
 // x, held and left, checked.
 class Opened {
  public:
   Opened(const py::object& x, const py::object& held, const py::object& left)
-      : x_(sparse_argument(x, "x", false)), left_(sparse_argument(left, "left", true)) {
+      : x_(input(x, "x")), left_(output(left, "left")) {
     x_.of_floats();
     left_.of(Dtype::kFloat32).long_as(x_);
     if (left_.as<void>() != x_.as<void>()) left_.apart_from(x_);
     if (held.is_none()) return;
-    held_ = sparse_argument(held, "held", false);
+    held_ = input(held, "held");
     held_->of(Dtype::kFloat32).long_as(x_);
     left_.apart_from(*held_);
   }
@@ -282,7 +288,7 @@ std::int64_t top_k(const py::object& x, const py::object& held, const py::object
     refuse("k must be 0 to " + std::to_string(opened.count()) + ", the elements, not " +
            std::to_string(k));
   const auto wanted = static_cast<std::size_t>(k);
-  const Argument out = sparse_argument(indices, "indices", true);
+  const Argument out = output(indices, "indices");
   out.of_indices().room_for(wanted);
   opened.apart_from(out);
   return run([&] { return sparse.top_k(opened.gradient(), wanted, out.as<std::uint32_t>()); });
@@ -298,7 +304,7 @@ std::int64_t top_k_chunks(const py::object& x, const py::object& held, const py:
   if (k < 1 || k > chunk)
     refuse("k must be 1 to " + std::to_string(chunk) + ", the chunk, not " + std::to_string(k));
   const auto each = static_cast<std::size_t>(k), elements = static_cast<std::size_t>(chunk);
-  const Argument out = sparse_argument(indices, "indices", true);
+  const Argument out = output(indices, "indices");
   out.of_indices().room_for(selected_by_chunk(opened.count(), each, elements));
   opened.apart_from(out);
   return run([&] {
@@ -309,8 +315,7 @@ std::int64_t top_k_chunks(const py::object& x, const py::object& held, const py:
 void sparse_histogram(const py::object& left, int shift, int bits, std::int64_t prefix,
                       const py::object& bins, const std::string& simd) {
   const Sparse sparse = find_sparse(level_named(simd));
-  const Argument from = sparse_argument(left, "left", false),
-                 to = sparse_argument(bins, "bins", true);
+  const Argument from = input(left, "left"), to = output(bins, "bins");
   from.of(Dtype::kFloat32);
   to.of(Dtype::kInt64);
   if (shift < 0 || bits < 1 || shift > 31 || bits > 31 - shift)
@@ -327,8 +332,7 @@ void sparse_histogram(const py::object& left, int shift, int bits, std::int64_t 
 std::int64_t sparse_select(const py::object& left, std::int64_t key, std::int64_t ties,
                            const py::object& indices, const std::string& simd) {
   const Sparse sparse = find_sparse(level_named(simd));
-  const Argument from = sparse_argument(left, "left", false),
-                 to = sparse_argument(indices, "indices", true);
+  const Argument from = input(left, "left"), to = output(indices, "indices");
   from.of(Dtype::kFloat32);
   to.of_indices().apart_from(from);
   if (key < 0 || key > kMostKey) refuse("key must be 0 to 2**31 - 1");
@@ -344,9 +348,8 @@ std::int64_t sparse_select(const py::object& left, std::int64_t key, std::int64_
 void sparse_take(const py::object& left, const py::object& indices, const py::object& values,
                  const std::string& simd) {
   const Sparse sparse = find_sparse(level_named(simd));
-  const Argument from = sparse_argument(left, "left", true),
-                 at = sparse_argument(indices, "indices", false),
-                 to = sparse_argument(values, "values", true);
+  const Argument from = output(left, "left"), at = input(indices, "indices"),
+                 to = output(values, "values");
   from.of(Dtype::kFloat32);
   at.of_indices();
   to.of_values().long_as(at);
@@ -370,8 +373,7 @@ std::size_t pack_indices_bound(std::int64_t count, std::int64_t size) {
 std::size_t pack_indices(const py::object& indices, std::int64_t size, const py::object& out,
                          const std::string& simd) {
   const Sparse sparse = find_sparse(level_named(simd));
-  const Argument from = sparse_argument(indices, "indices", false),
-                 to = sparse_argument(out, "out", true);
+  const Argument from = input(indices, "indices"), to = output(out, "out");
   from.of_indices();
   const std::uint64_t places = size_from(size);
   to.of(Dtype::kUInt8).room_for(packed_indices_bound(from.count(), places)).apart_from(from);
@@ -387,8 +389,7 @@ std::size_t pack_indices(const py::object& indices, std::int64_t size, const py:
 void unpack_indices(const py::object& payload, std::int64_t size, const py::object& indices,
                     const std::string& simd) {
   const Sparse sparse = find_sparse(level_named(simd));
-  const Argument from = sparse_argument(payload, "payload", false),
-                 to = sparse_argument(indices, "indices", true);
+  const Argument from = input(payload, "payload"), to = output(indices, "indices");
   from.of(Dtype::kUInt8);
   to.of_indices().apart_from(from);
   const std::uint64_t places = size_from(size);
@@ -407,8 +408,7 @@ std::size_t sparse_sum(const std::vector<py::object>& indices,
   const Sparse sparse = find_sparse(level_named(simd));
   if (indices.empty() || indices.size() != values.size())
     refuse("indices and values must be as many, one a rank, and not none");
-  const Argument to = sparse_argument(out_indices, "out_indices", true),
-                 sums = sparse_argument(out_values, "out_values", true);
+  const Argument to = output(out_indices, "out_indices"), sums = output(out_values, "out_values");
   to.of_indices();
   sums.of(Dtype::kFloat32).apart_from(to);
   std::vector<Argument> arrays;
@@ -416,9 +416,8 @@ std::size_t sparse_sum(const std::vector<py::object>& indices,
   arrays.reserve(2 * indices.size());
   std::uint64_t total = 0;
   for (std::size_t r = 0; r < indices.size(); ++r) {
-    const Argument& at =
-        arrays.emplace_back(sparse_argument(indices[r], "a rank's indices", false));
-    const Argument& of = arrays.emplace_back(sparse_argument(values[r], "a rank's values", false));
+    const Argument& at = arrays.emplace_back(input(indices[r], "a rank's indices"));
+    const Argument& of = arrays.emplace_back(input(values[r], "a rank's values"));
     at.of_indices();
     of.of_values().of(arrays[1].dtype()).long_as(at);
     for (const Argument* out : {&to, &sums}) {
@@ -448,9 +447,8 @@ std::size_t sparse_sum(const std::vector<py::object>& indices,
 void sparse_scatter(const py::object& indices, const py::object& values, const py::object& out,
                     double divisor, const std::string& simd) {
   const Sparse sparse = find_sparse(level_named(simd));
-  const Argument at = sparse_argument(indices, "indices", false),
-                 of = sparse_argument(values, "values", false),
-                 to = sparse_argument(out, "out", true);
+  const Argument at = input(indices, "indices"), of = input(values, "values"),
+                 to = output(out, "out");
   at.of_indices();
   of.of_floats().long_as(at);
   to.of_floats().apart_from(at);
@@ -488,72 +486,69 @@ void bind_reductions(py::module_& module) {
 }
 
 void bind_quantization(py::module_& module) {
-  module.def("quantize_codecs", codecs,
-             "No part of the API: the names of the codecs that quantize() knows.");
-  module.def("quantized_bytes", or_raise(payload_bytes), py::arg("codec"), py::arg("chunk"),
-             py::arg("count"),
-             "No part of the API: bytes of the payload of so many elements, by a codec "
-             "with a scale for each `chunk` of them. docs/wire.md says which.");
-  module.def("quantize", or_raise(quantize), py::arg("codec"), py::arg("chunk"), py::arg("x"),
-             py::arg("held"), py::arg("left"), py::arg("payload"), py::arg("simd") = "",
-             "No part of the API: quantize x + held, arrays alike in count (x of float16, "
-             "bfloat16 or float32, held of float32 or None), into `payload`, of uint8 with room "
-             "for quantized_bytes(), and what that leaves into `left`, of float32. False where a "
-             "number is not finite; both then hold anything.");
-  module.def("dequantize", or_raise(dequantize), py::arg("codec"), py::arg("chunk"),
-             py::arg("messages"), py::arg("at"), py::arg("out"), py::arg("divisor"),
-             py::arg("simd") = "",
-             "No part of the API: add up payloads in the contract's order, each from byte `at` "
-             "on in a row of `messages`, divide by `divisor` and round once into `out`, of "
-             "float16, bfloat16 or float32.");
+  const py::arg codec("codec"), chunk("chunk");
+  const py::arg_v simd(py::arg("simd") = "");
+  module.def("quantize_codecs", codecs, "The names of the codecs that quantize() knows.");
+  module.def("quantized_bytes", or_raise(payload_bytes), codec, chunk, py::arg("count"),
+             "Bytes of the payload of so many elements, with a scale for each `chunk` of them "
+             "(docs/wire.md).");
+  module.def("quantize", or_raise(quantize), codec, chunk, py::arg("x"), py::arg("held"),
+             py::arg("left"), py::arg("payload"), simd,
+             "Quantize x + held, alike in count (x of float16, bfloat16 or float32, held of "
+             "float32 or None), into `payload`, of uint8 with room for quantized_bytes(), and "
+             "what that leaves into `left`, of float32. False where a number is not finite; both "
+             "then hold anything.");
+  module.def("dequantize", or_raise(dequantize), codec, chunk, py::arg("messages"), py::arg("at"),
+             py::arg("out"), py::arg("divisor"), simd,
+             "Add up payloads in the contract's order, each from byte `at` on in a row of "
+             "`messages`, divide by `divisor` and round once into `out`, of float16, bfloat16 or "
+             "float32.");
 }
 
 void bind_sparse(py::module_& module) {
-  const py::arg x("x"), held("held"), left("left"), k("k"), indices("indices"), values("values");
+  const py::arg x("x"), held("held"), left("left"), k("k"), indices("indices"), values("values"),
+      size("size"), out("out");
   const py::arg_v simd(py::arg("simd") = "");
   module.def("top_k", or_raise(top_k), x, held, left, k, indices, simd,
-             "No part of the API: left = x + held (None: nothing is held), in float32, and the k "
-             "elements of the largest magnitude, of equal ones the first, as ascending uint32 "
-             "indices. k, or -1 where an element of x + held is not finite (left and indices then "
-             "hold anything).");
+             "left = x + held (None: nothing is held), in float32, and the k elements of the "
+             "largest magnitude, of equal ones the first, as ascending uint32 indices. Returns k, "
+             "or -1 where an element of x + held is not finite (both then hold anything).");
   module.def("top_k_chunks", or_raise(top_k_chunks), x, held, left, k, py::arg("chunk"), indices,
              simd,
-             "No part of the API: top_k of each chunk of so many elements; of a last one of m "
-             "elements ceil(k * m / chunk). How many indices, or -1.");
+             "top_k of each chunk of so many elements; of a last one of m elements "
+             "ceil(k * m / chunk). Returns how many indices, or -1.");
   module.def("sparse_add", or_raise(sparse_add), x, held, left, simd,
-             "No part of the API: left = x + held; whether all of it is finite.");
+             "left = x + held; returns whether all of it is finite.");
   module.def("sparse_histogram", or_raise(sparse_histogram), left, py::arg("shift"),
              py::arg("bits"), py::arg("prefix"), py::arg("bins"), simd,
-             "No part of the API: of the elements whose magnitude's bits begin with `prefix`, "
-             "above the lowest shift + bits, count each by the `bits` that follow, into int64 "
-             "`bins`, to which this adds.");
+             "Of the elements whose magnitude's bits begin with `prefix`, above the lowest "
+             "shift + bits, count each by the `bits` that follow; adds to int64 `bins`.");
   module.def("sparse_select", or_raise(sparse_select), left, py::arg("key"), py::arg("ties"),
              indices, simd,
-             "No part of the API: the ascending indices of all with magnitude bits above `key` and "
-             "of the first `ties` that have these; how many.");
+             "The ascending indices of all with magnitude bits above `key` and of the first `ties` "
+             "that have these; returns how many.");
   module.def("sparse_take", or_raise(sparse_take), left, indices, values, simd,
-             "No part of the API: values = left[indices], rounded to the nearest finite number of "
-             "their type; left[indices] -= values.");
-  module.def("pack_indices_bound", or_raise(pack_indices_bound), py::arg("count"), py::arg("size"),
-             "No part of the API: the bytes that pack_indices needs room for.");
-  module.def("pack_indices", or_raise(pack_indices), indices, py::arg("size"), py::arg("out"), simd,
-             "No part of the API: pack indices that ascend strictly below `size` into uint8 `out`; "
-             "how many bytes. docs/wire.md says which.");
-  module.def("unpack_indices", or_raise(unpack_indices), py::arg("payload"), py::arg("size"),
-             indices, simd,
-             "No part of the API: the inverse, for the exact bytes of a payload of as many indices "
-             "as `indices` has elements; ConfigurationError for any others.");
+             "values = left[indices], rounded to the nearest finite number of their type; "
+             "left[indices] -= values.");
+  module.def("pack_indices_bound", or_raise(pack_indices_bound), py::arg("count"), size,
+             "The bytes that pack_indices needs room for.");
+  module.def("pack_indices", or_raise(pack_indices), indices, size, out, simd,
+             "Pack indices that ascend strictly below `size` into uint8 `out` (docs/wire.md); "
+             "returns how many bytes.");
+  module.def("unpack_indices", or_raise(unpack_indices), py::arg("payload"), size, indices, simd,
+             "The inverse, for the exact bytes of a payload of as many indices as `indices` has "
+             "elements; ConfigurationError for any others.");
   module.def("sparse_sum", or_raise(sparse_sum), indices, values, py::arg("out_indices"),
              py::arg("out_values"), simd,
-             "No part of the API: the sum of one sparse vector a rank in the contract's order, "
-             "where what is absent adds nothing; how many places.");
-  module.def("sparse_scatter", or_raise(sparse_scatter), indices, values, py::arg("out"),
-             py::arg("divisor"), simd,
-             "No part of the API: out = 0 but out[indices] = values / divisor, rounded once.");
+             "The sum of one sparse vector a rank in the contract's order, where what is absent "
+             "adds nothing; returns how many places.");
+  module.def("sparse_scatter", or_raise(sparse_scatter), indices, values, out, py::arg("divisor"),
+             simd, "out = 0 but out[indices] = values / divisor, rounded once.");
 }
 
 }  // namespace
 
+// For the package itself: none of these is part of the API.
 void bind_kernels(py::module_& module) {
   bind_reductions(module);
   bind_quantization(module);

@@ -90,8 +90,7 @@ void bind_node(py::module_& module) {
             });
           },
           py::arg("token"), py::arg("offset"), py::arg("data_bytes"), py::arg("size"),
-          "Whether the segment of that token, which is attached, has a mailbox there as its "
-          "owner's "
+          "Whether the attached segment of that token has a mailbox there, as its owner's "
           "allocate(size) has given it.")
       .def(
           "allocate",
@@ -103,9 +102,8 @@ void bind_node(py::module_& module) {
             return py::make_tuple(range.offset, range.data_bytes);
           },
           py::arg("size"), py::arg("internode") = false,
-          "Commit a mailbox for a group of `size` ranks, which has others on other hosts if "
-          "`internode`: "
-          "(offset in the segment, bytes of its data area).")
+          "Commit a mailbox for a group of `size` ranks; `internode`: it has others on other "
+          "hosts. Returns (offset in the segment, bytes of its data area).")
       .def(
           "release",
           [](NodeHandle& self, std::size_t offset) { translated([&] { self.release(offset); }); },
@@ -126,17 +124,14 @@ py::capsule mpi_link(const std::string& library, std::size_t handle_bytes, std::
                      std::size_t error_offset, int in_status, int proc_failed,
                      int proc_failed_pending, std::uint64_t comm, std::vector<int> ranks,
                      bool frees_unused) {
-  try {
+  return translated([&] {
     auto link = make_mpi_link({library, handle_bytes, status_bytes, byte, null_request, any_source,
                                error_offset, in_status, proc_failed, proc_failed_pending},
                               comm, std::move(ranks), frees_unused);
     return py::capsule(new std::shared_ptr<Link>(std::move(link)), kLinkCapsule, [](PyObject* it) {
       delete static_cast<std::shared_ptr<Link>*>(PyCapsule_GetPointer(it, kLinkCapsule));
     });
-  } catch (const std::exception&) {
-    raise_current_exception();
-    throw py::error_already_set();
-  }
+  });
 }
 
 }  // namespace

@@ -49,14 +49,10 @@ bool PythonWork::done() {
 }
 
 py::object PythonWork::wait(double timeout) {
-  bool in_time = false;
-  try {
+  const bool in_time = translated([&] {
     const GilReleased unlocked;
-    in_time = work_->wait(timeout, python_interrupts());
-  } catch (const std::exception&) {
-    raise_current_exception();
-    throw py::error_already_set();
-  }
+    return work_->wait(timeout, python_interrupts());
+  });
   if (!in_time) {
     raise_failure(work_->ran_out(timeout));
     throw py::error_already_set();

@@ -126,8 +126,7 @@ WorkPointer Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o
   Transfer transfer(OpKind::kAllReduce, "pycollective:all_reduce", opts.timeout);
   const at::Tensor& tensor = only(transfer.name(), tensors);
   transfer.reduce_by(opts.reduceOp);
-  void* data = transfer.update(tensor);
-  transfer.add(data, data, tensor.scalar_type(), tensor.numel());
+  transfer.add_in_place(tensor);
   return issue(OpType::ALLREDUCE, std::move(transfer), opts.asyncOp);
 }
 
@@ -136,10 +135,7 @@ WorkPointer Backend::allreduce_coalesced(Tensors& tensors,
   Transfer transfer(OpKind::kAllReduce, "pycollective:all_reduce_coalesced", opts.timeout);
   transfer.reduce_by(opts.reduceOp);
   for (const at::Tensor& tensor : tensors) check_tensor(transfer.name(), tensor);
-  for (const at::Tensor& tensor : tensors) {
-    void* data = transfer.update(tensor);
-    transfer.add(data, data, tensor.scalar_type(), tensor.numel());
-  }
+  for (const at::Tensor& tensor : tensors) transfer.add_in_place(tensor);
   return issue(OpType::ALLREDUCE_COALESCED, std::move(transfer), opts.asyncOp);
 }
 
@@ -148,8 +144,7 @@ WorkPointer Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& o
   const at::Tensor& tensor = only(transfer.name(), tensors);
   check_rank(transfer.name(), opts.rootRank, size_);
   transfer.root(opts.rootRank);
-  void* data = transfer.update(tensor);
-  transfer.add(data, data, tensor.scalar_type(), tensor.numel());
+  transfer.add_in_place(tensor);
   return issue(OpType::BROADCAST, std::move(transfer), opts.asyncOp);
 }
 
@@ -159,12 +154,10 @@ WorkPointer Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   check_rank(transfer.name(), opts.rootRank, size_);
   transfer.root(opts.rootRank);
   transfer.reduce_by(opts.reduceOp);
-  if (rank_ == opts.rootRank) {
-    void* data = transfer.update(tensor);
-    transfer.add(data, data, tensor.scalar_type(), tensor.numel());
-  } else {
+  if (rank_ == opts.rootRank)
+    transfer.add_in_place(tensor);
+  else
     transfer.add(transfer.read(tensor), nullptr, tensor.scalar_type(), tensor.numel());
-  }
   return issue(OpType::REDUCE, std::move(transfer), opts.asyncOp);
 }
 
@@ -173,8 +166,7 @@ WorkPointer Backend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather", opts.timeout);
   const at::Tensor& input = only(transfer.name(), inputs);
   const Tensors& shards = one_a_rank(transfer.name(), outputs, size_, input);
-  const void* from = transfer.read(input);
-  transfer.add(from, transfer.write(shards), input.scalar_type(), input.numel());
+  transfer.add_between(input, shards, input);
   return issue(OpType::ALLGATHER, std::move(transfer), opts.asyncOp);
 }
 
@@ -182,8 +174,7 @@ WorkPointer Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                      const c10d::AllgatherOptions& opts) {
   Transfer transfer(OpKind::kAllGather, "pycollective:all_gather_into_tensor", opts.timeout);
   check_shards(transfer.name(), output, input, size_);
-  const void* from = transfer.read(input);
-  transfer.add(from, transfer.write(output), input.scalar_type(), input.numel());
+  transfer.add_between(input, output, input);
   return issue(OpType::_ALLGATHER_BASE, std::move(transfer), opts.asyncOp);
 }
 
@@ -194,10 +185,8 @@ WorkPointer Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& 
   check_pairs(transfer.name(), outputs, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i)
     check_shards(transfer.name(), outputs[i], inputs[i], size_);
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const void* from = transfer.read(inputs[i]);
-    transfer.add(from, transfer.write(outputs[i]), inputs[i].scalar_type(), inputs[i].numel());
-  }
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    transfer.add_between(inputs[i], outputs[i], inputs[i]);
   return issue(OpType::ALLGATHER_COALESCED, std::move(transfer), opts.asyncOp);
 }
 
@@ -208,8 +197,7 @@ WorkPointer Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors&
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Tensors shards;
     for (const Tensors& of_rank : outputs) shards.push_back(of_rank[i]);
-    const void* from = transfer.read(inputs[i]);
-    transfer.add(from, transfer.write(shards), inputs[i].scalar_type(), inputs[i].numel());
+    transfer.add_between(inputs[i], shards, inputs[i]);
   }
   return issue(OpType::ALLGATHER_COALESCED, std::move(transfer), opts.asyncOp);
 }
@@ -220,8 +208,7 @@ WorkPointer Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inpu
   const at::Tensor& output = only(transfer.name(), outputs);
   const Tensors& shards = one_a_rank(transfer.name(), inputs, size_, output);
   transfer.reduce_by(opts.reduceOp);
-  const void* from = transfer.read(shards);
-  transfer.add(from, transfer.write(output), output.scalar_type(), output.numel());
+  transfer.add_between(shards, output, output);
   return issue(OpType::REDUCE_SCATTER, std::move(transfer), opts.asyncOp);
 }
 
@@ -230,8 +217,7 @@ WorkPointer Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
   Transfer transfer(OpKind::kReduceScatter, "pycollective:reduce_scatter_tensor", opts.timeout);
   check_shards(transfer.name(), input, output, size_);
   transfer.reduce_by(opts.reduceOp);
-  const void* from = transfer.read(input);
-  transfer.add(from, transfer.write(output), output.scalar_type(), output.numel());
+  transfer.add_between(input, output, output);
   return issue(OpType::_REDUCE_SCATTER_BASE, std::move(transfer), opts.asyncOp);
 }
 
@@ -243,10 +229,8 @@ WorkPointer Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& 
   for (std::size_t i = 0; i < inputs.size(); ++i)
     check_shards(transfer.name(), inputs[i], outputs[i], size_);
   transfer.reduce_by(opts.reduceOp);
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const void* from = transfer.read(inputs[i]);
-    transfer.add(from, transfer.write(outputs[i]), outputs[i].scalar_type(), outputs[i].numel());
-  }
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    transfer.add_between(inputs[i], outputs[i], outputs[i]);
   return issue(OpType::COALESCED, std::move(transfer), opts.asyncOp);
 }
 

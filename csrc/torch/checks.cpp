@@ -4,7 +4,6 @@ namespace pycollective::shim {
 namespace {
 
 void check_like(const char* name, const at::Tensor& tensor, const at::Tensor& like) {
-  check_tensor(name, tensor);
   TORCH_CHECK_TYPE(tensor.scalar_type() == like.scalar_type(), name,
                    ": the tensors must have one dtype, not ", dtype_name(like.scalar_type()),
                    " and ", dtype_name(tensor.scalar_type()));
@@ -35,28 +34,17 @@ const at::Tensor& only(const char* name, const std::vector<at::Tensor>& tensors)
   return tensors.front();
 }
 
-void check_one_a_rank(const char* name, const std::vector<at::Tensor>& tensors, int size,
-                      const at::Tensor& like) {
-  TORCH_CHECK_VALUE(tensors.size() == static_cast<std::size_t>(size), name,
-                    ": the list must have one tensor for each of ", size, " ranks, not ",
-                    tensors.size());
-  for (const at::Tensor& tensor : tensors) check_like(name, tensor, like);
-}
-
 const std::vector<at::Tensor>& one_a_rank(const char* name,
                                           const std::vector<std::vector<at::Tensor>>& lists,
                                           int size, const at::Tensor& like) {
   TORCH_CHECK_VALUE(lists.size() == 1, name, ": one list of tensors, not ", lists.size());
-  check_one_a_rank(name, lists.front(), size, like);
+  check_list(name, lists.front(), size);
+  for (const at::Tensor& tensor : lists.front()) check_like(name, tensor, like);
   return lists.front();
 }
 
 void check_shards(const char* name, const at::Tensor& all, const at::Tensor& shard, int size) {
-  check_tensor(name, all);
-  check_tensor(name, shard);
-  TORCH_CHECK_TYPE(all.scalar_type() == shard.scalar_type(), name,
-                   ": input and output must have one dtype, not ", dtype_name(shard.scalar_type()),
-                   " and ", dtype_name(all.scalar_type()));
+  check_dtypes(name, all, shard);
   TORCH_CHECK_VALUE(all.numel() == shard.numel() * size, name, ": a tensor for all of ", size,
                     " ranks must hold ", size, " times the ", shard.numel(),
                     " elements of the tensor for one, not ", all.numel());
@@ -77,7 +65,10 @@ void check_coalesced(const char* name, const std::vector<std::vector<at::Tensor>
   for (const at::Tensor& input : inputs) check_tensor(name, input);
   for (const std::vector<at::Tensor>& of_rank : outputs) {
     check_pairs(name, of_rank, inputs);
-    for (std::size_t i = 0; i < inputs.size(); ++i) check_like(name, of_rank[i], inputs[i]);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      check_tensor(name, of_rank[i]);
+      check_like(name, of_rank[i], inputs[i]);
+    }
   }
 }
 

@@ -21,8 +21,6 @@ const at::Tensor& only(const char* name, const std::vector<at::Tensor>& tensors)
 const std::vector<at::Tensor>& one_a_rank(const char* name,
                                           const std::vector<std::vector<at::Tensor>>& lists,
                                           int size, const at::Tensor& like);
-void check_one_a_rank(const char* name, const std::vector<at::Tensor>& tensors, int size,
-                      const at::Tensor& like);
 
 // `all` holds `size` shards like `shard`, whatever their shapes, and has its dtype.
 void check_shards(const char* name, const at::Tensor& all, const at::Tensor& shard, int size);

@@ -48,6 +48,16 @@ class Transfer {
   // Adds a request of `count` elements, as the core's Request counts them. A null pointer: this
   // rank has no such buffer.
   void add(const void* input, void* output, at::ScalarType dtype, std::int64_t count);
+  // Adds a request on the whole tensor, in place, or from one tensor or list to another, of as many
+  // elements as `shard` has.
+  void add_in_place(const at::Tensor& tensor) {
+    void* const data = update(tensor);
+    add(data, data, tensor.scalar_type(), tensor.numel());
+  }
+  template <class From, class To>
+  void add_between(const From& from, const To& to, const at::Tensor& shard) {
+    add(read(from), write(to), shard.scalar_type(), shard.numel());
+  }
   // As add(), with a number of elements for each rank's shard.
   void add_uneven(const void* input, void* output, at::ScalarType dtype,
                   std::vector<std::size_t> counts);
