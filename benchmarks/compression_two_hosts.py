@@ -1,21 +1,12 @@
 """How much faster is the exchange of gradients between two hosts, compressed?
 
-Two hosts of one rank each, as network namespaces joined by a link of 1 Gbit/s
-(`driver.py`), started by torchrun. The gradients are those of a 30 M-parameter GPT
-(`large_gradients.py`), in buckets such as DDP makes: from the last parameter on, the first of
-1 MiB, the others of 25 MiB. All ways take turns in the same processes:
+Two hosts of one rank each and a link of 1 Gbit/s (`driver.py`). The gradients are those of a 30
+M-parameter GPT (`large_gradients.py`), in buckets as DDP makes them. All ways take turns in the
+same processes: a whole step's buckets alone, and whole steps under DDP by a hook each.
 
-- *sync alone*: a whole step's buckets. Dense over Gloo, fp32 and bf16 (all buckets under way at
-  once); dense bf16 over pycollective, raw and exact; 1-bit, 8-bit, top-k 1 % by tensor and by
-  chunk, each a state of pycollective.torch over pycollective.
-- *whole steps* of that GPT under DDP, optimizer included, by a hook each, at three batch sizes.
-
-A time is that of the slowest rank, a figure the median of the rounds. Bytes: those that this rank
-counts as it hands them over (`stats()`), and those that the interface counts with all headers.
-Error: of the mean, relative L2, in the first step; and of the sum of 8 steps of the same gradients,
-which error feedback makes smaller. Each has a bound (`WORST`), in whole steps, too. What each call
-has made is compared between the ranks, bit for bit; of this library's dense calls, but for whole
-steps in bf16, with the oracle. What a state has given and what it keeps must make up the averages.
+Bytes: those that this rank counts as it hands them over (`stats()`), and those that the interface
+counts with all headers. Error: of the mean, relative L2, in the first step; and of the sum of 8
+steps of the same gradients, which error feedback makes smaller. Each has a bound (`WORST`).
 
 Usage: python -m benchmarks.compression_two_hosts [--out DIR] [--rounds N] [--batches 1,4,8]
 """

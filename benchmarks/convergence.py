@@ -1,23 +1,16 @@
 """Does training with compressed gradients end where training with dense ones ends?
 
-Two tasks on real data, data-parallel under DDP on two ranks that play two hosts, so that all
-gradients are compressed between them: the demo's network on scikit-learn's digits, and a byte-level
-GPT of 1.3 M parameters on the standard library's sources (`convergence_train.py`). Three seeds of
-each: dense; 1-bit, 8-bit, top-k 1 % by tensor and by chunk; the same without error feedback, their
-states reset after each step; and beside them PyTorch's PowerSGD of rank 2. The texts are trained
-with AdamW; whatever compresses holds its second moment after the dense start, so there is also
-dense with the moment held. One seed of a GPT of 10.9 M, on request.
+Two tasks on real data under DDP, on two ranks that play two hosts (`convergence_train.py`), with
+three seeds of each method, and one of a GPT of 10.9 M on request. What compresses holds AdamW's
+second moment after the dense start, so there is also dense with the moment held.
 
 *The final loss* of a run is the mean of its last three evaluations on held-out data; its *training
-loss* that of the last tenth of its steps, before each. A method is *within seed noise* of dense if
-its mean over the seeds is larger than dense's by at most two standard errors of the difference,
-sqrt((s_method^2 + s_dense^2) / seeds), s the standard deviations over the seeds. Two of them are
-not much with three seeds: in one of 17 comparisons of a method with itself (normal losses) one
-would be outside. Beside it an absolute bound on the mean final loss, below.
+loss* that of the last tenth of its steps. A method is *within seed noise* of dense if its mean is
+larger by at most two standard errors of the difference, sqrt((s_method^2 + s_dense^2) / seeds).
+With three seeds one in 17 comparisons of a method with itself (normal losses) would be outside.
 
-A run that has ended is kept in build/convergence.jsonl, and not run again; what is not there is
-missing from the results, which say so. `--seeds 1` runs those alone, so that several may run at a
-time.
+A run that has ended is kept in build/convergence.jsonl, and not run again; the results say what is
+missing. `--seeds 1` runs those alone, so that several may run at a time.
 
 Usage: python -m benchmarks.convergence [--tasks digits,text,text_10m] [--seeds 1,2,3] [--report]
 """

@@ -60,11 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             configurations = _configurations(options.caps, repeat)
             results += train(settings, configurations, deadline, progress.show)
     except DemoFailure as failure:
-        progress.end()
         print(f"demo: {failure}\n{failure.__cause__ or ''}".rstrip(), file=sys.stderr)
         return 2
-    progress.end()
-
     verdict = judge(results)
     options.out.mkdir(parents=True, exist_ok=True)
     write_json(options.out / "demo.json", settings, results, verdict)
@@ -141,35 +138,25 @@ def _read(folder: Path) -> list[Result]:
 
 
 class Progress:
-    """A line that says which run is under way: rewritten on a terminal, else a line a run."""
+    """Says which run is under way, a line each."""
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._shown: Configuration | None = None
-        self._number = 0
+        self._shown: list[Configuration] = []
         self._started = time.monotonic()
 
     def show(self, configuration: Configuration | None) -> None:
         """Say that `configuration` runs now."""
-        if configuration in (None, self._shown):
+        if configuration is None or configuration in self._shown:
             return
-        self._shown = configuration
-        self._number += 1
-        text = (
-            f"[{self._number:2}/{self._total}] {time.monotonic() - self._started:4.0f} s  "
-            f"{configuration.label}, {configuration.gradients} gradients, "
-            f"bucket_cap_mb {configuration.bucket_cap_mb:g}, repeat {configuration.repeat}"
-        )
-        terminal = sys.stderr.isatty()
+        self._shown.append(configuration)
         print(
-            f"\r\033[K{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr
+            f"[{len(self._shown):2}/{self._total}] {time.monotonic() - self._started:4.0f} s  "
+            f"{configuration.label}, {configuration.gradients} gradients, "
+            f"bucket_cap_mb {configuration.bucket_cap_mb:g}, repeat {configuration.repeat}",
+            file=sys.stderr,
+            flush=True,
         )
-        sys.stderr.flush()
-
-    def end(self) -> None:
-        """Leave the line."""
-        if sys.stderr.isatty():
-            print(file=sys.stderr)
 
 
 def write_json(path: Path, settings: Settings, results: Sequence[Result], verdict: Verdict) -> None:

@@ -1,16 +1,12 @@
 """How small does exact packing make what crosses between hosts, and how fast is it?
 
-Real gradients (`gradients.py`), random ones of several distributions, zeros, random bits (the worst
-case: nothing is gained), and the benchmarks' own cancelling inputs; of each a leaf in bf16, fp16
-and fp32, and fp32 nodes: sums of 2, 4 and 8 bf16 leaves in the library's order. Beside the codecs,
-in the same rounds: memcpy, zstd 1, blosc2, and ZipNN where it is installed (`pip install zipnn`; it
-is built on the spot, so it is not among the pinned tools).
+Real gradients (`gradients.py`), random ones, zeros, random bits (the worst case: nothing is
+gained), and the benchmarks' own cancelling inputs; of each a leaf in bf16, fp16 and fp32, and fp32
+nodes: sums of bf16 leaves in the library's order. Beside the codecs memcpy, zstd 1, blosc2, and
+ZipNN where it is installed (it is built on the spot, so it is not among the pinned tools).
 
-All take turns, each on one thread. A time is the process's time on cores, so that a busy machine
-shows less (ZipNN works on a thread of its own, waited for by the caller's); a figure the median of
-the rounds; GB/s is of unpacked bytes. Arrays are so long that neither
-caches nor branch predictors keep them from one call to the next. Every round trip is compared bit
-for bit.
+A time is the process's time on cores: ZipNN works on a thread of its own. Arrays are so long that
+neither caches nor branch predictors keep them from one call to the next.
 
 Usage: python -m benchmarks.packing [--out DIR] [--rounds N]
 """
@@ -92,30 +88,28 @@ def kinds(of: list[Array]) -> dict[str, Array]:
 
 
 class Peer:
-    """One way to make bytes fewer.
-
-    Attributes:
-        pack: makes them.
-        unpack: the inverse of the last `pack`, into `back`.
-        size: of the last `pack`, bytes.
-    """
+    """One way to make bytes fewer: `pack` keeps what came out, and `unpack` puts it into `back`."""
 
     def __init__(self, pack: Callable[[], Any], unpack: Callable[[Any], object]) -> None:
         self._pack, self._unpack = pack, unpack
         self.packed: Any = None
 
     def pack(self) -> None:
-        """Pack, and keep what came out."""
+        """Pack."""
         self.packed = self._pack()
 
     def unpack(self) -> None:
-        """Unpack it."""
+        """Unpack the last."""
         self._unpack(self.packed)
 
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return len(self.packed)
+    def round_trip(self, name: str, x: Array, back: Array) -> float:
+        """Bits an element, after a round trip that lost none."""
+        self.pack()
+        back.view(np.uint8)[:] = 0
+        self.unpack()
+        if back.tobytes() != x.tobytes():
+            raise AssertionError(f"{name} lost bits")
+        return 8 * float(len(self.packed)) / x.size
 
 
 def ours(x: Array, back: Array, level: str) -> Peer:
@@ -183,13 +177,9 @@ def time_all(x: Array, rounds: int) -> dict[str, dict[str, float]]:
     """Bits an element and GB/s of every way, and the speeds' ratios to memcpy's."""
     back = np.empty_like(x)
     ways = peers(x, back)
+    bits = {name: peer.round_trip(name, x, back) for name, peer in ways.items()}
     calls: dict[str, Callable[[], object]] = {}
     for name, peer in ways.items():
-        peer.pack()
-        back.view(np.uint8)[:] = 0
-        peer.unpack()
-        if back.tobytes() != x.tobytes():
-            raise AssertionError(f"{name} lost bits")
         calls |= {f"{name}/pack": peer.pack, f"{name}/unpack": peer.unpack}
     speed = {
         name: x.nbytes / taken[0] / 1e9
@@ -197,26 +187,15 @@ def time_all(x: Array, rounds: int) -> dict[str, dict[str, float]]:
     }
     return {
         name: {
-            "bits": 8 * peer.size / x.size,
+            "bits": bits[name],
             **{f"{way}_gb_s": speed[f"{name}/{way}"] for way in ("pack", "unpack")},
             **{
                 f"{way}_to_memcpy": speed[f"{name}/{way}"] / speed[f"memcpy/{way}"]
                 for way in ("pack", "unpack")
             },
         }
-        for name, peer in ways.items()
+        for name in ways
     }
-
-
-def bits_of(x: Array) -> float:
-    """Bits an element of the library's codec, after a round trip that lost none."""
-    back = np.empty_like(x)
-    codec = ours(x, back, "")
-    codec.pack()
-    codec.unpack()
-    if back.tobytes() != x.tobytes():
-        raise AssertionError("bits were lost")
-    return 8 * codec.size / x.size
 
 
 def report_times(rows: dict[str, dict[str, float]]) -> None:
@@ -238,7 +217,10 @@ def measure(run: Run) -> Record:
     times: dict[str, dict[str, Any]] = {}
     for name, make in distributions().items():
         of = kinds(make())
-        bits[name] = {kind: bits_of(x) for kind, x in of.items()}
+        bits[name] = {
+            kind: ours(x, back := np.empty_like(x), "").round_trip("exact", x, back)
+            for kind, x in of.items()
+        }
         print(name, {kind: round(each, 2) for kind, each in bits[name].items()}, flush=True)
         for kind, x in of.items() if name in TIMED else ():
             times.setdefault(name, {})[kind] = rows = time_all(x, run.rounds)

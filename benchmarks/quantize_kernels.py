@@ -5,10 +5,9 @@ eight. 16.8 million fp32, one thread, each SIMD level; beside them, in the same 
 `e += g`, twice: how far these two are apart is what the machine adds. Outputs begin with a cache
 line, as torch's arrays do; NumPy's begin 16 bytes behind one, and are measured beside.
 
-A time is the thread's time on a core, so that a busy machine shows less (what it does to the
-memory's bandwidth shows all the same); a figure the median of the rounds' ratios to the two
-additions of the same round. Before anything is timed what each call makes is compared, bit for bit,
-with every level's; and what is left must be x + held less what is dequantized.
+A time is the thread's time on a core, so that a busy machine shows less; a figure the median of the
+rounds' ratios to the two additions of the same round. What is left must be x + held less what is
+dequantized.
 
 Usage: python -m benchmarks.quantize_kernels [--out DIR] [--rounds N]
 """

@@ -1,11 +1,9 @@
 """How fast are the kernels of top-k selection, beside an addition in place?
 
-16.8 M elements of fp32 and as many that are held back. All take turns on one thread: a time is that
-thread's time on a core, a figure the median of the rounds, given as a ratio to NumPy's `e += g` in
-the same rounds; `e += g` is among the calls a second time, as a control. Beside them what torch
-would do: add, topk of the magnitudes, take, and put zeros in their place. What each call makes is
-compared with torch's, bit for bit, before anything is timed; packed indices, which torch has not,
-with every level's, and unpacked.
+16.8 M elements of fp32 and as many that are held back. A time is the thread's time on a core, a
+figure the median of the rounds, given as a ratio to NumPy's `e += g` in the same rounds; `e += g`
+is among the calls a second time, as a control. Beside them what torch would do: add, topk of the
+magnitudes, take, and put zeros in their place. What each call makes is compared with torch's.
 
 Usage: python -m benchmarks.sparse_kernels [--out DIR] [--rounds N]
 """

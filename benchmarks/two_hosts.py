@@ -1,19 +1,11 @@
 """How fast is all-reduce between two hosts, beside the link's own speed and Gloo's all-reduce?
 
-Two hosts of two ranks each, as network namespaces joined by a link of 1 Gbit/s
-(`driver.py`), started by torchrun. All three take turns in the same processes:
+Two hosts of two ranks each and a link of 1 Gbit/s (`driver.py`). All take turns in the same
+processes: pycollective raw, packed, raw once more as the control, and by each algorithm; Gloo's own
+all-reduce of a copy; and the link alone, with as many bytes each way over plain TCP as hierarchical
+sends. Tensors are random, of a normal distribution, or gradients (`gradients.py`).
 
-- pycollective, raw and packed; raw once more, as the control: how much two figures of the same
-  call differ; and raw by each algorithm;
-- Gloo's own all-reduce of the same tensor, a copy of which it overwrites;
-- the link alone: as many bytes each way over plain TCP as hierarchical sends.
-
-Tensors are random, of a normal distribution, or gradients (`gradients.py`: those of one step and
-different batches, as many as make the size), and the same in each call.
-
-A time is that of the slowest rank, a figure the median of the rounds. After each turn the result is
-compared with the oracle, bit for bit. The interface counts what leaves each host, with all headers;
-the schedule says what should.
+The interface counts what leaves each host, with all headers; the schedule says what should.
 """
 
 from __future__ import annotations
