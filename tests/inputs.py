@@ -29,6 +29,12 @@ OPS = _core.reduce_ops()
 PAIRS = [(d, op) for d in DTYPES for op in OPS if reference.is_defined(dtype_of(d), op)]
 
 
+def read_only(array: Any) -> Any:
+    """The array itself, which nothing may write to any more."""
+    array.flags.writeable = False
+    return array
+
+
 def crossed(ranks: Sequence[int], kinds: Sequence[Any]) -> list[tuple[Any, ...]]:
     """(ranks, *kind) for each kind, a dtype or a pair; of floats of a byte, in turns, half of them.
 

@@ -105,23 +105,6 @@ void graphs_replay(Devices& devices, int n, std::uint32_t first_chunk) {
   }
 }
 
-// What the device does not know yet cannot be captured, and the error says what to do.
-void a_new_program_is_not_captured(Devices& devices) {
-  Random random(4);
-  DeviceRanks ranks(devices, 2, {2, 4096}, kMemory);
-  Placed call(call_of(one_shot(2), 100), 0, random);
-  bool refused = false;
-  const Graph graph(ranks.at(0), [&] {
-    try {
-      call.launch(ranks.at(0), 0);
-    } catch (const std::invalid_argument& error) {
-      refused = std::string(error.what()).find("make the call once before capturing") !=
-                std::string::npos;
-    }
-  });
-  CHECK(refused);
-}
-
 // Marks and chunks go past their last number in the midst of calls.
 void counters_wrap(Devices& devices) {
   constexpr std::uint32_t kLast = (1U << (32 - cuda::kEventBits)) - 1;
@@ -326,7 +309,6 @@ int main() {
   Devices devices;
   graphs_replay(devices, 2, 0);
   graphs_replay(devices, 4, 1);
-  a_new_program_is_not_captured(devices);
   counters_wrap(devices);
   many_calls(devices, 8, false);
   many_calls(devices, 4, true);

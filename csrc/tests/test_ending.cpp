@@ -102,21 +102,14 @@ void peers_that_are_gone_are_let_go_of() {
 
 // At the end of the process, waiting callers drive what is left.
 void operations_go_on_without_the_progress_thread() {
-  const auto node = std::make_shared<Node>();
-  const auto progress = std::make_shared<Progress>(node);
-  const MailboxRange mailbox = node->allocate_mailbox(1);
-  const auto alone = std::make_shared<Communicator>(
-      std::make_unique<Group>(node, Member(0), std::vector<Token>{node->token()},
-                              std::vector<std::size_t>{mailbox.offset}, mailbox,
-                              mailbox.data_bytes),
-      progress, 60);
+  const ThreadGroup alone(1);
   std::vector<float> x(1 << 20, 1.0F);
-  const auto before = alone->submit(all_reduce(x), nullptr);
-  progress->stop();
-  const auto after = alone->submit(all_reduce(x), nullptr);
+  const auto before = alone[0]->submit(all_reduce(x), nullptr);
+  alone.stop_progress();
+  const auto after = alone[0]->submit(all_reduce(x), nullptr);
   CHECK(before->wait(30, {}) && after->wait(30, {}));
-  progress->stop();
-  alone->close();
+  alone.stop_progress();
+  alone[0]->close();
 }
 
 void leaving_after_the_last_operation_harms_nobody() {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pycollective import ConfigurationError, _core, compression, reference
 from tests.float_environment import flushes, flushing, needs_flushing
-from tests.inputs import dtype_of, order_sensitive, same_bits, subnormal
+from tests.inputs import dtype_of, order_sensitive, read_only, same_bits, subnormal
 from tests.kernels.quantized import (
     CODECS,
     FINITE,
@@ -27,7 +27,6 @@ from tests.kernels.quantized import (
     sum_of,
     usual_chunk,
 )
-from tests.kernels.refusals import read_only
 
 LEVELS = _core.simd_levels()
 TYPES = ["float16", "bfloat16", "float32"]

@@ -9,13 +9,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pycollective import _core
-from tests.inputs import same_bits
-from tests.kernels.refusals import read_only, refused
+from pycollective import ConfigurationError, _core
+from tests.inputs import read_only, same_bits
 
 
 def floats(count):
     return np.zeros(count, np.float32)
+
+
+def refused(match, function, *arguments):
+    with pytest.raises(ConfigurationError, match=match):
+        function(*arguments)
 
 
 def places(*indices):

@@ -254,16 +254,7 @@ void PeerMemory::launch(const Task& task, cuda::CUstream stream, std::uint64_t n
 
   const Current current(context_);
   const Uploaded* known = find(program);
-  if (known == nullptr) {
-    cuda::CUstreamCaptureStatus captures = cuda::CU_STREAM_CAPTURE_STATUS_NONE;
-    check(driver().cuStreamIsCapturing(stream, &captures), "cuStreamIsCapturing");
-    if (captures != cuda::CU_STREAM_CAPTURE_STATUS_NONE)
-      throw std::invalid_argument(
-          std::string(name_of(request.kind)) + " (algorithm '" + program.algorithm +
-          "') is new to the GPU, which it cannot become while a graph is captured: "
-          "make the call once before capturing");
-    known = &put(task.program);
-  }
+  if (known == nullptr) known = &put(task.program);
 
   cuda::ProgramParameters p{};
   for (std::size_t m = 0; m < mailboxes_.size(); ++m)

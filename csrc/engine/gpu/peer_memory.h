@@ -64,8 +64,9 @@ class PeerMemory {
 
   // Launches the task, with a plan of this group, on a stream; its buffers are in the device's
   // memory. Each wait on the device lasts at most so long. Without elements nothing is launched.
-  // One thread at a time. Throws std::invalid_argument for an invalid task and for one that does
-  // not fit, cuda::DriverError.
+  // One thread at a time. A plan that is not uploaded yet is, which a captured stream forbids.
+  // Throws std::invalid_argument for an invalid task and for one that does not fit,
+  // cuda::DriverError.
   void launch(const Task& task, cuda::CUstream stream, std::uint64_t nanoseconds);
   // Whether the plan was uploaded, so that its launches may be captured.
   bool knows(const Program& program) const { return find(program) != nullptr; }
