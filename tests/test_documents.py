@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from benchmarks import measured_tables
-from tests.launchers import launcher
+from tests.launchers import launcher, python
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (".", "benchmarks", "docs", "examples")
@@ -27,11 +25,8 @@ def run_example(text: str, ranks: int, folder: Path) -> list[str]:
     """The lines that `ranks` ranks print, each after its rank in brackets."""
     program = folder / "example.py"
     program.write_text(text)
-    command = [sys.executable, "-m", "pycollective", "run", "-n", str(ranks), "--tag-output"]
-    command.append(str(program))
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    run = ["-m", "pycollective", "run", "-n", ranks, "--tag-output"]
+    return python(*run, program).stdout.splitlines()
 
 
 def test_the_numpy_example_gives_every_rank_the_same(tmp_path: Path) -> None:

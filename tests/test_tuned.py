@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -42,12 +42,8 @@ def a_table(topology, says=None):
         {"cpu": "imaginary"},
         tuple(
             Measurement(
-                operation,
-                topology,
-                "float32",
-                size,
-                seconds(operation, fastest),
-                ELEMENTS["float32"],
+                *(operation, topology, "float32", size),
+                *(seconds(operation, fastest), ELEMENTS["float32"]),
             )
             for (operation, size), fastest in (says or SAYS).items()
         ),
@@ -209,23 +205,14 @@ def test_a_size_is_asked_for_once_and_not_without_a_table(tmp_path, asked):
 
 def test_threads_may_ask_at_once(tmp_path, asked):
     path = written(tmp_path / "t.json", a_table("1x1", {("all_reduce", 4): "tree"}))
-    failures = []
 
     def calls(comm, seed):
-        try:
-            for count in np.random.default_rng(seed).integers(1, 1500, 3000):
-                comm.all_reduce(np.ones(count, np.float32))
-        except BaseException as error:
-            failures.append(error)
-            raise
+        for count in np.random.default_rng(seed).integers(1, 1500, 3000):
+            comm.all_reduce(np.ones(count, np.float32))
 
-    with pc.init(rank=0, size=1, tuning=path) as comm:
-        threads = [threading.Thread(target=calls, args=(comm, seed)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-    assert not failures
+    with pc.init(rank=0, size=1, tuning=path) as comm, ThreadPoolExecutor(4) as threads:
+        for each in [threads.submit(calls, comm, seed) for seed in range(4)]:
+            each.result(30)
     assert len(asked) > 1000
 
 

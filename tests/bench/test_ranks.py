@@ -1,7 +1,7 @@
 """What a rank process does, with a library that lives in this one: above all, what #wrong sees."""
 
 import itertools
-import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -131,19 +131,12 @@ def test_nobody_leaves_the_start_line_before_the_last_has_come(tmp_path):
     path = tmp_path / "start"
     path.write_bytes(bytes(StartLine.bytes(RANKS)))
     lines = [StartLine(str(path), rank, RANKS) for rank in range(RANKS)]
-    left = []
-    threads = [
-        threading.Thread(target=lambda line=line: (line.wait(), left.append(line)))
-        for line in lines[:2]
-    ]
-    for thread in threads:
-        thread.start()
-    threads[0].join(0.2)
-    assert left == []
-    lines[2].wait()
-    for thread in threads:
-        thread.join(10)
-    assert len(left) == 2
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(line.wait) for line in lines[:2]]
+        assert wait(waiting, 0.2).done == set()
+        lines[2].wait()
+        for each in waiting:
+            each.result(10)
 
 
 def test_a_rank_that_never_comes_to_the_start_line_is_a_timeout(tmp_path):

@@ -147,11 +147,15 @@ def wrong_lines(output):
     return [line for line in output.splitlines() if line.startswith("WRONG")]
 
 
-def test_rotated_leaves_are_caught(pool):
-    selection = select(["all_reduce", "broadcast"], [], ["float32", "uint8"], quick=True)
-    outcomes = pool(3).call(on_this_rank, selection, "RotatedRing")
+def said_of(pool, plant, *what):
+    """What rank 0 prints of a fault, which all three see."""
+    outcomes = pool(3).call(on_this_rank, select(*what, quick=True), plant)
     assert [right for right, _ in outcomes] == [False] * 3
-    output = outcomes[0][1]
+    return outcomes[0][1]
+
+
+def test_rotated_leaves_are_caught(pool):
+    output = said_of(pool, "RotatedRing", ["all_reduce", "broadcast"], [], ["float32", "uint8"])
     (line,) = wrong_lines(output)  # uint8's order does not show: it wraps
     assert line.split()[1:4] == ["float32", "all_reduce", "ring"]
     assert int(line.split()[-1].replace(",", "")) > 0.25 * 3 * 10_007
@@ -167,38 +171,31 @@ def test_rotated_leaves_are_caught(pool):
 
 
 def test_one_bit_of_one_rank_is_caught_and_said(pool):
-    selection = select(["reduce_scatter"], ["direct", "tree"], ["bfloat16"], quick=True)
-    outcomes = pool(3).call(on_this_rank, selection, "OneBit")
-    assert [right for right, _ in outcomes] == [False] * 3
-    (line,) = wrong_lines(outcomes[0][1])
+    output = said_of(pool, "OneBit", ["reduce_scatter"], ["direct", "tree"], ["bfloat16"])
+    (line,) = wrong_lines(output)
     assert line.split()[1:4] == ["bfloat16", "reduce_scatter", "tree"]
     assert line.split()[-1] == "10"  # five reduce ops; equal and uneven shards
     assert re.search(
         r"^ +rank 2: 10 wrong; first 1 of 3,336 elements in sum of 10,008, (in|out of) place, "
         r"a?synchronous; element 777 is 0x[0-9a-f]+, not 0x[0-9a-f]+$",
-        outcomes[0][1],
+        output,
         re.MULTILINE,
     )
-    assert len(re.findall(r"^digest of .* \((?:direct|tree)\)$", outcomes[0][1], re.MULTILINE)) == 2
+    assert len(re.findall(r"^digest of .* \((?:direct|tree)\)$", output, re.MULTILINE)) == 2
 
 
 def test_an_input_that_does_not_stay_is_caught(pool):
-    selection = select(["all_to_all"], ["auto"], ["int64", "bool"], quick=True)
-    outcomes = pool(3).call(on_this_rank, selection, "SpoiltInput")
-    assert [right for right, _ in outcomes] == [False] * 3
-    assert "elements of the input changed in " in outcomes[0][1]
-    digest_of(outcomes[0][1])  # the results are right
+    output = said_of(pool, "SpoiltInput", ["all_to_all"], ["auto"], ["int64", "bool"])
+    assert "elements of the input changed in " in output
+    digest_of(output)  # the results are right
 
 
 def test_a_wrong_all_gather_hides_nothing(pool):
-    selection = select(["reduce_scatter"], ["direct", "tree"], ["bfloat16"], quick=True)
-    outcomes = pool(3).call(on_this_rank, selection, "Hidden")
-    assert [right for right, _ in outcomes] == [False] * 3
-    assert "rank 2: its report came damaged through all_gather" in outcomes[0][1]
-    assert "# WRONG: bfloat16 reduce_scatter by tree: no report from rank(s) 1, 2" in outcomes[0][1]
-    assert outcomes[0][1].splitlines()[-1].startswith("no digest of 3 ranks, quick, ")
-    outcomes = pool(3).call(on_this_rank, selection, "Stale")
-    assert [right for right, _ in outcomes] == [False] * 3
+    output = said_of(pool, "Hidden", ["reduce_scatter"], ["direct", "tree"], ["bfloat16"])
+    assert "rank 2: its report came damaged through all_gather" in output
+    assert "# WRONG: bfloat16 reduce_scatter by tree: no report from rank(s) 1, 2" in output
+    assert output.splitlines()[-1].startswith("no digest of 3 ranks, quick, ")
+    said_of(pool, "Stale", ["reduce_scatter"], ["direct", "tree"], ["bfloat16"])
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 7])
