@@ -113,11 +113,11 @@ class Item:
     Attributes:
         name: of the parameter; its residual is kept by it.
         flat: the gradient; the average takes its place.
-        dense: whether it is sent as it is.
+        uncompressed: whether it is sent as it is, such as a small parameter's.
         owner: the local shard and the host that get its average; None for all of them.
     """
 
     name: str
     flat: Any  # a Flat; of a shard, whose average goes elsewhere, a Readable
-    dense: bool
+    uncompressed: bool
     owner: tuple[int, int] | None = None

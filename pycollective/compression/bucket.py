@@ -41,25 +41,25 @@ class Header:
         digest: of what ranks must agree on.
         scale: the loss scale.
         finite: whether all that the sender has seen was finite.
-        absent: for each parameter, whether the gradient is all zero.
+        all_zero: for each parameter, whether the sender's part of the gradient is all zero.
     """
 
     digest: int
     scale: float
     finite: bool
-    absent: NDArray[np.bool_]
+    all_zero: NDArray[np.bool_]
 
     def write(self, row: Bytes) -> None:
         """Put it at a message's start."""
         flags = 0 if self.finite else _NOT_FINITE
-        fields = _FIELDS.pack(self.digest, self.scale, flags, self.absent.size, 0)
+        fields = _FIELDS.pack(self.digest, self.scale, flags, self.all_zero.size, 0)
         row[: _FIELDS.size] = np.frombuffer(fields, np.uint8)
-        row[_FIELDS.size : header_bytes(self.absent.size)] = np.packbits(
-            self.absent, bitorder="little"
+        row[_FIELDS.size : header_bytes(self.all_zero.size)] = np.packbits(
+            self.all_zero, bitorder="little"
         )
 
     @staticmethod
-    def absent_of(row: Bytes) -> NDArray[np.bool_]:
+    def all_zero_of(row: Bytes) -> NDArray[np.bool_]:
         """Which gradients are zero, of a message that `read` has accepted."""
         count = _FIELDS.unpack_from(row.data)[3]
         bits = row[_FIELDS.size : header_bytes(count)]
@@ -72,11 +72,11 @@ class Header:
         Raises:
             CollectiveMismatch: it is about other parameters, or compressed in another way.
         """
-        items = mine.absent.size
+        items = mine.all_zero.size
         if row.size >= header_bytes(items):
             digest, scale, flags, count, _ = _FIELDS.unpack_from(row.data)
             if (digest, count) == (mine.digest, items) and scale == mine.scale:
-                return cls(digest, scale, not flags & _NOT_FINITE, cls.absent_of(row))
+                return cls(digest, scale, not flags & _NOT_FINITE, cls.all_zero_of(row))
             if (digest, count) == (mine.digest, items):
                 raise CollectiveMismatch(
                     f"compressed exchange: rank {sender} has the loss scale {scale:g}, this rank "
@@ -111,9 +111,9 @@ class Agreement:
     digest: int
     scale: float
 
-    def header(self, finite: bool, absent: Sequence[bool]) -> Header:
+    def header(self, finite: bool, all_zero: Sequence[bool]) -> Header:
         """The header of a message of this call."""
-        return Header(self.digest, self.scale, finite, np.array(absent, np.bool_))
+        return Header(self.digest, self.scale, finite, np.array(all_zero, np.bool_))
 
 
 # Bytes of the message. Calls of other kinds begin with messages of other lengths, by which ranks
@@ -170,7 +170,9 @@ class Bucket:
         self.items = list(items)
         self._partition = partition
         self.local_shards: list[list[Range]] = [partition.local_shards_of(item) for item in items]
-        self.key = tuple((item.name, item.flat.count, item.dense, item.owner) for item in items)
+        self.key = tuple(
+            (item.name, item.flat.count, item.uncompressed, item.owner) for item in items
+        )
 
     @property
     def shards(self) -> Shards:
@@ -244,8 +246,8 @@ class Bucket:
 class ByBucket(Generic[_T]):
     """A cache of what depends on a bucket, such as the layout of its messages.
 
-    A parameter is in one bucket, or in a compressed one and a dense one at the start. When DDP
-    rebuilds its buckets, the entries of the old ones go.
+    A parameter is in one bucket, or in a compressed one and, at the start, an uncompressed one.
+    When DDP rebuilds its buckets, the entries of the old ones go.
     """
 
     def __init__(self, make: Callable[[Bucket], _T]) -> None:
@@ -258,8 +260,8 @@ class ByBucket(Generic[_T]):
         found = self._found.get(bucket.key)
         if found is None:
             for item in bucket.items:
-                self._found.pop(self._bucket_of.get((item.name, item.dense)), None)
-                self._bucket_of[item.name, item.dense] = bucket.key
+                self._found.pop(self._bucket_of.get((item.name, item.uncompressed)), None)
+                self._bucket_of[item.name, item.uncompressed] = bucket.key
             found = self._found[bucket.key] = self._make(bucket)
         return found
 

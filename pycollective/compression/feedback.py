@@ -56,7 +56,7 @@ class Codec(Protocol):
     residuals: Mapping[str, Residuals]
 
     def all_reduce(self, items: list[Item], agreement: Agreement, steps: int) -> Outcome:
-        """Average the gradients over all ranks, in place; what is held is not committed."""
+        """Average the gradients over all ranks, in place; `commit` makes new residuals count."""
         ...
 
     def reduce_scatter(
@@ -66,7 +66,7 @@ class Codec(Protocol):
         ...
 
     def commit(self) -> None:
-        """Make what the step left what is held."""
+        """Make the step's new residuals those that the next begins with."""
         ...
 
 
@@ -226,13 +226,17 @@ class ErrorFeedback:
             wants = common.compress or _is_large
             self._described = described
             self.shapes = {name: tuple(int(n) for n in shape) for name, shape in shapes.items()}
-            self._dense = {n: not (math.prod(s) and wants(n, s)) for n, s in self.shapes.items()}
-            told = [[name, self.shapes[name], self._dense[name]] for name in sorted(self.shapes)]
+            self._uncompressed = {
+                n: not (math.prod(s) and wants(n, s)) for n, s in self.shapes.items()
+            }
+            told = [
+                [name, self.shapes[name], self._uncompressed[name]] for name in sorted(self.shapes)
+            ]
             text = f"{described} for {len(told)} parameters"
             return Told(digest_of([described, told, maker.told()]), text, None)
 
         self._digest = compare(maker.group, name, given).digest
-        self._sizes = {n: math.prod(s) for n, s in self.shapes.items() if not self._dense[n]}
+        self._sizes = {n: math.prod(s) for n, s in self.shapes.items() if not self._uncompressed[n]}
         self.groups = maker.make(common.between)
         self.hosts = self.groups.hosts
         self.partition = Partition(self.hosts, options.chunk)
@@ -285,7 +289,7 @@ class ErrorFeedback:
         self._loss_scale_of = scale if callable(scale) else lambda: float(scale)
 
     def begin(self, of_backward: bool = False) -> None:
-        """Begin a step; what an unfinished one left is forgotten."""
+        """Begin a step; the new residuals of an unfinished one are forgotten."""
         self.check_open()
         with self.groups.telling():
             scale = float(np.float32(self._loss_scale_of()))  # as messages carry it
@@ -297,7 +301,7 @@ class ErrorFeedback:
         self.step = Step(scale, of_backward)
 
     def end(self) -> bool:
-        """End the step: whether it counts. If not, what is held is what it was before."""
+        """End the step: whether it counts. If not, all residuals are what they were before."""
         step, self.step = self._step_under_way(), None
         if step.finite:
             self.codec.commit()
@@ -308,7 +312,7 @@ class ErrorFeedback:
         return step.finite
 
     def give_up(self) -> None:
-        """Forget the step; what it left is forgotten when the next begins."""
+        """Discard the step; the next one to begin discards its new residuals."""
         self.step = None
 
     def in_step(self) -> bool:
@@ -319,7 +323,7 @@ class ErrorFeedback:
 
     @contextmanager
     def one_step(self) -> Iterator[None]:
-        """Begin a step and end it; an exception gives it up."""
+        """Begin a step and end it; an exception discards it."""
         self.begin()
         try:
             yield
@@ -407,7 +411,7 @@ class ErrorFeedback:
                 f"not {out.count}"
             )
         self._go(step, [name], _SHARDS)
-        items = self.partition.scatter(name, x, item.dense or self._is_dense)
+        items = self.partition.scatter(name, x, item.uncompressed or self._is_dense)
         agreement = self._agreement(step, items)
         with self.groups.telling():
             if self.is_dense_for_good:
@@ -446,7 +450,7 @@ class ErrorFeedback:
                 f"{self.name}: the gradient of {name!r} has {flat.count} elements, the parameter "
                 f"{math.prod(shape)}"
             )
-        return Item(name, flat, self._dense[name])
+        return Item(name, flat, self._uncompressed[name])
 
     def _agreement(self, step: Step, items: Sequence[Item], of_types: bool = False) -> Agreement:
         """What the messages of a call say that it is about."""
@@ -460,7 +464,7 @@ class ErrorFeedback:
             self.counts["dense_calls"] += 1
             return
         self.counts["payload_bytes"] += outcome.sent
-        self.counts["compressed_calls"] += any(not item.dense for item in items)
+        self.counts["compressed_calls"] += any(not item.uncompressed for item in items)
         if self.hosts.shard is not None:
             elements = sum(item.flat.count for item in items) / self.hosts.shards
             phases, hosts = 1 if items[0].owner else 2, self.hosts.count
@@ -623,7 +627,7 @@ class ErrorFeedback:
             "residual_bytes": self.carried.nbytes + held,
             "way": way,
             "why": why,
-            "dense_parameters": sorted(name for name, dense in self._dense.items() if dense),
+            "dense_parameters": sorted(name for name, whole in self._uncompressed.items() if whole),
         }
 
 

@@ -2,8 +2,9 @@
 
 The ranks of a host first add up their gradients. Each of them then has one *local shard* of the
 host's sum, and exchanges it with the ranks that have the same local shard on the other hosts. Every
-host owns one *host shard* of each local shard: there the hosts' contributions are added up. So one
-rank a host keeps what error feedback keeps of an element, and one rank in all owns it.
+host owns one *host shard* of each local shard: there the hosts' contributions are added up, by the
+host's rank that has this local shard, the *owner*. So of each element one rank a host keeps a send
+residual, and one rank in all an owner residual.
 
 Shards are cut between chunks. They are rotated by the parameter's name, so that what small
 parameters leave over does not always fall to the same ranks. Nothing depends on the bucket that a
@@ -175,14 +176,14 @@ class Partition:
                 "rank for a host"
             )
 
-    def scatter(self, name: str, x: Readable, dense: bool) -> list[Item]:
+    def scatter(self, name: str, x: Readable, uncompressed: bool) -> list[Item]:
         """A parameter's items in reduce_scatter, one for each rank that gets the average of it."""
         count = x.count // self.hosts.ranks
         return [
             Item(
                 scattered_name(name, rank),
                 Window(x, rank * count, (rank + 1) * count),
-                dense,
+                uncompressed,
                 (self.hosts.shard_of(rank), self.hosts.host_of[rank]),
             )
             for rank in range(self.hosts.ranks)
@@ -198,7 +199,7 @@ class Shards:
 
     def __init__(self, partition: Partition, items: Sequence[Item]) -> None:
         self.hosts, self._chunk = partition.hosts, partition.chunk
-        self.dense = np.array([item.dense for item in items], np.bool_)
+        self.uncompressed = np.array([item.uncompressed for item in items], np.bool_)
         self._owners = [item.owner for item in items]
         rotations = [_rotation(item.name) // self.hosts.shards for item in items]
         self._rotations = np.array(rotations, np.int64)
@@ -221,10 +222,11 @@ class Shards:
         part = (host - self._rotations) % hosts
         lower = starts + np.minimum(part * chunks // hosts * self._chunk, sizes)
         upper = starts + np.minimum((part + 1) * chunks // hosts * self._chunk, sizes)
-        for number, owner in enumerate(self._owners):
+        for item_index, owner in enumerate(self._owners):
             if owner is not None:
                 whole = owner == (shard, host)
-                lower[number], upper[number] = starts[number], (stops if whole else starts)[number]
+                lower[item_index] = starts[item_index]
+                upper[item_index] = (stops if whole else starts)[item_index]
         return lower, upper
 
 

@@ -1,8 +1,9 @@
-"""Residuals in two buffers: those that a step leaves count when it is committed.
+"""Residuals in two buffers, so that the new ones of a step count only when it is committed.
 
-`held` is what the last committed step left; `left` is what the step under way will leave. A step
-that any rank gives up (a gradient that is not finite) leaves `held` as it was, bit for bit; so what
-is held stays in the loss scale of the step that left it, and a step in another scale takes a copy.
+The *old* residual, which is held, is what the last committed step left. The *new* one is what the
+step under way will leave. A step that any rank gives up (a gradient that is not finite) changes no
+old residual by a bit. So these stay in the loss scale of the step that left them, and a step in
+another scale takes a copy.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ class Residuals:
         self._scale = 1.0
 
     def begin(self, scale: float) -> None:
-        """Begin a step in a loss scale; what an unfinished one left is forgotten."""
+        """Begin a step in a loss scale; the new residuals of an unfinished one are forgotten."""
         self._touched.clear()
         self._scale = scale
 
     def of(self, name: str, count: int) -> tuple[Floats | None, Floats]:
-        """(held, left) of a parameter for the step under way; None where nothing is held yet."""
+        """A parameter's (old, new) for the step under way; the old one is None where none is."""
         left = self._left.get(name)
         if left is None:
             left = self._left[name] = np.empty(count, np.float32)
@@ -64,15 +65,15 @@ class Residuals:
         return self.get(name, self._scale), left
 
     def left(self, name: str) -> Floats:
-        """The buffer of the step under way for a parameter; `of` must have been called."""
+        """A parameter's new residual; `of` must have been called in this step."""
         return self._left[name]
 
-    def keep(self, name: str) -> None:
-        """Leave one parameter's residual out of the step under way."""
+    def skip_update(self, name: str) -> None:
+        """Keep a parameter's old residual in the step under way."""
         self._touched.discard(name)
 
     def commit(self, decay: float = 1.0) -> None:
-        """Make what the step left what is held."""
+        """Make the step's new residuals the old ones of the next."""
         for name in self._touched:
             spare = self._held.get(name)
             self._held[name] = Scaled(self._left.pop(name), self._scale)

@@ -97,7 +97,7 @@ class Piece:
     Attributes:
         shard: its elements.
         x: the host's sum of the gradient there; None on a rank without a local shard.
-        held, left: its residuals.
+        held, left: its old and its new residual.
         k: how many elements of the whole parameter the host sends.
     """
 
@@ -264,7 +264,7 @@ class _Came:
         space: of the local shard's host shards.
         starts: of each item, where the local shard starts.
         finite: whether all gradients were.
-        absent: for each item, whether it is zero everywhere.
+        all_zero: for each item, whether it is zero everywhere.
         sent: bytes.
     """
 
@@ -274,7 +274,7 @@ class _Came:
     space: Space
     starts: list[int]
     finite: bool
-    absent: NDArray[np.bool_]
+    all_zero: NDArray[np.bool_]
     sent: int
 
 
@@ -302,15 +302,15 @@ class TopK:
         self._groups, self._partition = groups, partition
         self._options, self._values = options, VALUES[options.values]
         self._layouts = ByBucket(Layout)
-        self._worker = Residuals()
-        self.residuals: Mapping[str, Residuals] = {"worker": self._worker}
+        self._send_residual = Residuals()
+        self.residuals: Mapping[str, Residuals] = {"worker": self._send_residual}
 
     def commit(self) -> None:
-        """Make what the step left what is held."""
-        self._worker.commit(float(self._options.decay))
+        """Make the step's new residuals those that the next begins with."""
+        self._send_residual.commit(float(self._options.decay))
 
     def all_reduce(self, items: list[Item], agreement: Agreement, steps: int) -> Outcome:
-        """Average the gradients over all ranks, in place; what is held is not committed."""
+        """Average the gradients over all ranks, in place; `commit` makes new residuals count."""
         groups, hosts = self._groups, self._groups.hosts
         density = self._options.density_after(steps)
         bucket = Bucket(items, self._partition)
@@ -343,7 +343,7 @@ class TopK:
 
         The pieces' residuals then hold the gradient and what was held, nothing taken off.
         """
-        numbers = [n for n, item in enumerate(bucket.items) if not item.dense]
+        numbers = [n for n, item in enumerate(bucket.items) if not item.uncompressed]
         pieces = [self._piece(bucket, own, n, density) for n in numbers]
         if pieces and self._options.by == "tensor" and self._groups.hosts.shards > 1:
             every = over_shards(pieces, self._groups.local)
@@ -371,7 +371,7 @@ class TopK:
         if shard is None:
             return Piece((0, 0), None, None, np.empty(0, np.float32), k)
         start, stop = bucket.local_shards[number][shard]
-        held, left = self._worker.of(item.name, stop - start)
+        held, left = self._send_residual.of(item.name, stop - start)
         return Piece((start, stop), own[number], held, left, k)
 
     def _take(
@@ -383,18 +383,18 @@ class TopK:
         values = np.empty(sum(counts), self._values)
         at = 0
         for number, indices in chosen.items():
-            left = self._worker.left(bucket.items[number].name)
+            left = self._send_residual.left(bucket.items[number].name)
             _core.sparse_take(left, indices, values[at : at + indices.size])
             at += indices.size
         every = np.concatenate([np.empty(0, np.uint32), *chosen.values()])
         return every + np.repeat(begins, counts), values
 
-    def _dense(self, bucket: Bucket, of: Message, own: list[Any]) -> Floats:
+    def _uncompressed(self, bucket: Bucket, of: Message, own: list[Any]) -> Floats:
         shard = self._groups.hosts.shard
         assert shard is not None
         parts = [
             bucket.in_fp32(number, shard, own[number], start, stop)
-            for number, start, stop in of.dense
+            for number, start, stop in of.uncompressed
         ]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
@@ -413,21 +413,21 @@ class TopK:
         space = layout.own_local_shard
         (taken,) = space.split(*self._take(bucket, space, chosen or {}))
         (of,) = space.messages
-        message = of.write(header, self._dense(bucket, of, own), taken)
+        message = of.write(header, self._uncompressed(bucket, of, own), taken)
         senders = hosts.across(hosts.shard)
         rows = gather_lengths(across, message, senders, of.longest(self._values))
         headers = read_headers(rows, header, senders)
-        self._keep(bucket, headers)
+        self._skip_updates(bucket, headers)
         return rows, (hosts.count - 1) * (8 + max(row.size for row in rows))
 
-    def _keep(self, bucket: Bucket, headers: Sequence[Header]) -> None:
+    def _skip_updates(self, bucket: Bucket, headers: Sequence[Header]) -> None:
         """Leave the residuals of what is all zero everywhere where they are.
 
         It may be a parameter that no rank used: DDP then ignores what comes back.
         """
-        absent = np.logical_and.reduce([each.absent for each in headers])
-        for number in np.flatnonzero(absent):
-            self._worker.keep(bucket.items[number].name)
+        all_zero = np.logical_and.reduce([each.all_zero for each in headers])
+        for number in np.flatnonzero(all_zero):
+            self._send_residual.skip_update(bucket.items[number].name)
 
     def reduce_scatter(
         self, items: list[Item], agreement: Agreement, steps: int, out: Flat
@@ -461,31 +461,31 @@ class TopK:
             Whether they are finite: small parameters are as they came, and sums may overflow.
         """
         ranks = self._groups.hosts.ranks
-        dense = np.empty(sum(of.dense_count for of in space.messages), np.float32)
+        uncompressed = np.empty(sum(of.uncompressed_count for of in space.messages), np.float32)
         at = 0
         for of, sent in zip(space.messages, rows, strict=True):
-            if of.dense_count:
-                part = dense[at : at + of.dense_count]
-                leaves = [floats(row, of.dense_at, part.size) for row in sent]
+            if of.uncompressed_count:
+                part = uncompressed[at : at + of.uncompressed_count]
+                leaves = [floats(row, of.uncompressed_at, part.size) for row in sent]
                 _core.reduce_into(leaves, "sum", part)
                 at += part.size
-        dense /= np.float32(ranks)
+        uncompressed /= np.float32(ranks)
         at = 0
         for of in space.messages:
-            for number, start, stop in of.dense:
-                target(number).put(start, dense[at : at + stop - start])
+            for number, start, stop in of.uncompressed:
+                target(number).put(start, uncompressed[at : at + stop - start])
                 at += stop - start
-        parts, absent = [], []
+        parts, all_zero = [], []
         for of, sent in zip(space.messages, rows, strict=True):
             read = [of.read(row, self._values) for row in sent]
             parts.append(read[0] if len(read) == 1 else sum_of(read))
-            flags = [Header.absent_of(row) for row in sent]
-            absent.append(flags[0] if len(flags) == 1 else np.logical_and.reduce(flags))
-        places, values = space.merge(parts, absent)
+            flags = [Header.all_zero_of(row) for row in sent]
+            all_zero.append(flags[0] if len(flags) == 1 else np.logical_and.reduce(flags))
+        places, values = space.merge(parts, all_zero)
         values = widened(values)
         for number, count, indices, there in space.by_item(places):
             _core.sparse_scatter(indices, values[there], target(number).part(0, count), ranks)
-        return bool(np.isfinite(dense).all() and np.isfinite(values).all())
+        return bool(np.isfinite(uncompressed).all() and np.isfinite(values).all())
 
     def _to_owners(
         self,
@@ -502,13 +502,13 @@ class TopK:
         space = layout.own_host_shards
         taken, values = self._take(bucket, space, chosen or {})
         rows = [
-            of.write(header, self._dense(bucket, of, own), part)
+            of.write(header, self._uncompressed(bucket, of, own), part)
             for of, part in zip(space.messages, space.split(taken, values), strict=True)
         ]
         senders = hosts.across(hosts.shard)
         came, longest = exchange_lengths(across, rows, senders, space.longest(self._values))
         headers = read_headers(came, header, senders)
-        self._keep(bucket, headers)
+        self._skip_updates(bucket, headers)
         return _Came(
             came,
             taken,
@@ -516,7 +516,7 @@ class TopK:
             space,
             layout.starts,
             all(each.finite for each in headers),
-            np.logical_and.reduce([each.absent for each in headers]),
+            np.logical_and.reduce([each.all_zero for each in headers]),
             (hosts.count - 1) * (8 * hosts.count + longest),
         )
 
@@ -543,13 +543,13 @@ class TopK:
     def _merge(self, bucket: Bucket, came: _Came, header: Header) -> Bytes:
         """The message about what this rank owns: sums, of which the largest stay."""
         of, finite = came.space.messages[self._groups.hosts.own], came.finite
-        dense = np.zeros(of.dense_count, np.float32)
+        uncompressed = np.zeros(of.uncompressed_count, np.float32)
         kept = [np.empty(0, np.uint32)]
         values = [np.empty(0, self._values)]
         if finite:
-            if dense.size:
-                leaves = [floats(row, of.dense_at, dense.size) for row in came.rows]
-                _core.reduce_into(leaves, "sum", dense)
+            if uncompressed.size:
+                leaves = [floats(row, of.uncompressed_at, uncompressed.size) for row in came.rows]
+                _core.reduce_into(leaves, "sum", uncompressed)
             read = [of.read(row, self._values) for row in came.rows]
             total = sum_of(read)
             edges = np.searchsorted(total.places, of.offsets).tolist()
@@ -558,7 +558,7 @@ class TopK:
             budgets = np.maximum.reduce(each_sent).tolist()
             for at, number in enumerate(of.items.tolist()):
                 places = total.places[edges[at] : edges[at + 1]]
-                if not places.size or came.absent[number]:
+                if not places.size or came.all_zero[number]:
                     continue
                 sums = total.values[edges[at] : edges[at + 1]]
                 scratch = np.empty_like(sums)
@@ -570,10 +570,10 @@ class TopK:
                 _core.sparse_take(scratch, best, values[-1])
                 kept.append(places[best])
                 first = int(of.starts[at] - of.offsets[at]) - came.starts[number]
-                left = self._worker.left(bucket.items[number].name)
+                left = self._send_residual.left(bucket.items[number].name)
                 left[kept[-1].astype(np.int64) + first] += scratch[best]  # what rounding dropped
-        said = Header(header.digest, header.scale, finite, came.absent)
-        return of.write(said, dense, Sparse(np.concatenate(kept), np.concatenate(values)))
+        said = Header(header.digest, header.scale, finite, came.all_zero)
+        return of.write(said, uncompressed, Sparse(np.concatenate(kept), np.concatenate(values)))
 
     def _return_dropped(self, bucket: Bucket, came: _Came, results: Sequence[Bytes]) -> None:
         """Give back to the residuals what this rank sent and nobody got."""
@@ -581,15 +581,15 @@ class TopK:
         final = [
             of.read(row, self._values) for of, row in zip(space.messages, results, strict=True)
         ]
-        got, _ = space.merge(final, [came.absent] * len(final))
+        got, _ = space.merge(final, [came.all_zero] * len(final))
         dropped = np.ones(came.places.size, np.bool_)
         if got.size:
             nearest = np.minimum(np.searchsorted(got, came.places), got.size - 1)
             dropped = got[nearest] != came.places
         places, values = came.places[dropped], widened(came.values[dropped])
         for number, _, indices, there in space.by_item(places):
-            if indices.size and not came.absent[number]:
-                self._worker.left(bucket.items[number].name)[indices] += values[there]
+            if indices.size and not came.all_zero[number]:
+                self._send_residual.left(bucket.items[number].name)[indices] += values[there]
 
     def _to_host(self, rows: Sequence[Bytes], space: Space) -> list[list[Bytes]]:
         """Bring every rank of this host the messages of each local shard."""

@@ -61,8 +61,8 @@ class Message:
         items: of each segment of the compressed ones, which of them it is; ascending.
         starts, stops: its elements.
         offsets: where each begins in the space of places; one more, where the last ends.
-        dense: the segments that go as they are: (item, start, stop).
-        dense_count: how many elements these have.
+        uncompressed: the segments that go as they are: (item, start, stop).
+        uncompressed_count: how many elements these have.
     """
 
     count: int
@@ -70,20 +70,22 @@ class Message:
     starts: Numbers
     stops: Numbers
     offsets: Numbers
-    dense: tuple[tuple[int, int, int], ...]
-    dense_count: int
+    uncompressed: tuple[tuple[int, int, int], ...]
+    uncompressed_count: int
 
     @classmethod
-    def of(cls, starts: Numbers, stops: Numbers, dense: NDArray[np.bool_]) -> Message:
+    def of(cls, starts: Numbers, stops: Numbers, uncompressed: NDArray[np.bool_]) -> Message:
         """The message about these segments, one a parameter, of which some may be empty."""
-        there, whole = stops > starts, dense
+        there, whole = stops > starts, uncompressed
         items = np.flatnonzero(there & ~whole)
         offsets = np.concatenate([[0], np.cumsum((stops - starts)[items])])
         as_they_are = tuple(
             (int(n), int(starts[n]), int(stops[n])) for n in np.flatnonzero(there & whole)
         )
         elements = sum(stop - start for _, start, stop in as_they_are)
-        return cls(len(dense), items, starts[items], stops[items], offsets, as_they_are, elements)
+        return cls(
+            len(uncompressed), items, starts[items], stops[items], offsets, as_they_are, elements
+        )
 
     @property
     def size(self) -> int:
@@ -91,31 +93,37 @@ class Message:
         return int(self.offsets[-1])
 
     @property
-    def dense_at(self) -> int:
+    def uncompressed_at(self) -> int:
         """Where their elements begin in a message, bytes."""
         return header_bytes(self.count)
 
     def longest(self, dtype: np.dtype[Any]) -> int:
         """Bytes of a message that holds every element."""
         stream = _core.pack_indices_bound(self.size, self.size)
-        return self.dense_at + 4 * self.dense_count + 8 + stream + self.size * dtype.itemsize
+        return (
+            self.uncompressed_at
+            + 4 * self.uncompressed_count
+            + 8
+            + stream
+            + self.size * dtype.itemsize
+        )
 
-    def write(self, header: Header, dense: Floats, chosen: Sparse) -> Bytes:
+    def write(self, header: Header, uncompressed: Floats, chosen: Sparse) -> Bytes:
         """A message.
 
         Args:
             header: its header.
-            dense: the small parameters' elements.
+            uncompressed: the small parameters' elements.
             chosen: in the message's own space.
         """
         places = chosen.places
         stream = np.empty(_core.pack_indices_bound(places.size, self.size), np.uint8)
         stream = stream[: _core.pack_indices(places, self.size, stream)]
-        head = np.zeros(self.dense_at, np.uint8)
+        head = np.zeros(self.uncompressed_at, np.uint8)
         header.write(head)
         lengths = np.array([places.size, stream.size], np.uint32).view(np.uint8)
         values = np.ascontiguousarray(chosen.values).view(np.uint8)
-        return np.concatenate([head, dense.view(np.uint8), lengths, stream, values])
+        return np.concatenate([head, uncompressed.view(np.uint8), lengths, stream, values])
 
     def read(self, row: Bytes, dtype: np.dtype[Any]) -> Sparse:
         """The elements in a message, in its own space.
@@ -123,7 +131,7 @@ class Message:
         Raises:
             CollectiveMismatch: it holds no such thing.
         """
-        at = self.dense_at + 4 * self.dense_count
+        at = self.uncompressed_at + 4 * self.uncompressed_count
         if row.size >= at + 8:
             count, length = (int(each) for each in row[at : at + 8].copy().view(np.uint32))
             at += 8
@@ -188,16 +196,16 @@ class Space:
         return max(of.longest(dtype) for of in self.messages)
 
     def merge(
-        self, parts: Sequence[Sparse], absent: Sequence[NDArray[np.bool_]]
+        self, parts: Sequence[Sparse], all_zero: Sequence[NDArray[np.bool_]]
     ) -> tuple[Numbers, NDArray[Any]]:
         """The elements of all messages, in this space.
 
         Args:
             parts: of each message.
-            absent: of each message, the items of which nothing is taken.
+            all_zero: of each message, the items that are; nothing is taken of them.
         """
         counts, firsts, at = [], [], 0
-        for of, part, without in zip(self.messages, parts, absent, strict=True):
+        for of, part, without in zip(self.messages, parts, all_zero, strict=True):
             edges = np.searchsorted(part.places, of.offsets)
             counts.append(np.where(without[of.items], 0, np.diff(edges)))
             firsts.append(edges[:-1] + at)
@@ -257,11 +265,13 @@ class Layout:
         return self._hosts.shard
 
     def _local(self, shard: int) -> Message:
-        return Message.of(*self._shards.local(shard), self._shards.dense)
+        return Message.of(*self._shards.local(shard), self._shards.uncompressed)
 
     def _of_hosts(self, shard: int) -> list[Message]:
         every = range(self._hosts.count)
-        return [Message.of(*self._shards.host(shard, host), self._shards.dense) for host in every]
+        return [
+            Message.of(*self._shards.host(shard, host), self._shards.uncompressed) for host in every
+        ]
 
     @cached_property
     def local_shards(self) -> Space:
