@@ -81,7 +81,7 @@ void raise_failure(const Failure& failure) {
     return;
   }
   PyObject* error = PyObject_CallFunction(type, "sisK", failure.message.c_str(), failure.rank,
-                                          failure.sequence != 0 ? name_of(failure.op) : "",
+                                          failure.names_operation() ? name_of(failure.op) : "",
                                           static_cast<unsigned long long>(failure.sequence));
   if (error == nullptr) return;
   PyErr_SetObject(type, error);

@@ -31,11 +31,17 @@ enum class FailureKind : std::uint8_t {
 struct Program;  // engine/plans/program.h
 
 struct Failure {
+  // A failure of no operation, such as a dead peer that was found between calls.
+  static Failure of_no_operation(FailureKind kind, int rank, std::string message) {
+    return {kind, rank, OpKind::kBarrier, 0, std::move(message)};
+  }
+  bool names_operation() const { return sequence != 0; }
+
   FailureKind kind = FailureKind::kNone;
-  int rank = -1;  // the rank that reports
-  OpKind op = OpKind::kBarrier;
-  std::uint64_t sequence = 0;  // number of the operation in its communicator, from 1
-  std::string message;         // names the culprit and the cure
+  int rank = -1;                 // the rank that reports
+  OpKind op = OpKind::kBarrier;  // says nothing where `sequence` is 0
+  std::uint64_t sequence = 0;    // number of the operation in its communicator, from 1; 0: none
+  std::string message;           // names the culprit and the cure
 };
 
 class PYCOLLECTIVE_PUBLIC CollectiveFailure : public std::runtime_error {

@@ -22,24 +22,26 @@ namespace {
 constexpr int kSpinsWithCores = 2000;
 constexpr int kSpinsCrowded = 20;
 constexpr int kPollsCrowded = 2;  // a look at a link costs as much as ten at a flag
-constexpr std::chrono::microseconds kYieldFor{500};
-// Shorter if threads that bring a message, or the sending rank, need that core.
-constexpr std::chrono::microseconds kYieldBeforeRing{50};
+constexpr std::chrono::microseconds kCallerYieldFor{500};
+// Shorter if the threads that bring a message and wake this one, or the sending rank, need that
+// core.
+constexpr std::chrono::microseconds kYieldBeforeWake{50};
 constexpr std::chrono::microseconds kYieldCrowded{20};
-// How long a thread sleeps while it awaits another host and the link rings no bell (MPI). (The
-// kernel adds some 50 us.)
+// How long a thread sleeps while it awaits another host and the link wakes nobody (MPI). (Linux
+// adds some 50 us.)
 constexpr std::chrono::microseconds kPollEvery{20};
 // The same for the progress thread, also while copies to or from a GPU are under way.
 constexpr std::chrono::microseconds kProgressPollEvery{200};
 // How often the progress thread looks at the device while only launches are under way. (A captured
 // graph, which may be replayed at any time, is looked at every kLookEvery.)
 constexpr std::chrono::milliseconds kWatchEvery{5};
-constexpr std::chrono::microseconds kFinishPoll{50};
-constexpr double kLongestUnwinding = 1;  // seconds
+// How often close() looks whether launches are done. A device wakes nobody.
+constexpr std::chrono::microseconds kDevicePoll{50};
+constexpr double kLongestUnwinding = 1;  // seconds that close() waits for kernels after an abort
 // How often close() looks whether another thread's call is over.
 constexpr std::chrono::milliseconds kClosePoll{1};
 // How often close() looks whether the last on_done has returned, which takes microseconds.
-constexpr std::chrono::microseconds kTellPoll{50};
+constexpr std::chrono::microseconds kCallbackPoll{50};
 
 void relax_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -55,7 +57,7 @@ Failure failure_from(const std::exception& error, OpKind kind, std::uint64_t seq
   if (const auto* known = dynamic_cast<const CollectiveFailure*>(&error)) {
     Failure failure = known->failure();
     // A link's errors name no operation.
-    if (failure.sequence == 0) failure.op = kind, failure.sequence = sequence;
+    if (!failure.names_operation()) failure.op = kind, failure.sequence = sequence;
     return failure;
   }
   const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
@@ -101,7 +103,7 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted)
   std::unique_lock lock(mutex_);
   Queue& queue = queues_.of(request);
   check_usable(lock, queue, request);
-  const std::uint64_t sequence = next_number(queue, task);
+  const std::uint64_t sequence = enqueue_order(queue, task);
   std::shared_ptr<Pending> pending;
   if (queue.items.empty() && !queue.driven) {
     queue.driven = true;
@@ -128,12 +130,12 @@ void Communicator::run(const Request& request, const InterruptHook& interrupted)
     const Failure failure = failure_from(error, request.kind, sequence, rank());
     if (fails_group(error)) fail(failure);
     storage.end();  // before other threads may close the group
-    stop_driving(queue, Driver::kCaller, true);
+    stop_driving(queue, Leftover::kHandToProgress, true);
     close_for_handler();
     throw CollectiveFailure(failure);
   }
   storage.end();
-  stop_driving(queue, Driver::kCaller, true);
+  stop_driving(queue, Leftover::kHandToProgress, true);
 }
 
 std::shared_ptr<Work> Communicator::submit(const Request& request,
@@ -153,7 +155,7 @@ std::shared_ptr<Work> Communicator::issue(Task& task, std::function<void(const F
   std::unique_lock lock(mutex_);
   Queue& queue = queues_.of(request);
   check_usable(lock, queue, request);
-  const std::uint64_t sequence = next_number(queue, task);
+  const std::uint64_t sequence = enqueue_order(queue, task);
   const auto pending =
       std::make_shared<Pending>(shared_from_this(), task, sequence, timeout, std::move(on_done));
   const bool first = queue.items.empty() && !queue.driven;
@@ -167,7 +169,7 @@ std::shared_ptr<Work> Communicator::issue(Task& task, std::function<void(const F
   // rank to arrive with a small message finishes without a change of threads. The progress thread
   // drives a large one.
   if (first)
-    act_on_first(queue, *pending, Driver::kCaller, [&] {
+    act_on_first(queue, *pending, Leftover::kHandToProgress, [&] {
       Operation& operation = pending->start();
       return operation.is_short() && operation.advance() == State::kDone;
     });
@@ -185,8 +187,8 @@ const std::shared_ptr<const Program>& Communicator::direct_paths() {
 
 void Communicator::fill_in(Task& task, bool asynchronous) {
   const Request& request = *task.request;
-  const bool on_host =
-      request.location.on_host() || request.location.device == Location::kAnyDevice;
+  const bool on_gpu =
+      !request.location.on_host() && request.location.device != Location::kAnyDevice;
   if (!request.location.on_host() && device_ && DeviceGroup::serves(request.kind))
     return fill_in_for_device(task, asynchronous);
   const bool internode = group_->messenger() != nullptr;
@@ -201,7 +203,7 @@ void Communicator::fill_in(Task& task, bool asynchronous) {
   if (!internode && task.program && task.program != request.program &&
       !Scheduled::fits(*group_, task))
     task.program = nullptr;
-  if (on_host) return;
+  if (!on_gpu) return;
   try {
     task.staging = stage(request, rank(), size());
   } catch (const cuda::DriverError& error) {
@@ -269,7 +271,7 @@ void Communicator::check_usable(std::unique_lock<std::mutex>& lock, Queue& queue
                                 const Request& request) {
   const auto refuse = [&](FailureKind kind, const std::string& why) {
     const std::uint64_t sequence = queues_.sequence_of(queue) + 1;
-    queues_.let_go(queue);
+    queues_.erase_if_empty(queue);
     const CollectiveFailure refused({kind, rank(), request.kind, sequence,
                                      std::string(name_of(request.kind)) + " refused: " + why});
     const bool failed = failure_ != nullptr;
@@ -283,12 +285,12 @@ void Communicator::check_usable(std::unique_lock<std::mutex>& lock, Queue& queue
   if (failure_) refuse(failure_->kind, "this communicator failed before: " + failure_->message);
 }
 
-bool Communicator::has_come(const Task& task, int source) const {
+bool Communicator::is_turn_of(const Task& task, int source) const {
   const std::lock_guard lock(mutex_);
-  return queues_.has_come(task, source);
+  return queues_.is_turn_of(task, source);
 }
 
-std::uint64_t Communicator::next_number(Queue& queue, Task& task) {
+std::uint64_t Communicator::enqueue_order(Queue& queue, Task& task) {
   const Request& request = *task.request;
   const std::uint64_t number = ++queues_.sequence_of(queue);
   if (queues_.numbers(request)) task.recv_order = queues_.next_order();
@@ -308,13 +310,13 @@ std::uint64_t Communicator::next_number(Queue& queue, Task& task) {
 bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
                          const InterruptHook& interrupted) {
   const Messenger* const messenger = group_->messenger();
-  const bool rung = operation.must_poll() && messenger != nullptr && messenger->rings();
-  const bool cheap = group_->may_spin() && !rung;  // what brings the message needs a core, too
-  const int most_spins = cheap                            ? kSpinsWithCores
-                         : operation.must_poll() && !rung ? kPollsCrowded
-                                                          : kSpinsCrowded;
-  auto yield_for = rung ? kYieldBeforeRing : kYieldFor;
-  if (rung && !group_->may_spin()) yield_for = kYieldCrowded;
+  const bool link_wakes = operation.must_poll() && messenger != nullptr && messenger->link_wakes();
+  const bool cheap = group_->may_spin() && !link_wakes;  // the link's threads need a core, too
+  const int most_spins = cheap                                  ? kSpinsWithCores
+                         : operation.must_poll() && !link_wakes ? kPollsCrowded
+                                                                : kSpinsCrowded;
+  auto yield_for = link_wakes ? kYieldBeforeWake : kCallerYieldFor;
+  if (link_wakes && !group_->may_spin()) yield_for = kYieldCrowded;
   int spins = 0;
   Clock::time_point sleep_from;
   for (;;) {
@@ -360,13 +362,13 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
         continue;
       }
     }
-    const bool unrung = device || (operation.must_poll() && !rung);
-    WaitingTime::Seconds longest = unrung ? WaitingTime::Seconds(kPollEvery) : kLookEvery;
+    const bool nothing_wakes = device || (operation.must_poll() && !link_wakes);
+    WaitingTime::Seconds longest = nothing_wakes ? WaitingTime::Seconds(kPollEvery) : kLookEvery;
     if (time != nullptr) longest = std::min(longest, time->left());
     group_->sleep(doorbell, std::chrono::duration_cast<std::chrono::nanoseconds>(longest));
     Sight sight(*group_);
     watch.look(operation, sight);
-    if (!interrupts(interrupted)) continue;
+    if (!run_interrupt_hook(interrupted)) continue;
     Watch::throw_if_failed(operation);
     throw CollectiveFailure(
         {FailureKind::kAborted, rank(), operation.request().kind, operation.sequence(),
@@ -375,22 +377,22 @@ bool Communicator::drive(Operation& operation, Watch& watch, WaitingTime* time,
 }
 
 template <class Act>
-bool Communicator::act_on_first(Queue& queue, Pending& item, Driver driver, const Act& act) {
+bool Communicator::act_on_first(Queue& queue, Pending& item, Leftover leftover, const Act& act) {
   Failure failure;
   bool fails = true;
   try {
     const bool done = act();
     if (done)
-      finish_first(queue, driver, nullptr);
+      finish_first(queue, leftover, nullptr);
     else
-      stop_driving(queue, driver, false);
+      stop_driving(queue, leftover, false);
     return done;
   } catch (const std::exception& error) {
     failure = failure_from(error, item.request().kind, item.sequence(), rank());
     fails = fails_group(error);
   }
   if (fails) fail(failure);
-  finish_first(queue, driver, &failure);
+  finish_first(queue, leftover, &failure);
   return true;
 }
 
@@ -419,7 +421,7 @@ State Communicator::drive_each(bool look, bool& awaits_device) {
       queue->driven_item = item.get();
     }
     State state = State::kProgressed;
-    act_on_first(*queue, *item, Driver::kProgressThread, [&] {
+    act_on_first(*queue, *item, Leftover::kSeenByPolling, [&] {
       Operation& operation = item->start();
       state = operation.advance();
       if (state == State::kDone) return true;
@@ -440,18 +442,18 @@ bool Communicator::help(Pending& awaited, WaitingTime& time, const InterruptHook
   std::unique_lock lock(mutex_);
   Queue& queue = queues_.of(awaited.request());
   if (!queue.waits()) {
-    queues_.let_go(queue);
+    queues_.erase_if_empty(queue);
     return false;
   }
   const std::shared_ptr<Pending> item = queue.items.front();
   queue.driven = true;
   queue.driven_item = item.get();
   lock.unlock();
-  return act_on_first(queue, *item, Driver::kCaller,
+  return act_on_first(queue, *item, Leftover::kHandToProgress,
                       [&] { return drive(item->start(), item->watch(), &time, interrupted); });
 }
 
-void Communicator::stop_driving(Queue& queue, Driver driver, bool ended) {
+void Communicator::stop_driving(Queue& queue, Leftover leftover, bool ended) {
   bool more = false;
   bool others_wait = false;
   {
@@ -460,38 +462,39 @@ void Communicator::stop_driving(Queue& queue, Driver driver, bool ended) {
     queue.driven_item = nullptr;
     more = !queue.items.empty();
     others_wait = ended && queues_.may_let_others_go_on(queue);
-    queues_.let_go(queue);
+    queues_.erase_if_empty(queue);
   }
   // Other receives may go on now.
-  if (others_wait) group_->ring_own();
+  if (others_wait) group_->wake_own_threads();
   const bool watch = device_ && device_->wants_watch();
-  if (watch || (more && driver == Driver::kCaller)) progress_->carry_on(shared_from_this());
+  if (watch || (more && leftover == Leftover::kHandToProgress))
+    progress_->carry_on(shared_from_this());
 }
 
-void Communicator::finish_first(Queue& queue, Driver driver, const Failure* failure) {
-  std::list<std::shared_ptr<Pending>> first;
+void Communicator::finish_first(Queue& queue, Leftover leftover, const Failure* failure) {
+  std::list<std::shared_ptr<Pending>> ended;
   {
     const std::lock_guard lock(mutex_);
-    first.splice(first.end(), queue.items, queue.items.begin());
-    count_telling(*first.front());
+    ended.splice(ended.end(), queue.items, queue.items.begin());
+    count_finishing(*ended.front());
   }
-  stop_driving(queue, driver, true);
-  end(first, failure);
+  stop_driving(queue, leftover, true);
+  end(ended, failure);
 }
 
 void Communicator::end(const std::list<std::shared_ptr<Pending>>& items, const Failure* failure) {
-  int told = 0;
+  int counted = 0;
   for (const std::shared_ptr<Pending>& item : items) {
-    told += item->tells() ? 1 : 0;
+    counted += item->holds_up_close() ? 1 : 0;
     item->finish(failure);
   }
-  if (told == 0) return;
+  if (counted == 0) return;
   const std::lock_guard lock(mutex_);
-  telling_ -= told;
+  finishing_ -= counted;
 }
 
 std::chrono::nanoseconds Communicator::longest_sleep() const {
-  if (awaits_device_ || (group_->messenger() != nullptr && !group_->messenger()->rings()))
+  if (awaits_device_ || (group_->messenger() != nullptr && !group_->messenger()->link_wakes()))
     return kProgressPollEvery;
   if (device_ && device_->launched()) return kWatchEvery;
   return kLookEvery;
@@ -516,12 +519,12 @@ bool Communicator::needs_driving() const {
                      [](const auto& each) { return each.second.waits(); });
 }
 
-bool Communicator::telling() const {
+bool Communicator::is_finishing() const {
   const std::lock_guard lock(mutex_);
-  return telling_ > 0;
+  return finishing_ > 0;
 }
 
-// Failures: the first cause counts, and ends all that is pending.
+// Failures. The first cause that this rank knew is what failure() and later calls give.
 
 bool Communicator::heard_of_failure() const {
   const auto notice = group_->messenger() != nullptr ? group_->messenger()->notice() : nullptr;
@@ -530,7 +533,7 @@ bool Communicator::heard_of_failure() const {
 
 std::optional<Failure> Communicator::reported_failure() const {
   const auto reported = [&](FailureKind kind, const std::string& report, int reporter) {
-    return Failure{kind, rank(), OpKind::kBarrier, 0, reported_text(report, reporter, rank())};
+    return Failure::of_no_operation(kind, rank(), reported_text(report, reporter, rank()));
   };
   const FailureRecord record = group_->failure();
   if (record.kind != FailureKind::kNone)
@@ -554,17 +557,17 @@ bool Communicator::failed() const {
 }
 
 void Communicator::fail(const Failure& failure) {
-  bool tell = false;
-  bool first = false;  // whether this rank is the first to find it
+  bool notify = false;
+  bool found_first = false;  // no other rank has reported a failure
   std::shared_ptr<const Failure> cause;
   std::list<std::shared_ptr<Pending>> ended;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
     // Also if this rank has known it before and told nobody.
-    tell = group_->messenger() != nullptr && !told_;
-    told_ = true;
-    first = tell && group_->failure().kind == FailureKind::kNone && !heard_of_failure();
+    notify = group_->messenger() != nullptr && !peers_notified_;
+    peers_notified_ = true;
+    found_first = notify && group_->failure().kind == FailureKind::kNone && !heard_of_failure();
     if (!failure_) failure_ = std::make_shared<Failure>(failure);
     cause = failure_;
     group_->fail(cause->kind, cause->message);
@@ -573,12 +576,15 @@ void Communicator::fail(const Failure& failure) {
       auto first = queue.items.begin();
       if (first != queue.items.end() && first->get() == queue.driven_item) ++first;
       ended.splice(ended.end(), queue.items, first, queue.items.end());
-      queues_.let_go(queue);
+      queues_.erase_if_empty(queue);
     }
-    for (const std::shared_ptr<Pending>& item : ended) count_telling(*item);
+    for (const std::shared_ptr<Pending>& item : ended) count_finishing(*item);
   }
-  if (tell) group_->messenger()->tell({cause->kind, rank(), cause->message}, first);
+  if (notify) group_->messenger()->tell({cause->kind, rank(), cause->message}, found_first);
   if (device_) device_->abort();
+  // On purpose not with `cause`. It is mostly the same one, but `failure` names the operation that
+  // saw it, which a report from a peer does not. It differs where this rank only knew of a peer's
+  // failure, and abort() or a timeout comes before any operation has seen it.
   end(ended, &failure);
 }
 
@@ -587,15 +593,16 @@ void Communicator::tell_own_notice() {
   if (!notice || notice->reporter != rank()) return;
   {
     const std::lock_guard lock(mutex_);
-    if (told_) return;
+    if (peers_notified_) return;
   }
-  fail({notice->kind, rank(), OpKind::kBarrier, 0, notice->report});
+  fail(Failure::of_no_operation(notice->kind, rank(), notice->report));
 }
 
 void Communicator::abort(const std::string& reason) {
   if (forked()) return;
-  fail({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
-        "rank " + std::to_string(rank()) + " aborted the communicator: " + reason});
+  fail(Failure::of_no_operation(
+      FailureKind::kAborted, rank(),
+      "rank " + std::to_string(rank()) + " aborted the communicator: " + reason));
 }
 
 std::shared_ptr<const Failure> Communicator::failure() {
@@ -629,14 +636,15 @@ void Communicator::check_peers() {
   {
     const std::lock_guard lock(mutex_);
     if (closed_)
-      throw CollectiveFailure({FailureKind::kConfiguration, rank(), OpKind::kBarrier, 0,
-                               "this communicator is closed"});
+      throw CollectiveFailure(Failure::of_no_operation(FailureKind::kConfiguration, rank(),
+                                                       "this communicator is closed"));
     found = reported_failure();
     for (const Member each : group_->members())
       if (!found && each != group_->me() && !group_->alive(each))
-        found = Failure{FailureKind::kPeerFailure, rank(), OpKind::kBarrier, 0,
-                        loss_text(group_->describe(each) + " died: its process ended",
-                                  group_->rank_of(each), rank())};
+        found =
+            Failure::of_no_operation(FailureKind::kPeerFailure, rank(),
+                                     loss_text(group_->describe(each) + " died: its process ended",
+                                               group_->rank_of(each), rank()));
   }
   if (found) fail(*found);
   if (const auto known = failure()) throw CollectiveFailure(*known);
@@ -662,7 +670,7 @@ void Communicator::watch_device(bool look) {
   }
   if (failed) device_->abort();
   std::optional<Failure> failure;
-  // First without the driver: a call of it may wait for the kernel that waits for a dead peer.
+  // First without the driver: a call of it may wait for the GPU kernel that waits for a dead peer.
   // fail() sets the abort word before it calls the driver.
   if (!failed && look && device_->under_way()) failure = device_->lost_peer(*group_);
   if (failure) return fail(*failure);
@@ -696,38 +704,40 @@ void Communicator::finish_device(const InterruptHook& stop) {
     if (stop && stop()) {
       abort("interrupted");
     } else if (time.is_over(Clock::now())) {
-      fail({FailureKind::kTimeout, rank(), OpKind::kBarrier, 0,
-            "rank " + std::to_string(rank()) +
-                " timed out where it closed its communicator: after its timeout of " +
-                seconds_text(seconds) +
-                " work was still under way on GPUs: look at what is on their streams before"});
+      fail(Failure::of_no_operation(
+          FailureKind::kTimeout, rank(),
+          "rank " + std::to_string(rank()) +
+              " timed out where it closed its communicator: after its timeout of " +
+              seconds_text(seconds) +
+              " work was still under way on GPUs: look at what is on their streams before"));
     }
-    std::this_thread::sleep_for(kFinishPoll);
+    std::this_thread::sleep_for(kDevicePoll);
   }
-  // Waits on the device end within milliseconds; until then kernels write the caller's memory.
+  // Waits on the device end within milliseconds; until then GPU kernels write the caller's memory.
   for (WaitingTime time(kLongestUnwinding); !device_->look() && !time.is_over(Clock::now());)
-    std::this_thread::sleep_for(kFinishPoll);
+    std::this_thread::sleep_for(kDevicePoll);
 }
 
 // Signal handlers that call a communicator whose call is blocked on the same thread.
 
-bool Communicator::interrupts(const InterruptHook& interrupted) {
+bool Communicator::run_interrupt_hook(const InterruptHook& interrupted) {
   if (!interrupted) return false;
   const auto me = std::this_thread::get_id();
   {
     const std::lock_guard lock(mutex_);
-    asking_.push_back(me);
-    asked_ = asking_.size();
+    in_interrupt_hook_.push_back(me);
+    interrupt_hooks_running_ = in_interrupt_hook_.size();
   }
   const bool stop = interrupted();
   const std::lock_guard lock(mutex_);
-  asking_.erase(std::find(asking_.begin(), asking_.end(), me));
-  asked_ = asking_.size();
-  return stop || closes_after_call_ == me;
+  in_interrupt_hook_.erase(std::find(in_interrupt_hook_.begin(), in_interrupt_hook_.end(), me));
+  interrupt_hooks_running_ = in_interrupt_hook_.size();
+  return stop || closing_caller_ == me;
 }
 
 void Communicator::refuse_in_handler(OpKind kind) const {
-  if (asked_.load(std::memory_order_relaxed) == 0) return;  // a thread sees its own stores
+  if (interrupt_hooks_running_.load(std::memory_order_relaxed) == 0)
+    return;  // a thread sees its own stores
   {
     const std::lock_guard lock(mutex_);
     if (!in_handler()) return;
@@ -743,13 +753,14 @@ void Communicator::refuse_in_handler(OpKind kind) const {
 void Communicator::close_for_handler() {
   {
     const std::lock_guard lock(mutex_);
-    if (closes_after_call_ != std::this_thread::get_id()) return;
+    if (closing_caller_ != std::this_thread::get_id()) return;
   }
   close({});
 }
 
 bool Communicator::in_handler() const {
-  return std::find(asking_.begin(), asking_.end(), std::this_thread::get_id()) != asking_.end();
+  return std::find(in_interrupt_hook_.begin(), in_interrupt_hook_.end(),
+                   std::this_thread::get_id()) != in_interrupt_hook_.end();
 }
 
 // Closing: what is under way ends first, and no thread touches the group afterwards.
@@ -760,7 +771,7 @@ void Communicator::close(const InterruptHook& interrupted) {
   {
     const std::lock_guard lock(mutex_);
     is_in_handler = in_handler();
-    if (is_in_handler) closes_after_call_ = std::this_thread::get_id();
+    if (is_in_handler) closing_caller_ = std::this_thread::get_id();
   }
   // The call that is blocked on this thread goes on only once this returns.
   if (is_in_handler) return abort("a signal handler closed it in the middle of a call");
@@ -769,7 +780,7 @@ void Communicator::close(const InterruptHook& interrupted) {
   const bool worked = !failed();
   if (!closed()) {
     closing_ = true;
-    group_->ring_own();
+    group_->wake_own_threads();
   }
   if (device_) finish_device(stop);
   for (std::shared_ptr<Pending> last; !close_if_idle(last); last = nullptr) {
@@ -787,7 +798,7 @@ void Communicator::close(const InterruptHook& interrupted) {
     }
   }
   // An on_done may need what the caller destroys next.
-  while (telling()) std::this_thread::sleep_for(kTellPoll);
+  while (is_finishing()) std::this_thread::sleep_for(kCallbackPoll);
   // A replay may wait for a failed peer, and nobody watches it from now on.
   if (device_ && failed()) device_->abort();
   {
@@ -797,8 +808,9 @@ void Communicator::close(const InterruptHook& interrupted) {
     group_->leave();
   }
   if (stopped)
-    throw CollectiveFailure({FailureKind::kAborted, rank(), OpKind::kBarrier, 0,
-                             "rank " + std::to_string(rank()) + " was interrupted in close()"});
+    throw CollectiveFailure(
+        Failure::of_no_operation(FailureKind::kAborted, rank(),
+                                 "rank " + std::to_string(rank()) + " was interrupted in close()"));
   // Nobody else is told of work on the device that has failed meanwhile.
   if (device_ && worked && failed()) throw CollectiveFailure(*failure_);
 }
@@ -819,7 +831,7 @@ bool Communicator::close_if_idle(std::shared_ptr<Pending>& last) {
 bool Communicator::closed() const {
   if (forked()) return true;  // a thread of the parent may have held the lock
   const std::lock_guard lock(mutex_);
-  return closed_ || closes_after_call_ != std::thread::id();
+  return closed_ || closing_caller_ != std::thread::id();
 }
 
 }  // namespace pycollective

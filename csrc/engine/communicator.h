@@ -4,6 +4,11 @@
 // A synchronous call with nothing pending before it runs on the caller's thread and allocates
 // nothing. All other calls are pending work. The progress thread or a waiting caller drives them;
 // one thread at a time drives a queue.
+//
+// The words. A Request holds the caller's arguments. It becomes a Task, which has the options
+// filled in. An Operation, a state machine, carries it out. A Pending is a queued operation; the
+// caller sees it as its Work. A Program is an execution plan. Without one the built-in paths run,
+// which work on one host alone.
 #pragma once
 
 #include <atomic>
@@ -60,13 +65,13 @@ class Communicator final : public Collectives,
   static const std::shared_ptr<const Program>& direct_paths();
 
   // Throws CollectiveFailure (kConfiguration) unless each of `ranks` may commit so many bytes of
-  // shared memory: the kernel would kill a process that touched memory it does not have. Set before
+  // shared memory: Linux would kill a process that touched memory it does not have. Set before
   // the first call; without it nothing is checked.
   using MemoryCheck = std::function<void(OpKind, std::size_t bytes, int ranks)>;
   void set_memory_check(MemoryCheck check) { memory_check_ = std::move(check); }
 
-  // From then on kernels carry out calls on arrays of its GPU. Called at most once, before any such
-  // call, on all ranks or none.
+  // From then on GPU kernels carry out calls on arrays of its GPU. Called at most once, before any
+  // such call, on all ranks or none.
   void set_device(std::shared_ptr<DeviceGroup> device) { device_ = std::move(device); }
   const std::shared_ptr<DeviceGroup>& device() const { return device_; }
   // Drops the sources of plans, which may hold Python objects.
@@ -92,7 +97,7 @@ class Communicator final : public Collectives,
 
   // For a blocked call: calls `interrupted`, which may run a signal handler (or a finalizer) that
   // calls this communicator on this thread. True also if that has closed it.
-  bool interrupts(const InterruptHook& interrupted);
+  bool run_interrupt_hook(const InterruptHook& interrupted);
   // Refuses a call made by such a handler: it would wait for the call that it interrupts.
   void refuse_in_handler(OpKind kind) const;
   // A blocked call that ends closes the communicator where such a handler asked for it.
@@ -101,7 +106,7 @@ class Communicator final : public Collectives,
   // For the progress thread: drives each queue that no other thread drives by one step. kDone:
   // there was none. `look`: also check for dead peers and timeouts.
   State poll(bool look);
-  // How long the progress thread may sleep after its last poll() unless a doorbell rings.
+  // How long the progress thread may sleep after its last poll() unless it is woken.
   std::chrono::nanoseconds longest_sleep() const;
 
   // For a waiting thread: drives the queue of `awaited` until it is done (true), until `time` is
@@ -111,7 +116,7 @@ class Communicator final : public Collectives,
  private:
   // Fills in what the request leaves open: its program, and the wire.
   void fill_in(Task& task, bool asynchronous);
-  // The same for calls that kernels carry out.
+  // The same for calls that GPU kernels carry out.
   void fill_in_for_device(Task& task, bool asynchronous);
   // Throws unless there is shared memory for the call.
   void require_memory(const Task& task);
@@ -121,23 +126,24 @@ class Communicator final : public Collectives,
   // Fails the communicator and throws: peers would wait for what this rank's driver cannot do.
   [[noreturn]] void fail_call(const Request& request, const cuda::DriverError& error);
   // A failure on the device fails the communicator, and a failed communicator ends waits on the
-  // device. `look`: also check whether the peers live. Not under the lock. Does nothing while the
-  // group is being left, or after that.
+  // device. `look`: also check whether the peers live. Requires mutex_ not held. Does nothing while
+  // the group is being left, or after that.
   void watch_device(bool look);
   // Waits until no launch is under way on any rank's device. If that takes longer than the
   // communicator's timeout, the communicator fails.
   void finish_device(const InterruptHook& stop);
   bool device_is_done();
-  // Throws if closed or failed. Under the lock, which it releases before it throws.
+  // Throws if closed or failed. Requires mutex_ held (`lock`), and releases it before it throws.
   void check_usable(std::unique_lock<std::mutex>& lock, Queue& queue, const Request& request);
-  bool has_come(const Task& task, int source) const override;
+  bool is_turn_of(const Task& task, int source) const override;
   bool closes() const override { return closing_; }
   bool heard_of_failure() const;  // from another host
-  // The failure that another rank has reported. Under the lock, before the group is left.
+  // The failure that another rank has reported. Requires mutex_ held, and a group not left yet.
   std::optional<Failure> reported_failure() const;
-  void learn_failure() const;  // keeps it, unless closed; under the lock
+  // Keeps that failure, unless closed. Requires mutex_ held.
+  void learn_failure() const;
   // If the messenger has found a failure on this rank, fails the communicator with it, unless the
-  // other ranks have been told: they may wait for this rank. Not under the lock.
+  // other ranks have been told: they may wait for this rank. Requires mutex_ not held.
   void tell_own_notice();
   // Closes if nothing is under way. Otherwise `last` is the last operation issued, or null for a
   // synchronous call.
@@ -146,27 +152,30 @@ class Communicator final : public Collectives,
   // Drives until done (true) or until `time`, if given, is over (false). Sleeps while blocked.
   bool drive(Operation& operation, Watch& watch, WaitingTime* time,
              const InterruptHook& interrupted);
-  bool in_handler() const;  // of a call that is blocked on this thread; under the lock
-  // Who drives. The progress thread looks at every queue anyway; a caller must hand over what is
-  // left to it.
-  enum class Driver { kProgressThread, kCaller };
+  // Whether an interrupt hook of this communicator runs on this thread. Requires mutex_ held.
+  bool in_handler() const;
+  // Who carries on what is left in a queue: a thread that polls every queue and so sees it, or the
+  // progress thread, which has to be told.
+  enum class Leftover { kSeenByPolling, kHandToProgress };
   // For the thread that drives `queue`. `act` drives the first item and returns whether it is done.
   // A failure ends the item and fails the communicator, and counts as done.
   template <class Act>
-  bool act_on_first(Queue& queue, Pending& item, Driver driver, const Act& act);
+  bool act_on_first(Queue& queue, Pending& item, Leftover leftover, const Act& act);
   // `ended`: one of its operations has.
-  void stop_driving(Queue& queue, Driver driver, bool ended);
+  void stop_driving(Queue& queue, Leftover leftover, bool ended);
   // As poll(). Sets `awaits_device` if an operation awaits a GPU.
   State drive_each(bool look, bool& awaits_device);
-  // Finishes items that were taken from their queues and counted by count_telling().
+  // Finishes items that were taken from their queues and counted by count_finishing(). Requires
+  // mutex_ not held: an on_done may call this communicator.
   void end(const std::list<std::shared_ptr<Pending>>& items, const Failure* failure);
-  bool telling() const;
-  void count_telling(const Pending& item) { telling_ += item.tells() ? 1 : 0; }  // under the lock
-  void finish_first(Queue& queue, Driver driver, const Failure* failure);
-  // The number of a queue's next operation. A send also takes its place among the sends to its
-  // peer, a launch its turn on its stream, a receive its place among all receives, if one of them
-  // is from any rank. Under the lock.
-  std::uint64_t next_number(Queue& queue, Task& task);
+  bool is_finishing() const;
+  // Requires mutex_ held.
+  void count_finishing(const Pending& item) { finishing_ += item.holds_up_close() ? 1 : 0; }
+  void finish_first(Queue& queue, Leftover leftover, const Failure* failure);
+  // Gives a call its place: the number of the queue's next operation, which it returns. A send also
+  // takes its place among the sends to its peer, a launch its turn on its stream, a receive its
+  // place among all receives, if one of them is from any rank. Requires mutex_ held.
+  std::uint64_t enqueue_order(Queue& queue, Task& task);
   // Tells the group, and ends all pending operations. One that another thread drives is ended by
   // that thread.
   void fail(const Failure& failure);
@@ -178,15 +187,19 @@ class Communicator final : public Collectives,
   MemoryCheck memory_check_;
   std::atomic<Wire> wire_{Wire::kRaw};
   std::atomic<double> timeout_;
+  // Guards the members below that are neither atomic nor the progress thread's. Not held while an
+  // on_done runs, or while a link or a GPU's driver is called.
   mutable std::mutex mutex_;
+  // Held while a thread reads the peers' memory to watch the device, and while close() leaves the
+  // group, after which that memory may serve another. Taken before mutex_, never while it is held.
   std::mutex leaving_mutex_;
   Queues queues_;
   mutable std::shared_ptr<const Failure> failure_;
-  bool told_ = false;  // whether the other ranks were told of failure_
-  int telling_ = 0;    // operations that are over and whose on_done has not returned
-  std::vector<std::thread::id> asking_;  // threads that are in interrupts()
-  std::atomic<std::size_t> asked_{0};    // how many
-  std::thread::id closes_after_call_;    // whose blocked call is to close the communicator
+  bool peers_notified_ = false;                     // of failure_, the ranks of other hosts
+  int finishing_ = 0;                               // operations in finish() that close() waits for
+  std::vector<std::thread::id> in_interrupt_hook_;  // threads that are in run_interrupt_hook()
+  std::atomic<std::size_t> interrupt_hooks_running_{0};  // how many
+  std::thread::id closing_caller_;  // whose blocked call closes the communicator as it ends
   std::atomic<bool> closing_{false};
   bool closed_ = false;
   bool awaits_device_ = false;  // some operation, at the last poll(); the progress thread's

@@ -71,7 +71,7 @@ Group::Group(std::shared_ptr<Node> node, Member me, const std::vector<Token>& to
     finish_deferred_closes();
     messenger_ =
         std::make_shared<Messenger>(std::move(world_.link), world_.id, world_.rank,
-                                    std::move(others), [peer = node_->own()] { peer->ring(); });
+                                    std::move(others), [peer = node_->own()] { peer->wake(); });
   }
   messages_ = std::make_unique<Messages>(size_, messenger_.get());
 }
@@ -96,9 +96,9 @@ std::size_t Group::allocate_channel_buffer(std::size_t bytes) {
 void Group::wake_peers() {
   // The thread that clears a bit wakes its owner, so each sleep costs one system call.
   const Mask asleep = sleepers().fetch_and(bit(me_), std::memory_order_seq_cst);
-  // Peers may have set any bits: ring only members that exist.
+  // Peers may have set any bits: wake only members that exist.
   for (const Member each : members())
-    if (each != me_ && (asleep & bit(each)) != 0) members_[each.at()]->ring();
+    if (each != me_ && (asleep & bit(each)) != 0) members_[each.at()]->wake();
 }
 
 void Group::sleep(std::uint32_t doorbell, std::chrono::nanoseconds limit) const {
@@ -117,7 +117,7 @@ void Group::fail(FailureKind kind, const std::string& report) {
     std::uint64_t none = 0;
     mailbox(each).failure.compare_exchange_strong(none, word, std::memory_order_acq_rel);
   }
-  for (const auto& member : members_) member->ring();
+  for (const auto& member : members_) member->wake();
 }
 
 std::string Group::report_of(Member reporter) const {
@@ -164,7 +164,7 @@ void Group::leave() {
     // Once both bits are set, the mailbox may serve another group.
     if (!mapped) mailbox(each).unmapped.fetch_or(bit(me_), std::memory_order_acq_rel);
     mailbox(each).left.fetch_or(bit(me_), std::memory_order_acq_rel);
-    members_[each.at()]->ring();
+    members_[each.at()]->wake();
   }
   if (!let_go) return;
   const std::lock_guard lock(channels_mutex_);

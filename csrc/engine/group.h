@@ -118,7 +118,7 @@ class Group {
   void announce_sleep() { sleepers().fetch_or(bit(me_), std::memory_order_seq_cst); }
   void sleep(std::uint32_t doorbell, std::chrono::nanoseconds limit) const;
   // Wakes this process's own threads: one may wait for what another has just done.
-  void ring_own() const { node_->own()->ring(); }
+  void wake_own_threads() const { node_->own()->wake(); }
 
   // Tells every member of a failure; no peer has to be alive. The first one wins in each mailbox.
   // One thread at a time, and not after leave(): the memory may serve another group by then.

@@ -87,7 +87,7 @@ bool Pending::wait(double timeout, const InterruptHook& interrupted) {
   while (!done()) {
     if (owner->help(*this, time, stop)) continue;
     if (time.is_over(Clock::now())) return done() && result();
-    if (!stopped && owner->interrupts(stop)) {
+    if (!stopped && owner->run_interrupt_hook(stop)) {
       stopped = true;
       owner->abort("interrupted");
       time = WaitingTime(kForever);  // not long: the driving thread sees the failure after a chunk

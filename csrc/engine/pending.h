@@ -78,8 +78,11 @@ class Pending final : public Work {
   // Makes and starts the operation, once. Only for the thread that drives its queue. May throw.
   Operation& start();
 
-  // Whether finish() still needs the group, or calls an on_done. Valid until finish() begins.
-  bool tells() const { return on_done_ || (operation_ != nullptr && operation_->must_poll()); }
+  // Whether close() waits for finish(): it needs the group, or calls an on_done. Valid until
+  // finish() begins.
+  bool holds_up_close() const {
+    return on_done_ || (operation_ != nullptr && operation_->must_poll());
+  }
   // Called once, by the thread that drove it or failed its communicator. Null: success. It is done
   // before on_done is called; Communicator::close() waits for that call, too.
   void finish(const Failure* failure);

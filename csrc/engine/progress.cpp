@@ -19,7 +19,7 @@ namespace pycollective {
 namespace {
 
 // Shorter than a caller's own wait: this thread's core is missing for computation.
-constexpr std::chrono::microseconds kYieldFor{100};
+constexpr std::chrono::microseconds kProgressYieldFor{100};
 // With nothing pending there is nothing to look for; but no wait is unbounded.
 constexpr std::chrono::seconds kIdleWait{60};
 
@@ -56,7 +56,7 @@ void Progress::stop() {
     left.swap(state_->active);
   }
   if (!thread.joinable()) return;
-  state_->node->own()->ring();
+  state_->node->own()->wake();
   // The thread may hold the last communicator, and so be the one that ends here.
   if (thread.get_id() == std::this_thread::get_id())
     thread.detach();
@@ -83,7 +83,7 @@ void Progress::carry_on(const std::shared_ptr<Communicator>& communicator) {
       }
     }
   }
-  state_->node->own()->ring();
+  state_->node->own()->wake();
 }
 
 void Progress::run(const std::shared_ptr<State>& state) {
@@ -95,7 +95,7 @@ void Progress::run(const std::shared_ptr<State>& state) {
   for (;;) {
     // Without the lock: this may destroy a communicator, and with the last one this object.
     active.clear();
-    const std::uint32_t rung = doorbell.load();
+    const std::uint32_t seen = doorbell.load();
     {
       const std::lock_guard lock(state->mutex);
       if (state->stop) return;
@@ -109,7 +109,7 @@ void Progress::run(const std::shared_ptr<State>& state) {
     }
     done.clear();  // now, rather than after a long sleep
     if (active.empty()) {
-      futex_wait(doorbell, rung, kIdleWait);
+      futex_wait(doorbell, seen, kIdleWait);
       sleep_from = {};
       continue;
     }
@@ -128,9 +128,9 @@ void Progress::run(const std::shared_ptr<State>& state) {
     } else if (sleepy) {
       std::chrono::nanoseconds longest = kLookEvery;
       for (const auto& each : active) longest = std::min(longest, each->longest_sleep());
-      futex_wait(doorbell, rung, longest);
+      futex_wait(doorbell, seen, longest);
     } else {
-      if (sleep_from == Clock::time_point{}) sleep_from = now + kYieldFor;
+      if (sleep_from == Clock::time_point{}) sleep_from = now + kProgressYieldFor;
       sched_yield();
     }
   }

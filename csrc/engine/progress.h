@@ -2,7 +2,7 @@
 // communicators.
 //
 // The first asynchronous operation that does not finish at once starts it. It sleeps at the
-// process's doorbell whenever it can do nothing.
+// process's doorbell (a futex) whenever it can do nothing.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // Drives `communicator` until it has nothing pending. Thread-safe; not under its lock.
+  // Drives `communicator` until it has nothing pending. Thread-safe. Requires its mutex_ not held.
   void carry_on(const std::shared_ptr<Communicator>& communicator);
 
   // Whether the thread runs.

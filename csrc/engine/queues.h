@@ -1,5 +1,5 @@
 // The queues of a communicator: one for collectives, and one for each direction, peer and tag of
-// messages. Not thread-safe: used under the communicator's lock.
+// messages. Not thread-safe: requires the communicator's mutex_ held.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ class Queues {
     return is_tagged(queue) ? made(queue.key & ~kTags).sequence : queue.sequence;
   }
   // Deletes a queue that is empty: a program may use ever new tags.
-  void let_go(Queue& queue) {
+  void erase_if_empty(Queue& queue) {
     if (is_tagged(queue) && queue.items.empty() && !queue.driven) queues_.erase(queue.key);
   }
   // The first queue from `key` on that waits for a thread; null if there is none.
@@ -61,8 +61,8 @@ class Queues {
   std::uint64_t next_order() { return ++recvs_; }
   // Whether the end of one of its operations may let other receives go on.
   bool may_let_others_go_on(const Queue& queue) const { return from_any_ && receives(queue); }
-  // Whether all receives have ended that were issued earlier and may take a message of `source`.
-  bool has_come(const Task& task, int source) const {
+  // Whether no receive that was issued before `task` may still take a message of rank `source`.
+  bool is_turn_of(const Task& task, int source) const {
     const int others = task.request->root == kAnySource ? source : kAnySource;
     const auto found = queues_.find(key_of(OpKind::kRecv, others, task.request->tag));
     if (found == queues_.end()) return true;

@@ -34,7 +34,7 @@ struct Task {
   double timeout;                // seconds; 0: the communicator's
   std::uint64_t recv_order = 0;  // of receives, where some are from any rank; else 0
 
-  // Of arrays on a GPU, one of these two: by way of the host, or by kernels.
+  // Of arrays on a GPU, one of these two: by way of the host, or by GPU kernels.
   std::shared_ptr<cuda::Staging> staging;
   std::shared_ptr<DeviceGroup> device;
   bool captured = false;                    // its stream was being captured at the call

@@ -19,7 +19,7 @@ class Sight {
  public:
   explicit Sight(const Group& group) : group_(group), now_(Clock::now()) {}
   Clock::time_point now() const { return now_; }
-  // The other members that are dead or have left. Asks the kernel on the first call.
+  // The other members that are dead or have left. Asks Linux on the first call.
   Mask gone();
   // True on the first call alone: one warning is written, however many operations wait.
   bool may_warn() { return !std::exchange(has_warned_, true); }

@@ -142,7 +142,7 @@ class MpiLink final : public Link {
     losses_.pop_front();
     return loss;
   }
-  bool ring_with(std::function<void()>) override {
+  bool wake_with(std::function<void()>) override {
     used_ = true;
     return false;
   }

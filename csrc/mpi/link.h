@@ -1,8 +1,8 @@
 // Messages between hosts over MPI: whichever MPI the program was launched with.
 //
-// Every call is non-blocking and polled. MPI wakes nobody, so it rings no bell. A receive can be
-// cancelled until its message has been matched; a send never (MPI-4 deprecates it, and MPICH over
-// UCX crashes): it ends when its receiver takes it, or MPI has copied it.
+// Every call is non-blocking and polled. MPI wakes nobody. A receive can be cancelled until its
+// message has been matched; a send never (MPI-4 deprecates it, and MPICH over UCX crashes): it ends
+// when its receiver takes it, or MPI has copied it.
 #pragma once
 
 #include <cstddef>

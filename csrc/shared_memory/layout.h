@@ -77,7 +77,7 @@ struct SegmentHeader {
   std::uint64_t magic;
   std::uint64_t token[2];
   std::atomic<std::uint32_t> gone;  // 1 once its process has stopped using it, and may live on
-  alignas(kLine) std::atomic<std::uint32_t> doorbell;  // futex; rung by peers, then woken
+  alignas(kLine) std::atomic<std::uint32_t> doorbell;  // futex; peers add 1, then wake
 };
 
 // All of a call that ranks must agree on (engine/operations/arrival.h).
@@ -134,7 +134,7 @@ struct Mailbox {
     std::atomic<std::uint64_t> mark;
   } published[kChunkSlots];
   // Peers write the next four words. Member m alone sets bit m of a mask.
-  // A member sleeps and wants its doorbell rung; the ringing peer clears the bit. Only the mask in
+  // A member sleeps and wants to be woken; the peer that wakes it clears the bit. Only the mask in
   // member 0's mailbox is used, by all: one line that stays shared in every cache while nobody
   // sleeps.
   alignas(kLine) std::atomic<Mask> sleepers;
@@ -166,7 +166,7 @@ static_assert(sizeof(Arrival) == kLine && sizeof(SendingHalf) == kLine &&
               sizeof(ReceivingHalf) == kLine);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "flags must work across processes");
 
-// The kernel's wait on a word of shared memory.
+// Waits in Linux on a word of shared memory (a futex).
 // Returns when woken, when the word is not `expected`, on a signal, or after `limit`.
 inline void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected,
                        std::chrono::nanoseconds limit) {

@@ -167,7 +167,7 @@ bool Peer::gone() const {
   return segment_->header().gone.load(std::memory_order_acquire) != 0 || !alive();
 }
 
-void Peer::ring() const {
+void Peer::wake() const {
   std::atomic<std::uint32_t>& doorbell = segment_->header().doorbell;
   doorbell.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(doorbell);

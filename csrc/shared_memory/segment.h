@@ -1,6 +1,6 @@
 // One process's shared memory: a sealed, sparse memfd, mapped whole, committed piece by piece.
 //
-// It has no name in any file system, so nothing can leak or go stale: the kernel frees the memory
+// It has no name in any file system, so nothing can leak or go stale: Linux frees the memory
 // with the last mapping and descriptor, however the processes end.
 #pragma once
 
@@ -66,7 +66,7 @@ class Peer {
   bool alive() const;
   // Whether its node or its process is gone, so that nobody will join with that segment again.
   bool gone() const;
-  void ring() const;  // wakes all threads of that process that wait at its doorbell
+  void wake() const;  // wakes all threads of that process that wait at its doorbell
 
  private:
   std::shared_ptr<Segment> segment_;

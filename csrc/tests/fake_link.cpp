@@ -52,7 +52,7 @@ struct FakeNetwork::Station {
   std::unordered_map<Transfer, Outcome> ended;
   std::deque<Link::Loss> losses;
   std::set<int> lost;
-  std::function<void()> bell;
+  std::function<void()> wake;
   Transfer next = 1;
   std::uint64_t delivered = 0;
   bool dead = false;
@@ -83,14 +83,14 @@ class FakeNetwork::End final : public Link {
     }
     Message message{transfer, late ? memory : nullptr, {}, bytes, 0};
     if (!late && bytes != 0) message.data.assign(memory, memory + bytes);
-    std::function<void()> ring;
+    std::function<void()> wake;
     {
       const std::lock_guard lock(theirs.mutex);
       message.due = theirs.now + delay;
       theirs.wires[{rank_, lane}].push_back(std::move(message));
-      ring = theirs.bell;
+      wake = theirs.wake;
     }
-    if (ring) ring();
+    if (wake) wake();
     return transfer;
   }
 
@@ -158,17 +158,17 @@ class FakeNetwork::End final : public Link {
     return loss;
   }
 
-  bool ring_with(std::function<void()> bell) override {
+  bool wake_with(std::function<void()> wake) override {
     Station& own = at(rank_);
     const std::lock_guard lock(own.mutex);
-    if (network_.manner_.longest_delay > 0) return false;  // when it may be delivered rings nothing
-    own.bell = std::move(bell);
+    if (network_.manner_.longest_delay > 0) return false;  // when it may be delivered wakes nobody
+    own.wake = std::move(wake);
     return true;
   }
 
   void close(bool) noexcept override {
     const std::lock_guard lock(at(rank_).mutex);
-    at(rank_).bell = nullptr;
+    at(rank_).wake = nullptr;
   }
 
  private:
@@ -268,7 +268,7 @@ void FakeNetwork::kill(int rank, bool loses) {
       while (wire.size() > kept) wire.pop_back();
     }
     drop_empty(each.wires);
-    if (each.bell) each.bell();
+    if (each.wake) each.wake();
   }
   for (const auto& [sender, transfer] : never_read) {
     const std::lock_guard lock(stations_[sender]->mutex);

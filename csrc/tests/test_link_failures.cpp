@@ -97,7 +97,7 @@ class WithoutMemory final : public Link {
   Outcome test(Transfer transfer) override { return link_->test(transfer); }
   void cancel(Transfer transfer) noexcept override { link_->cancel(transfer); }
   std::optional<Loss> lost() override { return link_->lost(); }
-  bool ring_with(std::function<void()> bell) override { return link_->ring_with(std::move(bell)); }
+  bool wake_with(std::function<void()> wake) override { return link_->wake_with(std::move(wake)); }
   void close(bool quiet) noexcept override { link_->close(quiet); }
 
  private:

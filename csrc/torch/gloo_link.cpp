@@ -233,7 +233,7 @@ struct GlooLink::State : std::enable_shared_from_this<GlooLink::State> {
   std::unordered_map<Transfer, Lane*> unserved;      // sends whose end nobody has asked for
   std::unordered_map<Transfer, Outcome> ended;
   std::deque<Loss> losses;
-  std::function<void()> bell;
+  std::function<void()> wake;
   int threads = 0;
   int idle = 0;
   std::optional<WaitingTime> without_thread;  // lanes are ready, and no thread takes one
@@ -350,9 +350,9 @@ void GlooLink::State::wait_for_first(Lane& lane, std::unique_lock<std::mutex>& l
     ended[entry.transfer] = entry.cancelled ? Outcome::kCancelled : Outcome::kLost;
     if (!entry.cancelled && lane.rank != kAnyRank) losses.push_back({lane.rank, std::move(error)});
   }
-  const std::function<void()> ring = closed ? nullptr : bell;
+  const std::function<void()> to_call = closed ? nullptr : wake;
   lock.unlock();
-  if (ring) ring();
+  if (to_call) to_call();
   entry.work.reset();
   lock.lock();
 }
@@ -434,10 +434,10 @@ std::optional<Link::Loss> GlooLink::lost() {
   return loss;
 }
 
-bool GlooLink::ring_with(std::function<void()> bell) {
+bool GlooLink::wake_with(std::function<void()> wake) {
   if (state_->forked()) return true;
   const std::lock_guard lock(state_->mutex);
-  state_->bell = std::move(bell);
+  state_->wake = std::move(wake);
   return true;
 }
 
@@ -446,7 +446,7 @@ void GlooLink::close(bool) noexcept {
   c10::intrusive_ptr<c10d::Backend> group;  // destroyed without the lock
   std::unique_lock lock(state_->mutex);
   if (std::exchange(state_->closed, true)) return;
-  state_->bell = nullptr;
+  state_->wake = nullptr;
   state_->ready_or_closed.notify_all();
   if (state_->thread_ended.wait_for(lock, kThreadsEndWithin, [&] { return state_->threads == 0; }))
     group = std::move(state_->group);

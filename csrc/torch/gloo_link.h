@@ -82,7 +82,7 @@ class GlooLink final : public Link {
   Outcome test(Transfer transfer) override;
   void cancel(Transfer transfer) noexcept override;
   std::optional<Loss> lost() override;
-  bool ring_with(std::function<void()> bell) override;
+  bool wake_with(std::function<void()> wake) override;
   void close(bool quiet) noexcept override;
 
  private:

@@ -360,17 +360,17 @@ std::optional<Failure> DeviceGroup::failure(const Group& group) const {
   {
     const std::lock_guard lock(error_mutex_);
     if (!error_.empty())
-      return Failure{FailureKind::kAborted, rank, OpKind::kBarrier, 0,
-                     gpu + " has failed: " + error_};
+      return Failure::of_no_operation(FailureKind::kAborted, rank, gpu + " has failed: " + error_);
   }
   const auto ended = peers_->ending();
   // Where it was aborted, the reason is known already.
   if (!ended || ended->why == cuda::Ending::kAborted) return std::nullopt;
-  return Failure{FailureKind::kTimeout, rank, OpKind::kBarrier, 0,
-                 gpu + " timed out where it waited for " + group.describe(ended->member) +
-                     ", in block " + std::to_string(ended->block) +
-                     ": that rank's GPU has not come to the call. Look at what is on its stream "
-                     "before, or give a longer timeout"};
+  return Failure::of_no_operation(
+      FailureKind::kTimeout, rank,
+      gpu + " timed out where it waited for " + group.describe(ended->member) + ", in block " +
+          std::to_string(ended->block) +
+          ": that rank's GPU has not come to the call. Look at what is on its stream "
+          "before, or give a longer timeout");
 }
 
 std::optional<Failure> DeviceGroup::lost_peer(const Group& group) const {
@@ -379,10 +379,11 @@ std::optional<Failure> DeviceGroup::lost_peer(const Group& group) const {
     // A rank that has left has made all its launches, and its mailbox stays.
     if (group.has_left(each) || group.alive(each)) continue;
     const int rank = group.world().rank;
-    return Failure{FailureKind::kPeerFailure, rank, OpKind::kBarrier, 0,
-                   loss_text(group.describe(each) +
-                                 " died: its process ended while work was under way on GPUs",
-                             group.rank_of(each), rank)};
+    return Failure::of_no_operation(
+        FailureKind::kPeerFailure, rank,
+        loss_text(
+            group.describe(each) + " died: its process ended while work was under way on GPUs",
+            group.rank_of(each), rank));
   }
   return std::nullopt;
 }

@@ -37,7 +37,7 @@ State OnDevice::advance() {
     if (task_.launch_turn && task_.launch_turn->before()) return State::kBlocked;
     launched_ = true;  // also if it fails half way: the destructor then waits for the kernel
     const std::uint64_t launch = device.launch(task_, seconds_left());
-    if (task_.launch_turn && task_.launch_turn->pass(launch)) group_.ring_own();
+    if (task_.launch_turn && task_.launch_turn->pass(launch)) group_.wake_own_threads();
   }
   if (!request_.location.ends) return State::kDone;
   // First without the driver: a call of it may wait for the kernel that waits for a dead peer.

@@ -58,9 +58,10 @@ class PYCOLLECTIVE_PUBLIC Link {
   // A rank that cannot be reached any more; each is reported once.
   virtual std::optional<Loss> lost() = 0;
 
-  // Takes the bell. Returns whether the link rings it when something has happened, so that a
-  // sleeping thread need not poll. It may ring from any thread until close() has returned.
-  virtual bool ring_with(std::function<void()> bell) = 0;
+  // Takes a function that wakes this process's threads. Returns whether the link calls it when
+  // something has happened, so that a sleeping thread need not poll. It may call it from any thread
+  // until close() has returned.
+  virtual bool wake_with(std::function<void()> wake) = 0;
 
   // Whether it may be closed only when nothing can come any more (engine/internode/messenger.h).
   virtual bool must_be_quiet() const { return false; }

@@ -46,15 +46,16 @@ void keep_for_ever(T value) {
 }  // namespace
 
 Messenger::Messenger(std::shared_ptr<Link> link, std::uint64_t id, int rank, std::vector<int> ranks,
-                     std::function<void()> bell)
+                     std::function<void()> wake)
     : link_(std::move(link)),
       id_(id),
       rank_(rank),
       ranks_(std::move(ranks)),
-      rings_(link_->ring_with(std::move(bell))),
-      // A link that rings receives also while nobody polls: so there must be a receive for a
-      // reminder and a failure, or a goodbye, of each rank. Other links keep messages until asked.
-      control_(rings_ ? 2 * std::max<std::size_t>(ranks_.size(), 1) : 1) {
+      link_wakes_(link_->wake_with(std::move(wake))),
+      // A link that wakes threads receives also while nobody polls: so there must be a receive for
+      // a reminder and a failure, or a goodbye, of each rank. Other links keep messages until
+      // asked.
+      control_(link_wakes_ ? 2 * std::max<std::size_t>(ranks_.size(), 1) : 1) {
   const std::lock_guard lock(mutex_);
   for (Inbox& inbox : control_) {
     inbox.buffer = MessageBuffer(kControlBytes);
@@ -393,9 +394,10 @@ MessageBuffer Messenger::next_call(Peer& peer, int rank, int lane, bool more, bo
   inbox.buffer = {};
   if (!knows(call) || call.header().kind != MessageKind::kCall || call.header().sender != rank ||
       call.header().bytes < sizeof(NumberedCall))
-    throw CollectiveFailure({FailureKind::kAborted, rank_, OpKind::kBarrier, 0,
-                             "rank " + std::to_string(rank_) + " received from rank " +
-                                 std::to_string(rank) + " what is no call of this library"});
+    throw CollectiveFailure(
+        Failure::of_no_operation(FailureKind::kAborted, rank_,
+                                 "rank " + std::to_string(rank_) + " received from rank " +
+                                     std::to_string(rank) + " what is no call of this library"));
   if (more) open(peer, lane, rank);
   return call;
 }

@@ -121,15 +121,15 @@ class Messenger {
 
   // For rank `rank` of communicator `id`. `ranks`: those of other hosts, ascending.
   Messenger(std::shared_ptr<Link> link, std::uint64_t id, int rank, std::vector<int> ranks,
-            std::function<void()> bell);
+            std::function<void()> wake);
   ~Messenger();
   Messenger(const Messenger&) = delete;
   Messenger& operator=(const Messenger&) = delete;
 
   // The ranks of other hosts, ascending.
   const std::vector<int>& ranks() const { return ranks_; }
-  // Whether the link rings the bell, so that a sleeping thread need not poll.
-  bool rings() const { return rings_; }
+  // Whether the link wakes a sleeping thread when something has happened, so that it need not poll.
+  bool link_wakes() const { return link_wakes_; }
   // Makes progress. To be called while anything is awaited.
   void poll();
 
@@ -269,7 +269,7 @@ class Messenger {
   const std::uint64_t id_;
   const int rank_;
   const std::vector<int> ranks_;
-  const bool rings_;
+  const bool link_wakes_;
   mutable std::mutex mutex_;
   std::unordered_map<int, Peer> peers_;  // made on first contact
   int awaited_ = 0;                      // of all peers

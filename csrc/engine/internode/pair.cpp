@@ -89,7 +89,7 @@ bool InternodePair::begin_to_move() {
                })) {
       return false;
     } else if (calls_.take_waits_for_lane()) {
-      group_.ring_own();
+      group_.wake_own_threads();
     }
   } else if (!sends()) {
     if (Messenger::data_bytes_of(call_) != bytes_)
@@ -112,7 +112,7 @@ State InternodePair::advance() {
   for (MessageHandle& each : data_) all = group_.messenger()->done(each) && all;
   if (!all) return State::kBlocked;
   if (sends() && lane_ && calls_.end_data(peer_, request_.tag, sequence_, *lane_))
-    group_.ring_own();
+    group_.wake_own_threads();
   return State::kDone;
 }
 

@@ -6,7 +6,7 @@ namespace pycollective {
 namespace {
 
 // CallSignature::fields has kind, dtype, reduce op and wire in a byte each, and the root in the
-// upper half. Flags in the wire's byte: kOnDevice, kernels carry it out; kCaptured, a graph has
+// upper half. Flags in the wire's byte: kOnDevice, GPU kernels carry it out; kCaptured, a graph has
 // captured it.
 constexpr int kKindAt = 0;
 constexpr int kDtypeAt = 8;

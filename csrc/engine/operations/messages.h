@@ -237,7 +237,7 @@ struct Incoming {
 class RecvOrder {
  public:
   // Whether no receive that was issued before `task` may still take a message of rank `source`.
-  virtual bool has_come(const Task& task, int source) const = 0;
+  virtual bool is_turn_of(const Task& task, int source) const = 0;
   // Whether the communicator closes: receives from any rank that have taken no message end.
   virtual bool closes() const = 0;
 
@@ -262,7 +262,7 @@ class Messages {
 
   void set_recv_order(const RecvOrder* order) { order_ = order; }
   bool may_take(const Task& task, int source) const {
-    return task.recv_order == 0 || order_ == nullptr || order_->has_come(task, source);
+    return task.recv_order == 0 || order_ == nullptr || order_->is_turn_of(task, source);
   }
   bool closes() const { return order_ != nullptr && order_->closes(); }
 

@@ -37,13 +37,13 @@ class Operation {
   // The ranks of other hosts that have called and whose messages, either way, are not done. Asked
   // only if internode_absentees() names none.
   virtual std::set<int> internode_unfinished() const { return {}; }
-  // Whether it awaits something that may ring no doorbell, so that it must be driven again soon.
+  // Whether it awaits something that may wake nobody, so that it must be driven again soon.
   virtual bool must_poll() const { return false; }
   // What it awaits on this rank itself, in words; empty if it awaits other ranks.
   virtual std::string held_up() const { return {}; }
   // Seconds after its timeout in which it may report by itself for whom it has waited.
   virtual double grace() const { return 0; }
-  // Whether it awaits a GPU, which never rings a doorbell.
+  // Whether it awaits a GPU, which wakes nobody.
   virtual bool awaits_device() const { return false; }
   // Whether the peers have no part in what is left, so that their failures do not matter.
   virtual bool is_over() const { return false; }

@@ -185,7 +185,7 @@ void Send::finish() {
     if (local_.moving == number_) local_.moving = 0;
     waited_for = std::exchange(local_.waited_for, false);
   }
-  if (waited_for) group_.ring_own();
+  if (waited_for) group_.wake_own_threads();
 }
 
 bool Send::called_by(Member member) const {
@@ -289,7 +289,7 @@ void Receive::release() {
     local_.busy = false;
     waited_for = std::exchange(local_.waited_for, false);
   }
-  if (waited_for) group_.ring_own();
+  if (waited_for) group_.wake_own_threads();
 }
 
 bool Receive::called_by(Member member) const {
