@@ -419,8 +419,8 @@ void who_closes_sends_all_it_has() {
   receiver.join();
 }
 
-// After it has heard another operation's call, an operation looks again before it sleeps: no bell
-// may ring for the calls behind.
+// After it has heard another operation's call, an operation looks again before it sleeps:
+// nothing may wake it for the calls behind.
 void a_heard_call_is_progress() {
   for (const bool from_any : {false, true}) {
     FakeNetwork network(2, {});
