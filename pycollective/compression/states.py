@@ -42,12 +42,14 @@ class State:
 
     @contextmanager
     def step(self) -> Iterator[State]:
-        """``with state.step():`` begins and ends one; an exception forgets it."""
+        """``with state.step():`` begins and ends one; an exception discards the step."""
         with self._feedback.one_step():
             yield self
 
     def all_reduce(self, gradients: Mapping[str, NDArray[Any]]) -> bool:
-        """Average NumPy arrays over all ranks, in place; by itself a whole step, in one a part.
+        """Replace NumPy arrays by their average (not their sum) over all ranks, in place.
+
+        Outside of `step` a call is a step by itself; inside it is a part of that step.
 
         Args:
             gradients: by parameter name, fp32, fp16 or bf16 (ml_dtypes), C-contiguous, with the
@@ -63,11 +65,12 @@ class State:
         return self._feedback.all_reduce({name: OfNumpy(x) for name, x in gradients.items()})
 
     def reduce_scatter(self, out: NDArray[Any], tensor: NDArray[Any], key: str) -> bool:
-        """Average a NumPy array over all ranks, each rank's shard of it to that rank.
+        """Give each rank its shard of the average (not the sum) of a NumPy array over all ranks.
 
-        By itself a whole step, in one a part. A parameter goes this way always or never, until
-        `flush`, `reset` or `load_state_dict`: its residual is another. One phase, so no error of
-        the server's.
+        Outside of `step` a call is a step by itself; inside it is a part of that step. Use either
+        `all_reduce` or `reduce_scatter` for a parameter, not both: they keep separate residuals.
+        `flush`, `reset` and `load_state_dict` end that choice. There is one phase, so no server
+        residual.
 
         Args:
             out: this rank's shard, ``tensor.size / ranks`` elements: rank r's begins at r times
@@ -118,7 +121,8 @@ class State:
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, the same on every rank; collective, between steps.
 
-        Takes 4 bytes times parameters times hosts (and once more for the server's residuals).
+        Of parameters that are compressed it takes 4 bytes x elements x hosts for worker residuals,
+        and 4 bytes x elements each for server residuals, if any, and for undelivered errors.
 
         Raises:
             ConfigurationError: a step is under way, or the state was closed.
@@ -164,10 +168,11 @@ class State:
 class OneBitState(State):
     """A sign an element and a scale a chunk: 31 times fewer bytes than fp32.
 
-    The scale is the mean magnitude. Two residuals: of what this rank sends of its host's sum
-    (worker), of the average that it owns (server); 8 bytes each an element of either, for a step's
-    old and new ones. Nothing is compressed where all ranks are on one host, unless made with
-    ``between="ranks"``.
+    The scale is the mean magnitude. There are two residuals: one of what this rank sends of its
+    host's sum (worker), one of the average that it owns (server). Each takes 8 bytes for each
+    element that it is of: 4 for the old residual and 4 for the step's new one.
+
+    Nothing is compressed where all ranks are on one host, unless made with ``between="ranks"``.
     """
 
     codec = "one_bit"

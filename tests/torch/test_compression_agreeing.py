@@ -217,7 +217,7 @@ def ended(comm):
     """The threads of the state that are left when its groups could not be left."""
     broken = state_of(Given(), "one_bit", "2x2", group_of(comm, "pycollective"))
     broken.all_reduce(given(comm.rank, 0))
-    thread = broken._worker._thread
+    thread = broken._exchange_thread._thread
     whole = broken._feedback.groups.all
     last, whole.close = whole.close, None  # cannot be called
     with pytest.raises(TypeError):

@@ -102,9 +102,9 @@ def destroyed(comm, backend, codec, what):
     if comm.rank == 0:
         thread = threading.Thread(target=lambda: seen.append(failing(lambda: backward(model))))
         thread.start()
-        await_(lambda: state._worker.busy)
+        await_(lambda: state._exchange_thread.busy)
         time.sleep(0.2)  # it waits by now
-        assert state._worker.busy
+        assert state._exchange_thread.busy
         if what == "destroy":
             dist.destroy_process_group()
         else:

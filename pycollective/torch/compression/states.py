@@ -1,7 +1,7 @@
 """Torch's face of compression: tensors, DDP's buckets, and a state for each codec.
 
-DDP's buckets hold a parameter that fills its memory in memory's order, whatever the order of its
-dimensions (channels last), and all others in their shape's. So do the residuals.
+Non-contiguous but dense parameters (channels_last) are flattened in storage order, as DDP does, and
+all others in the order of their shape. Residuals are kept in the same order.
 """
 
 from __future__ import annotations
@@ -74,19 +74,16 @@ def _strides(tensor: torch.Tensor) -> list[tuple[int, int]]:
     return [(stride, size) for stride, size in sides if size != 1]
 
 
-def _fills_its_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements lie one after another, none twice, without gaps."""
+def _is_permuted_dense(parameter: torch.Tensor) -> bool:
+    """Whether a parameter is not contiguous, but has its elements side by side without gaps."""
+    if parameter.is_contiguous():
+        return False
     step = 1
-    for stride, size in sorted(_strides(tensor)):
+    for stride, size in sorted(_strides(parameter)):
         if stride != step:
             return False
         step *= size
     return True
-
-
-def _has_own_order(parameter: torch.Tensor) -> bool:
-    """Whether a parameter's error is kept in memory's order, and that is not its shape's."""
-    return not parameter.is_contiguous() and _fills_its_memory(parameter)
 
 
 def _flat_in_memory(tensor: torch.Tensor, parameter: torch.Tensor, what: str) -> torch.Tensor:
@@ -102,16 +99,16 @@ def _flat_in_memory(tensor: torch.Tensor, parameter: torch.Tensor, what: str) ->
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
-def _in_shape(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A parameter's error in its shape, laid out in memory as it is kept."""
-    if _has_own_order(parameter):
+def _from_storage_order(flat: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter's flat error in its shape, laid out in memory as it is kept."""
+    if _is_permuted_dense(parameter):
         return flat.as_strided(parameter.shape, parameter.stride())
     return flat.view(parameter.shape)
 
 
-def _in_memory(shaped: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+def _to_storage_order(shaped: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """The inverse: elements in the shape's order, made flat."""
-    if not _has_own_order(parameter):
+    if not _is_permuted_dense(parameter):
         return shaped
     flat = torch.empty(parameter.numel(), dtype=shaped.dtype)
     flat.as_strided(parameter.shape, parameter.stride()).copy_(shaped.view(parameter.shape))
@@ -162,9 +159,9 @@ class State:
         self._names = {id(tensor): name for name, tensor in self._parameters.items()}
         # Exchanges of several buckets run in the buckets' order on every rank, while backward
         # goes on.
-        self._worker = Worker(self._feedback.groups.abort)
-        self._passes = False
-        self._looked_at: set[tuple[Any, ...]] = set()  # buckets that went so
+        self._exchange_thread = Worker(self._feedback.groups.abort)
+        self._skips_compression = False
+        self._validated_buckets: set[tuple[Any, ...]] = set()  # by their keys
 
     # DDP.
 
@@ -174,16 +171,17 @@ class State:
         feedback.check_open()
         number, buffer = bucket.index(), bucket.buffer()
         if number == 0:
-            if self._worker.busy:  # with what a backward has issued that was given up
-                self._worker.call(lambda: None)
-            self._passes = feedback.is_dense_for_good
-        like = number, buffer.numel(), buffer.dtype, buffer.device
-        if self._passes and like in self._looked_at:  # at the price of a dense hook
+            if self._exchange_thread.busy:  # with what a backward has issued that was given up
+                self._exchange_thread.drain()
+            self._skips_compression = feedback.is_dense_for_good
+        bucket_key = number, buffer.numel(), buffer.dtype, buffer.device
+        # A bucket that was looked at once costs no more than in a dense hook.
+        if self._skips_compression and bucket_key in self._validated_buckets:
             return self._average_soon(bucket, buffer)
         with feedback.groups.telling():  # the other ranks have issued theirs, and wait
             future = self._issue(bucket, buffer)
-        if self._passes:
-            self._looked_at.add(like)
+        if self._skips_compression:
+            self._validated_buckets.add(bucket_key)
         return future
 
     def _issue(
@@ -191,7 +189,7 @@ class State:
     ) -> torch.futures.Future[torch.Tensor]:
         whole = OfTensor(buffer)
         gradients = self._gradients(bucket, buffer)
-        if self._passes:
+        if self._skips_compression:
             return self._average_soon(bucket, buffer)
         first, last = bucket.index() == 0, bucket.is_last()
         feedback = self._feedback
@@ -211,7 +209,7 @@ class State:
             else:
                 future.set_result(buffer)
 
-        self._worker.post(exchange)
+        self._exchange_thread.post(exchange)
         return future
 
     def _gradients(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> dict[str, OfTensor]:
@@ -246,22 +244,24 @@ class State:
     # Without DDP.
 
     def step(self) -> AbstractContextManager[State]:
-        """``with state.step():`` begins and ends one; an exception forgets it."""
-        self._worker.refuse_here()
+        """``with state.step():`` begins and ends one; an exception discards the step."""
+        self._exchange_thread.refuse_here()
         return self._one_step()
 
     @contextmanager
     def _one_step(self) -> Iterator[State]:
-        self._worker.call(self._feedback.begin)
+        self._exchange_thread.call(self._feedback.begin)
         try:
             yield self
         except BaseException:
             self._feedback.give_up()
             raise
-        self._worker.call(self._feedback.end)
+        self._exchange_thread.call(self._feedback.end)
 
     def all_reduce(self, gradients: Mapping[str, Any]) -> bool:
-        """Average tensors over all ranks, in place; by itself a whole step, in one a part.
+        """Replace tensors by their average (not their sum) over all ranks, in place.
+
+        Outside of `step` a call is a step by itself; inside it is a part of that step.
 
         Args:
             gradients: by parameter name, dense contiguous CPU tensors of fp32, fp16 or bf16.
@@ -276,7 +276,7 @@ class State:
         flats = {name: self._flat_of(name, tensor) for name, tensor in gradients.items()}
         for name, flat in flats.items():
             self._feedback.item(name, flat)  # refused here, where no other rank hears of it
-        return self._worker.call(lambda: self._feedback.all_reduce(flats))
+        return self._exchange_thread.call(lambda: self._feedback.all_reduce(flats))
 
     def _flat_of(self, name: str, tensor: torch.Tensor) -> OfTensor:
         """A gradient in its parameter's order in memory."""
@@ -284,18 +284,18 @@ class State:
         if (
             parameter is None
             or tensor.numel() != parameter.numel()
-            or not _has_own_order(parameter)
+            or not _is_permuted_dense(parameter)
         ):
             return OfTensor(tensor)
         return OfTensor(_flat_in_memory(tensor, parameter, f"{type(self).__name__}: {name!r}"))
 
     def reduce_scatter(self, out: Any, tensor: Any, key: str) -> bool:
-        """Average a tensor over all ranks, each rank's shard of it to that rank.
+        """Give each rank its shard of the average (not the sum) of a tensor over all ranks.
 
         As NumPy's: `pycollective.compression.State.reduce_scatter`.
         """
         to, of = OfTensor(out), OfTensor(tensor)
-        return self._worker.call(lambda: self._feedback.reduce_scatter(to, of, key))
+        return self._exchange_thread.call(lambda: self._feedback.reduce_scatter(to, of, key))
 
     def set_loss_scale(self, scale: float | Callable[[], float] | Any) -> None:
         """Say by what the loss is multiplied: a number, a function, or a ``GradScaler``.
@@ -313,32 +313,36 @@ class State:
         """
         feedback = self._feedback
         # Which went in shards is forgotten with what is held.
-        sharded, found = self._worker.call(lambda: (feedback.sharded(), feedback.flush()))
+        sharded, found = self._exchange_thread.call(lambda: (feedback.sharded(), feedback.flush()))
         return {
-            name: self._in_shape(name, torch.from_numpy(each), sharded)
+            name: self._shaped_error(name, torch.from_numpy(each), sharded)
             for name, each in found.items()
         }
 
-    def _in_shape(self, name: str, flat: torch.Tensor, sharded: Collection[str]) -> torch.Tensor:
+    def _shaped_error(
+        self, name: str, flat: torch.Tensor, sharded: Collection[str]
+    ) -> torch.Tensor:
         """A parameter's error in its shape; of one that goes in shards, in its order, too."""
         parameter = self._parameters[name]
-        return flat.view(parameter.shape) if name in sharded else _in_shape(flat, parameter)
+        return (
+            flat.view(parameter.shape) if name in sharded else _from_storage_order(flat, parameter)
+        )
 
     def reset(self) -> None:
         """Hold nothing. Local: call it on all ranks, between steps."""
-        self._worker.call(self._feedback.reset)
+        self._exchange_thread.call(self._feedback.reset)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, the same on every rank; collective, between steps.
 
-        Tensors of 4 bytes times parameters times hosts (and once more for the server's residuals);
+        It has tensors, as large as NumPy's arrays (`pycollective.compression.State.state_dict`);
         torch.save and torch.distributed.checkpoint take it as it is.
         """
-        return self._convert(self._worker.call(self._feedback.state_dict), self._saved)
+        return self._convert(self._exchange_thread.call(self._feedback.state_dict), self._saved)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Hold what `state_dict` gave; as `pycollective.compression.State.load_state_dict`."""
-        self._worker.call(
+        self._exchange_thread.call(
             lambda: self._feedback.load_state_dict(
                 state, lambda saved: self._convert(saved, self._loaded)
             )
@@ -359,7 +363,7 @@ class State:
     def _saved(self, name: str, array: Any, sharded: Collection[str]) -> torch.Tensor:
         """Rows of elements, each in the shape's order."""
         rows = torch.from_numpy(array).view(-1, array.shape[-1])
-        shaped = [self._in_shape(name, row, sharded).reshape(-1) for row in rows]
+        shaped = [self._shaped_error(name, row, sharded).reshape(-1) for row in rows]
         return torch.stack(shaped).view(array.shape)
 
     def _loaded(self, name: str, saved: Any, sharded: Collection[str]) -> Any:
@@ -370,20 +374,24 @@ class State:
         if 0 in saved.shape:
             return np.asarray(saved)
         rows = torch.as_tensor(saved).view(-1, parameter.numel())
-        return torch.stack([_in_memory(row, parameter) for row in rows]).view(saved.shape).numpy()
+        return (
+            torch.stack([_to_storage_order(row, parameter) for row in rows])
+            .view(saved.shape)
+            .numpy()
+        )
 
     def close(self) -> None:
         """Leave the groups that the state made; collective. What is held is lost; `flush` first.
 
         Idempotent; all calls but `stats` and `set_loss_scale` are refused from then on.
         """
-        self._worker.refuse_here()
-        if self._worker.ended:
+        self._exchange_thread.refuse_here()
+        if self._exchange_thread.ended:
             return
         try:
-            self._worker.call(self._feedback.close)
+            self._exchange_thread.call(self._feedback.close)
         finally:
-            self._worker.end()
+            self._exchange_thread.end()
 
     def stats(self) -> dict[str, Any]:
         """What this rank has sent and held; as `pycollective.compression.State.stats`."""

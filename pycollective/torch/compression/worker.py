@@ -132,6 +132,10 @@ class Worker:
         self.post(run)
         return future.result()
 
+    def drain(self) -> None:
+        """Wait until all calls that were issued have been made; raises as `call`."""
+        self.call(lambda: None)
+
     def refuse_here(self) -> None:
         """Raise on the thread itself, where a call would wait for its own end."""
         if threading.current_thread() is self._thread:
