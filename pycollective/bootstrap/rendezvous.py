@@ -59,7 +59,7 @@ _log = logging.getLogger("pycollective")
 _WARN_AFTER = 30.0  # seconds until the log names the absent ranks
 # Of all ranks together, at torch's store. gloo_link.cpp polls as often: a rank does only one
 # of the two. gloo.py polls beside them, so a quarter as often.
-_POLLS_PER_SECOND = 20_000
+_POLLS_IN_A_SECOND = 20_000
 _GRACE = 2.0  # seconds for the one rank that looks for absent ranks to name them
 _SHOWN = 60  # characters of a wrong value in a message
 
@@ -436,7 +436,7 @@ class Rendezvous:
         return True
 
     def _poll_until(self, key: str, end: float) -> bool:
-        pause, longest = 0.001, max(0.02, self.size / _POLLS_PER_SECOND)
+        pause, longest = 0.001, max(0.02, self.size / _POLLS_IN_A_SECOND)
         while not self._store.check([key]):
             if monotonic() >= end:
                 return False
