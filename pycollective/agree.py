@@ -19,7 +19,7 @@ T = TypeVar("T")
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 _MOST_BYTES = 1 << 16  # that a rank says
-_MOST_TEXT = 600  # characters of an error that others are told
+MOST_TEXT = 600  # characters of an error that others are told
 # Bytes of the first message. Calls of other kinds begin with multiples of 8, by which ranks find
 # out that they make different ones.
 _LENGTH = 9
@@ -51,7 +51,7 @@ def agree(
     try:
         mine: dict[str, Any] = {"value": given()}
     except Exception as error:  # raised below, when all have heard
-        problem, mine = error, {"error": f"{type(error).__name__}: {error}"[:_MOST_TEXT]}
+        problem, mine = error, {"error": f"{type(error).__name__}: {error}"[:MOST_TEXT]}
     said = _all_gather_json(all_gather, mine)
     refused = [rank for rank, each in enumerate(said) if "error" in each]
     values = [each.get("value") for each in said]

@@ -216,7 +216,7 @@ class Communicator(_core.Communicator):
         concerns = () if color is None else members
         try:
             mailboxes = agree(self._all_gather_bytes, "split", allocate, concerns=concerns)
-        except BaseException:
+        except ConfigurationError:  # of all ranks; after another error a peer may use the mailbox
             if offset is not None:
                 self._node.release(offset)
             raise

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pycollective import _core
-from pycollective.agree import Bytes, agree, let_all_hear
+from pycollective.agree import MOST_TEXT, Bytes, agree, let_all_hear
 from pycollective.config import ENV_DEVICE_PATH
 from pycollective.errors import ConfigurationError
 
@@ -129,7 +129,7 @@ def join(
             mailbox = _core.DeviceMailbox(number, nvrtc_folders())
             return _Offer(number, choice, card=mailbox.export(communicator).hex())
         except ConfigurationError as error:
-            return _Offer(number, choice, problem=str(error))
+            return _Offer(number, choice, problem=str(error)[:MOST_TEXT])
 
     def map_all() -> str:
         nonlocal group
@@ -137,8 +137,8 @@ def join(
         try:
             cards = [bytes.fromhex(each.card) for each in offers]
             group = _core.map_devices(communicator, mailbox, cards)
-        except ConfigurationError as error:
-            return str(error)
+        except Exception as error:
+            return (str(error) or type(error).__name__)[:MOST_TEXT]
         return ""
 
     def unmap_all() -> str:

@@ -73,8 +73,10 @@ ProgramHandle from_python(const py::object& given) {
 
 [[noreturn]] void throw_as_configuration(OpKind kind, py::error_already_set& error) {
   if (!error.matches(PyExc_Exception)) throw;  // an interrupt
-  throw CollectiveFailure(
-      {FailureKind::kConfiguration, -1, kind, 0, py::str(error.value()).cast<std::string>()});
+  std::string text = py::str(error.value());
+  const std::string type = py::str(error.type().attr("__name__"));
+  if (type != "ConfigurationError") text = "no plan could be made: " + type + ": " + text;
+  throw CollectiveFailure({FailureKind::kConfiguration, -1, kind, 0, std::move(text)});
 }
 
 }  // namespace

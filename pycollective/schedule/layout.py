@@ -136,21 +136,18 @@ def lay_out(
 def workspace(schedule: Schedule) -> Workspace:
     """What all ranks set aside: the same on every rank.
 
-    Up to `COUNTED_RANKS` the most that any rank needs. Beyond, some ranks are counted, and more is
-    set aside than these need: a sixteenth where ranks and hosts are powers of two and hosts hold
-    blocks of ranks, half as much where hosts hold equal blocks of another size; elsewhere as much
-    again, and a place for an item of each rank.
+    The most that any rank needs. Beyond `COUNTED_RANKS`, where hosts hold equal blocks of ranks,
+    some ranks are counted, and more is set aside than these need: a sixteenth where the number of
+    ranks is a power of two, else half as much. A rank that lacked a place would be refused alone,
+    and the others would wait for it; so where hosts are uneven every rank is counted.
     """
     topology = schedule.topology
-    n = topology.ranks
-    if n <= COUNTED_RANKS:
+    n, size = topology.ranks, len(topology.hosts[0])
+    equal = n % size == 0 and topology.host_of == tuple(rank // size for rank in range(n))
+    if n <= COUNTED_RANKS or not equal:
         return needed(lay_out(schedule, rank) for rank in range(n))
-    nodes, items, steps = needed(
-        lay_out(schedule, rank) for rank in _neediest(topology, schedule.root)
-    )
-    size = len(topology.hosts[0])
-    if n % size or topology.host_of != tuple(rank // size for rank in range(n)):
-        return Workspace(2 * nodes, 2 * items + n, steps)
+    counted = _neediest(topology, schedule.root)
+    nodes, items, steps = needed(lay_out(schedule, rank) for rank in counted)
     parts = 2 if n & (n - 1) else 16
     return Workspace(nodes + -(-nodes // parts), items + -(-items // parts), steps)
 
@@ -166,11 +163,10 @@ def needed(layouts: Iterable[Layout]) -> Workspace:
 
 
 def _neediest(topology: Topology, root: int) -> set[int]:
-    """Ranks at distances of powers of two from the root, and the ends of two hosts."""
+    """Ranks at or just below distances of powers of two from rank 0 and from the root."""
     n = topology.ranks
-    distances = [0, *(1 << bit for bit in range((n - 1).bit_length()))]
-    found = {(root + distance) % n for distance in distances}
-    found |= {(root - distance) % n for distance in distances}
-    for host in (min(topology.hosts, key=len), max(topology.hosts, key=len)):
-        found |= {host[0], host[-1]}
-    return found
+    below = 4 if n & (n - 1) else 1  # elsewhere a ring's neediest ranks are 2**k - 3 to 2**k - 1
+    distances = [(1 << bit) - less for bit in range(n.bit_length()) for less in range(below)]
+    return {
+        (at + way * each) % n for at in (0, root) for each in (0, *distances) for way in (1, -1)
+    }

@@ -128,7 +128,8 @@ def test_beyond_64_ranks_the_workspace_is_enough(operation: str, name: str, n: i
     if OPERATIONS[operation].pieces == "pairs" and n > 72:  # n * n shards
         pytest.skip("minutes")
     turns = random.Random(f"{operation} {name} {n}")
-    for topology in turns.sample(MANY_ON_SEVERAL_HOSTS, 2):
+    equal = blocks_of(turns.choice([size for size in range(1, n) if n % size == 0]))
+    for topology in [equal, *turns.sample(MANY_ON_SEVERAL_HOSTS, 1)]:
         root = turns.randrange(n) if OPERATIONS[operation].rooted else 0
         schedule = make_schedule(operation, name, topology(n), root)
         set_aside, need = workspace(schedule), needed(lay_out(schedule, r) for r in range(n))
@@ -136,6 +137,22 @@ def test_beyond_64_ranks_the_workspace_is_enough(operation: str, name: str, n: i
         if n & (n - 1) == 0 and topology in EQUAL_BLOCKS:
             most = Workspace(*(each + -(-each // 16) for each in need[:2]), need.steps)
             assert all(map(int.__le__, set_aside, most)), (schedule, set_aside, need)
+
+
+@pytest.mark.parametrize(
+    ("operation", "name", "hosts", "root"),
+    [
+        ("reduce", "tree", "7,8,8,8,8,8,8,8,8,6", 41),
+        ("reduce_scatter", "hierarchical", "33,8,8,8,8,1", 0),
+    ],
+)
+def test_among_uneven_hosts_every_rank_counts(
+    operation: str, name: str, hosts: str, root: int
+) -> None:
+    """The neediest rank is on a host that is neither the largest nor the smallest."""
+    n = sum(map(int, hosts.split(",")))
+    schedule = make_schedule(operation, name, Topology.parse(hosts, n), root)
+    assert workspace(schedule) == needed(lay_out(schedule, rank) for rank in range(n))
 
 
 def blocks_of(size: int) -> Callable[[int], Topology]:

@@ -164,8 +164,10 @@ std::shared_ptr<const Program> DeviceGroup::choose(const Request& request) {
     const std::lock_guard lock(mutex_);
     source = source_;
   }
-  if (!source) throw std::invalid_argument("the communicator is closed");
-  return source(request.kind, root);  // which may need the interpreter
+  // The source may need the interpreter, and has no plan left once the communicator is closed.
+  std::shared_ptr<const Program> plan = source ? source(request.kind, root) : nullptr;
+  if (!plan) throw std::invalid_argument("the communicator is closed");
+  return plan;
 }
 
 void DeviceGroup::prepare(Task& task) {
