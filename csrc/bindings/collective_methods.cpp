@@ -425,7 +425,7 @@ bool choose_program(CommunicatorObject& self, PyObject* algorithm, Call& call) {
     return false;
   }
   const std::string_view name(text, static_cast<std::size_t>(length));
-  if (name == "auto") return true;  // chosen by the core
+  if (name == "auto") return true;          // chosen by the core
   if ((*self.core)->forked()) return true;  // the call is refused; a lock may be held for ever
   if (name == "direct" && (*self.core)->group().messenger() == nullptr) {
     call.use(Communicator::direct_paths());
