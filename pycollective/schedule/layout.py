@@ -136,18 +136,17 @@ def lay_out(
 def workspace(schedule: Schedule) -> Workspace:
     """What all ranks set aside: the same on every rank.
 
-    The most that any rank needs. Beyond `COUNTED_RANKS`, where hosts hold equal blocks of ranks,
-    some ranks are counted, and more is set aside than these need: a sixteenth where the number of
-    ranks is a power of two, else half as much. A rank that lacked a place would be refused alone,
-    and the others would wait for it; so where hosts are uneven every rank is counted.
+    The most that any rank needs. Beyond `COUNTED_RANKS`, of an operation without a root among hosts
+    of equal blocks of ranks, some ranks are counted, and more is set aside than these need: a
+    sixteenth where the number of ranks is a power of two, else half as much. A rank that lacked a
+    place would be refused alone, and the others would wait for it; so elsewhere all are counted.
     """
     topology = schedule.topology
     n, size = topology.ranks, len(topology.hosts[0])
     equal = n % size == 0 and topology.host_of == tuple(rank // size for rank in range(n))
-    if n <= COUNTED_RANKS or not equal:
+    if n <= COUNTED_RANKS or not equal or schedule.operation.rooted:
         return needed(lay_out(schedule, rank) for rank in range(n))
-    counted = _neediest(topology, schedule.root)
-    nodes, items, steps = needed(lay_out(schedule, rank) for rank in counted)
+    nodes, items, steps = needed(lay_out(schedule, rank) for rank in _neediest(n))
     parts = 2 if n & (n - 1) else 16
     return Workspace(nodes + -(-nodes // parts), items + -(-items // parts), steps)
 
@@ -162,11 +161,8 @@ def needed(layouts: Iterable[Layout]) -> Workspace:
     return Workspace(nodes, items, steps)
 
 
-def _neediest(topology: Topology, root: int) -> set[int]:
-    """Ranks at or just below distances of powers of two from rank 0 and from the root."""
-    n = topology.ranks
+def _neediest(n: int) -> set[int]:
+    """Ranks at or just below distances of powers of two from rank 0."""
     below = 4 if n & (n - 1) else 1  # elsewhere a ring's neediest ranks are 2**k - 3 to 2**k - 1
-    distances = [(1 << bit) - less for bit in range(n.bit_length()) for less in range(below)]
-    return {
-        (at + way * each) % n for at in (0, root) for each in (0, *distances) for way in (1, -1)
-    }
+    distances = [0, *((1 << bit) - less for bit in range(n.bit_length()) for less in range(below))]
+    return {way * each % n for each in distances for way in (1, -1)}
