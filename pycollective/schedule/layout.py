@@ -19,7 +19,6 @@ from typing import NamedTuple
 from .cost import COUNTED_RANKS
 from .schedule import Schedule
 from .steps import INPUT, OUTPUT, Combine, Copy, RankSteps, Receive, Send, Step, Type
-from .topology import Topology
 
 IN_INPUT, IN_OUTPUT, IN_NODE, IN_ITEM = range(4)
 # Within a step number: as `steps.py` has it.
