@@ -85,10 +85,14 @@ class Arrays:
         return getattr(self.of_torch, name)
 
     def all_reduce(self, gradients):
-        return self.of_torch.all_reduce({name: shared(x) for name, x in gradients.items()})
+        tensors = {name: shared(x) for name, x in gradients.items()}
+        if len(tensors) != 1:
+            return self.of_torch.all_reduce(tensors)
+        [(name, tensor)] = tensors.items()
+        return pct.compressed_all_reduce(tensor, self.of_torch, name)
 
     def reduce_scatter(self, out, tensor, key):
-        return self.of_torch.reduce_scatter(shared(out), shared(tensor), key)
+        return pct.compressed_reduce_scatter(shared(out), shared(tensor), self.of_torch, key)
 
     def flush(self):
         return {name: to_numpy(each) for name, each in self.of_torch.flush().items()}
