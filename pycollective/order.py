@@ -6,7 +6,10 @@ holds a power of two of leaves, so siblings and parents follow from the two numb
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 Node = tuple[int, int]
+TAKE, COMBINE = range(2)  # of a recipe
 
 
 def split(lo: int, hi: int) -> int:
@@ -41,3 +44,33 @@ def cover(lo: int, hi: int, leaves: int) -> list[Node]:
         nodes.append((lo, end))
         lo = end
     return nodes
+
+
+def held(ranks: Collection[int], leaves: int) -> list[Node]:
+    """The fewest nodes of the order over `leaves` that make up the leaves of these ranks."""
+
+    def within(lo: int, hi: int) -> list[Node]:
+        found = sum(lo <= rank < hi for rank in ranks)
+        if found == hi - lo:
+            return [(lo, hi)]
+        middle = split(lo, hi)
+        return [*within(lo, middle), *within(middle, hi)] if found else []
+
+    return within(0, leaves)
+
+
+def recipe(node: Node, terms: Sequence[Node]) -> list[int]:
+    """How `node` is made of `terms`, nodes that ascend and make it up, in postfix order.
+
+    Returns:
+        `TAKE` for the next term, `COMBINE` for the last two results, as ``csrc/kernels/kernels.h``.
+    """
+    if len(terms) == 1:
+        return [TAKE]
+    middle = split(*node)
+    left = sum(lo < middle for lo, _ in terms)
+    return [
+        *recipe((node[0], middle), terms[:left]),
+        *recipe((middle, node[1]), terms[left:]),
+        COMBINE,
+    ]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pycollective.config import MAX_RANKS, MAX_RANKS_PER_HOST
 from pycollective.errors import ConfigurationError
+from pycollective.order import TAKE
 from pycollective.schedule import Schedule
 from pycollective.schedule.layout import IN_INPUT, IN_NODE, IN_OUTPUT
 from pycollective.schedule.plan import (
@@ -16,7 +17,6 @@ from pycollective.schedule.plan import (
     RECEIVE,
     SEND,
     SETTLE,
-    TAKE,
     WAIT,
     Plan,
     make_plan,

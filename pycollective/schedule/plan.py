@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from pycollective.order import Node, split
+from pycollective.order import recipe
 
 from .cost import COUNTED_RANKS
 from .layout import (
@@ -36,7 +36,6 @@ from .steps import INPUT, OUTPUT, Combine, Copy, Receive, Send, Step
 
 Ref = tuple[int, int, int, int]  # place, rank, shard, index
 WAIT, COPY, COMBINE, PUBLISH, POST, RECEIVE, SEND, SETTLE = range(8)
-TAKE, JOIN = range(2)  # of a recipe
 
 
 @dataclass
@@ -64,15 +63,6 @@ class Plan:
     messages: list[tuple[int, int, int, int]] = field(default_factory=list)
     message_pieces: list[int] = field(default_factory=list)
     peers: list[int] = field(default_factory=list)
-
-
-def _recipe(node: Node, operands: list[Node]) -> list[int]:
-    """How `node` is made of `operands`, the last of which are used up: postfix."""
-    if operands and operands[-1] == node:
-        operands.pop()
-        return [TAKE]
-    middle = split(*node)
-    return [*_recipe((node[0], middle), operands), *_recipe((middle, node[1]), operands), JOIN]
 
 
 def make_plan(schedule: Schedule, rank: int, layouts: dict[int, Layout] | None = None) -> Plan:
@@ -319,14 +309,13 @@ class _Maker:
 
     def combine(self, shard: int, step: Combine) -> None:
         plan = self.plan
-        nodes = [node for node, _ in reversed(step.operands)]
-        recipe = _recipe(step.node, nodes)
+        made = recipe(step.node, [node for node, _ in step.operands])
         number = len(plan.combines)
         plan.combines.append(
-            (len(plan.terms), len(step.operands), len(plan.recipes), len(recipe), step.finish)
+            (len(plan.terms), len(step.operands), len(plan.recipes), len(made), step.finish)
         )
         plan.terms += [self.ref(shard, buffer) for _, buffer in step.operands]
-        plan.recipes += recipe
+        plan.recipes += made
         copy_to = -1
         if step.out == OUTPUT and (shard, OUTPUT) in self.own.events:
             copy_to = self.slot(shard, OUTPUT)
