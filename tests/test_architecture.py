@@ -26,6 +26,7 @@ LAYERS: dict[str, set[str]] = {
     "system_limits": {"config", "errors"},
     "placement": {"config", "errors"},
     "order": set(),
+    "triton": {"order"},
     "reference": {"order"},
     "typing": set(),
     "host_memory": {"errors"},
@@ -69,6 +70,8 @@ LAYERS: dict[str, set[str]] = {
 # imported where it is used, so that a program pays for no more than it asks for.
 TOP_LEVEL: dict[str, set[str]] = {
     "torch": {"torch"},
+    "triton": {"torch"},
+    "triton/reduce": {"triton"},
     "bench/ranks/library_torch": {"torch"},
     "bench/ranks/library_mpi": {"mpi4py"},
 }

@@ -1,0 +1,1 @@
+"""Kernels in Triton. To import the package needs no Triton: `formats` serves without it."""

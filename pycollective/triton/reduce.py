@@ -1,0 +1,258 @@
+"""One ordered reduction of the rows of a matrix, on a GPU: each element is read and written once.
+
+The kernel is `reduce_rows`. Its phases, for each block of elements:
+
+1. The recipe, postfix, is unrolled. Each `TAKE` loads a row and widens it, each `COMBINE` makes one
+   of the last two values. So as many values wait in registers as the order's tree is deep.
+2. The root is divided, where the operation is an average.
+3. It is rounded once, on integers, and each NaN becomes the contract's.
+
+All loads and stores are of integers. Floats are made of words, and rounded to words, by operations
+that give the same bits on every target and in Triton's interpreter (docs/contract.md). Blocks that
+are full have no mask, so that loads of 16 bytes do not depend on the number of elements.
+
+`arguments` gives what a launch or a compilation for a target needs: the constexprs by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from pycollective.order import COMBINE
+from pycollective.triton.formats import FORMATS, words
+
+WARPS = 4
+_THREADS = 32 * WARPS
+_VECTOR = 16  # bytes of a load
+# Triton up to 3.6 fuses a product and a sum unless it is told not to.
+OPTIONS = {"num_warps": WARPS, "enable_fp_fusion": False}
+
+
+@triton.jit
+def _widened(word, TYPE: tl.constexpr):
+    """The fp32 or fp64 number that a word of this type is; exact, subnormals too."""
+    if TYPE == "float64":
+        return word.to(tl.float64, bitcast=True)
+    elif TYPE == "float32":
+        return word.to(tl.float32, bitcast=True)
+    elif TYPE == "bfloat16":
+        return (word.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    elif TYPE == "float16":
+        return word.to(tl.float16, bitcast=True).to(tl.float32)
+    elif TYPE == "float8_e5m2":  # the upper half of a float16
+        return (word.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        tl.static_assert(TYPE == "float8_e4m3fn")
+        # Its exponent and mantissa, in a float16, are 2**8 times too small. The bit that is masked
+        # is a second copy of the sign.
+        half = ((word.to(tl.int16) << 7) & -0x4001).to(tl.float16, bitcast=True)
+        return tl.where((word & 0x7F) == 0x7F, float("nan"), half.to(tl.float32) * 256.0)
+
+
+@triton.jit
+def _rounded(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
+    """The words of a format narrower than fp32 that are nearest to fp32 numbers, ties to even."""
+    MANTISSA: tl.constexpr = FORMAT[0]
+    GREATEST: tl.constexpr = FORMAT[1]
+    BITS: tl.constexpr = WORD.primitive_bitwidth
+    BIAS: tl.constexpr = (1 << (BITS - MANTISSA - 2)) - 1
+    CUT: tl.constexpr = 23 - MANTISSA
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    half = ((magnitude >> CUT) & 1) + ((1 << (CUT - 1)) - 1)
+    word = (magnitude + half - ((127 - BIAS) << 23)) >> CUT
+    if BIAS < 127:
+        # The last bit of this power of two is worth the format's least number, so the addition of a
+        # subnormal of the format rounds it.
+        POWER: tl.constexpr = (127 + 24 - BIAS - MANTISSA) << 23
+        power = tl.full(x.shape, POWER, tl.int32).to(tl.float32, bitcast=True)
+        small = (magnitude.to(tl.float32, bitcast=True) + power).to(tl.int32, bitcast=True)
+        word = tl.where(magnitude < ((128 - BIAS) << 23), small - POWER, word)
+    # Without an infinity, NaN is next to the greatest number.
+    OVERFLOWN: tl.constexpr = GREATEST if GREATEST & ((1 << MANTISSA) - 1) == 0 else GREATEST + 1
+    word = tl.where(magnitude > 0x7F800000, FORMAT[2], tl.minimum(word, OVERFLOWN))
+    return (word | ((bits >> 31) << (BITS - 1))).to(WORD)
+
+
+@triton.jit
+def _flipped(word):
+    """Words whose order as integers is that of the floats, -0 below +0; twice gives the words."""
+    BITS: tl.constexpr = word.dtype.primitive_bitwidth
+    return word ^ ((word >> (BITS - 1)) & ((1 << (BITS - 1)) - 1))
+
+
+@triton.jit
+def _is_nan(word, FORMAT: tl.constexpr):
+    return (word & ((1 << (word.dtype.primitive_bitwidth - 1)) - 1)) > FORMAT[1]
+
+
+@triton.jit
+def _taken(word, OP: tl.constexpr, TYPE: tl.constexpr, FORMAT: tl.constexpr):
+    """The value that `_combined` takes."""
+    if TYPE == "integer":
+        return word
+    elif OP == "min":  # of all words the least is a NaN's
+        LEAST: tl.constexpr = -(1 << (word.dtype.primitive_bitwidth - 1))
+        return tl.where(_is_nan(word, FORMAT), LEAST, _flipped(word)).to(word.dtype)
+    elif OP == "max":
+        MOST: tl.constexpr = (1 << (word.dtype.primitive_bitwidth - 1)) - 1
+        return tl.where(_is_nan(word, FORMAT), MOST, _flipped(word)).to(word.dtype)
+    else:
+        return _widened(word, TYPE)
+
+
+@triton.jit
+def _combined(a, b, OP: tl.constexpr):
+    if OP == "min":
+        return tl.minimum(a, b)
+    elif OP == "max":
+        return tl.maximum(a, b)
+    elif OP == "band":
+        return a & b
+    elif OP == "bor":
+        return a | b
+    elif OP == "bxor":
+        return a ^ b
+    elif OP == "prod":
+        return tl.mul(a, b, sanitize_overflow=False)
+    else:
+        return tl.add(a, b, sanitize_overflow=False)
+
+
+@triton.jit
+def _divided(total, LEAVES: tl.constexpr, TYPE: tl.constexpr):
+    if TYPE == "integer":  # cut towards zero, in a type that has all leaves' numbers
+        if total.dtype.primitive_bitwidth < 32:
+            return (total.to(tl.int32) // LEAVES).to(total.dtype)
+        else:
+            return (total.to(tl.int64) // LEAVES).to(total.dtype)
+    elif TYPE == "float64":
+        return total / tl.full(total.shape, LEAVES, tl.float64)
+    else:  # Triton's own / is not IEEE's in fp32
+        return tl.div_rn(total, tl.full(total.shape, LEAVES, tl.float32))
+
+
+@triton.jit
+def _block(
+    rows,
+    out,
+    stride,
+    mask,
+    COMBINES: tl.constexpr,
+    OP: tl.constexpr,
+    TYPE: tl.constexpr,
+    LEAVES: tl.constexpr,
+    FINISH: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    """The elements that `rows`, of the first row, and `out` point to."""
+    WORD: tl.constexpr = out.dtype.scalar.element_ty
+    waiting = ()
+    for i in tl.static_range(len(COMBINES)):
+        if COMBINES[i]:
+            waiting = waiting[:-2] + (_combined(waiting[-2], waiting[-1], OP),)
+        else:
+            waiting = waiting + (_taken(tl.load(rows, mask=mask), OP, TYPE, FORMAT),)
+            rows += stride
+    x = waiting[0]
+    if OP == "avg" and FINISH:
+        x = _divided(x, LEAVES, TYPE)
+    if TYPE != "integer":
+        if OP == "min" or OP == "max":
+            x = _flipped(x)
+        elif WORD.primitive_bitwidth < 32:
+            x = _rounded(x, WORD, FORMAT)
+        else:
+            x = x.to(WORD, bitcast=True)
+        if FINISH:
+            x = tl.where(_is_nan(x, FORMAT), FORMAT[2], x).to(WORD)
+    tl.store(out, x, mask=mask)
+
+
+@triton.jit(do_not_specialize=["m", "step"])
+def reduce_rows(
+    terms,
+    out,
+    m,
+    step,
+    STEP: tl.constexpr,
+    COMBINES: tl.constexpr,
+    OP: tl.constexpr,
+    TYPE: tl.constexpr,
+    LEAVES: tl.constexpr,
+    FINISH: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Reduce rows of `m` words, ``step * STEP`` words apart, to `out`; a program a block.
+
+    `COMBINES` is the recipe: of each entry, whether it is `COMBINE`. `TYPE` is the terms' dtype, or
+    "integer". `FORMAT` is that of `out`.
+    """
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    at = tl.arange(0, BLOCK)
+    rows, out = terms + first + at, out + first + at
+    stride = step.to(tl.int64) * STEP
+    if m - first >= BLOCK:
+        _block(rows, out, stride, None, COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT)
+    else:
+        _block(rows, out, stride, at < m - first, COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT)
+
+
+def constants(
+    op: str,
+    recipe: Sequence[int],
+    leaves: int,
+    terms: torch.dtype,
+    out: torch.dtype,
+    finish: bool,
+    stride: int,
+) -> dict[str, Any]:
+    """Return the constexprs of `reduce_rows` for such a reduction; `stride` is between rows."""
+    return {
+        "STEP": min(stride & -stride, _VECTOR) or _VECTOR,
+        "COMBINES": tuple(each == COMBINE for each in recipe),
+        "OP": op,
+        "TYPE": str(terms).removeprefix("torch.") if terms in FORMATS else "integer",
+        "LEAVES": leaves if op == "avg" else 1,
+        "FINISH": finish,
+        "FORMAT": tuple(FORMATS.get(out, ())),
+        "BLOCK": _THREADS * _VECTOR // terms.itemsize,
+    }
+
+
+def reduce(
+    terms: torch.Tensor,
+    out: torch.Tensor,
+    op: str,
+    recipe: Sequence[int],
+    leaves: int,
+    dtype: torch.dtype,
+    finish: bool,
+) -> None:
+    """Combine the rows of `terms` into `out`, by a recipe, on their device's current stream.
+
+    Args:
+        terms: ``(T, m)``, at most 64 rows, of contiguous elements: leaves, of `dtype`, or nodes, of
+            the accumulator's dtype.
+        out: ``(m,)``, contiguous; a result, of `dtype` or the accumulator's, or a node.
+        op: ``sum``, ``avg``, ``prod``, ``min``, ``max``, ``band``, ``bor`` or ``bxor``.
+        recipe: how the root is made of the rows, as `pycollective.order.recipe` gives it.
+        leaves: of the whole order; ``avg`` divides by it.
+        dtype: the leaves'.
+        finish: whether `out` is the result: divided, rounded once, with the contract's NaN. Else
+            it is a node, of the accumulator's dtype.
+    """
+    m = out.numel()
+    if m == 0:
+        return
+    stride = terms.stride(0) if len(terms) > 1 else 0
+    more = constants(op, recipe, leaves, terms.dtype, out.dtype, finish, stride)
+    grid = (triton.cdiv(m, more["BLOCK"]),)
+    with torch.accelerator.device_index(terms.device.index):
+        reduce_rows[grid](words(terms), words(out), m, stride // more["STEP"], **more, **OPTIONS)

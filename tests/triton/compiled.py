@@ -1,0 +1,87 @@
+"""Compiles the kernel of reductions for a GPU that need not be there."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from pycollective import order
+from pycollective.triton.formats import words
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+def module(interpreted: bool) -> Any:
+    """A copy of pycollective.triton.reduce, for Triton's interpreter or for its compiler."""
+    found = importlib.util.find_spec("pycollective.triton.reduce")
+    made = importlib.util.module_from_spec(found)
+    was = triton.knobs.runtime.interpret
+    triton.knobs.runtime.interpret = interpreted
+    try:
+        found.loader.exec_module(made)
+    finally:
+        triton.knobs.runtime.interpret = was
+    return made
+
+
+_COMPILED = module(interpreted=False)
+_NAMES = {
+    **{torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32"},
+    torch.int64: "i64",
+}
+
+
+def kernel(
+    dtype: torch.dtype,
+    op: str,
+    n: int,
+    *,
+    recipe: Sequence[int] = (),
+    leaves: int = 0,
+    terms: torch.dtype | None = None,
+    out: torch.dtype | None = None,
+    finish: bool = True,
+    stride: int = 16,
+    aligned: bool = True,
+    target: GPUTarget = HOPPER,
+) -> Any:
+    """The compiled kernel: its ``asm`` has "ptx" and "cubin".
+
+    Its parameters in PTX: pointers to the terms and to the result, i32 `m`, i32 `step` (the rows'
+    stride over ``STEP`` of `constants`; ``STEP`` is 16 by default), and two pointers that Triton
+    adds, to no memory. A launch has ``ceil(m / BLOCK)`` blocks of ``32 * WARPS`` threads.
+
+    Args:
+        dtype: of the leaves.
+        n: rows. They are leaves, of an order over `leaves` (default `n`), and made by `recipe`
+            (default: the order over n) to a result, unless told otherwise.
+        terms: the rows' type (default: `dtype`).
+        out: the result's type (default: `dtype`).
+        stride: between rows, in elements, as far as the kernel knows it.
+        aligned: whether the pointers are to multiples of 16 bytes.
+    """
+    recipe = recipe or order.recipe((0, n), [(i, i + 1) for i in range(n)])
+    terms, out = terms or dtype, out or dtype
+    constants = _COMPILED.constants(op, recipe, leaves or n, terms, out, finish, stride)
+    pointers = [_NAMES[words(torch.empty(1, dtype=each)).dtype] for each in (terms, out)]
+    source = ASTSource(
+        _COMPILED.reduce_rows,
+        signature={
+            **{"terms": f"*{pointers[0]}", "out": f"*{pointers[1]}", "m": "i32", "step": "i32"},
+            **dict.fromkeys(constants, "constexpr"),
+        },
+        constexprs=constants,
+        attrs={(i,): [["tt.divisibility", 16]] for i in (0, 1)} if aligned else {},
+    )
+    return triton.compile(source, target=target, options=_COMPILED.OPTIONS)
+
+
+def ptx(dtype: torch.dtype, op: str, n: int, **more: Any) -> str:
+    """The PTX of `kernel`."""
+    return kernel(dtype, op, n, **more).asm["ptx"]
