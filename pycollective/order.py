@@ -51,10 +51,10 @@ def held(ranks: Collection[int], leaves: int) -> list[Node]:
 
     def within(lo: int, hi: int) -> list[Node]:
         found = sum(lo <= rank < hi for rank in ranks)
-        if found == hi - lo:
-            return [(lo, hi)]
+        if found in (0, hi - lo):
+            return [(lo, hi)] if found else []
         middle = split(lo, hi)
-        return [*within(lo, middle), *within(middle, hi)] if found else []
+        return [*within(lo, middle), *within(middle, hi)]
 
     return within(0, leaves)
 

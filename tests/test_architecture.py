@@ -48,8 +48,8 @@ LAYERS: dict[str, set[str]] = {
     "launch": {"bootstrap", "config", "errors", "system_limits"},
     "__init__": {"_core", "bootstrap", "communicator", "config", "errors"},
     "torch": {
-        *("_torch", "agree", "bootstrap", "compression", "config", "errors", "placement", "shim"),
-        *("system_limits", "typing"),
+        *("_core", "_torch", "agree", "bootstrap", "compression", "config", "dtypes", "errors"),
+        *("order", "placement", "shim", "system_limits", "triton", "typing"),
     },
     "bench": {
         *("_core", "bootstrap", "communicator", "compression", "config", "dtypes", "errors"),

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -123,9 +124,85 @@ void reduce_into(const std::vector<py::object>& inputs, const std::string& op,
   if (again) again->of(first.dtype()).long_as(first);
   const ReduceFn reduce = find_kernels(first.dtype(), op_named(op), level_named(simd)).reduce;
   if (reduce == nullptr) refuse(op + " has no meaning for " + name_of(first.dtype()));
-  const FloatEnvironment ieee;
-  reduce(leaves.data(), static_cast<int>(leaves.size()), to.as<void>(),
-         again ? again->as<void>() : nullptr, first.count());
+  run([&] {
+    reduce(leaves.data(), static_cast<int>(leaves.size()), to.as<void>(),
+           again ? again->as<void>() : nullptr, first.count());
+  });
+}
+
+// Combines terms that need have no room behind their last element: what is behind the last whole
+// kNodeRoom goes through buffers that have it.
+void combine_exactly(CombineFn combine, const Combination& what, std::vector<Term> terms,
+                     const std::vector<std::size_t>& sizes, std::byte* out, std::size_t out_size,
+                     std::size_t count) {
+  const std::size_t whole = count / kNodeRoom * kNodeRoom, rest = count - whole;
+  combine(what, terms.data(), out, nullptr, whole);
+  if (rest == 0) return;
+  constexpr std::size_t kLargest = 8;  // bytes of an element
+  std::vector<std::byte> rooms((terms.size() + 1) * kNodeRoom * kLargest);
+  std::byte* room = rooms.data();
+  for (std::size_t i = 0; i < terms.size(); ++i, room += kNodeRoom * kLargest) {
+    std::memcpy(room, static_cast<const std::byte*>(terms[i].data) + whole * sizes[i],
+                rest * sizes[i]);
+    terms[i].data = room;
+  }
+  combine(what, terms.data(), room, nullptr, rest);
+  std::memcpy(out + whole * out_size, room, rest * out_size);
+}
+
+void combine_into(const std::vector<py::object>& inputs, const std::vector<int>& steps, int leaves,
+                  const std::string& op_name, const std::string& dtype_name, const py::object& out,
+                  bool finish, const std::string& simd) {
+  const DtypeTraits* const leaf = find_named(kDtypeTable, dtype_name);
+  if (leaf == nullptr) refuse("no dtype '" + dtype_name + "'");
+  const ReduceOp op = op_named(op_name);
+  const Kernels kernels = find_kernels(leaf->dtype, op, level_named(simd));
+  if (kernels.combine == nullptr) refuse(op_name + " has no meaning for " + dtype_name);
+  const bool wide = node_size(leaf->dtype, op) != leaf->size;
+  const Dtype node = wide ? Dtype::kFloat32 : leaf->dtype;
+
+  std::vector<std::uint8_t> recipe;
+  std::size_t taken = 0, pending = 0;
+  for (const int step : steps) {
+    recipe.push_back(static_cast<std::uint8_t>(step));
+    if (step == kRecipeTake) {
+      ++taken;
+      ++pending;
+    } else if (step != kRecipeCombine || pending-- < 2) {
+      refuse("not a recipe");
+    }
+    if (pending > kMostPending) refuse("a recipe that keeps too many operands waiting");
+  }
+  if (pending != 1 || taken != inputs.size()) refuse("the recipe must take each input once");
+  if (leaves < 1 || leaves > kCountableRanks) refuse("leaves must be 1 or more");
+
+  std::vector<Argument> arguments;
+  std::vector<Term> terms;
+  std::vector<std::size_t> sizes;
+  const Argument to(out, "out", true);
+  for (const py::object& input : inputs) {
+    const Argument& each = arguments.emplace_back(input, "an input", false);
+    const bool is_node = wide && each.dtype() == node;
+    each.of(is_node ? node : leaf->dtype).long_as(to);
+    if (each.as<void>() != to.as<void>()) each.apart_from(to);
+    terms.push_back({each.as<void>(), is_node});
+    sizes.push_back(size_of(each.dtype()));
+  }
+  const bool narrow = finish && (!wide || to.dtype() == leaf->dtype);
+  to.of(narrow ? leaf->dtype : node);
+  const Combination what{recipe.data(), static_cast<int>(recipe.size()),
+                         static_cast<int>(terms.size()), leaves, narrow};
+  const std::size_t size = size_of(to.dtype());
+  // A result that stays in the accumulator's type is a node, which that type's own kernel finishes.
+  const CombineFn finishing =
+      finish && !narrow ? find_kernels(node, op, level_named(simd)).combine : nullptr;
+  run([&] {
+    auto* const data = to.as<std::byte>();
+    combine_exactly(kernels.combine, what, std::move(terms), sizes, data, size, to.count());
+    if (finishing == nullptr) return;
+    const Combination alone{&kRecipeTake, 1, 1, leaves, true};
+    combine_exactly(finishing, alone, {{data, true}}, {size}, data, size, to.count());
+  });
 }
 
 // --- Quantization.
@@ -471,6 +548,13 @@ void bind_reductions(py::module_& module) {
              py::arg("copy") = py::none(), py::arg("simd") = "",
              "One native kernel call, as the engine makes it: reduce the leaves `inputs`, arrays "
              "alike in dtype and count, into `out` (which may be one of them) and `copy`.");
+  module.def(
+      "combine_into", or_raise(combine_into), py::arg("inputs"), py::arg("recipe"),
+      py::arg("leaves"), py::arg("op"), py::arg("dtype"), py::arg("out"), py::arg("finish"),
+      py::arg("simd") = "",
+      "Combine leaves of `dtype` and nodes of its accumulator's type into `out`, as `recipe` "
+      "says (`pycollective.order.recipe`): a node, or with `finish` the result over `leaves` "
+      "leaves, in either type.");
   module.def(
       "simd_levels",
       [] {

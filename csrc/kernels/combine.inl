@@ -43,8 +43,6 @@ struct Travelling<Codec, std::enable_if_t<Codec::kInterleaved>> {
   }
 };
 
-constexpr int kMostPending = 16;  // operands that wait on the stack: the order's depth, and more
-
 // One step of the operands' root. `load(operand)` loads one.
 template <class Op, class A, class Load>
 inline Step<A> evaluate(const std::uint8_t* recipe, int length, const Load& load) {

@@ -31,10 +31,11 @@ struct Term {
 // How a node is made of its operands, which ascend: a recipe in postfix order.
 constexpr std::uint8_t kRecipeTake = 0;     // take the next operand
 constexpr std::uint8_t kRecipeCombine = 1;  // combine the last two
+constexpr int kMostPending = 16;            // operands that wait: the order's depth, and more
 struct Combination {
   const std::uint8_t* recipe;
   int length;
-  int terms;    // operands; at least 2, and at most 16 of them wait to be combined
+  int terms;    // operands; at most kMostPending of them wait to be combined
   int leaves;   // of the whole order; `avg` divides by it
   bool finish;  // the node is the root: divide and round
 };

@@ -134,7 +134,7 @@ def test_a_callback_cannot_wait_for_itself(ranks):
 
 
 def exchanging():
-    return [each for each in threading.enumerate() if each.name == "pycollective-compression"]
+    return [each for each in threading.enumerate() if each.name == "pycollective-worker"]
 
 
 def let_go(comm, how):

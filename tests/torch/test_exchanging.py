@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from pycollective.errors import ConfigurationError
-from pycollective.torch.compression.worker import Worker, Workers
+from pycollective.torch.worker import Worker, Workers
 
 
 def test_the_end_waits_for_what_was_issued_and_takes_no_more() -> None:
     those, others = Workers(), Workers()
-    worker = Worker(lambda reason: None, those)
+    worker = Worker("a state of compression", lambda reason: None, those)
     other = Worker(lambda reason: None, others)
     begun, released, ended = threading.Event(), threading.Event(), threading.Event()
 
@@ -46,18 +46,18 @@ def test_at_the_end_what_hangs_is_aborted() -> None:
         aborted.append(reason)
         released.set()
 
-    worker = Worker(abort, those)
+    worker = Worker("a state of compression", abort, those)
     worker.post(lambda: released.wait(10))
     those.end_all()
     assert aborted == ["the process ends"]
     assert not worker.busy
     with pytest.raises(ConfigurationError, match="the process ends"):
-        Worker(abort, those).post(lambda: None)
+        Worker("a state of compression", abort, those).post(lambda: None)
 
 
 def test_who_was_let_go_of_is_not_kept() -> None:
     those = Workers()
-    worker = Worker(lambda reason: None, those)
+    worker = Worker("a state of compression", lambda reason: None, those)
     assert list(those._live) == [worker]
     del worker
     assert list(those._live) == []
@@ -78,7 +78,7 @@ def test_the_end_waits_for_a_thread_whose_last_call_lets_go_of_its_exchanger(how
             freed.set()
 
     def give_last() -> None:
-        worker = Worker(lambda reason: None, those)
+        worker = Worker("a state of compression", lambda reason: None, those)
         kept = (Groups(), worker)  # from the last on
         worker.post(lambda: left.wait(10) and kept and None)
 

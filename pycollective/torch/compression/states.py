@@ -22,7 +22,7 @@ from pycollective.compression.quantized import QuantizedOptions
 from pycollective.compression.sparse import SparseOptions
 from pycollective.errors import ConfigurationError
 from pycollective.torch.compression.groups import OfProcessGroup, group_maker
-from pycollective.torch.compression.worker import Worker
+from pycollective.torch.worker import Worker
 from pycollective.typing import Between, By, Exchange, Values
 
 Parameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
@@ -159,7 +159,7 @@ class State:
         self._names = {id(tensor): name for name, tensor in self._parameters.items()}
         # Exchanges of several buckets run in the buckets' order on every rank, while backward
         # goes on.
-        self._exchange_thread = Worker(self._feedback.groups.abort)
+        self._exchange_thread = Worker("a state of compression", self._feedback.groups.abort)
         self._skips_compression = False
         self._validated_buckets: set[tuple[Any, ...]] = set()  # by their keys
 

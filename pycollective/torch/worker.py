@@ -1,4 +1,4 @@
-"""The thread on which a state exchanges, in the order in which calls were issued."""
+"""A thread that makes calls in the order in which they were issued, and ends with the process."""
 
 from __future__ import annotations
 
@@ -79,11 +79,15 @@ class Worker:
     """Runs calls one after another, on a thread that is started with the first.
 
     Args:
+        what: makes the calls, in errors.
         abort: makes a call that is under way fail; used at the end of the process.
         those: all workers of the process.
     """
 
-    def __init__(self, abort: Callable[[str], None], those: Workers = _OF_THIS_PROCESS) -> None:
+    def __init__(
+        self, what: str, abort: Callable[[str], None], those: Workers = _OF_THIS_PROCESS
+    ) -> None:
+        self._what = what
         self._abort = abort
         self._those = those
         self._process = os.getpid()
@@ -97,18 +101,18 @@ class Worker:
         """Run it behind those issued before. It handles its own errors.
 
         Raises:
-            ConfigurationError: the state was closed, this process ends, or it is a fork of the one
-                that made the state; or it may have no more threads.
+            ConfigurationError: the worker has ended, this process ends, or it is a fork of the one
+                that made the worker; or it may have no more threads.
         """
         if os.getpid() != self._process:
-            raise ConfigurationError("a state of compression does not work in a forked process")
+            raise ConfigurationError(f"{self._what} does not work in a forked process")
         if self._those.ending:
-            raise ConfigurationError("a state of compression: the process ends")
+            raise ConfigurationError(f"{self._what}: the process ends")
         thread = self._thread
         with thread.lock:
             # Under the lock: behind what ends the thread a call would wait for ever.
             if self._ended:
-                raise ConfigurationError("the state of compression was closed")
+                raise ConfigurationError(f"{self._what} was closed")
             if thread.ident is None:
                 start_thread(thread)
             thread.issued += 1
@@ -140,8 +144,8 @@ class Worker:
         """Raise on the thread itself, where a call would wait for its own end."""
         if threading.current_thread() is self._thread:
             raise ConfigurationError(
-                "a state of compression cannot be called from a callback of its own exchanges' "
-                "futures, for which the call would wait; wait for the future first"
+                f"{self._what} cannot be called from a callback of its own exchanges' futures, "
+                "for which the call would wait; wait for the future first"
             )
 
     @property
@@ -187,7 +191,7 @@ class _Thread(threading.Thread):
     """
 
     def __init__(self, those: Workers) -> None:
-        super().__init__(name="pycollective-compression", daemon=True)
+        super().__init__(name="pycollective-worker", daemon=True)
         self.those = those
         self.calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.lock = threading.Lock()

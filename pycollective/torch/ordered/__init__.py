@@ -1,0 +1,11 @@
+"""The contract's bits over any process group of torch: Gloo, NCCL, and others.
+
+from pycollective.torch import ordered
+ordered.all_reduce(tensor, "avg")                       # in place, over the default group
+ddp.register_comm_hook(None, ordered.hook)              # DistributedDataParallel
+"""
+
+from pycollective.torch.ordered.calls import Work, all_reduce, prepare, reduce_scatter, stats
+from pycollective.torch.ordered.hooks import hook
+
+__all__ = ["Work", "all_reduce", "hook", "prepare", "reduce_scatter", "stats"]

@@ -1,0 +1,429 @@
+"""The calls: their arguments, and what is done with them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pycollective.dtypes import TRAITS
+from pycollective.errors import CollectiveTimeout, ConfigurationError
+from pycollective.torch.ordered.group import Call, OrderedGroup, Streams
+from pycollective.torch.ordered.reduction import name_of
+
+Tensors = torch.Tensor | Sequence[torch.Tensor]
+
+# torch's name of each operation of the contract.
+_TORCHS = {
+    **{"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "prod": dist.ReduceOp.PRODUCT},
+    **{"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX, "band": dist.ReduceOp.BAND},
+    **{"bor": dist.ReduceOp.BOR, "bxor": dist.ReduceOp.BXOR},
+}
+_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, OrderedGroup]]
+_groups = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
+class Work(dist.Work):
+    """A call that was issued with ``async_op=True``; as torch's own works."""
+
+    def __init__(self, future: torch.futures.Future[Any]) -> None:
+        super().__init__()
+        self._future = future
+        self._ended = threading.Event()
+        future.add_done_callback(lambda _: self._ended.set())
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the result; on a device its current stream waits, and the host does not.
+
+        Raises:
+            CollectiveTimeout: it is not there in time. The call goes on.
+            CollectiveError: the call failed.
+        """
+        limit = timeout.total_seconds() if timeout else None
+        if limit is not None and not self._ended.wait(limit):
+            raise CollectiveTimeout(f"the call has not ended after {limit:g} s; it goes on")
+        self._future.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def is_success(self) -> bool:
+        return self._future.done() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """What the call raised; None if it has not, or has not ended."""
+        if self._future.done():
+            try:
+                self._future.value()
+            except RuntimeError as error:
+                return error
+        return None
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._future
+
+    def result(self) -> list[torch.Tensor]:
+        self.wait()
+        value = self._future.value()
+        return list(value) if isinstance(value, list | tuple) else [value]
+
+    def synchronize(self) -> None:
+        self.wait()
+
+
+def all_reduce(
+    tensor: Tensors,
+    op: str | dist.ReduceOp.RedOpType = "sum",
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    narrow: torch.dtype | None = None,
+) -> Work | dist.Work | None:
+    """Reduce over a group of any backend, in place, with the contract's bits.
+
+    All ranks of the group make the same calls in the same order, each for tensors of the same
+    sizes, dtypes and operation. Messages are the group's sends and receives, under a tag of their
+    own. So they do not mix with the group's other collectives, which may come from other threads.
+
+    Args:
+        tensor: the input, which becomes the result; on one device, or a list of such tensors. Any
+            shape, also empty. Of a type of the contract, or complex for sums and averages. Leave
+            it alone until the call has ended.
+        op: the contract's name, or torch's `ReduceOp`.
+        group: None for the default group.
+        async_op: return a work at once. On devices even the call without it does not wait for the
+            result: the current stream does.
+        narrow: the type in which leaves travel if all elements of all ranks have exactly its
+            values, as fp32 gradients that were bf16. Each rank looks, and all agree; on devices the
+            host waits for that. The result keeps the tensor's type.
+
+    Returns:
+        A work, whose future has the tensor, or the list; None without `async_op`.
+
+    Raises:
+        ConfigurationError: the arguments cannot be reduced; nothing was sent.
+        CollectiveMismatch: ranks called different things. On CPUs nothing of this call was used.
+            On devices results that are floats are NaN, and a later call raises this.
+        CollectiveTimeout, PeerFailure, CollectiveError: what the backend says of its messages. The
+            group makes no more ordered calls.
+    """
+    tensors = _list_of(tensor)
+    _check(tensors, op, narrow)
+    ours = _forwarded(tensors, group, narrow)
+    if ours is not None:
+        works = [dist.all_reduce(each, _TORCHS[_name(op)], ours, async_op) for each in tensors]
+        return _of_all(works, tensor) if async_op else None
+    ordered = group_of(group, tensors[0].device)
+    packs = [_pack(each) for each in _alike(tensors)]
+    calls = [
+        Call("all_reduce", _name(op), flat, flat, narrow if flat.dtype != narrow else None, unpack)
+        for flat, unpack in packs
+    ]
+    return _issue(ordered, calls, tensor, async_op)
+
+
+def reduce_scatter(
+    out: Tensors,
+    tensor: Tensors,
+    op: str | dist.ReduceOp.RedOpType = "sum",
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    narrow: torch.dtype | None = None,
+) -> Work | dist.Work | None:
+    """Reduce over a group of any backend; each rank gets its equal part, in rank order.
+
+    Args:
+        out: this rank's part, or a list of parts, contiguous. It may be its part of `tensor`.
+        tensor: the input, of as many elements as all ranks' parts together, or a list of such.
+        op: as for `all_reduce`, which see for the rest.
+        group: None for the default group.
+        async_op: return a work at once.
+        narrow: as for `all_reduce`.
+
+    Raises:
+        ConfigurationError: the arguments do not fit; nothing was sent.
+        CollectiveError: as for `all_reduce`.
+    """
+    outs, tensors = _list_of(out), _list_of(tensor)
+    _check([*tensors, *outs], op, narrow)
+    found = _checked_group(group)
+    size = dist.get_world_size(found)
+    if len(outs) != len(tensors):
+        raise ConfigurationError(
+            f"ordered.reduce_scatter: {len(outs)} outputs of {len(tensors)} inputs"
+        )
+    for part, whole in zip(outs, tensors, strict=True):
+        if part.dtype != whole.dtype or part.numel() * size != whole.numel():
+            raise ConfigurationError(
+                f"ordered.reduce_scatter over {size} ranks: an output of {part.numel()} "
+                f"{name_of(part.dtype)} does not go with an input of {whole.numel()} "
+                f"{name_of(whole.dtype)}"
+            )
+        if not part.is_contiguous():
+            raise ConfigurationError("ordered.reduce_scatter: an output is not contiguous")
+    ours = _forwarded(tensors, found, narrow)
+    if ours is not None:
+        works = [
+            dist.reduce_scatter_tensor(
+                part, whole.contiguous().view(-1), _TORCHS[_name(op)], ours, async_op
+            )
+            for part, whole in zip(outs, tensors, strict=True)
+        ]
+        return _of_all(works, out) if async_op else None
+    ordered = group_of(found, tensors[0].device)
+    calls = []
+    for numbers in _alike_numbers(tensors):
+        parts = [_flat(_real(outs[i])) for i in numbers]
+        rows = [_real(tensors[i].contiguous()).view(size, -1) for i in numbers]
+        alone = len(numbers) == 1
+        results = parts[0] if alone else torch.cat(parts)
+        leaves = rows[0] if alone else torch.cat(rows, dim=1)
+        done = (lambda: None) if alone else _splitter(results, parts)
+        small = narrow if leaves.dtype != narrow else None
+        calls.append(Call("reduce_scatter", _name(op), _flat(leaves), results, small, done))
+    return _issue(ordered, calls, out, async_op)
+
+
+def prepare(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
+    """Learn which ranks of a group share a host, as its first call would.
+
+    Collective over the group. On devices the host waits for the answer, here instead of in the
+    first step.
+
+    Args:
+        group: None for the default group.
+        device: where the tensors of later calls are.
+    """
+    found = _checked_group(group)
+    if _ours(found, torch.device(device)) is None:
+        ordered = group_of(found, torch.device(device))
+        _on_streams(ordered, ordered.prepare, [])
+
+
+def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
+    """Count what this rank's ordered calls over a group have sent, and what they keep.
+
+    Returns:
+        ``calls``; ``sent_messages`` and ``sent_bytes``, headers among them; ``buffer_bytes``, the
+        memory that is kept for later calls. All are 0 over the backend pycollective, which has
+        statistics of its own.
+    """
+    counts = {"calls": 0, "sent_messages": 0, "sent_bytes": 0, "buffer_bytes": 0}
+    for each in _groups.get(_checked_group(group), {}).values():
+        for name, value in each.stats().items():
+            counts[name] += value
+    return counts
+
+
+def group_of(group: dist.ProcessGroup | None, device: torch.device) -> OrderedGroup:
+    """The ordered reductions of a group, made when they are first asked for."""
+    found = _checked_group(group)
+    with _making:
+        of_devices = _groups.setdefault(found, {})
+        if device.type not in of_devices:
+            streams = None if device.type == "cpu" else Streams(device)
+            of_devices[device.type] = OrderedGroup(found, device, streams)
+        return of_devices[device.type]
+
+
+# --- Issuing.
+
+
+def _issue(
+    ordered: OrderedGroup, calls: Sequence[Call], value: Tensors, async_op: bool
+) -> Work | None:
+    def run() -> None:
+        for each in calls:
+            ordered.run(each)
+
+    if ordered.streams is not None:
+        tensors = [each for call in calls for each in (call.leaves, call.results)]
+        future = _on_streams(ordered, run, tensors, value)
+        if not async_op:
+            future.wait()
+            return None
+        return Work(future)
+    if not async_op:
+        if ordered.worker.busy:
+            ordered.worker.call(run)
+        else:
+            run()
+        return None
+    future = torch.futures.Future()
+    work = Work(future)
+
+    def run_and_tell() -> None:
+        try:
+            run()
+        except BaseException as error:
+            fail(future, error)
+        else:
+            future.set_result(value)
+
+    ordered.worker.post(run_and_tell)
+    return work
+
+
+def _on_streams(
+    ordered: OrderedGroup,
+    run: Callable[[], None],
+    tensors: Sequence[torch.Tensor],
+    value: Any = None,
+) -> torch.futures.Future[Any]:
+    """Issue on the group's stream; the future's waiters wait in theirs."""
+    if ordered.streams is None:
+        run()
+        return torch.futures.Future()
+    future: torch.futures.Future[Any] = torch.futures.Future(devices=[ordered.device])
+    with ordered.streams.behind_caller(*tensors):
+        run()
+        future.set_result(value)
+    return future
+
+
+def fail(future: torch.futures.Future[Any], error: BaseException) -> None:
+    """End a future with an error, which DDP's reducer raises too."""
+    shim = sys.modules.get("pycollective._torch")
+    if shim is not None:
+        shim.fail(future, error)
+    else:
+        future.set_exception(error)
+
+
+def _of_all(works: Sequence[Any], value: Tensors) -> Any:
+    if isinstance(value, torch.Tensor):
+        return works[0]
+    futures = [work.get_future() for work in works]
+    return Work(torch.futures.collect_all(futures).then(lambda done: _waited(done, value)))
+
+
+def _waited(done: Any, value: Tensors) -> Tensors:
+    for each in done.value():
+        each.wait()
+    return value
+
+
+# --- Arguments.
+
+
+def _list_of(tensor: Tensors) -> list[torch.Tensor]:
+    tensors = [tensor] if isinstance(tensor, torch.Tensor) else list(tensor)
+    if not tensors or not all(isinstance(each, torch.Tensor) for each in tensors):
+        raise ConfigurationError("ordered: give a tensor, or a list of at least one")
+    return tensors
+
+
+def _name(op: Any) -> str:
+    """The contract's name of an operation.
+
+    Raises:
+        ConfigurationError: it has none.
+    """
+    if op in _TORCHS:
+        return str(op)
+    for name, torchs in _TORCHS.items():
+        if op == torchs:
+            return name
+    raise ConfigurationError(
+        f"ordered: no operation {op}; there are {', '.join(_TORCHS)}, and torch's of these names"
+    )
+
+
+def _check(tensors: Sequence[torch.Tensor], op: Any, narrow: torch.dtype | None) -> None:
+    """Refuse what the contract does not have, before anything is sent."""
+    name = _name(op)
+    for each in tensors:
+        if each.layout != torch.strided:
+            raise ConfigurationError(f"ordered: a {each.layout} tensor; only dense ones reduce")
+        if each.device != tensors[0].device:
+            raise ConfigurationError(
+                f"ordered: tensors on {tensors[0].device} and {each.device}; give those of one "
+                "device"
+            )
+        dtype = name_of(_real_dtype(each.dtype))
+        if dtype not in TRAITS:
+            raise ConfigurationError(
+                f"ordered: {each.dtype} has no place in the contract; there are {', '.join(TRAITS)}"
+            )
+        allowed = ("sum", "avg") if each.dtype.is_complex else TRAITS[dtype].reduce_ops
+        if name not in allowed:
+            raise ConfigurationError(f"ordered: {name} has no meaning for {name_of(each.dtype)}")
+        if narrow is not None and not (
+            each.dtype.is_floating_point and name_of(narrow) in TRAITS and narrow.is_floating_point
+        ):
+            raise ConfigurationError(f"ordered: {each.dtype} cannot travel as {narrow}")
+
+
+def _checked_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    if not dist.is_initialized():
+        raise ConfigurationError("ordered: call init_process_group first")
+    found = dist.group.WORLD if group is None else group
+    if not isinstance(found, dist.ProcessGroup):
+        raise ConfigurationError("ordered: this rank is not in the group")
+    return found
+
+
+def _ours(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup | None:
+    """The group, if the backend pycollective serves it, whose bits are the contract's already."""
+    served = device in group._device_types
+    return group if served and group._get_backend(device).name() == "pycollective" else None
+
+
+def _forwarded(
+    tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, narrow: object
+) -> dist.ProcessGroup | None:
+    return _ours(_checked_group(group), torch.device(tensors[0].device.type))
+
+
+def _real_dtype(dtype: torch.dtype) -> torch.dtype:
+    return dtype.to_real() if dtype.is_complex else dtype
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Its memory as real numbers, without autograd."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's memory; its own strides may be anything where it has one element."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _alike_numbers(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """The places of the tensors of each dtype."""
+    found: dict[torch.dtype, list[int]] = {}
+    for i, each in enumerate(tensors):
+        found.setdefault(_real_dtype(each.dtype), []).append(i)
+    return list(found.values())
+
+
+def _alike(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    return [[tensors[i] for i in numbers] for numbers in _alike_numbers(tensors)]
+
+
+def _pack(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:
+    """Tensors of one dtype as one flat tensor, and what brings the results back to them."""
+    parts = [_real(each) for each in tensors]
+    if len(parts) == 1 and parts[0].is_contiguous():
+        return _flat(parts[0]), lambda: None
+    flat = torch.cat([each.reshape(-1) for each in parts])
+    return flat, _splitter(flat, parts)
+
+
+def _splitter(flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> Callable[[], None]:
+    def split() -> None:
+        pieces = flat.split([each.numel() for each in parts])
+        for part, piece in zip(parts, pieces, strict=True):
+            part.copy_(piece.view(part.shape))
+
+    return split

@@ -1,0 +1,529 @@
+"""A process group whose reductions have the contract's bits, whatever its backend.
+
+A call goes like this, between ranks that all exchange with all:
+
+1. Headers. Every rank tells all others what it has called. Few data travel with that, and step 4
+   follows.
+2. Leaves. Each rank sends to every other the elements that the other reduces.
+3. Each rank adds its own shard up, in the contract's order, and rounds once.
+4. An all-reduce's results go to all ranks.
+
+With several ranks on each of several hosts (`layout.Layout`) each host adds its leaves up first, so
+that sums cross to other hosts, and once a host. Large tensors are cut into pieces: the next one's
+leaves travel while this one's are added up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pycollective.bootstrap.attach import host_identity
+from pycollective.bootstrap.init import simulated_hosts
+from pycollective.errors import CollectiveAborted, CollectiveError
+from pycollective.order import Node, recipe
+from pycollective.placement import number_hosts
+from pycollective.torch.ordered import header, reduction
+from pycollective.torch.ordered.header import Header
+from pycollective.torch.ordered.layout import Layout, Shard, layout_of, places, spans
+from pycollective.torch.ordered.messages import Message, Messages
+from pycollective.torch.worker import Worker
+
+# Bytes of a piece. Smaller ones cost more by their messages than they gain.
+_PIECE = 64 << 20
+# Up to so many bytes of all ranks together, every rank gets all leaves and reduces all.
+_SMALL = 32 << 10
+_ALIGNED = 64  # bytes, of a row of a buffer
+
+
+@dataclass
+class Call:
+    """A reduction, with flat contiguous tensors of this rank.
+
+    Attributes:
+        kind: "all_reduce" or "reduce_scatter".
+        op: as the contract names it.
+        leaves: the input.
+        results: the output, of the same dtype; an all-reduce's may be the input itself.
+        narrow: the dtype in which leaves travel if every rank's have exactly such values.
+        done: called when the results are there.
+    """
+
+    kind: str
+    op: str
+    leaves: torch.Tensor
+    results: torch.Tensor
+    narrow: torch.dtype | None = None
+    done: Callable[[], None] = lambda: None
+
+
+class Streams:
+    """The stream of a device on which a group's calls run, one after another."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._module = torch.get_device_module(device)
+        self._stream = self._module.Stream(device)
+
+    @contextlib.contextmanager
+    def behind_caller(self, *tensors: torch.Tensor) -> Iterator[None]:
+        """Run the block's work behind what the caller's stream has been given."""
+        self._stream.wait_stream(self._module.current_stream(tensors[0].device))
+        for each in tensors:
+            each.record_stream(self._stream)
+        with self._module.stream(self._stream):
+            yield
+
+    def let_caller_wait(self, device: torch.device) -> None:
+        """What the caller's stream is given next comes behind the calls so far."""
+        self._module.current_stream(device).wait_stream(self._stream)
+
+    def event(self) -> Any:
+        """An event behind what the current stream has been given."""
+        event = self._module.Event()
+        event.record()
+        return event
+
+
+class OrderedGroup:
+    """The ordered reductions of one process group on one kind of device.
+
+    On CPUs a call without `async_op` runs on the caller's thread, behind those that were issued
+    before; all others run on a thread of the group's own, in their order. On devices all is issued
+    at the call, on a stream of the group's own.
+
+    Args:
+        group: of torch's; held weakly.
+        device: where its tensors are.
+        streams: of the device; None on CPUs.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, streams: Streams | None
+    ) -> None:
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.device = device
+        self.streams = streams
+        self.calls = 0
+        self.failure: CollectiveError | None = None
+        self.piece = _PIECE
+        self._group = weakref.ref(group)
+        self._ranks = dist.get_process_group_ranks(group)
+        self._layout: Layout | None = None
+        self._messages = Messages(group, device)
+        self._memory: dict[str, torch.Tensor] = {}
+        self._unread: deque[tuple[Any, torch.Tensor, Header]] = deque()
+        self._one_at_a_time = threading.Lock()
+        self.worker = Worker("an ordered group", self._abort)
+
+    def run(self, call: Call) -> None:
+        """Make a call here and now.
+
+        Raises:
+            CollectiveError: it failed, or one before it has; then the group makes no more calls.
+        """
+        with self._one_at_a_time:
+            if self.failure is not None:
+                raise type(self.failure)(str(self.failure), self.rank, call.kind, self.calls + 1)
+            try:
+                self._run(call)
+            except BaseException as error:
+                self.failure = self._described(error, call.kind)
+                if isinstance(error, RuntimeError):
+                    raise self.failure from error
+                raise
+        call.done()
+
+    def prepare(self) -> None:
+        """Learn which ranks share hosts, unless it is known. Collective over the group."""
+        with self._one_at_a_time:
+            self._learn_layout()
+
+    def stats(self) -> dict[str, int]:
+        """What `ordered.stats` says."""
+        return {
+            "calls": self.calls,
+            "sent_messages": self._messages.sent_messages,
+            "sent_bytes": self._messages.sent_bytes,
+            "buffer_bytes": sum(each.numel() for each in self._memory.values()),
+        }
+
+    def _described(self, error: BaseException, kind: str) -> CollectiveError:
+        how = type(error) if isinstance(error, CollectiveError) else CollectiveError
+        if not isinstance(error, Exception):
+            how = CollectiveAborted  # Ctrl-C, in the middle of a call
+        said = str(error) or type(error).__name__
+        return how(f"{kind} number {self.calls}: {said}", self.rank, kind, self.calls)
+
+    def _abort(self, reason: str) -> None:
+        group = self._group()
+        if group is not None:
+            group._get_backend(self.device).abort()
+
+    # --- A call.
+
+    def _run(self, call: Call) -> None:
+        layout = self._learn_layout()
+        self._look_at_headers()
+        self.calls += 1
+        if self.size == 1:
+            self._reduce(call, [call.leaves], call.results, [(0, 1)], finish=True)
+            return
+        narrow = call.leaves.to(call.narrow) if call.narrow is not None else None
+        fits = narrow is not None and _equal(narrow, call.leaves)
+        mine = Header(
+            self.calls,
+            call.kind,
+            reduction.name_of(call.leaves.dtype),
+            call.op,
+            call.leaves.numel(),
+            reduction.name_of(call.narrow) if call.narrow is not None else "",
+            fits,
+        )
+        inline = 0 < call.leaves.nbytes <= header.ROOM
+        rows = self._exchange_headers(mine, call.leaves if inline else None)
+        differs: torch.Tensor | None = None
+        if self.streams is None or narrow is not None:
+            said = [Header.read(row) for row in rows.cpu().numpy()]
+            header.compare(said, self.rank)
+            if narrow is not None and all(each is not None and each.fits for each in said):
+                call = Call(call.kind, call.op, narrow, call.results)
+        else:
+            differs = self._look_later(rows, mine)
+        if mine.count == 0:
+            return
+        if inline:
+            leaves = rows.view(call.results.dtype)[:, -(header.ROOM // call.results.itemsize) :]
+            self._reduce_all_here(call, leaves[:, : mine.count])
+        elif mine.count * call.leaves.itemsize * self.size <= _SMALL:
+            self._reduce_all_here(call, self._gather(call.leaves))
+        else:
+            self._run_pieces(call, layout)
+        if differs is not None and call.results.dtype.is_floating_point:
+            call.results.masked_fill_(differs, torch.nan)
+
+    def _run_pieces(self, call: Call, layout: Layout) -> None:
+        window: deque[Iterator[None]] = deque()
+        for number, shards in enumerate(self._cut(call, layout)):
+            steps = self._steps(call, layout, shards, number % 2)
+            next(steps)
+            window.append(steps)
+            if len(window) == 2:
+                _finish(window.popleft())
+        for steps in window:
+            _finish(steps)
+
+    def _cut(self, call: Call, layout: Layout) -> Iterator[list[Shard]]:
+        """The shards of each piece."""
+        elements = max(1, self.piece // call.leaves.itemsize)
+        if call.kind == "all_reduce":
+            for begin in range(0, call.leaves.numel(), elements):
+                yield layout.shards_of(begin, min(begin + elements, call.leaves.numel()))
+            return
+        each = call.results.numel()
+        part = max(1, elements // self.size)
+        for begin in range(0, each, part):
+            yield layout.shards_for_ranks(each, begin, min(begin + part, each))
+
+    def _steps(
+        self, call: Call, layout: Layout, shards: Sequence[Shard], turn: int
+    ) -> Iterator[None]:
+        """Reduce a piece; yields once, when its leaves are under way."""
+        rail = [each for each in shards if each.rail == layout.index]
+        if layout.apart:
+            terms = [[call.leaves[each.begin : each.end]] for each in rail]
+        else:
+            rows = self._buffer(f"leaves {turn}", call.leaves.dtype, len(layout.local), rail)
+            exchange = self._messages.start(*_leaves_within_host(call.leaves, layout, shards, rows))
+            yield
+            exchange.wait()
+            terms = self._host_sums(call, layout, rail, rows, turn)
+
+        mine = [each for each in rail if each.host == layout.host]
+        nodes = sorted((node, h) for h, those in enumerate(layout.nodes) for node in those)
+        dtype = call.leaves.dtype
+        travelling = dtype if layout.apart else reduction.node_dtype(dtype, call.op)
+        rows = self._buffer(f"terms {turn}", travelling, len(nodes), mine)
+        exchange = self._messages.start(
+            *_terms_between_hosts(layout, rail, terms, nodes, rows, places(mine))
+        )
+        if layout.apart:
+            yield
+        exchange.wait()
+
+        results = [self._result_of(call, each, turn) for each in mine]
+        for shard, result, at in zip(mine, results, places(mine), strict=False):
+            own = iter(terms[rail.index(shard)])
+            operands = [
+                self._own(next(own), row[at : at + shard.size])
+                if h == layout.host
+                else row[at : at + shard.size]
+                for row, (_, h) in zip(rows, nodes, strict=True)
+            ]
+            self._reduce(call, operands, result, [node for node, _ in nodes], finish=True)
+        if call.kind == "reduce_scatter":
+            self._forward(call, layout, shards, mine, results)
+            return
+        out = call.results
+        if layout.index < layout.rails:
+            peers = [(h, ranks[layout.index]) for h, ranks in enumerate(layout.hosts)]
+            there = [(h, rank) for h, rank in peers if h != layout.host]
+            receives = [
+                (rank, out[at:end])
+                for h, rank in there
+                for at, end in spans([each for each in rail if each.host == h])
+            ]
+            sends = [(rank, out[at:end]) for _, rank in there for at, end in spans(mine)]
+            self._messages.start(receives, sends).wait()
+        if len(layout.local) > 1:
+            receives = [
+                (layout.local[number], out[at:end])
+                for number in range(layout.rails)
+                if number != layout.index
+                for at, end in spans([each for each in shards if each.rail == number])
+            ]
+            sends = [
+                (rank, out[at:end])
+                for rank in layout.local
+                if rank != self.rank
+                for at, end in spans(rail)
+            ]
+            self._messages.start(receives, sends).wait()
+
+    def _host_sums(
+        self,
+        call: Call,
+        layout: Layout,
+        rail: Sequence[Shard],
+        rows: torch.Tensor,
+        turn: int,
+    ) -> list[list[torch.Tensor]]:
+        """For each shard of the rail what this host has of the order, added up."""
+        nodes = layout.nodes[layout.host]
+        dtype = reduction.node_dtype(call.leaves.dtype, call.op)
+        sums = self._buffer(f"sums {turn}", dtype, len(nodes), rail)
+        found = []
+        for shard, at in zip(rail, places(rail), strict=False):
+            leaves = {
+                rank: self._own(call.leaves[shard.begin : shard.end], row[at : at + shard.size])
+                if rank == self.rank
+                else row[at : at + shard.size]
+                for rank, row in zip(layout.local, rows, strict=True)
+            }
+            found.append([each[at : at + shard.size] for each in sums])
+            for node, out in zip(nodes, found[-1], strict=True):
+                ranks = range(*node)
+                terms = [leaves[rank] for rank in ranks]
+                self._reduce(call, terms, out, [(r, r + 1) for r in ranks], finish=False)
+        return found
+
+    def _forward(
+        self,
+        call: Call,
+        layout: Layout,
+        shards: Sequence[Shard],
+        mine: Sequence[Shard],
+        results: Sequence[torch.Tensor],
+    ) -> None:
+        """Send results to those ranks of this host that reduce nothing themselves."""
+        sends = [
+            (each.rank, result)
+            for each, result in zip(mine, results, strict=True)
+            if each.rank is not None and each.rank != self.rank
+        ]
+        receives = [
+            (layout.owner(each), call.results[each.at : each.at + each.size])
+            for each in shards
+            if each.rank == self.rank and layout.owner(each) != self.rank
+        ]
+        if sends or receives:
+            self._messages.start(receives, sends).wait()
+
+    def _result_of(self, call: Call, shard: Shard, turn: int) -> torch.Tensor:
+        """Where a shard's result goes that this rank makes."""
+        if shard.rank is None or shard.rank == self.rank:
+            return call.results[shard.at : shard.at + shard.size]
+        return self._buffer(f"forward {shard.rank} {turn}", call.results.dtype, 1, [shard])[0]
+
+    # --- Parts of calls.
+
+    def _reduce_all_here(self, call: Call, leaves: torch.Tensor) -> None:
+        """Reduce what this rank keeps, from rows that are every rank's whole input."""
+        each = call.results.numel()
+        begin = self.rank * each if call.kind == "reduce_scatter" else 0
+        nodes = [(rank, rank + 1) for rank in range(self.size)]
+        terms = [leaf[begin : begin + each] for leaf in leaves]
+        self._reduce(call, terms, call.results, nodes, finish=True)
+
+    def _gather(self, leaves: torch.Tensor) -> torch.Tensor:
+        """Every rank's input, as rows."""
+        rows = self._flat("gathered", leaves.dtype, self.size, leaves.numel())
+        rows[self.rank].copy_(leaves)
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        receives = [(rank, rows[rank]) for rank in others]
+        self._messages.start(receives, [(rank, rows[self.rank]) for rank in others]).wait()
+        return rows
+
+    def _reduce(
+        self,
+        call: Call,
+        terms: Sequence[torch.Tensor],
+        out: torch.Tensor,
+        nodes: Sequence[Node],
+        finish: bool,
+    ) -> None:
+        if out.numel():
+            root = nodes[0][0], nodes[-1][1]
+            steps = recipe(root, nodes)
+            reduction.reduce(terms, out, call.op, steps, self.size, call.leaves.dtype, finish)
+
+    def _own(self, term: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        """A term of this rank's own: on a device in its row among the others."""
+        if self.streams is None:
+            return term
+        return row.copy_(term)
+
+    def _exchange_headers(self, mine: Header, data: torch.Tensor | None) -> torch.Tensor:
+        """Every rank's header, and the data of those that have few: rows of `header.BYTES`."""
+        written = np.zeros(header.BYTES, np.uint8)
+        mine.write(written)
+        row = torch.from_numpy(written).to(self.device, non_blocking=True)
+        if data is not None:
+            row[-header.ROOM :][: data.nbytes].copy_(data.view(torch.uint8))
+        return self._gather(row)
+
+    def _look_later(self, rows: torch.Tensor, mine: Header) -> torch.Tensor:
+        """Compare headers on the device, and let the next call look at them.
+
+        Returns:
+            Whether they differ, on the device.
+        """
+        assert self.streams is not None
+        words = rows[:, : -header.ROOM]
+        there = words.to("cpu", non_blocking=True)
+        self._unread.append((self.streams.event(), there, mine))
+        return (words != words[self.rank]).any()
+
+    def _look_at_headers(self) -> None:
+        """Raise if a call before this one met others; never waits for the device."""
+        while self._unread and self._unread[0][0].query():
+            _, words, _ = self._unread.popleft()
+            header.compare([Header.read(row) for row in words.numpy()], self.rank)
+
+    def _learn_layout(self) -> Layout:
+        if self._layout is None:
+            self.calls += 1
+            names = _host_name()
+            rows = self._exchange_headers(Header(self.calls, "prepare"), names).cpu().numpy()
+            header.compare([Header.read(row) for row in rows], self.rank)
+            played = simulated_hosts(dist.get_world_size())
+            host_of = number_hosts(
+                [played[rank] for rank in self._ranks]
+                if played
+                else [row[-header.ROOM :].tobytes() for row in rows]
+            )
+            self._layout = layout_of(self.rank, host_of)
+        return self._layout
+
+    # --- Buffers, kept from call to call.
+
+    def _buffer(
+        self, name: str, dtype: torch.dtype, rows: int, shards: Sequence[Shard]
+    ) -> torch.Tensor:
+        """Rows that hold these shards, one behind the other."""
+        return self._flat(name, dtype, rows, places(shards)[-1])
+
+    def _flat(self, name: str, dtype: torch.dtype, rows: int, elements: int) -> torch.Tensor:
+        stride = -(-elements * dtype.itemsize // _ALIGNED) * _ALIGNED
+        held = self._memory.get(name)
+        if held is None or held.numel() < rows * stride:
+            held = torch.empty(rows * stride, dtype=torch.uint8, device=self.device)
+            self._memory[name] = held
+        whole = held[: rows * stride].view(dtype)
+        return whole.view(rows, stride // dtype.itemsize)[:, :elements]
+
+
+def _leaves_within_host(
+    leaves: torch.Tensor, layout: Layout, shards: Sequence[Shard], rows: torch.Tensor
+) -> tuple[list[Message], list[Message]]:
+    """Receives and sends that bring each rank of the host the leaves of its rail's shards."""
+    receives = []
+    for rank, row in zip(layout.local, rows, strict=True):
+        at = 0
+        for begin, end in spans([each for each in shards if each.rail == layout.index]):
+            if rank != layout.rank:
+                receives.append((rank, row[at : at + end - begin]))
+            at += end - begin
+    sends = [
+        (layout.local[number], leaves[begin:end])
+        for number in range(layout.rails)
+        if number != layout.index
+        for begin, end in spans([each for each in shards if each.rail == number])
+    ]
+    return receives, sends
+
+
+def _terms_between_hosts(
+    layout: Layout,
+    rail: Sequence[Shard],
+    terms: Sequence[Sequence[torch.Tensor]],
+    nodes: Sequence[tuple[Node, int]],
+    rows: torch.Tensor,
+    starts: Sequence[int],
+) -> tuple[list[Message], list[Message]]:
+    """Receives and sends that bring each rank every host's terms of the shards that it reduces.
+
+    Args:
+        layout: of the group.
+        rail: its shards.
+        terms: of each of these, this host's.
+        nodes: what each row is, and whose.
+        rows: where terms go.
+        starts: where each of this rank's shards begins in a row.
+    """
+    receives: list[Message] = []
+    sends: list[Message] = []
+    mine = [each for each in rail if each.host == layout.host]
+    for h, ranks in enumerate(layout.hosts):
+        if h == layout.host or layout.index >= layout.rails:
+            continue
+        peer = ranks[layout.index]
+        theirs = [row for row, (_, host) in zip(rows, nodes, strict=True) if host == h]
+        receives += [
+            (peer, row[at : at + shard.size])
+            for shard, at in zip(mine, starts, strict=False)
+            for row in theirs
+        ]
+        sends += [
+            (peer, each)
+            for shard, those in zip(rail, terms, strict=True)
+            if shard.host == h
+            for each in those
+        ]
+    return receives, sends
+
+
+def _equal(narrow: torch.Tensor, wide: torch.Tensor) -> bool:
+    """Whether a narrow type has all of these values, bit for bit. Waits for a device."""
+    words = {4: torch.int32, 8: torch.int64}[wide.itemsize]
+    return torch.equal(narrow.to(wide.dtype).view(words), wide.view(words))
+
+
+def _finish(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass
+
+
+def _host_name() -> torch.Tensor:
+    name = np.zeros(header.ROOM, np.uint8)
+    said = host_identity().encode()[: name.size]
+    name[: len(said)] = np.frombuffer(said, np.uint8)
+    return torch.from_numpy(name)

@@ -1,0 +1,97 @@
+"""What every rank tells all others before a call's data: what it called, and data that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pycollective.dtypes import DTYPES, REDUCE_OPS
+from pycollective.errors import CollectiveMismatch
+
+BYTES = 1024
+_WORDS = 8
+ROOM = BYTES - 8 * _WORDS  # bytes of data that travel with it
+_MAGIC = 0x6F726465726564  # "ordered"
+_KINDS = ("all_reduce", "reduce_scatter", "prepare")
+_DTYPES: list[str] = list(DTYPES)
+_OPS: list[str] = list(REDUCE_OPS)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a rank has called.
+
+    Attributes:
+        number: of the call in its group, from 1.
+        kind: one of `_KINDS`.
+        dtype, op: as the contract names them.
+        count: elements of the input.
+        narrow: the type in which leaves may travel, "" for none.
+        fits: whether all of this rank's elements have exactly the narrow type's values. Ranks may
+            differ in this alone.
+    """
+
+    number: int
+    kind: str
+    dtype: str = "uint8"
+    op: str = "sum"
+    count: int = 0
+    narrow: str = ""
+    fits: bool = False
+
+    def write(self, row: np.ndarray) -> None:
+        """Put it at the beginning of a row of `BYTES` bytes."""
+        row.view(np.int64)[:_WORDS] = (
+            _MAGIC,
+            self.number,
+            _KINDS.index(self.kind),
+            _DTYPES.index(self.dtype),
+            _OPS.index(self.op),
+            self.count,
+            _DTYPES.index(self.narrow) if self.narrow else -1,
+            self.fits,
+        )
+
+    @staticmethod
+    def read(row: np.ndarray) -> Header | None:
+        """What a row says; None where no rank has written it."""
+        magic, number, kind, dtype, op, count, narrow, fits = row.view(np.int64)[:_WORDS].tolist()
+        known = (
+            magic == _MAGIC
+            and kind in range(len(_KINDS))
+            and dtype in range(len(_DTYPES))
+            and op in range(len(_OPS))
+            and narrow in range(-1, len(_DTYPES))
+        )
+        if not known:
+            return None
+        small = _DTYPES[narrow] if narrow >= 0 else ""
+        return Header(number, _KINDS[kind], _DTYPES[dtype], _OPS[op], count, small, bool(fits))
+
+    def __str__(self) -> str:
+        if self.kind == "prepare":
+            return f"prepare as call {self.number}"
+        narrow = f", as {self.narrow} where that is exact" if self.narrow else ""
+        return f"{self.kind} of {self.count} {self.dtype} ({self.op}{narrow}) as call {self.number}"
+
+
+def compare(headers: Sequence[Header | None], rank: int) -> None:
+    """Raise if ranks have called different things.
+
+    Raises:
+        CollectiveMismatch: names the first two ranks that differ, and what they called.
+    """
+    said = [str(each) if each is not None else "nothing that can be read" for each in headers]
+    mine = headers[rank]
+    for other, each in enumerate(said):
+        if each != said[0]:
+            raise CollectiveMismatch(
+                f"ranks called different operations: rank 0 called {said[0]}, rank {other} "
+                f"{each}. No data were used. All ranks of a group make the same calls in the same "
+                "order",
+                rank,
+                mine.kind if mine is not None else "",
+                mine.number if mine is not None else 0,
+            )
