@@ -1,17 +1,20 @@
 """One ordered reduction of the rows of a matrix, on a GPU: each element is read and written once.
 
-The kernel is `reduce_rows`. Its phases, for each block of elements:
+The kernel is `reduce_rows`. What a program does with its elements:
 
 1. The recipe, postfix, is unrolled. Each `TAKE` loads a row and widens it, each `COMBINE` makes one
    of the last two values. So as many values wait in registers as the order's tree is deep.
 2. The root is divided, where the operation is an average.
 3. It is rounded once, on integers, and each NaN becomes the contract's.
 
-All loads and stores are of integers. Floats are made of words, and rounded to words, by operations
-that give the same bits on every target and in Triton's interpreter (docs/contract.md). Blocks that
-are full have no mask, so that loads of 16 bytes do not depend on the number of elements.
+All loads and stores are of integers. Floats are made of these words, and rounded to words, by
+operations that give the same bits on every target and in Triton's interpreter (docs/contract.md).
 
-`arguments` gives what a launch or a compilation for a target needs: the constexprs by name.
+Elements that do not fill a program have programs of their own, with a mask and one element a
+thread. A mask in every program would make loads of 16 bytes depend on the number of elements.
+
+`constants` gives the constexprs of a launch; the other arguments are the words of the terms and of
+the result, `m`, and the rows' stride over ``VECTOR``.
 """
 
 from __future__ import annotations
@@ -26,11 +29,12 @@ import triton.language as tl
 from pycollective.order import COMBINE
 from pycollective.triton.formats import FORMATS, words
 
-WARPS = 4
-_THREADS = 32 * WARPS
-_VECTOR = 16  # bytes of a load
-# Triton up to 3.6 fuses a product and a sum unless it is told not to.
-OPTIONS = {"num_warps": WARPS, "enable_fp_fusion": False}
+THREADS = tl.constexpr(128)  # of a program
+# Triton 3.6 fuses a product and a sum unless it is told not to.
+OPTIONS = {"num_warps": THREADS.value // 32, "enable_fp_fusion": False}
+_VECTOR = 16  # bytes that a thread loads at once
+# The compiler issues the loads of many rows before it adds the first: more words would spill.
+_WORDS_OF_A_THREAD = 256
 
 
 @triton.jit
@@ -138,11 +142,13 @@ def _divided(total, LEAVES: tl.constexpr, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _block(
+def _program(
     rows,
     out,
     stride,
-    mask,
+    left,
+    SIZE: tl.constexpr,
+    MASKED: tl.constexpr,
     COMBINES: tl.constexpr,
     OP: tl.constexpr,
     TYPE: tl.constexpr,
@@ -150,8 +156,11 @@ def _block(
     FINISH: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
-    """The elements that `rows`, of the first row, and `out` point to."""
-    WORD: tl.constexpr = out.dtype.scalar.element_ty
+    """The `SIZE` elements from these pointers on, or those that are left."""
+    WORD: tl.constexpr = out.dtype.element_ty
+    at = tl.arange(0, SIZE)
+    mask = at < left if MASKED else None
+    rows, out = rows + at, out + at
     waiting = ()
     for i in tl.static_range(len(COMBINES)):
         if COMBINES[i]:
@@ -180,28 +189,36 @@ def reduce_rows(
     out,
     m,
     step,
-    STEP: tl.constexpr,
+    VECTOR: tl.constexpr,
     COMBINES: tl.constexpr,
     OP: tl.constexpr,
     TYPE: tl.constexpr,
     LEAVES: tl.constexpr,
     FINISH: tl.constexpr,
     FORMAT: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
-    """Reduce rows of `m` words, ``step * STEP`` words apart, to `out`; a program a block.
+    """Reduce rows of `m` words, ``step * VECTOR`` words apart, to `out`.
 
-    `COMBINES` is the recipe: of each entry, whether it is `COMBINE`. `TYPE` is the terms' dtype, or
-    "integer". `FORMAT` is that of `out`.
+    `VECTOR` words a thread; 1 where words of a row are not together on `VECTOR` bytes. `COMBINES`
+    is the recipe: of each entry, whether it is `COMBINE`. `TYPE` is the terms' dtype, or "integer".
+    `FORMAT` is that of `out`. There are `programs` programs.
     """
-    first = tl.program_id(0).to(tl.int64) * BLOCK
-    at = tl.arange(0, BLOCK)
-    rows, out = terms + first + at, out + first + at
-    stride = step.to(tl.int64) * STEP
-    if m - first >= BLOCK:
-        _block(rows, out, stride, None, COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT)
+    SIZE: tl.constexpr = THREADS * VECTOR
+    stride = step.to(tl.int64) * VECTOR
+    program = tl.program_id(0).to(tl.int64)
+    full = m // SIZE
+    first = program * SIZE
+    if program < full:
+        _program(
+            *(terms + first, out + first, stride, SIZE, SIZE, False),
+            *(COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT),
+        )
     else:
-        _block(rows, out, stride, at < m - first, COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT)
+        first = full * SIZE + (program - full) * THREADS
+        _program(
+            *(terms + first, out + first, stride, m - first, THREADS, True),
+            *(COMBINES, OP, TYPE, LEAVES, FINISH, FORMAT),
+        )
 
 
 def constants(
@@ -211,19 +228,25 @@ def constants(
     terms: torch.dtype,
     out: torch.dtype,
     finish: bool,
-    stride: int,
+    aligned: bool,
 ) -> dict[str, Any]:
-    """Return the constexprs of `reduce_rows` for such a reduction; `stride` is between rows."""
+    """Return the constexprs of `reduce_rows`; `aligned`: rows begin at multiples of 16 bytes."""
+    rows = triton.next_power_of_2(len(recipe) // 2 + 1)
     return {
-        "STEP": min(stride & -stride, _VECTOR) or _VECTOR,
+        "VECTOR": min(_VECTOR // terms.itemsize, _WORDS_OF_A_THREAD // rows) if aligned else 1,
         "COMBINES": tuple(each == COMBINE for each in recipe),
         "OP": op,
         "TYPE": str(terms).removeprefix("torch.") if terms in FORMATS else "integer",
         "LEAVES": leaves if op == "avg" else 1,
         "FINISH": finish,
         "FORMAT": tuple(FORMATS.get(out, ())),
-        "BLOCK": _THREADS * _VECTOR // terms.itemsize,
     }
+
+
+def programs(m: int, vector: int) -> int:
+    """Return how many programs reduce `m` elements: full ones, and those of what is left."""
+    full, left = divmod(m, THREADS.value * vector)
+    return full + triton.cdiv(left, THREADS.value)
 
 
 def reduce(
@@ -252,7 +275,11 @@ def reduce(
     if m == 0:
         return
     stride = terms.stride(0) if len(terms) > 1 else 0
-    more = constants(op, recipe, leaves, terms.dtype, out.dtype, finish, stride)
-    grid = (triton.cdiv(m, more["BLOCK"]),)
+    starts = terms.data_ptr(), stride * terms.element_size(), out.data_ptr()
+    aligned = all(each % _VECTOR == 0 for each in starts)
+    constexprs = constants(op, recipe, leaves, terms.dtype, out.dtype, finish, aligned)
+    vector = constexprs["VECTOR"]
     with torch.accelerator.device_index(terms.device.index):
-        reduce_rows[grid](words(terms), words(out), m, stride // more["STEP"], **more, **OPTIONS)
+        reduce_rows[programs(m, vector),](
+            words(terms), words(out), m, stride // vector, **constexprs, **OPTIONS
+        )

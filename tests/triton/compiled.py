@@ -30,7 +30,7 @@ def module(interpreted: bool) -> Any:
     return made
 
 
-_COMPILED = module(interpreted=False)
+COMPILED = module(interpreted=False)
 _NAMES = {
     **{torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32"},
     torch.int64: "i64",
@@ -47,15 +47,14 @@ def kernel(
     terms: torch.dtype | None = None,
     out: torch.dtype | None = None,
     finish: bool = True,
-    stride: int = 16,
     aligned: bool = True,
     target: GPUTarget = HOPPER,
 ) -> Any:
     """The compiled kernel: its ``asm`` has "ptx" and "cubin".
 
     Its parameters in PTX: pointers to the terms and to the result, i32 `m`, i32 `step` (the rows'
-    stride over ``STEP`` of `constants`; ``STEP`` is 16 by default), and two pointers that Triton
-    adds, to no memory. A launch has ``ceil(m / BLOCK)`` blocks of ``32 * WARPS`` threads.
+    stride over ``VECTOR`` of `constants`), and two pointers that Triton adds, to no memory. A
+    launch has ``programs(m, VECTOR)`` blocks of ``THREADS`` threads.
 
     Args:
         dtype: of the leaves.
@@ -63,15 +62,14 @@ def kernel(
             (default: the order over n) to a result, unless told otherwise.
         terms: the rows' type (default: `dtype`).
         out: the result's type (default: `dtype`).
-        stride: between rows, in elements, as far as the kernel knows it.
-        aligned: whether the pointers are to multiples of 16 bytes.
+        aligned: whether all rows begin at multiples of 16 bytes.
     """
     recipe = recipe or order.recipe((0, n), [(i, i + 1) for i in range(n)])
     terms, out = terms or dtype, out or dtype
-    constants = _COMPILED.constants(op, recipe, leaves or n, terms, out, finish, stride)
+    constants = COMPILED.constants(op, recipe, leaves or n, terms, out, finish, aligned)
     pointers = [_NAMES[words(torch.empty(1, dtype=each)).dtype] for each in (terms, out)]
     source = ASTSource(
-        _COMPILED.reduce_rows,
+        COMPILED.reduce_rows,
         signature={
             **{"terms": f"*{pointers[0]}", "out": f"*{pointers[1]}", "m": "i32", "step": "i32"},
             **dict.fromkeys(constants, "constexpr"),
@@ -79,7 +77,7 @@ def kernel(
         constexprs=constants,
         attrs={(i,): [["tt.divisibility", 16]] for i in (0, 1)} if aligned else {},
     )
-    return triton.compile(source, target=target, options=_COMPILED.OPTIONS)
+    return triton.compile(source, target=target, options=COMPILED.OPTIONS)
 
 
 def ptx(dtype: torch.dtype, op: str, n: int, **more: Any) -> str:
