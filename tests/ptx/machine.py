@@ -3,8 +3,9 @@ code, and those at the least place go on together.
 
 It is strict. Registers start as garbage and have widths; a vector is aligned to its size; each
 access is in bounds, of bytes that somebody has written, and writes to nothing that is read-only.
-What one lane writes no other lane may touch in the same launch, also behind a barrier. Memory
-counts what is read and written, byte by byte.
+What one lane writes to global memory no other lane may touch in the same launch, also behind a
+barrier; to a block's shared memory, before a barrier. Memory counts what is read and written, byte
+by byte.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Buffer(NamedTuple):
 
 
 class Memory:
-    """Global memory: buffers at made-up addresses, with gaps, in one array.
+    """Global memory, or all blocks' shared memory: buffers at made-up addresses, with gaps.
 
     `reads` and `writes` count the accesses of each byte, and `loads` and `stores` those of lanes
     by their width in bytes, since the last launch began.
@@ -102,6 +103,12 @@ class Memory:
         if not (self.flags[place] & WRITTEN).all():
             raise Trap("nobody has written this")
         return np.frombuffer(self.data[place].tobytes(), like.dtype).reshape(like.shape)
+
+    def order(self, address: int) -> None:
+        """Whatever was done to this buffer is done before all that follows."""
+        [size] = [each.size for each in self.buffers if each.address == address]
+        place = self.place(address, size)
+        self.reader[place] = self.writer[place] = NOBODY
 
     def load(self, address: np.ndarray, width: int, count: int, lanes: np.ndarray) -> np.ndarray:
         """(lane, word): `count` words of `width` bytes for each lane."""
@@ -171,9 +178,19 @@ class Branch(NamedTuple):
 
 
 class Launch:
-    """These blocks of a kernel, over this memory, with these numbers as its parameters."""
+    """These blocks of a kernel, over this memory, with these numbers as its parameters; each block
+    has `shared` bytes."""
 
-    def __init__(self, kernel: Kernel, blocks: range, memory: Memory, arguments: Sequence[int]):
+    SHARED = 1024  # where a block's shared memory begins, to it
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        blocks: range,
+        memory: Memory,
+        arguments: Sequence[int],
+        shared: int = 0,
+    ):
         if len(arguments) != len(kernel.parameters):
             raise PtxError(f"{len(arguments)} arguments, not {len(kernel.parameters)}")
         self.kernel, self.memory = kernel, memory
@@ -183,6 +200,9 @@ class Launch:
             "%tid.x": self.lanes % kernel.threads,
             "%ctaid.x": np.repeat(blocks, kernel.threads),
         }
+        self.shared = Memory(len(blocks) * (shared + 3 * Memory.GAP))
+        windows = [self.shared.allocate(f"shared of block {block}", shared) for block in blocks]
+        self.windows = np.repeat(np.array(windows, np.uint64), kernel.threads)
         size, names = self.lanes.size, kernel.registers
         garbage = np.random.default_rng(1).integers(0, 1 << 64, size + len(names), np.uint64)
         self.registers = {
@@ -258,6 +278,8 @@ class Launch:
             return self._load_of_a_parameter(parts[1:], *at.operands)
         if at.op == "bar.sync" and at.operands == ["0"] and at.guard is None:
             return self._meet
+        if at.op == "ldmatrix.sync.aligned.m8n8.x4.shared.b16" and at.guard is None:
+            return self._load_of_matrices(*at.operands)
         if head in ("ld", "st"):
             return self._access(head, parts, *at.operands)
         if head == "mov" and vector:
@@ -281,6 +303,8 @@ class Launch:
         _, here = np.unique(self.special["%ctaid.x"][chosen], return_counts=True)
         if (here != self.kernel.threads).any():
             raise Trap("a part of a block is at a barrier")
+        for window in np.unique(self.windows[chosen]):
+            self.shared.order(int(window))
 
     def _register(self, name: str, bits: int, wider: bool = False) -> np.ndarray:
         have = self.kernel.registers.get(name)
@@ -302,7 +326,8 @@ class Launch:
                 return lambda chosen: register[chosen].astype(UNSIGNED[of.bits]).view(of.numpy)
             array = register.view(of.numpy)
         else:
-            array = np.full(self.lanes.size, _constant(text, of))
+            number = str(self.SHARED) if text == self.kernel.shared else text
+            array = np.full(self.lanes.size, _constant(number, of))
         return lambda chosen: array[chosen]
 
     def _target(self, name: str, of: Type, wider: bool = False) -> Callable:
@@ -361,24 +386,23 @@ class Launch:
         return lambda chosen: put(chosen, value.view(of.numpy))
 
     def _access(self, head: str, parts, *operands) -> Callable:
-        """`ld.global` and `st.global`, of a word or a vector."""
+        """`ld` and `st`, of global or shared memory, of a word or a vector."""
         space, *vector, name = parts if len(parts) > 1 else ("", *parts)
         count = int(vector[0][1:]) if vector and vector[0] in ("v2", "v4", "v8") else 1
-        if space != "global" or len(vector) != (count > 1) or name not in TYPES:
+        if space not in ("global", "shared") or len(vector) != (count > 1) or name not in TYPES:
             raise PtxError("unknown variant")
         of = TYPES[name]
         at, words = operands if head == "st" else reversed(operands)
         words = words if isinstance(words, tuple) else (words,)
         if len(words) != count or count * of.bits > 256:
             raise PtxError("not a vector of these")
-        base = self._register(at.base, 64)
-        offset = np.uint64(at.offset & (1 << 64) - 1)
-        memory, lanes, width = self.memory, self.lanes, of.bits // 8
+        memory, address = self._addresses(space, at)
+        lanes, width = self.lanes, of.bits // 8
         if head == "ld":
             targets = [self._target(word, of, wider=True) for word in words]
 
             def step(chosen):
-                loaded = memory.load(base[chosen] + offset, width, count, lanes[chosen])
+                loaded = memory.load(address(chosen), width, count, lanes[chosen])
                 for number, put in enumerate(targets):
                     put(chosen, loaded[:, number].view(of.numpy))
         else:
@@ -387,7 +411,38 @@ class Launch:
 
             def step(chosen):
                 values = np.stack([each(chosen) for each in sources], axis=1)
-                memory.store(base[chosen] + offset, width, values, lanes[chosen])
+                memory.store(address(chosen), width, values, lanes[chosen])
+
+        return step
+
+    def _addresses(self, space: str, at: Address) -> tuple[Memory, Callable]:
+        """The memory, and the lanes' addresses in it."""
+        of = TYPES["b64" if space == "global" else "b32"]
+        base, offset = self._source(at.base, of), of.numpy(at.offset & (1 << of.bits) - 1)
+        if space == "global":
+            return self.memory, lambda chosen: base(chosen) + offset
+        windows = self.windows - np.uint64(self.SHARED)
+        return self.shared, lambda chosen: windows[chosen] + (base(chosen) + offset)
+
+    def _load_of_matrices(self, to, at: Address) -> Callable:
+        """`ldmatrix`: four matrices of 8 rows of 16 bytes, at the addresses of the warp's lanes in
+        their order; a lane gets 4 bytes of each."""
+        if len(to) != 4:
+            raise PtxError("not four matrices")
+        memory, address = self._addresses("shared", at)
+        targets = [self._target(name, TYPES["b32"]) for name in to]
+
+        def step(chosen):
+            lanes = self.lanes[chosen]
+            if lanes.size % 32 or (lanes.reshape(-1, 32)[:, 0] % 32).any():
+                raise Trap("a part of a warp")
+            rows = address(chosen)
+            if (rows % np.uint64(16)).any():
+                raise Trap("misaligned row")
+            warp, lane = np.arange(lanes.size) // 32 * 32, lanes % 32
+            for number, put in enumerate(targets):
+                row = rows[warp + 8 * number + lane // 4] + (4 * (lane % 4)).astype(np.uint64)
+                put(chosen, memory.load(row, 4, 1, lanes)[:, 0])
 
         return step
 

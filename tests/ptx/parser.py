@@ -31,9 +31,11 @@ class Instruction(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """An entry: bits of each parameter and register, threads of a block, and its code."""
+    """An entry: bits of each parameter and register, threads of a block, its code, and the name of
+    its shared memory, which has the size that a launch gives it."""
 
     name: str
+    shared: str | None
     parameters: dict[str, int]
     registers: dict[str, int]
     threads: int
@@ -44,6 +46,7 @@ class Kernel(NamedTuple):
 BITS = {"pred": 1, **{f"{kind}{bits}": bits for kind in "bu" for bits in (8, 16, 32, 64)}}
 _PARAMETER = re.compile(r"\.param \.(\w+)(?: \.ptr \.global \.align \d+)? ([\w$]+),?")
 _REGISTERS = re.compile(r"\.reg \.(\w+)\s+(%\w+)<(\d+)>;")
+_SHARED = re.compile(r"\.extern \.shared \.align \d+ \.b8 (\w+)\[\];")
 _LABEL = re.compile(r"([\w$]+):")
 _STATEMENT = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z][\w.:]*)(?:\s+(.*))?;")
 # What debuggers read, inside a kernel and behind it.
@@ -63,7 +66,11 @@ class _Module:
         self.lines = lines
 
     def kernel(self) -> Kernel:
+        shared = None
         for number, line in self.lines:
+            if found := _SHARED.fullmatch(line):
+                shared = found[1]
+                continue
             if entry := re.fullmatch(r"\.visible \.entry (\w+)\(", line):
                 break
             if not re.match(r"\.(version|target|address_size)\b", line):
@@ -75,7 +82,7 @@ class _Module:
         for number, line in self.lines:
             if not line.startswith(".file"):
                 raise PtxError(f"line {number}, behind the kernel: {line}")
-        return Kernel(entry[1], parameters, registers, threads, labels, code)
+        return Kernel(entry[1], shared, parameters, registers, threads, labels, code)
 
     def head(self):
         parameters = {}

@@ -14,7 +14,7 @@ REGISTER = {16: "%rs", 32: "%r", 64: "%rd"}
 INFINITY, NAN = 0x7F800000, 0x7FFFFFFF
 
 
-def kernel(text, parameters, threads=32):
+def kernel(text, parameters):
     """A kernel of these statements, with as many 64-bit parameters: k_param_0, ..."""
     declared = ",\n".join(
         f"\t.param .u64 .ptr .global .align 1 k_param_{number}" for number in range(parameters)
@@ -23,12 +23,13 @@ def kernel(text, parameters, threads=32):
 .version 9.0
 .target sm_90a
 .address_size 64
+.extern .shared .align 16 .b8 global_smem[];
 
 	// .globl	k                       // -- Begin function k
 .visible .entry k(
 {declared}
 )
-.reqntid {threads}
+.reqntid 32
 {{
 	.reg .pred 	%p<20>;
 	.reg .b16 	%rs<20>;
@@ -447,15 +448,11 @@ def test_fp16_is_rounded_as_numpy_does():
         *("add.f32 %r1, %r2, %r3;", "mul.f32 %r1, %r2, %r3;", "add.rn.ftz.f32 %r1, %r2, %r3;"),
         *("fma.rn.f32 %r1, %r2, %r3, %r4;", "fma.rn.f32x2 %rd1, %rd2, %rd3, %rd4;"),
         *("div.full.f32 %r1, %r2, %r3;", "div.approx.f32 %r1, %r2, %r3;", "rcp.rn.f32 %r1, %r2;"),
-        *(
-            "add.rz.f32 %r1, %r2, %r3;",
-            "mul.s16x2 %r1, %r2, %r3;",
-            "sqrt.rn.f32 %r1, %r2;",
-            "cvt.rz.f16.f32 %rs1, %r2;",
-        ),
+        *("add.rz.f32 %r1, %r2, %r3;", "sqrt.rn.f32 %r1, %r2;", "cvt.rz.f16.f32 %rs1, %r2;"),
+        *("mul.s16x2 %r1, %r2, %r3;", "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r2];"),
         *("ld.global.nc.b32 %r1, [%rd1];", "ld.volatile.global.b32 %r1, [%rd1];"),
         *("atom.global.add.u32 %r1, [%rd1], 1;", "red.global.add.u32 [%rd1], 1;", "bar.sync 1;"),
-        *("ld.shared.b32 %r1, [%r2];", "ld.b32 %r1, [%rd2];", "st.local.b32 [%rd1], %r1;"),
+        *("ld.shared.b32 %r1, [%rd2];", "ld.b32 %r1, [%rd2];", "st.local.b32 [%rd1], %r1;"),
         *("mov.b32 %r1, %laneid;", "mov.b32 %r1, %r40;", "mov.b32 %r1, %rd1;", "mov.b32 %q1, 1;"),
         *("add.s32 %r1, %r2;", "ld.global.v4.b32 {%r1, %r2}, [%rd1];", "add.rn.f32 %r1, %r2, 1;"),
         *("ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%r5];", "ld.param.b64 %rd1, [k_param_0+8];"),
@@ -471,22 +468,24 @@ def test_what_is_not_known_is_an_error(statement):
 READ = "ld.param.b64 %rd1, [k_param_0];\nmov.b32 %r30, %tid.x;\n"
 
 
-def launched(text, size=64, skew=0, written=True, writable=True, threads=32):
+def launched(text, size=64, skew=0, written=True, writable=True, shared=0):
     """A launch over one buffer, and the memory."""
     memory = Memory()
-    made = kernel(READ + text, 1, threads)
     if not writable:
         at = memory.read_only("buffer", np.zeros(size, np.uint8), skew)
     else:
         at = memory.allocate("buffer", size, skew)
         if written:
             memory.put(at, np.zeros(size, np.uint8))
-    Launch(made, range(1), memory, [at]).run()
+    Launch(kernel(READ + text, 1), range(1), memory, [at], shared).run()
     return memory
 
 
 OWN_WORD = "mad.wide.u32 %rd2, %r30, 4, %rd1;\n"
 NEXT_WORD = "xor.b32 %r29, %r30, 1;\nmad.wide.u32 %rd3, %r29, 4, %rd1;\n"
+
+
+OWN_PLACE = "mov.b32 %r27, global_smem;\nmad.lo.s32 %r28, %r30, 4, %r27;\n"
 
 
 @pytest.mark.parametrize(
@@ -522,6 +521,25 @@ NEXT_WORD = "xor.b32 %r29, %r30, 1;\nmad.wide.u32 %rd3, %r29, 4, %rd1;\n"
             "part of a block",
             "setp.eq.b32 %p1, %r30, 3;\n@%p1 bra $L1;\nbar.sync 0;\n$L1:\nmov.b32 %r1, 0;",
             {},
+        ),
+        ("shared of block 0.32. of 32", "st.shared.b8 [global_smem+32], 1;", {"shared": 32}),
+        ("not there for it", f"{OWN_PLACE}ld.shared.b32 %r1, [%r28];", {"shared": 128}),
+        (
+            "another lane has written",
+            f"{OWN_PLACE}st.shared.b32 [%r28], %r1;\nld.shared.b32 %r1, [global_smem];",
+            {"shared": 128},
+        ),
+        (
+            "another lane has loaded",
+            f"{OWN_PLACE}st.shared.b32 [%r28], %r1;\nbar.sync 0;\n"
+            "ld.shared.b32 %r1, [global_smem];\nst.shared.b32 [%r28], %r1;",
+            {"shared": 128},
+        ),
+        (
+            "misaligned row",
+            f"{OWN_PLACE}st.shared.b32 [%r28], %r1;\nbar.sync 0;\n"
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%r28];",
+            {"shared": 128},
         ),
         ("divided by 0", "div.s32 %r1, %r30, %r30;", {}),
         ("no end", "$L1:\nbra.uni $L1;", {}),
@@ -566,6 +584,35 @@ def test_buffers_may_be_far_apart_and_blocks_far_on():
     launch = Launch(kernel(READ + text, 1), range(10**6, 10**6 + 2), memory, [at - 1024 * 10**6])
     launch.run()
     assert list(launch.registers["%r2"][::32]) == [0, 256]
+
+
+def test_lanes_exchange_in_shared_memory():
+    """Lane i of each block writes i and 64, and reads what lane 31 - i has written."""
+    text = (
+        f"{OWN_PLACE}add.s32 %r1, %r30, 64;\nst.shared.v2.b16 [%r28], {{%rs1, %rs2}};\n"
+        "bar.sync 0;\nxor.b32 %r2, %r30, 31;\nmad.lo.s32 %r3, %r2, 4, %r27;\n"
+        "ld.shared.b16 %r4, [%r3];\nld.shared.b16 %r5, [%r3 + 2];\nadd.s32 %r6, %r4, %r5;"
+    ).replace("st.shared", "mov.b32 {%rs1, _}, %r30;\nmov.b32 {%rs2, _}, %r1;\nst.shared")
+    launch = Launch(kernel(READ + text, 1), range(2), Memory(), [0], shared=128)
+    launch.run()
+    assert list(launch.registers["%r6"]) == [2 * (31 - i) + 64 for i in range(32)] * 2
+
+
+def test_matrices_are_loaded_by_rows():
+    """A warp's lanes have written 16 bytes each, which are the rows, the last first."""
+    text = (
+        "mov.b32 %r27, global_smem;\nmad.lo.s32 %r28, %r30, 16, %r27;\nmul.lo.s32 %r10, %r30, 4;\n"
+        "add.s32 %r11, %r10, 1;\nadd.s32 %r12, %r10, 2;\nadd.s32 %r13, %r10, 3;\n"
+        "st.shared.v4.b32 [%r28], {%r10, %r11, %r12, %r13};\nbar.sync 0;\n"
+        "xor.b32 %r14, %r30, 31;\nmad.lo.s32 %r15, %r14, 16, %r27;\n"
+        "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%r15];"
+    )
+    launch = Launch(kernel(READ + text, 1), range(2), Memory(), [0], shared=512)
+    launch.run()
+    for matrix in range(4):
+        row = 31 - 8 * matrix - np.arange(32) // 4
+        want = 4 * row + np.arange(32) % 4
+        assert list(launch.registers[f"%r{matrix + 1}"]) == [*want, *want]
 
 
 def test_registers_start_as_garbage():
