@@ -90,6 +90,9 @@ def _arithmetic(function):
         if parts in (["rn", "f32"], ["rn", "f64"]):
             of = TYPES[parts[1]]
             return Meaning(of, [of, of], lambda x, y: _canonical(function(x, y)))
+        if parts == ["rn", "f32", "f16"] and function is not np.multiply:  # widened, of Blackwell
+            of, half = TYPES["f32"], TYPES["f16"]
+            return Meaning(of, [half, of], lambda x, y: _canonical(function(x.astype(of.numpy), y)))
         of = _types(parts, "su")
         return of and Meaning(of, [of, of], function)
 

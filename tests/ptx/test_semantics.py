@@ -342,6 +342,12 @@ CASES = {
         [2, 0, INFINITY, NAN, 1 << 31, 0, NAN, *f32(1, 1 + 2**-22)],
     ),
     "sub.rn.f32": ("sub.rn.f32 {d}, {0}, {1};", (32, 32, 32), (f32(1, 1), f32(3, 1)), f32(-2, 0)),
+    "add.rn.f32.f16": (
+        "add.rn.f32.f16 {d}, {0}, {1};",
+        (32, 16, 32),
+        ([0x3C00, 0x0001, 0x7C01, 0xFC00], [1, 0x80000000, *f32(1), INFINITY]),
+        [*f32(1, 2**-24), NAN, NAN],
+    ),
     "add.rn.f64": (
         "add.rn.f64 {d}, {0}, 0d3FF0000000000000;",
         (64, 64),
@@ -449,7 +455,8 @@ def test_fp16_is_rounded_as_numpy_does():
         *("fma.rn.f32 %r1, %r2, %r3, %r4;", "fma.rn.f32x2 %rd1, %rd2, %rd3, %rd4;"),
         *("div.full.f32 %r1, %r2, %r3;", "div.approx.f32 %r1, %r2, %r3;", "rcp.rn.f32 %r1, %r2;"),
         *("add.rz.f32 %r1, %r2, %r3;", "sqrt.rn.f32 %r1, %r2;", "cvt.rz.f16.f32 %rs1, %r2;"),
-        *("mul.s16x2 %r1, %r2, %r3;", "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r2];"),
+        *("mul.s16x2 %r1, %r2, %r3;", "mul.rn.f32.f16 %r1, %rs2, %r3;"),
+        *("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r2];",),
         *("ld.global.nc.b32 %r1, [%rd1];", "ld.volatile.global.b32 %r1, [%rd1];"),
         *("atom.global.add.u32 %r1, [%rd1], 1;", "red.global.add.u32 [%rd1], 1;", "bar.sync 1;"),
         *("ld.shared.b32 %r1, [%rd2];", "ld.b32 %r1, [%rd2];", "st.local.b32 [%rd1], %r1;"),
