@@ -1,0 +1,219 @@
+"""The PTX of ordered reductions, executed: the contract's bits, and each byte moved once.
+
+`tests/ptx` executes what Triton compiles, for Ampere, Hopper and Blackwell. It knows no fused,
+flushing or approximate operation of floats, no atomic one, and no load past the caches' coherence.
+What it does not know is an error, executed or not. Of ptxas's code the registers are counted.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+from pycollective import order, reference
+from pycollective.testing.inputs import leaves
+from tests.inputs import EIGHT_BITS, FLOATS, PAIRS, TRAITS, awkward, dtype_of, same_bits, subnormal
+from tests.ptx.machine import Launch, Memory
+from tests.ptx.parser import parse
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.backends.nvidia.compiler import get_ptxas  # noqa: E402
+
+from tests.triton import compiled  # noqa: E402
+
+TARGETS = {name: GPUTarget("cuda", int(name), 32) for name in ("80", "90", "100")}
+NUMBERS = (1, 2, 3, 5, 8, 17, 64)  # of leaves
+STORM = pytest.mark.storm
+TAIL = 177  # elements behind full programs; the others have 128 each
+
+
+def power_of_2(n):
+    """The least one that is not less."""
+    return 1 << (n - 1).bit_length()
+
+
+class Reduction:
+    """A kernel of reductions, as it is compiled, and what launches of it take."""
+
+    def __init__(self, dtype, op, n, target="90", aligned=True, **more):
+        self.aligned = aligned
+        self.terms, self.out = (dtype_of(more.get(name, dtype)) for name in ("terms", "out"))
+        types = {name: getattr(torch, more[name]) for name in ("terms", "out") if name in more}
+        more = {**more, **types, "aligned": aligned, "target": TARGETS[target]}
+        self.compiled = compiled.kernel(getattr(torch, dtype), op, n, **more)
+        self.kernel = parse(self.compiled.asm["ptx"])
+        # Of a thread of full programs, whose vector of 16 bytes is halved where rows are many.
+        self.vector = 1 if not aligned else min(16 // self.terms.itemsize, 256 // power_of_2(n))
+        self.size = self.vector * compiled.COMPILED.THREADS.value
+
+    def run(self, rows, *, far=0, skipped=0):
+        """What a launch does to these rows, which lie as close as they may.
+
+        Their bases, and the result's, are one and three elements behind what is aligned, unless
+        they are promised to be. `far` bytes more lie between rows, and `skipped` full programs
+        have run before the first.
+        """
+        m, size = len(rows[0]), self.terms.itemsize
+        memory = Memory(1 << 21)
+        skew, step = (0, 16 // size) if self.aligned else (1, 1)
+        stride = -(-m // step) * step
+        if far:
+            at = [memory.allocate(f"row {i}", m * size, far=i * far) for i in range(len(rows))]
+            stride = (at[1] - at[0]) // size
+        else:
+            whole = memory.allocate("terms", (stride * (len(rows) - 1) + m) * size, skew * size)
+            at = [whole + i * stride * size for i in range(len(rows))]
+        for address, row in zip(at, rows, strict=True):
+            memory.put(address, row)
+        like = np.empty(m, self.out)
+        out = memory.allocate("out", like.nbytes, 3 * skew * self.out.itemsize)
+        before = skipped * self.size
+        pointers = at[0] - before * size, out - before * self.out.itemsize
+        blocks = range(skipped, compiled.COMPILED.programs(before + m, self.vector))
+        arguments = [*pointers, before + m, stride // self.vector, 0, 0]
+        Launch(self.kernel, blocks, memory, arguments, self.compiled.metadata.shared).run()
+        # Each byte of the rows and of the result, and no other, moves once.
+        places = [memory.place(each, m * size) for each in at]
+        assert all((memory.reads[place] == 1).all() for place in places)
+        assert memory.reads.sum() == len(rows) * m * size
+        assert (memory.writes[memory.place(out, like.nbytes)] == 1).all()
+        assert memory.writes.sum() == like.nbytes
+        return memory.get(out, like), memory
+
+
+def inputs(dtype, op, n, count):
+    """Rows in which the order shows, with what is special of floats."""
+    parts = [leaves(dtype, op, n, count - 2 * (count // 3), seed=n)]
+    if dtype in FLOATS:
+        parts += [awkward(dtype, n, count // 3, seed=n), subnormal(dtype, n, count // 3)]
+    else:
+        parts += [leaves(dtype, op, n, count // 3, seed=seed) for seed in (n + 1, n + 2)]
+    return [np.concatenate(row) for row in zip(*parts, strict=True)]
+
+
+def cases():
+    """All types, operations and numbers; the usual run takes each pair of the former once, and
+    leaves floats of a byte from 64 leaves, which take 5 s to compile, to `make storm`."""
+    found = []
+    for i, (dtype, op) in enumerate(PAIRS):
+        numbers = NUMBERS[:-1] if dtype in EIGHT_BITS else NUMBERS
+        for j, n in enumerate(NUMBERS):
+            for aligned in (True, False):
+                usual = (numbers[i % len(numbers)], i % 2 == 0) == (n, aligned)
+                target = list(TARGETS)[(i + j + aligned) % len(TARGETS)]
+                marks = () if usual else STORM
+                found.append(pytest.param(dtype, op, n, target, aligned, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "op", "n", "target", "aligned"), cases())
+def test_bits_are_the_references_and_vectors_whole(dtype, op, n, target, aligned):
+    made = Reduction(dtype, op, n, target, aligned=aligned)
+    rows = inputs(dtype, op, n, 2 * made.size + TAIL)
+    got, memory = made.run(rows)
+    assert same_bits(got, reference.reduce(rows, op))
+    # Full programs move vectors, of 16 bytes unless rows are many, the others elements.
+    size = made.out.itemsize
+    vector = size * made.vector
+    moved = collections.Counter({vector: 2 * made.size * size // vector})
+    moved[size] += TAIL
+    assert memory.stores == moved
+    assert memory.loads == {width: n * count for width, count in moved.items()}
+
+
+@pytest.mark.parametrize("count", [1, 127, 128, 129])
+def test_bits_of_few_elements(count):
+    rows = inputs("bfloat16", "sum", 3, count)
+    got, _ = Reduction("bfloat16", "sum", 3).run(rows)
+    assert same_bits(got, reference.reduce(rows, "sum"))
+
+
+def usually(usual, others):
+    """Pairs of the usual run, and those that `make storm` has, too."""
+    stormy = [pytest.param(*each, marks=STORM) for each in others if each not in usual]
+    return pytest.mark.parametrize(("dtype", "op"), [*usual, *stormy])
+
+
+ROUNDED = [
+    (dtype, op)
+    for dtype, op in PAIRS
+    if dtype in FLOATS and dtype_of(dtype).itemsize < 4 and op in ("sum", "avg", "prod")
+]
+
+
+@usually(
+    [("bfloat16", "avg"), ("float8_e4m3fn", "sum"), ("float64", "sum"), ("float32", "min")],
+    [*ROUNDED, ("float32", "avg"), ("int16", "avg"), ("int64", "prod"), ("bool", "bxor")],
+)
+def test_nodes_are_neither_divided_nor_rounded(dtype, op):
+    """Hosts of 4, 6 and 3 ranks reduce to nodes of the order over 13, and these to the result."""
+    whole, hosts = 13, (range(4), range(4, 10), range(10, 13))
+    wide = f"float{8 * TRAITS[dtype].accumulator}" if dtype in FLOATS else dtype
+    rows = inputs(dtype, op, whole, 2500)
+    nodes, terms = [], []
+    for node in [node for host in hosts for node in order.held(host, whole)]:
+        own = [(i, i + 1) for i in range(*node)]
+        recipe = order.recipe(node, own)
+        made = Reduction(
+            dtype, op, len(own), recipe=recipe, leaves=whole, out=wide, finish=False, target="80"
+        )
+        nodes.append(node)
+        terms.append(made.run(rows[slice(*node)])[0])
+    recipe = order.recipe((0, whole), nodes)
+    made = Reduction(dtype, op, len(nodes), recipe=recipe, leaves=whole, terms=wide)
+    assert same_bits(made.run(terms)[0], reference.reduce(rows, op))
+
+
+@usually([("bfloat16", "sum"), ("float16", "avg")], ROUNDED)
+def test_a_result_may_have_the_accumulators_type(dtype, op):
+    made = Reduction(dtype, op, 5, out="float32", target="100")
+    rows = inputs(dtype, op, 5, made.size + TAIL)
+    got, memory = made.run(rows)
+    assert same_bits(got, reference.reduce([row.astype(np.float32) for row in rows], op))
+    assert set(memory.stores) == {16, 4}
+
+
+@pytest.mark.parametrize(("dtype", "op"), [("float64", "sum"), ("bfloat16", "avg")])
+def test_offsets_have_64_bits(dtype, op):
+    """Of rows that lie 8 GiB apart, the last blocks of 2**31 elements."""
+    made = Reduction(dtype, op, 5)
+    rows = inputs(dtype, op, 5, made.size + TAIL)
+    got, _ = made.run(rows, far=1 << 33, skipped=(1 << 31) // made.size - 2)
+    assert same_bits(got, reference.reduce(rows, op))
+
+
+# What takes most registers, of the types of each size.
+HEAVIEST = [("float8_e4m3fn", "max"), ("bfloat16", "sum"), ("float32", "avg"), ("float64", "avg")]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("n", "most"), [(8, 144), pytest.param(2, 64, marks=STORM), pytest.param(64, 255, marks=STORM)]
+)
+def test_registers_suffice(n, most, target, tmp_path, record_property):
+    """What ptxas needs for a thread, of which a multiprocessor has 65,536 registers for all."""
+    for dtype, op in HEAVIEST:
+        text = Reduction(dtype, op, n, target).compiled.asm["ptx"]
+        source = tmp_path / "kernel.ptx"
+        source.write_text(text)
+        done = subprocess.run(
+            [
+                *(get_ptxas(int(target)).path, "-v", "--fmad=false", "-o", tmp_path / "kernel"),
+                *("--gpu-name", re.search(r"\.target (\w+)", text)[1], source),
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        registers = int(re.search(r"Used (\d+) registers", done.stderr)[1])
+        record_property(f"registers {dtype} {op} {n} sm_{target}", registers)
+        assert registers <= most
+        if n < 64 or target == "90":
+            assert "0 bytes spill stores, 0 bytes spill loads" in done.stderr
