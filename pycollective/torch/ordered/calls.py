@@ -103,7 +103,8 @@ def all_reduce(
             result: the current stream does.
         narrow: the type in which leaves travel if all elements of all ranks have exactly its
             values, as fp32 gradients that were bf16. Each rank looks, and all agree; on devices the
-            host waits for that. The result keeps the tensor's type.
+            host waits for that. The result keeps the tensor's type. For float32 and `sum`, `avg` or
+            `prod`; tensors of the narrow type itself may be in the list.
 
     Returns:
         A work, whose future has the tensor, or the list; None without `async_op`.
@@ -349,6 +350,11 @@ def _check(tensors: Sequence[torch.Tensor], op: Any, narrow: torch.dtype | None)
                 f"ordered: tensors on {tensors[0].device} and {each.device}; give those of one "
                 "device"
             )
+        if each.is_conj() or each.is_neg():
+            raise ConfigurationError(
+                "ordered: a lazy conjugate, or a part of one: its memory does not have its signs; "
+                "give what its resolve_conj().resolve_neg() returns"
+            )
         dtype = name_of(_real_dtype(each.dtype))
         if dtype not in TRAITS:
             raise ConfigurationError(
@@ -357,10 +363,18 @@ def _check(tensors: Sequence[torch.Tensor], op: Any, narrow: torch.dtype | None)
         allowed = ("sum", "avg") if each.dtype.is_complex else TRAITS[dtype].reduce_ops
         if name not in allowed:
             raise ConfigurationError(f"ordered: {name} has no meaning for {name_of(each.dtype)}")
-        if narrow is not None and not (
-            each.dtype.is_floating_point and name_of(narrow) in TRAITS and narrow.is_floating_point
-        ):
-            raise ConfigurationError(f"ordered: {each.dtype} cannot travel as {narrow}")
+        if narrow is not None and not _may_travel_as(narrow, each.dtype, name):
+            raise ConfigurationError(
+                f"ordered: {name} of {name_of(each.dtype)} cannot travel as {name_of(narrow)}; "
+                "sum, avg and prod of float32 can, as a float of less than 32 bits"
+            )
+
+
+def _may_travel_as(narrow: torch.dtype, dtype: torch.dtype, op: str) -> bool:
+    """Whether leaves of the narrow type add up in what `dtype` adds up in, or are of `dtype`."""
+    small = narrow.is_floating_point and narrow.itemsize < 4 and name_of(narrow) in TRAITS
+    adds = dtype == torch.float32 and op in ("sum", "avg", "prod")
+    return small and (adds or dtype == narrow)
 
 
 def _checked_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -208,7 +208,7 @@ class OrderedGroup:
         else:
             self._run_pieces(call, layout)
         if differs is not None and call.results.dtype.is_floating_point:
-            call.results.masked_fill_(differs, torch.nan)
+            _poison(call.results, differs)
 
     def _run_pieces(self, call: Call, layout: Layout) -> None:
         window: deque[Iterator[None]] = deque()
@@ -408,7 +408,7 @@ class OrderedGroup:
         """
         assert self.streams is not None
         words = rows[:, : -header.ROOM]
-        there = words.to("cpu", non_blocking=True)
+        there = words.to("cpu", non_blocking=True, copy=True)
         self._unread.append((self.streams.event(), there, mine))
         return (words != words[self.rank]).any()
 
@@ -509,6 +509,14 @@ def _terms_between_hosts(
             for each in those
         ]
     return receives, sends
+
+
+def _poison(results: torch.Tensor, differs: torch.Tensor) -> None:
+    """Make floats NaN where `differs` is true, which is one truth for all of them."""
+    if results.itemsize == 1:  # torch fills no floats of a byte
+        results.view(torch.uint8).masked_fill_(differs, 0x7F)
+    else:
+        results.masked_fill_(differs, torch.nan)
 
 
 def _equal(narrow: torch.Tensor, wide: torch.Tensor) -> bool:
