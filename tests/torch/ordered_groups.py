@@ -1,0 +1,99 @@
+"""Ordered calls over groups of any backend, inside the ranks of a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from unittest import mock
+
+import numpy as np
+import torch.distributed as dist
+
+from pycollective import Communicator
+from pycollective.torch.ordered import calls
+from pycollective.torch.ordered import group as groups
+from pycollective.torch.ordered.group import Call, OrderedGroup
+from pycollective.torch.ordered.layout import Layout
+from tests.torch.groups import CPU, standing_group, to_numpy, to_torch
+
+Hosts = tuple[tuple[int, ...], ...]
+
+_standing: dict[str, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
+
+
+def standing(comm: Communicator, backend: str = "gloo") -> dist.ProcessGroup:
+    """A group of all ranks that a pool's ranks keep from call to call."""
+    world = standing_group(comm)
+    if backend == "pycollective":
+        return world
+    made_in, group = _standing.get(backend, (None, None))
+    if made_in is not world:
+        group = dist.new_group(backend=backend)
+        _standing[backend] = world, group
+    return group
+
+
+def apart(ranks: int) -> Hosts:
+    """Hosts of one rank each."""
+    return tuple((rank,) for rank in range(ranks))
+
+
+@contextmanager
+def laid_out(
+    group: dist.ProcessGroup,
+    hosts: Hosts | None = None,
+    piece: int | None = None,
+    in_pieces: bool = False,
+) -> Iterator[OrderedGroup]:
+    """The public calls go over new ordered reductions, with these hosts and bytes a piece.
+
+    Also over the backend pycollective, which would make them itself. What does not travel with the
+    header may be made to travel in pieces, however little it is.
+    """
+    ordered = OrderedGroup(group, CPU, None)
+    if hosts is not None:
+        ordered._layout = Layout(ordered.rank, hosts)
+    if piece is not None:
+        ordered.piece = piece
+    with (
+        mock.patch.object(groups, "_SMALL", 0 if in_pieces else groups._SMALL),
+        mock.patch.object(calls, "_forwarded", return_value=None),
+        mock.patch.dict(calls._groups, {group: {"cpu": ordered}}),
+    ):
+        yield ordered
+
+
+class StandInStreams:
+    """Of a device whose work is done at once, but that says so only when it is told."""
+
+    def __init__(self) -> None:
+        self.done = True
+
+    def event(self) -> StandInStreams:
+        return self
+
+    def query(self) -> bool:
+        return self.done
+
+
+def as_on_a_device(group: dist.ProcessGroup, hosts: Hosts | None = None) -> OrderedGroup:
+    """Reductions that go the way of devices, with tensors of the CPU."""
+    ordered = OrderedGroup(group, CPU, StandInStreams())
+    ordered._messages._batched = True
+    if hosts is not None:
+        ordered._layout = Layout(ordered.rank, hosts)
+    return ordered
+
+
+def run(ordered: OrderedGroup, kind: str, op: str, leaves: np.ndarray) -> np.ndarray:
+    """The result of one call."""
+    tensor = to_torch(leaves)
+    part = tensor[: leaves.size // ordered.size].clone()
+    out = tensor if kind == "all_reduce" else part
+    ordered.run(Call(kind, op, tensor, out))
+    return to_numpy(out)
+
+
+def each_rank_gets(kind: str, reduced: np.ndarray, ranks: int) -> Sequence[np.ndarray]:
+    """Of what all leaves reduce to, each rank's part."""
+    return [reduced] * ranks if kind == "all_reduce" else np.split(reduced, ranks)
