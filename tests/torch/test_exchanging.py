@@ -13,7 +13,7 @@ from pycollective.torch.worker import Worker, Workers
 def test_the_end_waits_for_what_was_issued_and_takes_no_more() -> None:
     those, others = Workers(), Workers()
     worker = Worker("a state of compression", lambda reason: None, those)
-    other = Worker(lambda reason: None, others)
+    other = Worker("a state of compression", lambda reason: None, others)
     begun, released, ended = threading.Event(), threading.Event(), threading.Event()
 
     def call() -> None:

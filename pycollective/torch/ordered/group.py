@@ -120,7 +120,7 @@ class OrderedGroup:
         self._layout: Layout | None = None
         self._messages = Messages(group, device)
         self._memory: dict[str, torch.Tensor] = {}
-        self._unread: deque[tuple[Any, torch.Tensor, Header]] = deque()
+        self._unread: deque[tuple[Any, torch.Tensor]] = deque()
         self._one_at_a_time = threading.Lock()
         self.worker = Worker("an ordered group", self._abort)
 
@@ -192,12 +192,10 @@ class OrderedGroup:
         rows = self._exchange_headers(mine, call.leaves if inline else None)
         differs: torch.Tensor | None = None
         if self.streams is None or narrow is not None:
-            said = [Header.read(row) for row in rows.cpu().numpy()]
-            header.compare(said, self.rank)
-            if narrow is not None and all(each is not None and each.fits for each in said):
+            if header.compare(rows.cpu().numpy(), self.rank) and narrow is not None:
                 call = Call(call.kind, call.op, narrow, call.results)
         else:
-            differs = self._look_later(rows, mine)
+            differs = self._look_later(rows)
         if mine.count == 0:
             return
         if inline:
@@ -400,7 +398,7 @@ class OrderedGroup:
             row[-header.ROOM :][: data.nbytes].copy_(data.view(torch.uint8))
         return self._gather(row)
 
-    def _look_later(self, rows: torch.Tensor, mine: Header) -> torch.Tensor:
+    def _look_later(self, rows: torch.Tensor) -> torch.Tensor:
         """Compare headers on the device, and let the next call look at them.
 
         Returns:
@@ -409,21 +407,21 @@ class OrderedGroup:
         assert self.streams is not None
         words = rows[:, : -header.ROOM]
         there = words.to("cpu", non_blocking=True, copy=True)
-        self._unread.append((self.streams.event(), there, mine))
+        self._unread.append((self.streams.event(), there))
         return (words != words[self.rank]).any()
 
     def _look_at_headers(self) -> None:
         """Raise if a call before this one met others; never waits for the device."""
         while self._unread and self._unread[0][0].query():
-            _, words, _ = self._unread.popleft()
-            header.compare([Header.read(row) for row in words.numpy()], self.rank)
+            _, words = self._unread.popleft()
+            header.compare(words.numpy(), self.rank)
 
     def _learn_layout(self) -> Layout:
         if self._layout is None:
             self.calls += 1
             names = _host_name()
             rows = self._exchange_headers(Header(self.calls, "prepare"), names).cpu().numpy()
-            header.compare([Header.read(row) for row in rows], self.rank)
+            header.compare(rows, self.rank)
             played = simulated_hosts(dist.get_world_size())
             host_of = number_hosts(
                 [played[rank] for rank in self._ranks]

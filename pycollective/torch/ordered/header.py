@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,14 +76,21 @@ class Header:
         return f"{self.kind} of {self.count} {self.dtype} ({self.op}{narrow}) as call {self.number}"
 
 
-def compare(headers: Sequence[Header | None], rank: int) -> None:
-    """Raise if ranks have called different things.
+def compare(rows: np.ndarray, rank: int) -> bool:
+    """Compare what all ranks have called: each one's row, of `BYTES` bytes or the header alone.
+
+    Returns:
+        Whether the leaves of all ranks fit the narrow type.
 
     Raises:
-        CollectiveMismatch: names the first two ranks that differ, and what they called.
+        CollectiveMismatch: names the first rank that differs from rank 0, and what both called.
     """
+    words = rows[:, : 8 * _WORDS]
+    mine = Header.read(rows[rank])
+    if mine is not None and (words == words[rank]).all():
+        return mine.fits
+    headers = [Header.read(row) for row in rows]
     said = [str(each) if each is not None else "nothing that can be read" for each in headers]
-    mine = headers[rank]
     for other, each in enumerate(said):
         if each != said[0]:
             raise CollectiveMismatch(
@@ -95,3 +101,4 @@ def compare(headers: Sequence[Header | None], rank: int) -> None:
                 mine.kind if mine is not None else "",
                 mine.number if mine is not None else 0,
             )
+    return all(each is not None and each.fits for each in headers)
