@@ -4,29 +4,53 @@ import pycollective.torch
 torch.distributed.init_process_group("pycollective")     # then DDP, FSDP2, DTensor as usual
 ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
 pycollective.torch.stats()                               # what was sent to other hosts
+
+`pycollective.torch.ordered` gives the same bits over any other backend, and needs no compiled part.
 """
+
+from __future__ import annotations
+
+from typing import Any
 
 from pycollective.config import INSTALL_TORCH
 from pycollective.shim import loading
 
 try:
-    import torch.distributed  # noqa: F401
+    import torch.distributed as dist
 except ImportError as error:
     raise ImportError(f"pycollective.torch needs PyTorch: {INSTALL_TORCH}") from error
-else:
-    loading.load()
 
-from pycollective.torch.backend import register, stats
-from pycollective.torch.compression.adam import hold_second_moment
-from pycollective.torch.compression.hooks import int8_hook, one_bit_hook, top_k_hook
-from pycollective.torch.compression.states import (
-    Int8State,
-    OneBitState,
-    TopKState,
-    compressed_all_reduce,
-    compressed_reduce_scatter,
-)
-from pycollective.torch.hooks import all_reduce_hook, in_order
+from pycollective.torch import ordered
+
+try:
+    loading.load()
+except ImportError as error:
+    _missing = str(error)
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            raise ImportError(_missing)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def _refuse(*options: object) -> Any:
+        raise ImportError(_missing)
+
+    if "pycollective" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("pycollective", _refuse, devices=["cpu"])
+else:
+    from pycollective.torch.backend import register, stats
+    from pycollective.torch.compression.adam import hold_second_moment
+    from pycollective.torch.compression.hooks import int8_hook, one_bit_hook, top_k_hook
+    from pycollective.torch.compression.states import (
+        Int8State,
+        OneBitState,
+        TopKState,
+        compressed_all_reduce,
+        compressed_reduce_scatter,
+    )
+    from pycollective.torch.hooks import all_reduce_hook, in_order
+
+    register()
 
 __all__ = [
     "Int8State",
@@ -39,8 +63,7 @@ __all__ = [
     "in_order",
     "int8_hook",
     "one_bit_hook",
+    "ordered",
     "stats",
     "top_k_hook",
 ]
-
-register()

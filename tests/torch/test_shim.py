@@ -376,3 +376,42 @@ def test_build_torch_builds_what_ddp_trains_with(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("built by pycollective build-torch: ") == 2
     assert [line.split()[-1] for line in done.stdout.splitlines()] == ["4.5", "4.5"]
+
+
+WITHOUT = """
+import torch.distributed as dist
+from pycollective.shim import loading
+
+def load():
+    raise ImportError("no shim fits")
+
+loading.load = load
+import pycollective.torch
+from pycollective.torch import ordered
+
+for call in (
+    lambda: pycollective.torch.all_reduce_hook,
+    lambda: dist.init_process_group(
+        "pycollective", store=dist.HashStore(), rank=0, world_size=1
+    ),
+):
+    try:
+        call()
+    except ImportError as error:
+        print(error)
+import torch
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(3)
+ordered.all_reduce(x, "avg")
+print(x.tolist())
+dist.destroy_process_group()
+"""
+
+
+def test_ordered_calls_need_no_shim():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=100, cwd=ROOT
+    )
+    assert done.stdout.splitlines() == ["no shim fits", "no shim fits", "[1.0, 1.0, 1.0]"], (
+        done.stderr
+    )
