@@ -239,7 +239,7 @@ class OrderedGroup:
         if layout.apart:
             terms = [[call.leaves[each.begin : each.end]] for each in rail]
         else:
-            rows = self._buffer(f"leaves {turn}", call.leaves.dtype, len(layout.local), rail)
+            rows = self._buffer(f"rows {turn}", call.leaves.dtype, len(layout.local), rail)
             exchange = self._messages.start(*_leaves_within_host(call.leaves, layout, shards, rows))
             yield
             exchange.wait()
@@ -248,8 +248,9 @@ class OrderedGroup:
         mine = [each for each in rail if each.host == layout.host]
         nodes = sorted((node, h) for h, those in enumerate(layout.nodes) for node in those)
         dtype = call.leaves.dtype
+        # In the memory of the host's leaves, which are added up by now.
         travelling = dtype if layout.apart else reduction.node_dtype(dtype, call.op)
-        rows = self._buffer(f"terms {turn}", travelling, len(nodes), mine)
+        rows = self._buffer(f"rows {turn}", travelling, len(nodes), mine)
         exchange = self._messages.start(
             *_terms_between_hosts(layout, rail, terms, nodes, rows, places(mine))
         )
