@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from unittest import mock
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from pycollective import Communicator
@@ -97,3 +99,33 @@ def run(ordered: OrderedGroup, kind: str, op: str, leaves: np.ndarray) -> np.nda
 def each_rank_gets(kind: str, reduced: np.ndarray, ranks: int) -> Sequence[np.ndarray]:
     """Of what all leaves reduce to, each rank's part."""
     return [reduced] * ranks if kind == "all_reduce" else np.split(reduced, ranks)
+
+
+class CountingGroup(dist.ProcessGroup):
+    """A backend that this library has never heard of: in Python, and able only to send and receive.
+
+    Attributes:
+        sent: bytes to each rank.
+        tags: of all messages.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self.sent = [0] * size
+        self.tags: set[int] = set()
+
+    def getBackendName(self) -> str:
+        return "counting"
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> dist.Work:
+        self.sent[peer] += tensors[0].nbytes
+        self.tags.add(tag)
+        return self._gloo.send(tensors, peer, tag)
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> dist.Work:
+        self.tags.add(tag)
+        return self._gloo.recv(tensors, peer, tag)
+
+
+dist.Backend.register_backend("counting", CountingGroup, devices=["cpu"])
