@@ -3,9 +3,11 @@
 from pycollective.torch import ordered
 ordered.all_reduce(tensor, "avg")                       # in place, over the default group
 ddp.register_comm_hook(None, ordered.hook)              # DistributedDataParallel
+module.set_custom_reduce_scatter(ordered.ReduceScatter())  # FSDP2
 """
 
 from pycollective.torch.ordered.calls import Work, all_reduce, prepare, reduce_scatter, stats
+from pycollective.torch.ordered.fsdp import ReduceScatter
 from pycollective.torch.ordered.hooks import hook
 
-__all__ = ["Work", "all_reduce", "hook", "prepare", "reduce_scatter", "stats"]
+__all__ = ["ReduceScatter", "Work", "all_reduce", "hook", "prepare", "reduce_scatter", "stats"]
