@@ -36,7 +36,8 @@ LONGEST = [
     *("launch/test_output", "bootstrap/test_mpi", "bench/test_bench_command"),
     *("test_conformance", "test_launches", "launch/test_launcher", "kernels/test_sparse"),
     *("cuda/test_peers", "compression/test_shards", "cuda/test_device_lifetimes"),
-    *("test_far_making", "bootstrap/test_init", "test_pauses", "test_mpiexec"),
+    *("triton/test_reduce_ptx", "test_far_making", "bootstrap/test_init", "test_pauses"),
+    "test_mpiexec",
 ]
 
 

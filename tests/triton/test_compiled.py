@@ -7,28 +7,24 @@ import subprocess
 
 import pytest
 import torch
+from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 
-from tests.triton.compiled import HOPPER, kernel, ptx
+from tests.triton.compiled import kernel, ptx
 
 
-def spilled(text, folder):
-    """Bytes that threads keep in memory for want of registers."""
+def needs(compiled, folder):
+    """(registers of a thread, bytes that it keeps in memory for want of them)."""
+    text = compiled.asm["ptx"]
     (folder / "kernel.ptx").write_text(text)
+    tool = get_ptxas(compiled.metadata.target.arch).path
     target = re.search(r"\.target (\w+)", text)[1]
-    command = [get_ptxas(HOPPER.arch).path, "-v", f"-arch={target}", folder / "kernel.ptx"]
+    command = [tool, "-v", "--fmad=false", f"-arch={target}", folder / "kernel.ptx"]
     done = subprocess.run(
         [*command, "-o", folder / "kernel.cubin"], capture_output=True, text=True, check=True
     )
-    return sum(map(int, re.findall(r"(\d+) bytes spill stores", done.stdout + done.stderr)))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float32])
-@pytest.mark.parametrize("op", ["avg", "prod"])
-def test_nothing_is_fused_flushed_or_approximate(dtype, op):
-    text = ptx(dtype, op, 3)
-    assert not re.search(r"\bfma\.|\.ftz|\.approx|\.full|\batom|\bred\.", text)
-    assert ("div.rn.f32" in text) == (op == "avg")
+    [registers] = re.findall(r"Used (\d+) registers", done.stderr)
+    return int(registers), sum(map(int, re.findall(r"(\d+) bytes spill stores", done.stderr)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e5m2, torch.float32, torch.int8])
@@ -53,4 +49,23 @@ def test_aligned_rows_are_read_and_written_once_in_sixteen_bytes(dtype):
     ],
 )
 def test_many_leaves_fit_the_registers(tmp_path, dtype, op):
-    assert spilled(kernel(dtype, op, 64).asm["ptx"], tmp_path) == 0
+    assert needs(kernel(dtype, op, 64), tmp_path)[1] == 0
+
+
+# What takes most registers, of the types of each size.
+HEAVIEST = [
+    *((torch.float8_e4m3fn, "max"), (torch.bfloat16, "sum"), (torch.float32, "avg")),
+    (torch.float64, "avg"),
+]
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 100])
+@pytest.mark.parametrize(("n", "most"), [(8, 144), pytest.param(2, 64, marks=pytest.mark.storm)])
+def test_registers_of_few_leaves(tmp_path, record_property, n, most, architecture):
+    """A multiprocessor has 65,536 for its threads, which are 1,536 or 2,048 at most."""
+    for dtype, op in HEAVIEST:
+        compiled = kernel(dtype, op, n, target=GPUTarget("cuda", architecture, 32))
+        registers, spilled = needs(compiled, tmp_path)
+        record_property(f"registers {dtype} {op} {n} sm_{architecture}", registers)
+        assert registers <= most
+        assert spilled == 0
