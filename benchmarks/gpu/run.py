@@ -177,7 +177,7 @@ def probe() -> tuple[dict[str, str], dict[str, Any]]:
     if STANDIN in gpus:
         missing["a real GPU"] = "the driver is the stand-in"
     missing.update(without("nvcc", "mpiexec", "compute-sanitizer"))
-    for module in ("cupy", "mpi4py"):
+    for module in ("cupy", "mpi4py", "triton", "ml_dtypes"):
         if importlib.util.find_spec(module) is None:
             missing[module] = f"there is no {module}"
     code = "import sys, torch; sys.exit(not torch.cuda.is_available())"

@@ -131,6 +131,16 @@ def symmetric_memory(m: Measured) -> list[Shown]:
     return [*rows, Shown(label, "", why_not=m["torch"])]
 
 
+def triton_reduce(m: Measured) -> list[Shown]:
+    """Of reduce."""
+    rows = []
+    for name, row in m.items():
+        rows.append(Shown(f"{name}, {row['bytes'] >> 20:,} MiB", number(row["us"]), "us"))
+        rows.append(at_least("  of the copy", 100 * row["share_of_copy"], 85, "%"))
+        rows.append(is_none("  wrong", row["wrong"], "elements"))
+    return rows
+
+
 def bench(m: Measured) -> list[Shown]:
     """Rows of `pycollective bench`, by library and size."""
     rows = []

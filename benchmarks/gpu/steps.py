@@ -158,6 +158,7 @@ def checks(small: bool = False) -> list[Step]:
         *_peers_of_one_process(small),
         *_peers_of_two_processes(small),
         *_by_the_host(small),
+        _triton_reduce(small),
         *_arrays(),
         *_sanitized(),
         *_less_important(small),
@@ -241,6 +242,17 @@ def _bench(ranks: int, small: bool) -> Step:
         *(60, CORE),
         reads=bench_rows,
         shows=shown.bench,
+    )
+
+
+def _triton_reduce(small: bool) -> Step:
+    """The kernel of ordered reductions over any process group."""
+    return Step(
+        "Triton reduce",
+        _python("-m", "benchmarks.gpu.reduce", *(["1"] if small else [])),
+        *(90, ("extension", "torch CUDA", "triton", "ml_dtypes")),
+        reads=last_json,
+        shows=shown.triton_reduce,
     )
 
 

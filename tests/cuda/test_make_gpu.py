@@ -10,9 +10,12 @@ import time
 
 import pytest
 
-from benchmarks.gpu import run
+from benchmarks.gpu import run, shown
+from benchmarks.gpu.reduce import CASES, DIFFERENT, Problem
 from benchmarks.gpu.shown import Outcome, table
 from benchmarks.gpu.steps import ROOT, Step, last_json
+from pycollective.torch.ordered import plain
+from pycollective.triton.formats import words
 from tests.cuda import standin
 from tests.launchers import Launcher
 
@@ -39,6 +42,24 @@ def test_no_step_stops_another():
     ]
     assert (outcomes[0].said, outcomes[4].measured) == (["bad"], {"a": 1})
     assert table(some, outcomes)[-2] == "1 ok, 2 failed, 1 too slow, 1 not run"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_benchmark_of_reductions_sees_a_wrong_bit(case):
+    """Its problem, on the CPU and by torch's operations: elements that repeat, and some more."""
+    problem = Problem(case, DIFFERENT + 3, "cpu")
+    problem.out.zero_()
+    assert problem.wrong() > DIFFERENT // 2
+    problem.run(plain.reduce)
+    assert problem.wrong() == 0
+    words(problem.out)[-1] ^= 1
+    assert problem.wrong() == 1
+
+
+def test_what_the_benchmark_of_reductions_shows():
+    row = {"us": 100.0, "copy_us": 84.0, "share_of_copy": 0.84, "bytes": 9 << 26, "wrong": 0}
+    took, share, wrong = shown.triton_reduce({"8 x bfloat16": row})
+    assert (took.label, share.met, wrong.met) == ("8 x bfloat16, 576 MiB", False, True)
 
 
 @pytest.mark.storm  # compiles the native tests, and runs what `make gpu` does
@@ -95,6 +116,7 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors, 
     for name in ("memcheck of programs", "racecheck of programs, ranks: 2"):
         assert became[name] == "not run"
         assert "the driver is the stand-in" in reasons[name]
+    assert reasons["Triton reduce"] == "torch is not there, or finds no GPU"
     torch = "PyTorch's symmetric memory, 2 processes on one GPU"
     assert reasons[torch] == "torch is not there, or finds no GPU"
     assert f"{torch:56} not run: {reasons[torch]}" in done.stdout
