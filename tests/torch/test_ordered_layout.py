@@ -204,7 +204,7 @@ def sent_bytes(comm, hosts, kind, dtype, op, count, piece):
             ordered.reduce_scatter(part, tensor, op, group)
         sent = [now - then for now, then in zip(group.sent, before, strict=True)]
         said = ordered.stats(group)["sent_bytes"]
-    assert group.tags == {messages.TAG}
+    assert group.tags <= {messages.HEADERS, messages.LEAVES, messages.RESULTS}
     return sent, said
 
 
@@ -248,7 +248,9 @@ def test_the_bytes_are_those_of_the_formula(pool, hosts, kind):
 @pytest.mark.parametrize("hosts", [apart(3), ((0, 1), (2, 3))], ids=named)
 def test_few_bytes_travel_with_the_header_or_right_behind_it(pool, hosts):
     pairs = header_messages(hosts)
-    for count, beside in ((0, 0), (1, 0), (480, 0), (484, 968), (4_000, 8_000)):
+    room = header.ROOM // 2
+    cases = ((0, 0), (1, 0), (room, 0), (room + 4, header.ROOM + 8), (4_000, 8_000))
+    for count, beside in cases:
         outcomes = pool(size_of(hosts)).call(
             sent_bytes, hosts, "all_reduce", "bfloat16", "sum", count, None
         )

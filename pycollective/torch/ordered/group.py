@@ -35,7 +35,14 @@ from pycollective.placement import number_hosts
 from pycollective.torch.ordered import header, reduction
 from pycollective.torch.ordered.header import Header
 from pycollective.torch.ordered.layout import Layout, Shard, layout_of, places, spans
-from pycollective.torch.ordered.messages import Message, Messages
+from pycollective.torch.ordered.messages import (
+    HEADERS,
+    LEAVES,
+    RESULTS,
+    Exchange,
+    Message,
+    Messages,
+)
 from pycollective.torch.worker import Worker
 
 # Bytes of a piece. Smaller ones cost more by their messages than they gain.
@@ -120,6 +127,7 @@ class OrderedGroup:
         self._layout: Layout | None = None
         self._messages = Messages(group, device)
         self._memory: dict[str, torch.Tensor] = {}
+        self._begun: object = None  # keeps what a failed call has begun to receive
         self._unread: deque[tuple[Any, torch.Tensor]] = deque()
         self._one_at_a_time = threading.Lock()
         self.worker = Worker("an ordered group", self._abort)
@@ -189,29 +197,38 @@ class OrderedGroup:
             fits,
         )
         inline = 0 < call.leaves.nbytes <= header.ROOM
+        small = call.leaves.nbytes * self.size <= _SMALL
+        steps = self._pieces(call, layout)
+        if narrow is None and not small:
+            self._begun = steps
+            next(steps)  # receives that what peers send finds, once they have all headers
         rows = self._exchange_headers(mine, call.leaves if inline else None)
         differs: torch.Tensor | None = None
         if self.streams is None or narrow is not None:
             if header.compare(rows.cpu().numpy(), self.rank) and narrow is not None:
                 call = Call(call.kind, call.op, narrow, call.results)
+                steps = self._pieces(call, layout)
         else:
             differs = self._look_later(rows)
-        if mine.count == 0:
-            return
         if inline:
             leaves = rows.view(call.results.dtype)[:, -(header.ROOM // call.results.itemsize) :]
             self._reduce_all_here(call, leaves[:, : mine.count])
-        elif mine.count * call.leaves.itemsize * self.size <= _SMALL:
-            self._reduce_all_here(call, self._gather(call.leaves))
+        elif small:
+            self._reduce_all_here(call, self._gather(LEAVES, call.leaves))
         else:
-            self._run_pieces(call, layout)
+            _finish(steps)
         if differs is not None and call.results.dtype.is_floating_point:
             _poison(call.results, differs)
+        self._begun = None
 
-    def _run_pieces(self, call: Call, layout: Layout) -> None:
+    def _pieces(self, call: Call, layout: Layout) -> Iterator[None]:
+        """Reduce piece by piece; yields once, when the first one's receives are there."""
         window: deque[Iterator[None]] = deque()
         for number, shards in enumerate(self._cut(call, layout)):
             steps = self._steps(call, layout, shards, number % 2)
+            next(steps)
+            if number == 0:
+                yield
             next(steps)
             window.append(steps)
             if len(window) == 2:
@@ -234,29 +251,37 @@ class OrderedGroup:
     def _steps(
         self, call: Call, layout: Layout, shards: Sequence[Shard], turn: int
     ) -> Iterator[None]:
-        """Reduce a piece; yields once, when its leaves are under way."""
+        """Reduce a piece; yields when its receives are there, and when its leaves are under way."""
         rail = [each for each in shards if each.rail == layout.index]
-        if layout.apart:
-            terms = [[call.leaves[each.begin : each.end]] for each in rail]
-        else:
-            rows = self._buffer(f"rows {turn}", call.leaves.dtype, len(layout.local), rail)
-            exchange = self._messages.start(*_leaves_within_host(call.leaves, layout, shards, rows))
-            yield
-            exchange.wait()
-            terms = self._host_sums(call, layout, rail, rows, turn)
-
         mine = [each for each in rail if each.host == layout.host]
         nodes = sorted((node, h) for h, those in enumerate(layout.nodes) for node in those)
         dtype = call.leaves.dtype
-        # In the memory of the host's leaves, which are added up by now.
-        travelling = dtype if layout.apart else reduction.node_dtype(dtype, call.op)
-        rows = self._buffer(f"rows {turn}", travelling, len(nodes), mine)
-        exchange = self._messages.start(
-            *_terms_between_hosts(layout, rail, terms, nodes, rows, places(mine))
-        )
-        if layout.apart:
+        start = self._messages.receive
+        if not layout.apart:
+            rows = self._buffer(f"rows {turn}", dtype, len(layout.local), rail)
+            receives, sends = _leaves_within_host(call.leaves, layout, shards, rows)
+            within = start(LEAVES, receives)
+            from_hosts, from_local = self._receive_results(call, layout, shards)
             yield
-        exchange.wait()
+            within.send(sends)
+            yield
+            within.wait()
+            terms = self._host_sums(call, layout, rail, rows, turn)
+            dtype = reduction.node_dtype(dtype, call.op)
+        else:
+            terms = [[call.leaves[each.begin : each.end]] for each in rail]
+        # Between hosts in the memory of the host's leaves, which are added up by now.
+        rows = self._buffer(f"rows {turn}", dtype, len(nodes), mine)
+        receives, sends = _terms_between_hosts(layout, rail, terms, nodes, rows, places(mine))
+        between = start(LEAVES, receives)
+        if layout.apart:
+            from_hosts, from_local = self._receive_results(call, layout, shards)
+            yield
+            between.send(sends)
+            yield
+        else:
+            between.send(sends)
+        between.wait()
 
         results = [self._result_of(call, each, turn) for each in mine]
         for shard, result, at in zip(mine, results, places(mine), strict=False):
@@ -269,33 +294,52 @@ class OrderedGroup:
             ]
             self._reduce(call, operands, result, [node for node, _ in nodes], finish=True)
         if call.kind == "reduce_scatter":
-            self._forward(call, layout, shards, mine, results)
-            return
+            # To those ranks of this host that reduce nothing themselves.
+            kept = zip(mine, results, strict=True)
+            from_local.send([(s.rank, x) for s, x in kept if s.rank not in (None, self.rank)])
+        else:
+            out = call.results
+            peers = [rank for rank in layout.peers_of_rail if rank != self.rank]
+            from_hosts.send([(peer, out[at:end]) for peer in peers for at, end in spans(mine)])
+            from_hosts.wait()
+            others = [rank for rank in layout.local if rank != self.rank]
+            from_local.send([(peer, out[at:end]) for peer in others for at, end in spans(rail)])
+        from_local.wait()
+
+    def _receive_results(
+        self, call: Call, layout: Layout, shards: Sequence[Shard]
+    ) -> tuple[Exchange, Exchange]:
+        """Begin the exchanges of results with the same rail of other hosts, and within the host.
+
+        A result may come where this rank's leaves are: it is made of them, so they have left.
+        """
         out = call.results
-        if layout.index < layout.rails:
-            peers = [(h, ranks[layout.index]) for h, ranks in enumerate(layout.hosts)]
-            there = [(h, rank) for h, rank in peers if h != layout.host]
-            receives = [
-                (rank, out[at:end])
-                for h, rank in there
-                for at, end in spans([each for each in rail if each.host == h])
+        if call.kind == "reduce_scatter":
+            hosts = []
+            local = [
+                (layout.owner(each), out[each.at : each.at + each.size])
+                for each in shards
+                if each.rank == self.rank and layout.owner(each) != self.rank
             ]
-            sends = [(rank, out[at:end]) for _, rank in there for at, end in spans(mine)]
-            self._messages.start(receives, sends).wait()
-        if len(layout.local) > 1:
-            receives = [
+        else:
+            hosts = [
+                (rank, out[at:end])
+                for h, rank in enumerate(layout.peers_of_rail)
+                if rank != self.rank
+                for at, end in spans(
+                    [each for each in shards if each.rail == layout.index and each.host == h]
+                )
+            ]
+            local = [
                 (layout.local[number], out[at:end])
                 for number in range(layout.rails)
                 if number != layout.index
                 for at, end in spans([each for each in shards if each.rail == number])
             ]
-            sends = [
-                (rank, out[at:end])
-                for rank in layout.local
-                if rank != self.rank
-                for at, end in spans(rail)
-            ]
-            self._messages.start(receives, sends).wait()
+        return (
+            self._messages.receive(RESULTS, hosts),
+            self._messages.receive(RESULTS, local),
+        )
 
     def _host_sums(
         self,
@@ -324,28 +368,6 @@ class OrderedGroup:
                 self._reduce(call, terms, out, [(r, r + 1) for r in ranks], finish=False)
         return found
 
-    def _forward(
-        self,
-        call: Call,
-        layout: Layout,
-        shards: Sequence[Shard],
-        mine: Sequence[Shard],
-        results: Sequence[torch.Tensor],
-    ) -> None:
-        """Send results to those ranks of this host that reduce nothing themselves."""
-        sends = [
-            (each.rank, result)
-            for each, result in zip(mine, results, strict=True)
-            if each.rank is not None and each.rank != self.rank
-        ]
-        receives = [
-            (layout.owner(each), call.results[each.at : each.at + each.size])
-            for each in shards
-            if each.rank == self.rank and layout.owner(each) != self.rank
-        ]
-        if sends or receives:
-            self._messages.start(receives, sends).wait()
-
     def _result_of(self, call: Call, shard: Shard, turn: int) -> torch.Tensor:
         """Where a shard's result goes that this rank makes."""
         if shard.rank is None or shard.rank == self.rank:
@@ -362,13 +384,13 @@ class OrderedGroup:
         terms = [leaf[begin : begin + each] for leaf in leaves]
         self._reduce(call, terms, call.results, nodes, finish=True)
 
-    def _gather(self, leaves: torch.Tensor) -> torch.Tensor:
-        """Every rank's input, as rows."""
-        rows = self._flat("gathered", leaves.dtype, self.size, leaves.numel())
-        rows[self.rank].copy_(leaves)
+    def _gather(self, tag: int, mine: torch.Tensor) -> torch.Tensor:
+        """Every rank's elements, as rows."""
+        rows = self._flat(f"gathered {tag}", mine.dtype, self.size, mine.numel())
         others = [rank for rank in range(self.size) if rank != self.rank]
-        receives = [(rank, rows[rank]) for rank in others]
-        self._messages.start(receives, [(rank, rows[self.rank]) for rank in others]).wait()
+        exchange = self._messages.receive(tag, [(rank, rows[rank]) for rank in others])
+        rows[self.rank].copy_(mine)
+        exchange.send([(rank, rows[self.rank]) for rank in others]).wait()
         return rows
 
     def _reduce(
@@ -397,7 +419,7 @@ class OrderedGroup:
         row = torch.from_numpy(written).to(self.device, non_blocking=True)
         if data is not None:
             row[-header.ROOM :][: data.nbytes].copy_(data.view(torch.uint8))
-        return self._gather(row)
+        return self._gather(HEADERS, row)
 
     def _look_later(self, rows: torch.Tensor) -> torch.Tensor:
         """Compare headers on the device, and let the next call look at them.

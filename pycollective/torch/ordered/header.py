@@ -9,7 +9,7 @@ import numpy as np
 from pycollective.dtypes import DTYPES, REDUCE_OPS
 from pycollective.errors import CollectiveMismatch
 
-BYTES = 1024
+BYTES = 2048
 _WORDS = 8
 ROOM = BYTES - 8 * _WORDS  # bytes of data that travel with it
 _MAGIC = 0x6F726465726564  # "ordered"

@@ -73,6 +73,12 @@ class Layout:
         return self.local.index(self.rank)
 
     @cached_property
+    def peers_of_rail(self) -> tuple[int, ...]:
+        """The rank of this one's rail on each host; none where it has no rail."""
+        on_rail = self.index < self.rails
+        return tuple(ranks[self.index] for ranks in self.hosts) if on_rail else ()
+
+    @cached_property
     def rails(self) -> int:
         return min(map(len, self.hosts))
 

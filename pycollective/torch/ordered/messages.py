@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pycollective.errors import CollectiveError, CollectiveTimeout, PeerFailure
 
 # Ours alone: other messages between the same ranks do not mix with them. MPI has tags up to 32767.
-TAG = 29811
+HEADERS, LEAVES, RESULTS = range(29811, 29814)
 
 Message = tuple[int, torch.Tensor]  # the other rank, in the group; flat, contiguous
 
@@ -19,8 +19,9 @@ Message = tuple[int, torch.Tensor]  # the other rank, in the group; flat, contig
 class Messages:
     """Sends and receives of one group on one kind of device.
 
-    Between two ranks messages keep their order, so each rank starts its own in one order. They do
-    not count as the group's collectives: a program may call those meanwhile, from any thread.
+    Between two ranks messages of a tag keep their order, so each rank starts its own in one order.
+    They do not count as the group's collectives: a program may call those meanwhile, from any
+    thread.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -28,43 +29,61 @@ class Messages:
         self._batched = device.type != "cpu"
         self.sent_messages = self.sent_bytes = 0
 
-    def start(self, receives: Sequence[Message], sends: Sequence[Message]) -> Exchange:
-        """Start messages, all at once; empty ones do not travel."""
-        there = [(peer, each.view(torch.uint8)) for peer, each in receives if each.numel()]
-        here = [(peer, each.view(torch.uint8)) for peer, each in sends if each.numel()]
-        self.sent_messages += len(here)
-        self.sent_bytes += sum(each.numel() for _, each in here)
-        peers = [peer for peer, _ in (*there, *here)]
-        try:
-            works = self._batch(there, here) if self._batched else self._each(there, here)
-        except RuntimeError as error:
-            raise failure(error, peers) from error
-        return Exchange(works, peers, (there, here))
+    def receive(self, tag: int, messages: Sequence[Message]) -> Exchange:
+        """Begin an exchange with what comes in; empty messages do not travel.
 
-    def _each(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Any]:
-        return [
-            *(self._group.recv([each], peer, TAG) for peer, each in receives),
-            *(self._group.send([each], peer, TAG) for peer, each in sends),
-        ]
+        On CPUs receives start at once: what is sent later finds them, and waits for no answer. On
+        devices they start with the sends, as one group of NCCL's, where one message alone could
+        wait for another's kernel.
+        """
+        exchange = Exchange(self, tag, [(r, x.view(torch.uint8)) for r, x in messages if x.numel()])
+        if not self._batched:
+            exchange.start([self._group.recv([x], peer, tag) for peer, x in exchange.receives])
+        return exchange
 
-    def _batch(self, receives: Sequence[Message], sends: Sequence[Message]) -> list[Any]:
-        """As one group of NCCL's, where one message alone could wait for another's kernel."""
-        if not receives and not sends:
-            return []
-        return dist.batch_isend_irecv(
-            [
-                dist.P2POp(call, each, group=self._group, tag=TAG, group_peer=peer)
-                for call, messages in ((dist.irecv, receives), (dist.isend, sends))
-                for peer, each in messages
-            ]
-        )
+    def send(self, exchange: Exchange, messages: Sequence[Message]) -> None:
+        """Start what goes out, for `Exchange.send`."""
+        group, tag = self._group, exchange.tag
+        self.sent_messages += len(messages)
+        self.sent_bytes += sum(each.numel() for _, each in messages)
+        if not self._batched:
+            exchange.start([group.send([each], peer, tag) for peer, each in messages])
+        elif exchange.receives or messages:
+            exchange.start(
+                dist.batch_isend_irecv(
+                    [
+                        dist.P2POp(call, each, group=group, tag=tag, group_peer=peer)
+                        for call, those in (
+                            (dist.irecv, exchange.receives),
+                            (dist.isend, messages),
+                        )
+                        for peer, each in those
+                    ]
+                )
+            )
 
 
 class Exchange:
-    """Messages under way, with the memory that they use."""
+    """Messages under way of one tag, with the memory that they use."""
 
-    def __init__(self, works: Sequence[Any], peers: Sequence[int], memory: object) -> None:
-        self._works, self._peers, self._memory = works, peers, memory
+    def __init__(self, messages: Messages, tag: int, receives: list[Message]) -> None:
+        self.tag, self.receives = tag, receives
+        self._messages = messages
+        self._sends: list[Message] = []
+        self._works: list[Any] = []
+
+    def start(self, works: Sequence[Any]) -> None:
+        """Add works of the backend's."""
+        self._works += works
+
+    def send(self, messages: Sequence[Message]) -> Exchange:
+        """Start what goes out; once."""
+        self._sends = [(r, x.view(torch.uint8)) for r, x in messages if x.numel()]
+        try:
+            self._messages.send(self, self._sends)
+        except RuntimeError as error:
+            raise failure(error, self._peers) from error
+        return self
 
     def wait(self) -> None:
         """Wait until all have ended; on a device its current stream waits, and the host does not.
@@ -72,13 +91,17 @@ class Exchange:
         Raises:
             CollectiveError: one has failed; names the peer and what the backend says.
         """
-        each_its_own = len(self._works) == len(self._peers)
+        peers = self._peers
+        each_its_own = len(self._works) == len(peers)
         for number, work in enumerate(self._works):
             try:
                 work.wait()
             except RuntimeError as error:
-                peers = [self._peers[number]] if each_its_own else self._peers
-                raise failure(error, peers) from error
+                raise failure(error, [peers[number]] if each_its_own else peers) from error
+
+    @property
+    def _peers(self) -> list[int]:
+        return [peer for peer, _ in (*self.receives, *self._sends)]
 
 
 def failure(error: RuntimeError, peers: Sequence[int]) -> CollectiveError:

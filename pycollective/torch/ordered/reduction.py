@@ -11,6 +11,7 @@ import torch
 
 from pycollective import _core
 from pycollective.dtypes import TRAITS
+from pycollective.torch.ordered import plain
 
 _MOST_ROWS = 64  # of the Triton kernel
 
@@ -68,8 +69,6 @@ def reduce(
 
             kernel.reduce(rows, out, op, recipe, leaves, dtype, finish)
         else:
-            from pycollective.torch.ordered import plain
-
             plain.reduce(rows, out, op, recipe, leaves, dtype, finish)
 
 
