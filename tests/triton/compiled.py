@@ -78,8 +78,3 @@ def kernel(
         attrs={(i,): [["tt.divisibility", 16]] for i in (0, 1)} if aligned else {},
     )
     return triton.compile(source, target=target, options=COMPILED.OPTIONS)
-
-
-def ptx(dtype: torch.dtype, op: str, n: int, **more: Any) -> str:
-    """The PTX of `kernel`."""
-    return kernel(dtype, op, n, **more).asm["ptx"]
