@@ -141,6 +141,18 @@ def triton_reduce(m: Measured) -> list[Shown]:
     return rows
 
 
+def over_nccl(m: Measured) -> list[Shown]:
+    """Of ordered."""
+    if "refused" in m:
+        return [Shown("NCCL with ranks that share a GPU", "", why_not=m["refused"])]
+    rows = []
+    for name, row in ((name, row) for name, row in m.items() if isinstance(row, dict)):
+        rows.append(Shown(f"{name}, ordered", number(row["ordered_us"]), "us"))
+        rows.append(Shown(f"{name}, {m['backend']}'s own", number(row["own_us"]), "us"))
+        rows.append(is_none("  wrong", row["wrong"], "elements"))
+    return rows
+
+
 def bench(m: Measured) -> list[Shown]:
     """Rows of `pycollective bench`, by library and size."""
     rows = []

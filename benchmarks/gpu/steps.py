@@ -159,6 +159,7 @@ def checks(small: bool = False) -> list[Step]:
         *_peers_of_two_processes(small),
         *_by_the_host(small),
         _triton_reduce(small),
+        _over_nccl(small),
         *_arrays(),
         *_sanitized(),
         *_less_important(small),
@@ -253,6 +254,17 @@ def _triton_reduce(small: bool) -> Step:
         *(90, ("extension", "torch CUDA", "triton", "ml_dtypes")),
         reads=last_json,
         shows=shown.triton_reduce,
+    )
+
+
+def _over_nccl(small: bool) -> Step:
+    """Ordered reductions over NCCL, beside its own."""
+    return Step(
+        "ordered over NCCL, 2 processes on one GPU",
+        _python("-m", "benchmarks.gpu.ordered", *(["1"] if small else [])),
+        *(110, ("extension", "torch CUDA", "ml_dtypes")),
+        reads=last_json,
+        shows=shown.over_nccl,
     )
 
 

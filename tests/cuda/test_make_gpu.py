@@ -62,6 +62,19 @@ def test_what_the_benchmark_of_reductions_shows():
     assert (took.label, share.met, wrong.met) == ("8 x bfloat16, 576 MiB", False, True)
 
 
+def test_the_benchmark_over_nccl_works_over_gloo():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu.ordered", "2", "--cpu"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    rows = shown.over_nccl(json.loads(done.stdout))
+    assert len(rows) == 18, done.stderr
+    assert all(row.met is not False for row in rows)
+
+
 @pytest.mark.storm  # compiles the native tests, and runs what `make gpu` does
 @pytest.mark.timeout(600)
 # A quarter of one of 33 multiprocessors has as many blocks as that of an H200 (docs/gpu.md).
@@ -117,6 +130,8 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors, 
         assert became[name] == "not run"
         assert "the driver is the stand-in" in reasons[name]
     assert reasons["Triton reduce"] == "torch is not there, or finds no GPU"
+    over_nccl = "ordered over NCCL, 2 processes on one GPU"
+    assert reasons[over_nccl] == "torch is not there, or finds no GPU"
     torch = "PyTorch's symmetric memory, 2 processes on one GPU"
     assert reasons[torch] == "torch is not there, or finds no GPU"
     assert f"{torch:56} not run: {reasons[torch]}" in done.stdout
