@@ -43,6 +43,7 @@ class Workers:
         """Let a worker end with the process."""
         if not self._registered:
             self._registered = True
+            SHUTDOWN.arrange()  # there may be no communicator, over another backend
             SHUTDOWN.add(self.let_end, self.end_all)
         if not self.ending:  # whose calls would be refused: end_all may be going through them
             self._live.add(worker)
@@ -104,8 +105,7 @@ class Worker:
             ConfigurationError: the worker has ended, this process ends, or it is a fork of the one
                 that made the worker; or it may have no more threads.
         """
-        if os.getpid() != self._process:
-            raise ConfigurationError(f"{self._what} does not work in a forked process")
+        self.refuse_in_a_fork()
         if self._those.ending:
             raise ConfigurationError(f"{self._what}: the process ends")
         thread = self._thread
@@ -139,6 +139,11 @@ class Worker:
     def drain(self) -> None:
         """Wait until all calls that were issued have been made; raises as `call`."""
         self.call(lambda: None)
+
+    def refuse_in_a_fork(self) -> None:
+        """Raise in a fork of the process that made the worker."""
+        if os.getpid() != self._process:
+            raise ConfigurationError(f"{self._what} does not work in a forked process")
 
     def refuse_here(self) -> None:
         """Raise on the thread itself, where a call would wait for its own end."""

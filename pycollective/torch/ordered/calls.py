@@ -383,6 +383,10 @@ def _checked_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, dist.ProcessGroup):
         raise ConfigurationError("ordered: this rank is not in the group")
+    try:
+        dist.get_rank(found)
+    except ValueError as error:
+        raise ConfigurationError("ordered: the process group was destroyed") from error
     return found
 
 

@@ -137,7 +137,9 @@ class OrderedGroup:
 
         Raises:
             CollectiveError: it failed, or one before it has; then the group makes no more calls.
+            ConfigurationError: this process is a fork, whose messages would mix with its parent's.
         """
+        self.worker.refuse_in_a_fork()
         with self._one_at_a_time:
             if self.failure is not None:
                 raise type(self.failure)(str(self.failure), self.rank, call.kind, self.calls + 1)

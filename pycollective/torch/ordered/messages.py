@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,11 +22,11 @@ class Messages:
 
     Between two ranks messages of a tag keep their order, so each rank starts its own in one order.
     They do not count as the group's collectives: a program may call those meanwhile, from any
-    thread.
+    thread. The group is held weakly, but by messages under way.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self._group = group
+        self._group = weakref.ref(group)
         self._batched = device.type != "cpu"
         self.sent_messages = self.sent_bytes = 0
 
@@ -36,14 +37,18 @@ class Messages:
         devices they start with the sends, as one group of NCCL's, where one message alone could
         wait for another's kernel.
         """
-        exchange = Exchange(self, tag, [(r, x.view(torch.uint8)) for r, x in messages if x.numel()])
+        group = self._group()
+        if group is None:
+            raise CollectiveError("the process group was destroyed")
+        receives = [(peer, each.view(torch.uint8)) for peer, each in messages if each.numel()]
+        exchange = Exchange(self, group, tag, receives)
         if not self._batched:
-            exchange.start([self._group.recv([x], peer, tag) for peer, x in exchange.receives])
+            exchange.start([group.recv([each], peer, tag) for peer, each in receives])
         return exchange
 
     def send(self, exchange: Exchange, messages: Sequence[Message]) -> None:
         """Start what goes out, for `Exchange.send`."""
-        group, tag = self._group, exchange.tag
+        group, tag = exchange.group, exchange.tag
         self.sent_messages += len(messages)
         self.sent_bytes += sum(each.numel() for _, each in messages)
         if not self._batched:
@@ -66,8 +71,10 @@ class Messages:
 class Exchange:
     """Messages under way of one tag, with the memory that they use."""
 
-    def __init__(self, messages: Messages, tag: int, receives: list[Message]) -> None:
-        self.tag, self.receives = tag, receives
+    def __init__(
+        self, messages: Messages, group: dist.ProcessGroup, tag: int, receives: list[Message]
+    ) -> None:
+        self.group, self.tag, self.receives = group, tag, receives
         self._messages = messages
         self._sends: list[Message] = []
         self._works: list[Any] = []
