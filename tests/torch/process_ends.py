@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 import pycollective as pc
 import pycollective.torch
-from pycollective.torch import backend
+from pycollective.torch import backend, ordered
 from tests.harness import thread_names
 
 ROUND_LIMIT = 60.0  # seconds until it counts as a hang, and is aborted
@@ -56,16 +56,22 @@ def join_torch(rank, size, path):
     store.wait([f"joined by {each}" for each in range(size)])
 
 
+def join_gloo(rank, size, path):
+    """Gloo's process group, over which ordered calls go."""
+    dist.init_process_group("gloo", store=dist.FileStore(path, size), rank=rank, world_size=size)
+    ordered.all_reduce(torch.ones(3))
+
+
 # Each way, and the statuses with which its ranks may end. (With 1 where a peer left or aborted.)
 WAYS = {}
 
 
-def way(*statuses):
+def way(*statuses, join=join_torch):
     """Of a function of a rank and the number of ranks: once they have joined."""
 
     def add(act):
         def joined(rank, size, path):
-            join_torch(rank, size, path)
+            join(rank, size, path)
             act(rank, size)
 
         joined.__name__ = act.__name__
@@ -243,6 +249,36 @@ def daemons_wait(rank, size):
         in_a_daemon(lambda: dist.all_reduce(ones, group=groups[2]))
         in_a_daemon(works[0].wait)
         in_a_daemon(works[1].get_future().wait)
+
+
+@way(0, join=join_gloo)
+def ordered_left(rank, size):
+    global kept
+    kept = [ordered.all_reduce(torch.ones(9_000), async_op=True) for _ in range(50)]
+
+
+@way(0, join=join_gloo)
+def ordered_alone(rank, size):
+    """Calls that the other rank does not make."""
+    for _ in range(3 if rank == 0 else 0):
+        ordered.all_reduce(torch.ones(9_000), async_op=True)
+
+
+@way(0, join=join_gloo)
+def ordered_destroyed(rank, size):
+    for _ in range(50):
+        ordered.all_reduce(torch.ones(9_000), async_op=True)
+    dist.destroy_process_group()
+
+
+@way(0, join=join_gloo)
+def ordered_trained(rank, size):
+    model = torch.nn.Linear(32, 10).to(torch.bfloat16)
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+    ddp.register_comm_hook(None, ordered.hook)
+    ddp(torch.randn(8, 32, dtype=torch.bfloat16)).sum().backward()
+    if rank % 2:
+        dist.destroy_process_group()
 
 
 def plain_daemon_loop(rank, size, path):

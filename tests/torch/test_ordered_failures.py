@@ -1,0 +1,429 @@
+"""Failures of ordered calls: ranks that differ, die, stay away; and what is refused at once."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import os
+import re
+import signal
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from pycollective import (
+    CollectiveError,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    ConfigurationError,
+    PeerFailure,
+)
+from pycollective.torch import ordered
+from pycollective.torch.ordered import calls
+from tests.harness import await_, results, run_ranks
+from tests.joining import failing
+from tests.torch.groups import join, standing_group
+from tests.torch.ordered_groups import laid_out, standing
+from tests.torch.test_process_end import end_processes
+
+# --- Ranks that call different things.
+
+
+def all_reduce(group, count, dtype=torch.float32, op="sum", **options):
+    tensor = torch.ones(count, dtype=dtype)
+    work = ordered.all_reduce(tensor, op, group, **options)
+    return tensor, work
+
+
+def reduce_scatter(group, count, dtype=torch.float32, op="sum", **options):
+    whole, part = torch.ones(count, dtype=dtype), torch.ones(count // group.size(), dtype=dtype)
+    work = ordered.reduce_scatter(part, whole, op, group, **options)
+    return part, work
+
+
+# What rank 1 calls where the others add up so many fp32 numbers; what the error says of it.
+DIFFERENT = {
+    "count": (lambda g, n: all_reduce(g, n + 3), "all_reduce of {more} float32 (sum)"),
+    "no elements": (lambda g, _: all_reduce(g, 0), "all_reduce of 0 float32 (sum)"),
+    "dtype": (lambda g, n: all_reduce(g, n, torch.int32), "all_reduce of {n} int32 (sum)"),
+    "bytes alike": (
+        lambda g, n: all_reduce(g, 2 * n, torch.bfloat16),
+        "all_reduce of {twice} bfloat16 (sum)",
+    ),
+    "op": (lambda g, n: all_reduce(g, n, op="avg"), "all_reduce of {n} float32 (avg)"),
+    "kind": (reduce_scatter, "reduce_scatter of {n} float32 (sum)"),
+    "narrow": (
+        lambda g, n: all_reduce(g, n, narrow=torch.bfloat16),
+        "all_reduce of {n} float32 (sum, as bfloat16 where that is exact)",
+    ),
+}
+
+
+def differ(comm, name, count, async_op):
+    """What a rank is told, its tensor, and what it is told of the next calls."""
+    group = standing(comm)
+    with laid_out(group):
+        ordered.prepare(group)
+        if comm.rank == 1:
+            tensor = None
+            told, _ = failing(DIFFERENT[name][0], group, count)
+        else:
+            tensor = torch.full((count,), comm.rank + 2.0)
+            work = ordered.all_reduce(tensor, "sum", group, True) if async_op else None
+            told, _ = failing(
+                work.wait if work else lambda: ordered.all_reduce(tensor, "sum", group)
+            )
+            if work is not None:
+                await_(work.is_completed)
+                assert not work.is_success()
+                assert type(work.exception()) is type(told)
+            assert (tensor == comm.rank + 2).all()
+        refused = [
+            failing(all_reduce, group, 3)[0],
+            failing(lambda: all_reduce(group, 3, async_op=True)[1].wait())[0],
+        ]
+    # Messages of what failed do not meet those of other calls over the group.
+    with laid_out(group):
+        assert (all_reduce(group, 5)[0] == comm.size).all()
+    return told, refused
+
+
+@pytest.mark.parametrize("count", [12, 1_200, 30_000])
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_ranks_that_differ_are_named_with_their_calls(pool, name, count):
+    async_op = count == 1_200
+    theirs = DIFFERENT[name][1].format(n=count, more=count + 3, twice=2 * count)
+    for told, refused in pool(3).call(differ, name, count, async_op):
+        for error in (told, *refused):
+            assert type(error) is CollectiveMismatch, error
+            assert f"rank 0 called all_reduce of {count} float32 (sum) as call 2" in str(error)
+            assert f"rank 1 {theirs} as call 2" in str(error)
+            assert "No data were used" in str(error)
+            assert error.rank in (0, 1, 2)
+            assert error.op
+
+
+def other_order(comm):
+    group = standing(comm)
+    sizes = [700, 12_000] if comm.rank else [12_000, 700]
+    with laid_out(group):
+        works = [all_reduce(group, count, async_op=True)[1] for count in sizes]
+        return [failing(work.wait)[0] for work in works]
+
+
+def test_another_order_of_calls_is_seen(pool):
+    for told in pool(3).call(other_order):
+        for error in told:
+            assert type(error) is CollectiveMismatch
+            assert "of 12000 float32" in str(error)
+            assert "of 700 float32" in str(error)
+
+
+class Differs(torch.nn.Module):
+    """Its gradients are of as many elements as the rank likes."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(count))
+
+    def forward(self) -> torch.Tensor:
+        return self.weight.sum()
+
+
+def backward_differs(comm, cause):
+    """What loss.backward() raises where rank 1's call differs, or does not come."""
+    standing_group(comm)
+    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=2))
+    with laid_out(group):
+        ordered.prepare(group)
+        model = DistributedDataParallel(Differs(4_000), process_group=group)
+        model.register_comm_hook(group, ordered.hook)
+        model().backward()
+        loss = model()
+        told = None
+        if comm.rank != 1:
+            told, _ = failing(loss.backward)
+        elif cause == "mismatch":
+            told, _ = failing(all_reduce, group, 4_001)
+        dist.barrier()
+    del model
+    dist.destroy_process_group(group)
+    return told
+
+
+def test_backward_raises_what_the_hook_was_told(pool):
+    for told in pool(3).call(backward_differs, "mismatch"):
+        assert "CollectiveMismatch" in f"{type(told).__name__}: {told}"
+        assert "rank 1 all_reduce of 4001 float32 (sum) as call 3" in str(told)
+
+
+def test_backward_raises_if_a_peer_does_not_come(pool):
+    first, _, third = pool(3).call(backward_differs, "timeout")
+    for told in (first, third):
+        assert "CollectiveTimeout" in f"{type(told).__name__}: {told}"
+        assert re.search(r"a message from or to rank\(s\) \d failed", str(told))
+
+
+# --- Peers that die or stay away.
+
+
+def outlives(comm, count, async_op):
+    join(comm, "gloo")
+    tensor = torch.ones(count)
+    ordered.all_reduce(tensor)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def again():
+        while True:  # the first may have got what rank 1 had sent
+            work = ordered.all_reduce(tensor, async_op=async_op)
+            if work is not None:
+                work.wait()
+
+    return *failing(again), failing(ordered.all_reduce, tensor)[0]
+
+
+@pytest.mark.parametrize(("count", "async_op"), [(10, True), (500_000, False)])
+def test_a_killed_peer_ends_the_calls_of_all_others(count, async_op):
+    outcomes = run_ranks(outlives, 3, count, async_op)
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    for rank in (0, 2):
+        told, seconds, refused = results([outcomes[rank]])[0]
+        assert isinstance(told, CollectiveError), told
+        assert type(told) in (PeerFailure, CollectiveError), told
+        assert re.match(r"\S+ number \d+: a message from or to rank\(s\) \d", str(told)), told
+        assert type(refused) is type(told)
+        assert seconds < 30  # the group's timeout
+
+
+def stays_away(comm, count):
+    standing_group(comm)
+    group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=1))
+    with laid_out(group):
+        ordered.prepare(group)
+        told, seconds = (None, 0.0) if comm.rank == 1 else failing(all_reduce, group, count)
+        refused = failing(all_reduce, group, count)[0] if comm.rank != 1 else None
+        dist.barrier()
+    dist.destroy_process_group(group)
+    return told, seconds, refused
+
+
+@pytest.mark.parametrize("count", [10, 20_000])
+def test_a_peer_that_stays_away_is_waited_for_as_long_as_the_group_says(pool, count):
+    first, _, third = pool(3).call(stays_away, count)
+    for told, seconds, refused in (first, third):
+        # A rank whose peer has given up may see that instead.
+        assert type(told) in (CollectiveTimeout, PeerFailure, CollectiveError), told
+        assert 0.5 < seconds < 10
+        assert isinstance(refused, CollectiveError)
+    assert CollectiveTimeout in {type(told) for told, _, _ in (first, third)}
+
+
+# --- What is refused at once, without a message.
+
+REFUSED = {
+    "a type": (lambda: torch.ones(3, dtype=torch.uint16), "sum", "uint16 has no place"),
+    "a quantized type": (
+        lambda: torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8),
+        *("sum", "no place"),
+    ),
+    "an operation": (lambda: torch.ones(3), "mean", "no operation mean"),
+    "torch's operation": (lambda: torch.ones(3), dist.ReduceOp.PREMUL_SUM, "no operation"),
+    "bits of floats": (
+        lambda: torch.ones(3),
+        dist.ReduceOp.BXOR,
+        "bxor has no meaning for float32",
+    ),
+    "a sum of bools": (lambda: torch.ones(3, dtype=torch.bool), "sum", "no meaning for bool"),
+    "a complex product": (
+        lambda: torch.ones(3, dtype=torch.complex64),
+        *("prod", "no meaning for complex64"),
+    ),
+    "sparse": (lambda: torch.ones(3).to_sparse(), "sum", "only dense ones"),
+    "two devices": (
+        lambda: [torch.ones(3), torch.ones(3, device="meta")],
+        *("sum", "on cpu and meta"),
+    ),
+    "nothing": (list, "sum", "a list of at least one"),
+    "no tensor": (lambda: [3], "sum", "give a tensor"),
+}
+
+
+def refused(comm):
+    group = standing(comm)
+    found = {}
+    with laid_out(group) as made:
+        for name, (make, op, _) in REFUSED.items():
+            value = make()
+            found[name] = failing(ordered.all_reduce, value, op, group)[0]
+            found[f"{name}, async"] = failing(ordered.all_reduce, value, op, group, True)[0]
+            found[f"{name}, scattered"] = failing(ordered.reduce_scatter, value, value, op, group)[
+                0
+            ]
+        assert made.stats()["sent_messages"] == 0
+        ordered.all_reduce(torch.ones(3), "sum", group)  # nothing of that has failed the group
+    return found
+
+
+def test_what_the_contract_does_not_have_is_refused(pool):
+    for found in pool(2).call(refused):
+        for name, error in found.items():
+            words = REFUSED[name.partition(",")[0]][2]
+            assert type(error) is ConfigurationError, (name, error)
+            assert words in str(error), (name, error)
+
+
+def refused_parts(comm):
+    group = standing(comm)
+    wrong = [
+        (torch.ones(2), torch.ones(5)),
+        (torch.ones(2), torch.ones(4, dtype=torch.float64)),
+        (torch.ones(4)[::2], torch.ones(4)),
+        ([torch.ones(2)], [torch.ones(4), torch.ones(4)]),
+    ]
+    with laid_out(group) as made:
+        found = [failing(ordered.reduce_scatter, *each, "sum", group)[0] for each in wrong]
+        assert made.stats()["sent_messages"] == 0
+    return found
+
+
+def test_parts_that_do_not_fit_are_refused(pool):
+    words = [
+        "2 float32 does not go with an input of 5",
+        "4 float64",
+        "contiguous",
+        "1 outputs of 2",
+    ]
+    for found in pool(2).call(refused_parts):
+        for error, said in zip(found, words, strict=True):
+            assert type(error) is ConfigurationError
+            assert said in str(error)
+
+
+def test_without_a_process_group_calls_are_refused():
+    for call in (
+        lambda: ordered.all_reduce(torch.ones(3)),
+        lambda: ordered.reduce_scatter(torch.ones(1), torch.ones(3)),
+        ordered.prepare,
+        ordered.stats,
+    ):
+        with pytest.raises(ConfigurationError, match="init_process_group"):
+            call()
+
+
+def not_in_it(comm):
+    standing_group(comm)
+    group = dist.new_group([0], backend="gloo")
+    told = failing(ordered.all_reduce, torch.ones(3), "sum", group)[0]
+    if comm.rank == 0:
+        dist.destroy_process_group(group)
+    return told
+
+
+def test_a_rank_outside_the_group_is_refused(pool):
+    first, second = pool(2).call(not_in_it)
+    assert first is None
+    assert type(second) is ConfigurationError
+    assert "not in the group" in str(second)
+
+
+def from_a_callback(comm, async_op):
+    """A callback of a call's future makes another; what that raises."""
+    group = standing(comm)
+    with laid_out(group):
+        told = []
+        works = []
+
+        def call(_):
+            try:
+                works.append(ordered.all_reduce(torch.ones(3), "sum", group, async_op))
+            except ConfigurationError as error:
+                told.append(str(error))
+
+        gate = threading.Event()
+        made = calls.group_of(group, torch.device("cpu"))
+        made.worker.post(gate.wait)  # so that the callback comes before its call has ended
+        work = ordered.all_reduce(torch.ones(3), "sum", group, async_op=True)
+        then = work.get_future().then(call)
+        gate.set()
+        then.wait()
+        for each in works:
+            each.wait()
+    return told
+
+
+def test_a_synchronous_call_from_a_callback_is_refused(pool):
+    for told in pool(2).call(from_a_callback, False):
+        assert len(told) == 1
+        assert "cannot be called from a callback" in told[0]
+    assert pool(2).call(from_a_callback, True) == [[], []]
+
+
+# --- The end of groups and processes.
+
+
+def in_a_fork(comm, async_op):
+    """What a fork is told; its parent goes on."""
+    group = standing(comm)
+    with laid_out(group):
+        all_reduce(group, 30_000, async_op=True)[1].wait()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            told = failing(all_reduce, group, 30_000, async_op=async_op)[0]
+            os.write(write, f"{type(told).__name__}: {told}".encode())
+            os._exit(0)
+        os.close(write)
+        assert os.waitpid(child, 0)[1] == 0
+        with os.fdopen(read) as pipe:
+            told = pipe.read()
+        assert (all_reduce(group, 30_000)[0] == comm.size).all()
+    return told
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_fork_is_refused_and_harms_nobody(pool, async_op):
+    for told in pool(2).call(in_a_fork, async_op):
+        assert told.startswith("ConfigurationError"), told
+        assert "forked" in told
+
+
+def destroyed(comm):
+    """What calls of destroyed groups raise, one that was used and one that was not; then the
+    group, the thread and the memory are gone."""
+    standing_group(comm)
+
+    def workers():
+        return [each for each in threading.enumerate() if each.name == "pycollective-worker"]
+
+    told, before = [], workers()
+    for used in (True, False):
+        group = dist.new_group(backend="gloo")
+        if used:
+            all_reduce(group, 30_000, async_op=True)[1].wait()
+        dist.destroy_process_group(group)
+        error, _ = failing(all_reduce, group, 3)
+        told.append((type(error), str(error)))
+        gone = weakref.ref(group)
+        del group, error  # whose traceback's frames hold the group
+        gc.collect()
+        await_(lambda gone=gone: gone() is None)
+        await_(lambda: workers() == before)
+    return told
+
+
+def test_a_destroyed_group_is_refused_and_freed(pool):
+    for told in pool(2).call(destroyed):
+        for kind, words in told:
+            assert kind is ConfigurationError
+            assert "destroyed" in words
+
+
+def test_processes_end_with_calls_under_way():
+    ways = ["ordered_left", "ordered_alone", "ordered_destroyed", "ordered_trained"]
+    assert end_processes(ways, rounds=1, limit=100, loops=0, options=["--frozen"]) == len(ways)
