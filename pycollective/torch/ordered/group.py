@@ -199,7 +199,7 @@ class OrderedGroup:
             fits,
         )
         inline = 0 < call.leaves.nbytes <= header.ROOM
-        small = call.leaves.nbytes * self.size <= _SMALL
+        small = inline or call.leaves.nbytes * self.size <= _SMALL
         steps = self._pieces(call, layout)
         if narrow is None and not small:
             self._begun = steps

@@ -43,7 +43,11 @@ class Messages:
         receives = [(peer, each.view(torch.uint8)) for peer, each in messages if each.numel()]
         exchange = Exchange(self, group, tag, receives)
         if not self._batched:
-            exchange.start([group.recv([each], peer, tag) for peer, each in receives])
+            for peer, each in receives:
+                try:
+                    exchange.start([group.recv([each], peer, tag)])
+                except RuntimeError as error:
+                    raise failure(error, [peer]) from error
         return exchange
 
     def send(self, exchange: Exchange, messages: Sequence[Message]) -> None:
