@@ -9,8 +9,8 @@ A call goes like this, between ranks that all exchange with all:
 4. An all-reduce's results go to all ranks.
 
 With several ranks on each of several hosts (`layout.Layout`) each host adds its leaves up first, so
-that sums cross to other hosts, and once a host. Large tensors are cut into pieces: the next one's
-leaves travel while this one's are added up.
+that sums cross to other hosts, and once a host. Large tensors are cut into pieces, so that little
+memory is needed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from pycollective.torch.ordered.messages import (
     HEADERS,
     LEAVES,
     RESULTS,
-    Exchange,
     Message,
     Messages,
 )
@@ -127,7 +126,6 @@ class OrderedGroup:
         self._layout: Layout | None = None
         self._messages = Messages(group, device)
         self._memory: dict[str, torch.Tensor] = {}
-        self._begun: object = None  # keeps what a failed call has begun to receive
         self._unread: deque[tuple[Any, torch.Tensor]] = deque()
         self._one_at_a_time = threading.Lock()
         self.worker = Worker("an ordered group", self._abort)
@@ -200,16 +198,11 @@ class OrderedGroup:
         )
         inline = 0 < call.leaves.nbytes <= header.ROOM
         small = inline or call.leaves.nbytes * self.size <= _SMALL
-        steps = self._pieces(call, layout)
-        if narrow is None and not small:
-            self._begun = steps
-            next(steps)  # receives that what peers send finds, once they have all headers
         rows = self._exchange_headers(mine, call.leaves if inline else None)
         differs: torch.Tensor | None = None
         if self.streams is None or narrow is not None:
             if header.compare(rows.cpu().numpy(), self.rank) and narrow is not None:
                 call = Call(call.kind, call.op, narrow, call.results)
-                steps = self._pieces(call, layout)
         else:
             differs = self._look_later(rows)
         if inline:
@@ -218,25 +211,10 @@ class OrderedGroup:
         elif small:
             self._reduce_all_here(call, self._gather(LEAVES, call.leaves))
         else:
-            _finish(steps)
+            for shards in self._cut(call, layout):
+                self._reduce_piece(call, layout, shards)
         if differs is not None and call.results.dtype.is_floating_point:
             _poison(call.results, differs)
-        self._begun = None
-
-    def _pieces(self, call: Call, layout: Layout) -> Iterator[None]:
-        """Reduce piece by piece; yields once, when the first one's receives are there."""
-        window: deque[Iterator[None]] = deque()
-        for number, shards in enumerate(self._cut(call, layout)):
-            steps = self._steps(call, layout, shards, number % 2)
-            next(steps)
-            if number == 0:
-                yield
-            next(steps)
-            window.append(steps)
-            if len(window) == 2:
-                _finish(window.popleft())
-        for steps in window:
-            _finish(steps)
 
     def _cut(self, call: Call, layout: Layout) -> Iterator[list[Shard]]:
         """The shards of each piece."""
@@ -250,42 +228,25 @@ class OrderedGroup:
         for begin in range(0, each, part):
             yield layout.shards_for_ranks(each, begin, min(begin + part, each))
 
-    def _steps(
-        self, call: Call, layout: Layout, shards: Sequence[Shard], turn: int
-    ) -> Iterator[None]:
-        """Reduce a piece; yields when its receives are there, and when its leaves are under way."""
+    def _reduce_piece(self, call: Call, layout: Layout, shards: Sequence[Shard]) -> None:
         rail = [each for each in shards if each.rail == layout.index]
         mine = [each for each in rail if each.host == layout.host]
         nodes = sorted((node, h) for h, those in enumerate(layout.nodes) for node in those)
         dtype = call.leaves.dtype
-        start = self._messages.receive
-        if not layout.apart:
-            rows = self._buffer(f"rows {turn}", dtype, len(layout.local), rail)
-            receives, sends = _leaves_within_host(call.leaves, layout, shards, rows)
-            within = start(LEAVES, receives)
-            from_hosts, from_local = self._receive_results(call, layout, shards)
-            yield
-            within.send(sends)
-            yield
-            within.wait()
-            terms = self._host_sums(call, layout, rail, rows, turn)
-            dtype = reduction.node_dtype(dtype, call.op)
-        else:
-            terms = [[call.leaves[each.begin : each.end]] for each in rail]
-        # Between hosts in the memory of the host's leaves, which are added up by now.
-        rows = self._buffer(f"rows {turn}", dtype, len(nodes), mine)
-        receives, sends = _terms_between_hosts(layout, rail, terms, nodes, rows, places(mine))
-        between = start(LEAVES, receives)
         if layout.apart:
-            from_hosts, from_local = self._receive_results(call, layout, shards)
-            yield
-            between.send(sends)
-            yield
+            terms = [[call.leaves[each.begin : each.end]] for each in rail]
         else:
-            between.send(sends)
-        between.wait()
+            rows = self._buffer("rows", dtype, len(layout.local), rail)
+            within = _leaves_within_host(call.leaves, layout, shards, rows)
+            self._messages.start(LEAVES, *within).wait()
+            terms = self._host_sums(call, layout, rail, rows)
+            dtype = reduction.node_dtype(dtype, call.op)
+        # Between hosts in the memory of the host's leaves, which are added up by now.
+        rows = self._buffer("rows", dtype, len(nodes), mine)
+        between = _terms_between_hosts(layout, rail, terms, nodes, rows, places(mine))
+        self._messages.start(LEAVES, *between).wait()
 
-        results = [self._result_of(call, each, turn) for each in mine]
+        results = [self._result_of(call, each) for each in mine]
         for shard, result, at in zip(mine, results, places(mine), strict=False):
             own = iter(terms[rail.index(shard)])
             operands = [
@@ -296,52 +257,13 @@ class OrderedGroup:
             ]
             self._reduce(call, operands, result, [node for node, _ in nodes], finish=True)
         if call.kind == "reduce_scatter":
-            # To those ranks of this host that reduce nothing themselves.
-            kept = zip(mine, results, strict=True)
-            from_local.send([(s.rank, x) for s, x in kept if s.rank not in (None, self.rank)])
-        else:
-            out = call.results
-            peers = [rank for rank in layout.peers_of_rail if rank != self.rank]
-            from_hosts.send([(peer, out[at:end]) for peer in peers for at, end in spans(mine)])
-            from_hosts.wait()
-            others = [rank for rank in layout.local if rank != self.rank]
-            from_local.send([(peer, out[at:end]) for peer in others for at, end in spans(rail)])
-        from_local.wait()
-
-    def _receive_results(
-        self, call: Call, layout: Layout, shards: Sequence[Shard]
-    ) -> tuple[Exchange, Exchange]:
-        """Begin the exchanges of results with the same rail of other hosts, and within the host.
-
-        A result may come where this rank's leaves are: it is made of them, so they have left.
-        """
-        out = call.results
-        if call.kind == "reduce_scatter":
-            hosts = []
-            local = [
-                (layout.owner(each), out[each.at : each.at + each.size])
-                for each in shards
-                if each.rank == self.rank and layout.owner(each) != self.rank
-            ]
-        else:
-            hosts = [
-                (rank, out[at:end])
-                for h, rank in enumerate(layout.peers_of_rail)
-                if rank != self.rank
-                for at, end in spans(
-                    [each for each in shards if each.rail == layout.index and each.host == h]
-                )
-            ]
-            local = [
-                (layout.local[number], out[at:end])
-                for number in range(layout.rails)
-                if number != layout.index
-                for at, end in spans([each for each in shards if each.rail == number])
-            ]
-        return (
-            self._messages.receive(RESULTS, hosts),
-            self._messages.receive(RESULTS, local),
-        )
+            kept = list(zip(mine, results, strict=True))
+            self._messages.start(RESULTS, *_forwarded(call.results, layout, shards, kept)).wait()
+            return
+        between = _results_between_hosts(call.results, layout, rail)
+        self._messages.start(RESULTS, *between).wait()
+        within = _results_within_host(call.results, layout, shards)
+        self._messages.start(RESULTS, *within).wait()
 
     def _host_sums(
         self,
@@ -349,12 +271,11 @@ class OrderedGroup:
         layout: Layout,
         rail: Sequence[Shard],
         rows: torch.Tensor,
-        turn: int,
     ) -> list[list[torch.Tensor]]:
         """For each shard of the rail what this host has of the order, added up."""
         nodes = layout.nodes[layout.host]
         dtype = reduction.node_dtype(call.leaves.dtype, call.op)
-        sums = self._buffer(f"sums {turn}", dtype, len(nodes), rail)
+        sums = self._buffer("sums", dtype, len(nodes), rail)
         found = []
         for shard, at in zip(rail, places(rail), strict=False):
             leaves = {
@@ -370,11 +291,11 @@ class OrderedGroup:
                 self._reduce(call, terms, out, [(r, r + 1) for r in ranks], finish=False)
         return found
 
-    def _result_of(self, call: Call, shard: Shard, turn: int) -> torch.Tensor:
+    def _result_of(self, call: Call, shard: Shard) -> torch.Tensor:
         """Where a shard's result goes that this rank makes."""
         if shard.rank is None or shard.rank == self.rank:
             return call.results[shard.at : shard.at + shard.size]
-        return self._buffer(f"forward {shard.rank} {turn}", call.results.dtype, 1, [shard])[0]
+        return self._buffer(f"forward {shard.rank}", call.results.dtype, 1, [shard])[0]
 
     # --- Parts of calls.
 
@@ -390,9 +311,9 @@ class OrderedGroup:
         """Every rank's elements, as rows."""
         rows = self._flat(f"gathered {tag}", mine.dtype, self.size, mine.numel())
         others = [rank for rank in range(self.size) if rank != self.rank]
-        exchange = self._messages.receive(tag, [(rank, rows[rank]) for rank in others])
         rows[self.rank].copy_(mine)
-        exchange.send([(rank, rows[self.rank]) for rank in others]).wait()
+        sends = [(rank, rows[self.rank]) for rank in others]
+        self._messages.start(tag, sends, [(rank, rows[rank]) for rank in others]).wait()
         return rows
 
     def _reduce(
@@ -477,7 +398,7 @@ class OrderedGroup:
 def _leaves_within_host(
     leaves: torch.Tensor, layout: Layout, shards: Sequence[Shard], rows: torch.Tensor
 ) -> tuple[list[Message], list[Message]]:
-    """Receives and sends that bring each rank of the host the leaves of its rail's shards."""
+    """Sends and receives that bring each rank of the host the leaves of its rail's shards."""
     receives = []
     for rank, row in zip(layout.local, rows, strict=True):
         at = 0
@@ -491,7 +412,7 @@ def _leaves_within_host(
         if number != layout.index
         for begin, end in spans([each for each in shards if each.rail == number])
     ]
-    return receives, sends
+    return sends, receives
 
 
 def _terms_between_hosts(
@@ -502,7 +423,7 @@ def _terms_between_hosts(
     rows: torch.Tensor,
     starts: Sequence[int],
 ) -> tuple[list[Message], list[Message]]:
-    """Receives and sends that bring each rank every host's terms of the shards that it reduces.
+    """Sends and receives that bring each rank every host's terms of the shards that it reduces.
 
     Args:
         layout: of the group.
@@ -512,26 +433,72 @@ def _terms_between_hosts(
         rows: where terms go.
         starts: where each of this rank's shards begins in a row.
     """
-    receives: list[Message] = []
     sends: list[Message] = []
+    receives: list[Message] = []
     mine = [each for each in rail if each.host == layout.host]
-    for h, ranks in enumerate(layout.hosts):
-        if h == layout.host or layout.index >= layout.rails:
+    for h, peer in enumerate(layout.peers_of_rail):
+        if h == layout.host:
             continue
-        peer = ranks[layout.index]
-        theirs = [row for row, (_, host) in zip(rows, nodes, strict=True) if host == h]
-        receives += [
-            (peer, row[at : at + shard.size])
-            for shard, at in zip(mine, starts, strict=False)
-            for row in theirs
-        ]
         sends += [
             (peer, each)
             for shard, those in zip(rail, terms, strict=True)
             if shard.host == h
             for each in those
         ]
-    return receives, sends
+        theirs = [row for row, (_, host) in zip(rows, nodes, strict=True) if host == h]
+        receives += [
+            (peer, row[at : at + shard.size])
+            for shard, at in zip(mine, starts, strict=False)
+            for row in theirs
+        ]
+    return sends, receives
+
+
+def _results_between_hosts(
+    out: torch.Tensor, layout: Layout, rail: Sequence[Shard]
+) -> tuple[list[Message], list[Message]]:
+    """Sends and receives that bring each rank all results of its rail."""
+    of_host = [[each for each in rail if each.host == h] for h in range(len(layout.hosts))]
+    peers = [(h, rank) for h, rank in enumerate(layout.peers_of_rail) if h != layout.host]
+    return (
+        [(rank, out[at:end]) for _, rank in peers for at, end in spans(of_host[layout.host])],
+        [(rank, out[at:end]) for h, rank in peers for at, end in spans(of_host[h])],
+    )
+
+
+def _results_within_host(
+    out: torch.Tensor, layout: Layout, shards: Sequence[Shard]
+) -> tuple[list[Message], list[Message]]:
+    """Sends and receives that bring each rank of the host the results of all rails."""
+    of_rail = [[each for each in shards if each.rail == rail] for rail in range(layout.rails)]
+    others = [rank for rank in layout.local if rank != layout.rank]
+    mine = of_rail[layout.index] if layout.index < layout.rails else []
+    return (
+        [(rank, out[at:end]) for rank in others for at, end in spans(mine)],
+        [
+            (layout.local[rail], out[at:end])
+            for rail in range(layout.rails)
+            if rail != layout.index
+            for at, end in spans(of_rail[rail])
+        ],
+    )
+
+
+def _forwarded(
+    out: torch.Tensor,
+    layout: Layout,
+    shards: Sequence[Shard],
+    kept: Sequence[tuple[Shard, torch.Tensor]],
+) -> tuple[list[Message], list[Message]]:
+    """Sends and receives of results for those ranks of this host that reduce nothing themselves."""
+    return (
+        [(s.rank, x) for s, x in kept if s.rank is not None and s.rank != layout.rank],
+        [
+            (layout.owner(each), out[each.at : each.at + each.size])
+            for each in shards
+            if each.rank == layout.rank and layout.owner(each) != layout.rank
+        ],
+    )
 
 
 def _poison(results: torch.Tensor, differs: torch.Tensor) -> None:
@@ -546,11 +513,6 @@ def _equal(narrow: torch.Tensor, wide: torch.Tensor) -> bool:
     """Whether a narrow type has all of these values, bit for bit. Waits for a device."""
     words = {4: torch.int32, 8: torch.int64}[wide.itemsize]
     return torch.equal(narrow.to(wide.dtype).view(words), wide.view(words))
-
-
-def _finish(steps: Iterator[None]) -> None:
-    for _ in steps:
-        pass
 
 
 def _host_name() -> torch.Tensor:

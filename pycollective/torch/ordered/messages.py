@@ -30,71 +30,48 @@ class Messages:
         self._batched = device.type != "cpu"
         self.sent_messages = self.sent_bytes = 0
 
-    def receive(self, tag: int, messages: Sequence[Message]) -> Exchange:
-        """Begin an exchange with what comes in; empty messages do not travel.
-
-        On CPUs receives start at once: what is sent later finds them, and waits for no answer. On
-        devices they start with the sends, as one group of NCCL's, where one message alone could
-        wait for another's kernel.
-        """
+    def start(self, tag: int, sends: Sequence[Message], receives: Sequence[Message]) -> Exchange:
+        """Start messages, all at once; empty ones do not travel."""
         group = self._group()
         if group is None:
             raise CollectiveError("the process group was destroyed")
-        receives = [(peer, each.view(torch.uint8)) for peer, each in messages if each.numel()]
-        exchange = Exchange(self, group, tag, receives)
-        if not self._batched:
-            for peer, each in receives:
-                try:
-                    exchange.start([group.recv([each], peer, tag)])
-                except RuntimeError as error:
-                    raise failure(error, [peer]) from error
-        return exchange
-
-    def send(self, exchange: Exchange, messages: Sequence[Message]) -> None:
-        """Start what goes out, for `Exchange.send`."""
-        group, tag = exchange.group, exchange.tag
-        self.sent_messages += len(messages)
-        self.sent_bytes += sum(each.numel() for _, each in messages)
-        if not self._batched:
-            exchange.start([group.send([each], peer, tag) for peer, each in messages])
-        elif exchange.receives or messages:
-            exchange.start(
-                dist.batch_isend_irecv(
+        here = [(peer, each.view(torch.uint8)) for peer, each in sends if each.numel()]
+        there = [(peer, each.view(torch.uint8)) for peer, each in receives if each.numel()]
+        self.sent_messages += len(here)
+        self.sent_bytes += sum([each.numel() for _, each in here])
+        works: list[Any] = []
+        try:
+            if not self._batched:
+                # Sends first: a send that finds its receive is written by this thread, which then
+                # holds what Gloo's own thread needs, and spins for.
+                for peer, each in here:
+                    works.append(group.send([each], peer, tag))
+                for peer, each in there:
+                    works.append(group.recv([each], peer, tag))
+            elif here or there:
+                # As one group of NCCL's, where one message alone could wait for another's kernel.
+                works = dist.batch_isend_irecv(
                     [
                         dist.P2POp(call, each, group=group, tag=tag, group_peer=peer)
-                        for call, those in (
-                            (dist.irecv, exchange.receives),
-                            (dist.isend, messages),
-                        )
-                        for peer, each in those
+                        for call, messages in ((dist.isend, here), (dist.irecv, there))
+                        for peer, each in messages
                     ]
                 )
-            )
+        except RuntimeError as error:
+            failed = (here + there)[len(works) :]
+            raise failure(
+                error, [peer for peer, _ in failed[: None if self._batched else 1]]
+            ) from error
+        return Exchange(group, works, here + there)
 
 
 class Exchange:
-    """Messages under way of one tag, with the memory that they use."""
+    """Messages under way, with the memory that they use."""
 
     def __init__(
-        self, messages: Messages, group: dist.ProcessGroup, tag: int, receives: list[Message]
+        self, group: dist.ProcessGroup, works: Sequence[Any], messages: Sequence[Message]
     ) -> None:
-        self.group, self.tag, self.receives = group, tag, receives
-        self._messages = messages
-        self._sends: list[Message] = []
-        self._works: list[Any] = []
-
-    def start(self, works: Sequence[Any]) -> None:
-        """Add works of the backend's."""
-        self._works += works
-
-    def send(self, messages: Sequence[Message]) -> Exchange:
-        """Start what goes out; once."""
-        self._sends = [(r, x.view(torch.uint8)) for r, x in messages if x.numel()]
-        try:
-            self._messages.send(self, self._sends)
-        except RuntimeError as error:
-            raise failure(error, self._peers) from error
-        return self
+        self._group, self._works, self._messages = group, works, messages
 
     def wait(self) -> None:
         """Wait until all have ended; on a device its current stream waits, and the host does not.
@@ -102,17 +79,13 @@ class Exchange:
         Raises:
             CollectiveError: one has failed; names the peer and what the backend says.
         """
-        peers = self._peers
-        each_its_own = len(self._works) == len(peers)
+        each_its_own = len(self._works) == len(self._messages)
         for number, work in enumerate(self._works):
             try:
                 work.wait()
             except RuntimeError as error:
-                raise failure(error, [peers[number]] if each_its_own else peers) from error
-
-    @property
-    def _peers(self) -> list[int]:
-        return [peer for peer, _ in (*self.receives, *self._sends)]
+                those = self._messages[number : number + 1] if each_its_own else self._messages
+                raise failure(error, [peer for peer, _ in those]) from error
 
 
 def failure(error: RuntimeError, peers: Sequence[int]) -> CollectiveError:
