@@ -15,11 +15,12 @@ from tests.launchers import Forks, Torchrun
 
 COMMANDS = {program.stem: run_all.commands(program) for program in run_all.programs()}
 # Ranks of these are forks: what they show does not depend on how ranks start.
-FORKED = ["ddp", "fsdp", "fsdp_bf16_wire", "tensor_parallel", "zero"]
+FORKED = ["ddp", "fsdp", "fsdp_bf16_wire", "nccl_same_bits", "tensor_parallel", "zero"]
 SHOWS = {
     "ddp": r"of the digits right; weights \w{16} with large and small buckets",
     "fsdp": r"loss 2\.\d+; weights \w{16} under FSDP2, HSDP and DDP",
     "fsdp_bf16_wire": r"travelled as bf16 \(18\.5 MB from a rank\) or as fp32 \(36\.6 MB\)",
+    "nccl_same_bits": r"gloo: weights \w{16} with buckets of all sizes; without the hook \d diff",
     "tensor_parallel": r"loss 2\.\d+ to 0\.\d+; at most \S+ from one process's",
     "zero": r"the optimizer keeps \[\d+, \d+, \d+\] numbers, not \d+",
 }
