@@ -35,6 +35,16 @@ def standing(comm: Communicator, backend: str = "gloo") -> dist.ProcessGroup:
     return group
 
 
+@contextmanager
+def own_group(comm: Communicator, **options) -> Iterator[dist.ProcessGroup]:
+    """A Gloo group for one block: receives of calls that fail in it would meet later messages."""
+    standing_group(comm)
+    group = dist.new_group(backend="gloo", **options)
+    yield group
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
 def apart(ranks: int) -> Hosts:
     """Hosts of one rank each."""
     return tuple((rank,) for rank in range(ranks))
@@ -60,7 +70,7 @@ def laid_out(
     with (
         mock.patch.object(groups, "_SMALL", 0 if in_pieces else groups._SMALL),
         mock.patch.object(calls, "_forwarded", return_value=None),
-        mock.patch.dict(calls._groups, {group: {"cpu": ordered}}),
+        mock.patch.dict(calls._groups, {group: {CPU: ordered}}),
     ):
         yield ordered
 
@@ -70,6 +80,12 @@ class StandInStreams:
 
     def __init__(self) -> None:
         self.done = True
+        self.used: list[int] = []  # addresses of what calls use
+
+    @contextmanager
+    def behind_caller(self, *tensors: torch.Tensor) -> Iterator[None]:
+        self.used = [each.data_ptr() for each in tensors]
+        yield
 
     def event(self) -> StandInStreams:
         return self

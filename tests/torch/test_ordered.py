@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from pycollective import CollectiveMismatch, ConfigurationError, reference
 from pycollective.torch import ordered
-from pycollective.torch.ordered import header
+from pycollective.torch.ordered import calls, header
+from pycollective.torch.ordered.group import Streams
 from tests.harness import PerRank
 from tests.inputs import DTYPES, PAIRS, TRAITS, awkward, order_sensitive, same_bits
 from tests.joining import failing
@@ -405,6 +406,19 @@ def test_layouts_come_from_the_topology(pool):
         assert found == want
 
 
+def topology_of_one_rank(comm):
+    """The layout where rank 0 alone has PYCOLLECTIVE_TOPOLOGY."""
+    group = standing(comm)
+    simulated = {"PYCOLLECTIVE_TOPOLOGY": "2x2"} if comm.rank == 0 else {}
+    with mock.patch.dict(os.environ, simulated), laid_out(group) as made:
+        ordered.prepare(group)
+        return made._layout.hosts
+
+
+def test_ranks_whose_topologies_differ_have_one_layout(pool):
+    assert len(set(pool(4).call(topology_of_one_rank))) == 1
+
+
 # --- Order of calls.
 
 
@@ -540,3 +554,58 @@ def test_as_on_a_device_calls_that_differ_give_nan_and_a_later_one_says_so(pool,
         for error in told:
             assert isinstance(error, CollectiveMismatch)
             assert re.search(r"rank 0 called .* \(sum\) .*rank 1 .* \(avg\) ", str(error))
+
+
+def lists_on_a_device(comm):
+    """Whether the group's stream knows of each tensor into which it copies results."""
+    group = standing(comm)
+    made = as_on_a_device(group)
+    tensors = [torch.ones(3), torch.ones(4, 2).t(), torch.ones(5, dtype=torch.int32)]
+    parts = [torch.empty(1), torch.empty(2)]
+    told = []
+    with (
+        mock.patch.object(calls, "group_of", return_value=made),
+        mock.patch.object(torch.futures, "Future"),
+    ):
+        ordered.all_reduce(tensors, "sum", group)
+        told.append({each.data_ptr() for each in tensors} <= set(made.streams.used))
+        whole = [torch.ones(comm.size), torch.ones(2 * comm.size)]
+        ordered.reduce_scatter(parts, whole, "sum", group)
+        told.append({each.data_ptr() for each in parts} <= set(made.streams.used))
+    assert all((each == comm.size).all() for each in (*tensors, *parts))
+    return told
+
+
+def test_as_on_a_device_the_stream_knows_what_it_writes(pool):
+    assert pool(2).call(lists_on_a_device) == [[True, True]] * 2
+
+
+def test_a_device_without_a_number_is_the_current_one():
+    module = mock.Mock(**{"current_device.return_value": 3})
+    group = mock.Mock()
+    with (
+        mock.patch.object(torch, "get_device_module", return_value=module),
+        mock.patch.object(calls, "_checked_group", return_value=group),
+        mock.patch.object(calls, "Streams"),
+        mock.patch.object(calls, "OrderedGroup") as made,
+    ):
+        calls.group_of(group, torch.device("cuda"))
+        calls.group_of(group, torch.device("cuda", 3))
+        assert [each.args[1] for each in made.call_args_list] == [torch.device("cuda", 3)]
+        calls.group_of(group, torch.device("cuda", 1))
+        assert made.call_args.args[1] == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_stream_runs_behind_the_callers_unless_that_captures(capturing):
+    """Also without a tensor."""
+    module = mock.MagicMock(**{"is_current_stream_capturing.return_value": capturing})
+    with mock.patch.object(torch, "get_device_module", return_value=module):
+        streams = Streams(torch.device("cuda", 1))
+    if capturing:
+        with pytest.raises(ConfigurationError, match="capture"), streams.behind_caller():
+            pass
+        return
+    with streams.behind_caller():
+        module.current_stream.assert_called_once_with(torch.device("cuda", 1))
+    module.Stream.return_value.wait_stream.assert_called_once()

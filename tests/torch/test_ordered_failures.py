@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import weakref
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pycollective import (
+    CollectiveAborted,
     CollectiveError,
     CollectiveMismatch,
     CollectiveTimeout,
@@ -23,11 +25,11 @@ from pycollective import (
     PeerFailure,
 )
 from pycollective.torch import ordered
-from pycollective.torch.ordered import calls
+from pycollective.torch.ordered import calls, messages
 from tests.harness import await_, results, run_ranks
 from tests.joining import failing
 from tests.torch.groups import join, standing_group
-from tests.torch.ordered_groups import laid_out, standing
+from tests.torch.ordered_groups import laid_out, own_group, standing
 from tests.torch.test_process_end import end_processes
 
 # --- Ranks that call different things.
@@ -65,8 +67,7 @@ DIFFERENT = {
 
 def differ(comm, name, count, async_op):
     """What a rank is told, its tensor, and what it is told of the next calls."""
-    group = standing(comm)
-    with laid_out(group):
+    with own_group(comm) as group:
         ordered.prepare(group)
         if comm.rank == 1:
             tensor = None
@@ -86,9 +87,10 @@ def differ(comm, name, count, async_op):
             failing(all_reduce, group, 3)[0],
             failing(lambda: all_reduce(group, 3, async_op=True)[1].wait())[0],
         ]
-    # Messages of what failed do not meet those of other calls over the group.
-    with laid_out(group):
-        assert (all_reduce(group, 5)[0] == comm.size).all()
+        # The group's own collectives go on.
+        tensor = torch.ones(30_000)
+        dist.all_reduce(tensor, group=group)
+        assert (tensor == comm.size).all()
     return told, refused
 
 
@@ -108,9 +110,8 @@ def test_ranks_that_differ_are_named_with_their_calls(pool, name, count):
 
 
 def other_order(comm):
-    group = standing(comm)
     sizes = [700, 12_000] if comm.rank else [12_000, 700]
-    with laid_out(group):
+    with own_group(comm) as group:
         works = [all_reduce(group, count, async_op=True)[1] for count in sizes]
         return [failing(work.wait)[0] for work in works]
 
@@ -221,6 +222,58 @@ def test_a_peer_that_stays_away_is_waited_for_as_long_as_the_group_says(pool, co
         assert 0.5 < seconds < 10
         assert isinstance(refused, CollectiveError)
     assert CollectiveTimeout in {type(told) for told, _, _ in (first, third)}
+
+
+def prepares_alone(comm):
+    """What rank 0 is told that prepares alone, and what its next call says."""
+    with own_group(comm, timeout=datetime.timedelta(seconds=1)) as group:
+        if comm.rank == 1:
+            return None
+        return failing(ordered.prepare, group)[0], failing(all_reduce, group, 3)[0]
+
+
+def test_a_group_whose_preparation_failed_makes_no_calls(pool):
+    told, refused = pool(2).call(prepares_alone)[0]
+    assert type(told) is type(refused) is CollectiveTimeout
+    assert str(told).startswith("prepare number 1: a message from or to rank(s) 1 failed")
+    assert str(refused) == str(told)
+
+
+def interrupted(comm):
+    """Ctrl-C on rank 0 while it waits for rank 1's leaves; then the group's own collectives."""
+    come, sent = threading.Event(), threading.Event()
+    starts = messages.Messages.start
+
+    def start(made, tag, *those):
+        if tag == messages.LEAVES and comm.rank == 1:
+            come.wait(15)
+        exchange = starts(made, tag, *those)
+        if tag == messages.LEAVES and comm.rank == 0:
+            raise KeyboardInterrupt
+        if tag == messages.LEAVES:
+            sent.set()
+        return exchange
+
+    with own_group(comm, timeout=datetime.timedelta(seconds=15)) as group:
+        ordered.prepare(group)
+        with mock.patch.object(messages.Messages, "start", start):
+            if comm.rank == 0:
+                assert type(failing(all_reduce, group, 300_000)[0]) is KeyboardInterrupt
+                assert type(failing(all_reduce, group, 3)[0]) is CollectiveAborted
+                gc.collect()
+                dist.barrier()
+            else:
+                all_reduce(group, 300_000, async_op=True)
+                dist.barrier()
+                come.set()
+                assert sent.wait(15)
+        tensor = torch.ones(30_000)
+        dist.all_reduce(tensor, group=group)
+        return (tensor == 2).all().item()
+
+
+def test_messages_for_a_call_that_ctrl_c_has_ended_do_not_block_the_group(pool):
+    assert pool(2).call(interrupted) == [True, True]
 
 
 # --- What is refused at once, without a message.
@@ -394,18 +447,22 @@ def test_a_fork_is_refused_and_harms_nobody(pool, async_op):
 
 
 def destroyed(comm):
-    """What calls of destroyed groups raise, one that was used and one that was not; then the
-    group, the thread and the memory are gone."""
+    """What calls of destroyed groups raise, used ones, new ones and ones that have failed; then
+    the group, the thread and the memory are gone."""
     standing_group(comm)
 
     def workers():
         return {each for each in threading.enumerate() if each.name == "pycollective-worker"}
 
     told, before = [], workers()
-    for used in (True, False):
+    for before_that in ("a call", "nothing", "a failure"):
         group = dist.new_group(backend="gloo")
-        if used:
+        if before_that != "nothing":
             all_reduce(group, 30_000, async_op=True)[1].wait()
+        if before_that == "a failure":
+            failed = str(failing(all_reduce, group, 30_000 + comm.rank)[0])
+            assert "different operations" in failed
+        dist.barrier()
         dist.destroy_process_group(group)
         error, _ = failing(all_reduce, group, 3)
         told.append((type(error), str(error)))

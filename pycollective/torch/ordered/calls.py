@@ -25,7 +25,7 @@ _TORCHS = {
     **{"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX, "band": dist.ReduceOp.BAND},
     **{"bor": dist.ReduceOp.BOR, "bxor": dist.ReduceOp.BXOR},
 }
-_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, OrderedGroup]]
+_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, OrderedGroup]]
 _groups = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
@@ -112,9 +112,11 @@ def all_reduce(
     Raises:
         ConfigurationError: the arguments cannot be reduced; nothing was sent.
         CollectiveMismatch: ranks called different things. On CPUs nothing of this call was used.
-            On devices results that are floats are NaN, and a later call raises this.
+            On devices results that are floats are NaN, and a later call raises this; where sizes
+            differ, the backend may wait until its own timeout.
         CollectiveTimeout, PeerFailure, CollectiveError: what the backend says of its messages. The
-            group makes no more ordered calls.
+            group makes no more ordered calls. Until it is destroyed, peers may still write results
+            into the tensor.
     """
     tensors = _list_of(tensor)
     _check(tensors, op, narrow)
@@ -228,12 +230,14 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
 def group_of(group: dist.ProcessGroup | None, device: torch.device) -> OrderedGroup:
     """The ordered reductions of a group, made when they are first asked for."""
     found = _checked_group(group)
+    if device.type != "cpu" and device.index is None:
+        device = torch.device(device.type, torch.get_device_module(device).current_device())
     with _making:
         of_devices = _groups.setdefault(found, {})
-        if device.type not in of_devices:
+        if device not in of_devices:
             streams = None if device.type == "cpu" else Streams(device)
-            of_devices[device.type] = OrderedGroup(found, device, streams)
-        return of_devices[device.type]
+            of_devices[device] = OrderedGroup(found, device, streams)
+        return of_devices[device]
 
 
 # --- Issuing.
@@ -247,7 +251,9 @@ def _issue(
             ordered.run(each)
 
     if ordered.streams is not None:
+        # Among them those into which results are copied.
         tensors = [each for call in calls for each in (call.leaves, call.results)]
+        tensors += _list_of(value)
         future = _on_streams(ordered, run, tensors, value)
         if not async_op:
             future.wait()
@@ -262,13 +268,17 @@ def _issue(
     future = torch.futures.Future()
     work = Work(future)
 
+    group = ordered.group()  # until the call has ended
+
     def run_and_tell() -> None:
+        nonlocal group
         try:
             run()
         except BaseException as error:
             fail(future, error)
         else:
             future.set_result(value)
+        group = None
 
     ordered.worker.post(run_and_tell)
     return work

@@ -16,6 +16,7 @@ memory is needed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections import deque
@@ -29,7 +30,7 @@ import torch.distributed as dist
 
 from pycollective.bootstrap.attach import host_identity
 from pycollective.bootstrap.init import simulated_hosts
-from pycollective.errors import CollectiveAborted, CollectiveError
+from pycollective.errors import CollectiveAborted, CollectiveError, ConfigurationError
 from pycollective.order import Node, recipe
 from pycollective.placement import number_hosts
 from pycollective.torch.ordered import header, reduction
@@ -76,21 +77,24 @@ class Streams:
     """The stream of a device on which a group's calls run, one after another."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._module = torch.get_device_module(device)
         self._stream = self._module.Stream(device)
 
     @contextlib.contextmanager
     def behind_caller(self, *tensors: torch.Tensor) -> Iterator[None]:
-        """Run the block's work behind what the caller's stream has been given."""
-        self._stream.wait_stream(self._module.current_stream(tensors[0].device))
+        """Run the block's work behind what the caller's stream has been given.
+
+        Raises:
+            ConfigurationError: the stream captures a graph, whose replays would tell old headers.
+        """
+        if getattr(self._module, "is_current_stream_capturing", bool)():
+            raise ConfigurationError("ordered: a graph of a device cannot capture these calls")
+        self._stream.wait_stream(self._module.current_stream(self._device))
         for each in tensors:
             each.record_stream(self._stream)
         with self._module.stream(self._stream):
             yield
-
-    def let_caller_wait(self, device: torch.device) -> None:
-        """What the caller's stream is given next comes behind the calls so far."""
-        self._module.current_stream(device).wait_stream(self._stream)
 
     def event(self) -> Any:
         """An event behind what the current stream has been given."""
@@ -100,7 +104,7 @@ class Streams:
 
 
 class OrderedGroup:
-    """The ordered reductions of one process group on one kind of device.
+    """The ordered reductions of one process group on one device.
 
     On CPUs a call without `async_op` runs on the caller's thread, behind those that were issued
     before; all others run on a thread of the group's own, in their order. On devices all is issued
@@ -121,14 +125,15 @@ class OrderedGroup:
         self.calls = 0
         self.failure: CollectiveError | None = None
         self.piece = _PIECE
-        self._group = weakref.ref(group)
+        self.group = weakref.ref(group)
         self._ranks = dist.get_process_group_ranks(group)
         self._layout: Layout | None = None
         self._messages = Messages(group, device)
         self._memory: dict[str, torch.Tensor] = {}
         self._unread: deque[tuple[Any, torch.Tensor]] = deque()
         self._one_at_a_time = threading.Lock()
-        self.worker = Worker("an ordered group", self._abort)
+        # Nothing here refers to this, so that its memory and thread go with the group at once.
+        self.worker = Worker("an ordered group", functools.partial(_abort, self.group, device))
 
     def run(self, call: Call) -> None:
         """Make a call here and now.
@@ -137,22 +142,17 @@ class OrderedGroup:
             CollectiveError: it failed, or one before it has; then the group makes no more calls.
             ConfigurationError: this process is a fork, whose messages would mix with its parent's.
         """
-        self.worker.refuse_in_a_fork()
-        with self._one_at_a_time:
-            if self.failure is not None:
-                raise type(self.failure)(str(self.failure), self.rank, call.kind, self.calls + 1)
-            try:
-                self._run(call)
-            except BaseException as error:
-                self.failure = self._described(error, call.kind)
-                if isinstance(error, RuntimeError):
-                    raise self.failure from error
-                raise
+        with self._alone(call.kind):
+            self._run(call)
         call.done()
 
     def prepare(self) -> None:
-        """Learn which ranks share hosts, unless it is known. Collective over the group."""
-        with self._one_at_a_time:
+        """Learn which ranks share hosts, unless it is known. Collective over the group.
+
+        Raises:
+            CollectiveError, ConfigurationError: as for `run`.
+        """
+        with self._alone("prepare"):
             self._learn_layout()
 
     def stats(self) -> dict[str, int]:
@@ -161,8 +161,25 @@ class OrderedGroup:
             "calls": self.calls,
             "sent_messages": self._messages.sent_messages,
             "sent_bytes": self._messages.sent_bytes,
-            "buffer_bytes": sum(each.numel() for each in self._memory.values()),
+            # A list, for a call may run meanwhile.
+            "buffer_bytes": sum(each.numel() for each in list(self._memory.values())),
         }
+
+    @contextlib.contextmanager
+    def _alone(self, kind: str) -> Iterator[None]:
+        """Let no other call run meanwhile, and none after a failure."""
+        self.worker.refuse_in_a_fork()
+        with self._one_at_a_time:
+            if self.failure is not None:
+                raise type(self.failure)(str(self.failure), self.rank, kind, self.calls + 1)
+            try:
+                yield
+            except BaseException as error:
+                # Not the one that is raised, whose traceback keeps tensors and the group.
+                self.failure = self._described(error, kind)
+                if isinstance(error, RuntimeError):
+                    raise self._described(error, kind) from error
+                raise
 
     def _described(self, error: BaseException, kind: str) -> CollectiveError:
         how = type(error) if isinstance(error, CollectiveError) else CollectiveError
@@ -170,11 +187,6 @@ class OrderedGroup:
             how = CollectiveAborted  # Ctrl-C, in the middle of a call
         said = str(error) or type(error).__name__
         return how(f"{kind} number {self.calls}: {said}", self.rank, kind, self.calls)
-
-    def _abort(self, reason: str) -> None:
-        group = self._group()
-        if group is not None:
-            group._get_backend(self.device).abort()
 
     # --- A call.
 
@@ -365,15 +377,11 @@ class OrderedGroup:
     def _learn_layout(self) -> Layout:
         if self._layout is None:
             self.calls += 1
-            names = _host_name()
-            rows = self._exchange_headers(Header(self.calls, "prepare"), names).cpu().numpy()
+            name = _host_name(self._ranks[self.rank])
+            rows = self._exchange_headers(Header(self.calls, "prepare"), name).cpu().numpy()
             header.compare(rows, self.rank)
-            played = simulated_hosts(dist.get_world_size())
-            host_of = number_hosts(
-                [played[rank] for rank in self._ranks]
-                if played
-                else [row[-header.ROOM :].tobytes() for row in rows]
-            )
+            # Of what all have been told alone, so that all have the same layout.
+            host_of = number_hosts([row[-header.ROOM :].tobytes() for row in rows])
             self._layout = layout_of(self.rank, host_of)
         return self._layout
 
@@ -501,6 +509,12 @@ def _forwarded(
     )
 
 
+def _abort(group: weakref.ref[dist.ProcessGroup], device: torch.device, reason: str) -> None:
+    found = group()
+    if found is not None:
+        found._get_backend(device).abort()
+
+
 def _poison(results: torch.Tensor, differs: torch.Tensor) -> None:
     """Make floats NaN where `differs` is true, which is one truth for all of them."""
     if results.itemsize == 1:  # torch fills no floats of a byte
@@ -515,8 +529,10 @@ def _equal(narrow: torch.Tensor, wide: torch.Tensor) -> bool:
     return torch.equal(narrow.to(wide.dtype).view(words), wide.view(words))
 
 
-def _host_name() -> torch.Tensor:
+def _host_name(rank: int) -> torch.Tensor:
+    """The host of this rank of the default group, real or simulated, as all ranks are told."""
     name = np.zeros(header.ROOM, np.uint8)
-    said = host_identity().encode()[: name.size]
+    simulated = simulated_hosts(dist.get_world_size())
+    said = str(simulated[rank] if simulated else host_identity()).encode()[: name.size]
     name[: len(said)] = np.frombuffer(said, np.uint8)
     return torch.from_numpy(name)

@@ -18,17 +18,20 @@ Message = tuple[int, torch.Tensor]  # the other rank, in the group; flat, contig
 
 
 class Messages:
-    """Sends and receives of one group on one kind of device.
+    """Sends and receives of one group on one device.
 
     Between two ranks messages of a tag keep their order, so each rank starts its own in one order.
     They do not count as the group's collectives: a program may call those meanwhile, from any
-    thread. The group is held weakly, but by messages under way.
+    thread. The group is held weakly.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group = weakref.ref(group)
         self._batched = device.type != "cpu"
         self.sent_messages = self.sent_bytes = 0
+        # Those that have failed, too. Gloo's thread spins if messages come for receives that were
+        # dropped, and the group's other messages behind them wait.
+        self._under_way: list[Exchange] = []
 
     def start(self, tag: int, sends: Sequence[Message], receives: Sequence[Message]) -> Exchange:
         """Start messages, all at once; empty ones do not travel."""
@@ -39,7 +42,8 @@ class Messages:
         there = [(peer, each.view(torch.uint8)) for peer, each in receives if each.numel()]
         self.sent_messages += len(here)
         self.sent_bytes += sum([each.numel() for _, each in here])
-        works: list[Any] = []
+        exchange = Exchange(self._under_way, here + there)
+        works = exchange.works
         try:
             if not self._batched:
                 # Sends first: a send that finds its receive is written by this thread, which then
@@ -50,7 +54,7 @@ class Messages:
                     works.append(group.recv([each], peer, tag))
             elif here or there:
                 # As one group of NCCL's, where one message alone could wait for another's kernel.
-                works = dist.batch_isend_irecv(
+                works += dist.batch_isend_irecv(
                     [
                         dist.P2POp(call, each, group=group, tag=tag, group_peer=peer)
                         for call, messages in ((dist.isend, here), (dist.irecv, there))
@@ -62,16 +66,21 @@ class Messages:
             raise failure(
                 error, [peer for peer, _ in failed[: None if self._batched else 1]]
             ) from error
-        return Exchange(group, works, here + there)
+        return exchange
 
 
 class Exchange:
-    """Messages under way, with the memory that they use."""
+    """Messages under way, with the memory that they use.
 
-    def __init__(
-        self, group: dist.ProcessGroup, works: Sequence[Any], messages: Sequence[Message]
-    ) -> None:
-        self._group, self._works, self._messages = group, works, messages
+    Attributes:
+        works: the backend's.
+    """
+
+    def __init__(self, under_way: list[Exchange], messages: Sequence[Message]) -> None:
+        self.works: list[Any] = []
+        self._messages = messages
+        self._under_way = under_way
+        under_way.append(self)
 
     def wait(self) -> None:
         """Wait until all have ended; on a device its current stream waits, and the host does not.
@@ -79,13 +88,14 @@ class Exchange:
         Raises:
             CollectiveError: one has failed; names the peer and what the backend says.
         """
-        each_its_own = len(self._works) == len(self._messages)
-        for number, work in enumerate(self._works):
+        each_its_own = len(self.works) == len(self._messages)
+        for number, work in enumerate(self.works):
             try:
                 work.wait()
             except RuntimeError as error:
                 those = self._messages[number : number + 1] if each_its_own else self._messages
                 raise failure(error, [peer for peer, _ in those]) from error
+        self._under_way.remove(self)
 
 
 def failure(error: RuntimeError, peers: Sequence[int]) -> CollectiveError:
