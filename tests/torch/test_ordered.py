@@ -609,3 +609,23 @@ def test_a_stream_runs_behind_the_callers_unless_that_captures(capturing):
     with streams.behind_caller():
         module.current_stream.assert_called_once_with(torch.device("cuda", 1))
     module.Stream.return_value.wait_stream.assert_called_once()
+
+
+def own_messages(comm):
+    """The program's own receive waits while ordered calls come and go; its message is the last."""
+    group = standing(comm)
+    before, behind = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    mine, got = torch.full((256,), comm.rank), torch.zeros(256, dtype=torch.int64)
+    with laid_out(group):
+        receives = dist.irecv(got, group=group, group_src=before)
+        for count in (10, 1_000, 50_000):
+            tensor = torch.ones(count)
+            ordered.all_reduce(tensor, "sum", group)
+            assert (tensor == comm.size).all()
+        dist.send(mine, group=group, group_dst=behind)
+        receives.wait()
+    return got.unique().tolist()
+
+
+def test_messages_do_not_mix_with_the_programs_own(pool):
+    assert pool(3).call(own_messages) == [[2], [0], [1]]
