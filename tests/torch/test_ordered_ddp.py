@@ -281,7 +281,7 @@ HOSTS = {
 @pytest.mark.parametrize("name", ["digits", "gpt"])
 @pytest.mark.parametrize("ranks", HOSTS)
 def test_one_digest_for_every_way_to_average(pool, name, ranks):
-    steps = 40
+    steps = 15
     found = {"pycollective": by_pycollective(pool, name, steps, ranks)}
     for topology, hosts in HOSTS[ranks].items():
         for cap in (0.02, 0.3, 25.0):
