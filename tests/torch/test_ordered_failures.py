@@ -332,11 +332,13 @@ def test_what_the_contract_does_not_have_is_refused(pool):
 
 def refused_parts(comm):
     group = standing(comm)
+    whole = torch.ones(4)
     wrong = [
         (torch.ones(2), torch.ones(5)),
         (torch.ones(2), torch.ones(4, dtype=torch.float64)),
         (torch.ones(4)[::2], torch.ones(4)),
         ([torch.ones(2)], [torch.ones(4), torch.ones(4)]),
+        *((whole[at : at + 2], whole) for at in (1, 2 - 2 * comm.rank)),
     ]
     with laid_out(group) as made:
         found = [failing(ordered.reduce_scatter, *each, "sum", group)[0] for each in wrong]
@@ -350,6 +352,7 @@ def test_parts_that_do_not_fit_are_refused(pool):
         "4 float64",
         "contiguous",
         "1 outputs of 2",
+        *["overlaps other ranks' parts"] * 2,
     ]
     for found in pool(2).call(refused_parts):
         for error, said in zip(found, words, strict=True):

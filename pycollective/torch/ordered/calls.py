@@ -173,6 +173,12 @@ def reduce_scatter(
             )
         if not part.is_contiguous():
             raise ConfigurationError("ordered.reduce_scatter: an output is not contiguous")
+        ahead = part.data_ptr() - whole.data_ptr()
+        overlap = -part.nbytes < ahead < whole.nbytes and whole.is_contiguous()
+        if overlap and ahead != dist.get_rank(found) * part.nbytes:
+            raise ConfigurationError(
+                "ordered.reduce_scatter: an output overlaps other ranks' parts of its input"
+            )
     ours = _forwarded(tensors, found, narrow)
     if ours is not None:
         works = [
