@@ -19,7 +19,7 @@ FORKED = ["ddp", "fsdp", "fsdp_bf16_wire", "nccl_same_bits", "tensor_parallel", 
 SHOWS = {
     "ddp": r"of the digits right; weights \w{16} with large and small buckets",
     "fsdp": r"loss 2\.\d+; weights \w{16} under FSDP2, HSDP and DDP",
-    "fsdp_bf16_wire": r"travelled as bf16 \(18\.5 MB from a rank\) or as fp32 \(36\.6 MB\)",
+    "fsdp_bf16_wire": r"travelled as bf16 \(18\.9 MB from a rank\) or as fp32 \(37\.0 MB\)",
     "nccl_same_bits": r"gloo: weights \w{16} with buckets of all sizes; without the hook \d diff",
     "tensor_parallel": r"loss 2\.\d+ to 0\.\d+; at most \S+ from one process's",
     "zero": r"the optimizer keeps \[\d+, \d+, \d+\] numbers, not \d+",
