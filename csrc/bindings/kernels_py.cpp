@@ -184,7 +184,7 @@ void combine_into(const std::vector<py::object>& inputs, const std::vector<int>&
     const Argument& each = arguments.emplace_back(input, "an input", false);
     const bool is_node = wide && each.dtype() == node;
     each.of(is_node ? node : leaf->dtype).long_as(to);
-    if (each.as<void>() != to.as<void>()) each.apart_from(to);
+    if (each.as<void>() != to.as<void>() || each.dtype() != to.dtype()) each.apart_from(to);
     terms.push_back({each.as<void>(), is_node});
     sizes.push_back(size_of(each.dtype()));
   }

@@ -301,6 +301,7 @@ REFUSED = {
         lambda: [torch.ones(3), torch.ones(3, device="meta")],
         *("sum", "on cpu and meta"),
     ),
+    "expanded": (lambda: torch.ones(1).expand(3), "sum", "share memory"),
     "nothing": (list, "sum", "a list of at least one"),
     "no tensor": (lambda: [3], "sum", "give a tensor"),
 }

@@ -371,6 +371,10 @@ def _check(tensors: Sequence[torch.Tensor], op: Any, narrow: torch.dtype | None)
                 "ordered: a lazy conjugate, or a part of one: its memory does not have its signs; "
                 "give what its resolve_conj().resolve_neg() returns"
             )
+        if any(each.stride(i) == 0 and each.shape[i] > 1 for i in range(each.dim())):
+            raise ConfigurationError(
+                "ordered: an expanded tensor, whose elements share memory; give a copy"
+            )
         dtype = name_of(_real_dtype(each.dtype))
         if dtype not in TRAITS:
             raise ConfigurationError(
@@ -458,6 +462,7 @@ def _splitter(flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> Callable[[],
     def split() -> None:
         pieces = flat.split([each.numel() for each in parts])
         for part, piece in zip(parts, pieces, strict=True):
-            part.copy_(piece.view(part.shape))
+            with torch.inference_mode(part.is_inference()):  # which is the thread's, not the call's
+                part.copy_(piece.view(part.shape))
 
     return split
