@@ -3,9 +3,9 @@
 Usage: python -m benchmarks.gpu.ordered [MIB] [--cpu]
 
 NCCL lets ranks share a GPU with NCCL_MULTI_RANK_GPU_ENABLE=1 (2.30). Their kernels take turns, so
-these are no times of a GPU of one's own. Tensors of MIB MiB (default 64), and of 1 MiB. Every
-result of `pycollective.torch.ordered` is compared with the oracle; of NCCL's own it is counted how
-many elements differ from it, which promised nothing. If NCCL refuses, its words are the result.
+these are no times of a GPU of one's own. Tensors of MIB MiB (default 64), and of 1 MiB. The last
+result of `pycollective.torch.ordered` is compared with the oracle. NCCL promises nothing: of its
+own it is counted how many elements differ. If NCCL refuses, its words are the result.
 ``--cpu`` shows over Gloo that the program works. Prints lines of JSON, the last of which counts.
 """
 

@@ -5,7 +5,8 @@ torch.distributed.init_process_group("pycollective")     # then DDP, FSDP2, DTen
 ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
 pycollective.torch.stats()                               # what was sent to other hosts
 
-`pycollective.torch.ordered` gives the same bits over any other backend, and needs no compiled part.
+`pycollective.torch.ordered` gives the same bits over any other backend, and needs no part
+compiled for torch.
 """
 
 from __future__ import annotations

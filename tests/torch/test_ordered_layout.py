@@ -258,11 +258,11 @@ def test_few_bytes_travel_with_the_header_or_right_behind_it(pool, hosts):
         assert crossing(outcomes, hosts) == want
 
 
-def buckets(comm, hosts, counts):
+def buckets(comm, hosts, counts, piece):
     """Bytes that are kept after each bucket."""
     group = standing(comm, "gloo")
     held = []
-    with laid_out(group, hosts):
+    with laid_out(group, hosts, piece):
         for count in counts:
             tensor = torch.zeros(count, dtype=torch.bfloat16)
             ordered.all_reduce(tensor, "avg", group)
@@ -270,10 +270,16 @@ def buckets(comm, hosts, counts):
     return held
 
 
-@pytest.mark.parametrize("hosts", [apart(2), apart(4), ((0, 1), (2, 3))], ids=named)
-def test_no_more_memory_is_kept_than_two_buckets(pool, hosts):
+@pytest.mark.parametrize(
+    ("hosts", "share"),
+    [(apart(2), 1), (apart(4), 1), (((0, 1), (2, 3)), 2), (((0, 1, 2), (3, 4, 5)), 2.7)],
+    ids=str,
+)
+def test_no_more_memory_is_kept_than_some_buckets(pool, hosts, share):
+    """As many as docs/gpu.md says; of large ones a piece counts."""
     counts = np.random.default_rng(0).integers(20_000, 500_000, 12).tolist()
-    for held in pool(size_of(hosts)).call(buckets, hosts, counts):
+    piece = 2 * 300_000
+    for held in pool(size_of(hosts)).call(buckets, hosts, counts, piece):
         for number, kept in enumerate(held):
             # Beside them are headers, and what goes without being cut.
-            assert 0 < kept <= 2 * 2 * max(counts[: number + 1]) + (64 << 10)
+            assert 0 < kept <= share * min(2 * max(counts[: number + 1]), piece) + (64 << 10)
