@@ -50,6 +50,14 @@ def apart(ranks: int) -> Hosts:
     return tuple((rank,) for rank in range(ranks))
 
 
+def size_of(hosts: Hosts) -> int:
+    return sum(map(len, hosts))
+
+
+def named(hosts: Hosts) -> str:
+    return "|".join("".join(map(str, ranks)) for ranks in hosts)
+
+
 @contextmanager
 def laid_out(
     group: dist.ProcessGroup,
@@ -69,7 +77,7 @@ def laid_out(
         ordered.piece = piece
     with (
         mock.patch.object(groups, "_SMALL", 0 if in_pieces else groups._SMALL),
-        mock.patch.object(calls, "_forwarded", return_value=None),
+        mock.patch.object(calls, "_ours", return_value=None),
         mock.patch.dict(calls._groups, {group: {CPU: ordered}}),
     ):
         yield ordered

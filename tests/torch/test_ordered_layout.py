@@ -10,8 +10,15 @@ import torch
 
 from pycollective.torch import ordered
 from pycollective.torch.ordered import header, messages
-from pycollective.torch.ordered.layout import Layout, Shard, border_bytes, layout_of, places, spans
-from tests.torch.ordered_groups import apart, laid_out, standing
+from pycollective.torch.ordered.layout import (
+    Layout,
+    Shard,
+    inter_host_bytes,
+    layout_of,
+    places,
+    spans,
+)
+from tests.torch.ordered_groups import apart, laid_out, named, size_of, standing
 
 SPLIT = [
     *(((0, 1), (2,)), ((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 1, 2), (3,)), ((0,), (1, 2, 3))),
@@ -23,14 +30,6 @@ SPLIT = [
     ),
 ]
 ALL = [*map(apart, (1, 2, 3, 4, 6)), *SPLIT]
-
-
-def size_of(hosts):
-    return sum(map(len, hosts))
-
-
-def named(hosts):
-    return "|".join("".join(map(str, ranks)) for ranks in hosts)
 
 
 def random_hosts(size, seed):
@@ -100,7 +99,7 @@ def test_every_rank_knows_its_place(hosts):
             assert all(leaf in hosts[h] for node in layout.nodes[h] for leaf in range(*node))
 
 
-def counted_border_bytes(layout, host_of, count, leaf, node):
+def counted_inter_host_bytes(layout, host_of, count, leaf, node):
     """By message: who sends how many bytes of an all-reduce to whom, of `count` elements."""
     total = 0
     shards = layout.shards_of(0, count)
@@ -116,7 +115,7 @@ def counted_border_bytes(layout, host_of, count, leaf, node):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_border_bytes_are_those_of_a_count(seed):
+def test_inter_host_bytes_are_those_of_a_count(seed):
     size = random.Random(seed).randint(1, 9)
     host_of = random_hosts(size, seed)
     hosts = tuple(
@@ -126,12 +125,12 @@ def test_border_bytes_are_those_of_a_count(seed):
     layouts = [Layout(0, apart(size)), Layout(0, hosts)]
     parts = [layout.rails * len(layout.hosts) for layout in layouts]
     count = 840 * max(parts) * min(parts)
-    bytes_of = [counted_border_bytes(each, host_of, count, 2, 4) for each in layouts]
+    bytes_of = [counted_inter_host_bytes(each, host_of, count, 2, 4) for each in layouts]
     for layout, counted in zip(layouts, bytes_of, strict=True):
-        assert border_bytes(layout, host_of, 2, 4) * count == pytest.approx(counted, rel=1e-9)
+        assert inter_host_bytes(layout, host_of, 2, 4) * count == pytest.approx(counted, rel=1e-9)
     chosen = layout_of(0, host_of)
     assert chosen in layouts
-    assert counted_border_bytes(chosen, host_of, count, 2, 4) == min(bytes_of)
+    assert counted_inter_host_bytes(chosen, host_of, count, 2, 4) == min(bytes_of)
     assert {layout_of(rank, host_of).hosts for rank in range(size)} == {chosen.hosts}
 
 

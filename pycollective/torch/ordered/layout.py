@@ -126,7 +126,7 @@ def places(shards: Sequence[Shard]) -> list[int]:
     return list(accumulate((each.size for each in shards), initial=0))
 
 
-def border_bytes(layout: Layout, host_of: Sequence[int], leaf: int, node: int) -> float:
+def inter_host_bytes(layout: Layout, host_of: Sequence[int], leaf: int, node: int) -> float:
     """Bytes an element of an all-reduce that leave hosts by this layout, of all hosts together.
 
     Args:
@@ -159,7 +159,7 @@ def layout_of(rank: int, host_of: Sequence[int]) -> Layout:
     by_host = Layout(
         rank, tuple(tuple(r for r in range(size) if host_of[r] == host) for host in hosts)
     )
-    if len(hosts) == 1 or border_bytes(apart, host_of, 2, 4) <= border_bytes(
+    if len(hosts) == 1 or inter_host_bytes(apart, host_of, 2, 4) <= inter_host_bytes(
         by_host, host_of, 2, 4
     ):
         return apart
