@@ -279,10 +279,10 @@ def test_messages_for_a_call_that_ctrl_c_has_ended_do_not_block_the_group(pool):
 # --- What is refused at once, without a message.
 
 REFUSED = {
-    "a type": (lambda: torch.ones(3, dtype=torch.uint16), "sum", "uint16 has no place"),
+    "a type": (lambda: torch.ones(3, dtype=torch.uint16), "sum", "uint16 cannot be reduced"),
     "a quantized type": (
         lambda: torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.qint8),
-        *("sum", "no place"),
+        *("sum", "cannot be reduced"),
     ),
     "an operation": (lambda: torch.ones(3), "mean", "no operation mean"),
     "torch's operation": (lambda: torch.ones(3), dist.ReduceOp.PREMUL_SUM, "no operation"),
@@ -296,7 +296,7 @@ REFUSED = {
         lambda: torch.ones(3, dtype=torch.complex64),
         *("prod", "no meaning for complex64"),
     ),
-    "sparse": (lambda: torch.ones(3).to_sparse(), "sum", "only dense ones"),
+    "sparse": (lambda: torch.ones(3).to_sparse(), "sum", "give a dense one"),
     "two devices": (
         lambda: [torch.ones(3), torch.ones(3, device="meta")],
         *("sum", "on cpu and meta"),

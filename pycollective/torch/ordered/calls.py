@@ -20,7 +20,7 @@ from pycollective.torch.ordered.reduction import name_of
 Tensors = torch.Tensor | Sequence[torch.Tensor]
 
 # torch's name of each operation of the contract.
-_TORCHS = {
+_REDUCE_OPS = {
     **{"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG, "prod": dist.ReduceOp.PRODUCT},
     **{"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX, "band": dist.ReduceOp.BAND},
     **{"bor": dist.ReduceOp.BOR, "bxor": dist.ReduceOp.BXOR},
@@ -120,9 +120,9 @@ def all_reduce(
     """
     tensors = _list_of(tensor)
     _check(tensors, op, narrow)
-    ours = _forwarded(tensors, group, narrow)
+    ours = _ours(_checked_group(group), tensors[0].device)
     if ours is not None:
-        works = [dist.all_reduce(each, _TORCHS[_name(op)], ours, async_op) for each in tensors]
+        works = [dist.all_reduce(each, _REDUCE_OPS[_name(op)], ours, async_op) for each in tensors]
         return _of_all(works, tensor) if async_op else None
     ordered = group_of(group, tensors[0].device)
     packs = [_pack(each) for each in _alike(tensors)]
@@ -172,18 +172,18 @@ def reduce_scatter(
                 f"{name_of(whole.dtype)}"
             )
         if not part.is_contiguous():
-            raise ConfigurationError("ordered.reduce_scatter: an output is not contiguous")
+            raise ConfigurationError("ordered.reduce_scatter: give contiguous outputs")
         ahead = part.data_ptr() - whole.data_ptr()
         overlap = -part.nbytes < ahead < whole.nbytes and whole.is_contiguous()
         if overlap and ahead != dist.get_rank(found) * part.nbytes:
             raise ConfigurationError(
                 "ordered.reduce_scatter: an output overlaps other ranks' parts of its input"
             )
-    ours = _forwarded(tensors, found, narrow)
+    ours = _ours(found, tensors[0].device)
     if ours is not None:
         works = [
             dist.reduce_scatter_tensor(
-                part, whole.contiguous().view(-1), _TORCHS[_name(op)], ours, async_op
+                part, whole.contiguous().view(-1), _REDUCE_OPS[_name(op)], ours, async_op
             )
             for part, whole in zip(outs, tensors, strict=True)
         ]
@@ -345,13 +345,13 @@ def _name(op: Any) -> str:
     Raises:
         ConfigurationError: it has none.
     """
-    if op in _TORCHS:
+    if op in _REDUCE_OPS:
         return str(op)
-    for name, torchs in _TORCHS.items():
+    for name, torchs in _REDUCE_OPS.items():
         if op == torchs:
             return name
     raise ConfigurationError(
-        f"ordered: no operation {op}; there are {', '.join(_TORCHS)}, and torch's of these names"
+        f"ordered: no operation {op}; give {', '.join(_REDUCE_OPS)}, or torch's ReduceOp of such"
     )
 
 
@@ -360,7 +360,7 @@ def _check(tensors: Sequence[torch.Tensor], op: Any, narrow: torch.dtype | None)
     name = _name(op)
     for each in tensors:
         if each.layout != torch.strided:
-            raise ConfigurationError(f"ordered: a {each.layout} tensor; only dense ones reduce")
+            raise ConfigurationError(f"ordered: a {each.layout} tensor; give a dense one")
         if each.device != tensors[0].device:
             raise ConfigurationError(
                 f"ordered: tensors on {tensors[0].device} and {each.device}; give those of one "
@@ -368,8 +368,8 @@ def _check(tensors: Sequence[torch.Tensor], op: Any, narrow: torch.dtype | None)
             )
         if each.is_conj() or each.is_neg():
             raise ConfigurationError(
-                "ordered: a lazy conjugate, or a part of one: its memory does not have its signs; "
-                "give what its resolve_conj().resolve_neg() returns"
+                "ordered: a lazy conjugate or negative, whose memory does not have its signs; "
+                "give tensor.resolve_conj().resolve_neg()"
             )
         if any(each.stride(i) == 0 and each.shape[i] > 1 for i in range(each.dim())):
             raise ConfigurationError(
@@ -378,7 +378,7 @@ def _check(tensors: Sequence[torch.Tensor], op: Any, narrow: torch.dtype | None)
         dtype = name_of(_real_dtype(each.dtype))
         if dtype not in TRAITS:
             raise ConfigurationError(
-                f"ordered: {each.dtype} has no place in the contract; there are {', '.join(TRAITS)}"
+                f"ordered: {each.dtype} cannot be reduced; these can: {', '.join(TRAITS)}"
             )
         allowed = ("sum", "avg") if each.dtype.is_complex else TRAITS[dtype].reduce_ops
         if name not in allowed:
@@ -412,14 +412,9 @@ def _checked_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 def _ours(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup | None:
     """The group, if the backend pycollective serves it, whose bits are the contract's already."""
-    served = device in group._device_types
-    return group if served and group._get_backend(device).name() == "pycollective" else None
-
-
-def _forwarded(
-    tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None, narrow: object
-) -> dist.ProcessGroup | None:
-    return _ours(_checked_group(group), torch.device(tensors[0].device.type))
+    kind = torch.device(device.type)
+    served = kind in group._device_types
+    return group if served and group._get_backend(kind).name() == "pycollective" else None
 
 
 def _real_dtype(dtype: torch.dtype) -> torch.dtype:

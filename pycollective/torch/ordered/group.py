@@ -89,7 +89,9 @@ class Streams:
             ConfigurationError: the stream captures a graph, whose replays would tell old headers.
         """
         if getattr(self._module, "is_current_stream_capturing", bool)():
-            raise ConfigurationError("ordered: a graph of a device cannot capture these calls")
+            raise ConfigurationError(
+                "ordered: a graph cannot capture these calls; make them outside of the capture"
+            )
         self._stream.wait_stream(self._module.current_stream(self._device))
         for each in tensors:
             each.record_stream(self._stream)
@@ -372,7 +374,7 @@ class OrderedGroup:
         """Raise if a call before this one met others; never waits for the device."""
         while self._unread and self._unread[0][0].query():
             _, words = self._unread.popleft()
-            header.compare(words.numpy(), self.rank)
+            header.compare(words.numpy(), self.rank, "Results that are floats are NaN")
 
     def _learn_layout(self) -> Layout:
         if self._layout is None:

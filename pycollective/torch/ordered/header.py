@@ -76,8 +76,13 @@ class Header:
         return f"{self.kind} of {self.count} {self.dtype} ({self.op}{narrow}) as call {self.number}"
 
 
-def compare(rows: np.ndarray, rank: int) -> bool:
-    """Compare what all ranks have called: each one's row, of `BYTES` bytes or the header alone.
+def compare(rows: np.ndarray, rank: int, results: str = "No data were used") -> bool:
+    """Compare what all ranks have called.
+
+    Args:
+        rows: each rank's, of `BYTES` bytes or the header alone.
+        rank: this one.
+        results: what has become of them if ranks differ, for the error.
 
     Returns:
         Whether the leaves of all ranks fit the narrow type.
@@ -95,7 +100,7 @@ def compare(rows: np.ndarray, rank: int) -> bool:
         if each != said[0]:
             raise CollectiveMismatch(
                 f"ranks called different operations: rank 0 called {said[0]}, rank {other} "
-                f"{each}. No data were used. All ranks of a group make the same calls in the same "
+                f"{each}. {results}. All ranks of a group make the same calls in the same "
                 "order",
                 rank,
                 mine.kind if mine is not None else "",
