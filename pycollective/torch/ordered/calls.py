@@ -90,8 +90,9 @@ def all_reduce(
     """Reduce over a group of any backend, in place, with the contract's bits.
 
     All ranks of the group make the same calls in the same order, each for tensors of the same
-    sizes, dtypes and operation. Messages are the group's sends and receives, under a tag of their
-    own. So they do not mix with the group's other collectives, which may come from other threads.
+    sizes, dtypes and operation. Messages are the group's sends and receives, under tags of their
+    own. So over Gloo they do not mix with the group's other calls, which may come from other
+    threads. NCCL has no tags: where other threads use the group, give these calls one of their own.
 
     Args:
         tensor: the input, which becomes the result; on one device, or a list of such tensors. Any
@@ -125,7 +126,7 @@ def all_reduce(
         works = [dist.all_reduce(each, _REDUCE_OPS[_name(op)], ours, async_op) for each in tensors]
         return _of_all(works, tensor) if async_op else None
     ordered = group_of(group, tensors[0].device)
-    packs = [_pack(each) for each in _alike(tensors)]
+    packs = [_pack([tensors[i] for i in numbers]) for numbers in _by_dtype(tensors)]
     calls = [
         Call("all_reduce", _name(op), flat, flat, narrow if flat.dtype != narrow else None, unpack)
         for flat, unpack in packs
@@ -190,7 +191,7 @@ def reduce_scatter(
         return _of_all(works, out) if async_op else None
     ordered = group_of(found, tensors[0].device)
     calls = []
-    for numbers in _alike_numbers(tensors):
+    for numbers in _by_dtype(tensors):
         parts = [_flat(_real(outs[i])) for i in numbers]
         rows = [_real(tensors[i].contiguous()).view(size, -1) for i in numbers]
         alone = len(numbers) == 1
@@ -210,7 +211,10 @@ def prepare(group: dist.ProcessGroup | None = None, device: torch.device | str =
 
     Args:
         group: None for the default group.
-        device: where the tensors of later calls are.
+        device: where the tensors of later calls are: of the group's backend, so "cuda" for NCCL.
+
+    Raises:
+        ConfigurationError, CollectiveError: as for `all_reduce`.
     """
     found = _checked_group(group)
     if _ours(found, torch.device(device)) is None:
@@ -432,16 +436,12 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
-def _alike_numbers(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
-    """The places of the tensors of each dtype."""
+def _by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """The indices of the tensors of each dtype; complex ones are with their parts."""
     found: dict[torch.dtype, list[int]] = {}
     for i, each in enumerate(tensors):
         found.setdefault(_real_dtype(each.dtype), []).append(i)
     return list(found.values())
-
-
-def _alike(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    return [[tensors[i] for i in numbers] for numbers in _alike_numbers(tensors)]
 
 
 def _pack(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Callable[[], None]]:

@@ -48,18 +48,18 @@ class ReduceScatter(Interface):
     of a sum of sums. Over a mesh of both dimensions torch averages over the replicas itself, by
     their backend, which then decides about the bits.
 
-    What reaches `reduce_dtype` is not always an average that is divided once:
+    torch does not leave every division to this:
 
     - `set_gradient_divide_factor` needs `set_force_sum_reduction_for_comms(True)`. torch then
       divides the sums: on CPUs once, on GPUs it multiplies by a rounded reciprocal, which is exact
       for powers of two.
-    - float64 torch divides by a power of two before the sum, and by what is left of the factor
-      after it, in the same way. That too gives the average's bits, unless halves are subnormal or
-      the sum overflows.
-    - float16 it divides likewise, and loses subnormals that matter. That is refused.
+    - It divides float64 by a power of two before the sum, and by what is left of the factor after
+      it, in the same way. That too gives the average's bits, unless halves are subnormal or the sum
+      overflows.
+    - It would divide float16 likewise, and subnormals that matter would lose bits. That is refused.
 
     Args:
-        replicas: over which `all_reduce_replicas` reduces; None without HSDP.
+        replicas: the group over which `all_reduce_replicas` reduces; None without HSDP.
         narrow: in which type gradients of float32 travel if that is exact for all ranks' (float16
             for a `param_dtype` of float16). Each rank looks, and on devices the host waits for
             that. None to send float32 and not to look.

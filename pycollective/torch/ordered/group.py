@@ -2,8 +2,8 @@
 
 A call goes like this, between ranks that all exchange with all:
 
-1. Headers. Every rank tells all others what it has called. Few data travel with that, and step 4
-   follows.
+1. Headers. Every rank tells all others what it has called. Where data are few, all of them travel
+   with that, or to all ranks right behind it. Each rank reduces what it keeps, and that is all.
 2. Leaves. Each rank sends to every other the elements that the other reduces.
 3. Each rank adds its own shard up, in the contract's order, and rounds once.
 4. An all-reduce's results go to all ranks.

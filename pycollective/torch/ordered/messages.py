@@ -21,8 +21,8 @@ class Messages:
     """Sends and receives of one group on one device.
 
     Between two ranks messages of a tag keep their order, so each rank starts its own in one order.
-    They do not count as the group's collectives: a program may call those meanwhile, from any
-    thread. The group is held weakly.
+    They do not count as the group's collectives. Over Gloo a program may call those meanwhile, from
+    any thread; NCCL has no tags, and wants one order on all ranks. The group is held weakly.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:

@@ -28,13 +28,6 @@ def node_dtype(dtype: torch.dtype, op: str) -> torch.dtype:
     return torch.float32 if wide and traits.accumulator > traits.size else dtype
 
 
-def way(device: torch.device) -> str:
-    """What reduces on a device: "native", "triton" or "torch"."""
-    if device.type == "cpu":
-        return "native"
-    return "triton" if _has_triton(device.type) else "torch"
-
-
 def reduce(
     terms: Sequence[torch.Tensor],
     out: torch.Tensor,
@@ -64,7 +57,7 @@ def reduce(
             _core.combine_into(terms, recipe, leaves, op, name_of(dtype), out, finish)
     else:
         rows = _rows(terms)
-        if way(out.device) == "triton" and len(terms) <= _MOST_ROWS:
+        if len(terms) <= _MOST_ROWS and _has_triton(out.device.type):
             from pycollective.triton import reduce as kernel
 
             kernel.reduce(rows, out, op, recipe, leaves, dtype, finish)
