@@ -375,7 +375,8 @@ def _check(tensors: Sequence[torch.Tensor], op: Any, narrow: torch.dtype | None)
                 "ordered: a lazy conjugate or negative, whose memory does not have its signs; "
                 "give tensor.resolve_conj().resolve_neg()"
             )
-        if any(each.stride(i) == 0 and each.shape[i] > 1 for i in range(each.dim())):
+        shared = any(each.stride(i) == 0 and each.shape[i] > 1 for i in range(each.dim()))
+        if shared and each.numel():
             raise ConfigurationError(
                 "ordered: an expanded tensor, whose elements share memory; give a copy"
             )
