@@ -134,7 +134,7 @@ def test_sizes(pool, hosts):
 def in_tiny_pieces(comm, cases, leaves, hosts):
     group = standing(comm)
     found = []
-    for piece in (1, 20, 333, 2_000):
+    for piece in (24, 333, 2_000):
         with laid_out(group, hosts, piece, in_pieces=True):
             found.append([])
             for case, mine in zip(cases, leaves, strict=True):
@@ -148,8 +148,9 @@ def in_tiny_pieces(comm, cases, leaves, hosts):
 def test_pieces_do_not_change_the_bits(pool, hosts):
     """Also where a piece has fewer elements than there are ranks."""
     ranks = size_of(hosts)
-    check(pool, [(kind, "float64", "sum", 20 * ranks) for kind in KINDS], hosts, in_tiny_pieces)
-    check(pool, [("all_reduce", "float64", "sum", 127)], hosts, in_tiny_pieces)
+    few = header.ROOM // 8  # of which one more does not travel with the header
+    counts = {"all_reduce": few + 7, "reduce_scatter": ranks * (few // ranks + 1)}
+    check(pool, [(k, "float64", "sum", counts[k]) for k in KINDS], hosts, in_tiny_pieces)
 
 
 @pytest.mark.parametrize("hosts", [apart(3), ((0, 1), (2,))], ids=named)
@@ -337,19 +338,6 @@ def test_narrow_leaves_give_the_bits_of_wide_ones(pool, hosts, count):
                 assert same_bits(got, mine), (small, op, kind, fits)
             sent[fits] = sum(each for _, each in outcomes)
         assert (sent[True] < sent[False]) == (count > 60)  # few travel with the header
-
-
-def narrow_zeros(comm):
-    group = standing(comm)
-    tensor = torch.full((3_000,), -0.0)
-    with laid_out(group):
-        ordered.all_reduce(tensor, "sum", group, narrow=torch.bfloat16)
-    return to_numpy(tensor)
-
-
-def test_a_narrow_minus_zero_stays_one(pool):
-    for got in pool(2).call(narrow_zeros):
-        assert np.signbit(got).all()
 
 
 REFUSED_NARROW = [

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from pycollective.order import held
 from pycollective.torch import ordered
 from pycollective.torch.ordered import header, messages
 from pycollective.torch.ordered.layout import (
@@ -169,7 +170,7 @@ def bytes_by_path(hosts, kind, count, leaf, node):
     if max(map(len, hosts)) == 1:
         times = 2 if kind == "all_reduce" else 1
         return ranks * (ranks - 1) * part * leaf * times, 0
-    nodes = [len(each) for each in Layout(0, hosts).nodes]
+    nodes = [len(held(local, ranks)) for local in hosts]
     cross = within = 0
     for h, local in enumerate(hosts):
         if kind == "all_reduce":
@@ -278,7 +279,7 @@ def test_no_more_memory_is_kept_than_some_buckets(pool, hosts, share):
     """As many as docs/gpu.md says; of large ones a piece counts."""
     counts = np.random.default_rng(0).integers(20_000, 500_000, 12).tolist()
     piece = 2 * 300_000
-    for held in pool(size_of(hosts)).call(buckets, hosts, counts, piece):
-        for number, kept in enumerate(held):
+    for after in pool(size_of(hosts)).call(buckets, hosts, counts, piece):
+        for number, kept in enumerate(after):
             # Beside them are headers, and what goes without being cut.
             assert 0 < kept <= share * min(2 * max(counts[: number + 1]), piece) + (64 << 10)
