@@ -242,7 +242,11 @@ def group_of(group: dist.ProcessGroup | None, device: torch.device) -> OrderedGr
     """The ordered reductions of a group, made when they are first asked for."""
     found = _checked_group(group)
     if device.type != "cpu" and device.index is None:
-        device = torch.device(device.type, torch.get_device_module(device).current_device())
+        try:
+            module = torch.get_device_module(device)
+        except RuntimeError as error:
+            raise ConfigurationError(f"ordered: nothing reduces on {device.type}") from error
+        device = torch.device(device.type, module.current_device())
     with _making:
         of_devices = _groups.setdefault(found, {})
         if device not in of_devices:
