@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from pycollective import CollectiveMismatch, ConfigurationError, reference
 from pycollective.torch import ordered
-from pycollective.torch.ordered import calls, header
+from pycollective.torch.ordered import calls, header, plain, reduction
 from pycollective.torch.ordered.group import Streams
 from tests.harness import PerRank
 from tests.inputs import DTYPES, PAIRS, TRAITS, awkward, order_sensitive, same_bits
@@ -524,6 +524,25 @@ def on_a_device(comm, cases, leaves, hosts, piece):
 def test_as_on_a_device(pool, hosts):
     cases = list(in_turns(PAIRS[::2], (INLINE, SMALL, LARGE), size_of(hosts)))
     check(pool, cases, hosts, on_a_device, PIECE)
+
+
+def by_torch(terms, out, op, recipe, leaves, dtype, finish):
+    """As `reduction.reduce` does on devices without Triton."""
+    if len(terms) == 1 and not finish:
+        out.copy_(terms[0])
+    else:
+        plain.reduce(reduction._rows(terms), out, op, recipe, leaves, dtype, finish)
+
+
+def on_a_device_without_triton(comm, *arguments):
+    with mock.patch.object(reduction, "reduce", by_torch):
+        return on_a_device(comm, *arguments)
+
+
+@pytest.mark.parametrize("hosts", [apart(3), ((0, 1), (2, 3))], ids=named)
+def test_as_on_a_device_without_triton(pool, hosts):
+    cases = list(in_turns(PAIRS, (INLINE, SMALL, LARGE), size_of(hosts)))
+    check(pool, cases, hosts, on_a_device_without_triton, PIECE)
 
 
 def differ_on_a_device(comm, leaves, op):

@@ -302,6 +302,7 @@ REFUSED = {
         *("sum", "on cpu and meta"),
     ),
     "expanded": (lambda: torch.ones(1).expand(3), "sum", "share memory"),
+    "a device": (lambda: torch.ones(0, device="meta"), "sum", "nothing reduces on meta"),
     "nothing": (list, "sum", "a list of at least one"),
     "no tensor": (lambda: [3], "sum", "give a tensor"),
 }
