@@ -33,8 +33,8 @@ from tests.torch.ordered_groups import (
 
 KINDS = ("all_reduce", "reduce_scatter")
 # Bytes of a rank's input: within the header's message, in one more message to each, in pieces.
-INLINE, SMALL, LARGE = header.ROOM, 8 << 10, 57 << 10
-PIECE = 16 << 10
+INLINE, SMALL, LARGE = header.ROOM, 8 << 10, 20_001
+PIECE = 6 << 10
 LAYOUTS = [
     *(apart(1), apart(2), apart(3), apart(4)),
     *(((0, 1), (2,)), ((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 1, 2), (3,)), ((0,), (1, 2, 3))),
