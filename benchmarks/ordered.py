@@ -14,7 +14,7 @@ another holds a connection's lock; on the same core it may keep that one from le
 
 A time is that of the slowest rank, a figure the median of turns in one phase of the machine (near
 or far: below or above 110 ns from core to core, before and after the turn). `ordered` is compared
-with the oracle after each turn.
+with the oracle after each turn, on every rank.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def on_a_rank(run: Run) -> Record | None:
                 for name, call in calls.items():
                     call()  # warm
                     seen[name].append(turn(call))  # type: ignore[arg-type]
-            wrong = int(buffers.wrong(calls)["ordered"])
+            wrong = int(comm.all_reduce(np.array([buffers.wrong(calls)["ordered"]]))[0])
             rows += [
                 {"pinned": pinned, "dtype": dtype, "size": size, "wrong": wrong, **row}
                 for row in _by_phase(seen)
