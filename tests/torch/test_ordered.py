@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from pycollective import CollectiveMismatch, ConfigurationError, reference
 from pycollective.torch import ordered
-from pycollective.torch.ordered import calls, header, plain, reduction
+from pycollective.torch.ordered import calls, header, messages, plain, reduction
 from pycollective.torch.ordered.group import Streams
 from tests.harness import PerRank
 from tests.inputs import DTYPES, PAIRS, TRAITS, awkward, order_sensitive, same_bits
@@ -32,9 +32,9 @@ from tests.torch.ordered_groups import (
 )
 
 KINDS = ("all_reduce", "reduce_scatter")
-# Bytes of a rank's input: within the header's message, in one more message to each, in pieces.
-INLINE, SMALL, LARGE = header.ROOM, 8 << 10, 20_001
-PIECE = 6 << 10
+# Bytes of a rank's input: all go to all, with the header or right behind it; in a piece; in pieces.
+INLINE, SMALL, MEDIUM, LARGE = header.ROOM, 8 << 10, 20_001, 60_001
+PIECE = 24 << 10
 LAYOUTS = [
     *(apart(1), apart(2), apart(3), apart(4)),
     *(((0, 1), (2,)), ((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 1, 2), (3,)), ((0,), (1, 2, 3))),
@@ -97,15 +97,15 @@ def check(pool, cases, hosts, function=reductions, *rest):
 @pytest.mark.parametrize("turn", [0, *(pytest.param(n, marks=pytest.mark.storm) for n in (1, 2))])
 @pytest.mark.parametrize("hosts", LAYOUTS, ids=named)
 def test_every_type_and_operation(pool, hosts, turn):
-    cases = list(in_turns(PAIRS, (INLINE, SMALL, LARGE), size_of(hosts), turn))
+    cases = list(in_turns(PAIRS, (INLINE, SMALL, MEDIUM, LARGE), size_of(hosts), turn))
     check(pool, cases, hosts, reductions, PIECE)
 
 
 @pytest.mark.storm
 @pytest.mark.parametrize("hosts", OF_SIX, ids=named)
 def test_every_type_and_operation_of_six_ranks(pool, hosts):
-    for turn in range(6):
-        cases = list(in_turns(PAIRS, (INLINE, SMALL, LARGE), 6, turn))
+    for turn in range(8):
+        cases = list(in_turns(PAIRS, (INLINE, SMALL, MEDIUM, LARGE), 6, turn))
         check(pool, cases, hosts, reductions, PIECE)
 
 
@@ -129,6 +129,24 @@ def test_sizes(pool, hosts):
     cases = [("all_reduce", "bfloat16", "sum", count) for count in counts]
     cases += [("reduce_scatter", "bfloat16", "sum", ranks * (count // ranks)) for count in counts]
     check(pool, cases, hosts, reductions, PIECE)
+
+
+MEDIUM_MADE_SMALL = 60_000
+
+
+def with_less_room(comm, cases, leaves, hosts):
+    with mock.patch.object(messages, "MEDIUM", MEDIUM_MADE_SMALL):
+        return reductions(comm, cases, leaves, hosts, None)
+
+
+@pytest.mark.parametrize("hosts", [*map(apart, (2, 3, 4, 6)), ((0, 1), (2, 3))], ids=named)
+def test_sizes_about_what_one_exchange_brings(pool, hosts):
+    ranks = size_of(hosts)
+    border = MEDIUM_MADE_SMALL // 8
+    counts = [(border + more) // ranks * ranks for more in (-ranks, 0, ranks, 8 * ranks, 1_000)]
+    cases = [("reduce_scatter", "float64", "sum", count) for count in counts]
+    cases += [("all_reduce", "float64", "sum", count + more) for count in counts for more in (0, 1)]
+    check(pool, cases, hosts, with_less_room)
 
 
 def in_tiny_pieces(comm, cases, leaves, hosts):
@@ -156,7 +174,7 @@ def test_pieces_do_not_change_the_bits(pool, hosts):
 
 @pytest.mark.parametrize("hosts", [apart(3), ((0, 1), (2,))], ids=named)
 def test_the_generic_path_over_the_backend_pycollective(pool, hosts):
-    cases = list(in_turns(PAIRS[::3], (INLINE, SMALL, LARGE), 3))
+    cases = list(in_turns(PAIRS[::3], (INLINE, SMALL, MEDIUM, LARGE), 3))
     check(pool, cases, hosts, reductions, PIECE, "pycollective")
 
 
@@ -338,7 +356,7 @@ def test_narrow_leaves_give_the_bits_of_wide_ones(pool, hosts, count):
             for (got, _), mine in zip(outcomes, want, strict=True):
                 assert same_bits(got, mine), (small, op, kind, fits)
             sent[fits] = sum(each for _, each in outcomes)
-        assert (sent[True] < sent[False]) == (count > 60)  # few travel with the header
+        assert (sent[True] < sent[False]) == (count > 900)  # few travel with the header
 
 
 REFUSED_NARROW = [
@@ -523,7 +541,7 @@ def on_a_device(comm, cases, leaves, hosts, piece):
     ],
 )
 def test_as_on_a_device(pool, hosts):
-    cases = list(in_turns(PAIRS[::2], (INLINE, SMALL, LARGE), size_of(hosts)))
+    cases = list(in_turns(PAIRS[::2], (INLINE, SMALL, MEDIUM, LARGE), size_of(hosts)))
     check(pool, cases, hosts, on_a_device, PIECE)
 
 
@@ -542,7 +560,7 @@ def on_a_device_without_triton(comm, *arguments):
 
 @pytest.mark.parametrize("hosts", [apart(3), ((0, 1), (2, 3))], ids=named)
 def test_as_on_a_device_without_triton(pool, hosts):
-    cases = list(in_turns(PAIRS, (INLINE, SMALL, LARGE), size_of(hosts)))
+    cases = list(in_turns(PAIRS, (INLINE, SMALL, MEDIUM, LARGE), size_of(hosts)))
     check(pool, cases, hosts, on_a_device_without_triton, PIECE)
 
 
@@ -626,9 +644,9 @@ def test_a_stream_runs_behind_the_callers_unless_that_captures(capturing):
     module.Stream.return_value.wait_stream.assert_called_once()
 
 
-def own_messages(comm):
+def own_messages(comm, backend):
     """The program's own receive waits while ordered calls come and go; its message is the last."""
-    group = standing(comm)
+    group = standing(comm, backend)
     before, behind = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     mine, got = torch.full((256,), comm.rank), torch.zeros(256, dtype=torch.int64)
     with laid_out(group):
@@ -642,5 +660,6 @@ def own_messages(comm):
     return got.unique().tolist()
 
 
-def test_messages_do_not_mix_with_the_programs_own(pool):
-    assert pool(3).call(own_messages) == [[2], [0], [1]]
+@pytest.mark.parametrize("backend", ["gloo", "counting"])
+def test_messages_do_not_mix_with_the_programs_own(pool, backend):
+    assert pool(3).call(own_messages, backend) == [[2], [0], [1]]

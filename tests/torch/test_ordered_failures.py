@@ -164,9 +164,10 @@ def test_backward_raises_what_the_hook_was_told(pool):
 
 def test_backward_raises_if_a_peer_does_not_come(pool):
     first, _, third = pool(3).call(backward_differs, "timeout")
-    for told in (first, third):
-        assert "CollectiveTimeout" in f"{type(told).__name__}: {told}"
-        assert re.search(r"a message from or to rank\(s\) \d failed", str(told))
+    told = [f"{type(each).__name__}: {each}" for each in (first, third)]
+    for each in told:  # a rank whose peer has given up may see that instead
+        assert "CollectiveTimeout" in each or "PeerFailure" in each
+    assert any("CollectiveTimeout" in each and "rank(s) 1 failed" in each for each in told), told
 
 
 # --- Peers that die or stay away.
@@ -192,13 +193,16 @@ def outlives(comm, count, async_op):
 def test_a_killed_peer_ends_the_calls_of_all_others(count, async_op):
     outcomes = run_ranks(outlives, 3, count, async_op)
     assert outcomes[1].exit_code == -signal.SIGKILL
+    named = []
     for rank in (0, 2):
         told, seconds, refused = results([outcomes[rank]])[0]
+        named.append("a message from or to rank(s) 1 failed" in str(told))
         assert isinstance(told, CollectiveError), told
         assert type(told) in (PeerFailure, CollectiveError), told
         assert re.match(r"\S+ number \d+: a message from or to rank\(s\) \d", str(told)), told
         assert type(refused) is type(told)
         assert seconds < 30  # the group's timeout
+    assert any(named)  # who comes second may find both others gone
 
 
 def stays_away(comm, count):
@@ -239,6 +243,9 @@ def test_a_group_whose_preparation_failed_makes_no_calls(pool):
     assert str(refused) == str(told)
 
 
+LARGE = messages.MEDIUM // 4 + 1  # elements of fp32, whose leaves do not travel with the headers
+
+
 def interrupted(comm):
     """Ctrl-C on rank 0 while it waits for rank 1's leaves; then the group's own collectives."""
     come, sent = threading.Event(), threading.Event()
@@ -258,12 +265,12 @@ def interrupted(comm):
         ordered.prepare(group)
         with mock.patch.object(messages.Messages, "start", start):
             if comm.rank == 0:
-                assert type(failing(all_reduce, group, 300_000)[0]) is KeyboardInterrupt
+                assert type(failing(all_reduce, group, LARGE)[0]) is KeyboardInterrupt
                 assert type(failing(all_reduce, group, 3)[0]) is CollectiveAborted
                 gc.collect()
                 dist.barrier()
             else:
-                all_reduce(group, 300_000, async_op=True)
+                all_reduce(group, LARGE, async_op=True)
                 dist.barrier()
                 come.set()
                 assert sent.wait(15)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -240,8 +241,8 @@ def test_the_bytes_are_those_of_the_formula(pool, hosts, kind):
             outcomes = pool(ranks).call(sent_bytes, hosts, kind, dtype, op, COUNT, piece)
             cross, within = bytes_by_path(hosts, kind, COUNT, leaf, node)
             assert crossing(outcomes, hosts) == (
-                cross + cross_headers * header.BYTES,
-                within + within_headers * header.BYTES,
+                cross + cross_headers * header.MESSAGE,
+                within + within_headers * header.MESSAGE,
             )
 
 
@@ -254,15 +255,18 @@ def test_few_bytes_travel_with_the_header_or_right_behind_it(pool, hosts):
         outcomes = pool(size_of(hosts)).call(
             sent_bytes, hosts, "all_reduce", "bfloat16", "sum", count, None
         )
-        want = tuple(each * (header.BYTES + beside) for each in pairs)
+        want = tuple(each * (header.MESSAGE + beside) for each in pairs)
         assert crossing(outcomes, hosts) == want
+
+
+MEDIUM = 64 << 10
 
 
 def buckets(comm, hosts, counts, piece):
     """Bytes that are kept after each bucket."""
     group = standing(comm, "gloo")
     held = []
-    with laid_out(group, hosts, piece):
+    with mock.patch.object(messages, "MEDIUM", MEDIUM), laid_out(group, hosts, piece):
         for count in counts:
             tensor = torch.zeros(count, dtype=torch.bfloat16)
             ordered.all_reduce(tensor, "avg", group)
@@ -281,5 +285,5 @@ def test_no_more_memory_is_kept_than_some_buckets(pool, hosts, share):
     piece = 2 * 300_000
     for after in pool(size_of(hosts)).call(buckets, hosts, counts, piece):
         for number, kept in enumerate(after):
-            # Beside them are headers, and what goes without being cut.
-            assert 0 < kept <= share * min(2 * max(counts[: number + 1]), piece) + (64 << 10)
+            # Beside them is what goes with headers, and room for as much from others.
+            assert 0 < kept <= share * min(2 * max(counts[: number + 1]), piece) + 3 * MEDIUM

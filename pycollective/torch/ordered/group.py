@@ -4,7 +4,8 @@ A call goes like this, between ranks that all exchange with all:
 
 1. Headers. Every rank tells all others what it has called. Where data are few, all of them travel
    with that, or to all ranks right behind it. Each rank reduces what it keeps, and that is all.
-2. Leaves. Each rank sends to every other the elements that the other reduces.
+2. Leaves. Each rank sends to every other the elements that the other reduces; with the headers, if
+   there is room.
 3. Each rank adds its own shard up, in the contract's order, and rounds once.
 4. An all-reduce's results go to all ranks.
 
@@ -20,7 +21,7 @@ import functools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ from pycollective.torch.ordered.messages import (
     RESULTS,
     Message,
     Messages,
+    abort,
 )
 from pycollective.torch.worker import Worker
 
@@ -210,23 +212,24 @@ class OrderedGroup:
             reduction.name_of(call.narrow) if call.narrow is not None else "",
             fits,
         )
-        inline = 0 < call.leaves.nbytes <= header.ROOM
-        small = inline or call.leaves.nbytes * self.size <= _SMALL
-        rows = self._exchange_headers(mine, call.leaves if inline else None)
+        small = call.leaves.nbytes <= header.ROOM or call.leaves.nbytes * self.size <= _SMALL
+        pieces = [] if small else list(self._cut(call, layout))
+        along = self._along_with_header(call, layout, pieces)
+        headers, came = self._exchange_headers(mine, along)
         differs: torch.Tensor | None = None
         if self.streams is None or narrow is not None:
-            if header.compare(rows.cpu().numpy(), self.rank) and narrow is not None:
+            if header.compare(headers.cpu().numpy(), self.rank) and narrow is not None:
                 call = Call(call.kind, call.op, narrow, call.results)
         else:
-            differs = self._look_later(rows)
-        if inline:
-            leaves = rows.view(call.results.dtype)[:, -(header.ROOM // call.results.itemsize) :]
-            self._reduce_all_here(call, leaves[:, : mine.count])
-        elif small:
-            self._reduce_all_here(call, self._gather(LEAVES, call.leaves))
-        else:
-            for shards in self._cut(call, layout):
-                self._reduce_piece(call, layout, shards)
+            differs = self._look_later(headers)
+        if small:
+            if not came:
+                came = list(self._flat("gathered", call.leaves.dtype, self.size, mine.count))
+                came[self.rank].copy_(call.leaves)
+                self._gather(LEAVES, came)
+            self._reduce_all_here(call, came)
+        for shards in pieces:
+            self._reduce_piece(call, layout, shards, came)
         if differs is not None and call.results.dtype.is_floating_point:
             _poison(call.results, differs)
 
@@ -242,7 +245,39 @@ class OrderedGroup:
         for begin in range(0, each, part):
             yield layout.shards_for_ranks(each, begin, min(begin + part, each))
 
-    def _reduce_piece(self, call: Call, layout: Layout, shards: Sequence[Shard]) -> None:
+    def _along_with_header(
+        self, call: Call, layout: Layout, pieces: Sequence[Sequence[Shard]]
+    ) -> list[torch.Tensor]:
+        """What goes to each rank, this one too, with the header: leaves that it reduces, or none.
+
+        Args:
+            pieces: the shards of each; none where every rank gets all.
+        """
+        room = self._messages.room
+        if not pieces:
+            return [call.leaves] * self.size if call.leaves.nbytes <= room else []
+        shards = pieces[0]
+        most = max(each.size for each in shards) * call.leaves.itemsize
+        together = self._messages.medium and layout.apart and len(pieces) == 1 and most <= room
+        if not together or call.narrow is not None:  # whether they fit is not known yet
+            return []
+        return [call.leaves[each.begin : each.end] for each in shards]
+
+    def _reduce_piece(
+        self,
+        call: Call,
+        layout: Layout,
+        shards: Sequence[Shard],
+        came: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Reduce a piece.
+
+        Args:
+            call: of which.
+            layout: of the group.
+            shards: of the piece.
+            came: of every rank the leaves that this rank reduces, if they are here.
+        """
         rail = [each for each in shards if each.rail == layout.index]
         mine = [each for each in rail if each.host == layout.host]
         nodes = sorted((node, h) for h, those in enumerate(layout.nodes) for node in those)
@@ -255,10 +290,12 @@ class OrderedGroup:
             self._messages.start(LEAVES, *within).wait()
             terms = self._host_sums(call, layout, rail, rows)
             dtype = reduction.node_dtype(dtype, call.op)
-        # Between hosts in the memory of the host's leaves, which are added up by now.
-        rows = self._buffer("rows", dtype, len(nodes), mine)
-        between = _terms_between_hosts(layout, rail, terms, nodes, rows, places(mine))
-        self._messages.start(LEAVES, *between).wait()
+        theirs = came
+        if not theirs:
+            # Between hosts in the memory of the host's leaves, which are added up by now.
+            theirs = list(self._buffer("rows", dtype, len(nodes), mine))
+            between = _terms_between_hosts(layout, rail, terms, nodes, theirs, places(mine))
+            self._messages.start(LEAVES, *between).wait()
 
         results = [self._result_of(call, each) for each in mine]
         for shard, result, at in zip(mine, results, places(mine), strict=False):
@@ -267,12 +304,15 @@ class OrderedGroup:
                 self._own(next(own), row[at : at + shard.size])
                 if h == layout.host
                 else row[at : at + shard.size]
-                for row, (_, h) in zip(rows, nodes, strict=True)
+                for row, (_, h) in zip(theirs, nodes, strict=True)
             ]
             self._reduce(call, operands, result, [node for node, _ in nodes], finish=True)
         if call.kind == "reduce_scatter":
             kept = list(zip(mine, results, strict=True))
             self._messages.start(RESULTS, *_forwarded(call.results, layout, shards, kept)).wait()
+            return
+        if layout.apart and call.results.nbytes <= self._messages.medium:
+            self._share(call.results, shards)
             return
         between = _results_between_hosts(call.results, layout, rail)
         self._messages.start(RESULTS, *between).wait()
@@ -313,22 +353,19 @@ class OrderedGroup:
 
     # --- Parts of calls.
 
-    def _reduce_all_here(self, call: Call, leaves: torch.Tensor) -> None:
-        """Reduce what this rank keeps, from rows that are every rank's whole input."""
+    def _reduce_all_here(self, call: Call, leaves: Iterable[torch.Tensor]) -> None:
+        """Reduce what this rank keeps, from every rank's whole input."""
         each = call.results.numel()
         begin = self.rank * each if call.kind == "reduce_scatter" else 0
         nodes = [(rank, rank + 1) for rank in range(self.size)]
         terms = [leaf[begin : begin + each] for leaf in leaves]
         self._reduce(call, terms, call.results, nodes, finish=True)
 
-    def _gather(self, tag: int, mine: torch.Tensor) -> torch.Tensor:
-        """Every rank's elements, as rows."""
-        rows = self._flat(f"gathered {tag}", mine.dtype, self.size, mine.numel())
+    def _gather(self, tag: int, rows: Sequence[torch.Tensor]) -> None:
+        """Send this rank's row to all others, and have theirs."""
         others = [rank for rank in range(self.size) if rank != self.rank]
-        rows[self.rank].copy_(mine)
         sends = [(rank, rows[self.rank]) for rank in others]
         self._messages.start(tag, sends, [(rank, rows[rank]) for rank in others]).wait()
-        return rows
 
     def _reduce(
         self,
@@ -349,41 +386,112 @@ class OrderedGroup:
             return term
         return row.copy_(term)
 
-    def _exchange_headers(self, mine: Header, data: torch.Tensor | None) -> torch.Tensor:
-        """Every rank's header, and the data of those that have few: rows of `header.BYTES`."""
-        written = np.zeros(header.BYTES, np.uint8)
-        mine.write(written)
-        row = torch.from_numpy(written).to(self.device, non_blocking=True)
-        if data is not None:
-            row[-header.ROOM :][: data.nbytes].copy_(data.view(torch.uint8))
-        return self._gather(HEADERS, row)
+    def _exchange_headers(
+        self, mine: Header, along: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Tell all ranks what is called here, and data with that.
 
-    def _look_later(self, rows: torch.Tensor) -> torch.Tensor:
+        Args:
+            mine: the header.
+            along: what goes to each rank, this one too, of at most the messages' room; or nothing.
+
+        Returns:
+            Every rank's header, as rows; and what each has sent to this rank, if ranks agree.
+        """
+        written = np.empty(header.BYTES, np.uint8)
+        mine.write(written)
+        head = torch.from_numpy(written).to(self.device, non_blocking=True)
+        data = [each.view(torch.uint8) for each in along]
+        row_bytes = header.BYTES + self._messages.room
+        memory = self._flat("headers", torch.uint8, self.size, row_bytes)
+        if self._messages.medium:
+            # Peers' rows are one buffer, and this rank's is behind it.
+            rows = list(memory[:-1])
+            rows.insert(self.rank, memory[-1])
+            memory[:, : header.BYTES] = 0
+            rows[self.rank][: header.BYTES] = head
+            each = [[head, *data[rank : rank + 1]] for rank in range(self.size)]
+            each[self.rank] = []
+            received = [row_bytes if parts else 0 for parts in each]
+            self._to_each(
+                each,
+                memory[:-1].view(-1),
+                received,
+                lambda: [rank for rank, row in enumerate(rows) if not row[: header.BYTES].any()],
+            )
+        else:
+            rows = list(memory)
+            rows[self.rank][: header.BYTES] = head
+            if data:  # the same for all
+                rows[self.rank][header.BYTES :][: data[0].numel()] = data[0]
+            self._gather(HEADERS, rows)
+        headers = torch.stack([row[: header.BYTES] for row in rows])
+        if not along:
+            return headers, []
+        own = along[self.rank]
+        came = [row[header.BYTES :][: own.nbytes].view(own.dtype) for row in rows]
+        if self.streams is None:
+            came[self.rank] = own
+        return headers, came
+
+    def _share(self, results: torch.Tensor, shards: Sequence[Shard]) -> None:
+        """Bring every rank's shard of a piece's results to all ranks, at once."""
+        begin, end = shards[0].at, shards[-1].at + shards[-1].size
+        mine = shards[self.rank]
+        own = results[mine.at : mine.at + mine.size].view(torch.uint8)
+        each = [[own]] * self.size
+        # At an end it need not travel to this rank itself.
+        if self.rank == 0:
+            begin, each[0] = mine.at + mine.size, []
+        elif self.rank == self.size - 1:
+            end, each[-1] = mine.at, []
+        received = [shard.size * results.itemsize for shard in shards]
+        if not each[self.rank]:
+            received[self.rank] = 0
+        self._to_each(each, results[begin:end].view(torch.uint8), received)
+
+    def _to_each(
+        self,
+        each: Sequence[Sequence[torch.Tensor]],
+        out: torch.Tensor,
+        received: Sequence[int],
+        silent: Callable[[], Sequence[int]] = list,
+    ) -> None:
+        """Send bytes to each rank, and have theirs in `out`, which has so much room for each."""
+        sent = [sum([part.numel() for part in parts]) for parts in each]
+        parts = [part for parts in each for part in parts]
+        data = parts[0]
+        if len(parts) > 1:
+            data = self._flat("staged", torch.uint8, 1, sum(sent))[0]
+            torch.cat(parts, out=data)
+        self._messages.all_to_all(data, sent, out, received, silent)
+
+    def _look_later(self, headers: torch.Tensor) -> torch.Tensor:
         """Compare headers on the device, and let the next call look at them.
 
         Returns:
             Whether they differ, on the device.
         """
         assert self.streams is not None
-        words = rows[:, : -header.ROOM]
-        there = words.to("cpu", non_blocking=True, copy=True)
+        there = headers.to("cpu", non_blocking=True, copy=True)
         self._unread.append((self.streams.event(), there))
-        return (words != words[self.rank]).any()
+        return (headers != headers[self.rank]).any()
 
     def _look_at_headers(self) -> None:
         """Raise if a call before this one met others; never waits for the device."""
         while self._unread and self._unread[0][0].query():
-            _, words = self._unread.popleft()
-            header.compare(words.numpy(), self.rank, "Results that are floats are NaN")
+            _, headers = self._unread.popleft()
+            header.compare(headers.numpy(), self.rank, "Results that are floats are NaN")
 
     def _learn_layout(self) -> Layout:
         if self._layout is None:
             self.calls += 1
             name = _host_name(self._ranks[self.rank])
-            rows = self._exchange_headers(Header(self.calls, "prepare"), name).cpu().numpy()
-            header.compare(rows, self.rank)
+            along = [name.to(self.device)] * self.size
+            headers, names = self._exchange_headers(Header(self.calls, "prepare"), along)
+            header.compare(headers.cpu().numpy(), self.rank)
             # Of what all have been told alone, so that all have the same layout.
-            host_of = number_hosts([row[-header.ROOM :].tobytes() for row in rows])
+            host_of = number_hosts([each.cpu().numpy().tobytes() for each in names])
             self._layout = layout_of(self.rank, host_of)
         return self._layout
 
@@ -430,7 +538,7 @@ def _terms_between_hosts(
     rail: Sequence[Shard],
     terms: Sequence[Sequence[torch.Tensor]],
     nodes: Sequence[tuple[Node, int]],
-    rows: torch.Tensor,
+    rows: Sequence[torch.Tensor],
     starts: Sequence[int],
 ) -> tuple[list[Message], list[Message]]:
     """Sends and receives that bring each rank every host's terms of the shards that it reduces.
@@ -514,7 +622,7 @@ def _forwarded(
 def _abort(group: weakref.ref[dist.ProcessGroup], device: torch.device, reason: str) -> None:
     found = group()
     if found is not None:
-        found._get_backend(device).abort()
+        abort(found, device)
 
 
 def _poison(results: torch.Tensor, differs: torch.Tensor) -> None:

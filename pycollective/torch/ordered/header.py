@@ -9,9 +9,10 @@ import numpy as np
 from pycollective.dtypes import DTYPES, REDUCE_OPS
 from pycollective.errors import CollectiveMismatch
 
-BYTES = 2048
 _WORDS = 8
-ROOM = BYTES - 8 * _WORDS  # bytes of data that travel with it
+BYTES = 8 * _WORDS
+MESSAGE = 2048  # bytes with which it travels, where all messages must be alike
+ROOM = MESSAGE - BYTES
 _MAGIC = 0x6F726465726564  # "ordered"
 _KINDS = ("all_reduce", "reduce_scatter", "prepare")
 _DTYPES: list[str] = list(DTYPES)
@@ -41,8 +42,8 @@ class Header:
     fits: bool = False
 
     def write(self, row: np.ndarray) -> None:
-        """Put it at the beginning of a row of `BYTES` bytes."""
-        row.view(np.int64)[:_WORDS] = (
+        """Put it into a row of `BYTES` bytes."""
+        row.view(np.int64)[:] = (
             _MAGIC,
             self.number,
             _KINDS.index(self.kind),
@@ -56,7 +57,7 @@ class Header:
     @staticmethod
     def read(row: np.ndarray) -> Header | None:
         """What a row says; None where no rank has written it."""
-        magic, number, kind, dtype, op, count, narrow, fits = row.view(np.int64)[:_WORDS].tolist()
+        magic, number, kind, dtype, op, count, narrow, fits = row.view(np.int64).tolist()
         known = (
             magic == _MAGIC
             and kind in range(len(_KINDS))
@@ -80,7 +81,7 @@ def compare(rows: np.ndarray, rank: int, results: str = "No data were used") -> 
     """Compare what all ranks have called.
 
     Args:
-        rows: each rank's, of `BYTES` bytes or the header alone.
+        rows: each rank's, of `BYTES` bytes.
         rank: this one.
         results: what has become of them if ranks differ, for the error.
 
@@ -90,9 +91,8 @@ def compare(rows: np.ndarray, rank: int, results: str = "No data were used") -> 
     Raises:
         CollectiveMismatch: names the first rank that differs from rank 0, and what both called.
     """
-    words = rows[:, : 8 * _WORDS]
     mine = Header.read(rows[rank])
-    if mine is not None and (words == words[rank]).all():
+    if mine is not None and (rows == rows[rank]).all():
         return mine.fits
     headers = [Header.read(row) for row in rows]
     said = [str(each) if each is not None else "nothing that can be read" for each in headers]
