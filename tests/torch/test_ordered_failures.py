@@ -205,6 +205,23 @@ def test_a_killed_peer_ends_the_calls_of_all_others(count, async_op):
     assert any(named)  # who comes second may find both others gone
 
 
+def dies_before_an_exchange(comm):
+    """What an exchange says that knows nothing of who has sent."""
+    join(comm, "gloo")
+    made = messages.Messages(dist.group.WORLD, torch.device("cpu"))
+    assert made.medium
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    data, out = torch.zeros(192, dtype=torch.uint8), torch.empty(192, dtype=torch.uint8)
+    return str(failing(made.all_to_all, data, [64] * 3, out, [64] * 3)[0])
+
+
+def test_an_exchange_names_who_has_died():
+    outcomes = run_ranks(dies_before_an_exchange, 3)
+    told = results([outcomes[0], outcomes[2]])
+    assert any("a message from or to rank(s) 1 failed" in each for each in told), told
+
+
 def stays_away(comm, count):
     standing_group(comm)
     group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=1))
@@ -243,11 +260,8 @@ def test_a_group_whose_preparation_failed_makes_no_calls(pool):
     assert str(refused) == str(told)
 
 
-LARGE = messages.MEDIUM // 4 + 1  # elements of fp32, whose leaves do not travel with the headers
-
-
 def interrupted(comm):
-    """Ctrl-C on rank 0 while it waits for rank 1's leaves; then the group's own collectives."""
+    """Ctrl-C on rank 0 while it waits for rank 1's leaves; then the group's own messages."""
     come, sent = threading.Event(), threading.Event()
     starts = messages.Messages.start
 
@@ -261,22 +275,25 @@ def interrupted(comm):
             sent.set()
         return exchange
 
-    with own_group(comm, timeout=datetime.timedelta(seconds=15)) as group:
+    with own_group(comm, "counting", timeout=datetime.timedelta(seconds=15)) as group:
         ordered.prepare(group)
         with mock.patch.object(messages.Messages, "start", start):
             if comm.rank == 0:
-                assert type(failing(all_reduce, group, LARGE)[0]) is KeyboardInterrupt
+                assert type(failing(all_reduce, group, 300_000)[0]) is KeyboardInterrupt
                 assert type(failing(all_reduce, group, 3)[0]) is CollectiveAborted
                 gc.collect()
                 dist.barrier()
             else:
-                all_reduce(group, LARGE, async_op=True)
+                all_reduce(group, 300_000, async_op=True)
                 dist.barrier()
                 come.set()
                 assert sent.wait(15)
-        tensor = torch.ones(30_000)
-        dist.all_reduce(tensor, group=group)
-        return (tensor == 2).all().item()
+        tensor = torch.full((30_000,), float(comm.rank))
+        if comm.rank == 0:
+            group.recv([tensor], 1).wait()
+        else:
+            group.send([tensor], 0).wait()
+        return (tensor == 1).all().item()
 
 
 def test_messages_for_a_call_that_ctrl_c_has_ended_do_not_block_the_group(pool):

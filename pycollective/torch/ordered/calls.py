@@ -90,9 +90,10 @@ def all_reduce(
     """Reduce over a group of any backend, in place, with the contract's bits.
 
     All ranks of the group make the same calls in the same order, each for tensors of the same
-    sizes, dtypes and operation. Messages are the group's sends and receives, under tags of their
-    own. So over Gloo they do not mix with the group's other calls, which may come from other
-    threads. NCCL has no tags: where other threads use the group, give these calls one of their own.
+    sizes, dtypes and operation. Over Gloo they have connections of their own, so that other threads
+    may use the group meanwhile. Over other backends messages are the group's sends and receives,
+    under tags of their own. NCCL has no tags: where other threads use the group, give these calls
+    one of their own.
 
     Args:
         tensor: the input, which becomes the result; on one device, or a list of such tensors. Any
