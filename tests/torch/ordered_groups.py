@@ -36,10 +36,10 @@ def standing(comm: Communicator, backend: str = "gloo") -> dist.ProcessGroup:
 
 
 @contextmanager
-def own_group(comm: Communicator, backend="gloo", **options) -> Iterator[dist.ProcessGroup]:
-    """A group for one block: receives of calls that fail in it would meet later messages."""
+def own_group(comm: Communicator, **options) -> Iterator[dist.ProcessGroup]:
+    """A Gloo group for one block: receives of calls that fail in it would meet later messages."""
     standing_group(comm)
-    group = dist.new_group(backend=backend, **options)
+    group = dist.new_group(backend="gloo", **options)
     yield group
     dist.barrier()
     dist.destroy_process_group(group)

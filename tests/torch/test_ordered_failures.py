@@ -275,25 +275,26 @@ def interrupted(comm):
             sent.set()
         return exchange
 
-    with own_group(comm, "counting", timeout=datetime.timedelta(seconds=15)) as group:
-        ordered.prepare(group)
-        with mock.patch.object(messages.Messages, "start", start):
-            if comm.rank == 0:
-                assert type(failing(all_reduce, group, 300_000)[0]) is KeyboardInterrupt
-                assert type(failing(all_reduce, group, 3)[0]) is CollectiveAborted
-                gc.collect()
-                dist.barrier()
-            else:
-                all_reduce(group, 300_000, async_op=True)
-                dist.barrier()
-                come.set()
-                assert sent.wait(15)
-        tensor = torch.full((30_000,), float(comm.rank))
+    standing_group(comm)
+    group = dist.new_group(backend="counting", timeout=datetime.timedelta(seconds=15))
+    ordered.prepare(group)
+    with mock.patch.object(messages.Messages, "start", start):
         if comm.rank == 0:
-            group.recv([tensor], 1).wait()
+            assert type(failing(all_reduce, group, 300_000)[0]) is KeyboardInterrupt
+            assert type(failing(all_reduce, group, 3)[0]) is CollectiveAborted
+            gc.collect()
+            dist.barrier()
         else:
-            group.send([tensor], 0).wait()
-        return (tensor == 1).all().item()
+            all_reduce(group, 300_000, async_op=True)
+            dist.barrier()
+            come.set()
+            assert sent.wait(15)
+    tensor = torch.full((30_000,), float(comm.rank))
+    if comm.rank == 0:
+        group.recv([tensor], 1).wait()
+    else:
+        group.send([tensor], 0).wait()
+    return (tensor == 1).all().item()
 
 
 def test_messages_for_a_call_that_ctrl_c_has_ended_do_not_block_the_group(pool):
