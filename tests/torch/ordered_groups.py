@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,9 +17,13 @@ from pycollective.torch.ordered import calls
 from pycollective.torch.ordered import group as groups
 from pycollective.torch.ordered.group import Call, OrderedGroup
 from pycollective.torch.ordered.layout import Layout
+from pycollective.torch.ordered.messages import Messages
 from tests.torch.groups import CPU, standing_group, to_numpy, to_torch
 
 Hosts = tuple[tuple[int, ...], ...]
+
+# A group's connections are made once, and then are those of all ordered reductions over it.
+_messages: weakref.WeakKeyDictionary[dist.ProcessGroup, Messages] = weakref.WeakKeyDictionary()
 
 _standing: dict[str, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
 
@@ -71,7 +76,10 @@ def laid_out(
     header may be made to travel in pieces, however little it is.
     """
     ordered = OrderedGroup(group, CPU, None)
+    ordered._messages = _messages.setdefault(group, ordered._messages)
+    ordered._messages.sent_messages = ordered._messages.sent_bytes = 0
     if hosts is not None:
+        ordered._messages.connect()
         ordered._layout = Layout(ordered.rank, hosts)
     if piece is not None:
         ordered.piece = piece

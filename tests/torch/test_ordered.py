@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from datetime import timedelta
 from unittest import mock
 
 import numpy as np
@@ -17,10 +18,10 @@ from pycollective import CollectiveMismatch, ConfigurationError, reference
 from pycollective.torch import ordered
 from pycollective.torch.ordered import calls, header, messages, plain, reduction
 from pycollective.torch.ordered.group import Streams
-from tests.harness import PerRank
+from tests.harness import PerRank, results, run_ranks
 from tests.inputs import DTYPES, PAIRS, TRAITS, awkward, order_sensitive, same_bits
 from tests.joining import failing
-from tests.torch.groups import to_numpy, to_torch
+from tests.torch.groups import join, standing_group, to_numpy, to_torch
 from tests.torch.ordered_groups import (
     apart,
     as_on_a_device,
@@ -131,18 +132,18 @@ def test_sizes(pool, hosts):
     check(pool, cases, hosts, reductions, PIECE)
 
 
-MEDIUM_MADE_SMALL = 60_000
+FEW_EAGER_BYTES = 60_000
 
 
 def with_less_room(comm, cases, leaves, hosts):
-    with mock.patch.object(messages, "MEDIUM", MEDIUM_MADE_SMALL):
+    with mock.patch.object(messages, "EAGER_BYTES", FEW_EAGER_BYTES):
         return reductions(comm, cases, leaves, hosts, None)
 
 
 @pytest.mark.parametrize("hosts", [*map(apart, (2, 3, 4, 6)), ((0, 1), (2, 3))], ids=named)
 def test_sizes_about_what_one_exchange_brings(pool, hosts):
     ranks = size_of(hosts)
-    border = MEDIUM_MADE_SMALL // 8
+    border = FEW_EAGER_BYTES // 8
     counts = [(border + more) // ranks * ranks for more in (-ranks, 0, ranks, 8 * ranks, 1_000)]
     cases = [("reduce_scatter", "float64", "sum", count) for count in counts]
     cases += [("all_reduce", "float64", "sum", count + more) for count in counts for more in (0, 1)]
@@ -663,3 +664,39 @@ def own_messages(comm, backend):
 @pytest.mark.parametrize("backend", ["gloo", "counting"])
 def test_messages_do_not_mix_with_the_programs_own(pool, backend):
     assert pool(3).call(own_messages, backend) == [[2], [0], [1]]
+
+
+def first_calls(comm):
+    """Of several groups at once, in another order on each rank, while the program makes more."""
+    standing_group(comm)
+    groups = [dist.new_group(backend="gloo", timeout=timedelta(seconds=15)) for _ in range(5)]
+    tensors = [torch.full((2_000,), float(number)) for number in range(len(groups))]
+    turned = range(len(groups)) if comm.rank == 0 else reversed(range(len(groups)))
+    works = [ordered.all_reduce(tensors[n], "sum", groups[n], async_op=True) for n in turned]
+    groups.append(dist.new_group(backend="gloo"))
+    for work in works:
+        work.wait()
+    for group in groups:
+        dist.destroy_process_group(group)
+    return [tensor.unique().tolist() for tensor in tensors]
+
+
+def test_first_calls_of_several_groups_do_not_wait_for_each_other(pool):
+    assert pool(2).call(first_calls) == [[[0.0], [2.0], [4.0], [6.0], [8.0]]] * 2
+
+
+def with_settings(comm, name, value):
+    os.environ[name] = value
+    dist.set_debug_level_from_env()
+    join(comm, "gloo")
+    tensor = torch.ones(30_000)
+    ordered.all_reduce(tensor)
+    return tensor.unique().tolist()
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize(
+    "setting", [("TORCH_GLOO_LAZY_INIT", "1"), ("TORCH_DISTRIBUTED_DEBUG", "DETAIL")], ids=" ".join
+)
+def test_with_torchs_own_settings(setting):
+    assert results(run_ranks(with_settings, 3, *setting)) == [[3.0]] * 3

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+import time
 import weakref
 from unittest import mock
 
@@ -209,7 +210,8 @@ def dies_before_an_exchange(comm):
     """What an exchange says that knows nothing of who has sent."""
     join(comm, "gloo")
     made = messages.Messages(dist.group.WORLD, torch.device("cpu"))
-    assert made.medium
+    made.connect()
+    assert made.eager_bytes
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     data, out = torch.zeros(192, dtype=torch.uint8), torch.empty(192, dtype=torch.uint8)
@@ -256,7 +258,7 @@ def prepares_alone(comm):
 def test_a_group_whose_preparation_failed_makes_no_calls(pool):
     told, refused = pool(2).call(prepares_alone)[0]
     assert type(told) is type(refused) is CollectiveTimeout
-    assert str(told).startswith("prepare number 1: a message from or to rank(s) 1 failed")
+    assert str(told).startswith("prepare number 1: the group's ranks cannot connect")
     assert str(refused) == str(told)
 
 
@@ -299,6 +301,47 @@ def interrupted(comm):
 
 def test_messages_for_a_call_that_ctrl_c_has_ended_do_not_block_the_group(pool):
     assert pool(2).call(interrupted) == [True, True]
+
+
+class Interrupted:
+    """A backend whose exchanges go on when Ctrl-C ends the wait for them."""
+
+    def __init__(self, own):
+        self._own = own
+
+    def __getattr__(self, name):
+        return getattr(self._own, name)
+
+    def alltoall_base(self, *those):
+        self.work = self._own.alltoall_base(*those)
+        return mock.Mock(**{"wait.side_effect": KeyboardInterrupt})
+
+
+def interrupted_exchange(comm):
+    """Ctrl-C on rank 0 while it waits for rank 1; what rank 1 is told then, and how soon."""
+    told, seconds = None, 0.0
+    with own_group(comm, timeout=datetime.timedelta(seconds=25)) as group:
+        ordered.prepare(group)
+        made = calls.group_of(group, torch.device("cpu"))._messages
+        if comm.rank == 0:
+            with mock.patch.object(made, "_own", Interrupted(made._own)):
+                assert type(failing(all_reduce, group, 30_000)[0]) is KeyboardInterrupt
+        dist.barrier()
+        if comm.rank == 1:
+            told, seconds = failing(all_reduce, group, 30_000)
+        tensor = torch.ones(30_000)
+        dist.all_reduce(tensor, group=group)
+        assert (tensor == 2).all()
+        del made
+        began = time.monotonic()
+    return told, seconds + time.monotonic() - began
+
+
+def test_peers_of_an_exchange_that_ctrl_c_has_ended_hear_of_it(pool):
+    for told, seconds in pool(2).call(interrupted_exchange):
+        assert seconds < 10
+        assert told is None or isinstance(told, CollectiveError)
+    assert isinstance(told, PeerFailure)
 
 
 # --- What is refused at once, without a message.

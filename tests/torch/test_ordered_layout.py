@@ -199,6 +199,7 @@ def sent_bytes(comm, hosts, kind, dtype, op, count, piece):
     part = torch.empty(count // comm.size, dtype=tensor.dtype)
     with laid_out(group, hosts, piece):
         before = list(group.sent)
+        group.tags.clear()
         if kind == "all_reduce":
             ordered.all_reduce(tensor, op, group)
         else:
@@ -259,14 +260,14 @@ def test_few_bytes_travel_with_the_header_or_right_behind_it(pool, hosts):
         assert crossing(outcomes, hosts) == want
 
 
-MEDIUM = 64 << 10
+EAGER_BYTES = 64 << 10
 
 
 def buckets(comm, hosts, counts, piece):
     """Bytes that are kept after each bucket."""
     group = standing(comm, "gloo")
     held = []
-    with mock.patch.object(messages, "MEDIUM", MEDIUM), laid_out(group, hosts, piece):
+    with mock.patch.object(messages, "EAGER_BYTES", EAGER_BYTES), laid_out(group, hosts, piece):
         for count in counts:
             tensor = torch.zeros(count, dtype=torch.bfloat16)
             ordered.all_reduce(tensor, "avg", group)
@@ -286,4 +287,4 @@ def test_no_more_memory_is_kept_than_some_buckets(pool, hosts, share):
     for after in pool(size_of(hosts)).call(buckets, hosts, counts, piece):
         for number, kept in enumerate(after):
             # Beside them is what goes with headers, and room for as much from others.
-            assert 0 < kept <= share * min(2 * max(counts[: number + 1]), piece) + 3 * MEDIUM
+            assert 0 < kept <= share * min(2 * max(counts[: number + 1]), piece) + 3 * EAGER_BYTES

@@ -105,7 +105,8 @@ def all_reduce(
             result: the current stream does.
         narrow: the type in which leaves travel if all elements of all ranks have exactly its
             values, as fp32 gradients that were bf16. Each rank looks, and all agree; on devices the
-            host waits for that. The result keeps the tensor's type. For float32 and `sum`, `avg` or
+            host waits for that. Few bytes travel as they are. The result keeps the tensor's type. For
+            float32 and `sum`, `avg` or
             `prod`; tensors of the narrow type itself may be in the list. Over the backend
             pycollective leaves travel as they are.
 
@@ -206,7 +207,7 @@ def reduce_scatter(
 
 
 def prepare(group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
-    """Learn which ranks of a group share a host, as its first call would.
+    """Connect, over Gloo, and learn which ranks of a group share a host, as its first call would.
 
     Collective over the group. On devices the host waits for the answer, here instead of in the
     first step.
@@ -242,7 +243,9 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, int]:
 def group_of(group: dist.ProcessGroup | None, device: torch.device) -> OrderedGroup:
     """The ordered reductions of a group, made when they are first asked for."""
     found = _checked_group(group)
-    if device.type != "cpu" and device.index is None:
+    if device.type == "cpu":
+        device = torch.device("cpu")  # whatever its number
+    elif device.index is None:
         try:
             module = torch.get_device_module(device)
         except RuntimeError as error:

@@ -17,7 +17,6 @@ memory is needed.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import weakref
 from collections import deque
@@ -31,7 +30,12 @@ import torch.distributed as dist
 
 from pycollective.bootstrap.attach import host_identity
 from pycollective.bootstrap.init import simulated_hosts
-from pycollective.errors import CollectiveAborted, CollectiveError, ConfigurationError
+from pycollective.errors import (
+    CollectiveAborted,
+    CollectiveError,
+    CollectiveMismatch,
+    ConfigurationError,
+)
 from pycollective.order import Node, recipe
 from pycollective.placement import number_hosts
 from pycollective.torch.ordered import header, reduction
@@ -43,7 +47,6 @@ from pycollective.torch.ordered.messages import (
     RESULTS,
     Message,
     Messages,
-    abort,
 )
 from pycollective.torch.worker import Worker
 
@@ -137,7 +140,7 @@ class OrderedGroup:
         self._unread: deque[tuple[Any, torch.Tensor]] = deque()
         self._one_at_a_time = threading.Lock()
         # Nothing here refers to this, so that its memory and thread go with the group at once.
-        self.worker = Worker("an ordered group", functools.partial(_abort, self.group, device))
+        self.worker = Worker("an ordered group", self._messages.abort)
 
     def run(self, call: Call) -> None:
         """Make a call here and now.
@@ -181,6 +184,8 @@ class OrderedGroup:
             except BaseException as error:
                 # Not the one that is raised, whose traceback keeps tensors and the group.
                 self.failure = self._described(error, kind)
+                if not isinstance(error, CollectiveMismatch):  # which all ranks see
+                    self._messages.disconnect()
                 if isinstance(error, RuntimeError):
                     raise self._described(error, kind) from error
                 raise
@@ -213,9 +218,8 @@ class OrderedGroup:
             fits,
         )
         small = call.leaves.nbytes <= header.ROOM or call.leaves.nbytes * self.size <= _SMALL
-        pieces = [] if small else list(self._cut(call, layout))
-        along = self._along_with_header(call, layout, pieces)
-        headers, came = self._exchange_headers(mine, along)
+        eager = self._eager(call, layout, small)
+        headers, received = self._exchange_headers(mine, eager)
         differs: torch.Tensor | None = None
         if self.streams is None or narrow is not None:
             if header.compare(headers.cpu().numpy(), self.rank) and narrow is not None:
@@ -223,13 +227,14 @@ class OrderedGroup:
         else:
             differs = self._look_later(headers)
         if small:
-            if not came:
-                came = list(self._flat("gathered", call.leaves.dtype, self.size, mine.count))
-                came[self.rank].copy_(call.leaves)
-                self._gather(LEAVES, came)
-            self._reduce_all_here(call, came)
-        for shards in pieces:
-            self._reduce_piece(call, layout, shards, came)
+            if not received:
+                received = list(self._flat("gathered", call.leaves.dtype, self.size, mine.count))
+                received[self.rank].copy_(call.leaves)
+                self._all_gather(LEAVES, received)
+            self._reduce_all_here(call, received)
+        else:
+            for shards in self._cut(call, layout):
+                self._reduce_piece(call, layout, shards, received)
         if differs is not None and call.results.dtype.is_floating_point:
             _poison(call.results, differs)
 
@@ -245,30 +250,31 @@ class OrderedGroup:
         for begin in range(0, each, part):
             yield layout.shards_for_ranks(each, begin, min(begin + part, each))
 
-    def _along_with_header(
-        self, call: Call, layout: Layout, pieces: Sequence[Sequence[Shard]]
-    ) -> list[torch.Tensor]:
+    def _eager(self, call: Call, layout: Layout, small: bool) -> list[torch.Tensor]:
         """What goes to each rank, this one too, with the header: leaves that it reduces, or none.
 
         Args:
-            pieces: the shards of each; none where every rank gets all.
+            call: of which.
+            layout: of the group.
+            small: whether every rank gets all.
         """
-        room = self._messages.room
-        if not pieces:
-            return [call.leaves] * self.size if call.leaves.nbytes <= room else []
-        shards = pieces[0]
-        most = max(each.size for each in shards) * call.leaves.itemsize
-        together = self._messages.medium and layout.apart and len(pieces) == 1 and most <= room
-        if not together or call.narrow is not None:  # whether they fit is not known yet
+        most = self._messages.eager_bytes_per_rank
+        if small:
+            return [call.leaves] * self.size if call.leaves.nbytes <= most else []
+        fits = call.leaves.nbytes <= self._messages.eager_bytes and layout.apart
+        if not fits or call.narrow is not None:  # whether they may travel so is not known yet
             return []
-        return [call.leaves[each.begin : each.end] for each in shards]
+        first, *more = self._cut(call, layout)
+        if more or max(each.size for each in first) * call.leaves.itemsize > most:
+            return []
+        return [call.leaves[each.begin : each.end] for each in first]
 
     def _reduce_piece(
         self,
         call: Call,
         layout: Layout,
         shards: Sequence[Shard],
-        came: Sequence[torch.Tensor] = (),
+        received: Sequence[torch.Tensor],
     ) -> None:
         """Reduce a piece.
 
@@ -276,7 +282,7 @@ class OrderedGroup:
             call: of which.
             layout: of the group.
             shards: of the piece.
-            came: of every rank the leaves that this rank reduces, if they are here.
+            received: of every rank the leaves that this rank reduces, if they came with headers.
         """
         rail = [each for each in shards if each.rail == layout.index]
         mine = [each for each in rail if each.host == layout.host]
@@ -290,11 +296,10 @@ class OrderedGroup:
             self._messages.start(LEAVES, *within).wait()
             terms = self._host_sums(call, layout, rail, rows)
             dtype = reduction.node_dtype(dtype, call.op)
-        theirs = came
-        if not theirs:
+        if not received:
             # Between hosts in the memory of the host's leaves, which are added up by now.
-            theirs = list(self._buffer("rows", dtype, len(nodes), mine))
-            between = _terms_between_hosts(layout, rail, terms, nodes, theirs, places(mine))
+            received = list(self._buffer("rows", dtype, len(nodes), mine))
+            between = _terms_between_hosts(layout, rail, terms, nodes, received, places(mine))
             self._messages.start(LEAVES, *between).wait()
 
         results = [self._result_of(call, each) for each in mine]
@@ -304,15 +309,15 @@ class OrderedGroup:
                 self._own(next(own), row[at : at + shard.size])
                 if h == layout.host
                 else row[at : at + shard.size]
-                for row, (_, h) in zip(theirs, nodes, strict=True)
+                for row, (_, h) in zip(received, nodes, strict=True)
             ]
             self._reduce(call, operands, result, [node for node, _ in nodes], finish=True)
         if call.kind == "reduce_scatter":
             kept = list(zip(mine, results, strict=True))
             self._messages.start(RESULTS, *_forwarded(call.results, layout, shards, kept)).wait()
             return
-        if layout.apart and call.results.nbytes <= self._messages.medium:
-            self._share(call.results, shards)
+        if layout.apart and call.results.nbytes <= self._messages.eager_bytes:
+            self._all_gather_results(call.results, shards)
             return
         between = _results_between_hosts(call.results, layout, rail)
         self._messages.start(RESULTS, *between).wait()
@@ -361,7 +366,7 @@ class OrderedGroup:
         terms = [leaf[begin : begin + each] for leaf in leaves]
         self._reduce(call, terms, call.results, nodes, finish=True)
 
-    def _gather(self, tag: int, rows: Sequence[torch.Tensor]) -> None:
+    def _all_gather(self, tag: int, rows: Sequence[torch.Tensor]) -> None:
         """Send this rank's row to all others, and have theirs."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         sends = [(rank, rows[self.rank]) for rank in others]
@@ -387,13 +392,14 @@ class OrderedGroup:
         return row.copy_(term)
 
     def _exchange_headers(
-        self, mine: Header, along: Sequence[torch.Tensor]
+        self, mine: Header, eager: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Tell all ranks what is called here, and data with that.
 
         Args:
             mine: the header.
-            along: what goes to each rank, this one too, of at most the messages' room; or nothing.
+            eager: data for each rank, this one too, of at most the messages' eager bytes a rank; or
+                nothing.
 
         Returns:
             Every rank's header, as rows; and what each has sent to this rank, if ranks agree.
@@ -401,40 +407,37 @@ class OrderedGroup:
         written = np.empty(header.BYTES, np.uint8)
         mine.write(written)
         head = torch.from_numpy(written).to(self.device, non_blocking=True)
-        data = [each.view(torch.uint8) for each in along]
-        row_bytes = header.BYTES + self._messages.room
-        memory = self._flat("headers", torch.uint8, self.size, row_bytes)
-        if self._messages.medium:
-            # Peers' rows are one buffer, and this rank's is behind it.
-            rows = list(memory[:-1])
-            rows.insert(self.rank, memory[-1])
-            memory[:, : header.BYTES] = 0
-            rows[self.rank][: header.BYTES] = head
+        data = [each.view(torch.uint8) for each in eager]
+        row_bytes = header.BYTES + self._messages.eager_bytes_per_rank
+        if self._messages.eager_bytes:
+            memory = self._flat("headers", torch.uint8, self.size - 1, row_bytes)
+            memory[:, : header.BYTES] = 0  # of the call before
+            rows = list(memory)
+            rows.insert(self.rank, head)
             each = [[head, *data[rank : rank + 1]] for rank in range(self.size)]
             each[self.rank] = []
-            received = [row_bytes if parts else 0 for parts in each]
-            self._to_each(
-                each,
-                memory[:-1].view(-1),
-                received,
-                lambda: [rank for rank, row in enumerate(rows) if not row[: header.BYTES].any()],
-            )
+            room = [row_bytes if parts else 0 for parts in each]
+
+            def silent() -> list[int]:
+                return [rank for rank, row in enumerate(rows) if not row[: header.BYTES].any()]
+
+            self._all_to_all(each, memory.view(-1), room, silent)
         else:
-            rows = list(memory)
+            rows = list(self._flat("headers", torch.uint8, self.size, row_bytes))
             rows[self.rank][: header.BYTES] = head
             if data:  # the same for all
                 rows[self.rank][header.BYTES :][: data[0].numel()] = data[0]
-            self._gather(HEADERS, rows)
+            self._all_gather(HEADERS, rows)
         headers = torch.stack([row[: header.BYTES] for row in rows])
-        if not along:
+        if not eager:
             return headers, []
-        own = along[self.rank]
-        came = [row[header.BYTES :][: own.nbytes].view(own.dtype) for row in rows]
+        own = eager[self.rank]
+        received = [row[header.BYTES :][: own.nbytes].view(own.dtype) for row in rows]
         if self.streams is None:
-            came[self.rank] = own
-        return headers, came
+            received[self.rank] = own
+        return headers, received
 
-    def _share(self, results: torch.Tensor, shards: Sequence[Shard]) -> None:
+    def _all_gather_results(self, results: torch.Tensor, shards: Sequence[Shard]) -> None:
         """Bring every rank's shard of a piece's results to all ranks, at once."""
         begin, end = shards[0].at, shards[-1].at + shards[-1].size
         mine = shards[self.rank]
@@ -448,9 +451,9 @@ class OrderedGroup:
         received = [shard.size * results.itemsize for shard in shards]
         if not each[self.rank]:
             received[self.rank] = 0
-        self._to_each(each, results[begin:end].view(torch.uint8), received)
+        self._all_to_all(each, results[begin:end].view(torch.uint8), received)
 
-    def _to_each(
+    def _all_to_all(
         self,
         each: Sequence[Sequence[torch.Tensor]],
         out: torch.Tensor,
@@ -486,9 +489,10 @@ class OrderedGroup:
     def _learn_layout(self) -> Layout:
         if self._layout is None:
             self.calls += 1
+            self._messages.connect()
             name = _host_name(self._ranks[self.rank])
-            along = [name.to(self.device)] * self.size
-            headers, names = self._exchange_headers(Header(self.calls, "prepare"), along)
+            mine = Header(self.calls, "prepare")
+            headers, names = self._exchange_headers(mine, [name.to(self.device)] * self.size)
             header.compare(headers.cpu().numpy(), self.rank)
             # Of what all have been told alone, so that all have the same layout.
             host_of = number_hosts([each.cpu().numpy().tobytes() for each in names])
@@ -617,12 +621,6 @@ def _forwarded(
             if each.rank == layout.rank and layout.owner(each) != layout.rank
         ],
     )
-
-
-def _abort(group: weakref.ref[dist.ProcessGroup], device: torch.device, reason: str) -> None:
-    found = group()
-    if found is not None:
-        abort(found, device)
 
 
 def _poison(results: torch.Tensor, differs: torch.Tensor) -> None:

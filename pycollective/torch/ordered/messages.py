@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,18 +17,17 @@ from pycollective.torch.ordered import header
 # Ours alone: other messages between the same ranks do not mix with them. MPI has tags up to 32767.
 HEADERS, LEAVES, RESULTS, PROBES = range(29811, 29815)
 
-# Over Gloo inputs of up to so many bytes travel with the headers; results of as many are one
+# Over Gloo inputs of up to so many bytes travel with the headers, and results of as many are one
 # exchange. Beyond, copies of data would cost more than messages do.
-MEDIUM = 4 << 20
+EAGER_BYTES = 4 << 20
 
 Message = tuple[int, torch.Tensor]  # the other rank, in the group; flat, contiguous
 
 _CPU = torch.device("cpu")
-_connections: weakref.WeakKeyDictionary[dist.ProcessGroup, Any] = weakref.WeakKeyDictionary()
 
 
 class Messages:
-    """Sends and receives of one group on one device.
+    """Messages of one group on one device.
 
     Between two ranks messages of a tag keep their order, so each rank starts its own in one order.
     They do not count as the group's collectives. Over Gloo they go over connections of our own, so
@@ -37,29 +38,62 @@ class Messages:
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group = weakref.ref(group)
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        self._device = device
         self._batched = device.type != "cpu"
+        self._own: Any = None  # a backend of ours, over Gloo
+        self._scrap = torch.empty(1, dtype=torch.uint8)  # for receives that nobody waits for
         self.sent_messages = self.sent_bytes = 0
         # Those that have failed, too. Gloo's thread spins if messages come for receives that were
-        # dropped, and other messages behind them wait.
+        # dropped, and the group's other messages behind them wait.
         self._under_way: list[Exchange] = []
 
-    @property
-    def medium(self) -> int:
-        """Bytes of an input or a result that one exchange of all ranks brings, by `all_to_all`.
+    def connect(self) -> None:
+        """Make connections of our own between a Gloo group's ranks; collective over the group.
 
-        0 where there is no such exchange. Collective over the group the first time.
+        Gloo numbers a group's collectives when they are issued, so ours would mix with the
+        program's. Nothing happens over other backends, Gloo wrapped for debugging among them.
+        Waits as long as the group does, and up to 30 s more.
+
+        Raises:
+            CollectiveError: they cannot be made.
         """
-        return MEDIUM if self._connections() is not None else 0
+        group = self._alive()
+        if self._batched or self._size == 1 or self._own is not None:
+            return
+        if not dist.is_gloo_available() or _CPU not in group._device_types:
+            return
+        backend = group._get_backend(_CPU)
+        if not isinstance(backend, dist.ProcessGroupGloo):
+            return
+        try:
+            store = group.get_group_store()
+            # A store that waits lets no other call of the same client through. Those written in
+            # Python cannot be cloned.
+            with contextlib.suppress(RuntimeError):
+                store = store.clone()  # type: ignore[attr-defined]
+            store = dist.PrefixStore("pycollective.torch.ordered", store)
+            timeout = backend.options._timeout
+            self._own = dist.ProcessGroupGloo(store, self._rank, self._size, timeout)
+        except RuntimeError as error:
+            timed_out = any(each in str(error).lower() for each in ("timeout", "timed out"))
+            raise (CollectiveTimeout if timed_out else CollectiveError)(
+                "the group's ranks cannot connect by way of its store; all must make the group's "
+                f"first ordered call: {_said(error)}"
+            ) from error
 
     @property
-    def room(self) -> int:
-        """Bytes of data for each rank that may travel with a header."""
-        return max(header.ROOM, -(-self.medium // self._size // 64) * 64)
+    def eager_bytes(self) -> int:
+        """The largest input whose leaves may travel with the headers; 0 without `all_to_all`."""
+        return EAGER_BYTES if self._own is not None else 0
+
+    @property
+    def eager_bytes_per_rank(self) -> int:
+        """Bytes of data for each rank that may travel with a header; a multiple of 64."""
+        return max(header.ROOM, -(-self.eager_bytes // self._size // 64) * 64)
 
     def start(self, tag: int, sends: Sequence[Message], receives: Sequence[Message]) -> Exchange:
         """Start messages, all at once; empty ones do not travel."""
         group = self._alive()
-        own = self._connections()
         here = [(peer, each.view(torch.uint8)) for peer, each in sends if each.numel()]
         there = [(peer, each.view(torch.uint8)) for peer, each in receives if each.numel()]
         self._count(each.numel() for _, each in here)
@@ -69,7 +103,7 @@ class Messages:
             if not self._batched:
                 # Sends first: a send that finds its receive is written by this thread, which then
                 # holds what Gloo's own thread needs, and spins for.
-                by = group if own is None else own
+                by = group if self._own is None else self._own
                 for peer, each in here:
                     works.append(by.send([each], peer, tag))
                 for peer, each in there:
@@ -98,7 +132,7 @@ class Messages:
         received: Sequence[int],
         silent: Callable[[], Sequence[int]] = list,
     ) -> None:
-        """Exchange with all ranks at once, and wait; where `medium` is not 0.
+        """Exchange with all ranks at once, and wait; where `eager_bytes` is not 0.
 
         Args:
             data: bytes for each rank, in rank order. As long as `out` has for it, or shorter.
@@ -111,40 +145,43 @@ class Messages:
             CollectiveError: it has failed; names the ranks whose connections are broken, or that
                 were silent, or all.
         """
-        own = self._connections()
         self._alive()
         self._count(each for rank, each in enumerate(sent) if each and rank != self._rank)
-        exchange = Exchange(self._under_way, [(-1, data), (-1, out)])
         try:
             # By Gloo's own threads: this one would hold what they spin for.
-            exchange.works.append(own.alltoall_base(out, data, list(received), list(sent)))
-            exchange.works[0].wait()
+            self._own.alltoall_base(out, data, list(received), list(sent)).wait()
         except RuntimeError as error:
-            raise failure(error, self._broken() or silent() or self._others()) from error
-        self._under_way.remove(exchange)
+            raise failure(error, self._unreachable() or silent() or self._others()) from error
 
-    def _broken(self) -> list[int]:
+    def _unreachable(self) -> list[int]:
         """The ranks to which nothing goes any more; none if that is all, as after a timeout.
 
         For a group that has failed: what this starts is never waited for.
         """
-        own, scrap = self._connections(), torch.empty(1, dtype=torch.uint8)
-        probes = Exchange(self._under_way, [(rank, scrap) for rank in self._others()])
         found = []
         for rank in self._others():
             try:
-                probes.works.append(own.recv([scrap], rank, PROBES))
+                self._own.recv([self._scrap], rank, PROBES)
             except RuntimeError:
                 found.append(rank)
-        return found if probes.works else []
+        return found if len(found) < len(self._others()) else []
+
+    def disconnect(self) -> None:
+        """Close connections of our own, if there are any: who waits here or at a peer fails."""
+        if self._own is not None:
+            # What waits in vain makes Gloo close all of them; there is no other way.
+            with contextlib.suppress(RuntimeError):
+                receive = self._own.recv([self._scrap], self._others()[0], PROBES)
+                receive.wait(timedelta(milliseconds=1))
+
+    def abort(self, reason: str) -> None:
+        """Let what is under way fail."""
+        self.disconnect()
+        if self._own is None and (group := self._group()) is not None:
+            group._get_backend(self._device).abort()
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self._size) if rank != self._rank]
-
-    def _connections(self) -> Any:
-        group = self._group()
-        alone = self._batched or self._size == 1
-        return None if alone or group is None else connections(group)
 
     def _alive(self) -> dist.ProcessGroup:
         group = self._group()
@@ -187,51 +224,19 @@ class Exchange:
         self._under_way.remove(self)
 
 
-def connections(group: dist.ProcessGroup) -> Any:
-    """Connections of our own between a Gloo group's ranks, as its; None over other backends.
-
-    Gloo numbers a group's collectives when they are issued, so ours would mix with the program's.
-    They live as long as the group. Collective over the group when they are made, with the first
-    call; waits as long as the group does.
-
-    Raises:
-        CollectiveError: they cannot be made.
-    """
-    if group not in _connections:
-        _connections[group] = _connect(group)
-    return _connections[group]
-
-
-def _connect(group: dist.ProcessGroup) -> Any:
-    if not dist.is_gloo_available() or _CPU not in group._device_types:
-        return None
-    backend = group._get_backend(_CPU)
-    if not isinstance(backend, dist.ProcessGroupGloo):
-        return None
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    store = dist.PrefixStore("pycollective.torch.ordered", group.get_group_store())
-    try:
-        return dist.ProcessGroupGloo(store, rank, size, backend.options)  # type: ignore[arg-type]
-    except RuntimeError as error:
-        others = [other for other in range(size) if other != rank]
-        raise failure(error, others) from error
-
-
-def abort(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Let the messages of a group fail that are under way."""
-    own = _connections.get(group)
-    (group._get_backend(device) if own is None else own).abort()
-
-
 def failure(error: RuntimeError, peers: Sequence[int]) -> CollectiveError:
     """What a backend's error means; those of pycollective are what they are."""
     if isinstance(error, CollectiveError):
         return error
-    said = str(error).strip().partition("\nException raised from")[0]
+    said = _said(error)
     kind = CollectiveError
-    if any(each in said.lower() for each in ("timed out", "timeout")):
+    if "timed out" in said.lower():
         kind = CollectiveTimeout
     elif any(each in said.lower() for each in ("closed by peer", "reset by peer", "broken pipe")):
         kind = PeerFailure
     with_whom = ", ".join(map(str, sorted(set(peers))))
     return kind(f"a message from or to rank(s) {with_whom} failed: {said}")
+
+
+def _said(error: RuntimeError) -> str:
+    return str(error).strip().partition("\nException raised from")[0]
