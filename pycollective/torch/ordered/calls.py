@@ -105,10 +105,9 @@ def all_reduce(
             result: the current stream does.
         narrow: the type in which leaves travel if all elements of all ranks have exactly its
             values, as fp32 gradients that were bf16. Each rank looks, and all agree; on devices the
-            host waits for that. Few bytes travel as they are. The result keeps the tensor's type. For
-            float32 and `sum`, `avg` or
-            `prod`; tensors of the narrow type itself may be in the list. Over the backend
-            pycollective leaves travel as they are.
+            host waits for that. Where all leaves go to all, they travel as they are, and so they do
+            over the backend pycollective. The result keeps the tensor's type. For float32 and
+            `sum`, `avg` or `prod`; tensors of the narrow type itself may be in the list.
 
     Returns:
         A work, whose future has the tensor, or the list; None without `async_op`.
