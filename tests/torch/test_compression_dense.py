@@ -1,4 +1,4 @@
-"""A state on one host is dense, and so are the first steps that are asked for: DDP's own hooks."""
+"""A state on one host is dense, and so are the first steps that are asked for: the contract's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import pycollective.torch as pct
@@ -22,7 +21,7 @@ from tests.torch.compressed import (
     state_of,
 )
 
-BACKENDS = {"pycollective": pct.all_reduce_hook, "gloo": default_hooks.allreduce_hook}
+BACKENDS = {"pycollective": pct.all_reduce_hook, "gloo": pct.ordered.hook}
 
 
 ranks = ranks_of(__name__, 4)

@@ -14,10 +14,11 @@ from pycollective import _torch
 from pycollective.agree import agree
 from pycollective.bootstrap.attach import host_identity
 from pycollective.bootstrap.init import simulated_hosts
-from pycollective.compression.groups import Bytes, Group, GroupMaker, Groups, by_dtype
+from pycollective.compression.groups import Bytes, Group, GroupMaker, Groups
 from pycollective.compression.partition import Hosts
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
+from pycollective.torch import ordered
 
 # By its name since torch 2.13, and before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -45,27 +46,16 @@ class OfProcessGroup:
         return out
 
     def average(self, parts: Sequence[torch.Tensor]) -> None:
-        """Average by the contract over pycollective, as DDP does over other backends."""
-        for same in by_dtype(parts):
-            together = same[0] if len(same) == 1 else torch.cat(same)
-            if self._ours:
-                _torch.average(self._group, together).wait()
-            else:
-                together.div_(self.size)
-                dist.all_reduce(together, group=self._group)
-            if len(same) > 1:
-                split = together.split([part.numel() for part in same])
-                for part, average in zip(same, split, strict=True):
-                    part.copy_(average)
+        """Average by the contract, over any backend."""
+        ordered.all_reduce(list(parts), "avg", self._group)
 
     def average_soon(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Begin to average one tensor."""
         if self._ours:
             return _torch.average(self._group, tensor)
-        tensor.div_(self.size)
-        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        work = ordered.all_reduce(tensor, "avg", self._group, async_op=True)
         assert work is not None
-        return work.get_future().then(lambda done: done.value()[0])
+        return work.get_future()
 
     def _backend(self) -> Any:
         return self._group._get_backend(torch.device("cpu"))
