@@ -8,6 +8,7 @@ import torch.distributed.checkpoint
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.compression.players import held_by
+from tests.torch import trainings
 from tests.torch.compressed import HOOKS, Given, digest_of, given, group_of, ranks_of, state_of
 
 TOPOLOGIES = ["4x1", "2x2"]
@@ -101,6 +102,39 @@ def test_no_option_and_no_backend_changes_a_bit(ranks, codec, topology, some):
         for name, (_, steps, calls, sent) in found.items():
             assert (steps, sent) == (4, True)
             assert calls >= (8 if name == "tiny buckets" else 4), "it was not compressed"
+
+
+def trained(comm, backend, codec, topology, name, steps):
+    """The digest of a training's final weights; its first step is dense."""
+    group = group_of(comm, backend)
+
+    def replicate(model):
+        replica = DistributedDataParallel(model, process_group=group)
+        state = state_of(replica, codec, topology, group, dense_steps=1)
+        replica.register_comm_hook(state, HOOKS[codec])
+        return replica
+
+    return trainings.digest(name, steps, comm.rank, comm.size, replicate)
+
+
+@pytest.mark.parametrize(
+    ("codec", "name"),
+    [
+        (codec, name)
+        if (codec, name) == ("one_bit", "digits")
+        else pytest.param(codec, name, marks=pytest.mark.storm)
+        for codec in HOOKS
+        for name in ("digits", "gpt")
+    ],
+)
+def test_trainings_over_gloo_have_the_weights_of_those_over_pycollective(ranks, codec, name):
+    found = {
+        (backend, topology): set(ranks(trained, backend, codec, topology, name, 4))
+        for backend in ("gloo", "pycollective")
+        for topology in ("4x1", "2x2")
+    }
+    for topology in ("4x1", "2x2"):
+        assert len(found["gloo", topology] | found["pycollective", topology]) == 1, found
 
 
 def unused(comm, codec, cap):
