@@ -71,6 +71,7 @@ LAYERS: dict[str, set[str]] = {
 TOP_LEVEL: dict[str, set[str]] = {
     "torch": {"torch"},
     "triton": {"torch"},
+    "triton/floats": {"triton"},
     "triton/reduce": {"triton"},
     "bench/ranks/library_torch": {"torch"},
     "bench/ranks/library_mpi": {"mpi4py"},

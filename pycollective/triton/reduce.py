@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 
 from pycollective.order import COMBINE
+from pycollective.triton.floats import is_nan, rounded, widened
 from pycollective.triton.formats import FORMATS, words
 
 THREADS = tl.constexpr(128)  # of a program
@@ -38,61 +39,10 @@ _WORDS_OF_A_THREAD = 256
 
 
 @triton.jit
-def _widened(word, TYPE: tl.constexpr):
-    """The fp32 or fp64 number that a word of this type is; exact, subnormals too."""
-    if TYPE == "float64":
-        return word.to(tl.float64, bitcast=True)
-    elif TYPE == "float32":
-        return word.to(tl.float32, bitcast=True)
-    elif TYPE == "bfloat16":
-        return (word.to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    elif TYPE == "float16":
-        return word.to(tl.float16, bitcast=True).to(tl.float32)
-    elif TYPE == "float8_e5m2":  # the upper half of a float16
-        return (word.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
-    else:
-        tl.static_assert(TYPE == "float8_e4m3fn")
-        # Its exponent and mantissa, in a float16, are 2**8 times too small. The bit that is masked
-        # is a second copy of the sign.
-        half = ((word.to(tl.int16) << 7) & -0x4001).to(tl.float16, bitcast=True)
-        return tl.where((word & 0x7F) == 0x7F, float("nan"), half.to(tl.float32) * 256.0)
-
-
-@triton.jit
-def _rounded(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
-    """The words of a format narrower than fp32 that are nearest to fp32 numbers, ties to even."""
-    MANTISSA: tl.constexpr = FORMAT[0]
-    GREATEST: tl.constexpr = FORMAT[1]
-    BITS: tl.constexpr = WORD.primitive_bitwidth
-    BIAS: tl.constexpr = (1 << (BITS - MANTISSA - 2)) - 1
-    CUT: tl.constexpr = 23 - MANTISSA
-    bits = x.to(tl.int32, bitcast=True)
-    magnitude = bits & 0x7FFFFFFF
-    half = ((magnitude >> CUT) & 1) + ((1 << (CUT - 1)) - 1)
-    word = (magnitude + half - ((127 - BIAS) << 23)) >> CUT
-    if BIAS < 127:
-        # The last bit of this power of two is worth the format's least number, so the addition of a
-        # subnormal of the format rounds it.
-        POWER: tl.constexpr = (127 + 24 - BIAS - MANTISSA) << 23
-        power = tl.full(x.shape, POWER, tl.int32).to(tl.float32, bitcast=True)
-        small = (magnitude.to(tl.float32, bitcast=True) + power).to(tl.int32, bitcast=True)
-        word = tl.where(magnitude < ((128 - BIAS) << 23), small - POWER, word)
-    # Without an infinity, NaN is next to the greatest number.
-    OVERFLOWN: tl.constexpr = GREATEST if GREATEST & ((1 << MANTISSA) - 1) == 0 else GREATEST + 1
-    word = tl.where(magnitude > 0x7F800000, FORMAT[2], tl.minimum(word, OVERFLOWN))
-    return (word | ((bits >> 31) << (BITS - 1))).to(WORD)
-
-
-@triton.jit
 def _flipped(word):
     """Words whose order as integers is that of the floats, -0 below +0; twice gives the words."""
     BITS: tl.constexpr = word.dtype.primitive_bitwidth
     return word ^ ((word >> (BITS - 1)) & ((1 << (BITS - 1)) - 1))
-
-
-@triton.jit
-def _is_nan(word, FORMAT: tl.constexpr):
-    return (word & ((1 << (word.dtype.primitive_bitwidth - 1)) - 1)) > FORMAT[1]
 
 
 @triton.jit
@@ -102,12 +52,12 @@ def _taken(word, OP: tl.constexpr, TYPE: tl.constexpr, FORMAT: tl.constexpr):
         return word
     elif OP == "min":  # of all words the least is a NaN's
         LEAST: tl.constexpr = -(1 << (word.dtype.primitive_bitwidth - 1))
-        return tl.where(_is_nan(word, FORMAT), LEAST, _flipped(word)).to(word.dtype)
+        return tl.where(is_nan(word, FORMAT), LEAST, _flipped(word)).to(word.dtype)
     elif OP == "max":
         MOST: tl.constexpr = (1 << (word.dtype.primitive_bitwidth - 1)) - 1
-        return tl.where(_is_nan(word, FORMAT), MOST, _flipped(word)).to(word.dtype)
+        return tl.where(is_nan(word, FORMAT), MOST, _flipped(word)).to(word.dtype)
     else:
-        return _widened(word, TYPE)
+        return widened(word, TYPE)
 
 
 @triton.jit
@@ -175,11 +125,11 @@ def _program(
         if OP == "min" or OP == "max":
             x = _flipped(x)
         elif WORD.primitive_bitwidth < 32:
-            x = _rounded(x, WORD, FORMAT)
+            x = rounded(x, WORD, FORMAT)
         else:
             x = x.to(WORD, bitcast=True)
         if FINISH:
-            x = tl.where(_is_nan(x, FORMAT), FORMAT[2], x).to(WORD)
+            x = tl.where(is_nan(x, FORMAT), FORMAT[2], x).to(WORD)
     tl.store(out, x, mask=mask)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,20 +18,31 @@ from pycollective.triton.formats import words
 HOPPER = GPUTarget("cuda", 90, 32)
 
 
-def module(interpreted: bool) -> Any:
-    """A copy of pycollective.triton.reduce, for Triton's interpreter or for its compiler."""
-    found = importlib.util.find_spec("pycollective.triton.reduce")
-    made = importlib.util.module_from_spec(found)
+def module(name: str, interpreted: bool) -> Any:
+    """A copy of pycollective.triton.`name`, and of those that it imports from there, for Triton's
+    interpreter or for its compiler."""
+    package = "pycollective.triton"
+    loaded = {each: sys.modules.pop(each) for each in _below(package)}
     was = triton.knobs.runtime.interpret
     triton.knobs.runtime.interpret = interpreted
     try:
-        found.loader.exec_module(made)
+        return importlib.import_module(f"{package}.{name}")
     finally:
         triton.knobs.runtime.interpret = was
-    return made
+        for each in _below(package):
+            del sys.modules[each]
+            delattr(sys.modules[package], each.rpartition(".")[2])
+        sys.modules.update(loaded)
+        for each, one in loaded.items():
+            setattr(sys.modules[package], each.rpartition(".")[2], one)
 
 
-COMPILED = module(interpreted=False)
+def _below(package: str) -> list[str]:
+    """The names of its modules that are loaded."""
+    return [name for name in sys.modules if name.startswith(f"{package}.")]
+
+
+COMPILED = module("reduce", interpreted=False)
 _NAMES = {
     **{torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32"},
     torch.int64: "i64",

@@ -27,7 +27,7 @@ from tests.inputs import (
 )
 from tests.triton.compiled import module
 
-KERNEL = module(interpreted=True)
+KERNEL = module("reduce", interpreted=True)
 WAYS = [pytest.param(KERNEL, id="triton"), pytest.param(plain, id="torch")]
 LEAVES = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17]
 MANY = [33, 64]  # each takes Triton's interpreter a second

@@ -1,0 +1,62 @@
+"""Words of floats, in kernels: the fp32 numbers that they are, and the nearest ones of a format.
+
+All give the same bits on every target and in Triton's interpreter (docs/contract.md). Words are
+signed integers; a format is a row of `formats.FORMATS`, as a tuple.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def widened(word, TYPE: tl.constexpr):
+    """The fp32 or fp64 number that a word of this type is; exact, subnormals too."""
+    if TYPE == "float64":
+        return word.to(tl.float64, bitcast=True)
+    elif TYPE == "float32":
+        return word.to(tl.float32, bitcast=True)
+    elif TYPE == "bfloat16":
+        return (word.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    elif TYPE == "float16":
+        return word.to(tl.float16, bitcast=True).to(tl.float32)
+    elif TYPE == "float8_e5m2":  # the upper half of a float16
+        return (word.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        tl.static_assert(TYPE == "float8_e4m3fn")
+        # Its exponent and mantissa, in a float16, are 2**8 times too small. The bit that is masked
+        # is a second copy of the sign.
+        half = ((word.to(tl.int16) << 7) & -0x4001).to(tl.float16, bitcast=True)
+        return tl.where((word & 0x7F) == 0x7F, float("nan"), half.to(tl.float32) * 256.0)
+
+
+@triton.jit
+def rounded(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
+    """The words of a format narrower than fp32 that are nearest to fp32 numbers, ties to even."""
+    MANTISSA: tl.constexpr = FORMAT[0]
+    GREATEST: tl.constexpr = FORMAT[1]
+    BITS: tl.constexpr = WORD.primitive_bitwidth
+    BIAS: tl.constexpr = (1 << (BITS - MANTISSA - 2)) - 1
+    CUT: tl.constexpr = 23 - MANTISSA
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    half = ((magnitude >> CUT) & 1) + ((1 << (CUT - 1)) - 1)
+    word = (magnitude + half - ((127 - BIAS) << 23)) >> CUT
+    if BIAS < 127:
+        # The last bit of this power of two is worth the format's least number, so the addition of a
+        # subnormal of the format rounds it.
+        POWER: tl.constexpr = (127 + 24 - BIAS - MANTISSA) << 23
+        power = tl.full(x.shape, POWER, tl.int32).to(tl.float32, bitcast=True)
+        small = (magnitude.to(tl.float32, bitcast=True) + power).to(tl.int32, bitcast=True)
+        word = tl.where(magnitude < ((128 - BIAS) << 23), small - POWER, word)
+    # Without an infinity, NaN is next to the greatest number.
+    OVERFLOWN: tl.constexpr = GREATEST if GREATEST & ((1 << MANTISSA) - 1) == 0 else GREATEST + 1
+    word = tl.where(magnitude > 0x7F800000, FORMAT[2], tl.minimum(word, OVERFLOWN))
+    return (word | ((bits >> 31) << (BITS - 1))).to(WORD)
+
+
+@triton.jit
+def is_nan(word, FORMAT: tl.constexpr):
+    """Whether words of this format are NaNs."""
+    return (word & ((1 << (word.dtype.primitive_bitwidth - 1)) - 1)) > FORMAT[1]
