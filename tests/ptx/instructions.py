@@ -40,12 +40,22 @@ TYPES = {
 
 
 class Meaning(NamedTuple):
-    """`result = function(*sources)`; `wider` says that registers may have more bits than types."""
+    """`result = function(*sources)`; `wider` says that registers may have more bits than types,
+    `together` that the lanes of a warp compute it in one."""
 
     result: Type
     sources: list[Type]
     function: Callable
     wider: bool = False
+    together: bool = False
+
+
+def of_three(two: Meaning | None) -> Meaning | None:
+    """`min` and `max` of three fp32 numbers, of Blackwell, as that of two."""
+    if two is None or two.result != TYPES["f32"]:
+        return None
+    function = two.function
+    return Meaning(two.result, [two.result] * 3, lambda x, y, z: function(function(x, y), z))
 
 
 def meaning(op: str) -> Meaning | None:
@@ -283,6 +293,37 @@ def _permute(parts):
     return Meaning(TYPES["b32"], [TYPES["b32"]] * 3, permute)
 
 
+def _count(function):
+    """Of a word's bits, in 32 bits."""
+
+    def rule(parts):
+        of = TYPES[parts[0]] if parts in (["b32"], ["b64"]) else None
+        return of and Meaning(TYPES["b32"], [of], lambda x: function(_bits(x)).astype(np.uint32))
+
+    return rule
+
+
+def _reverse(parts):
+    of = TYPES[parts[0]] if parts in (["b32"], ["b64"]) else None
+
+    def reversed_(x):
+        places = np.arange(of.bits - 1, -1, -1, dtype=of.numpy)
+        return (_bits(x).astype(of.numpy) << places).sum(axis=-1, dtype=of.numpy)
+
+    return of and Meaning(of, [of], reversed_)
+
+
+def _bits(x):
+    """(word, bit), the lowest first."""
+    places = np.arange(8 * x.itemsize, dtype=x.dtype)
+    return x[..., None] >> places & x.dtype.type(1)
+
+
+def _leading_zeros(bits):
+    highest_first = bits[..., ::-1] != 0
+    return np.where(highest_first.any(axis=-1), highest_first.argmax(axis=-1), bits.shape[-1])
+
+
 def _lookup(parts):
     """`lop3`: any function of three bits, as the table of its eight values."""
     if parts != ["b32"]:
@@ -354,6 +395,9 @@ def _conversion(parts):
         return Meaning(to, [of], lambda x: _canonical(x.astype(to.numpy)))
     if parts == ["rn", "f16", "f32"]:
         return Meaning(TYPES["b16"], [TYPES["b32"]], _f16_of_f32)
+    if len(parts) == 3 and parts[0] in _WHOLE and parts[1:] == ["s32", "f32"]:
+        to, whole = TYPES["s32"], _WHOLE[parts[0]]
+        return Meaning(to, [TYPES["f32"]], lambda x: _saturated(whole(x.astype(np.float64)), to))
     if len(parts) == 3 and parts[0] == "rn" and parts[1] in ("f32", "f64"):
         to, of = TYPES[parts[1]], TYPES.get(parts[2])
         if of is None or of.kind not in "su":
@@ -363,6 +407,15 @@ def _conversion(parts):
         return None
     to, of = TYPES[parts[0]], TYPES[parts[1]]
     return Meaning(to, [of], lambda x: x.astype(to.numpy), wider=True)
+
+
+_WHOLE = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
+
+
+def _saturated(whole, of):
+    """The nearest integer there is; 0 for NaN."""
+    least = np.iinfo(of.numpy)
+    return np.where(np.isnan(whole), 0, np.clip(whole, least.min, least.max)).astype(of.numpy)
 
 
 def _f16_of_f32(bits):
@@ -411,6 +464,9 @@ _RULES = {
     "bfe": _field,
     "bfi": _insertion,
     "prmt": _permute,
+    "popc": _count(lambda bits: bits.sum(axis=-1)),
+    "clz": _count(_leading_zeros),
+    "brev": _reverse,
     "lop3": _lookup,
     "selp": _select,
     "setp": _comparison,

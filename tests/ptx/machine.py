@@ -4,8 +4,9 @@ code, and those at the least place go on together.
 It is strict. Registers start as garbage and have widths; a vector is aligned to its size; each
 access is in bounds, of bytes that somebody has written, and writes to nothing that is read-only.
 What one lane writes to global memory no other lane may touch in the same launch, also behind a
-barrier; to a block's shared memory, before a barrier. Memory counts what is read and written, byte
-by byte.
+barrier; to a block's shared memory, before a barrier of the block, or of the warp if it has both
+lanes. What is changed by atomic operations may be so by all lanes, in an order that is drawn.
+Memory counts what is read and written, byte by byte.
 """
 
 from __future__ import annotations
@@ -16,17 +17,35 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.ptx.instructions import SIGNED, TYPES, UNSIGNED, Type, meaning
+from tests.ptx.instructions import SIGNED, TYPES, UNSIGNED, Meaning, Type, meaning, of_three
 from tests.ptx.parser import Address, Instruction, Kernel, PtxError
+from tests.ptx.warps import LANES, exchange
 
 ALL = slice(None)
 MAPPED, WRITTEN, WRITABLE = 1, 2, 4
-NOBODY, MANY = -1, -2
+# Who has touched a byte: a lane, or one of these, or lanes of one warp (see _several).
+NOBODY, MANY, ATOMIC = -1, -2, -3
 MOST_TURNS = 100_000  # that lanes go on: against what never ends
+_CHANGES = ("add", "min", "max", "and", "or", "xor")
 
 
 class Trap(PtxError):
     """What a GPU would fault on, or what the memory model leaves undefined."""
+
+
+def _several(warp):
+    """More than one lane of a warp has touched this byte since the warp's last barrier."""
+    return -4 - 2 * warp
+
+
+def _before(warp):
+    """Lanes of a warp have touched this byte before the warp's last barrier, and none since."""
+    return -5 - 2 * warp
+
+
+def _warp(who):
+    """The one whose lanes these are; -1 where there is none, or more."""
+    return np.where(who >= 0, who // LANES, np.where(who <= _several(0), (-4 - who) // 2, -1))
 
 
 class Buffer(NamedTuple):
@@ -41,16 +60,18 @@ class Buffer(NamedTuple):
 class Memory:
     """Global memory, or all blocks' shared memory: buffers at made-up addresses, with gaps.
 
-    `reads` and `writes` count the accesses of each byte, and `loads` and `stores` those of lanes
-    by their width in bytes, since the last launch began.
+    `reads` and `writes` count the accesses of each byte, and `loads`, `stores` and `changes` (which
+    are atomic) those of lanes by their width in bytes, since the last launch began. `replicas`
+    says that several lanes may store the same bytes to one place, as Triton does to shared memory.
     """
 
     BASE = 0x7F3A_4000_0000
     GAP = 128
 
-    def __init__(self, capacity: int = 1 << 20):
-        random = np.random.default_rng(7)
-        self.data = random.integers(0, 256, capacity, dtype=np.uint8)
+    def __init__(self, capacity: int = 1 << 20, replicas: bool = False):
+        self.replicas = replicas
+        self.random = np.random.default_rng(7)
+        self.data = self.random.integers(0, 256, capacity, dtype=np.uint8)
         self.flags = np.zeros(capacity, np.uint8)
         self.capacity, self.used = capacity, 0
         self.buffers: list[Buffer] = []
@@ -64,6 +85,7 @@ class Memory:
         self.writer = np.full(self.capacity, NOBODY, np.int32)
         self.loads: collections.Counter[int] = collections.Counter()
         self.stores: collections.Counter[int] = collections.Counter()
+        self.changes: collections.Counter[int] = collections.Counter()
 
     def allocate(self, name: str, size: int, skew: int = 0, far: int = 0) -> int:
         """The address of `size` writable bytes, `skew` bytes behind a multiple of 128.
@@ -110,17 +132,24 @@ class Memory:
         place = self.place(address, size)
         self.reader[place] = self.writer[place] = NOBODY
 
+    def order_of_warps(self, address: int, warps: np.ndarray) -> None:
+        """What these warps did to this buffer is done before all that they do now."""
+        [size] = [each.size for each in self.buffers if each.address == address]
+        for who in (self.reader, self.writer):
+            part = who[self.place(address, size)]
+            warp = _warp(part)
+            part[...] = np.where(np.isin(warp, warps), _before(warp), part)
+
     def load(self, address: np.ndarray, width: int, count: int, lanes: np.ndarray) -> np.ndarray:
         """(lane, word): `count` words of `width` bytes for each lane."""
         group = self._groups(address, width * count, MAPPED | WRITTEN, "load")
         writer, reader = (x.reshape(-1, width * count) for x in (self.writer, self.reader))
         lane = lanes[:, None]
-        others = (writer[group] != NOBODY) & (writer[group] != lane)
+        others = self._others(writer[group], lane)
         self._refuse(others, address, "another lane has written in this launch what this one loads")
         before = reader[group]
         reader[group] = lane
-        shared = (before != NOBODY) & (before != lane) | (reader[group] != lane)
-        reader[group[shared.any(axis=1)]] = MANY
+        self._share(reader, group, before, lane)
         np.add.at(self.reads.reshape(-1, width * count), group, np.uint16(1))
         self.loads[width * count] += len(lanes)
         return self.data.view(UNSIGNED[8 * width]).reshape(-1, count)[group]
@@ -131,15 +160,61 @@ class Memory:
         group = self._groups(address, width * count, MAPPED | WRITABLE, "store")
         writer, reader = (x.reshape(-1, width * count) for x in (self.writer, self.reader))
         lane = lanes[:, None]
-        for who, did in ((writer, "written"), (reader, "loaded")):
-            others = (who[group] != NOBODY) & (who[group] != lane)
-            self._refuse(others, address, f"another lane has {did} what this one stores")
+        loaded = self._others(reader[group], lane)
+        self._refuse(loaded, address, "another lane has loaded what this one stores")
+        before = writer[group]
+        others = self._others(before, lane)
+        if self.replicas:
+            new = np.ascontiguousarray(words).view(np.uint8)
+            data = self.data.reshape(-1, width * count)
+            others &= (before == ATOMIC) | (data[group] != new)
+        self._refuse(others, address, "another lane has written what this one stores")
         writer[group] = lane
-        self._refuse(writer[group] != lane, address, "two lanes store to one place")
+        self.data.view(UNSIGNED[8 * width]).reshape(-1, count)[group] = words
+        both = data[group] != new if self.replicas else writer[group] != lane
+        self._refuse(both, address, "two lanes store to one place")
+        self._share(writer, group, before, lane)
         self.writes.reshape(-1, width * count)[group] += np.uint16(1)
         self.stores[width * count] += len(lanes)
-        self.data.view(UNSIGNED[8 * width]).reshape(-1, count)[group] = words
         self.flags.reshape(-1, width * count)[group] |= WRITTEN
+
+    def change(
+        self, address: np.ndarray, function: Callable, words: np.ndarray, lanes: np.ndarray
+    ) -> np.ndarray:
+        """Each lane's word as it was before `function` of it and the lane's word took its place, by
+        one lane after the other."""
+        width = words.itemsize
+        group = self._groups(address, width, MAPPED | WRITTEN | WRITABLE, "change")
+        lane = lanes[:, None]
+        for who, did in ((self.writer, "written"), (self.reader, "loaded")):
+            before = who.reshape(-1, width)[group]
+            others = self._others(before, lane) & (before != ATOMIC)
+            self._refuse(others, address, f"another lane has {did} what this one changes")
+        self.writer.reshape(-1, width)[group] = ATOMIC
+        self.changes[width] += len(lanes)
+        data, old = self.data.view(words.dtype), np.empty_like(words)
+        order = np.lexsort((self.random.random(len(lanes)), group))
+        _, first, counts = np.unique(group[order], return_index=True, return_counts=True)
+        for turn in range(counts.max()):
+            now = order[first[counts > turn] + turn]
+            old[now] = data[group[now]]
+            data[group[now]] = function(old[now], words[now])
+        return old
+
+    @staticmethod
+    def _others(who: np.ndarray, lane: np.ndarray) -> np.ndarray:
+        """Where this lane may not touch what these have touched."""
+        return (who != NOBODY) & (who != lane) & (who != _before(lane // LANES))
+
+    def _share(self, reader, group, before, lane) -> None:
+        """Where several lanes load a byte, now or with those before, it says so."""
+        own = _several(lane // LANES)
+        row, byte = np.nonzero(self._others(before, lane) | (reader[group] != lane))
+        if row.size:
+            reader[group[row], byte] = own[row, 0]
+            stranger = (before != NOBODY) & (_warp(before) != lane // LANES)
+            row, byte = np.nonzero(stranger | (reader[group] != lane) & (reader[group] != own))
+            reader[group[row], byte] = MANY
 
     def _groups(self, address: np.ndarray, size: int, need: int, what: str) -> np.ndarray:
         """The number of each lane's aligned `size` bytes."""
@@ -200,7 +275,7 @@ class Launch:
             "%tid.x": self.lanes % kernel.threads,
             "%ctaid.x": np.repeat(blocks, kernel.threads),
         }
-        self.shared = Memory(len(blocks) * (shared + 3 * Memory.GAP))
+        self.shared = Memory(len(blocks) * (shared + 3 * Memory.GAP), replicas=True)
         windows = [self.shared.allocate(f"shared of block {block}", shared) for block in blocks]
         self.windows = np.repeat(np.array(windows, np.uint64), kernel.threads)
         size, names = self.lanes.size, kernel.registers
@@ -278,16 +353,22 @@ class Launch:
             return self._load_of_a_parameter(parts[1:], *at.operands)
         if at.op == "bar.sync" and at.operands == ["0"] and at.guard is None:
             return self._meet
-        if at.op == "ldmatrix.sync.aligned.m8n8.x4.shared.b16" and at.guard is None:
-            return self._load_of_matrices(*at.operands)
+        if at.op == "bar.warp.sync" and at.operands == ["-1"] and at.guard is None:
+            return self._meet_in_warps
+        if head in ("ldmatrix", "stmatrix"):
+            return self._access_to_matrices(head, parts, *at.operands)
         if head in ("ld", "st"):
             return self._access(head, parts, *at.operands)
+        if head in ("atom", "red"):
+            return self._change(head, parts, *at.operands)
         if head == "mov" and vector:
             return self._packing(parts, *at.operands)
-        known = meaning(at.op)
-        if known is None:
-            raise PtxError("unknown instruction")
         result, *operands = at.operands
+        known = meaning(at.op)
+        if head in ("min", "max") and len(operands) == 3:
+            known = of_three(known)
+        if known is None:
+            known = self._of_whole_warps(exchange(at.op))
         if len(operands) != len(known.sources):
             raise PtxError(f"{len(operands)} operands")
         put = self._target(result, known.result, known.wider)
@@ -296,7 +377,40 @@ class Launch:
             for each, of in zip(operands, known.sources, strict=True)
         ]
         function = known.function
-        return lambda chosen: put(chosen, function(*(each(chosen) for each in sources)))
+
+        def step(chosen):
+            if known.together:
+                self._whole_warps(chosen)
+            put(chosen, function(*(each(chosen) for each in sources)))
+
+        return step
+
+    def _of_whole_warps(self, known: Meaning | None) -> Meaning:
+        """What the lanes of a warp do together, all of them."""
+        if known is None:
+            raise PtxError("unknown instruction")
+
+        def function(*sources):
+            if (sources[-1] != 0xFFFFFFFF).any():
+                raise Trap("for a part of a warp")
+            return known.function(*(each.reshape(-1, LANES) for each in sources)).reshape(-1)
+
+        return known._replace(function=function, together=True)
+
+    def _whole_warps(self, chosen) -> None:
+        lanes = self.lanes[chosen]
+        if lanes.size % LANES or (np.ptp(lanes.reshape(-1, LANES) // LANES, axis=1) != 0).any():
+            raise Trap("a part of a warp")
+
+    def _meet_in_warps(self, chosen) -> None:
+        """At a barrier of each warp; a GPU would wait for ever for the rest of one."""
+        self._whole_warps(chosen)
+        if self.kernel.threads == LANES:
+            self._meet(chosen)
+            return
+        warps = np.unique(self.lanes[chosen] // LANES)
+        for window in np.unique(self.windows[chosen]):
+            self.shared.order_of_warps(int(window), warps)
 
     def _meet(self, chosen) -> None:
         """At a barrier; a GPU would wait for ever for the rest of a block."""
@@ -388,6 +502,7 @@ class Launch:
     def _access(self, head: str, parts, *operands) -> Callable:
         """`ld` and `st`, of global or shared memory, of a word or a vector."""
         space, *vector, name = parts if len(parts) > 1 else ("", *parts)
+        space = space.removesuffix("::cta")
         count = int(vector[0][1:]) if vector and vector[0] in ("v2", "v4", "v8") else 1
         if space not in ("global", "shared") or len(vector) != (count > 1) or name not in TYPES:
             raise PtxError("unknown variant")
@@ -424,25 +539,74 @@ class Launch:
         windows = self.windows - np.uint64(self.SHARED)
         return self.shared, lambda chosen: windows[chosen] + (base(chosen) + offset)
 
-    def _load_of_matrices(self, to, at: Address) -> Callable:
-        """`ldmatrix`: four matrices of 8 rows of 16 bytes, at the addresses of the warp's lanes in
-        their order; a lane gets 4 bytes of each."""
-        if len(to) != 4:
-            raise PtxError("not four matrices")
-        memory, address = self._addresses("shared", at)
-        targets = [self._target(name, TYPES["b32"]) for name in to]
+    def _change(self, head: str, parts, *operands) -> Callable:
+        """`atom` and `red`: lanes change a word, one after the other."""
+        spaces, scopes = ("global", "shared"), ("gpu", "sys", "cta")
+        *how, operation, name = parts
+        kinds = [("relaxed", "acq_rel"), scopes, spaces]
+        if len(how) != 3 or any(sum(each in kind for each in how) != 1 for kind in kinds):
+            raise PtxError("unknown variant")
+        known = meaning(f"{operation}.{name}")
+        if known is None or operation not in _CHANGES or known.result.bits < 32:
+            raise PtxError("unknown variant")
+        if known.result.kind == "f":  # whose order would show
+            raise PtxError("unknown variant")
+        *result, at, words = operands
+        if len(result) != (head == "atom"):
+            raise PtxError("not the operands of these")
+        puts = [self._target(each, known.result) for each in result]
+        source = self._source(words, known.result)
+        memory, address = self._addresses(how[[each in spaces for each in how].index(True)], at)
 
         def step(chosen):
+            old = memory.change(address(chosen), known.function, source(chosen), self.lanes[chosen])
+            for put in puts:
+                put(chosen, old)
+
+        return step
+
+    def _access_to_matrices(self, head: str, parts, *operands) -> Callable:
+        """`ldmatrix` and `stmatrix`: matrices of 8 rows of 16 bytes, at the addresses of the warp's
+        lanes in their order; a lane has 4 bytes of each."""
+        *how, space, name = parts
+        count = {"x1": 1, "x2": 2, "x4": 4}.get(how[3] if len(how) > 3 else "")
+        fixed = [*how[:3], space, name] == ["sync", "aligned", "m8n8", "shared", "b16"]
+        turned = how[4:] == ["trans"]
+        if not fixed or count is None or (how[4:] and not turned):
+            raise PtxError("unknown variant")
+        at, words = operands if head == "stmatrix" else reversed(operands)
+        if not isinstance(words, tuple) or len(words) != count:
+            raise PtxError("not as many matrices")
+        memory, address = self._addresses("shared", at)
+        of, width = (TYPES["b16"], 2) if turned else (TYPES["b32"], 4)
+        if head == "ldmatrix":
+            ends = [self._target(each, TYPES["b32"]) for each in words]
+        else:
+            ends = [self._source(each, TYPES["b32"]) for each in words]
+
+        def step(chosen):
+            self._whole_warps(chosen)
             lanes = self.lanes[chosen]
-            if lanes.size % 32 or (lanes.reshape(-1, 32)[:, 0] % 32).any():
-                raise Trap("a part of a warp")
-            rows = address(chosen)
-            if (rows % np.uint64(16)).any():
+            rows = address(chosen).reshape(-1, LANES)
+            if (rows[:, : 8 * count] % np.uint64(16)).any():
                 raise Trap("misaligned row")
-            warp, lane = np.arange(lanes.size) // 32 * 32, lanes % 32
-            for number, put in enumerate(targets):
-                row = rows[warp + 8 * number + lane // 4] + (4 * (lane % 4)).astype(np.uint64)
-                put(chosen, memory.load(row, 4, 1, lanes)[:, 0])
+            lane = np.arange(LANES)
+            for number, end in enumerate(ends):
+                if turned:  # two numbers of a column
+                    pieces = [(2 * (lane % 4) + i, 2 * (lane // 4)) for i in (0, 1)]
+                else:
+                    pieces = [(lane // 4, 4 * (lane % 4))]
+                places = [
+                    (rows[:, 8 * number + row] + byte.astype(np.uint64)).reshape(-1)
+                    for row, byte in pieces
+                ]
+                if head == "ldmatrix":
+                    got = [memory.load(place, width, 1, lanes)[:, 0] for place in places]
+                    end(chosen, np.stack(got, axis=1).view(np.uint32)[:, 0])
+                else:
+                    words = np.ascontiguousarray(end(chosen))[:, None].view(of.numpy)
+                    for i, place in enumerate(places):
+                        memory.store(place, width, words[:, i : i + 1], lanes)
 
         return step
 

@@ -49,6 +49,8 @@ _REGISTERS = re.compile(r"\.reg \.(\w+)\s+(%\w+)<(\d+)>;")
 _SHARED = re.compile(r"\.extern \.shared \.align \d+ \.b8 (\w+)\[\];")
 _LABEL = re.compile(r"([\w$]+):")
 _STATEMENT = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z][\w.:]*)(?:\s+(.*))?;")
+# A string that a library of LLVM's is asked by, at compile time, is left behind.
+_PREAMBLE = re.compile(r"\.(version|target|address_size|global \.align 1 \.b8 _\$_str)\b")
 # What debuggers read, inside a kernel and behind it.
 _NOTE = re.compile(r"\.loc\b.*|\.pragma .*;")
 
@@ -73,7 +75,7 @@ class _Module:
                 continue
             if entry := re.fullmatch(r"\.visible \.entry (\w+)\(", line):
                 break
-            if not re.match(r"\.(version|target|address_size)\b", line):
+            if not _PREAMBLE.match(line):
                 raise PtxError(f"line {number}: {line}")
         else:
             raise PtxError("no kernel")

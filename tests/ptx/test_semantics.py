@@ -332,6 +332,94 @@ CASES = {
             *(0x7C00, 0x7FFF, 0x7FFF, 0x7FFF),
         ],
     ),
+    "cvt.rzi.s32.f32": (
+        "cvt.rzi.s32.f32 {d}, {0};",
+        (32, 32),
+        ([*f32(2.9, -2.9, 3e9, -3e9), NAN, 0xFF800000],),
+        [2, -2, (1 << 31) - 1, -(1 << 31), 0, -(1 << 31)],
+    ),
+    "cvt.rni.s32.f32": ("cvt.rni.s32.f32 {d}, {0};", (32, 32), (f32(2.5, -3.5),), [2, -4]),
+    "popc.b64": ("popc.b64 {d}, {0};", (32, 64), ([-1, 0, 5 << 40],), [64, 0, 2]),
+    "clz.b32": ("clz.b32 {d}, {0};", (32, 32), ([1, 0, -1, 0x8000],), [31, 32, 0, 16]),
+    "brev.b32": ("brev.b32 {d}, {0};", (32, 32), ([1, 0x12345678],), [1 << 31, 0x1E6A2C48]),
+    "max of three": (
+        "max.NaN.f32 %r10, {0}, {1}, {2};\nmax.f32 {d}, {0}, %r10, {2};",
+        (32, 32, 32, 32),
+        (f32(1, -1, 1), f32(3, -0.0, 2), [*f32(2, 0), NAN]),
+        [*f32(3, 0, 1)],
+    ),
+    "shfl.sync.up.b32": (
+        "shfl.sync.up.b32 {d}, {0}, 4, 0, -1;",
+        (32, 32),
+        (range(64),),
+        [lane - 4 if lane % 32 >= 4 else lane for lane in range(64)],
+    ),
+    "shfl.sync.down.b32": (
+        "shfl.sync.down.b32 {d}, {0}, 1, 31, -1;",
+        (32, 32),
+        (range(32),),
+        [*range(1, 32), 31],
+    ),
+    "shfl.sync.bfly.b32": (
+        "shfl.sync.bfly.b32 {d}, {0}, 19, 31, -1;",
+        (32, 32),
+        (range(32),),
+        [lane ^ 19 for lane in range(32)],
+    ),
+    "shfl.sync.idx.b32 in segments of 8": (  # 31, of each, less 24 for those that are a segment's
+        "shfl.sync.idx.b32 {d}, {0}, {1}, 0x181F, -1;",
+        (32, 32, 32),
+        (range(32), [5] * 32),
+        [lane // 8 * 8 + 5 for lane in range(32)],
+    ),
+    "vote.sync.ballot.b32": (
+        "and.b32 %r10, {0}, 3;\nsetp.eq.s32 %p1, %r10, 1;\nvote.sync.ballot.b32 {d}, %p1, -1;",
+        (32, 32),
+        (range(32),),
+        [0x22222222] * 32,
+    ),
+    "vote.sync.any.pred": (
+        "setp.eq.s32 %p1, {0}, 40;\nvote.sync.any.pred %p2, %p1, -1;\nselp.b32 {d}, 1, 0, %p2;",
+        (32, 32),
+        (range(64),),
+        [0] * 32 + [1] * 32,
+    ),
+    "redux.sync.add.s32": (
+        "redux.sync.add.s32 {d}, {0}, -1;",
+        (32, 32),
+        (range(-40, 24),),
+        [sum(range(-40, -8))] * 32 + [sum(range(-8, 24))] * 32,
+    ),
+    "redux.sync.min.s32": (
+        "mov.b32 %r10, -1;\nredux.sync.min.s32 {d}, {0}, %r10;",
+        (32, 32),
+        (range(-9, 23),),
+        [-9] * 32,
+    ),
+    "redux.sync.max.u32": (
+        "redux.sync.max.u32 {d}, {0}, -1;",
+        (32, 32),
+        (range(-9, 23),),
+        [-1] * 32,
+    ),
+    "redux.sync.xor.b32": (
+        "redux.sync.xor.b32 {d}, {0}, -1;",
+        (32, 32),
+        ([1 << lane for lane in range(32)],),
+        [-1] * 32,
+    ),
+    "redux.sync.max.f32": (
+        "redux.sync.max.f32 {d}, {0}, -1;",
+        (32, 32),
+        ([NAN, *f32(*range(-33, -2))],),
+        f32(-3) * 32,
+    ),
+    "redux.sync.max.NaN.f32": (
+        "redux.sync.max.NaN.f32 {d}, {0}, -1;",
+        (32, 32),
+        ([*f32(*range(31)), 0x7FC12345],),
+        [NAN] * 32,
+    ),
     "add.rn.f32": (
         "add.rn.f32 {d}, {0}, {1};",
         (32, 32, 32),
@@ -456,14 +544,18 @@ def test_fp16_is_rounded_as_numpy_does():
         *("div.full.f32 %r1, %r2, %r3;", "div.approx.f32 %r1, %r2, %r3;", "rcp.rn.f32 %r1, %r2;"),
         *("add.rz.f32 %r1, %r2, %r3;", "sqrt.rn.f32 %r1, %r2;", "cvt.rz.f16.f32 %rs1, %r2;"),
         *("mul.s16x2 %r1, %r2, %r3;", "mul.rn.f32.f16 %r1, %rs2, %r3;"),
-        *("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r2];",),
+        *("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1}, [%r2];",),
+        *("stmatrix.sync.aligned.m16n8.x1.shared.b8 [%r2], {%r1};",),
+        *("redux.sync.add.f32 %r1, %r2, -1;", "match.any.sync.b32 %r1, %r2, -1;"),
+        *("atom.global.gpu.relaxed.add.f32 %r1, [%rd1], %r2;", "bar.warp.sync 1;"),
+        *("atom.global.gpu.relaxed.exch.b32 %r1, [%rd1], %r2;", "cvt.rmi.ftz.f32.f32 %r1, %r2;"),
         *("ld.global.nc.b32 %r1, [%rd1];", "ld.volatile.global.b32 %r1, [%rd1];"),
         *("atom.global.add.u32 %r1, [%rd1], 1;", "red.global.add.u32 [%rd1], 1;", "bar.sync 1;"),
         *("ld.shared.b32 %r1, [%rd2];", "ld.b32 %r1, [%rd2];", "st.local.b32 [%rd1], %r1;"),
         *("mov.b32 %r1, %laneid;", "mov.b32 %r1, %r40;", "mov.b32 %r1, %rd1;", "mov.b32 %q1, 1;"),
         *("add.s32 %r1, %r2;", "ld.global.v4.b32 {%r1, %r2}, [%rd1];", "add.rn.f32 %r1, %r2, 1;"),
         *("ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%r5];", "ld.param.b64 %rd1, [k_param_0+8];"),
-        *("shfl.sync.bfly.b32 %r1, %r2, 1, 31, -1;", ".shared .align 16 .b8 s[16];"),
+        *("shfl.sync.bfly.b32 %r1, %r2, 1, 31;", ".shared .align 16 .b8 s[16];"),
         *("{ .reg .b32 %q; }", "call f, ();"),
     ],
 )
@@ -492,6 +584,8 @@ OWN_WORD = "mad.wide.u32 %rd2, %r30, 4, %rd1;\n"
 NEXT_WORD = "xor.b32 %r29, %r30, 1;\nmad.wide.u32 %rd3, %r29, 4, %rd1;\n"
 
 
+ATOMIC = "red.global.gpu.relaxed.add.u32 [%rd1], 1;\n"
+SAME_BYTES = "mov.b32 %r27, global_smem;\nst.shared.b32 [%r27], 5;\n"
 OWN_PLACE = "mov.b32 %r27, global_smem;\nmad.lo.s32 %r28, %r30, 4, %r27;\n"
 
 
@@ -529,6 +623,17 @@ OWN_PLACE = "mov.b32 %r27, global_smem;\nmad.lo.s32 %r28, %r30, 4, %r27;\n"
             "setp.eq.b32 %p1, %r30, 3;\n@%p1 bra $L1;\nbar.sync 0;\n$L1:\nmov.b32 %r1, 0;",
             {},
         ),
+        (
+            "a part of a warp",
+            "setp.eq.b32 %p1, %r30, 3;\n@%p1 bra $L1;\nbar.warp.sync -1;\n$L1:\nmov.b32 %r1, 0;",
+            {},
+        ),
+        (
+            "a part of a warp",
+            "setp.eq.b32 %p1, %r30, 3;\n@%p1 shfl.sync.idx.b32 %r1, %r30, 0, 31, -1;",
+            {},
+        ),
+        ("for a part of a warp", "redux.sync.add.s32 %r1, %r30, 1;", {}),
         ("shared of block 0.32. of 32", "st.shared.b8 [global_smem+32], 1;", {"shared": 32}),
         ("not there for it", f"{OWN_PLACE}ld.shared.b32 %r1, [%r28];", {"shared": 128}),
         (
@@ -546,6 +651,37 @@ OWN_PLACE = "mov.b32 %r27, global_smem;\nmad.lo.s32 %r28, %r30, 4, %r27;\n"
             "misaligned row",
             f"{OWN_PLACE}st.shared.b32 [%r28], %r1;\nbar.sync 0;\n"
             "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1, %r2, %r3, %r4}, [%r28];",
+            {"shared": 128},
+        ),
+        (
+            "two lanes store",
+            "mov.b32 %r27, global_smem;\nst.shared.b32 [%r27], %r30;",
+            {"shared": 128},
+        ),
+        (
+            "another lane has written what this one stores",
+            f"{OWN_PLACE}st.shared.b32 [%r28], %r30;\nst.shared.b32 [global_smem], 1;",
+            {"shared": 128},
+        ),
+        (
+            "another lane has written in this launch what this one loads",
+            f"{SAME_BYTES}ld.shared.b32 %r1, [%r27];",
+            {"shared": 128},
+        ),
+        (
+            "another lane has written in this launch",
+            f"{ATOMIC}ld.global.b32 %r1, [%rd1];",
+            {},
+        ),
+        (
+            "another lane has loaded what this one changes",
+            f"ld.global.b32 %r1, [%rd1];\n{ATOMIC}",
+            {},
+        ),
+        ("another lane has written what this one stores", f"{ATOMIC}st.global.b32 [%rd1], 0;", {}),
+        (
+            "not there for it",
+            f"{OWN_PLACE}atom.relaxed.cta.shared.add.u32 %r1, [%r28], 1;",
             {"shared": 128},
         ),
         ("divided by 0", "div.s32 %r1, %r30, %r30;", {}),
@@ -620,6 +756,122 @@ def test_matrices_are_loaded_by_rows():
         row = 31 - 8 * matrix - np.arange(32) // 4
         want = 4 * row + np.arange(32) % 4
         assert list(launch.registers[f"%r{matrix + 1}"]) == [*want, *want]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_matrices_are_stored_by_rows(count):
+    """Rows of 16 bytes of lanes' words, and loaded again turned: halves of a column."""
+    names = "{" + ", ".join(f"%r{1 + number}" for number in range(count)) + "}"
+    turned = "{" + ", ".join(f"%r{11 + number}" for number in range(count)) + "}"
+    lines = [
+        "mov.b32 %r27, global_smem;\nmad.lo.s32 %r28, %r30, 16, %r27;",
+        # The halves of word i are 2 i and 2 i + 1; each matrix has 64 more.
+        "mul.lo.s32 %r10, %r30, 0x20002;\nadd.s32 %r1, %r10, 0x10000;",
+        *(f"add.s32 %r{1 + number}, %r1, {0x400040 * number};" for number in range(1, count)),
+        f"stmatrix.sync.aligned.m8n8.x{count}.shared.b16 [%r28], {names};\nbar.sync 0;",
+        f"ldmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 {turned}, [%r28];\nbar.sync 0;",
+        f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16 [%r28], {turned};\nbar.sync 0;",
+        f"ldmatrix.sync.aligned.m8n8.x{count}.shared.b16 {names}, [%r28];",
+    ]
+    launch = Launch(kernel(READ + "\n".join(lines), 1), range(2), Memory(), [0], shared=512)
+    launch.run()
+    for number in range(count):
+        halves = np.arange(64, dtype=np.uint16).reshape(8, 8) + np.uint16(64 * number)
+        for register, want in ((1, halves), (11, halves.T)):
+            words = np.ascontiguousarray(want).view(np.uint32).reshape(-1)
+            assert list(launch.registers[f"%r{register + number}"]) == [*words, *words]
+
+
+WARPS = 4
+IN_WARPS = f"""
+mov.b32 %r27, global_smem;
+mad.lo.s32 %r28, %r30, 4, %r27;
+xor.b32 %r29, %r30, 31;
+mad.lo.s32 %r29, %r29, 4, %r27;
+xor.b32 %r20, %r30, {32 * WARPS - 1};
+mad.lo.s32 %r20, %r20, 4, %r27;
+st.shared.b32 [%r28], %r30;
+"""
+
+
+def in_warps(text):
+    """A launch of a block of several warps, in which each lane has stored its number."""
+    several = kernel(READ + IN_WARPS + text, 1)._replace(threads=32 * WARPS)
+    launch = Launch(several, range(1), Memory(), [0], shared=128 * WARPS)
+    launch.run()
+    return launch.registers
+
+
+def test_a_barrier_of_warps_orders_what_their_own_lanes_do():
+    """Also of what several of them have loaded; the block's barrier orders the rest."""
+    text = (
+        "bar.warp.sync -1;\nld.shared.b32 %r1, [%r29];\nand.b32 %r21, %r28, 0xFFFFFF80;\n"
+        "ld.shared.b32 %r2, [%r21];\nbar.warp.sync -1;\nst.shared.b32 [%r29], %r30;\n"
+        "bar.sync 0;\nld.shared.b32 %r3, [%r20];"
+    )
+    found = in_warps(text)
+    lane = np.arange(32 * WARPS)
+    assert list(found["%r1"]) == list(lane ^ 31)
+    assert list(found["%r2"]) == list(lane // 32 * 32)
+    assert list(found["%r3"]) == list((32 * WARPS - 1 - lane) ^ 31)
+
+
+@pytest.mark.parametrize(
+    ("why", "text"),
+    [
+        ("written in this launch", "bar.warp.sync -1;\nld.shared.b32 %r1, [%r20];"),
+        ("written what this", "bar.warp.sync -1;\nst.shared.b32 [%r20], %r30;"),
+        ("written in this launch", "ld.shared.b32 %r1, [%r29];\nbar.warp.sync -1;"),
+        (
+            "loaded what this",
+            "bar.warp.sync -1;\nld.shared.b32 %r1, [%r29];\nst.shared.b32 [%r28], %r30;",
+        ),
+        (  # by lanes of more than one warp
+            "loaded what this",
+            "bar.sync 0;\nld.shared.b32 %r1, [%r27];\nbar.warp.sync -1;\n"
+            "st.shared.b32 [%r28], %r30;",
+        ),
+        (  # by a lane of another warp, and then by one of its own
+            "loaded what this",
+            "bar.sync 0;\nld.shared.b32 %r1, [%r20];\nbar.warp.sync -1;\n"
+            "ld.shared.b32 %r1, [%r28];\nbar.warp.sync -1;\nst.shared.b32 [%r28], %r30;",
+        ),
+    ],
+)
+def test_a_barrier_of_warps_orders_no_more(why, text):
+    with pytest.raises(Trap, match=why):
+        in_warps(text)
+
+
+def test_lanes_may_store_the_same_bytes_to_shared_memory():
+    text = f"{SAME_BYTES}bar.sync 0;\nld.shared.b32 %r1, [%r27];"
+    launch = Launch(kernel(READ + text, 1), range(2), Memory(), [0], shared=16)
+    launch.run()
+    assert list(launch.registers["%r1"]) == [5] * 64
+
+
+def test_atomic_changes_come_one_after_the_other_in_no_order_to_rely_on():
+    text = (
+        "and.b32 %r2, %r30, 1;\nmad.wide.u32 %rd2, %r2, 4, %rd1;\n"
+        "atom.global.gpu.acq_rel.add.u32 %r1, [%rd2], %r30;\n"
+        "red.global.sys.relaxed.max.s32 [%rd1 + 8], %r30;"
+    )
+    memory = Memory()
+    at = memory.allocate("counters", 12)
+    memory.put(at, np.array([7, 100, 3], np.uint32))
+    launch = Launch(kernel(READ + text, 1), range(2), memory, [at])
+    launch.run()
+    assert list(memory.get(at, np.empty(3, np.uint32))) == [7 + 480, 100 + 512, 31]
+    assert memory.changes == {4: 128}
+    got = launch.registers["%r1"]
+    for place, first in ((0, 7), (1, 100)):
+        lanes = [lane for lane in range(64) if lane % 2 == place]
+        order = sorted(lanes, key=lambda lane: (got[lane], lane % 32 > 0))
+        assert order != lanes
+        total = first
+        for lane in order:
+            assert got[lane] == total
+            total += lane % 32
 
 
 def test_registers_start_as_garbage():

@@ -1,7 +1,7 @@
 """The PTX of ordered reductions, executed: the contract's bits, and each byte moved once.
 
 `tests/ptx` executes what Triton compiles, for Ampere, Hopper and Blackwell. It knows no fused,
-flushing or approximate operation of floats, no atomic one, and no load past the caches' coherence.
+flushing, approximate or atomic operation of floats, and no load past the caches' coherence.
 What it does not know is an error, executed or not.
 """
 
