@@ -11,6 +11,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
 
 from pycollective import order
 from pycollective.triton.formats import words
@@ -35,6 +37,19 @@ def module(name: str, interpreted: bool) -> Any:
         sys.modules.update(loaded)
         for each, one in loaded.items():
             setattr(sys.modules[package], each.rpartition(".")[2], one)
+
+
+def _interpreted(function: JITFunction, *args: Any, **more: Any) -> Any:
+    """What one of Triton's own functions gives inside of a kernel that is interpreted: they are
+    made for the compiler, which does not call them in this way."""
+    patched = interpreter._patch_lang(function.fn)
+    try:
+        return interpreter.InterpretedFunction(function.fn).rewrite()(*args, **more)
+    finally:
+        patched.restore()
+
+
+JITFunction.__call__ = _interpreted
 
 
 def _below(package: str) -> list[str]:
