@@ -43,7 +43,11 @@ class Kernel(NamedTuple):
     code: list[Instruction]
 
 
-BITS = {"pred": 1, **{f"{kind}{bits}": bits for kind in "bu" for bits in (8, 16, 32, 64)}}
+BITS = {
+    "pred": 1,
+    "f32": 32,
+    **{f"{kind}{bits}": bits for kind in "bu" for bits in (8, 16, 32, 64)},
+}
 _PARAMETER = re.compile(r"\.param \.(\w+)(?: \.ptr \.global \.align \d+)? ([\w$]+),?")
 _REGISTERS = re.compile(r"\.reg \.(\w+)\s+(%\w+)<(\d+)>;")
 _SHARED = re.compile(r"\.extern \.shared \.align \d+ \.b8 (\w+)\[\];")

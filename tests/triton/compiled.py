@@ -1,10 +1,10 @@
-"""Compiles the kernel of reductions for a GPU that need not be there."""
+"""Compiles kernels for a GPU that need not be there, or for Triton's interpreter."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -95,13 +95,39 @@ def kernel(
     terms, out = terms or dtype, out or dtype
     constants = COMPILED.constants(op, recipe, leaves or n, terms, out, finish, aligned)
     pointers = [_NAMES[words(torch.empty(1, dtype=each)).dtype] for each in (terms, out)]
-    source = ASTSource(
+    return compiled(
         COMPILED.reduce_rows,
-        signature={
-            **{"terms": f"*{pointers[0]}", "out": f"*{pointers[1]}", "m": "i32", "step": "i32"},
-            **dict.fromkeys(constants, "constexpr"),
-        },
-        constexprs=constants,
-        attrs={(i,): [["tt.divisibility", 16]] for i in (0, 1)} if aligned else {},
+        {"terms": f"*{pointers[0]}", "out": f"*{pointers[1]}", "m": "i32", "step": "i32"},
+        constants,
+        COMPILED.OPTIONS,
+        ("terms", "out") if aligned else (),
+        target,
     )
-    return triton.compile(source, target=target, options=COMPILED.OPTIONS)
+
+
+def compiled(
+    function: Any,
+    types: Mapping[str, str],
+    constants: Mapping[str, Any],
+    options: Mapping[str, Any],
+    aligned: Collection[str] = (),
+    target: GPUTarget = HOPPER,
+) -> Any:
+    """A kernel as Triton compiles it; its PTX has two more parameters, pointers to no memory.
+
+    Args:
+        types: of its arguments, as Triton calls them.
+        constants: its constexprs.
+        aligned: the pointers that are multiples of 16.
+    """
+    source = ASTSource(
+        function,
+        signature={**types, **dict.fromkeys(constants, "constexpr")},
+        constexprs=dict(constants),
+        attrs={
+            (number,): [["tt.divisibility", 16]]
+            for number, name in enumerate(types)
+            if name in aligned
+        },
+    )
+    return triton.compile(source, target=target, options=dict(options))

@@ -1,0 +1,534 @@
+"""1-bit and 8-bit quantization with error feedback on GPUs: the payloads of the CPU's kernels.
+
+docs/wire.md says what a payload is, byte by byte, and in which order a 1-bit scale is added up.
+
+`encode` is one pass over gradient and residual. A program is one warp, and takes four chunks:
+
+1. Each step loads 32 elements of each chunk, 16 bytes of fp32 a thread, and keeps them in
+   registers. So each of the order's 32 sums of a chunk is one number of a thread.
+2. The chunk's sum, or its largest magnitude, gives its scale.
+3. From the registers come the payload's bits or bytes, and the new residual.
+
+A chunk that is too long for the registers is read twice.
+
+`decode` adds up the payloads of all ranks in the contract's order and rounds once. A program takes
+1,024 elements.
+
+Payloads may lie anywhere, so their bytes are moved one by one: by neighbouring threads, which is as
+fast. What does not fill a program has one of its own, with masks. All else is moved by vectors,
+where it is aligned.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from pycollective import order
+from pycollective.errors import ConfigurationError
+from pycollective.triton.floats import is_nan, rounded, widened
+from pycollective.triton.formats import FORMATS, words
+
+CHUNKS = tl.constexpr(4)  # of a program that encodes
+SUMS = tl.constexpr(32)  # of a chunk
+ENCODE = {"num_warps": 1, "enable_fp_fusion": False}
+DECODE = {"num_warps": 4, "enable_fp_fusion": False}
+# Elements of the longest chunks that stay in registers, of four chunks in those of 32 threads.
+_KEPT = {"one_bit": 1024, "int8": 512}
+_REREAD = 256  # of longer ones at once
+DECODED = tl.constexpr(1024)  # elements of a program
+_LARGEST_SCALE = tl.constexpr(8454659 * 2.0**98)  # of int8: 127 times the next is not finite
+_LEAST_NORMAL = tl.constexpr(2.0**-126)
+_INFINITY = tl.constexpr(0x7F800000)
+_MOST_CHUNK, _MOST_ROWS = 1 << 16, 1 << 15
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_ELEMENTS_OF_A_BYTE = {"one_bit": 8, "int8": 1}
+LEAST = tl.constexpr(64)  # elements of a chunk, which is a multiple of them
+# Added to a number below 2^22 in magnitude, the lowest bits are the nearest integer's, the even
+# one's of two.
+_TO_INTEGER = tl.constexpr(1.5 * 2.0**23)
+
+
+@triton.jit
+def _within(at, left, MASKED: tl.constexpr):
+    return at < left if MASKED else None
+
+
+@triton.jit
+def _elements(
+    x,
+    held,
+    first,
+    left,
+    STEPS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TYPE: tl.constexpr,
+    HELD: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """c of `STEPS` steps from an element of each chunk on; zeros behind the last element."""
+    at = first + tl.arange(0, CHUNKS)[:, None] * CHUNK + tl.arange(0, SUMS)[None, :]
+    found = ()
+    for step in tl.static_range(STEPS):
+        here = at + step * SUMS
+        mask = _within(here, left, MASKED)
+        other = 0 if MASKED else None
+        c = widened(tl.load(x + here, mask=mask, other=other), TYPE)
+        if HELD:
+            c += tl.load(held + here, mask=mask, other=other)
+        found = found + (c,)
+    return found
+
+
+@triton.jit
+def _seen(found, cs, CODEC: tl.constexpr):
+    """What has been found of each of the 32 columns of a chunk, with more steps of it."""
+    for step in tl.static_range(len(cs)):
+        magnitude = cs[step].to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        if CODEC == "one_bit":
+            found += magnitude.to(tl.float32, bitcast=True)
+        else:  # words are in the order of the magnitudes, with NaNs above all
+            found = tl.maximum(found, magnitude)
+    return found
+
+
+@triton.jit
+def _folded(found, CODEC: tl.constexpr):
+    """Of all columns: column j + 16 goes to j, then j + 8, and so on with 4, 2 and 1."""
+    for half in tl.static_range(4, -1, -1):
+        pairs = tl.reshape(found, (CHUNKS, 2, 1 << half))
+        found = tl.sum(pairs, axis=1) if CODEC == "one_bit" else tl.max(pairs, axis=1)
+    return tl.reshape(found, (CHUNKS,))
+
+
+@triton.jit
+def _put_number(record, value, mask):
+    """An fp32 number to bytes that may lie anywhere."""
+    byte = tl.arange(0, 4)[None, :]
+    bits = value.to(tl.int32, bitcast=True)[:, None] >> (8 * byte)
+    tl.store(record[:, None] + byte, bits.to(tl.uint8), mask=mask)
+
+
+@triton.jit
+def _put_one_bit(cs, scale, left, data, first, count, CHUNK: tl.constexpr, MASKED: tl.constexpr):
+    """The bits, and what is left, of steps from element `first` of each chunk on."""
+    STEPS: tl.constexpr = len(cs)
+    WORDS: tl.constexpr = triton.next_power_of_2(STEPS)
+    chunk = tl.arange(0, CHUNKS)[:, None] * CHUNK
+    column = tl.arange(0, SUMS)[None, :]
+    number = tl.arange(0, WORDS)[None, :]
+    bits = tl.zeros((CHUNKS, WORDS), tl.int32)
+    for step in tl.static_range(STEPS):
+        c = cs[step]
+        below = c < 0
+        word = tl.sum(below.to(tl.int32) << column, axis=1)
+        bits = tl.where(number == step, word[:, None], bits)
+        at = chunk + first + step * SUMS + column
+        error = c - tl.where(below, -scale[:, None], scale[:, None])
+        tl.store(left + at, error, mask=_within(at, count, MASKED))
+    shifts = 8 * tl.arange(0, 4)[None, None, :]
+    data_bytes = tl.reshape((bits[:, :, None] >> shifts).to(tl.uint8), (CHUNKS, 4 * WORDS))
+    byte = tl.arange(0, 4 * WORDS)[None, :]
+    mask = byte < 4 * STEPS if WORDS > STEPS else None
+    if MASKED:
+        mask = (byte < 4 * STEPS) & (chunk + first + 8 * byte < count)
+    tl.store(data[:, None] + first // 8 + byte, data_bytes, mask=mask)
+
+
+@triton.jit
+def _put_int8(
+    cs, scale, times, left, data, first, count, CHUNK: tl.constexpr, MASKED: tl.constexpr
+):
+    """The bytes, and what is left, of steps from element `first` of each chunk on."""
+    chunk = tl.arange(0, CHUNKS)[:, None] * CHUNK
+    column = tl.arange(0, SUMS)[None, :]
+    for step in tl.static_range(len(cs)):
+        c = cs[step]
+        within = first + step * SUMS + column
+        mask = _within(chunk + within, count, MASKED)
+        shifted = c * times[:, None] + _TO_INTEGER
+        error = c - (shifted - _TO_INTEGER) * scale[:, None]
+        tl.store(left + chunk + within, error, mask=mask)
+        byte = shifted.to(tl.int32, bitcast=True).to(tl.uint8)
+        tl.store(data[:, None] + within, byte, mask=mask)
+
+
+@triton.jit
+def _encoded(
+    x,
+    held,
+    left,
+    payload,
+    flags,
+    count,
+    CODEC: tl.constexpr,
+    CHUNK: tl.constexpr,
+    KEPT: tl.constexpr,
+    TYPE: tl.constexpr,
+    HELD: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """The chunks from these pointers on, of which `count` elements are left."""
+    STEPS: tl.constexpr = KEPT // SUMS
+    ONE_BIT: tl.constexpr = CODEC == "one_bit"
+    RECORD: tl.constexpr = 4 + (CHUNK // 8 if ONE_BIT else CHUNK)
+    found = tl.zeros((CHUNKS, SUMS), tl.float32 if ONE_BIT else tl.int32)
+    if KEPT == CHUNK:
+        cs = _elements(x, held, 0, count, STEPS, CHUNK, TYPE, HELD, MASKED)
+        found = _seen(found, cs, CODEC)
+    else:
+        for first in range(0, CHUNK, KEPT):
+            cs = _elements(x, held, first, count, STEPS, CHUNK, TYPE, HELD, MASKED)
+            found = _seen(found, cs, CODEC)
+    found = _folded(found, CODEC)
+    chunk = tl.arange(0, CHUNKS)
+    size = tl.full((CHUNKS,), CHUNK, tl.int32)
+    if MASKED:
+        size = tl.minimum(tl.maximum(count - chunk * CHUNK, 1), CHUNK).to(tl.int32)
+    if ONE_BIT:
+        scale = tl.div_rn(found, size.to(tl.float32))
+        word = found.to(tl.int32, bitcast=True)
+    else:
+        most = found.to(tl.float32, bitcast=True)
+        most_quotient = tl.full((CHUNKS,), 127, tl.float32)
+        scale = tl.div_rn(most, most_quotient)
+        scale = tl.where(scale > _LARGEST_SCALE, _LARGEST_SCALE, scale)
+        is_normal = scale >= _LEAST_NORMAL
+        scale = tl.where(is_normal, scale, 0.0)
+        times = tl.where(is_normal, tl.div_rn(most_quotient, most), 0.0)
+        word = found
+    if tl.max(word, axis=0) >= _INFINITY:
+        tl.atomic_or(flags, 1, sem="relaxed")
+    records = payload + chunk * RECORD
+    _put_number(records, scale, (chunk * CHUNK < count)[:, None] if MASKED else None)
+    data = records + 4
+    if KEPT == CHUNK:
+        if ONE_BIT:
+            _put_one_bit(cs, scale, left, data, 0, count, CHUNK, MASKED)
+        else:
+            _put_int8(cs, scale, times, left, data, 0, count, CHUNK, MASKED)
+    else:
+        for first in range(0, CHUNK, KEPT):
+            cs = _elements(x, held, first, count, STEPS, CHUNK, TYPE, HELD, MASKED)
+            if ONE_BIT:
+                _put_one_bit(cs, scale, left, data, first, count, CHUNK, MASKED)
+            else:
+                _put_int8(cs, scale, times, left, data, first, count, CHUNK, MASKED)
+
+
+@triton.jit(do_not_specialize=["count"])
+def encode(
+    x,
+    held,
+    left,
+    payload,
+    flags,
+    count,
+    CODEC: tl.constexpr,
+    CHUNK: tl.constexpr,
+    KEPT: tl.constexpr,
+    TYPE: tl.constexpr,
+    HELD: tl.constexpr,
+):
+    """Quantize `count` words of x and what is held of them; see `quantize`.
+
+    `TYPE` is the gradient's dtype. `KEPT` elements of a chunk are in registers at once.
+    """
+    SIZE: tl.constexpr = CHUNKS * CHUNK
+    RECORDS: tl.constexpr = CHUNKS * (4 + (CHUNK // 8 if CODEC == "one_bit" else CHUNK))
+    program = tl.program_id(0).to(tl.int64)
+    first = program * SIZE
+    if program < count // SIZE:
+        _encoded(
+            *(x + first, held + first, left + first, payload + program * RECORDS, flags, SIZE),
+            *(CODEC, CHUNK, KEPT, TYPE, HELD, False),
+        )
+    else:
+        _encoded(
+            *(x + first, held + first, left + first, payload + program * RECORDS, flags),
+            *((count - first).to(tl.int32), CODEC, CHUNK, LEAST, TYPE, HELD, True),
+        )
+
+
+@triton.jit
+def _leaf(payload, records, data, is_there, mask, CODEC: tl.constexpr):
+    """What one payload decodes to, in a row for each of `records`: (row, element)."""
+    other = None if mask is None else 0
+    byte = tl.arange(0, 4)[None, :]
+    scale = tl.load(payload + records + byte, mask=is_there, other=other).to(tl.int32)
+    scale = tl.sum(scale << (8 * byte), axis=1)[:, None]
+    found = tl.load(payload + data, mask=mask, other=other)
+    if CODEC == "int8":
+        return found.to(tl.int8).to(tl.float32) * scale.to(tl.float32, bitcast=True)
+    else:
+        ROWS: tl.constexpr = found.shape[0]
+        BYTES: tl.constexpr = found.shape[1]
+        signs = (found.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]) << 31
+        return (tl.reshape(signs, (ROWS, 8 * BYTES)) ^ scale).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _node(
+    payload, stride, records, data, is_there, mask, CODEC: tl.constexpr, COMBINES: tl.constexpr
+):
+    """The sum of some payloads, by a recipe."""
+    waiting = ()
+    for i in tl.static_range(len(COMBINES)):
+        if COMBINES[i]:
+            waiting = waiting[:-2] + (waiting[-2] + waiting[-1],)
+        else:
+            waiting = waiting + (_leaf(payload, records, data, is_there, mask, CODEC),)
+            payload += stride
+    return waiting[0]
+
+
+@triton.jit
+def _sum(
+    payload,
+    stride,
+    records,
+    data,
+    is_there,
+    mask,
+    SHAPE: tl.constexpr,
+    CODEC: tl.constexpr,
+    EIGHTS: tl.constexpr,
+    EIGHT: tl.constexpr,
+    REST: tl.constexpr,
+):
+    """The sum of eight payloads, `EIGHTS` times, and of those that `REST` combines."""
+    SIZES: tl.constexpr = EIGHTS.bit_length()
+    # Two nodes of a size are one of the next: of each size at most one waits.
+    waiting = ()
+    for _ in tl.static_range(SIZES):
+        waiting = waiting + (tl.zeros(SHAPE, tl.float32),)
+    for i in range(EIGHTS):
+        node = _node(payload, stride, records, data, is_there, mask, CODEC, EIGHT)
+        payload += 8 * stride
+        after = ()
+        for size in tl.static_range(SIZES):
+            comes = (i & ((1 << size) - 1)) == (1 << size) - 1
+            waits = ((i >> size) & 1) == 1
+            after = after + (tl.where(comes & (not waits), node, waiting[size]),)
+            node = tl.where(comes & waits, waiting[size] + node, node)
+        waiting = after
+    # The right edge.
+    EDGE: tl.constexpr = len(REST) > 0
+    if EDGE:
+        edge = _node(payload, stride, records, data, is_there, mask, CODEC, REST)
+    for size in tl.static_range(SIZES):
+        if (EIGHTS >> size) & 1:
+            edge = waiting[size] + edge if EDGE or EIGHTS & ((1 << size) - 1) else waiting[size]
+    return edge
+
+
+@triton.jit
+def _decoded(
+    payload,
+    stride,
+    out,
+    first,
+    count,
+    divisor,
+    CODEC: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EIGHTS: tl.constexpr,
+    EIGHT: tl.constexpr,
+    REST: tl.constexpr,
+    DIVIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """The `DECODED` elements from number `first` on, or `count` of them, to `out`."""
+    WORD: tl.constexpr = out.dtype.element_ty
+    ROWS: tl.constexpr = DECODED // BLOCK
+    A_BYTE: tl.constexpr = 8 if CODEC == "one_bit" else 1  # elements of it
+    RECORD: tl.constexpr = 4 + CHUNK // A_BYTE
+    row = tl.arange(0, ROWS)[:, None] * BLOCK
+    byte = tl.arange(0, BLOCK // A_BYTE)[None, :]
+    start = first + row
+    records = start // CHUNK * RECORD
+    data = records + 4 + start % CHUNK // A_BYTE + byte
+    is_there = row < count if MASKED else None
+    mask = row + A_BYTE * byte < count if MASKED else None
+    x = _sum(
+        payload, stride, records, data, is_there, mask, (ROWS, BLOCK), CODEC, EIGHTS, EIGHT, REST
+    )
+    if DIVIDE:
+        x = tl.div_rn(x, tl.full(x.shape, divisor, tl.float32))
+    NARROW: tl.constexpr = WORD.primitive_bitwidth < 32
+    word = rounded(x, WORD, FORMAT) if NARROW else x.to(WORD, bitcast=True)
+    word = tl.where(is_nan(word, FORMAT), FORMAT[2], word).to(WORD)
+    at = row + tl.arange(0, BLOCK)[None, :]
+    tl.store(out + at, word, mask=at < count if MASKED else None)
+
+
+@triton.jit(do_not_specialize=["stride", "count"])
+def decode(
+    payload,
+    stride,
+    out,
+    count,
+    divisor,
+    CODEC: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EIGHTS: tl.constexpr,
+    EIGHT: tl.constexpr,
+    REST: tl.constexpr,
+    DIVIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    """Add up payloads, `stride` bytes apart, to `count` words; see `dequantize`.
+
+    There are `EIGHTS` times eight payloads and those that `REST` combines. A program's rows have
+    `BLOCK` elements, each of one chunk.
+    """
+    first = tl.program_id(0).to(tl.int64) * DECODED
+    stride = stride.to(tl.int64)
+    if first + DECODED <= count:
+        _decoded(
+            *(payload, stride, out + first, first, DECODED, divisor, CODEC, CHUNK, BLOCK, EIGHTS),
+            *(EIGHT, REST, DIVIDE, FORMAT, False),
+        )
+    else:
+        _decoded(
+            *(payload, stride, out + first, first, count - first, divisor, CODEC, CHUNK, BLOCK),
+            *(EIGHTS, EIGHT, REST, DIVIDE, FORMAT, True),
+        )
+
+
+def _combines(terms: int) -> tuple[bool, ...]:
+    """The order over so many terms: see `pycollective.order.recipe`."""
+    made = order.recipe((0, terms), [(i, i + 1) for i in range(terms)]) if terms else []
+    return tuple(each == order.COMBINE for each in made)
+
+
+def encode_constants(codec: str, chunk: int, dtype: torch.dtype, is_held: bool) -> dict[str, Any]:
+    """Return the constexprs of `encode` for a gradient of this dtype."""
+    return {
+        "CODEC": codec,
+        "CHUNK": chunk,
+        "KEPT": chunk if chunk <= _KEPT[codec] else math.gcd(chunk, _REREAD),
+        "TYPE": str(dtype).removeprefix("torch."),
+        "HELD": is_held,
+    }
+
+
+def decode_constants(
+    codec: str, chunk: int, rows: int, dtype: torch.dtype, divisor: float
+) -> dict[str, Any]:
+    """Return the constexprs of `decode` for a result of this dtype."""
+    eights, rest = divmod(rows, 8)
+    return {
+        "CODEC": codec,
+        "CHUNK": chunk,
+        "BLOCK": math.gcd(chunk, DECODED.value),
+        "EIGHTS": eights,
+        "EIGHT": _combines(8),
+        "REST": _combines(rest),
+        "DIVIDE": divisor != 1,
+        "FORMAT": tuple(FORMATS[dtype]),
+    }
+
+
+def quantize(
+    codec: str,
+    chunk: int,
+    x: torch.Tensor,
+    held: torch.Tensor | None,
+    left: torch.Tensor,
+    payload: torch.Tensor,
+    flags: torch.Tensor,
+) -> None:
+    """Quantize x + held on their device's current stream, as ``_core.quantize`` does on a CPU.
+
+    All tensors are contiguous and the caller's; `left` and `payload` overlap no other. Where a
+    number is not finite, `left` and `payload` hold anything afterwards.
+
+    Args:
+        codec: ``one_bit`` or ``int8``.
+        chunk: elements to a scale, a multiple of 64 up to 65,536.
+        x: ``(m,)``, the gradient, fp32, fp16 or bf16.
+        held: ``(m,)`` of fp32, what was held back before; None: nothing.
+        left: ``(m,)`` of fp32, gets what the payload does not carry.
+        payload: uint8, with room for `payload_bytes`, gets the payload (docs/wire.md).
+        flags: ``(1,)`` of int32. Its lowest bit is set if a number is not finite, and no bit is
+            cleared. So it may be the flags of a message's header.
+
+    Raises:
+        ConfigurationError: a codec, chunk, dtype or length that is none of these.
+    """
+    m = x.numel()
+    _check(codec, chunk, x)
+    for name, each, dtype, least in (
+        ("held", held, torch.float32, m),
+        ("left", left, torch.float32, m),
+        ("payload", payload, torch.uint8, payload_bytes(codec, chunk, m)),
+        ("flags", flags, torch.int32, 1),
+    ):
+        if each is not None and (each.dtype != dtype or each.numel() < least):
+            raise ConfigurationError(f"{name} must have {least} elements of {dtype}")
+    if m == 0:
+        return
+    constexprs = encode_constants(codec, chunk, x.dtype, held is not None)
+    with torch.accelerator.device_index(x.device.index):
+        encode[triton.cdiv(m, CHUNKS.value * chunk),](
+            *(words(x), left if held is None else held, left, payload, flags, m),
+            **constexprs,
+            **ENCODE,
+        )
+
+
+def dequantize(
+    codec: str, chunk: int, messages: torch.Tensor, at: int, out: torch.Tensor, divisor: float
+) -> None:
+    """Add up payloads, divide and round once, as ``_core.dequantize`` does on a CPU.
+
+    The order is the contract's. All is done on the device's current stream. Nothing outside of the
+    payloads is read, whatever they hold.
+
+    Args:
+        codec: ``one_bit`` or ``int8``.
+        chunk: elements to a scale, a multiple of 64 up to 65,536.
+        messages: ``(rows, bytes)`` of uint8, contiguous: a message of each rank, 1 to 32,768.
+        at: where the payload begins in each message.
+        out: ``(m,)``, contiguous, fp32, fp16 or bf16; overlaps no message.
+        divisor: an fp32 number above 0; 1: do not divide.
+
+    Raises:
+        ConfigurationError: a codec, chunk, dtype or length that is none of these.
+    """
+    m = out.numel()
+    _check(codec, chunk, out)
+    rows, stride = messages.shape
+    if messages.dtype != torch.uint8 or not 0 <= at <= stride - payload_bytes(codec, chunk, m):
+        raise ConfigurationError(f"messages must have payloads of {m} elements from byte {at} on")
+    if not 1 <= rows <= _MOST_ROWS:
+        raise ConfigurationError(f"messages must be of 1 to {_MOST_ROWS} ranks, not {rows}")
+    if m == 0:
+        return
+    constexprs = decode_constants(codec, chunk, rows, out.dtype, divisor)
+    with torch.accelerator.device_index(out.device.index):
+        decode[triton.cdiv(m, DECODED.value),](
+            messages.view(-1)[at:], stride, words(out), m, divisor, **constexprs, **DECODE
+        )
+
+
+def payload_bytes(codec: str, chunk: int, count: int) -> int:
+    """Return how many bytes the payload of `count` elements has."""
+    return 4 * triton.cdiv(count, chunk) + triton.cdiv(count, _ELEMENTS_OF_A_BYTE[codec])
+
+
+def _check(codec: str, chunk: int, floats: torch.Tensor) -> None:
+    if codec not in _ELEMENTS_OF_A_BYTE:
+        raise ConfigurationError(f"no codec {codec!r}; there are {list(_ELEMENTS_OF_A_BYTE)}")
+    if chunk % LEAST.value or not 0 < chunk <= _MOST_CHUNK:
+        raise ConfigurationError(f"a chunk is a multiple of 64 elements up to 65536, not {chunk}")
+    if floats.dtype not in _DTYPES:
+        raise ConfigurationError(f"there is no quantization of {floats.dtype}")
