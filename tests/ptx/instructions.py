@@ -192,17 +192,17 @@ def _logic(function, operands=2):
     return rule
 
 
-def _negation(parts):
-    of = _types(parts, "s")
-    return of and Meaning(of, [of], np.negative)
+def _sign(function):
+    """`neg` or `abs`; of fp32 too, where it is open which NaN a NaN becomes."""
 
+    def rule(parts):
+        if parts == ["f32"]:
+            of = TYPES["f32"]
+            return Meaning(of, [of], lambda x: np.where(np.isnan(x), OPEN_NAN, function(x)))
+        of = _types(parts, "s")
+        return of and Meaning(of, [of], function)
 
-def _magnitude(parts):
-    if parts == ["f32"]:
-        of = TYPES["f32"]
-        return Meaning(of, [of], lambda x: np.where(np.isnan(x), OPEN_NAN, np.abs(x)))
-    of = _types(parts, "s")
-    return of and Meaning(of, [of], np.abs)
+    return rule
 
 
 def _shift(left: bool):
@@ -452,8 +452,8 @@ _RULES = {
     "rem": _remainder,
     "min": _least(np.minimum, lambda x, y: x < y),
     "max": _least(np.maximum, lambda x, y: x > y),
-    "neg": _negation,
-    "abs": _magnitude,
+    "neg": _sign(np.negative),
+    "abs": _sign(np.abs),
     "and": _logic(np.bitwise_and),
     "or": _logic(np.bitwise_or),
     "xor": _logic(np.bitwise_xor),
