@@ -40,6 +40,7 @@ DECODE = {"num_warps": 4, "enable_fp_fusion": False}
 # Elements of the longest chunks that stay in registers, of four chunks in those of 32 threads.
 _KEPT = {"one_bit": 1024, "int8": 512}
 _REREAD = 256  # of longer ones at once
+_UNROLLED = 8  # rows; of more, four at a time are added up in a loop
 DECODED = tl.constexpr(1024)  # elements of a program
 _LARGEST_SCALE = tl.constexpr(8454659 * 2.0**98)  # of int8: 127 times the next is not finite
 _LEAST_NORMAL = tl.constexpr(2.0**-126)
@@ -88,11 +89,12 @@ def _elements(
 def _seen(found, cs, CODEC: tl.constexpr):
     """What has been found of each of the 32 columns of a chunk, with more steps of it."""
     for step in tl.static_range(len(cs)):
-        magnitude = cs[step].to(tl.int32, bitcast=True) & 0x7FFFFFFF
         if CODEC == "one_bit":
-            found += magnitude.to(tl.float32, bitcast=True)
-        else:  # words are in the order of the magnitudes, with NaNs above all
-            found = tl.maximum(found, magnitude)
+            found += tl.abs(cs[step])
+        else:
+            # Without its sign a word is in the order of the magnitudes, with NaNs above all. It is
+            # shifted out: what is masked out compiles to PTX's abs, after which a NaN may have one.
+            found = tl.maximum(found, cs[step].to(tl.uint32, bitcast=True) << 1)
     return found
 
 
@@ -176,7 +178,7 @@ def _encoded(
     STEPS: tl.constexpr = KEPT // SUMS
     ONE_BIT: tl.constexpr = CODEC == "one_bit"
     RECORD: tl.constexpr = 4 + (CHUNK // 8 if ONE_BIT else CHUNK)
-    found = tl.zeros((CHUNKS, SUMS), tl.float32 if ONE_BIT else tl.int32)
+    found = tl.zeros((CHUNKS, SUMS), tl.float32 if ONE_BIT else tl.uint32)
     if KEPT == CHUNK:
         cs = _elements(x, held, 0, count, STEPS, CHUNK, TYPE, HELD, MASKED)
         found = _seen(found, cs, CODEC)
@@ -193,14 +195,14 @@ def _encoded(
         scale = tl.div_rn(found, size.to(tl.float32))
         word = found.to(tl.int32, bitcast=True)
     else:
-        most = found.to(tl.float32, bitcast=True)
+        word = (found >> 1).to(tl.int32)
+        most = word.to(tl.float32, bitcast=True)
         most_quotient = tl.full((CHUNKS,), 127, tl.float32)
         scale = tl.div_rn(most, most_quotient)
         scale = tl.where(scale > _LARGEST_SCALE, _LARGEST_SCALE, scale)
         is_normal = scale >= _LEAST_NORMAL
         scale = tl.where(is_normal, scale, 0.0)
         times = tl.where(is_normal, tl.div_rn(most_quotient, most), 0.0)
-        word = found
     if tl.max(word, axis=0) >= _INFINITY:
         tl.atomic_or(flags, 1, sem="relaxed")
     records = payload + chunk * RECORD
@@ -296,19 +298,19 @@ def _sum(
     mask,
     SHAPE: tl.constexpr,
     CODEC: tl.constexpr,
-    EIGHTS: tl.constexpr,
-    EIGHT: tl.constexpr,
+    FOURS: tl.constexpr,
+    FOUR: tl.constexpr,
     REST: tl.constexpr,
 ):
-    """The sum of eight payloads, `EIGHTS` times, and of those that `REST` combines."""
-    SIZES: tl.constexpr = EIGHTS.bit_length()
+    """The sum of four payloads, `FOURS` times, and of those that `REST` combines."""
+    SIZES: tl.constexpr = FOURS.bit_length()
     # Two nodes of a size are one of the next: of each size at most one waits.
     waiting = ()
     for _ in tl.static_range(SIZES):
         waiting = waiting + (tl.zeros(SHAPE, tl.float32),)
-    for i in range(EIGHTS):
-        node = _node(payload, stride, records, data, is_there, mask, CODEC, EIGHT)
-        payload += 8 * stride
+    for i in range(FOURS):
+        node = _node(payload, stride, records, data, is_there, mask, CODEC, FOUR)
+        payload += 4 * stride
         after = ()
         for size in tl.static_range(SIZES):
             comes = (i & ((1 << size) - 1)) == (1 << size) - 1
@@ -321,8 +323,8 @@ def _sum(
     if EDGE:
         edge = _node(payload, stride, records, data, is_there, mask, CODEC, REST)
     for size in tl.static_range(SIZES):
-        if (EIGHTS >> size) & 1:
-            edge = waiting[size] + edge if EDGE or EIGHTS & ((1 << size) - 1) else waiting[size]
+        if (FOURS >> size) & 1:
+            edge = waiting[size] + edge if EDGE or FOURS & ((1 << size) - 1) else waiting[size]
     return edge
 
 
@@ -337,8 +339,8 @@ def _decoded(
     CODEC: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
-    EIGHTS: tl.constexpr,
-    EIGHT: tl.constexpr,
+    FOURS: tl.constexpr,
+    FOUR: tl.constexpr,
     REST: tl.constexpr,
     DIVIDE: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -357,7 +359,7 @@ def _decoded(
     is_there = row < count if MASKED else None
     mask = row + A_BYTE * byte < count if MASKED else None
     x = _sum(
-        payload, stride, records, data, is_there, mask, (ROWS, BLOCK), CODEC, EIGHTS, EIGHT, REST
+        payload, stride, records, data, is_there, mask, (ROWS, BLOCK), CODEC, FOURS, FOUR, REST
     )
     if DIVIDE:
         x = tl.div_rn(x, tl.full(x.shape, divisor, tl.float32))
@@ -378,28 +380,28 @@ def decode(
     CODEC: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
-    EIGHTS: tl.constexpr,
-    EIGHT: tl.constexpr,
+    FOURS: tl.constexpr,
+    FOUR: tl.constexpr,
     REST: tl.constexpr,
     DIVIDE: tl.constexpr,
     FORMAT: tl.constexpr,
 ):
     """Add up payloads, `stride` bytes apart, to `count` words; see `dequantize`.
 
-    There are `EIGHTS` times eight payloads and those that `REST` combines. A program's rows have
+    There are `FOURS` times four payloads and those that `REST` combines. A program's rows have
     `BLOCK` elements, each of one chunk.
     """
     first = tl.program_id(0).to(tl.int64) * DECODED
     stride = stride.to(tl.int64)
     if first + DECODED <= count:
         _decoded(
-            *(payload, stride, out + first, first, DECODED, divisor, CODEC, CHUNK, BLOCK, EIGHTS),
-            *(EIGHT, REST, DIVIDE, FORMAT, False),
+            *(payload, stride, out + first, first, DECODED, divisor, CODEC, CHUNK, BLOCK, FOURS),
+            *(FOUR, REST, DIVIDE, FORMAT, False),
         )
     else:
         _decoded(
             *(payload, stride, out + first, first, count - first, divisor, CODEC, CHUNK, BLOCK),
-            *(EIGHTS, EIGHT, REST, DIVIDE, FORMAT, True),
+            *(FOURS, FOUR, REST, DIVIDE, FORMAT, True),
         )
 
 
@@ -424,13 +426,13 @@ def decode_constants(
     codec: str, chunk: int, rows: int, dtype: torch.dtype, divisor: float
 ) -> dict[str, Any]:
     """Return the constexprs of `decode` for a result of this dtype."""
-    eights, rest = divmod(rows, 8)
+    fours, rest = divmod(rows, 4) if rows > _UNROLLED else (0, rows)
     return {
         "CODEC": codec,
         "CHUNK": chunk,
         "BLOCK": math.gcd(chunk, DECODED.value),
-        "EIGHTS": eights,
-        "EIGHT": _combines(8),
+        "FOURS": fours,
+        "FOUR": _combines(4),
         "REST": _combines(rest),
         "DIVIDE": divisor != 1,
         "FORMAT": tuple(FORMATS[dtype]),

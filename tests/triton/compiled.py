@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import re
+import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
@@ -131,3 +135,17 @@ def compiled(
         },
     )
     return triton.compile(source, target=target, options=dict(options))
+
+
+def needs(compiled: Any, folder: Path) -> tuple[int, int]:
+    """What ptxas says: (registers of a thread, bytes that it keeps in memory for want of them)."""
+    text = compiled.asm["ptx"]
+    (folder / "kernel.ptx").write_text(text)
+    tool = get_ptxas(compiled.metadata.target.arch).path
+    target = re.search(r"\.target (\w+)", text)[1]
+    command = [tool, "-v", "--fmad=false", f"-arch={target}", folder / "kernel.ptx"]
+    done = subprocess.run(
+        [*command, "-o", folder / "kernel.cubin"], capture_output=True, text=True, check=True
+    )
+    [registers] = re.findall(r"Used (\d+) registers", done.stderr)
+    return int(registers), sum(map(int, re.findall(r"(\d+) bytes spill stores", done.stderr)))

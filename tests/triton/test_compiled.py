@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-
 import pytest
 import torch
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 
-from tests.triton.compiled import kernel
-
-
-def needs(compiled, folder):
-    """(registers of a thread, bytes that it keeps in memory for want of them)."""
-    text = compiled.asm["ptx"]
-    (folder / "kernel.ptx").write_text(text)
-    tool = get_ptxas(compiled.metadata.target.arch).path
-    target = re.search(r"\.target (\w+)", text)[1]
-    command = [tool, "-v", "--fmad=false", f"-arch={target}", folder / "kernel.ptx"]
-    done = subprocess.run(
-        [*command, "-o", folder / "kernel.cubin"], capture_output=True, text=True, check=True
-    )
-    [registers] = re.findall(r"Used (\d+) registers", done.stderr)
-    return int(registers), sum(map(int, re.findall(r"(\d+) bytes spill stores", done.stderr)))
+from tests.triton.compiled import kernel, needs
 
 
 @pytest.mark.parametrize(
