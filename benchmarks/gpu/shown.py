@@ -131,8 +131,8 @@ def symmetric_memory(m: Measured) -> list[Shown]:
     return [*rows, Shown(label, "", why_not=m["torch"])]
 
 
-def triton_reduce(m: Measured) -> list[Shown]:
-    """Of reduce."""
+def triton_kernels(m: Measured) -> list[Shown]:
+    """Of reduce and quantized."""
     rows = []
     for name, row in m.items():
         rows.append(Shown(f"{name}, {row['bytes'] >> 20:,} MiB", number(row["us"]), "us"))

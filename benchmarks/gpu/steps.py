@@ -158,7 +158,8 @@ def checks(small: bool = False) -> list[Step]:
         *_peers_of_one_process(small),
         *_peers_of_two_processes(small),
         *_by_the_host(small),
-        _triton_reduce(small),
+        _triton_kernels("reduce", small),
+        _triton_kernels("quantized", small),
         _over_nccl(small),
         *_arrays(),
         *_sanitized(),
@@ -246,14 +247,14 @@ def _bench(ranks: int, small: bool) -> Step:
     )
 
 
-def _triton_reduce(small: bool) -> Step:
-    """The kernel of ordered reductions over any process group."""
+def _triton_kernels(name: str, small: bool) -> Step:
+    """Those of ordered reductions over any process group, or of quantization."""
     return Step(
-        "Triton reduce",
-        _python("-m", "benchmarks.gpu.reduce", *(["1"] if small else [])),
+        f"Triton {name}",
+        _python("-m", f"benchmarks.gpu.{name}", *(["1"] if small else [])),
         *(90, ("extension", "torch CUDA", "triton", "ml_dtypes")),
         reads=last_json,
-        shows=shown.triton_reduce,
+        shows=shown.triton_kernels,
     )
 
 

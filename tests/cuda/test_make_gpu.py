@@ -9,11 +9,13 @@ import sys
 import time
 
 import pytest
+import torch
 
-from benchmarks.gpu import run, shown
+from benchmarks.gpu import quantized, run, shown
 from benchmarks.gpu.reduce import CASES, DIFFERENT, Problem
 from benchmarks.gpu.shown import Outcome, table
 from benchmarks.gpu.steps import ROOT, Step, last_json
+from pycollective import _core
 from pycollective.torch.ordered import plain
 from pycollective.triton.formats import words
 from tests.cuda import standin
@@ -56,9 +58,32 @@ def test_the_benchmark_of_reductions_sees_a_wrong_bit(case):
     assert problem.wrong() == 1
 
 
-def test_what_the_benchmark_of_reductions_shows():
+class CpuKernels:
+    """Called as those of `pycollective.triton.quantized`."""
+
+    @staticmethod
+    def quantize(codec, chunk, x, held, left, payload, flags):
+        flags |= not _core.quantize(codec, chunk, x, held, left, payload)
+
+    dequantize = staticmethod(_core.dequantize)
+
+
+@pytest.mark.parametrize("case", quantized.CASES, ids=str)
+def test_the_benchmark_of_quantization_sees_a_wrong_bit(case):
+    """Its problem, on the CPU and by the CPU's kernels."""
+    problem = quantized.problem_of(case, 3003, "cpu")
+    result = problem.payload if case.call == "quantize" else problem.out.view(torch.int32)
+    result.zero_()
+    assert problem.wrong() > 90
+    problem.run(CpuKernels)
+    assert problem.wrong() == 0
+    result[-1] ^= 1
+    assert problem.wrong() == 1
+
+
+def test_what_the_benchmarks_of_triton_kernels_show():
     row = {"us": 100.0, "copy_us": 84.0, "share_of_copy": 0.84, "bytes": 9 << 26, "wrong": 0}
-    took, share, wrong = shown.triton_reduce({"8 x bfloat16": row})
+    took, share, wrong = shown.triton_kernels({"8 x bfloat16": row})
     assert (took.label, share.met, wrong.met) == ("8 x bfloat16, 576 MiB", False, True)
 
 
@@ -129,7 +154,8 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors, 
     for name in ("memcheck of programs", "racecheck of programs, ranks: 2"):
         assert became[name] == "not run"
         assert "the driver is the stand-in" in reasons[name]
-    assert reasons["Triton reduce"] == "torch is not there, or finds no GPU"
+    for name in ("reduce", "quantized"):
+        assert reasons[f"Triton {name}"] == "torch is not there, or finds no GPU"
     over_nccl = "ordered over NCCL, 2 processes on one GPU"
     assert reasons[over_nccl] == "torch is not there, or finds no GPU"
     torch = "PyTorch's symmetric memory, 2 processes on one GPU"

@@ -253,7 +253,11 @@ FITTING_MORE = [
 @pytest.mark.parametrize(
     ("case", "target"),
     [
-        pytest.param(case, target, marks=() if usual and target == "90" else STORM)
+        pytest.param(
+            *(case, target),
+            id="-".join(map(str, (case[0].__name__, *case[1:], target))),
+            marks=() if usual and target == "90" else STORM,
+        )
         for cases, usual in ((FITTING, True), (FITTING_MORE, False))
         for case in cases
         for target in ("80", "90", "100")

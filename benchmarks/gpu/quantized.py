@@ -1,0 +1,143 @@
+"""How fast the Triton kernels quantize and dequantize, beside a copy on the device.
+
+Usage: python -m benchmarks.gpu.quantized [MIB]
+
+Gradients have MIB MiB of fp32 (default 64), and a few elements; residuals are added. The copy moves
+as many bytes: it reads half and writes half. Both are timed by events, in turns. Every byte of
+payloads and residuals, and every element of sums, is compared with the CPU's kernels. Prints a line
+of JSON: microseconds, and the copy's time over the kernel's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.gpu.reduce import microseconds
+from pycollective import _core
+
+CHUNK = {"one_bit": 1024, "int8": 256}
+AT = 29  # where a payload begins in its message: behind a header of 5 bytes of bits
+
+
+class Case(NamedTuple):
+    """What is called, of which codec; of sums how many payloads."""
+
+    call: str
+    codec: str
+    dtype: str
+    rows: int = 1
+
+    def __str__(self) -> str:
+        of = f" of {self.rows}" if self.rows > 1 else ""
+        return f"{self.call}{of} {self.codec} {self.dtype}"
+
+
+CASES = [
+    *(Case("quantize", codec, dtype) for codec in CHUNK for dtype in ("float32", "bfloat16")),
+    *(Case("dequantize", codec, "float32", rows) for codec in CHUNK for rows in (1, 8)),
+]
+
+
+class Quantizing:
+    """A gradient and a residual on a device, and what must come of them."""
+
+    def __init__(self, case: Case, elements: int, device: str) -> None:
+        self._case, self._chunk = case, CHUNK[case.codec]
+        dtype = getattr(torch, case.dtype)
+        x = torch.randn(elements, generator=torch.Generator().manual_seed(1)).to(dtype)
+        held = torch.randn(elements, generator=torch.Generator().manual_seed(2))
+        size = _core.quantized_bytes(case.codec, self._chunk, elements)
+        self._wanted = torch.empty(size, dtype=torch.uint8), torch.empty(elements)
+        payload, left = self._wanted
+        if not _core.quantize(case.codec, self._chunk, x, held, left, payload):
+            raise AssertionError("random numbers are finite")
+        self._x, self._held = x.to(device), held.to(device)
+        self.left = torch.empty(elements, device=device)
+        self._message = torch.empty(AT + size, dtype=torch.uint8, device=device)
+        self.payload = self._message[AT:]
+        self._flags = torch.zeros(1, dtype=torch.int32, device=device)
+
+    @property
+    def moved(self) -> int:
+        """Bytes that are read and written."""
+        return sum(each.nbytes for each in (self._x, self._held, self.left, self.payload))
+
+    def run(self, kernels: Any) -> None:
+        """Call `pycollective.triton.quantized`, or what stands for it."""
+        kernels.quantize(
+            *(self._case.codec, self._chunk, self._x, self._held),
+            *(self.left, self.payload, self._flags),
+        )
+
+    def wrong(self) -> int:
+        """Bytes that are not the CPU's, and the flag where it is set."""
+        payload, left = self._wanted
+        errors = self.left.view(torch.int32).cpu() != left.view(torch.int32)
+        return int((self.payload.cpu() != payload).sum() + errors.sum() + self._flags.cpu().sum())
+
+
+class Dequantizing:
+    """Messages of some ranks on a device, and their mean."""
+
+    def __init__(self, case: Case, elements: int, device: str) -> None:
+        self._case, self._chunk = case, CHUNK[case.codec]
+        size = _core.quantized_bytes(case.codec, self._chunk, elements)
+        messages = torch.empty(case.rows, AT + size, dtype=torch.uint8)
+        for rank, row in enumerate(messages):
+            x = torch.randn(elements, generator=torch.Generator().manual_seed(rank))
+            _core.quantize(case.codec, self._chunk, x, None, torch.empty(elements), row[AT:])
+        self._wanted = torch.empty(elements, dtype=getattr(torch, case.dtype))
+        _core.dequantize(case.codec, self._chunk, messages, AT, self._wanted, float(case.rows))
+        self._messages = messages.to(device)
+        self.out = torch.empty_like(self._wanted, device=device)
+
+    @property
+    def moved(self) -> int:
+        """Bytes that are read and written."""
+        return self._messages.nbytes - AT * self._case.rows + self.out.nbytes
+
+    def run(self, kernels: Any) -> None:
+        """Call `pycollective.triton.quantized`, or what stands for it."""
+        kernels.dequantize(
+            *(self._case.codec, self._chunk, self._messages, AT),
+            *(self.out, float(self._case.rows)),
+        )
+
+    def wrong(self) -> int:
+        """Elements of the mean that have another bit than the CPU's."""
+        return int((self.out.view(torch.int32).cpu() != self._wanted.view(torch.int32)).sum())
+
+
+def problem_of(case: Case, elements: int, device: str) -> Quantizing | Dequantizing:
+    """What a case calls, and with what."""
+    kind = Quantizing if case.call == "quantize" else Dequantizing
+    return kind(case, elements, device)
+
+
+def measured(case: Case, elements: int) -> dict[str, Any]:
+    """One case."""
+    from pycollective.triton import quantized
+
+    problem = problem_of(case, elements, "cuda")
+    half = torch.empty(problem.moved // 2, dtype=torch.uint8, device="cuda")
+    other = torch.empty_like(half)
+    calls = {"us": lambda: problem.run(quantized), "copy_us": lambda: other.copy_(half)}
+    took = microseconds(calls)
+    share = round(took["copy_us"] / took["us"], 3)
+    return {**took, "share_of_copy": share, "bytes": problem.moved, "wrong": problem.wrong()}
+
+
+def main() -> None:
+    """Measure all cases; status 1 where a byte is wrong."""
+    elements = (int(sys.argv[1] if len(sys.argv) > 1 else 64) << 18) + 3
+    found = {str(case): measured(case, elements) for case in CASES}
+    print(json.dumps(found))
+    sys.exit(any(each["wrong"] for each in found.values()))
+
+
+if __name__ == "__main__":
+    main()
