@@ -72,6 +72,7 @@ TOP_LEVEL: dict[str, set[str]] = {
     "torch": {"torch"},
     "triton": {"torch"},
     "triton/floats": {"triton"},
+    "triton/pack": {"triton"},
     "triton/quantized": {"triton"},
     "triton/reduce": {"triton"},
     "bench/ranks/library_torch": {"torch"},

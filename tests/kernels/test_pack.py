@@ -217,9 +217,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("fault", REFUSED)
-def test_what_no_encoder_makes_is_refused(fault, level):
+def refused_payload(fault):
+    """(type, payload) of two blocks."""
     dtype, header, rest = REFUSED[fault]
     body = np.zeros(rest, np.uint8)
     if fault in ("escaped that are not said", "an exponent above fp16's"):
@@ -228,7 +227,13 @@ def test_what_no_encoder_makes_is_refused(fault, level):
         body[-1] = 32
     # Two blocks, of which the second is zeros: short enough not to be taken for raw.
     second = np.zeros(HEADER[dtype], np.uint8)
-    payload = np.concatenate([np.array(header, np.uint8), second, body])
+    return dtype, np.concatenate([np.array(header, np.uint8), second, body])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("fault", REFUSED)
+def test_what_no_encoder_makes_is_refused(fault, level):
+    dtype, payload = refused_payload(fault)
     with pytest.raises(ValueError, match="no payload"):
         unpack(payload, dtype, 256, level)
 

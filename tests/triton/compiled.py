@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -54,6 +55,23 @@ def _interpreted(function: JITFunction, *args: Any, **more: Any) -> Any:
 
 
 JITFunction.__call__ = _interpreted
+
+
+def _scanned(scan: interpreter.ScanOps, inputs: Sequence[Any]) -> list[Any]:
+    """What a scan gives, of all rows at a time: Triton's own takes one element after the other."""
+    kinds = [each.dtype for each in inputs]
+    given = [np.moveaxis(each.handle.data, scan.axis, 0) for each in inputs]
+    found = [each.copy() for each in given]
+    for i in range(1, len(given[0])):
+        sources = [*(each[i - 1] for each in found), *(each[i] for each in given)]
+        made = scan.combine_fn.fn(*map(scan.to_tensor, sources, 2 * kinds))
+        for out, new in zip(found, made if isinstance(made, tuple) else (made,), strict=True):
+            out[i] = new.handle.data
+    ends = [np.ascontiguousarray(np.moveaxis(each, 0, scan.axis)) for each in found]
+    return list(map(scan.to_tensor, ends, kinds))
+
+
+interpreter.ScanOps.generic_scan = _scanned
 
 
 def _below(package: str) -> list[str]:

@@ -1,0 +1,751 @@
+"""Exact packing on a GPU: the payloads that docs/wire.md describes, byte for byte the CPU's.
+
+Packing has three kernels, each a launch:
+
+1. `plan_blocks`: each program reads `BLOCKS` blocks, chooses how each is written, and keeps its
+   header; how many rows and bytes of tail they take together goes to `sums`.
+2. `place`: one program adds these up, which gives each group's place and the payload's length.
+3. `write_blocks`: each program reads its blocks again and writes them to their places. Where the
+   payload would be no shorter than the elements, it copies these.
+
+Unpacking has three likewise: `measure_blocks` adds up what the headers say, `place` compares that
+with the payload's length, and `read_blocks` reads each block from its place. What no encoder makes
+is refused, by a flag. Until `place` has found that all rows and tails lie in the payload none of
+them is read.
+
+A field of fixed point is no whole number of bits of a word. So a word's thread makes the fields
+that the word has a part of, and an element's thread loads the two words that have its field.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from pycollective.triton.formats import words
+
+BLOCK = tl.constexpr(128)  # elements
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+BLOCKS = 8  # of a program
+HEADERS = 1024  # of a program that measures
+SUMS = 1024  # that are added up at once
+EXPONENT = {torch.float16: 5, torch.bfloat16: 8, torch.float32: 8}
+
+# Modes of blocks; of an exponent window, and of fixed point, the least.
+ZERO, FIXED, WINDOW, RAW = (tl.constexpr(mode) for mode in (0, 2, 32, 255))
+MOST_WIDTH = tl.constexpr(27)
+MORE = tl.constexpr(4)  # bits that follow of a marked number
+# More bytes than a payload has, and few enough to be added up.
+REFUSED = tl.constexpr(1 << 34)
+# What `place` says of the whole payload.
+PACKED, WHOLE, NONE = (tl.constexpr(state) for state in (0, 1, 2))
+
+# Bit 8 b of a word, for each b; factors that bring seven bits there, and eight from there.
+ONES = tl.constexpr(0x0101010101010101)
+_APART = tl.constexpr(sum(1 << 7 * bit for bit in range(7)))
+_TOGETHER = tl.constexpr(0x0102040810204080)
+
+
+# --- Headers, as one integer: base, mode, escaped, marked, from the lowest byte up.
+
+
+@triton.jit
+def _header(base, mode, escaped, marked):
+    return base | (mode << 8) | (escaped << 16) | (marked << 24)
+
+
+@triton.jit
+def _parts(header):
+    return header & 255, (header >> 8) & 255, (header >> 16) & 255, (header >> 24) & 255
+
+
+@triton.jit
+def _extent(header, SIZE: tl.constexpr, EXPONENT: tl.constexpr):
+    """How many rows of 16 bytes a block has, and how many bytes of tail: `REFUSED` where no
+    encoder makes such a header."""
+    base, mode, escaped, marked = _parts(header)
+    window = (mode >= WINDOW) & (mode < WINDOW + EXPONENT)
+    fixed = (mode >= FIXED) & (mode <= MOST_WIDTH) & (SIZE == 4)
+    plain = ((mode == ZERO) | (mode == RAW)) & (base == 0) & (escaped == 0) & (marked == 0)
+    good = fixed | (window & (marked == 0) & (base < (1 << EXPONENT))) | plain
+    rows = tl.where(mode == RAW, 8 * SIZE, 0)
+    rows = tl.where(window, 8 * SIZE - EXPONENT + mode - WINDOW, rows)
+    rows = tl.where(fixed, mode + (marked > 0).to(tl.int32), rows)
+    tail = tl.where(window, escaped, 0)
+    tail = tl.where(fixed, (marked + 1) // 2 + 4 * escaped, tail)
+    return tl.where(good, rows, 0).to(tl.int64), tl.where(good, tail.to(tl.int64), REFUSED)
+
+
+# --- Counters: eight of a byte in a word, so that a block's are added at once.
+
+
+@triton.jit
+def _below(value, GROUP: tl.constexpr):
+    """Counters 8 * GROUP to 8 * GROUP + 7, each 1 where its number is below the value."""
+    fours = tl.minimum(tl.maximum(value - 8 * GROUP, 0), 8).to(tl.int64) * 4
+    one = tl.full(value.shape, 1, tl.int64)
+    return (((one << fours) << fours) - 1) & ONES
+
+
+@triton.jit
+def _counted(value):
+    """For each block, 32 counters: how many of its values are above the counter's number."""
+    return (
+        tl.sum(_below(value, 0), 1),
+        tl.sum(_below(value, 1), 1),
+        tl.sum(_below(value, 2), 1),
+        tl.sum(_below(value, 3), 1),
+    )
+
+
+@triton.jit
+def _counter(counters, number):
+    """Those of these numbers, for each block."""
+    low = tl.where(number < 8, counters[0][:, None], counters[1][:, None])
+    high = tl.where(number < 24, counters[2][:, None], counters[3][:, None])
+    word = tl.where(number < 16, low, high)
+    return ((word >> (8 * (number & 7)).to(tl.int64)) & 255).to(tl.int32)
+
+
+# --- Elements.
+
+
+@triton.jit
+def _unsigned(x, BITS: tl.constexpr):
+    """The bits of words, in 32 bits without a sign."""
+    return x.to(tl.uint32, bitcast=True) if BITS == 32 else x.to(tl.uint32) & 0xFFFF
+
+
+@triton.jit
+def _turned(bits, BITS: tl.constexpr):
+    """Left by one: the exponent on top, and the sign at the mantissa's end."""
+    turned = (bits << 1) | (bits >> (BITS - 1))
+    return turned if BITS == 32 else turned & 0xFFFF
+
+
+@triton.jit
+def _exponent(bits):
+    """Of fp32, as it is stored."""
+    return ((bits >> 23) & 255).to(tl.int32)
+
+
+@triton.jit
+def _deepness(bits):
+    """How far an element's lowest 1 lies below its highest."""
+    mantissa = (bits.to(tl.int32, bitcast=True) & 0x7FFFFF) | 0x800000
+    lowest = (mantissa & -mantissa).to(tl.float32).to(tl.int32, bitcast=True) >> 23
+    return 23 + 127 - lowest
+
+
+@triton.jit
+def _fixed(bits, base, width, two_parts):
+    """(field, four more bits, whether marked, whether escaped) of an element of a block whose
+    header has these; `two_parts`: some are marked."""
+    exponent = _exponent(bits)
+    usable = (exponent > 0) & (exponent < 255)
+    depth = base - exponent + _deepness(bits)
+    fits = usable & (exponent <= base) & (depth <= width - 2 + MORE * two_parts.to(tl.int32))
+    marked = fits & (depth > width - 2)
+    escaped = (bits != 0) & ~fits
+    by = ((base + 33 - MORE - width - exponent) & 31).to(tl.uint32)
+    magnitude = tl.where(fits, (bits << 8) | 0x80000000, 0).to(tl.uint32) >> by
+    field = ((magnitude >> MORE) << 1) | (bits >> 31)
+    field = tl.where(escaped, 1, field).to(tl.uint32)
+    return field, (magnitude & 15).to(tl.int32), marked, escaped
+
+
+# --- Which mode.
+
+
+@triton.jit
+def _window_of(exponents, nonzero, EXPONENT: tl.constexpr):
+    """(base, planes, escaped, whether all is zero) of each block; as many planes as an exponent has
+    bits where no window is shorter than the elements."""
+    top = tl.max(exponents, 1)
+    beside = (top[:, None] - exponents + 1).to(tl.float32).to(tl.int32, bitcast=True)
+    # Of `planes` planes those are escaped whose logarithm is as great, or greater.
+    logarithm = tl.minimum((beside >> 23) - 127, EXPONENT - 1)
+    counts = tl.sum(_below(logarithm, 0) | (nonzero.to(tl.int64) << 56), 1)
+    best = tl.full(top.shape, EXPONENT, tl.int32)
+    fewest = tl.full(top.shape, 16 * EXPONENT, tl.int32)
+    outside = tl.full(top.shape, 0, tl.int32)
+    alone = (counts & 255) == 0
+    best, fewest = tl.where(alone, 0, best), tl.where(alone, 0, fewest)
+    for planes in tl.static_range(1, EXPONENT):
+        escaped = ((counts >> (8 * (planes - 1))) & 255).to(tl.int32)
+        better = 16 * planes + escaped < fewest
+        best = tl.where(better, planes, best)
+        outside = tl.where(better, escaped, outside)
+        fewest = tl.where(better, 16 * planes + escaped, fewest)
+    return top, best, outside, ((counts >> 56) & 255) == 0
+
+
+@triton.jit
+def _fixed_of(bits):
+    """(base, width, escaped, marked) of each block."""
+    exponent = _exponent(bits)
+    usable = (exponent > 0) & (exponent < 255)
+    top = tl.max(tl.where(usable, exponent, 0), 1)
+    drop = top[:, None] - exponent
+    depth = tl.where(usable, drop + _deepness(bits), tl.where(bits == 0, 0, 255))
+    deeper = _counted(tl.minimum(depth, 255))
+    lower = _counted(tl.where(usable, drop, 255) + 1)
+    number = tl.arange(0, 32)[None, :]
+    # The bits, then which way, then the depth in one number.
+    beyond = _counter(deeper, number)
+    escaped = _counter(deeper, tl.minimum(number + MORE, 31))
+    one = 128 * number + 32 * beyond
+    two = 128 * (number + 1) + 32 * escaped + MORE * (beyond - escaped)
+    key = tl.minimum((one << 6) | number, (two << 6) | 32 | number)
+    best = tl.min(tl.where(number <= MOST_WIDTH - 2, key, 1 << 30), 1)
+    depth = best & 31
+    # What is won, then the drop: of equal ones the lower.
+    won = 128 * number - 32 * (BLOCK - _counter(lower, number))
+    allowed = (number <= depth[:, None]) & (number < top[:, None])
+    won = tl.where(number == 0, 0, tl.where(allowed, won, -1))
+    drop = 31 - (tl.max((won << 5) | (31 - number), 1) & 31)
+    base, width = top - drop, depth - drop + 2
+    marks = _fixed(bits, base[:, None], width[:, None], ((best & 32) != 0)[:, None])
+    counts = tl.sum(marks[2].to(tl.int32) | (marks[3].to(tl.int32) << 16), 1)
+    return base, width, counts >> 16, counts & 0xFFFF
+
+
+@triton.jit(do_not_specialize=["n", "groups"])
+def plan_blocks(
+    x,
+    headers,
+    sums,
+    n,
+    groups,
+    EXPONENT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """Choose headers for blocks of the `n` words of `x`, and what each program's take together."""
+    BITS: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
+    SIZE: tl.constexpr = BITS // 8
+    program = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, BLOCKS)
+    there = block < n // BLOCK - program * BLOCKS
+    at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x += program * (BLOCKS * BLOCK)
+    bits = _unsigned(tl.load(x + at, mask=there[:, None], other=0), BITS)
+    exponents = (_turned(bits, BITS) >> (BITS - EXPONENT)).to(tl.int32)
+    base, planes, escaped, zero = _window_of(exponents, bits != 0, EXPONENT)
+    header = _header(base, WINDOW + planes, escaped, 0)
+    header = tl.where(planes == EXPONENT, RAW << 8, header)
+    if SIZE == 4:
+        taken = tl.where(planes == EXPONENT, 512, 384 + 16 * planes + escaped)
+        base, width, escaped, marked = _fixed_of(bits)
+        fixed = 16 * (width + (marked > 0).to(tl.int32)) + (marked + 1) // 2 + 4 * escaped
+        better = (fixed <= taken) & (fixed < 512)
+        header = tl.where(better, _header(base, width, escaped, marked), header)
+    header = tl.where(zero, 0, header)
+    rows, tail = _extent(header, SIZE, EXPONENT)
+    tl.store(headers + program * BLOCKS + block, header, mask=there)
+    tl.store(sums + program, tl.sum(rows, 0))
+    tl.store(sums + groups + program, tl.sum(tail, 0))
+
+
+@triton.jit(do_not_specialize=["n", "groups"])
+def measure_blocks(
+    payload,
+    length,
+    sums,
+    n,
+    groups,
+    SIZE: tl.constexpr,
+    EXPONENT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    HEADERS: tl.constexpr,
+):
+    """What the headers of each group of blocks say that they take, of a payload that has them."""
+    blocks = n // BLOCK
+    given = tl.load(length)
+    if (given < n.to(tl.int64) * SIZE) & (given >= _least(n, SIZE)):
+        GROUPS: tl.constexpr = HEADERS // BLOCKS
+        program = tl.program_id(0).to(tl.int64)
+        group = program * GROUPS + tl.arange(0, GROUPS)
+        block = group[:, None] * BLOCKS + tl.arange(0, BLOCKS)[None, :]
+        there = block < blocks
+        header = _header_at(payload, block, there, SIZE)
+        rows, tail = _extent(header, SIZE, EXPONENT)
+        tl.store(sums + group, tl.sum(rows, 1), mask=group < groups)
+        tl.store(sums + groups + group, tl.sum(tail, 1), mask=group < groups)
+
+
+@triton.jit
+def _least(n, SIZE: tl.constexpr):
+    """The bytes of all headers and of the elements after the last block."""
+    HEADER: tl.constexpr = 4 if SIZE == 4 else 3
+    return (n // BLOCK).to(tl.int64) * HEADER + n % BLOCK * SIZE
+
+
+@triton.jit
+def _header_at(payload, block, there, SIZE: tl.constexpr):
+    if SIZE == 4:
+        return tl.load(payload.to(tl.pointer_type(tl.int32)) + block, mask=there, other=0)
+    else:
+        at = payload + block * 3
+        base = tl.load(at, mask=there, other=0).to(tl.int32)
+        mode = tl.load(at + 1, mask=there, other=0).to(tl.int32)
+        escaped = tl.load(at + 2, mask=there, other=0).to(tl.int32)
+        return _header(base, mode, escaped, 0)
+
+
+@triton.jit(do_not_specialize=["n", "groups"])
+def place(
+    sums,
+    places,
+    length,
+    refused,
+    n,
+    groups,
+    SIZE: tl.constexpr,
+    PACK: tl.constexpr,
+    SUMS: tl.constexpr,
+):
+    """Add up the groups' sums, of rows and then of tails: for each group, those of all before it.
+
+    Behind these come the number of all rows, and what the payload is. Gives the payload's length,
+    or, unless `PACK`, compares it.
+    """
+    least, raw = _least(n, SIZE), n.to(tl.int64) * SIZE
+    given = raw
+    known = groups
+    if not PACK:
+        given = tl.load(length)
+        known = tl.where((given < raw) & (given >= least), groups, 0)
+    rows = tl.full((), 0, tl.int64)
+    tails = tl.full((), 0, tl.int64)
+    for first in range(0, known, SUMS):
+        at = first + tl.arange(0, SUMS)
+        there = at < known
+        row = tl.load(sums + at, mask=there, other=0)
+        tail = tl.load(sums + groups + at, mask=there, other=0)
+        tl.store(places + at, tl.cumsum(row, 0) - row + rows, mask=there)
+        tl.store(places + groups + at, tl.cumsum(tail, 0) - tail + tails, mask=there)
+        rows += tl.sum(row, 0)
+        tails += tl.sum(tail, 0)
+    taken = least + 16 * rows + tails
+    if PACK:
+        tl.store(length, tl.minimum(taken, raw))
+        state = tl.where(taken < raw, PACKED, WHOLE)
+    else:
+        state = tl.where(
+            given == raw, WHOLE, tl.where((given < raw) & (given == taken), PACKED, NONE)
+        )
+        tl.store(refused, (state == NONE).to(tl.int32))
+    tl.store(places + 2 * groups, rows)
+    tl.store(places + 2 * groups + 1, state.to(tl.int64))
+
+
+@triton.jit
+def _places(header, places, groups, program, SIZE: tl.constexpr, EXPONENT: tl.constexpr):
+    """Where each block's rows begin, counted in rows from the first, and where its tail does,
+    counted from the payload's end."""
+    rows, tail = _extent(header, SIZE, EXPONENT)
+    begin = tl.load(places + program) + tl.cumsum(rows, 0) - rows
+    return begin, tl.load(places + groups + program) + tl.cumsum(tail, 0)
+
+
+@triton.jit
+def _copied(of, to, left, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    if left >= COUNT:
+        tl.store(to + at, tl.load(of + at))
+    else:
+        tl.store(to + at, tl.load(of + at, mask=at < left), mask=at < left)
+
+
+@triton.jit
+def _last_two(a, b):
+    """Of a string of halves of bytes: (how many escaped, how many, the last two)."""
+    shift = tl.minimum((b >> 8) & 255, 2) * 4
+    return (a & ~255) + (b & ~255) + ((((a & 255) << shift) | b) & 255)
+
+
+@triton.jit(do_not_specialize=["n", "groups"])
+def write_blocks(
+    x,
+    payload,
+    headers,
+    places,
+    length,
+    n,
+    groups,
+    EXPONENT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Write the payload; `ALIGNED`: rows begin at multiples of 16 bytes."""
+    WORD: tl.constexpr = x.dtype.element_ty
+    BITS: tl.constexpr = WORD.primitive_bitwidth
+    SIZE: tl.constexpr = BITS // 8
+    HEADER: tl.constexpr = 4 if SIZE == 4 else 3
+    REST: tl.constexpr = BITS - EXPONENT
+    program = tl.program_id(0).to(tl.int64)
+    blocks = n // BLOCK
+    first = program * BLOCKS
+    x += first * BLOCK
+    if tl.load(places + 2 * groups + 1) == WHOLE:
+        to = payload.to(tl.pointer_type(WORD)) + first * BLOCK
+        _copied(x, to, n - first * BLOCK, BLOCKS * BLOCK)
+    else:
+        block = tl.arange(0, BLOCKS)
+        there = block < blocks - first
+        i = tl.arange(0, BLOCK)[None, :]
+        header = tl.load(headers + first + block, mask=there, other=0)
+        begin, tails = _places(header, places, groups, program, SIZE, EXPONENT)
+        rows = blocks.to(tl.int64) * HEADER + 16 * begin
+        if ALIGNED:
+            rows = tl.multiple_of(rows, [16])
+        tail = payload + (tl.load(length) - tails)[:, None]
+        base, mode, _, some = _parts(header)
+        window = ((mode >= WINDOW) & (mode != RAW))[:, None]
+        if SIZE == 4:
+            whole = payload.to(tl.pointer_type(tl.int32))
+            tl.store(whole + first + block, header, mask=there)
+        else:
+            for byte in tl.static_range(3):
+                at = payload + (first + block) * 3 + byte
+                tl.store(at, (header >> (8 * byte)).to(tl.uint8), mask=there)
+        bits = _unsigned(
+            tl.load(x + block[:, None] * BLOCK + i, mask=there[:, None], other=0), BITS
+        )
+        turned = _turned(bits, BITS)
+        exponents = (turned >> REST).to(tl.int32)
+        for byte in tl.static_range(REST // 8):
+            at = payload + (rows[:, None] + (BLOCK * byte + i))
+            tl.store(at, (turned >> (8 * byte)).to(tl.uint8), mask=window)
+        # Planes: the codes', above the bits of the rest, or the marks'.
+        planes = tl.where(window, mode[:, None] - WINDOW, 0)
+        outside = (1 << planes) - 1
+        distance = base[:, None] - exponents
+        planed = tl.minimum(distance, outside) << (REST % 8)
+        if REST % 8 != 0:
+            planed |= ((turned >> (REST // 8 * 8)) & ((1 << (REST % 8)) - 1)).to(tl.int32)
+        escaped = window & (planes > 0) & (distance >= outside)
+        count = tl.where(window, REST % 8 + planes, 0)
+        plane = rows + REST // 8 * BLOCK
+        apart = escaped.to(tl.int32) << 16
+        if SIZE == 4:
+            fixed = ((mode >= FIXED) & (mode <= MOST_WIDTH))[:, None]
+            parts = _fixed(bits, base[:, None], mode[:, None], (some > 0)[:, None])
+            marked = fixed & parts[2]
+            planed = tl.where(fixed, marked.to(tl.int32), planed)
+            count = tl.where(fixed, (some > 0)[:, None].to(tl.int32), count)
+            plane = tl.where((mode >= FIXED) & (mode <= MOST_WIDTH), rows + 16 * mode, plane)
+            whole_escaped = fixed & parts[3]
+            apart |= (marked.to(tl.int32) << 8) | (whole_escaped.to(tl.int32) << 16)
+            apart |= tl.where(marked, parts[1], 0)
+            _put_words(x, payload, rows, base, mode, some, there, BLOCKS)
+        else:
+            raw = (mode == RAW)[:, None]
+            for byte in tl.static_range(2):
+                at = payload + (rows[:, None] + 2 * i + byte)
+                tl.store(at, (bits >> (8 * byte)).to(tl.uint8), mask=raw)
+        _put_planes(payload, plane, planed, count, BLOCKS, ALIGNED)
+        if SIZE == 4:
+            told = tl.associative_scan(apart, 1, _last_two)
+            number = (told >> 16) - 1
+            tl.store(tail + number, exponents.to(tl.uint8), mask=escaped)
+            # Of two marked ones the second stores both.
+            mark = ((told >> 8) & 255) - 1
+            paired = (mark & 1) == 1
+            alone = (mark & 1 == 0) & (mark + 1 == some[:, None])
+            both = tl.where(paired, ((told >> 4) & 15) | ((told & 15) << 4), told & 15)
+            tl.store(tail + mark // 2, both.to(tl.uint8), mask=marked & (paired | alone))
+            behind = tail + (some[:, None] + 1) // 2 + 4 * number
+            for byte in tl.static_range(4):
+                tl.store(behind + byte, (bits >> (8 * byte)).to(tl.uint8), mask=whole_escaped)
+        else:
+            number = tl.cumsum(escaped.to(tl.int32), 1) - 1
+            tl.store(tail + number, exponents.to(tl.uint8), mask=escaped)
+        if first + BLOCKS >= tl.cdiv(n, BLOCK):
+            to = payload + blocks.to(tl.int64) * HEADER + 16 * tl.load(places + 2 * groups)
+            _put_rest(x + (blocks - first) * BLOCK, to, n % BLOCK, SIZE)
+
+
+@triton.jit
+def _put_rest(x, to, left, SIZE: tl.constexpr):
+    """The elements after the last block, as they are."""
+    i = tl.arange(0, BLOCK)
+    rest = _unsigned(tl.load(x + i, mask=i < left), 8 * SIZE)
+    for byte in tl.static_range(SIZE):
+        tl.store(to + SIZE * i + byte, (rest >> (8 * byte)).to(tl.uint8), mask=i < left)
+
+
+@triton.jit
+def _put_words(x, payload, rows, base, mode, some, there, BLOCKS: tl.constexpr):
+    """Store the words of raw blocks and of those of fixed point."""
+    fixed = ((mode >= FIXED) & (mode <= MOST_WIDTH))[:, None]
+    width = tl.where(fixed, mode[:, None], 32)
+    i = tl.arange(0, BLOCK)[None, :]
+    x += tl.arange(0, BLOCKS)[:, None] * BLOCK
+    bit = i // 4 * 32  # of its lane
+    field = bit // width
+    needed = (fixed & (i // 4 < mode[:, None])) | (mode == RAW)[:, None]
+    word = tl.zeros((BLOCKS, BLOCK), tl.uint32)
+    for _ in range(0, tl.max(31 // width + 2)):
+        by = field * width - bit
+        part = needed & (field < 32) & (by < 32)
+        bits = _unsigned(tl.load(x + field * 4 + i % 4, mask=part, other=0), 32)
+        parts = _fixed(bits, base[:, None], mode[:, None], (some > 0)[:, None])
+        value = tl.where(fixed, parts[0], bits)
+        up = value << tl.maximum(by, 0).to(tl.uint32)
+        word |= tl.where(part, tl.where(by < 0, value >> tl.maximum(-by, 0).to(tl.uint32), up), 0)
+        field += 1
+    at = payload.to(tl.pointer_type(tl.int32)) + (rows // 4)[:, None] + i
+    tl.store(at, word.to(tl.int32, bitcast=True), mask=needed)
+
+
+@triton.jit
+def _put_planes(payload, plane, planed, count, BLOCKS: tl.constexpr, ALIGNED: tl.constexpr):
+    """Store `count` bits of each element of a block, the lowest first, a plane each."""
+    spread = (planed.to(tl.int64) * _APART) & ONES
+    spread = tl.reshape(spread, (BLOCKS, BLOCK // 8, 8)) << tl.arange(0, 8)[None, None, :]
+    bytes_ = tl.sum(spread, 2)
+    number = tl.arange(0, 8)[None, :, None]
+    if ALIGNED:
+        plane = tl.multiple_of(plane, [16])
+    at = plane[:, None, None] + 16 * number + tl.arange(0, BLOCK // 8)[None, None, :]
+    stored = bytes_[:, None, :] >> (8 * number).to(tl.int64)
+    tl.store(payload + at, stored.to(tl.uint8), mask=number < count[:, :, None])
+
+
+@triton.jit(do_not_specialize=["n", "groups"])
+def read_blocks(
+    payload,
+    out,
+    places,
+    length,
+    refused,
+    n,
+    groups,
+    EXPONENT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Read the payload; `ALIGNED`: rows begin at multiples of 16 bytes."""
+    WORD: tl.constexpr = out.dtype.element_ty
+    BITS: tl.constexpr = WORD.primitive_bitwidth
+    SIZE: tl.constexpr = BITS // 8
+    HEADER: tl.constexpr = 4 if SIZE == 4 else 3
+    REST: tl.constexpr = BITS - EXPONENT
+    program = tl.program_id(0).to(tl.int64)
+    blocks = n // BLOCK
+    first = program * BLOCKS
+    out += first * BLOCK
+    state = tl.load(places + 2 * groups + 1)
+    if state == WHOLE:
+        of = payload.to(tl.pointer_type(WORD)) + first * BLOCK
+        _copied(of, out, n - first * BLOCK, BLOCKS * BLOCK)
+    elif state == PACKED:
+        block = tl.arange(0, BLOCKS)
+        there = block < blocks - first
+        i = tl.arange(0, BLOCK)[None, :]
+        header = _header_at(payload, first + block, there, SIZE)
+        begin, tails = _places(header, places, groups, program, SIZE, EXPONENT)
+        rows = blocks.to(tl.int64) * HEADER + 16 * begin
+        if ALIGNED:
+            rows = tl.multiple_of(rows, [16])
+        tail = payload + (tl.load(length) - tails)[:, None]
+        base, mode, many, some = _parts(header)
+        base, many = base[:, None], many[:, None]
+        window = ((mode >= WINDOW) & (mode != RAW))[:, None]
+        planes = tl.where(window, mode[:, None] - WINDOW, 0)
+        count = tl.where(window, REST % 8 + planes, 0)
+        plane = rows + REST // 8 * BLOCK
+        if SIZE == 4:
+            fixed = (mode >= FIXED) & (mode <= MOST_WIDTH)
+            count = tl.where(fixed[:, None], (some > 0)[:, None].to(tl.int32), count)
+            plane = tl.where(fixed, rows + 16 * mode, plane)
+        planed = _planes_at(payload, plane, count, BLOCKS, ALIGNED)
+        code = planed >> (REST % 8)
+        exponents = (base - code) & ((1 << EXPONENT) - 1)
+        outside = (1 << planes) - 1
+        escaped = window & (planes > 0) & (code == outside)
+        bits = (planed & ((1 << (REST % 8)) - 1)) << (REST // 8 * 8)
+        for byte in tl.static_range(REST // 8):
+            at = payload + (rows[:, None] + (BLOCK * byte + i))
+            bits |= tl.load(at, mask=window, other=0).to(tl.int32) << (8 * byte)
+        apart = escaped.to(tl.int32)
+        if SIZE == 4:
+            marked = fixed[:, None] & (planed == 1)
+            field = _fields_at(payload, rows, mode)
+            whole_escaped = fixed[:, None] & (field == 1) & ~marked
+            apart = (whole_escaped | escaped).to(tl.int32) | (marked.to(tl.int32) << 16)
+        told = tl.cumsum(apart, 1)
+        number = (told & 0xFFFF) - 1
+        good = tl.sum(apart, 1) == (header >> 16 & 255 | (header >> 24 & 255) << 16)
+        good = good | (mode == RAW)
+        exponent = tl.load(tail + number, mask=escaped & (number < many), other=0).to(tl.int32)
+        exponents = tl.where(escaped, exponent, exponents)
+        bad = tl.max((exponents >> EXPONENT != 0).to(tl.int32), 1) != 0
+        turned = ((exponents << REST) | bits).to(tl.uint32, bitcast=True)
+        turned = turned if BITS == 32 else turned & 0xFFFF
+        found = (turned >> 1) | (turned << (BITS - 1))
+        if SIZE == 4:
+            mark = (told >> 16) - 1
+            halves = tl.load(tail + mark // 2, mask=marked & (mark < some[:, None]), other=0)
+            more = (halves.to(tl.int32) >> ((mark & 1) * 4)) & 15
+            magnitude = ((field >> 1) << MORE).to(tl.int32) | tl.where(marked, more, 0)
+            rebias = (base + 2 - MORE - mode[:, None] - 127) << 23
+            value = magnitude.to(tl.float32).to(tl.int32, bitcast=True) + rebias
+            value = tl.where(magnitude == 0, 0, value).to(tl.uint32, bitcast=True) | (field << 31)
+            behind = tail + (some[:, None] + 1) // 2 + 4 * number
+            escape = whole_escaped & (number < many)
+            whole = tl.zeros((BLOCKS, BLOCK), tl.uint32)
+            for byte in tl.static_range(4):
+                whole |= tl.load(behind + byte, mask=escape, other=0).to(tl.uint32) << (8 * byte)
+            value = tl.where(whole_escaped, whole, value)
+            found = tl.where(fixed[:, None], value, found)
+            found = tl.where((mode == RAW)[:, None], field, found)
+        else:
+            raw = (mode == RAW)[:, None]
+            for byte in tl.static_range(2):
+                at = payload + (rows[:, None] + 2 * i + byte)
+                part = tl.load(at, mask=raw, other=0).to(tl.uint32) << (8 * byte)
+                found = tl.where(raw, (found if byte == 1 else 0) | part, found)
+        found = tl.where((mode == ZERO)[:, None], 0, found)
+        word = found.to(tl.int32, bitcast=True).to(WORD)
+        tl.store(out + block[:, None] * BLOCK + i, word, mask=there[:, None])
+        wrong = tl.max((there & (~good | bad)).to(tl.int32), 0)
+        tl.atomic_or(refused, 1, mask=wrong != 0, sem="relaxed")
+        if first + BLOCKS >= tl.cdiv(n, BLOCK):
+            of = payload + blocks.to(tl.int64) * HEADER + 16 * tl.load(places + 2 * groups)
+            _read_rest(of, out + (blocks - first) * BLOCK, n % BLOCK, SIZE)
+
+
+@triton.jit
+def _read_rest(of, out, left, SIZE: tl.constexpr):
+    """The elements after the last block, as they are."""
+    i = tl.arange(0, BLOCK)
+    rest = tl.zeros((BLOCK,), tl.uint32)
+    for byte in tl.static_range(SIZE):
+        part = tl.load(of + SIZE * i + byte, mask=i < left, other=0)
+        rest |= part.to(tl.uint32) << (8 * byte)
+    word = rest.to(tl.int32, bitcast=True).to(out.dtype.element_ty)
+    tl.store(out + i, word, mask=i < left)
+
+
+@triton.jit
+def _planes_at(payload, plane, count, BLOCKS: tl.constexpr, ALIGNED: tl.constexpr):
+    """The bits of each element of a block, of as many planes as `count` says."""
+    number = tl.arange(0, 8)[None, :, None]
+    if ALIGNED:
+        plane = tl.multiple_of(plane, [16])
+    at = plane[:, None, None] + 16 * number + tl.arange(0, BLOCK // 8)[None, None, :]
+    loaded = tl.load(payload + at, mask=number < count[:, :, None], other=0)
+    bytes_ = tl.sum(loaded.to(tl.int64) << (8 * number).to(tl.int64), 1)
+    own = (bytes_[:, :, None] >> tl.arange(0, 8)[None, None, :].to(tl.int64)) & ONES
+    together = ((own * _TOGETHER) >> 56) & 255
+    return tl.reshape(together, (BLOCKS, BLOCK)).to(tl.int32)
+
+
+@triton.jit
+def _fields_at(payload, rows, mode):
+    """The fields of blocks of fixed point, and the words of raw ones."""
+    fixed = ((mode >= FIXED) & (mode <= MOST_WIDTH))[:, None]
+    raw = (mode == RAW)[:, None]
+    width = tl.where(fixed, mode[:, None], 32)
+    i = tl.arange(0, BLOCK)[None, :]
+    bit = i // 4 * width
+    by = (bit & 31).to(tl.uint32)
+    at = payload.to(tl.pointer_type(tl.int32)) + (rows // 4)[:, None] + bit // 32 * 4 + i % 4
+    low = tl.load(at, mask=fixed | raw, other=0).to(tl.uint32, bitcast=True)
+    more = fixed & ((bit & 31) + width > 32)
+    high = tl.load(at + 4, mask=more, other=0).to(tl.uint32, bitcast=True)
+    field = (low >> by) | ((high << (31 - by)) << 1)
+    mask = (tl.full(width.shape, 1, tl.uint32) << (width & 31).to(tl.uint32)) - 1
+    return tl.where(raw, low, field & mask)
+
+
+def pack(x: torch.Tensor, payload: torch.Tensor, length: torch.Tensor) -> None:
+    """Pack floats into the payload of docs/wire.md, on their device's current stream.
+
+    The host reads nothing, so that a CUDA graph may have the calls. Tensors are one device's.
+
+    Args:
+        x: ``(n,)``, contiguous, of float16, bfloat16 or float32; leaves or nodes.
+        payload: ``(n * x.element_size(),)`` at least, contiguous, uint8, from a multiple of 16
+            bytes on. All of these may be written.
+        length: ``(1,)``, int64: gets the payload's bytes.
+
+    Raises:
+        ValueError: a tensor is not as said.
+    """
+    groups, sums, places = _room(x, payload, length)
+    n, size, exponent = x.numel(), x.element_size(), EXPONENT[x.dtype]
+    headers = torch.empty(n // BLOCK.value, dtype=torch.int32, device=x.device)
+    with torch.accelerator.device_index(x.device.index):
+        if groups:
+            plan_blocks[groups,](words(x), headers, sums, n, groups, exponent, BLOCKS, **OPTIONS)
+        place[1,](sums, places, length, places, n, groups, size, True, SUMS, **OPTIONS)
+        if groups:
+            write_blocks[groups,](
+                *(words(x), payload, headers, places, length, n, groups),
+                *(exponent, BLOCKS, aligned(n, size)),
+                **OPTIONS,
+            )
+
+
+def unpack(
+    payload: torch.Tensor, length: torch.Tensor, out: torch.Tensor, refused: torch.Tensor
+) -> None:
+    """Unpack a payload of docs/wire.md, on its device's current stream.
+
+    The host reads nothing, so that a CUDA graph may have the calls. Tensors are one device's.
+    Whatever the payload and its length are, nothing else is read or written.
+
+    Args:
+        payload: at least as many bytes as `out` has, contiguous, uint8, from a multiple of 16 bytes
+            on.
+        length: ``(1,)``, int64: how many of these bytes are the payload.
+        out: ``(n,)``, contiguous, of float16, bfloat16 or float32.
+        refused: ``(1,)``, int32: becomes 0, or 1 where no encoder makes such a payload of so many
+            elements. Then `out` has anything.
+
+    Raises:
+        ValueError: a tensor is not as said.
+    """
+    groups, sums, places = _room(out, payload, length)
+    if refused.dtype is not torch.int32 or refused.numel() != 1:
+        raise ValueError("refused is one int32")
+    n, size, exponent = out.numel(), out.element_size(), EXPONENT[out.dtype]
+    with torch.accelerator.device_index(out.device.index):
+        if groups:
+            measure_blocks[triton.cdiv(groups * BLOCKS, HEADERS),](
+                *(payload, length, sums, n, groups, size, exponent, BLOCKS, HEADERS), **OPTIONS
+            )
+        place[1,](sums, places, length, refused, n, groups, size, False, SUMS, **OPTIONS)
+        if groups:
+            read_blocks[groups,](
+                *(payload, words(out), places, length, refused, n, groups),
+                *(exponent, BLOCKS, aligned(n, size)),
+                **OPTIONS,
+            )
+
+
+def aligned(n: int, size: int) -> bool:
+    """Return whether, of `n` elements of `size` bytes, rows begin at multiples of 16 bytes."""
+    return n // BLOCK.value * (4 if size == 4 else 3) % 16 == 0
+
+
+def _room(
+    elements: torch.Tensor, payload: torch.Tensor, length: torch.Tensor
+) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """How many groups of blocks there are, and memory for their sums
+    and places."""
+    if elements.dtype not in EXPONENT or not elements.is_contiguous():
+        raise ValueError("elements are contiguous float16, bfloat16 or float32")
+    if payload.dtype is not torch.uint8 or not payload.is_contiguous() or payload.data_ptr() % 16:
+        raise ValueError("a payload is contiguous uint8, from a multiple of 16 bytes on")
+    if payload.numel() < elements.numel() * elements.element_size():
+        raise ValueError("a payload has room for as many bytes as its elements have")
+    if length.dtype is not torch.int64 or length.numel() != 1:
+        raise ValueError("a length is one int64")
+    groups = triton.cdiv(elements.numel(), BLOCKS * BLOCK.value)
+    both = torch.empty(4 * groups + 2, dtype=torch.int64, device=elements.device)
+    return groups, both[: 2 * groups], both[2 * groups :]
