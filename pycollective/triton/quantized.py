@@ -9,7 +9,7 @@ docs/wire.md says what a payload is, byte by byte, and in which order a 1-bit sc
 2. The chunk's sum, or its largest magnitude, gives its scale.
 3. From the registers come the payload's bits or bytes, and the new residual.
 
-A chunk that is too long for the registers is read twice.
+A chunk that is too long for the registers is read twice, and what does not fill a program.
 
 `decode` adds up the payloads of all ranks in the contract's order and rounds once. A program takes
 1,024 elements.
@@ -39,16 +39,15 @@ ENCODE = {"num_warps": 1, "enable_fp_fusion": False}
 DECODE = {"num_warps": 4, "enable_fp_fusion": False}
 # Elements of the longest chunks that stay in registers, of four chunks in those of 32 threads.
 _KEPT = {"one_bit": 1024, "int8": 512}
-_REREAD = 256  # of longer ones at once
+_REREAD = 256  # at most, of a chunk that is read twice
 _UNROLLED = 8  # rows; of more, four at a time are added up in a loop
 DECODED = tl.constexpr(1024)  # elements of a program
 _LARGEST_SCALE = tl.constexpr(8454659 * 2.0**98)  # of int8: 127 times the next is not finite
 _LEAST_NORMAL = tl.constexpr(2.0**-126)
 _INFINITY = tl.constexpr(0x7F800000)
-_MOST_CHUNK, _MOST_ROWS = 1 << 16, 1 << 15
+_LEAST_CHUNK, _MOST_CHUNK, _MOST_ROWS = 64, 1 << 16, 1 << 15
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _ELEMENTS_OF_A_BYTE = {"one_bit": 8, "int8": 1}
-LEAST = tl.constexpr(64)  # elements of a chunk, which is a multiple of them
 # Added to a number below 2^22 in magnitude, the lowest bits are the nearest integer's, the even
 # one's of two.
 _TO_INTEGER = tl.constexpr(1.5 * 2.0**23)
@@ -73,7 +72,7 @@ def _elements(
 ):
     """c of `STEPS` steps from an element of each chunk on; zeros behind the last element."""
     at = first + tl.arange(0, CHUNKS)[:, None] * CHUNK + tl.arange(0, SUMS)[None, :]
-    found = ()
+    cs = ()
     for step in tl.static_range(STEPS):
         here = at + step * SUMS
         mask = _within(here, left, MASKED)
@@ -81,42 +80,42 @@ def _elements(
         c = widened(tl.load(x + here, mask=mask, other=other), TYPE)
         if HELD:
             c += tl.load(held + here, mask=mask, other=other)
-        found = found + (c,)
-    return found
+        cs = cs + (c,)
+    return cs
 
 
 @triton.jit
-def _seen(found, cs, CODEC: tl.constexpr):
-    """What has been found of each of the 32 columns of a chunk, with more steps of it."""
+def _accumulated(columns, cs, CODEC: tl.constexpr):
+    """The sums of magnitudes, or the largest words, of each chunk's 32 columns, with more steps."""
     for step in tl.static_range(len(cs)):
         if CODEC == "one_bit":
-            found += tl.abs(cs[step])
+            columns += tl.abs(cs[step])
         else:
             # Without its sign a word is in the order of the magnitudes, with NaNs above all. It is
             # shifted out: what is masked out compiles to PTX's abs, after which a NaN may have one.
-            found = tl.maximum(found, cs[step].to(tl.uint32, bitcast=True) << 1)
-    return found
+            columns = tl.maximum(columns, cs[step].to(tl.uint32, bitcast=True) << 1)
+    return columns
 
 
 @triton.jit
-def _folded(found, CODEC: tl.constexpr):
-    """Of all columns: column j + 16 goes to j, then j + 8, and so on with 4, 2 and 1."""
+def _folded(columns, CODEC: tl.constexpr):
+    """Of each chunk: column j + 16 goes to j, then j + 8, and so on with 4, 2 and 1."""
     for half in tl.static_range(4, -1, -1):
-        pairs = tl.reshape(found, (CHUNKS, 2, 1 << half))
-        found = tl.sum(pairs, axis=1) if CODEC == "one_bit" else tl.max(pairs, axis=1)
-    return tl.reshape(found, (CHUNKS,))
+        pairs = tl.reshape(columns, (CHUNKS, 2, 1 << half))
+        columns = tl.sum(pairs, axis=1) if CODEC == "one_bit" else tl.max(pairs, axis=1)
+    return tl.reshape(columns, (CHUNKS,))
 
 
 @triton.jit
-def _put_number(record, value, mask):
-    """An fp32 number to bytes that may lie anywhere."""
+def _store_scale(record, scale, mask):
+    """To four bytes, which may lie anywhere."""
     byte = tl.arange(0, 4)[None, :]
-    bits = value.to(tl.int32, bitcast=True)[:, None] >> (8 * byte)
+    bits = scale.to(tl.int32, bitcast=True)[:, None] >> (8 * byte)
     tl.store(record[:, None] + byte, bits.to(tl.uint8), mask=mask)
 
 
 @triton.jit
-def _put_one_bit(cs, scale, left, data, first, count, CHUNK: tl.constexpr, MASKED: tl.constexpr):
+def _store_one_bit(cs, scale, left, data, first, count, CHUNK: tl.constexpr, MASKED: tl.constexpr):
     """The bits, and what is left, of steps from element `first` of each chunk on."""
     STEPS: tl.constexpr = len(cs)
     WORDS: tl.constexpr = triton.next_power_of_2(STEPS)
@@ -142,7 +141,7 @@ def _put_one_bit(cs, scale, left, data, first, count, CHUNK: tl.constexpr, MASKE
 
 
 @triton.jit
-def _put_int8(
+def _store_int8(
     cs, scale, times, left, data, first, count, CHUNK: tl.constexpr, MASKED: tl.constexpr
 ):
     """The bytes, and what is left, of steps from element `first` of each chunk on."""
@@ -178,15 +177,15 @@ def _encoded(
     STEPS: tl.constexpr = KEPT // SUMS
     ONE_BIT: tl.constexpr = CODEC == "one_bit"
     RECORD: tl.constexpr = 4 + (CHUNK // 8 if ONE_BIT else CHUNK)
-    found = tl.zeros((CHUNKS, SUMS), tl.float32 if ONE_BIT else tl.uint32)
+    columns = tl.zeros((CHUNKS, SUMS), tl.float32 if ONE_BIT else tl.uint32)
     if KEPT == CHUNK:
         cs = _elements(x, held, 0, count, STEPS, CHUNK, TYPE, HELD, MASKED)
-        found = _seen(found, cs, CODEC)
+        columns = _accumulated(columns, cs, CODEC)
     else:
         for first in range(0, CHUNK, KEPT):
             cs = _elements(x, held, first, count, STEPS, CHUNK, TYPE, HELD, MASKED)
-            found = _seen(found, cs, CODEC)
-    found = _folded(found, CODEC)
+            columns = _accumulated(columns, cs, CODEC)
+    found = _folded(columns, CODEC)
     chunk = tl.arange(0, CHUNKS)
     size = tl.full((CHUNKS,), CHUNK, tl.int32)
     if MASKED:
@@ -197,32 +196,32 @@ def _encoded(
     else:
         word = (found >> 1).to(tl.int32)
         most = word.to(tl.float32, bitcast=True)
-        most_quotient = tl.full((CHUNKS,), 127, tl.float32)
-        scale = tl.div_rn(most, most_quotient)
+        largest_byte = tl.full((CHUNKS,), 127, tl.float32)
+        scale = tl.div_rn(most, largest_byte)
         scale = tl.where(scale > _LARGEST_SCALE, _LARGEST_SCALE, scale)
         is_normal = scale >= _LEAST_NORMAL
         scale = tl.where(is_normal, scale, 0.0)
-        times = tl.where(is_normal, tl.div_rn(most_quotient, most), 0.0)
+        times = tl.where(is_normal, tl.div_rn(largest_byte, most), 0.0)
     if tl.max(word, axis=0) >= _INFINITY:
         tl.atomic_or(flags, 1, sem="relaxed")
     records = payload + chunk * RECORD
-    _put_number(records, scale, (chunk * CHUNK < count)[:, None] if MASKED else None)
+    _store_scale(records, scale, (chunk * CHUNK < count)[:, None] if MASKED else None)
     data = records + 4
     if KEPT == CHUNK:
         if ONE_BIT:
-            _put_one_bit(cs, scale, left, data, 0, count, CHUNK, MASKED)
+            _store_one_bit(cs, scale, left, data, 0, count, CHUNK, MASKED)
         else:
-            _put_int8(cs, scale, times, left, data, 0, count, CHUNK, MASKED)
+            _store_int8(cs, scale, times, left, data, 0, count, CHUNK, MASKED)
     else:
         for first in range(0, CHUNK, KEPT):
             cs = _elements(x, held, first, count, STEPS, CHUNK, TYPE, HELD, MASKED)
             if ONE_BIT:
-                _put_one_bit(cs, scale, left, data, first, count, CHUNK, MASKED)
+                _store_one_bit(cs, scale, left, data, first, count, CHUNK, MASKED)
             else:
-                _put_int8(cs, scale, times, left, data, first, count, CHUNK, MASKED)
+                _store_int8(cs, scale, times, left, data, first, count, CHUNK, MASKED)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["payload", "flags"])
 def encode(
     x,
     held,
@@ -233,12 +232,14 @@ def encode(
     CODEC: tl.constexpr,
     CHUNK: tl.constexpr,
     KEPT: tl.constexpr,
+    REREAD: tl.constexpr,
     TYPE: tl.constexpr,
     HELD: tl.constexpr,
 ):
     """Quantize `count` words of x and what is held of them; see `quantize`.
 
-    `TYPE` is the gradient's dtype. `KEPT` elements of a chunk are in registers at once.
+    `KEPT` elements of a chunk are in registers at once, `REREAD` in the last program. `TYPE` is the
+    gradient's dtype.
     """
     SIZE: tl.constexpr = CHUNKS * CHUNK
     RECORDS: tl.constexpr = CHUNKS * (4 + (CHUNK // 8 if CODEC == "one_bit" else CHUNK))
@@ -252,7 +253,7 @@ def encode(
     else:
         _encoded(
             *(x + first, held + first, left + first, payload + program * RECORDS, flags),
-            *((count - first).to(tl.int32), CODEC, CHUNK, LEAST, TYPE, HELD, True),
+            *((count - first).to(tl.int32), CODEC, CHUNK, REREAD, TYPE, HELD, True),
         )
 
 
@@ -263,13 +264,13 @@ def _leaf(payload, records, data, is_there, mask, CODEC: tl.constexpr):
     byte = tl.arange(0, 4)[None, :]
     scale = tl.load(payload + records + byte, mask=is_there, other=other).to(tl.int32)
     scale = tl.sum(scale << (8 * byte), axis=1)[:, None]
-    found = tl.load(payload + data, mask=mask, other=other)
+    packed = tl.load(payload + data, mask=mask, other=other)
     if CODEC == "int8":
-        return found.to(tl.int8).to(tl.float32) * scale.to(tl.float32, bitcast=True)
+        return packed.to(tl.int8).to(tl.float32) * scale.to(tl.float32, bitcast=True)
     else:
-        ROWS: tl.constexpr = found.shape[0]
-        BYTES: tl.constexpr = found.shape[1]
-        signs = (found.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]) << 31
+        ROWS: tl.constexpr = packed.shape[0]
+        BYTES: tl.constexpr = packed.shape[1]
+        signs = (packed.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]) << 31
         return (tl.reshape(signs, (ROWS, 8 * BYTES)) ^ scale).to(tl.float32, bitcast=True)
 
 
@@ -370,7 +371,7 @@ def _decoded(
     tl.store(out + at, word, mask=at < count if MASKED else None)
 
 
-@triton.jit(do_not_specialize=["stride", "count"])
+@triton.jit(do_not_specialize=["stride", "count"], do_not_specialize_on_alignment=["payload"])
 def decode(
     payload,
     stride,
@@ -413,10 +414,12 @@ def _combines(terms: int) -> tuple[bool, ...]:
 
 def encode_constants(codec: str, chunk: int, dtype: torch.dtype, is_held: bool) -> dict[str, Any]:
     """Return the constexprs of `encode` for a gradient of this dtype."""
+    reread = math.gcd(chunk, _REREAD)
     return {
         "CODEC": codec,
         "CHUNK": chunk,
-        "KEPT": chunk if chunk <= _KEPT[codec] else math.gcd(chunk, _REREAD),
+        "KEPT": chunk if chunk <= _KEPT[codec] else reread,
+        "REREAD": reread,
         "TYPE": str(dtype).removeprefix("torch."),
         "HELD": is_held,
     }
@@ -530,7 +533,7 @@ def payload_bytes(codec: str, chunk: int, count: int) -> int:
 def _check(codec: str, chunk: int, floats: torch.Tensor) -> None:
     if codec not in _ELEMENTS_OF_A_BYTE:
         raise ConfigurationError(f"no codec {codec!r}; there are {list(_ELEMENTS_OF_A_BYTE)}")
-    if chunk % LEAST.value or not 0 < chunk <= _MOST_CHUNK:
+    if chunk % _LEAST_CHUNK or not 0 < chunk <= _MOST_CHUNK:
         raise ConfigurationError(f"a chunk is a multiple of 64 elements up to 65536, not {chunk}")
     if floats.dtype not in _DTYPES:
         raise ConfigurationError(f"there is no quantization of {floats.dtype}")

@@ -121,7 +121,7 @@ def test_chunks_of_any_size(codec, chunk):
 
 
 @pytest.mark.parametrize("codec", cpu.CODECS)
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 31, 32, 33, 63, 64, 65, 255, 256, 257, 511, 512])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 32, 33, 63, 64, 65, 255, 257])
 def test_tails(codec, count):
     x, held = (INPUTS["normal"]("float32", count, seed) for seed in (1, 2))
     for chunk in (64, 192):
@@ -165,12 +165,17 @@ def test_int8_rounds_ties_to_even():
     assert check_quantized("int8", 64, c.reshape(-1))
 
 
-ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 30]
+def sums():
+    """Rows with each codec and type; the usual run has each number of rows once."""
+    for turn, rows in enumerate([1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 30]):
+        for codec in cpu.CODECS:
+            for dtype in DTYPES:
+                usual = (codec, dtype) == (cpu.CODECS[turn % 2], DTYPES[turn % 3])
+                yield pytest.param(rows, codec, dtype, marks=() if usual else pytest.mark.storm)
 
 
-@pytest.mark.parametrize("codec", cpu.CODECS)
-@pytest.mark.parametrize(("rows", "dtype"), in_turns(ROWS, DTYPES))
-def test_sums_are_the_cpus(codec, rows, dtype):
+@pytest.mark.parametrize(("rows", "codec", "dtype"), list(sums()))
+def test_sums_are_the_cpus(rows, codec, dtype):
     """Of payloads of any bytes, and of such whose order shows, at odd places."""
     chunk, count, at = 192, 1300 + rows, 7 + rows
     size = _core.quantized_bytes(codec, chunk, count)
@@ -179,14 +184,14 @@ def test_sums_are_the_cpus(codec, rows, dtype):
     for seed, row in enumerate(honest):
         x = INPUTS["lognormal"]("float32", count, seed)
         row[at : at + size] = cpu.quantize(codec, chunk, x)[0]
-    for each, divisor in ((messages, 1.0), (messages, float(rows)), (honest, 3 * rows / 7)):
+    for each, divisor in ((messages, 1.0), (honest, 3 * rows / 7)):
         want = cpu.dequantize(codec, chunk, each, at, dtype, count, divisor)
         assert same_bits(dequantize(codec, chunk, each, at, dtype, count, divisor), want)
 
 
 @pytest.mark.parametrize("codec", cpu.CODECS)
-@pytest.mark.parametrize("count", [0, 1, 7, 9, 63, 64, 65, 1023, 1024, 1025, 2048])
-@pytest.mark.parametrize("chunk", [64, 320, 1024])
+@pytest.mark.parametrize("count", [0, 1, 9, 63, 65, 1023, 1025])
+@pytest.mark.parametrize("chunk", [64, 1024])
 def test_tails_of_sums(codec, count, chunk):
     """Of a payload without a byte behind it."""
     size = _core.quantized_bytes(codec, chunk, count)
