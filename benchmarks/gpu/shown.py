@@ -141,6 +141,16 @@ def triton_kernels(m: Measured) -> list[Shown]:
     return rows
 
 
+def triton_packing(m: Measured) -> list[Shown]:
+    """Of pack."""
+    rows = []
+    for name, row in m.items():
+        rows.append(Shown(f"{name}, {row['bytes'] >> 20:,} MiB", number(row["us"]), "us"))
+        rows.append(at_least("  of elements", row["gb_s"], 500, "GB/s"))
+        rows.append(is_none("  wrong", row["wrong"], "bytes or elements"))
+    return rows
+
+
 def over_nccl(m: Measured) -> list[Shown]:
     """Of ordered."""
     if "refused" in m:

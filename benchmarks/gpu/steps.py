@@ -160,6 +160,7 @@ def checks(small: bool = False) -> list[Step]:
         *_by_the_host(small),
         _triton_kernels("reduce", small),
         _triton_kernels("quantized", small),
+        _triton_kernels("pack", small, shown.triton_packing),
         _over_nccl(small),
         *_arrays(),
         *_sanitized(),
@@ -247,14 +248,14 @@ def _bench(ranks: int, small: bool) -> Step:
     )
 
 
-def _triton_kernels(name: str, small: bool) -> Step:
-    """Those of ordered reductions over any process group, or of quantization."""
+def _triton_kernels(name: str, small: bool, shows: shown.Shows = shown.triton_kernels) -> Step:
+    """Those of ordered reductions over any process group, of quantization, or of packing."""
     return Step(
         f"Triton {name}",
         _python("-m", f"benchmarks.gpu.{name}", *(["1"] if small else [])),
         *(90, ("extension", "torch CUDA", "triton", "ml_dtypes")),
         reads=last_json,
-        shows=shown.triton_kernels,
+        shows=shows,
     )
 
 

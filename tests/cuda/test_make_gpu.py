@@ -11,14 +11,16 @@ import time
 import pytest
 import torch
 
-from benchmarks.gpu import quantized, run, shown
+from benchmarks.gpu import pack, quantized, run, shown
 from benchmarks.gpu.reduce import CASES, DIFFERENT, Problem
 from benchmarks.gpu.shown import Outcome, table
 from benchmarks.gpu.steps import ROOT, Step, last_json
+from benchmarks.native_parts import pack_into, unpack_into
 from pycollective import _core
 from pycollective.torch.ordered import plain
 from pycollective.triton.formats import words
 from tests.cuda import standin
+from tests.inputs import dtype_of
 from tests.launchers import Launcher
 
 
@@ -79,6 +81,40 @@ def test_the_benchmark_of_quantization_sees_a_wrong_bit(case):
     assert problem.wrong() == 0
     result[-1] ^= 1
     assert problem.wrong() == 1
+
+
+class CpuCodec:
+    """Called as `pycollective.triton.pack`."""
+
+    @staticmethod
+    def pack(x, payload, length):
+        kind = dtype_of(str(x.dtype).removeprefix("torch."))
+        length[0] = pack_into(words(x).numpy().view(kind), payload.numpy())
+
+    @staticmethod
+    def unpack(payload, length, out, refused):
+        kind = dtype_of(str(out.dtype).removeprefix("torch."))
+        unpack_into(payload.numpy()[: int(length)], words(out).numpy().view(kind))
+        refused[0] = 0
+
+
+@pytest.mark.parametrize("case", pack.CASES, ids=str)
+def test_the_benchmark_of_packing_sees_a_wrong_bit(case):
+    """Its problem, on the CPU and by the CPU's codec."""
+    problem = pack.Problem(case, 3003, "cpu")
+    result = problem.out if case.call == "pack" else words(problem.out)
+    result.zero_()
+    assert problem.wrong() > 90
+    problem.run(CpuCodec)
+    assert problem.wrong() == 0
+    result[7] ^= 1
+    assert problem.wrong() == 1
+
+
+def test_what_the_benchmark_of_packing_shows():
+    row = {"us": 100.0, "gb_s": 499.0, "bits": 11.4, "bytes": 9 << 26, "wrong": 0}
+    took, rate, wrong = shown.triton_packing({"pack bfloat16": row})
+    assert (took.label, rate.met, wrong.met) == ("pack bfloat16, 576 MiB", False, True)
 
 
 def test_what_the_benchmarks_of_triton_kernels_show():
@@ -154,7 +190,7 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors, 
     for name in ("memcheck of programs", "racecheck of programs, ranks: 2"):
         assert became[name] == "not run"
         assert "the driver is the stand-in" in reasons[name]
-    for name in ("reduce", "quantized"):
+    for name in ("reduce", "quantized", "pack"):
         assert reasons[f"Triton {name}"] == "torch is not there, or finds no GPU"
     over_nccl = "ordered over NCCL, 2 processes on one GPU"
     assert reasons[over_nccl] == "torch is not there, or finds no GPU"
