@@ -75,6 +75,7 @@ TOP_LEVEL: dict[str, set[str]] = {
     "triton/pack": {"triton"},
     "triton/quantized": {"triton"},
     "triton/reduce": {"triton"},
+    "triton/top_k": {"triton"},
     "bench/ranks/library_torch": {"torch"},
     "bench/ranks/library_mpi": {"mpi4py"},
 }

@@ -241,19 +241,24 @@ def _funnel(parts):
 
 def _field(parts):
     """`bfe`: bits from a position on; of `s32` the highest of them, or of the word, is the sign."""
-    if parts not in (["u32"], ["s32"]):
+    if parts not in (["u32"], ["s32"], ["u64"], ["s64"]):
         return None
     of = TYPES[parts[0]]
 
     def field(x, position, length):
         position, length = position & np.uint32(255), length & np.uint32(255)
-        length = np.minimum(length, np.uint32(32)).astype(np.int64)
-        wide = x.astype(np.int64) >> np.minimum(position, np.uint32(63)).astype(np.int64)
-        out = wide & ((np.int64(1) << length) - 1)
+        length = np.minimum(length, np.uint32(of.bits)).astype(np.int64)
+        # Of s32 and s64 bits behind the highest are the sign's.
+        wide = x.astype(np.int64 if of.kind == "s" else np.uint64)
+        wide = wide >> np.minimum(position, np.uint32(63)).astype(wide.dtype)
+        wide = np.where((position > 63) & (of.kind == "u"), 0, wide).astype(np.uint64)
+        unused = (np.int64(64) - length).astype(np.uint64)
+        out = np.where(length == 0, 0, wide << np.minimum(unused, np.uint64(63)))
         if of.kind == "s":
-            sign = np.where(length > 0, out >> np.maximum(length - 1, 0) & 1, 0)
-            out = out - (sign << length)
-        return out.astype(of.numpy)
+            out = out.view(np.int64)
+        return np.where(length == 0, 0, out >> np.minimum(unused, 63).astype(out.dtype)).astype(
+            of.numpy
+        )
 
     return Meaning(of, [of, TYPES["b32"], TYPES["b32"]], field)
 

@@ -1,0 +1,443 @@
+"""Packed places in messages of top-k, on GPUs: the bytes of docs/wire.md, "Sparse payloads".
+
+What a message has behind its header and its small parameters is its *tail*: the number of places
+(4 bytes), the length of their stream (4 bytes), the stream, and the values. All of these lengths
+are known to the device alone; buffers have room for the longest.
+
+A block is 128 places. `write` is five launches: `_head_blocks` finds each block's width and how
+long its body is, `_place_bodies` adds these up, `_write_bodies` and `_write_values` write. `read`
+and `decode` are four: `_find_bodies` checks the headers and adds up, `_read_spans` reads how many
+places each block spans, `_add_up` adds these up, `_read_blocks` writes.
+
+In a block that is read, each bit of the unary part has a lane. Bit p, if it is the i-th 1, has the
+gap ((p - i) - what the one before it has) 2^w + low bits, so its place is a sum over the lanes
+before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from pycollective.triton.floats import is_nan, rounded, widened
+from pycollective.triton.formats import FORMATS, words
+from pycollective.triton.top_k import OPTIONS, Entries
+
+PER_BLOCK = tl.constexpr(128)  # places
+MOST_UNARY = tl.constexpr(48)  # bytes of a block
+HEAD = tl.constexpr(8)  # bytes of a tail before its stream
+TILE = 1024
+
+
+@triton.jit
+def _gaps(places, at, inside):
+    """How many places lie between one and that before it, which is before the first at -1."""
+    here = tl.load(places + at, mask=inside, other=0)
+    before = tl.load(places + at - 1, mask=inside & (at > 0), other=-1)
+    return (here - before - 1).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _low_bytes(count, width):
+    return (count * width + 7) // 8
+
+
+@triton.jit
+def _head_blocks(places, count, tail, sizes):
+    """Each block's header, and how many bytes its body has."""
+    block = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, PER_BLOCK)
+    here = tl.minimum(tl.load(count) - block * PER_BLOCK, PER_BLOCK).to(tl.int32)
+    if here > 0:
+        gaps = _gaps(places, block * PER_BLOCK + lane, lane < here)
+        gaps = tl.where(lane < here, gaps, 0)
+        # Less than 2^32 all together: places are.
+        span = tl.sum(gaps, axis=0).to(tl.int64)
+        least = span
+        width = tl.full((), 0, tl.int32)
+        for wider in tl.static_range(1, 32):
+            bits = tl.sum(gaps >> wider, axis=0).to(tl.int64) + here * wider
+            if bits < least:
+                least = bits
+                width = tl.full((), wider, tl.int32)
+        unary = (least - here * width + here + 7) // 8
+        unary = tl.where(span == 0, 0, unary)
+        header = tail + HEAD + 1 + 2 * block
+        tl.store(header, width.to(tl.uint8))
+        tl.store(header + 1, unary.to(tl.uint8))
+        tl.store(sizes + block, unary + _low_bytes(here, width))
+    else:
+        tl.store(sizes + block, tl.full((), 0, tl.int64))
+
+
+@triton.jit
+def _put_word(to, number):
+    byte = tl.arange(0, 4)
+    tl.store(to + byte, ((number >> (8 * byte)) & 255).to(tl.uint8))
+
+
+@triton.jit
+def _place_bodies(sizes, begins, count, tail, length, blocks, BYTES: tl.constexpr, TILE: tl.constexpr):
+    """Where each block's body begins in the tail, and what the tail begins with."""
+    many = tl.load(count)
+    begin = HEAD + 1 + 2 * ((many + PER_BLOCK - 1) // PER_BLOCK)
+    for first in range(0, blocks, TILE):
+        at = first + tl.arange(0, TILE)
+        size = tl.load(sizes + at, mask=at < blocks, other=0)
+        through = begin + tl.cumsum(size, axis=0)
+        tl.store(begins + at, through - size, mask=at < blocks)
+        begin += tl.sum(size, axis=0)
+    _put_word(tail, many)
+    _put_word(tail + 4, begin - HEAD)
+    tl.store(tail + HEAD, tl.full((), 1, tl.uint8))
+    tl.store(length, begin + many * BYTES)
+
+
+@triton.jit
+def _write_bodies(places, count, tail, begins):
+    block = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, PER_BLOCK)
+    first = block * PER_BLOCK
+    here = tl.minimum(tl.load(count) - first, PER_BLOCK).to(tl.int32)
+    if here > 0:
+        header = tail + HEAD + 1 + 2 * block
+        width = tl.load(header).to(tl.int32)
+        unary = tl.load(header + 1).to(tl.int32)
+        body = tail + tl.load(begins + block)
+        high = _gaps(places, first + lane, lane < here) >> width
+        high = tl.where(lane < here, high, 0).to(tl.int32)
+        bit = tl.cumsum(high, axis=0) + lane
+        # Of each byte its ones.
+        byte = tl.arange(0, 64)
+        mine = ((bit >> 3)[None, :] == byte[:, None]) & (lane < here)[None, :]
+        ones = tl.sum(tl.where(mine, (1 << (bit & 7))[None, :], 0), axis=1)
+        tl.store(body + byte, ones.to(tl.uint8), mask=byte < unary)
+        if width > 0:
+            byte = tl.arange(0, 512)
+            inside = byte < _low_bytes(here, width)
+            gap = byte * 8 // width
+            begun = byte * 8 - gap * width  # bits of that one's, in the bytes before
+            mask = (tl.full((), 1, tl.uint32) << width) - 1
+            found = (_gaps(places, first + gap, inside) & mask) >> begun
+            for more in tl.static_range(1, 9):
+                by = more * width - begun
+                also = inside & (by < 8) & (gap + more < here)
+                low = _gaps(places, first + gap + more, also) & mask
+                found |= tl.where(also, low << tl.where(also, by, 0), 0)
+            tl.store(body + unary + byte, found.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _write_values(values, count, tail, length, BYTES: tl.constexpr, TILE: tl.constexpr):
+    """Byte by byte: where values begin is odd as often as not."""
+    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    size = tl.load(count) * BYTES
+    begin = tl.load(length) - size
+    byte = tl.load(values + at, mask=at < size)
+    tl.store(tail + begin + at, byte, mask=at < size)
+
+
+def pack_bound(count: int, size: int) -> int:
+    """Return the bytes of the longest stream of `count` places below `size`."""
+    blocks = triton.cdiv(count, PER_BLOCK.value)
+    return 1 + 4 * blocks + (min(15 * count + size // 16384, 35 * count) + 7) // 8
+
+
+def tail_bound(count: int, size: int, values: torch.dtype) -> int:
+    """Return the bytes of the longest tail of `count` entries below `size`."""
+    return HEAD.value + pack_bound(count, size) + count * values.itemsize
+
+
+def write(entries: Entries, tail: torch.Tensor, length: torch.Tensor) -> None:
+    """Write the tail of a message.
+
+    Args:
+        entries: some entries, whose places ascend strictly.
+        tail: uint8, with room for the longest tail of as many as `entries` has room for, and their
+            space.
+        length: int64, ``(1,)``: becomes the tail's bytes.
+    """
+    capacity, size = entries.places.numel(), entries.values.element_size()
+    blocks = triton.cdiv(max(capacity, 1), PER_BLOCK.value)
+    sizes = torch.empty(2, blocks, dtype=torch.int64, device=tail.device)
+    bytes_ = {"BYTES": size, "TILE": TILE, **OPTIONS}
+    with torch.accelerator.device_index(tail.device.index):
+        _head_blocks[blocks,](entries.places, entries.count, tail, sizes[0], num_warps=1, **OPTIONS)
+        _place_bodies[1,](*sizes, entries.count, tail, length, blocks, **bytes_)
+        _write_bodies[blocks,](entries.places, entries.count, tail, sizes[1], **OPTIONS)
+        if capacity:
+            _write_values[triton.cdiv(capacity * size, TILE),](
+                entries.values.view(torch.uint8), entries.count, tail, length, **bytes_
+            )
+
+
+@triton.jit
+def _word_at(tail):
+    byte = tl.arange(0, 4)
+    return tl.sum(tl.load(tail + byte).to(tl.int64) << (8 * byte), axis=0)
+
+
+@triton.jit
+def _find_bodies(
+    tail,
+    length,
+    count,
+    begins,
+    bad,
+    size,
+    blocks,
+    most,
+    room,
+    BYTES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Where each block's body begins, and how many places there are: none if that cannot be."""
+    whole = tl.load(length)
+    good = (whole >= HEAD + 1) & (whole <= room)
+    many = tl.full((), 0, tl.int64)
+    if good:
+        many = _word_at(tail)
+        stream = _word_at(tail + 4)
+        good = (whole == HEAD + stream + many * BYTES) & (many <= most) & (many <= size)
+        good &= stream >= 1 + 2 * ((many + PER_BLOCK - 1) // PER_BLOCK)
+        if good:
+            good = tl.load(tail + HEAD) == 1
+            number = (many + PER_BLOCK - 1) // PER_BLOCK
+            begin = HEAD + 1 + 2 * number
+            wrong = tl.zeros((TILE,), tl.int32)
+            for first in range(0, blocks, TILE):
+                block = first + tl.arange(0, TILE)
+                inside = block < number
+                header = tail + HEAD + 1 + 2 * block.to(tl.int64)
+                width = tl.load(header, mask=inside, other=0).to(tl.int32)
+                unary = tl.load(header + 1, mask=inside, other=0).to(tl.int32)
+                wrong |= ((width > 31) | (unary > MOST_UNARY)).to(tl.int32)
+                wrong |= ((unary == 0) & (width != 0)).to(tl.int32)
+                here = tl.minimum(many - block.to(tl.int64) * PER_BLOCK, PER_BLOCK).to(tl.int32)
+                took = tl.where(inside, unary + _low_bytes(here, width), 0).to(tl.int64)
+                through = begin + tl.cumsum(took, axis=0)
+                tl.store(begins + block, through - took, mask=block < blocks)
+                begin += tl.sum(took, axis=0)
+            good &= (begin == HEAD + stream) & (tl.max(wrong, axis=0) == 0)
+    if good:
+        tl.store(count, many)
+    else:
+        tl.store(count, tl.full((), 0, tl.int64))
+        tl.atomic_max(bad, 1, sem="relaxed")
+
+
+@triton.jit
+def _lanes(tail, begin, width, unary, here):
+    """A block's body: of each bit of its unary part whether it is a place, which, and where.
+
+    Where: counted from the least that the block's first can be. And whether the body is right.
+    """
+    byte = tl.arange(0, 64)
+    bits = tl.load(tail + begin + byte, mask=byte < unary, other=0).to(tl.int32)
+    last = tl.max(tl.where((byte < unary) & (bits != 0), byte, -1), axis=0)
+    ones = (bits[:, None] >> tl.arange(0, 8)[None, :]) & 1
+    one = tl.reshape(ones, (512,))
+    lane = tl.arange(0, 512)
+    one = tl.where(unary == 0, (lane < here).to(tl.int32), one)  # a run
+    number = tl.cumsum(one, axis=0) - one
+    good = (tl.sum(one, axis=0) == here) & (last == unary - 1)
+    is_place = (one != 0) & (number < here)
+    # Its low bits, from up to five bytes.
+    from_bit = number * width
+    shift = from_bit & 7
+    low = tl.zeros((512,), tl.int64)
+    lows = tail + begin + unary + (from_bit >> 3)
+    for more in tl.static_range(5):
+        has = is_place & (width > 0) & (shift + width > 8 * more)
+        low |= tl.load(lows + more, mask=has, other=0).to(tl.int64) << (8 * more)
+    low = (low >> shift) & ((tl.full((), 1, tl.int64) << width) - 1)
+    used = (here * width) & 7
+    if used != 0:
+        end = tl.load(tail + begin + unary + _low_bytes(here, width) - 1).to(tl.int32)
+        good &= (end >> used) == 0
+    where = tl.cumsum(low, axis=0) + number + ((lane - number).to(tl.int64) << width)
+    where = tl.where(unary == 0, lane, where)
+    return is_place, number, where, good
+
+
+@triton.jit
+def _body(tail, count, begins):
+    """Of this program's block: where its body begins, width, unary bytes, places."""
+    block = tl.program_id(0).to(tl.int64)
+    here = tl.minimum(tl.load(count) - block * PER_BLOCK, PER_BLOCK).to(tl.int32)
+    begin = tl.full((), 0, tl.int64)
+    width = tl.full((), 0, tl.int32)
+    unary = tl.full((), 0, tl.int32)
+    if here > 0:
+        begin = tl.load(begins + block)
+        width = tl.load(tail + HEAD + 1 + 2 * block).to(tl.int32)
+        unary = tl.load(tail + HEAD + 2 + 2 * block).to(tl.int32)
+    return begin, width, unary, here
+
+
+@triton.jit
+def _read_spans(tail, count, begins, spans, bad):
+    """How many places each block takes up, to its last."""
+    begin, width, unary, here = _body(tail, count, begins)
+    span = tl.full((), 0, tl.int64)
+    if here > 0:
+        is_place, number, where, good = _lanes(tail, begin, width, unary, here)
+        span = tl.max(tl.where(is_place, where + 1, 0), axis=0)
+        if good == 0:
+            tl.atomic_max(bad, 1, sem="relaxed")
+    tl.store(spans + tl.program_id(0), span)
+
+
+@triton.jit
+def _add_up(spans, firsts, blocks, TILE: tl.constexpr):
+    """The sums of all before each."""
+    total = tl.full((), 0, tl.int64)
+    for first in range(0, blocks, TILE):
+        at = first + tl.arange(0, TILE)
+        mine = tl.load(spans + at, mask=at < blocks, other=0)
+        tl.store(firsts + at, total + tl.cumsum(mine, axis=0) - mine, mask=at < blocks)
+        total += tl.sum(mine, axis=0)
+
+
+@triton.jit
+def _value_at(at, mask, VALUE: tl.constexpr, BYTES: tl.constexpr):
+    """The numbers whose bytes begin there, which need not be aligned."""
+    word = tl.load(at, mask=mask, other=0).to(tl.int32)
+    for more in tl.static_range(1, BYTES):
+        word |= tl.load(at + more, mask=mask, other=0).to(tl.int32) << (8 * more)
+    return widened(word if BYTES == 4 else word.to(tl.int16), VALUE)
+
+
+@triton.jit
+def narrowed(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
+    """Words of results, rounded once, with the contract's NaN."""
+    if WORD.primitive_bitwidth == 32:
+        word = x.to(tl.int32, bitcast=True)
+    else:
+        word = rounded(x, WORD, FORMAT)
+    return tl.where(is_nan(word, FORMAT), FORMAT[2], word).to(WORD)
+
+
+@triton.jit
+def _read_blocks(
+    tail,
+    length,
+    count,
+    begins,
+    firsts,
+    places,
+    out,
+    bad,
+    size,
+    divisor,
+    BYTES: tl.constexpr,
+    VALUE: tl.constexpr,
+    DENSE: tl.constexpr,
+    DIVIDED: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    """Places and values of each block; or, `DENSE`, the values divided where they belong."""
+    begin, width, unary, here = _body(tail, count, begins)
+    if here > 0:
+        block = tl.program_id(0).to(tl.int64)
+        is_place, number, where, _ = _lanes(tail, begin, width, unary, here)
+        where += tl.load(firsts + block)
+        if tl.max(tl.where(is_place, where, 0), axis=0) >= size:
+            tl.atomic_max(bad, 1, sem="relaxed")
+        is_place &= where < size
+        entry = block * PER_BLOCK + number
+        values = tail + tl.load(length) - tl.load(count) * BYTES
+        x = _value_at(values + entry * BYTES, is_place, VALUE, BYTES)
+        if DENSE:
+            if DIVIDED:
+                x = tl.div_rn(x, tl.full(x.shape, divisor, tl.float32))
+            tl.store(out + where, narrowed(x, out.dtype.element_ty, FORMAT), mask=is_place)
+        else:
+            tl.store(places + entry, where.to(tl.int32), mask=is_place)
+            tl.store(out + entry, x, mask=is_place)
+
+
+def _read(
+    tail: torch.Tensor,
+    length: torch.Tensor,
+    size: int,
+    values: torch.dtype,
+    capacity: int,
+    count: torch.Tensor,
+    bad: torch.Tensor,
+    to: dict[str, Any],
+) -> None:
+    blocks = triton.cdiv(max(capacity, 1), PER_BLOCK.value)
+    begins, spans, firsts = torch.empty(3, blocks, dtype=torch.int64, device=tail.device)
+    bytes_ = {"BYTES": values.itemsize, **OPTIONS}
+    with torch.accelerator.device_index(tail.device.index):
+        _find_bodies[1,](
+            *(tail, length, count, begins, bad, size, blocks, capacity, tail.numel()),
+            **{"TILE": TILE, **bytes_},
+        )
+        _read_spans[blocks,](tail, count, begins, spans, bad, **OPTIONS)
+        _add_up[1,](spans, firsts, blocks, TILE=TILE, **OPTIONS)
+        _read_blocks[blocks,](
+            *(tail, length, count, begins, firsts),
+            **{"bad": bad, "size": size, "VALUE": str(values).removeprefix("torch.")},
+            **{**to, **bytes_},
+        )
+
+
+def read(
+    tail: torch.Tensor,
+    length: torch.Tensor,
+    size: int,
+    values: torch.dtype,
+    entries: Entries,
+    bad: torch.Tensor,
+) -> None:
+    """Read the tail of a message; whatever its bytes are, nothing outside of it is touched.
+
+    Args:
+        tail: uint8, contiguous: from its first byte on.
+        length: int64, ``(1,)``: the bytes of the tail.
+        size: places are below it.
+        values: the dtype of the values in the message.
+        entries: become those of the message, their values float32.
+        bad: int32, ``(1,)``: becomes 1 where the bytes are no tail of entries below `size`, or of
+            more than `entries` has room for; `entries` then hold anything.
+    """
+    _read(
+        *(tail, length, size, values, entries.places.numel(), entries.count, bad),
+        {
+            **{"places": entries.places, "out": entries.values, "divisor": 1.0},
+            **{"DENSE": False, "DIVIDED": False, "FORMAT": ()},
+        },
+    )
+
+
+def decode(
+    tail: torch.Tensor,
+    length: torch.Tensor,
+    capacity: int,
+    values: torch.dtype,
+    out: torch.Tensor,
+    divisor: float,
+    bad: torch.Tensor,
+) -> None:
+    """Write what the tail of a message says to a dense tensor, and 0 elsewhere.
+
+    Args:
+        tail, length, values, bad: as in `read`; the size is that of `out`.
+        capacity: how many entries there may be.
+        out: float32, float16 or bfloat16, contiguous; each value is divided and rounded once.
+        divisor: a positive number of fp32.
+    """
+    out.zero_()
+    count = torch.empty(1, dtype=torch.int64, device=tail.device)
+    _read(
+        *(tail, length, out.numel(), values, capacity, count, bad),
+        {
+            **{"places": count, "out": words(out), "divisor": divisor},
+            **{"DENSE": True, "DIVIDED": divisor != 1, "FORMAT": tuple(FORMATS[out.dtype])},
+        },
+    )

@@ -1,0 +1,872 @@
+"""Top-k selection with error feedback on GPUs: the elements, values and residuals of the CPU's.
+
+docs/wire.md, "Sparse payloads", says which elements are taken and what is left of them. All that is
+counted is integers, so no order of threads shows.
+
+**Chunks of up to 8,192 elements** (`top_k_chunks`) each have a program, which holds c = x + held in
+registers. It bisects the magnitude of the k-th element, by counts; then residual, places and values
+are written once. So a step reads and writes each element once.
+
+**Longer ones, and tensors**, are cut into blocks. The launches, in order:
+
+1. `_begin` samples a segment (a chunk, or the tensor) and guesses a magnitude that a few more
+   than k elements reach. A guess decides what is read, never what is chosen.
+2. `_add` writes c, and of each block, apart, those that reach the guess: its *candidates*.
+3. `_settle` gives the guess up where fewer than k do.
+4. `_count_bins` and `_find_bin`, three times: histograms of 11, 10 and 10 bits of the magnitude find
+   that of the k-th element.
+5. `_count_selected`, `_place_blocks` and `_write_places`: which elements of each block, and where
+   they go.
+6. `_take` writes their values, and takes these off the residual.
+
+From 4 on a block's candidates are read, or its elements where no guess was made or its candidates
+found no room.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from pycollective.triton.floats import rounded, widened
+from pycollective.triton.formats import FORMATS, words
+
+MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+INFINITE = tl.constexpr(0x7F800000)
+OPTIONS = {"enable_fp_fusion": False}
+LONGEST = 8192  # elements of a chunk that a program holds
+_OF_A_WARP = 512  # elements, so 16 of a thread
+
+BLOCK = 4096  # elements
+ROOM = 512  # candidates of a block
+SAMPLE = 4096
+# How many copies of a tensor's histogram there are: neighbours' additions often meet in a bin.
+COPIES = 32
+BINS = 2048
+ROUNDS = ((20, 11), (10, 10), (0, 10))  # (shift, bits) of each
+
+# What is known of a segment, int64 each. A launch reads none that it writes.
+LENGTH = tl.constexpr(0)
+LEAST = tl.constexpr(1)  # the guess
+GUESSED = tl.constexpr(2)
+ENOUGH = tl.constexpr(3)  # whether as many as are wanted reach the guess
+FIRST = tl.constexpr(4)  # where the segment's entries begin
+AT = tl.constexpr(5)  # where the segment begins in x
+# Before each round, and after the last: the first bits of the k-th magnitude, and how many are
+# wanted of those that begin with them; in the end, of those that have it.
+PREFIX = tl.constexpr(6)
+WANTED = tl.constexpr(10)
+KNOWN = tl.constexpr(14)
+
+
+class Entries(NamedTuple):
+    """Some elements of a space of less than 2^32 places, on a device.
+
+    Attributes:
+        places: int32, the words of uint32; those in use ascend.
+        values: float32, float16 or bfloat16; as many.
+        count: int64, ``(1,)``: how many are in use.
+    """
+
+    places: torch.Tensor
+    values: torch.Tensor
+    count: torch.Tensor
+
+    @classmethod
+    def empty(cls, capacity: int, dtype: torch.dtype, device: torch.device | str) -> Entries:
+        """Room for so many, of which none is in use."""
+        return cls(
+            torch.empty(capacity, dtype=torch.int32, device=device),
+            torch.empty(capacity, dtype=dtype, device=device),
+            torch.zeros(1, dtype=torch.int64, device=device),
+        )
+
+
+@triton.jit
+def _sum_of(x, held, mask, HELD: tl.constexpr, TYPE: tl.constexpr):
+    """x + held, as fp32."""
+    c = widened(tl.load(x, mask=mask), TYPE)
+    if HELD:
+        c += tl.load(held, mask=mask)
+    return c
+
+
+@triton.jit
+def _key_of(c):
+    """The bits of the magnitude: the order of elements goes by them."""
+    return c.to(tl.int32, bitcast=True) & MAGNITUDE
+
+
+@triton.jit
+def _narrowed(c, WORD: tl.constexpr, FORMAT: tl.constexpr):
+    """The words of the finite numbers of a format that are nearest to finite fp32 numbers."""
+    if WORD.primitive_bitwidth == 32:
+        return c.to(tl.int32, bitcast=True)
+    else:
+        word = rounded(c, WORD, FORMAT).to(tl.int32)
+        SIGN: tl.constexpr = -(1 << (WORD.primitive_bitwidth - 1))
+        GREATEST: tl.constexpr = FORMAT[1] - 1  # below infinity
+        return ((word & SIGN) | tl.minimum(word & ~SIGN, GREATEST)).to(WORD)
+
+
+@triton.jit
+def _tell(bad, key):
+    """Say so if an element is not finite."""
+    if tl.max(key, axis=0) >= INFINITE:
+        tl.atomic_max(bad, 1, sem="relaxed")
+
+
+@triton.jit
+def _bisected(key, k):
+    """(a magnitude, n): the first k are those with more, and the first n of those with as much."""
+    low = tl.full((), 0, tl.int32)
+    high = tl.max(key, axis=0)
+    above = tl.full((), 0, tl.int32)  # how many have more than `high`
+    while low < high:
+        middle = high - (high - low) // 2
+        found = tl.sum((key >= middle).to(tl.int32), axis=0)
+        if found > k:
+            low = middle
+        else:
+            above = found
+            high = middle - 1
+            if found == k:
+                low = high
+    return low, k - above
+
+
+@triton.jit
+def _chunk(
+    x,
+    held,
+    left,
+    places,
+    values,
+    bad,
+    count,
+    k,
+    place,
+    SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
+    MASKED: tl.constexpr,
+    HELD: tl.constexpr,
+    TYPE: tl.constexpr,
+    VALUE: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    """The chunk of `count` elements from these pointers on, the first of which has that place."""
+    WORD: tl.constexpr = values.dtype.element_ty
+    at = tl.arange(0, WIDE)
+    inside = at < (count if MASKED else SIZE)
+    mask = inside if MASKED or SIZE != WIDE else None
+    c = _sum_of(x + at, held + at, mask, HELD, TYPE)
+    key = _key_of(c)
+    if MASKED or SIZE != WIDE:
+        key = tl.where(inside, key, -1)
+    _tell(bad, key)
+    least, ties = _bisected(key, k)
+    above = (key > least).to(tl.int32)
+    equal = (key == least).to(tl.int32)
+    # One scan of both counts: of those above in the lower half, of ties in the upper.
+    both = tl.cumsum(above | (equal << 16), axis=0)
+    ties_before = (both >> 16) - equal
+    taken = (above != 0) | ((equal != 0) & (ties_before < ties))
+    to = (both & 0xFFFF) - above + tl.minimum(ties_before, ties)
+    word = _narrowed(c, WORD, FORMAT)
+    tl.store(left + at, tl.where(taken, c - widened(word, VALUE), c), mask=mask)
+    tl.store(places + to, (place + at).to(tl.int32), mask=taken)
+    tl.store(values + to, word, mask=taken)
+
+
+@triton.jit(do_not_specialize=["n", "k", "tail", "place"])
+def chunks_in_registers(
+    x,
+    held,
+    left,
+    places,
+    values,
+    count,
+    bad,
+    n,
+    k,
+    tail,
+    place,
+    SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
+    HELD: tl.constexpr,
+    TYPE: tl.constexpr,
+    VALUE: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    """A chunk of `SIZE` elements a program; of a last one that is shorter `tail` are taken."""
+    program = tl.program_id(0).to(tl.int64)
+    first = program * SIZE
+    to = tl.load(count) + program * k
+    if first + SIZE <= n:
+        _chunk(
+            *(x + first, held + first, left + first, places + to, values + to, bad),
+            *(SIZE, k, place + first, SIZE, WIDE, False, HELD, TYPE, VALUE, FORMAT),
+        )
+    else:
+        _chunk(
+            *(x + first, held + first, left + first, places + to, values + to, bad),
+            *(n - first, tail, place + first, SIZE, WIDE, True, HELD, TYPE, VALUE, FORMAT),
+        )
+
+
+@triton.jit
+def _begin(
+    x,
+    held,
+    known,
+    count,
+    limits,
+    n,
+    k,
+    length,
+    FEW: tl.constexpr,
+    HELD: tl.constexpr,
+    TYPE: tl.constexpr,
+    GIVEN: tl.constexpr,
+):
+    """Set out what is known of a segment of `length` elements, of which k are wanted.
+
+    Of a last one that is shorter as many for each, rounded up. With `GIVEN` there is one segment,
+    and `limits` has its n, its k, and where it begins in x.
+    """
+    segment = tl.program_id(0).to(tl.int64)
+    known += segment * KNOWN
+    at = segment * length
+    here = tl.minimum(n - at, length).to(tl.int64)
+    wanted = ((k * here + length - 1) // length).to(tl.int64)
+    if GIVEN:
+        here = tl.load(limits)
+        wanted = tl.minimum(tl.load(limits + 1), here)
+        at = tl.load(limits + 2)
+    least = tl.full((), 0, tl.int32)
+    guessed = (here >= 8 * FEW) & (wanted * 16 <= here) & (wanted > 0)
+    if guessed:
+        number = tl.arange(0, FEW)
+        piece = here // FEW
+        mixed = ((number + 1) * 0x1E3779B9).to(tl.uint32, bitcast=True)
+        places = at + number * piece + ((mixed.to(tl.int64) * piece) >> 32)
+        key = _key_of(_sum_of(x + places, held + places, None, HELD, TYPE))
+        # Of the sample m are expected among the first k, and sqrt(m) is a deviation, about: this
+        # is four deviations more.
+        mean = (wanted * FEW // here).to(tl.int32)
+        least, _ = _bisected(key, mean + mean // 4 + 16)
+    tl.store(known + LENGTH, here)
+    tl.store(known + WANTED, wanted)
+    tl.store(known + LEAST, least.to(tl.int64))
+    tl.store(known + GUESSED, guessed.to(tl.int64))
+    tl.store(known + PREFIX, tl.full((), 0, tl.int64))
+    tl.store(known + FIRST, tl.load(count) + segment * k)
+    tl.store(known + AT, at)
+
+
+@triton.jit
+def _add_block(
+    x,
+    held,
+    left,
+    candidates,
+    offsets,
+    counts,
+    bad,
+    here,
+    least,
+    guessed,
+    SIZE: tl.constexpr,
+    ROOM: tl.constexpr,
+    MASKED: tl.constexpr,
+    HELD: tl.constexpr,
+    TYPE: tl.constexpr,
+):
+    at = tl.arange(0, SIZE)
+    mask = at < here if MASKED else None
+    c = _sum_of(x + at, held + at, mask, HELD, TYPE)
+    key = _key_of(c)
+    if MASKED:
+        key = tl.where(at < here, key, -1)
+    _tell(bad, key)
+    tl.store(left + at, c, mask=mask)
+    if guessed:
+        reaches = key >= least
+        through = tl.cumsum(reaches.to(tl.int32), axis=0)
+        to = through - 1
+        fits = reaches & (to < ROOM)
+        tl.store(candidates + to, c, mask=fits)
+        tl.store(offsets + to, at.to(tl.int16), mask=fits)
+        tl.store(counts, tl.max(through, axis=0))
+    else:
+        tl.store(counts, ROOM + 1)
+
+
+@triton.jit
+def _add(
+    x,
+    held,
+    left,
+    candidates,
+    offsets,
+    counts,
+    known,
+    bad,
+    length,
+    blocks,
+    SIZE: tl.constexpr,
+    ROOM: tl.constexpr,
+    HELD: tl.constexpr,
+    TYPE: tl.constexpr,
+    GIVEN: tl.constexpr,
+):
+    """left = x + held, and each block's candidates; `blocks` to a segment."""
+    program = tl.program_id(0).to(tl.int64)
+    segment = program // blocks
+    known += segment * KNOWN
+    start = (program - segment * blocks) * SIZE
+    here = tl.load(known + LENGTH) - start
+    least = tl.load(known + LEAST).to(tl.int32)
+    guessed = tl.load(known + GUESSED) != 0
+    first = segment * length + start
+    from_x = tl.load(known + AT) + start if GIVEN else first
+    candidates += program * ROOM
+    offsets += program * ROOM
+    counts += program
+    if here >= SIZE:
+        _add_block(
+            *(x + from_x, held + first, left + first, candidates, offsets, counts, bad),
+            *(SIZE, least, guessed, SIZE, ROOM, False, HELD, TYPE),
+        )
+    else:
+        _add_block(
+            *(x + from_x, held + first, left + first, candidates, offsets, counts, bad),
+            *(here, least, guessed, SIZE, ROOM, True, HELD, TYPE),
+        )
+
+
+@triton.jit
+def _settle(counts, known, blocks, TILE: tl.constexpr):
+    """Whether a segment's candidates are enough."""
+    segment = tl.program_id(0).to(tl.int64)
+    known += segment * KNOWN
+    total = tl.zeros((TILE,), tl.int64)
+    for first in range(0, blocks, TILE):
+        at = first + tl.arange(0, TILE)
+        total += tl.load(counts + segment * blocks + at, mask=at < blocks, other=0)
+    enough = tl.sum(total, axis=0) >= tl.load(known + WANTED)
+    guessed = tl.load(known + GUESSED) != 0
+    tl.store(known + ENOUGH, (enough & guessed).to(tl.int64))
+
+
+@triton.jit
+def _source(left, candidates, counts, known, length, blocks, SIZE: tl.constexpr, ROOM: tl.constexpr):
+    """What of this program's block is read: (how many candidates, how many numbers, where).
+
+    And its segment, and where it begins in that. Candidates are none where elements are read.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    segment = program // blocks
+    start = (program - segment * blocks) * SIZE
+    known += segment * KNOWN
+    many = tl.minimum(tl.load(known + LENGTH) - start, SIZE).to(tl.int32)
+    numbers = left + segment * length + start
+    listed = tl.full((), 0, tl.int32)
+    if tl.load(known + ENOUGH) != 0:
+        found = tl.load(counts + program)
+        if found <= ROOM:
+            listed = found
+            many = found
+            numbers = candidates + program * ROOM
+    return listed, many, numbers, segment, start
+
+
+@triton.jit
+def _count_in(bins, numbers, many, prefix, SHIFT: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr):
+    """Count numbers whose magnitude begins with `prefix` by the bits that follow."""
+    for first in range(0, many, TILE):
+        at = first + tl.arange(0, TILE)
+        inside = at < many
+        key = _key_of(tl.load(numbers + at, mask=inside, other=0.0))
+        # In two steps: a shift by all of a word's bits is undefined.
+        inside &= ((key >> SHIFT) >> BITS) == prefix
+        bin = (key >> SHIFT) & ((1 << BITS) - 1)
+        lowest = tl.min(tl.where(inside, bin, 1 << BITS), axis=0)
+        highest = tl.max(tl.where(inside, bin, -1), axis=0)
+        if lowest == highest:  # one addition, where each would wait for the others
+            tl.atomic_add(bins + highest, tl.sum(inside.to(tl.int32), axis=0), sem="relaxed")
+        else:
+            tl.atomic_add(bins + bin, 1, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def _count_bins(
+    left,
+    candidates,
+    counts,
+    known,
+    bins,
+    length,
+    blocks,
+    ROUND: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BITS: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROOM: tl.constexpr,
+    COPIES: tl.constexpr,
+    BINS: tl.constexpr,
+):
+    """A round of histograms: those of a segment have `COPIES` copies of int32."""
+    listed, many, numbers, segment, start = _source(
+        left, candidates, counts, known, length, blocks, SIZE, ROOM
+    )
+    bins += (segment * COPIES + (start // SIZE) % COPIES) * BINS
+    prefix = tl.load(known + segment * KNOWN + PREFIX + ROUND).to(tl.int32)
+    _count_in(bins, numbers, many, prefix, SHIFT, BITS, ROOM)
+
+
+@triton.jit
+def _find_bin(
+    known,
+    bins,
+    ROUND: tl.constexpr,
+    BITS: tl.constexpr,
+    COPIES: tl.constexpr,
+    BINS: tl.constexpr,
+):
+    """The bin in which the wanted elements end; bins are 0 then."""
+    segment = tl.program_id(0).to(tl.int64)
+    known += segment * KNOWN
+    bin = tl.arange(0, 1 << BITS)
+    bins += segment * (COPIES * BINS) + bin
+    total = tl.zeros((1 << BITS,), tl.int64)
+    for copy in range(COPIES):
+        # What a bin of 32 bits counts is not negative.
+        total += tl.load(bins + copy * BINS).to(tl.uint32, bitcast=True).to(tl.int64)
+        tl.store(bins + copy * BINS, tl.zeros((1 << BITS,), tl.int32))
+    wanted = tl.load(known + WANTED + ROUND)
+    above = tl.cumsum(total, axis=0, reverse=True) - total
+    # Of the bins above which too few lie the lowest: all that are higher have as few above them.
+    place = (1 << BITS) - tl.sum((above < wanted).to(tl.int32), axis=0)
+    place = tl.minimum(place, (1 << BITS) - 1)
+    left = wanted - tl.sum(tl.where(bin == place, above, 0), axis=0)
+    tl.store(known + WANTED + ROUND + 1, left)
+    tl.store(known + PREFIX + ROUND + 1, (tl.load(known + PREFIX + ROUND) << BITS) | place)
+
+
+@triton.jit
+def _count_selected(
+    left,
+    candidates,
+    counts,
+    known,
+    above,
+    ties,
+    length,
+    blocks,
+    SIZE: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    """How many elements of each block have a larger magnitude than the k-th, and how many its."""
+    listed, many, numbers, segment, start = _source(
+        left, candidates, counts, known, length, blocks, SIZE, ROOM
+    )
+    least = tl.load(known + segment * KNOWN + PREFIX + 3).to(tl.int32)
+    more = tl.zeros((ROOM,), tl.int32)
+    equal = tl.zeros((ROOM,), tl.int32)
+    for first in range(0, many, ROOM):
+        at = first + tl.arange(0, ROOM)
+        inside = at < many
+        key = _key_of(tl.load(numbers + at, mask=inside, other=0.0))
+        more += (inside & (key > least)).to(tl.int32)
+        equal += (inside & (key == least)).to(tl.int32)
+    program = tl.program_id(0)
+    tl.store(above + program, tl.sum(more, axis=0).to(tl.int64))
+    tl.store(ties + program, tl.sum(equal, axis=0).to(tl.int64))
+
+
+@triton.jit
+def _place_blocks(above, ties, known, count, blocks, TILE: tl.constexpr, GROWS: tl.constexpr):
+    """Make of each block's counts where its entries go, and how many ties lie before it.
+
+    `GROWS`: the only segment's entries are the last, and counted.
+    """
+    segment = tl.program_id(0).to(tl.int64)
+    known += segment * KNOWN
+    first = tl.load(known + FIRST)
+    wanted = tl.load(known + WANTED + 3)
+    more = tl.full((), 0, tl.int64)
+    equal = tl.full((), 0, tl.int64)
+    for begin in range(0, blocks, TILE):
+        at = begin + tl.arange(0, TILE)
+        inside = at < blocks
+        at += segment * blocks
+        mine = tl.load(above + at, mask=inside, other=0)
+        own_ties = tl.load(ties + at, mask=inside, other=0)
+        before = equal + tl.cumsum(own_ties, axis=0) - own_ties
+        to = first + more + tl.cumsum(mine, axis=0) - mine + tl.minimum(before, wanted)
+        tl.store(above + at, to, mask=inside)
+        tl.store(ties + at, before, mask=inside)
+        more += tl.sum(mine, axis=0)
+        equal += tl.sum(own_ties, axis=0)
+    if GROWS:
+        tl.store(count, first + more + tl.minimum(equal, wanted))
+
+
+@triton.jit
+def _write_places(
+    left,
+    candidates,
+    offsets,
+    counts,
+    known,
+    above,
+    ties,
+    places,
+    length,
+    blocks,
+    place,
+    SIZE: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    """Write the places of each block's selected elements."""
+    listed, many, numbers, segment, start = _source(
+        left, candidates, counts, known, length, blocks, SIZE, ROOM
+    )
+    program = tl.program_id(0).to(tl.int64)
+    known += segment * KNOWN
+    least = tl.load(known + PREFIX + 3).to(tl.int32)
+    wanted = tl.load(known + WANTED + 3)
+    places += tl.load(above + program)
+    ties_before = tl.load(ties + program)
+    place += segment * length + start
+    for first in range(0, many, ROOM):
+        at = first + tl.arange(0, ROOM)
+        inside = at < many
+        key = _key_of(tl.load(numbers + at, mask=inside, other=0.0))
+        equal = inside & (key == least)
+        before = ties_before + tl.cumsum(equal.to(tl.int32), axis=0) - equal
+        taken = (inside & (key > least)) | (equal & (before < wanted))
+        is_listed = taken & (at < listed)
+        offset = tl.load(offsets + program * ROOM + at, mask=is_listed, other=0).to(tl.int32)
+        offset = tl.where(listed > 0, offset, at)
+        through = tl.cumsum(taken.to(tl.int32), axis=0)
+        tl.store(places + through - 1, (place + offset).to(tl.int32), mask=taken)
+        places += tl.max(through, axis=0)
+        ties_before += tl.sum(equal.to(tl.int32), axis=0)
+
+
+@triton.jit
+def _take(
+    left,
+    places,
+    values,
+    known,
+    count,
+    place,
+    SIZE: tl.constexpr,
+    VALUE: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    """Write the values of the entries from the first segment's on, and take them off `left`."""
+    WORD: tl.constexpr = values.dtype.element_ty
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    at += tl.load(known + FIRST)
+    inside = at < tl.load(count)
+    index = tl.load(places + at, mask=inside, other=0).to(tl.uint32, bitcast=True).to(tl.int64)
+    left += index - place
+    c = tl.load(left, mask=inside, other=0.0)
+    word = _narrowed(c, WORD, FORMAT)
+    tl.store(values + at, word, mask=inside)
+    tl.store(left, c - widened(word, VALUE), mask=inside)
+
+
+@triton.jit
+def _add_all(x, held, left, bad, n, SIZE: tl.constexpr, HELD: tl.constexpr, TYPE: tl.constexpr):
+    """left = x + held."""
+    first = tl.program_id(0).to(tl.int64) * SIZE
+    at = tl.arange(0, SIZE)
+    if first + SIZE <= n:
+        c = _sum_of(x + first + at, held + first + at, None, HELD, TYPE)
+        tl.store(left + first + at, c)
+        _tell(bad, _key_of(c))
+    else:
+        inside = at < n - first
+        c = _sum_of(x + first + at, held + first + at, inside, HELD, TYPE)
+        tl.store(left + first + at, c, mask=inside)
+        _tell(bad, tl.where(inside, _key_of(c), 0))
+
+
+@triton.jit
+def _count_all(
+    left,
+    bins,
+    prefix,
+    n,
+    SHIFT: tl.constexpr,
+    BITS: tl.constexpr,
+    SIZE: tl.constexpr,
+    COPIES: tl.constexpr,
+):
+    """Histograms of `left`: `COPIES` copies of int32."""
+    program = tl.program_id(0).to(tl.int64)
+    first = program * SIZE
+    many = tl.minimum(n - first, SIZE).to(tl.int32)
+    bins += (program % COPIES) << BITS
+    _count_in(bins, left + first, many, tl.load(prefix).to(tl.int32), SHIFT, BITS, SIZE)
+
+
+def _sources(
+    x: torch.Tensor, held: torch.Tensor | None, left: torch.Tensor
+) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+    """The pointers and constexprs of a sum."""
+    of = {"HELD": held is not None, "TYPE": str(x.dtype).removeprefix("torch.")}
+    return (words(x), left if held is None else held, left), of
+
+
+def _formats(entries: Entries) -> dict[str, Any]:
+    dtype = entries.values.dtype
+    return {"VALUE": str(dtype).removeprefix("torch."), "FORMAT": tuple(FORMATS[dtype])}
+
+
+def selected_of(count: int, k: int, chunk: int) -> int:
+    """Return how many are taken of a last chunk of `count` elements, if k are of each whole one."""
+    return -(-k * count // chunk)
+
+
+def selected_by_chunk(count: int, k: int, chunk: int) -> int:
+    """Return how many are taken of `count` elements, if k are of each chunk."""
+    return count // chunk * k + selected_of(count % chunk, k, chunk)
+
+
+def add(
+    x: torch.Tensor, held: torch.Tensor | None, left: torch.Tensor, bad: torch.Tensor
+) -> None:
+    """Write left = x + held, as the first step of a selection over several ranks' shards.
+
+    Args:
+        x, held, left, bad: as in `top_k_chunks`; nothing is taken off `left`.
+    """
+    n = x.numel()
+    pointers, of = _sources(x, held, left)
+    if n:
+        with torch.accelerator.device_index(x.device.index):
+            _add_all[triton.cdiv(n, BLOCK),](*pointers, bad, n, SIZE=BLOCK, **of, **OPTIONS)
+
+
+def histogram(
+    left: torch.Tensor, shift: int, bits: int, prefix: torch.Tensor, bins: torch.Tensor
+) -> None:
+    """Count the elements whose magnitude's bits begin with `prefix` by the bits that follow.
+
+    Args:
+        left: float32, contiguous.
+        shift: how many bits lie below those that are counted.
+        bits: how many are counted, at most 11.
+        prefix: int64, ``(1,)``, of its device: the bits above.
+        bins: int64, ``(2**bits,)``; what is counted is added.
+    """
+    n = left.numel()
+    if n == 0:
+        return
+    found = torch.zeros(COPIES, 1 << bits, dtype=torch.int32, device=left.device)
+    with torch.accelerator.device_index(left.device.index):
+        _count_all[triton.cdiv(n, BLOCK),](
+            left, found, prefix, n, SHIFT=shift, BITS=bits, SIZE=BLOCK, COPIES=COPIES, **OPTIONS
+        )
+    bins += (found.to(torch.int64) & 0xFFFFFFFF).sum(0)
+
+
+class _Blocks:
+    """The blocks of segments, and what is kept of them from launch to launch."""
+
+    def __init__(
+        self, left: torch.Tensor, length: int, segments: int, known: torch.Tensor
+    ) -> None:
+        self.left, self.known, self.segments = left, known, segments
+        self.blocks = triton.cdiv(length, BLOCK)
+        self.length = length if segments > 1 else 0
+        self.programs = segments * self.blocks
+
+        def room(size: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty(size, dtype=dtype, device=left.device)
+
+        self.counts = room(self.programs, torch.int32)
+        self.above, self.ties = (room(self.programs, torch.int64) for _ in range(2))
+        self.candidates = room(self.programs * ROOM, torch.float32)
+        self.offsets = room(self.programs * ROOM, torch.int16)
+
+    def add(
+        self,
+        pointers: tuple[torch.Tensor, ...],
+        of: dict[str, Any],
+        bad: torch.Tensor,
+        given: bool,
+    ) -> None:
+        """The sum, and the candidates."""
+        _add[self.programs,](
+            *(*pointers, self.candidates, self.offsets, self.counts, self.known, bad),
+            *(self.length, self.blocks),
+            **{"SIZE": BLOCK, "ROOM": ROOM, "GIVEN": given, "num_warps": 8, **of, **OPTIONS},
+        )
+        _settle[self.segments,](self.counts, self.known, self.blocks, TILE=1024, **OPTIONS)
+
+    def find(self) -> None:
+        """The k-th magnitude."""
+        copies = min(COPIES, triton.next_power_of_2(triton.cdiv(self.blocks, 64)))
+        bins = torch.zeros(
+            self.segments * copies * BINS, dtype=torch.int32, device=self.left.device
+        )
+        for number, (shift, bits) in enumerate(ROUNDS):
+            _count_bins[self.programs,](
+                *(self.left, self.candidates, self.counts, self.known, bins),
+                *(self.length, self.blocks),
+                **{"ROUND": number, "SHIFT": shift, "BITS": bits, "SIZE": BLOCK, "ROOM": ROOM},
+                **{"COPIES": copies, "BINS": BINS, **OPTIONS},
+            )
+            _find_bin[self.segments,](
+                *(self.known, bins),
+                **{"ROUND": number, "BITS": bits, "COPIES": copies, "BINS": BINS, **OPTIONS},
+            )
+
+    def write(self, entries: Entries, place: int, most: int) -> None:
+        """The entries: as many, at most where there is one segment."""
+        _count_selected[self.programs,](
+            *(self.left, self.candidates, self.counts, self.known, self.above, self.ties),
+            *(self.length, self.blocks),
+            **{"SIZE": BLOCK, "ROOM": ROOM, **OPTIONS},
+        )
+        _place_blocks[self.segments,](
+            *(self.above, self.ties, self.known, entries.count, self.blocks),
+            **{"TILE": 1024, "GROWS": self.segments == 1, **OPTIONS},
+        )
+        _write_places[self.programs,](
+            *(self.left, self.candidates, self.offsets, self.counts, self.known),
+            *(self.above, self.ties, entries.places, self.length, self.blocks, place),
+            **{"SIZE": BLOCK, "ROOM": ROOM, **OPTIONS},
+        )
+        if self.segments > 1:
+            entries.count.add_(most)
+        _take[triton.cdiv(most, 1024),](
+            *(self.left, entries.places, words(entries.values), self.known, entries.count, place),
+            **{"SIZE": 1024, **_formats(entries), **OPTIONS},
+        )
+
+
+def select(
+    left: torch.Tensor, key: torch.Tensor, ties: torch.Tensor, entries: Entries, place: int = 0
+) -> None:
+    """Take all elements with magnitude bits above `key`, and the first `ties` that have these.
+
+    Args:
+        left: float32, contiguous; what their values leave is left of them.
+        key, ties: int64, ``(1,)``, of its device.
+        entries: get them, behind those that they have; with room for as many.
+        place: of the first element; places are counted from it.
+    """
+    n = left.numel()
+    if n == 0:
+        return
+    none = torch.zeros(3, dtype=torch.int64, device=left.device)
+    length = torch.full((1,), n, dtype=torch.int64, device=left.device)
+    known = torch.cat([length, none, entries.count, none, none[:1], key, none, ties])
+    with torch.accelerator.device_index(left.device.index):
+        _Blocks(left, n, 1, known).write(entries, place, n)
+
+
+def top_k(
+    x: torch.Tensor,
+    held: torch.Tensor | None,
+    left: torch.Tensor,
+    k: int,
+    entries: Entries,
+    bad: torch.Tensor,
+    place: int = 0,
+    limits: torch.Tensor | None = None,
+) -> None:
+    """Take the k elements of x + held that come first.
+
+    Args:
+        x, held, left, entries, bad, place: as in `top_k_chunks`.
+        k: how many; at most the elements.
+        limits: int64, ``(3,)``, of the device, where host code does not know them: how many
+            elements there are, how many are wanted at most, and where they begin in x; `left` has
+            room for all of x, and `k` is not looked at. `held` is None then.
+    """
+    n = x.numel()
+    if n == 0:
+        return
+    if n <= LONGEST and limits is None:
+        _in_registers(x, held, left, (triton.next_power_of_2(max(n, 64)), k, k), entries, bad, place)
+    else:
+        _by_blocks(x, held, left, (n, k, n), entries, bad, place, limits)
+
+
+def top_k_chunks(
+    x: torch.Tensor,
+    held: torch.Tensor | None,
+    left: torch.Tensor,
+    k: int,
+    chunk: int,
+    entries: Entries,
+    bad: torch.Tensor,
+    place: int = 0,
+) -> None:
+    """Take the k elements of x + held that come first of each chunk, on the current stream.
+
+    Of a last chunk of m elements ``selected_of(m, k, chunk)`` are taken.
+
+    Args:
+        x: float32, float16 or bfloat16, contiguous, of fewer than 2^32 elements.
+        held: float32, as many; None: nothing is held.
+        left: float32, as many: what is left of each. It may be x itself, and overlaps nothing else.
+        k: at least one, at most the chunk.
+        chunk: elements, a multiple of 64 up to 65,536.
+        entries: get places and values, behind those that they have; with room for as many.
+        bad: int32, ``(1,)``: becomes 1 if an element of x + held is not finite. All other outputs
+            then hold anything, and `entries` as many as otherwise.
+        place: of the first element; places are counted from it.
+    """
+    n = x.numel()
+    if n == 0:
+        return
+    tail = selected_of(n % chunk, k, chunk)
+    if chunk <= LONGEST:
+        _in_registers(x, held, left, (chunk, k, tail), entries, bad, place)
+    else:
+        _by_blocks(x, held, left, (chunk, k, n), entries, bad, place, None)
+
+
+def _in_registers(x, held, left, of_each, entries, bad, place) -> None:
+    size, k, tail = of_each
+    n, wide = x.numel(), triton.next_power_of_2(size)
+    pointers, of = _sources(x, held, left)
+    with torch.accelerator.device_index(x.device.index):
+        chunks_in_registers[triton.cdiv(n, size),](
+            *(*pointers, entries.places, words(entries.values), entries.count, bad),
+            *(n, k, tail, place),
+            **{"SIZE": size, "WIDE": wide, "num_warps": max(1, wide // _OF_A_WARP)},
+            **{**of, **_formats(entries), **OPTIONS},
+        )
+    entries.count.add_(n // size * k + (tail if n % size else 0))
+
+
+def _by_blocks(x, held, left, of_each, entries, bad, place, limits) -> None:
+    length, k, n = of_each
+    segments = triton.cdiv(n, length)
+    known = torch.empty(segments * KNOWN.value, dtype=torch.int64, device=x.device)
+    pointers, of = _sources(x, held, left)
+    given = limits is not None
+    with torch.accelerator.device_index(x.device.index):
+        _begin[segments,](
+            *(*pointers[:2], known, entries.count, known if limits is None else limits),
+            *(n, k, length),
+            **{"FEW": SAMPLE, "GIVEN": given, **of, **OPTIONS},
+        )
+        blocks = _Blocks(left, length, segments, known)
+        blocks.add(pointers, of, bad, given)
+        blocks.find()
+        blocks.write(entries, place, n if given else selected_by_chunk(n, k, length))

@@ -1,0 +1,104 @@
+"""Runs host code of kernels whose launches are compiled, and their PTX executed by `tests/ptx`."""
+
+from __future__ import annotations
+
+import collections
+from contextlib import contextmanager
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from tests.ptx.machine import Launch, Memory
+from tests.ptx.parser import parse
+from tests.triton.compiled import compiled
+
+TYPES = {
+    **{torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"},
+    **{torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32"},
+    torch.int64: "i64",
+}
+_COMPILED = {}
+
+
+class Launches:
+    """What launches have done.
+
+    Attributes:
+        moved: bytes that each kernel's lanes have loaded, stored and changed, by its name.
+        accesses: of each kernel, how many accesses of each width in bytes.
+        kernels: each that was compiled, by its name.
+    """
+
+    def __init__(self, architecture: int = 90):
+        self.target = GPUTarget("cuda", architecture, 32)
+        self.moved = collections.Counter()
+        self.accesses = collections.defaultdict(collections.Counter)
+        self.kernels = collections.defaultdict(list)
+
+    def launch(self, function, *args, grid, warmup, **more):
+        """What `JITFunction.run` does, on CPU tensors."""
+        names = function.arg_names
+        given = {**dict(zip(names, args, strict=False)), **more}
+        constant = {each.name for each in function.params if each.is_constexpr}
+        fixed = {each.name for each in function.params if each.do_not_specialize}
+        constants = {name: given[name] for name in names if name in constant}
+        rest = {name: given[name] for name in names if name not in constant}
+        types = {name: _type(value) for name, value in rest.items()}
+        even = [name for name, value in rest.items() if name not in fixed and _even(value)]
+        options = {name: value for name, value in more.items() if name not in names}
+        key = (function.fn, self.target, *types.items(), *even, *constants.items())
+        if key not in _COMPILED:
+            made = compiled(function, types, constants, options, even, self.target)
+            _COMPILED[key] = made, parse(made.asm["ptx"])
+        made, kernel = _COMPILED[key]
+        self.kernels[function.__name__].append(made)
+        self._execute(function.__name__, made, kernel, rest, grid[0])
+
+    def _execute(self, name, made, kernel, rest, blocks):
+        tensors = {id(x.untyped_storage()): x for x in rest.values() if torch.is_tensor(x)}
+        tensors = {x.untyped_storage().data_ptr(): x for x in tensors.values()}
+        whole = {
+            at: torch.tensor([], dtype=torch.uint8).set_(x.untyped_storage())
+            for at, x in tensors.items()
+        }
+        memory = Memory(sum(each.numel() // 512 * 512 + 1024 for each in whole.values()) + 1024)
+        where = {}
+        for at, each in whole.items():
+            where[at] = memory.allocate(f"storage {len(where)}", each.numel(), at % 16)
+            memory.put(where[at], each.numpy())
+        numbers = []
+        for value in rest.values():
+            if torch.is_tensor(value):
+                start = value.untyped_storage().data_ptr()
+                numbers.append(where[start] + value.data_ptr() - start)
+            else:
+                numbers.append(int(value))
+        numbers += [0] * (len(kernel.parameters) - len(numbers))
+        Launch(kernel, range(blocks), memory, numbers, made.metadata.shared).run()
+        for at, each in whole.items():
+            each.copy_(torch.from_numpy(memory.get(where[at], each.numpy()).copy()))
+        for kind in (memory.loads, memory.stores, memory.changes):
+            self.accesses[name].update(kind)
+            self.moved[name] += sum(width * count for width, count in kind.items())
+
+
+def _type(value):
+    if torch.is_tensor(value):
+        return f"*{TYPES[value.dtype]}"
+    return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
+def _even(value):
+    return (value.data_ptr() if torch.is_tensor(value) else value) % 16 == 0
+
+
+@contextmanager
+def executed(architecture: int = 90):
+    """Within it launches of compiled kernels are executed; gives what they did."""
+    launches, was = Launches(architecture), JITFunction.run
+    JITFunction.run = lambda self, *args, **more: launches.launch(self, *args, **more)
+    try:
+        yield launches
+    finally:
+        JITFunction.run = was
