@@ -251,7 +251,7 @@ def _lanes(tail, begin, width, unary, here):
     low = tl.zeros((512,), tl.int64)
     lows = tail + begin + unary + (from_bit >> 3)
     for more in tl.static_range(5):
-        has = is_place & (width > 0) & (shift + width > 8 * more)
+        has = is_place & (shift + width > 8 * more)
         low |= tl.load(lows + more, mask=has, other=0).to(tl.int64) << (8 * more)
     low = (low >> shift) & ((tl.full((), 1, tl.int64) << width) - 1)
     used = (here * width) & 7
