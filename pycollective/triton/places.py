@@ -116,10 +116,10 @@ def _write_bodies(places, count, tail, begins):
         ones = tl.sum(tl.where(mine, (1 << (bit & 7))[None, :], 0), axis=1)
         tl.store(body + byte, ones.to(tl.uint8), mask=byte < unary)
         if width > 0:
-            byte = tl.arange(0, 512)
-            inside = byte < _low_bytes(here, width)
-            gap = byte * 8 // width
-            begun = byte * 8 - gap * width  # bits of that one's, in the bytes before
+            low_byte = tl.arange(0, 512)
+            inside = low_byte < _low_bytes(here, width)
+            gap = low_byte * 8 // width
+            begun = low_byte * 8 - gap * width  # bits of that one's, in the bytes before
             mask = (tl.full((), 1, tl.uint32) << width) - 1
             found = (_gaps(places, first + gap, inside) & mask) >> begun
             for more in tl.static_range(1, 9):
@@ -127,7 +127,7 @@ def _write_bodies(places, count, tail, begins):
                 also = inside & (by < 8) & (gap + more < here)
                 low = _gaps(places, first + gap + more, also) & mask
                 found |= tl.where(also, low << tl.where(also, by, 0), 0)
-            tl.store(body + unary + byte, found.to(tl.uint8), mask=inside)
+            tl.store(body + unary + low_byte, found.to(tl.uint8), mask=inside)
 
 
 @triton.jit
@@ -185,7 +185,8 @@ def _find_bodies(
     tail,
     length,
     count,
-    begins,
+    heads,
+    values,
     bad,
     size,
     blocks,
@@ -194,38 +195,51 @@ def _find_bodies(
     BYTES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Where each block's body begins, and how many places there are: none if that cannot be."""
+    """Each block's head: where its body begins, its places, its width, its unary bytes, in a word.
+
+    And where values begin, and how many places there are. Where that cannot be there are none, and
+    no block has any.
+    """
     whole = tl.load(length)
-    good = (whole >= HEAD + 1) & (whole <= room)
     many = tl.full((), 0, tl.int64)
+    stream = tl.full((), 0, tl.int64)
+    good = (whole >= HEAD + 1) & (whole <= room)
     if good:
         many = _word_at(tail)
         stream = _word_at(tail + 4)
         good = (whole == HEAD + stream + many * BYTES) & (many <= most) & (many <= size)
-        good &= stream >= 1 + 2 * ((many + PER_BLOCK - 1) // PER_BLOCK)
-        if good:
-            good = tl.load(tail + HEAD) == 1
-            number = (many + PER_BLOCK - 1) // PER_BLOCK
-            begin = HEAD + 1 + 2 * number
-            wrong = tl.zeros((TILE,), tl.int32)
-            for first in range(0, blocks, TILE):
-                block = first + tl.arange(0, TILE)
-                inside = block < number
-                header = tail + HEAD + 1 + 2 * block.to(tl.int64)
-                width = tl.load(header, mask=inside, other=0).to(tl.int32)
-                unary = tl.load(header + 1, mask=inside, other=0).to(tl.int32)
-                wrong |= ((width > 31) | (unary > MOST_UNARY)).to(tl.int32)
-                wrong |= ((unary == 0) & (width != 0)).to(tl.int32)
-                here = tl.minimum(many - block.to(tl.int64) * PER_BLOCK, PER_BLOCK).to(tl.int32)
-                took = tl.where(inside, unary + _low_bytes(here, width), 0).to(tl.int64)
-                through = begin + tl.cumsum(took, axis=0)
-                tl.store(begins + block, through - took, mask=block < blocks)
-                begin += tl.sum(took, axis=0)
-            good &= (begin == HEAD + stream) & (tl.max(wrong, axis=0) == 0)
+    number = (many + PER_BLOCK - 1) // PER_BLOCK
+    if good:
+        good = stream >= 1 + 2 * number
+    if good:
+        good = tl.load(tail + HEAD) == 1
+    if good:
+        begin = HEAD + 1 + 2 * number
+        wrong = tl.zeros((TILE,), tl.int32)
+        for first in range(0, blocks, TILE):
+            block = first + tl.arange(0, TILE).to(tl.int64)
+            inside = block < number
+            header = tail + HEAD + 1 + 2 * block
+            width = tl.load(header, mask=inside, other=0).to(tl.int32)
+            unary = tl.load(header + 1, mask=inside, other=0).to(tl.int32)
+            wrong |= ((width > 31) | (unary > MOST_UNARY)).to(tl.int32)
+            wrong |= ((unary == 0) & (width != 0)).to(tl.int32)
+            here = tl.maximum(tl.minimum(many - block * PER_BLOCK, PER_BLOCK), 0)
+            took = tl.where(inside, unary + _low_bytes(here, width), 0)
+            begins = begin + tl.cumsum(took, axis=0) - took
+            head = (begins << 24) | (here << 16) | (width << 8) | unary
+            tl.store(heads + block, head, mask=block < blocks)
+            begin += tl.sum(took, axis=0)
+        good = (begin == HEAD + stream) & (tl.max(wrong, axis=0) == 0)
     if good:
         tl.store(count, many)
+        tl.store(values, stream + HEAD)
     else:
+        for first in range(0, blocks, TILE):
+            block = first + tl.arange(0, TILE).to(tl.int64)
+            tl.store(heads + block, tl.zeros((TILE,), tl.int64), mask=block < blocks)
         tl.store(count, tl.full((), 0, tl.int64))
+        tl.store(values, tl.full((), 0, tl.int64))
         tl.atomic_max(bad, 1, sem="relaxed")
 
 
@@ -264,41 +278,35 @@ def _lanes(tail, begin, width, unary, here):
 
 
 @triton.jit
-def _body(tail, count, begins):
-    """Of this program's block: where its body begins, width, unary bytes, places."""
-    block = tl.program_id(0).to(tl.int64)
-    here = tl.minimum(tl.load(count) - block * PER_BLOCK, PER_BLOCK).to(tl.int32)
-    begin = tl.full((), 0, tl.int64)
-    width = tl.full((), 0, tl.int32)
-    unary = tl.full((), 0, tl.int32)
-    if here > 0:
-        begin = tl.load(begins + block)
-        width = tl.load(tail + HEAD + 1 + 2 * block).to(tl.int32)
-        unary = tl.load(tail + HEAD + 2 + 2 * block).to(tl.int32)
-    return begin, width, unary, here
+def _body(tail, heads):
+    """This program's block."""
+    head = tl.load(heads + tl.program_id(0))
+    begin = head >> 24
+    here = ((head >> 16) & 255).to(tl.int32)
+    width = ((head >> 8) & 255).to(tl.int32)
+    unary = (head & 255).to(tl.int32)
+    is_place, number, where, good = _lanes(tail, begin, width, unary, here)
+    return here, is_place, number, where, good
 
 
 @triton.jit
-def _read_spans(tail, count, begins, spans, bad):
+def _read_spans(tail, heads, spans, bad):
     """How many places each block takes up, to its last."""
-    begin, width, unary, here = _body(tail, count, begins)
-    span = tl.full((), 0, tl.int64)
-    if here > 0:
-        is_place, number, where, good = _lanes(tail, begin, width, unary, here)
-        span = tl.max(tl.where(is_place, where + 1, 0), axis=0)
-        if good == 0:
-            tl.atomic_max(bad, 1, sem="relaxed")
-    tl.store(spans + tl.program_id(0), span)
+    here, is_place, number, where, good = _body(tail, heads)
+    if (here > 0) & (good == 0):
+        tl.atomic_max(bad, 1, sem="relaxed")
+    tl.store(spans + tl.program_id(0), tl.max(tl.where(is_place, where + 1, 0), axis=0))
 
 
 @triton.jit
 def _add_up(spans, firsts, blocks, TILE: tl.constexpr):
-    """The sums of all before each."""
+    """The sums of all before each, at most 2^32 - 1, which is no place."""
     total = tl.full((), 0, tl.int64)
     for first in range(0, blocks, TILE):
         at = first + tl.arange(0, TILE)
         mine = tl.load(spans + at, mask=at < blocks, other=0)
-        tl.store(firsts + at, total + tl.cumsum(mine, axis=0) - mine, mask=at < blocks)
+        before = tl.minimum(total + tl.cumsum(mine, axis=0) - mine, 0xFFFFFFFF)
+        tl.store(firsts + at, before.to(tl.int32), mask=at < blocks)
         total += tl.sum(mine, axis=0)
 
 
@@ -324,10 +332,9 @@ def narrowed(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
 @triton.jit
 def _read_blocks(
     tail,
-    length,
-    count,
-    begins,
+    heads,
     firsts,
+    begin,
     places,
     out,
     bad,
@@ -340,24 +347,22 @@ def _read_blocks(
     FORMAT: tl.constexpr,
 ):
     """Places and values of each block; or, `DENSE`, the values divided where they belong."""
-    begin, width, unary, here = _body(tail, count, begins)
-    if here > 0:
-        block = tl.program_id(0).to(tl.int64)
-        is_place, number, where, _ = _lanes(tail, begin, width, unary, here)
-        where += tl.load(firsts + block)
-        if tl.max(tl.where(is_place, where, 0), axis=0) >= size:
+    here, is_place, number, where, _ = _body(tail, heads)
+    block = tl.program_id(0).to(tl.int64)
+    where += tl.load(firsts + block).to(tl.uint32, bitcast=True).to(tl.int64)
+    if tl.max(tl.where(is_place, where, 0), axis=0) >= size:
+        if here > 0:
             tl.atomic_max(bad, 1, sem="relaxed")
-        is_place &= where < size
-        entry = block * PER_BLOCK + number
-        values = tail + tl.load(length) - tl.load(count) * BYTES
-        x = _value_at(values + entry * BYTES, is_place, VALUE, BYTES)
-        if DENSE:
-            if DIVIDED:
-                x = tl.div_rn(x, tl.full(x.shape, divisor, tl.float32))
-            tl.store(out + where, narrowed(x, out.dtype.element_ty, FORMAT), mask=is_place)
-        else:
-            tl.store(places + entry, where.to(tl.int32), mask=is_place)
-            tl.store(out + entry, x, mask=is_place)
+    is_place &= where < size
+    entry = block * PER_BLOCK + number
+    x = _value_at(tail + tl.load(begin) + entry * BYTES, is_place, VALUE, BYTES)
+    if DENSE:
+        if DIVIDED:
+            x = tl.div_rn(x, tl.full(x.shape, divisor, tl.float32))
+        tl.store(out + where, narrowed(x, out.dtype.element_ty, FORMAT), mask=is_place)
+    else:
+        tl.store(places + entry, where.to(tl.int32), mask=is_place)
+        tl.store(out + entry, x, mask=is_place)
 
 
 def _read(
@@ -371,19 +376,22 @@ def _read(
     to: dict[str, Any],
 ) -> None:
     blocks = triton.cdiv(max(capacity, 1), PER_BLOCK.value)
-    begins, spans, firsts = torch.empty(3, blocks, dtype=torch.int64, device=tail.device)
-    bytes_ = {"BYTES": values.itemsize, **OPTIONS}
+    heads, spans = torch.empty(2, blocks, dtype=torch.int64, device=tail.device)
+    firsts = torch.empty(blocks, dtype=torch.int32, device=tail.device)
+    begin = torch.empty(1, dtype=torch.int64, device=tail.device)
+    # A block has four lanes for each of its places; scalars are loaded by every thread.
+    one_warp = {"num_warps": 1, **OPTIONS}
     with torch.accelerator.device_index(tail.device.index):
         _find_bodies[1,](
-            *(tail, length, count, begins, bad, size, blocks, capacity, tail.numel()),
-            **{"TILE": TILE, **bytes_},
+            *(tail, length, count, heads, begin, bad, size, blocks, capacity, tail.numel()),
+            **{"BYTES": values.itemsize, "TILE": TILE, **OPTIONS},
         )
-        _read_spans[blocks,](tail, count, begins, spans, bad, **OPTIONS)
+        _read_spans[blocks,](tail, heads, spans, bad, **one_warp)
         _add_up[1,](spans, firsts, blocks, TILE=TILE, **OPTIONS)
         _read_blocks[blocks,](
-            *(tail, length, count, begins, firsts),
-            **{"bad": bad, "size": size, "VALUE": str(values).removeprefix("torch.")},
-            **{**to, **bytes_},
+            *(tail, heads, firsts, begin),
+            **{"bad": bad, "size": size, "BYTES": values.itemsize},
+            **{"VALUE": str(values).removeprefix("torch."), **to, **one_warp},
         )
 
 

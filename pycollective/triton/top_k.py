@@ -750,9 +750,10 @@ class _Blocks:
         )
         if self.segments > 1:
             entries.count.add_(most)
-        _take[triton.cdiv(most, 1024),](
+        # A thread has one element, so that it stores to what it has loaded.
+        _take[triton.cdiv(most, 128),](
             *(self.left, entries.places, words(entries.values), self.known, entries.count, place),
-            **{"SIZE": 1024, **_formats(entries), **OPTIONS},
+            **{"SIZE": 128, **_formats(entries), **OPTIONS},
         )
 
 

@@ -1,0 +1,360 @@
+"""What GPUs do with entries of top-k: sums of ranks' in the contract's order, residuals.
+
+Which of a rank's entries a place has is found by a bitmap of its places (`Rows`): the words of a
+tile of places have `bits`, `before` says how many entries lie before the tile, and the number of
+bits before a place does the rest. What is absent adds nothing, so a sum needs to know.
+
+`total` and `average` add up. A program has the words of a tile, and each of their bits a lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from pycollective import order
+from pycollective.order import COMBINE
+from pycollective.triton.floats import widened
+from pycollective.triton.formats import FORMATS, words
+from pycollective.triton.places import narrowed
+from pycollective.triton.top_k import OPTIONS, Entries, top_k
+
+WORDS = tl.constexpr(32)  # of a tile
+SIZE = 1024  # entries of a program
+# Of a program that loads what it stores to: a thread has one, so that it stores its own.
+EACH = 128
+
+
+class Rows(NamedTuple):
+    """Entries of some ranks about the same places, to be added up.
+
+    Attributes:
+        bits: int32, ``(ranks, words)``: bit i of word w is place 32 w + i.
+        before: int32, ``(ranks, tiles)``: how many entries lie before each tile of `WORDS` words.
+        values: float32, ``(ranks, capacity)``.
+        size: places are below it.
+    """
+
+    bits: torch.Tensor
+    before: torch.Tensor
+    values: torch.Tensor
+    size: int
+
+
+@triton.jit
+def _mark(places, count, bits, SIZE: tl.constexpr):
+    """Set the bits of places."""
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    inside = at < tl.load(count)
+    place = tl.load(places + at, mask=inside, other=0).to(tl.uint32, bitcast=True)
+    tl.atomic_or(bits + (place >> 5), 1 << (place & 31).to(tl.int32), mask=inside, sem="relaxed")
+
+
+@triton.jit
+def _ones(word):
+    """How many bits of words are 1."""
+    x = word.to(tl.uint32, bitcast=True)
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    x = x + (x >> 8)
+    return ((x + (x >> 16)) & 63).to(tl.int32)
+
+
+@triton.jit
+def _words_of(bits, tile, words):
+    at = tile * WORDS + tl.arange(0, WORDS)
+    return tl.load(bits + at, mask=at < words, other=0)
+
+
+@triton.jit
+def _count_tiles(bits, counts, words, tiles, RANKS: tl.constexpr):
+    """How many places of each tile some rank has: of each of several rows, or of all `RANKS`."""
+    program = tl.program_id(0).to(tl.int64)
+    row = program // tiles
+    tile = program - row * tiles
+    found = tl.zeros((WORDS,), tl.int32)
+    for rank in tl.static_range(RANKS):
+        found |= _words_of(bits + (row + rank) * words, tile, words)
+    tl.store(counts + program, tl.sum(_ones(found), axis=0))
+
+
+@triton.jit
+def _add_up(counts, before, total, tiles, TILE: tl.constexpr):
+    """Of each tile of a row, how many lie before it; and of the row."""
+    row = tl.program_id(0).to(tl.int64)
+    counts += row * tiles
+    before += row * tiles
+    many = tl.full((), 0, tl.int64)
+    for first in range(0, tiles, TILE):
+        at = first + tl.arange(0, TILE)
+        mine = tl.load(counts + at, mask=at < tiles, other=0).to(tl.int64)
+        through = many + tl.cumsum(mine, axis=0)
+        tl.store(before + at, (through - mine).to(before.dtype.element_ty), mask=at < tiles)
+        many += tl.sum(mine, axis=0)
+    tl.store(total + row, many)
+
+
+@triton.jit
+def _sum_of_rows(bits, before, values, tile, words, tiles, capacity, COMBINES: tl.constexpr):
+    """(whether any rank has it, the sum) for each place of a tile."""
+    bit = tl.arange(0, 32)[None, :]
+    below = ((tl.full((), 1, tl.int64) << bit) - 1).to(tl.int32)
+    waiting = ()
+    for i in tl.static_range(len(COMBINES)):
+        if COMBINES[i]:
+            has, x = waiting[-2]
+            other_has, y = waiting[-1]
+            x = tl.where(has & other_has, x + y, tl.where(has, x, y))
+            waiting = waiting[:-2] + ((has | other_has, x),)
+        else:
+            word = _words_of(bits, tile, words)
+            count = _ones(word)
+            first = tl.load(before + tile) + tl.cumsum(count, axis=0) - count
+            has = ((word[:, None] >> bit) & 1) != 0
+            at = first[:, None] + _ones(word[:, None] & below)
+            x = tl.load(values + at, mask=has, other=0.0)
+            waiting = waiting + ((has, x),)
+            bits += words
+            before += tiles
+            values += capacity
+    return waiting[0]
+
+
+@triton.jit
+def _average(
+    bits,
+    before,
+    values,
+    out,
+    words,
+    tiles,
+    capacity,
+    size,
+    divisor,
+    COMBINES: tl.constexpr,
+    DIVIDED: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    tile = tl.program_id(0).to(tl.int64)
+    has, x = _sum_of_rows(bits, before, values, tile, words, tiles, capacity, COMBINES)
+    if DIVIDED:
+        x = tl.div_rn(x, tl.full(x.shape, divisor, tl.float32))
+    word = tl.where(has, narrowed(x, out.dtype.element_ty, FORMAT), 0)
+    at = tile * (32 * WORDS)
+    place = (32 * tl.arange(0, WORDS))[:, None] + tl.arange(0, 32)[None, :]
+    if at + 32 * WORDS <= size:
+        tl.store(out + at + place, word.to(out.dtype.element_ty))
+    else:
+        tl.store(out + at + place, word.to(out.dtype.element_ty), mask=place < size - at)
+
+
+@triton.jit
+def _total(
+    bits,
+    before,
+    values,
+    starts,
+    places,
+    sums,
+    words,
+    tiles,
+    capacity,
+    COMBINES: tl.constexpr,
+    FORMAT: tl.constexpr,
+):
+    tile = tl.program_id(0).to(tl.int64)
+    has, x = _sum_of_rows(bits, before, values, tile, words, tiles, capacity, COMBINES)
+    place = (32 * tl.arange(0, WORDS))[:, None] + tl.arange(0, 32)[None, :]
+    one = tl.reshape(has.to(tl.int32), (32 * WORDS,))
+    to = tl.load(starts + tile) + tl.cumsum(one, axis=0) - one
+    place = tl.reshape(tile * (32 * WORDS) + place, (32 * WORDS,))
+    tl.store(places + to, place.to(tl.int32), mask=one != 0)
+    word = narrowed(tl.reshape(x, (32 * WORDS,)), tl.int32, FORMAT)
+    tl.store(sums + to, word, mask=one != 0)
+
+
+@triton.jit
+def _add_at(
+    left,
+    places,
+    values,
+    count,
+    limits,
+    bits,
+    SIZE: tl.constexpr,
+    VALUE: tl.constexpr,
+    DROPPED: tl.constexpr,
+):
+    """left[place - first] += value, of places in [first, last); `DROPPED`: without a bit alone."""
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    inside = at < tl.load(count)
+    place = tl.load(places + at, mask=inside, other=0).to(tl.uint32, bitcast=True).to(tl.int64)
+    first = tl.load(limits)
+    inside &= (place >= first) & (place < tl.load(limits + 1))
+    if DROPPED:
+        word = tl.load(bits + (place >> 5), mask=inside, other=0)
+        inside &= ((word >> (place & 31).to(tl.int32)) & 1) == 0
+    left += place - first
+    x = widened(tl.load(values + at, mask=inside, other=0), VALUE)
+    tl.store(left, tl.load(left, mask=inside, other=0.0) + x, mask=inside)
+
+
+@triton.jit
+def _exchange_places(
+    places,
+    count,
+    of,
+    scratch,
+    left,
+    limits,
+    shift,
+    SIZE: tl.constexpr,
+):
+    """Places that are numbers of entries become those entries' places, and left[place + shift]
+    gets what their values have left in `scratch`."""
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    inside = at < tl.load(count)
+    number = tl.load(places + at, mask=inside, other=0)
+    word = tl.load(of + tl.load(limits + 2) + number, mask=inside, other=0)
+    tl.store(places + at, word, mask=inside)
+    left += word.to(tl.uint32, bitcast=True).to(tl.int64) + shift
+    x = tl.load(left, mask=inside, other=0.0) + tl.load(scratch + number, mask=inside, other=0.0)
+    tl.store(left, x, mask=inside)
+
+
+def mark(entries: Sequence[Entries], size: int) -> Rows:
+    """Rows of ranks' entries, to be added up.
+
+    Args:
+        entries: of each rank, as `places.read` gives them, all with values that are rows of one
+            tensor or of one capacity; at most 64.
+        size: places are below it.
+    """
+    ranks, device = len(entries), entries[0].places.device
+    count = triton.cdiv(size, 32)
+    tiles = triton.cdiv(count, WORDS.value)
+    bits = torch.zeros(ranks, max(count, 1), dtype=torch.int32, device=device)
+    counts, before = torch.empty(2, ranks, max(tiles, 1), dtype=torch.int32, device=device)
+    total = torch.empty(ranks, dtype=torch.int64, device=device)
+    values = torch.stack([each.values for each in entries])
+    with torch.accelerator.device_index(device.index):
+        for row, each in zip(bits, entries, strict=True):
+            if each.places.numel():
+                grid = triton.cdiv(each.places.numel(), SIZE)
+                _mark[grid,](each.places, each.count, row, SIZE=SIZE, **OPTIONS)
+        if size:
+            _count_tiles[ranks * tiles,](bits, counts, count, tiles, RANKS=1, num_warps=1, **OPTIONS)
+            _add_up[ranks,](counts, before, total, tiles, TILE=SIZE, **OPTIONS)
+    return Rows(bits, before, values, size)
+
+
+def _sums(rows: Rows) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...], dict[str, Any]]:
+    """What kernels of sums take: pointers, numbers, constexprs."""
+    n = len(rows.bits)
+    recipe = order.recipe((0, n), [(i, i + 1) for i in range(n)])
+    return (
+        (rows.bits, rows.before, rows.values),
+        (rows.bits.shape[1], rows.before.shape[1], rows.values.shape[1]),
+        {"COMBINES": tuple(each == COMBINE for each in recipe), **OPTIONS},
+    )
+
+
+def average(rows: Rows, out: torch.Tensor, divisor: float) -> None:
+    """Write the sum in the contract's order, divided and rounded once, and 0 where no rank has any.
+
+    Args:
+        rows: of each rank.
+        out: float32, float16 or bfloat16, contiguous, ``(rows.size,)``.
+        divisor: a positive number of fp32.
+    """
+    pointers, numbers, constants = _sums(rows)
+    if rows.size:
+        with torch.accelerator.device_index(out.device.index):
+            _average[rows.before.shape[1],](
+                *(*pointers, words(out), *numbers, rows.size, divisor),
+                **{"DIVIDED": divisor != 1, "FORMAT": tuple(FORMATS[out.dtype]), **constants},
+            )
+
+
+def total(rows: Rows, out: Entries) -> None:
+    """Write the sum in the contract's order; an absent element adds nothing, a NaN is fp32's one.
+
+    Args:
+        rows: of each rank.
+        out: becomes the sum; its values are float32, with room for all ranks' entries together, or
+            for all places.
+    """
+    pointers, numbers, constants = _sums(rows)
+    if rows.size == 0:
+        out.count.zero_()
+        return
+    (ranks, count), tiles = rows.bits.shape, rows.before.shape[1]
+    counts, starts = torch.empty(2, tiles, dtype=torch.int64, device=rows.bits.device)
+    with torch.accelerator.device_index(rows.bits.device.index):
+        _count_tiles[tiles,](
+            rows.bits, counts, count, tiles, RANKS=ranks, num_warps=1, **OPTIONS
+        )
+        _add_up[1,](counts, starts, out.count, tiles, TILE=SIZE, **OPTIONS)
+        _total[tiles,](
+            *(*pointers, starts, out.places, words(out.values), *numbers),
+            **{"FORMAT": tuple(FORMATS[torch.float32]), **constants},
+        )
+
+
+def add_at(
+    left: torch.Tensor, entries: Entries, limits: torch.Tensor, but: Rows | None = None
+) -> None:
+    """Add values to a residual: left[place - first] += value, of places in [first, last).
+
+    Args:
+        left: float32, contiguous.
+        entries: places ascend strictly.
+        limits: int64, ``(2,)``, of the device: first and last.
+        but: entries of one rank: nothing is added at its places. So what a host has sent, and the
+            owner did not take, returns to where it came from.
+    """
+    bits = limits if but is None else but.bits
+    capacity = entries.places.numel()
+    if capacity:
+        with torch.accelerator.device_index(left.device.index):
+            _add_at[triton.cdiv(capacity, EACH),](
+                *(left, entries.places, words(entries.values), entries.count, limits, bits),
+                **{"SIZE": EACH, "VALUE": str(entries.values.dtype).removeprefix("torch.")},
+                **{"DROPPED": but is not None, **OPTIONS},
+            )
+
+
+def select_sums(
+    sums: Entries,
+    limits: torch.Tensor,
+    left: torch.Tensor,
+    shift: int,
+    entries: Entries,
+    bad: torch.Tensor,
+) -> None:
+    """Select again, of an owner's sums about one parameter.
+
+    Args:
+        sums: float32, as `total` makes them.
+        limits: int64, ``(3,)``, of the device: how many of the sums are the parameter's, how many
+            are wanted at most, and the number of the first.
+        left: float32: the owner's residual, which gets what rounding the values has dropped.
+        shift: of the place p of a sum, p + shift is the number of its element of `left`.
+        entries: become those selected; with room for as many as there are sums.
+        bad: int32, ``(1,)``: becomes 1 if one of the parameter's sums is not finite.
+    """
+    scratch = torch.empty_like(sums.values)
+    entries.count.zero_()
+    top_k(sums.values, None, scratch, 0, entries, bad, limits=limits)
+    capacity = entries.places.numel()
+    if capacity:
+        with torch.accelerator.device_index(left.device.index):
+            _exchange_places[triton.cdiv(capacity, EACH),](
+                *(entries.places, entries.count, sums.places, scratch, left, limits, shift),
+                **{"SIZE": EACH, **OPTIONS},
+            )
