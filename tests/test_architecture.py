@@ -75,6 +75,8 @@ TOP_LEVEL: dict[str, set[str]] = {
     "triton/pack": {"triton"},
     "triton/quantized": {"triton"},
     "triton/reduce": {"triton"},
+    "triton/places": {"triton"},
+    "triton/sparse": {"triton"},
     "triton/top_k": {"triton"},
     "bench/ranks/library_torch": {"torch"},
     "bench/ranks/library_mpi": {"mpi4py"},

@@ -80,7 +80,9 @@ def _put_word(to, number):
 
 
 @triton.jit
-def _place_bodies(sizes, begins, count, tail, length, blocks, BYTES: tl.constexpr, TILE: tl.constexpr):
+def _place_bodies(
+    sizes, begins, count, tail, length, blocks, BYTES: tl.constexpr, TILE: tl.constexpr
+):
     """Where each block's body begins in the tail, and what the tail begins with."""
     many = tl.load(count)
     begin = HEAD + 1 + 2 * ((many + PER_BLOCK - 1) // PER_BLOCK)
@@ -292,7 +294,7 @@ def _body(tail, heads):
 @triton.jit
 def _read_spans(tail, heads, spans, bad):
     """How many places each block takes up, to its last."""
-    here, is_place, number, where, good = _body(tail, heads)
+    here, is_place, _, where, good = _body(tail, heads)
     if (here > 0) & (good == 0):
         tl.atomic_max(bad, 1, sem="relaxed")
     tl.store(spans + tl.program_id(0), tl.max(tl.where(is_place, where + 1, 0), axis=0))
@@ -350,9 +352,9 @@ def _read_blocks(
     here, is_place, number, where, _ = _body(tail, heads)
     block = tl.program_id(0).to(tl.int64)
     where += tl.load(firsts + block).to(tl.uint32, bitcast=True).to(tl.int64)
-    if tl.max(tl.where(is_place, where, 0), axis=0) >= size:
-        if here > 0:
-            tl.atomic_max(bad, 1, sem="relaxed")
+    beyond = tl.max(tl.where(is_place, where, 0), axis=0) >= size
+    if beyond & (here > 0):
+        tl.atomic_max(bad, 1, sem="relaxed")
     is_place &= where < size
     entry = block * PER_BLOCK + number
     x = _value_at(tail + tl.load(begin) + entry * BYTES, is_place, VALUE, BYTES)

@@ -248,7 +248,9 @@ def mark(entries: Sequence[Entries], size: int) -> Rows:
                 grid = triton.cdiv(each.places.numel(), SIZE)
                 _mark[grid,](each.places, each.count, row, SIZE=SIZE, **OPTIONS)
         if size:
-            _count_tiles[ranks * tiles,](bits, counts, count, tiles, RANKS=1, num_warps=1, **OPTIONS)
+            _count_tiles[ranks * tiles,](
+                bits, counts, count, tiles, RANKS=1, num_warps=1, **OPTIONS
+            )
             _add_up[ranks,](counts, before, total, tiles, TILE=SIZE, **OPTIONS)
     return Rows(bits, before, values, size)
 
@@ -296,9 +298,7 @@ def total(rows: Rows, out: Entries) -> None:
     (ranks, count), tiles = rows.bits.shape, rows.before.shape[1]
     counts, starts = torch.empty(2, tiles, dtype=torch.int64, device=rows.bits.device)
     with torch.accelerator.device_index(rows.bits.device.index):
-        _count_tiles[tiles,](
-            rows.bits, counts, count, tiles, RANKS=ranks, num_warps=1, **OPTIONS
-        )
+        _count_tiles[tiles,](rows.bits, counts, count, tiles, RANKS=ranks, num_warps=1, **OPTIONS)
         _add_up[1,](counts, starts, out.count, tiles, TILE=SIZE, **OPTIONS)
         _total[tiles,](
             *(*pointers, starts, out.places, words(out.values), *numbers),

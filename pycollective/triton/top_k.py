@@ -13,8 +13,8 @@ are written once. So a step reads and writes each element once.
    than k elements reach. A guess decides what is read, never what is chosen.
 2. `_add` writes c, and of each block, apart, those that reach the guess: its *candidates*.
 3. `_settle` gives the guess up where fewer than k do.
-4. `_count_bins` and `_find_bin`, three times: histograms of 11, 10 and 10 bits of the magnitude find
-   that of the k-th element.
+4. `_count_bins` and `_find_bin`, three times: histograms of 11, 10 and 10 bits of the magnitude
+   find that of the k-th element.
 5. `_count_selected`, `_place_blocks` and `_write_places`: which elements of each block, and where
    they go.
 6. `_take` writes their values, and takes these off the residual.
@@ -363,7 +363,9 @@ def _settle(counts, known, blocks, TILE: tl.constexpr):
 
 
 @triton.jit
-def _source(left, candidates, counts, known, length, blocks, SIZE: tl.constexpr, ROOM: tl.constexpr):
+def _source(
+    left, candidates, counts, known, length, blocks, SIZE: tl.constexpr, ROOM: tl.constexpr
+):
     """What of this program's block is read: (how many candidates, how many numbers, where).
 
     And its segment, and where it begins in that. Candidates are none where elements are read.
@@ -385,7 +387,9 @@ def _source(left, candidates, counts, known, length, blocks, SIZE: tl.constexpr,
 
 
 @triton.jit
-def _count_in(bins, numbers, many, prefix, SHIFT: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr):
+def _count_in(
+    bins, numbers, many, prefix, SHIFT: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr
+):
     """Count numbers whose magnitude begins with `prefix` by the bits that follow."""
     for first in range(0, many, TILE):
         at = first + tl.arange(0, TILE)
@@ -420,7 +424,7 @@ def _count_bins(
     BINS: tl.constexpr,
 ):
     """A round of histograms: those of a segment have `COPIES` copies of int32."""
-    listed, many, numbers, segment, start = _source(
+    _, many, numbers, segment, start = _source(
         left, candidates, counts, known, length, blocks, SIZE, ROOM
     )
     bins += (segment * COPIES + (start // SIZE) % COPIES) * BINS
@@ -471,7 +475,7 @@ def _count_selected(
     ROOM: tl.constexpr,
 ):
     """How many elements of each block have a larger magnitude than the k-th, and how many its."""
-    listed, many, numbers, segment, start = _source(
+    _, many, numbers, segment, _ = _source(
         left, candidates, counts, known, length, blocks, SIZE, ROOM
     )
     least = tl.load(known + segment * KNOWN + PREFIX + 3).to(tl.int32)
@@ -642,9 +646,7 @@ def selected_by_chunk(count: int, k: int, chunk: int) -> int:
     return count // chunk * k + selected_of(count % chunk, k, chunk)
 
 
-def add(
-    x: torch.Tensor, held: torch.Tensor | None, left: torch.Tensor, bad: torch.Tensor
-) -> None:
+def add(x: torch.Tensor, held: torch.Tensor | None, left: torch.Tensor, bad: torch.Tensor) -> None:
     """Write left = x + held, as the first step of a selection over several ranks' shards.
 
     Args:
@@ -683,9 +685,7 @@ def histogram(
 class _Blocks:
     """The blocks of segments, and what is kept of them from launch to launch."""
 
-    def __init__(
-        self, left: torch.Tensor, length: int, segments: int, known: torch.Tensor
-    ) -> None:
+    def __init__(self, left: torch.Tensor, length: int, segments: int, known: torch.Tensor) -> None:
         self.left, self.known, self.segments = left, known, segments
         self.blocks = triton.cdiv(length, BLOCK)
         self.length = length if segments > 1 else 0
@@ -750,11 +750,12 @@ class _Blocks:
         )
         if self.segments > 1:
             entries.count.add_(most)
-        # A thread has one element, so that it stores to what it has loaded.
-        _take[triton.cdiv(most, 128),](
-            *(self.left, entries.places, words(entries.values), self.known, entries.count, place),
-            **{"SIZE": 128, **_formats(entries), **OPTIONS},
-        )
+        if most:
+            # A thread has one element, so that it stores to what it has loaded.
+            _take[triton.cdiv(most, 128),](
+                *(self.left, entries.places, words(entries.values), self.known, entries.count),
+                **{"place": place, "SIZE": 128, **_formats(entries), **OPTIONS},
+            )
 
 
 def select(
@@ -801,7 +802,9 @@ def top_k(
     if n == 0:
         return
     if n <= LONGEST and limits is None:
-        _in_registers(x, held, left, (triton.next_power_of_2(max(n, 64)), k, k), entries, bad, place)
+        _in_registers(
+            x, held, left, (triton.next_power_of_2(max(n, 64)), k, k), entries, bad, place
+        )
     else:
         _by_blocks(x, held, left, (n, k, n), entries, bad, place, limits)
 

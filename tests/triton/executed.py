@@ -5,13 +5,15 @@ from __future__ import annotations
 import collections
 from contextlib import contextmanager
 
+import numpy as np
+import pytest
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from tests.ptx.machine import Launch, Memory
 from tests.ptx.parser import parse
-from tests.triton.compiled import compiled
+from tests.triton.compiled import compiled, module
 
 TYPES = {
     **{torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"},
@@ -19,10 +21,11 @@ TYPES = {
     torch.int64: "i64",
 }
 _COMPILED = {}
+WAYS = ("interpreted", "executed")
 
 
 class Launches:
-    """What launches have done.
+    """What launches have done; with `execute` False they are compiled and do nothing.
 
     Attributes:
         moved: bytes that each kernel's lanes have loaded, stored and changed, by its name.
@@ -30,7 +33,8 @@ class Launches:
         kernels: each that was compiled, by its name.
     """
 
-    def __init__(self, architecture: int = 90):
+    def __init__(self, architecture: int = 90, execute: bool = True):
+        self.execute = execute
         self.target = GPUTarget("cuda", architecture, 32)
         self.moved = collections.Counter()
         self.accesses = collections.defaultdict(collections.Counter)
@@ -53,7 +57,8 @@ class Launches:
             _COMPILED[key] = made, parse(made.asm["ptx"])
         made, kernel = _COMPILED[key]
         self.kernels[function.__name__].append(made)
-        self._execute(function.__name__, made, kernel, rest, grid[0])
+        if self.execute:
+            self._execute(function.__name__, made, kernel, rest, grid[0])
 
     def _execute(self, name, made, kernel, rest, blocks):
         tensors = {id(x.untyped_storage()): x for x in rest.values() if torch.is_tensor(x)}
@@ -94,11 +99,29 @@ def _even(value):
 
 
 @contextmanager
-def executed(architecture: int = 90):
+def executed(architecture: int = 90, execute: bool = True):
     """Within it launches of compiled kernels are executed; gives what they did."""
-    launches, was = Launches(architecture), JITFunction.run
+    launches, was = Launches(architecture, execute), JITFunction.run
     JITFunction.run = lambda self, *args, **more: launches.launch(self, *args, **more)
     try:
         yield launches
     finally:
         JITFunction.run = was
+
+
+# `make storm` executes the PTX, too.
+MOSTLY_INTERPRETED = pytest.mark.parametrize(
+    "kernels", ["interpreted", pytest.param("executed", marks=pytest.mark.storm)], indirect=True
+)
+
+
+def ways(name: str):
+    """A fixture: that module's kernels in Triton's interpreter, and their PTX executed."""
+    modules = {way: module(name, interpreted=way == "interpreted") for way in WAYS}
+
+    @pytest.fixture(params=WAYS)
+    def way(request):
+        with np.errstate(all="ignore"), executed():
+            yield modules[request.param]
+
+    return way
