@@ -54,11 +54,6 @@ _TO_INTEGER = tl.constexpr(1.5 * 2.0**23)
 
 
 @triton.jit
-def _within(at, left, MASKED: tl.constexpr):
-    return at < left if MASKED else None
-
-
-@triton.jit
 def _elements(
     x,
     held,
@@ -75,7 +70,7 @@ def _elements(
     cs = ()
     for step in tl.static_range(STEPS):
         here = at + step * SUMS
-        mask = _within(here, left, MASKED)
+        mask = here < left if MASKED else None
         other = 0 if MASKED else None
         c = widened(tl.load(x + here, mask=mask, other=other), TYPE)
         if HELD:
@@ -130,7 +125,7 @@ def _store_one_bit(cs, scale, left, data, first, count, CHUNK: tl.constexpr, MAS
         bits = tl.where(number == step, word[:, None], bits)
         at = chunk + first + step * SUMS + column
         error = c - tl.where(below, -scale[:, None], scale[:, None])
-        tl.store(left + at, error, mask=_within(at, count, MASKED))
+        tl.store(left + at, error, mask=at < count if MASKED else None)
     shifts = 8 * tl.arange(0, 4)[None, None, :]
     data_bytes = tl.reshape((bits[:, :, None] >> shifts).to(tl.uint8), (CHUNKS, 4 * WORDS))
     byte = tl.arange(0, 4 * WORDS)[None, :]
@@ -150,7 +145,7 @@ def _store_int8(
     for step in tl.static_range(len(cs)):
         c = cs[step]
         within = first + step * SUMS + column
-        mask = _within(chunk + within, count, MASKED)
+        mask = chunk + within < count if MASKED else None
         shifted = c * times[:, None] + _TO_INTEGER
         error = c - (shifted - _TO_INTEGER) * scale[:, None]
         tl.store(left + chunk + within, error, mask=mask)
@@ -463,8 +458,8 @@ def quantize(
         held: ``(m,)`` of fp32, what was held back before; None: nothing.
         left: ``(m,)`` of fp32, gets what the payload does not carry.
         payload: uint8, with room for `payload_bytes`, gets the payload (docs/wire.md).
-        flags: ``(1,)`` of int32. Its lowest bit is set if a number is not finite, and no bit is
-            cleared. So it may be the flags of a message's header.
+        flags: ``(1,)`` of int32, as in a message's header. Bit 0 is set if a number is not finite;
+            nothing is cleared.
 
     Raises:
         ConfigurationError: a codec, chunk, dtype or length that is none of these.
