@@ -16,7 +16,10 @@ UNSIGNED = {1: np.bool_, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint6
 SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 FLOAT = {16: np.float16, 32: np.float32, 64: np.float64}
 # Where the ISA leaves open which NaN it is.
-OPEN_NAN = np.uint32(0xFFC0BAD0).view(np.float32)
+OPEN_NAN = {
+    16: np.uint16(0xFEBA).view(np.float16),
+    32: np.uint32(0xFFC0BAD0).view(np.float32),
+}
 NAN = {32: np.uint32(0x7FFFFFFF), 64: np.uint64(0xFFF800000000BAD0)}
 
 
@@ -70,6 +73,7 @@ def meaning(op: str) -> Meaning | None:
 # Those of two numbers in one register.
 _PACKED = {f"{op}.rn.f32x2" for op in ("add", "sub", "mul")}
 _PACKED |= {f"{op}.{kind}16x2" for op in ("add", "min", "max") for kind in "su"}
+_PACKED |= {f"{op}.f16x2" for op in ("abs", "neg")}
 
 
 def _of_two(one: Meaning) -> Meaning:
@@ -193,12 +197,13 @@ def _logic(function, operands=2):
 
 
 def _sign(function):
-    """`neg` or `abs`; of fp32 too, where it is open which NaN a NaN becomes."""
+    """`neg` or `abs`; of fp16 and fp32 too, where it is open which NaN a NaN becomes."""
 
     def rule(parts):
-        if parts == ["f32"]:
-            of = TYPES["f32"]
-            return Meaning(of, [of], lambda x: np.where(np.isnan(x), OPEN_NAN, function(x)))
+        if parts in (["f16"], ["f32"]):
+            of = TYPES[parts[0]]
+            nan = OPEN_NAN[of.bits]
+            return Meaning(of, [of], lambda x: np.where(np.isnan(x), nan, function(x)))
         of = _types(parts, "s")
         return of and Meaning(of, [of], function)
 
