@@ -1,0 +1,161 @@
+"""Sums of sparse entries by Triton kernels are the CPU's, and so is what residuals get of them: in
+Triton's interpreter, and as PTX that is executed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pycollective import _core
+from tests.inputs import dtype_of
+from tests.triton.compiled import module
+from tests.triton.executed import MOSTLY_INTERPRETED, executed, ways
+from tests.triton.test_compiled import needs
+from tests.triton.test_top_k import NUMPY, bits, tensor
+
+STORM = pytest.mark.storm
+COMPILED = module("sparse", interpreted=False)
+kernels = ways("sparse")
+
+
+def parts_of(ranks, size, density):
+    """Of each rank places and values, whose order of additions shows; some are zeros."""
+    found = []
+    for rank in range(ranks):
+        random = np.random.default_rng([rank, ranks, size])
+        places = np.flatnonzero(random.random(size) < density).astype(np.uint32)
+        values = random.standard_normal(places.size) * 10.0 ** random.integers(-8, 8, places.size)
+        values = values.astype(np.float32)
+        values[random.random(places.size) < 0.3] = -0.0
+        found.append((places, values))
+    return found
+
+
+def entries_of(kernels, places, values, capacity):
+    entries = kernels.Entries.empty(capacity, torch.float32, "cpu")
+    entries.places.zero_()
+    entries.values.zero_()
+    entries.places[: len(places)] = tensor(places.view(np.int32))
+    entries.values[: len(places)] = tensor(values)
+    entries.count.fill_(len(places))
+    return entries
+
+
+def marked(kernels, parts, size):
+    capacity = max(len(places) for places, _ in parts) + 3
+    return kernels.mark([entries_of(kernels, *part, capacity) for part in parts], size)
+
+
+def sum_of(parts):
+    """The CPU's."""
+    places = np.empty(sum(len(each) for each, _ in parts), np.uint32)
+    values = np.empty(len(places), np.float32)
+    every = [each for each, _ in parts], [each for _, each in parts]
+    found = _core.sparse_sum(*every, places, values)
+    return places[:found], values[:found]
+
+
+SUMS = [
+    *((1, 100, 0.1), (2, 5000, 0.05), (3, 3000, 0.3), (5, 1500, 0.9), (8, 2048, 0.1)),
+    *((2, 31, 1.0), (2, 1, 1.0), (3, 70, 0.0), (17, 1100, 0.2)),
+]
+
+
+def check_sums(kernels, ranks, size, density):
+    parts = parts_of(ranks, size, density)
+    if len(parts[0][0]) > 2:
+        parts[0][1][:2] = np.nan, np.inf
+    rows = marked(kernels, parts, size)
+    places, values = sum_of(parts)
+    out = kernels.Entries.empty(len(places) + 2, torch.float32, "cpu")
+    out.places.fill_(7)
+    kernels.total(rows, out)
+    assert int(out.count) == len(places)
+    assert np.array_equal(out.places[: len(places)].numpy().view(np.uint32), places)
+    assert np.array_equal(bits(out.values[: len(places)]), values.view(np.uint8))
+    assert (out.places[len(places) :] == 7).all()
+    for dtype, divisor in (("float32", float(ranks)), ("bfloat16", 3.0)):
+        dense = torch.full((size + 2,), 7.0).to(getattr(torch, dtype))
+        kernels.average(rows, dense[:size], divisor)
+        want = np.empty(size, dtype_of(dtype))
+        _core.sparse_scatter(places, values, want, divisor)
+        assert np.array_equal(bits(dense[:size]), want.view(np.uint8))
+        assert (dense[size:] == 7).all()
+
+
+@MOSTLY_INTERPRETED
+@pytest.mark.parametrize(("ranks", "size", "density"), SUMS)
+def test_sums(kernels, ranks, size, density):
+    check_sums(kernels, ranks, size, density)
+
+
+def test_sums_of_a_few_ranks(kernels):
+    check_sums(kernels, 3, 2100, 0.2)
+
+
+@MOSTLY_INTERPRETED
+@pytest.mark.parametrize("kind", ["usual", "not finite", "none"])
+def test_sums_are_selected_again(kernels, kind):
+    """Of one parameter's sums those that the CPU's kernels select; the owner keeps the rest."""
+    places, values = sum_of(parts_of(3, 3000, 0.1))
+    values[np.isinf(values)] = 1
+    if kind == "not finite":
+        values[len(values) // 2] = np.nan
+    first, last = len(places) // 4, len(places) // 4 if kind == "none" else len(places) - 100
+    k = (last - first) // 3
+    shift = -int(places[first]) if kind == "usual" else 3
+    own = np.random.default_rng(9).standard_normal(3010).astype(np.float32)
+    left, bad = torch.from_numpy(own.copy()), torch.zeros(1, dtype=torch.int32)
+    sums = entries_of(kernels, places, values, len(places) + 5)
+    got = kernels.Entries.empty(len(places) + 5, torch.bfloat16, "cpu")
+    got.places.zero_()
+    kernels.select_sums(sums, torch.tensor([last - first, k, first]), left, shift, got, bad)
+    part = values[first:last].copy()
+    scratch, best = np.empty_like(part), np.empty(k, np.uint32)
+    found = _core.top_k(part, None, scratch, k, best)
+    assert int(bad) == (found < 0)
+    if found < 0:
+        return
+    taken = np.empty(k, NUMPY["bfloat16"])
+    _core.sparse_take(scratch, best, taken)
+    kept = places[first:last][best]
+    own[kept.astype(np.int64) + shift] += scratch[best]
+    assert int(got.count) == k
+    assert np.array_equal(got.places[:k].numpy().view(np.uint32), kept)
+    assert np.array_equal(bits(got.values[:k]), taken.view(np.uint8))
+    assert np.array_equal(bits(left), own.view(np.uint8))
+
+
+@MOSTLY_INTERPRETED
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_dropped_returns(kernels, kept):
+    """Of one parameter's places, those that the owner has not kept."""
+    mine, got = parts_of(2, 3000, 0.1)
+    first, last = 700, 2500
+    own = np.random.default_rng(9).standard_normal(last - first).astype(np.float32)
+    left = torch.from_numpy(own.copy())
+    but = marked(kernels, [got], 3000) if kept else None
+    entries = entries_of(kernels, *mine, len(mine[0]) + 4)
+    kernels.add_at(left, entries, torch.tensor([first, last]), but)
+    places, values = mine
+    there = (places >= first) & (places < last)
+    if kept:
+        there &= ~np.isin(places, got[0])
+    own[places[there].astype(np.int64) - first] += values[there]
+    assert np.array_equal(bits(left), own.view(np.uint8))
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("architecture", [80, 90, 100])
+@pytest.mark.parametrize("ranks", [2, 8, 16])
+def test_registers(tmp_path, architecture, ranks):
+    parts = parts_of(ranks, 3000, 0.1)
+    with executed(architecture, execute=False) as launches:
+        rows = marked(COMPILED, parts, 3000)
+        out = COMPILED.Entries.empty(3000, torch.float32, "cpu")
+        COMPILED.total(rows, out)
+        COMPILED.average(rows, torch.empty(3000), 3.0)
+        COMPILED.add_at(torch.empty(3000), out, torch.zeros(2, dtype=torch.int64), rows)
+    for made in launches.kernels.values():
+        assert needs(made[-1], tmp_path)[1] == 0
