@@ -172,12 +172,12 @@ def damaged(kind):
     yield np.concatenate([tail, tail[:1]])
 
 
-def expected(tail, size, room):
+def expected(tail, size, room, width=2):
     """What the CPU's `Message.read` finds, or None."""
     if len(tail) < 8:
         return None
     count, length = map(int, tail[:8].view(np.uint32))
-    if len(tail) != 8 + length + 2 * count or count > min(size, room):
+    if len(tail) != 8 + length + width * count or count > min(size, room):
         return None
     places = np.empty(count, np.uint32)
     try:
@@ -203,6 +203,26 @@ def test_refused_is_what_the_cpu_refuses(kernels, kind):
         assert refused or np.array_equal(found, want)
         seen.add(refused)
     assert True in seen
+
+
+@MOSTLY_INTERPRETED
+def test_spare_bits_are_refused(kernels):
+    """Of 130 places whose gaps are 11, with two low bits each: those of the last block are four."""
+    places = np.arange(11, 12 * 130, 12, dtype=np.uint32)
+    tail = tail_of(places, 2000, np.zeros(130, np.float32))
+    last = len(tail) - 4 * 130 - 1  # the last byte of the stream
+    assert tail[last] < 16
+    tail[last] |= 16
+    assert expected(tail, 2000, 130, 4) is None
+    assert read(kernels, tail, 2000, "float32", 130)[0]
+
+
+@MOSTLY_INTERPRETED
+def test_a_place_that_is_the_size_is_refused(kernels):
+    places = np.array([3, 50], np.uint32)
+    tail = tail_of(places, 51, np.zeros(2, np.float32))
+    assert not read(kernels, tail, 51, "float32", 2)[0]
+    assert read(kernels, tail, 50, "float32", 2)[0]
 
 
 def test_bytes_that_are_moved(record_property):
