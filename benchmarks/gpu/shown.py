@@ -151,6 +151,23 @@ def triton_packing(m: Measured) -> list[Shown]:
     return rows
 
 
+def triton_sparse(m: Measured) -> list[Shown]:
+    """Of sparse: by chunk is held to a copy, by tensor to torch's own selection."""
+    rows = []
+    for name, row in m.items():
+        rows.append(Shown(f"{name}, {row['bytes'] >> 20:,} MiB", number(row["us"]), "us"))
+        share = 100 * row["share_of_copy"]
+        if name == "by chunk":
+            rows.append(at_least("  of a copy's rate", share, 70, "%"))
+        else:
+            rows.append(Shown("  of a copy's rate", number(share), "%"))
+        if "torch_over_ours" in row:
+            rows.append(at_least("  torch takes", row["torch_over_ours"], 10, "times as long"))
+        if "wrong" in row:
+            rows.append(is_none("  wrong", row["wrong"], "bytes"))
+    return rows
+
+
 def over_nccl(m: Measured) -> list[Shown]:
     """Of ordered."""
     if "refused" in m:

@@ -161,6 +161,7 @@ def checks(small: bool = False) -> list[Step]:
         _triton_kernels("reduce", small),
         _triton_kernels("quantized", small),
         _triton_kernels("pack", small, shown.triton_packing),
+        _triton_kernels("sparse", small, shown.triton_sparse),
         _over_nccl(small),
         *_arrays(),
         *_sanitized(),
@@ -249,7 +250,7 @@ def _bench(ranks: int, small: bool) -> Step:
 
 
 def _triton_kernels(name: str, small: bool, shows: shown.Shows = shown.triton_kernels) -> Step:
-    """Those of ordered reductions over any process group, of quantization, or of packing."""
+    """Those of ordered reductions over any process group, of quantization, packing or top-k."""
     return Step(
         f"Triton {name}",
         _python("-m", f"benchmarks.gpu.{name}", *(["1"] if small else [])),

@@ -37,6 +37,7 @@ from pycollective.triton.formats import FORMATS, words
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 INFINITE = tl.constexpr(0x7F800000)
 OPTIONS = {"enable_fp_fusion": False}
+_FEW = {"num_warps": 1}  # for a block's candidates, which are a hundred or so
 LONGEST = 8192  # elements of a chunk that a program holds
 _OF_A_WARP = 512  # elements, so 16 of a thread
 
@@ -50,16 +51,15 @@ ROUNDS = ((20, 11), (10, 10), (0, 10))  # (shift, bits) of each
 
 # What is known of a segment, int64 each. A launch reads none that it writes.
 LENGTH = tl.constexpr(0)
-LEAST = tl.constexpr(1)  # the guess
-GUESSED = tl.constexpr(2)
-ENOUGH = tl.constexpr(3)  # whether as many as are wanted reach the guess
-FIRST = tl.constexpr(4)  # where the segment's entries begin
-AT = tl.constexpr(5)  # where the segment begins in x
+LEAST = tl.constexpr(1)  # the guess; -1: there is none
+ENOUGH = tl.constexpr(2)  # whether as many as are wanted reach the guess
+FIRST = tl.constexpr(3)  # where the segment's entries begin
+AT = tl.constexpr(4)  # where the segment begins in x
 # Before each round, and after the last: the first bits of the k-th magnitude, and how many are
 # wanted of those that begin with them; in the end, of those that have it.
-PREFIX = tl.constexpr(6)
-WANTED = tl.constexpr(10)
-KNOWN = tl.constexpr(14)
+PREFIX = tl.constexpr(5)
+WANTED = tl.constexpr(9)
+KNOWN = tl.constexpr(13)
 
 
 class Entries(NamedTuple):
@@ -246,7 +246,7 @@ def _begin(
         here = tl.load(limits)
         wanted = tl.minimum(tl.load(limits + 1), here)
         at = tl.load(limits + 2)
-    least = tl.full((), 0, tl.int32)
+    least = tl.full((), -1, tl.int32)
     guessed = (here >= 8 * FEW) & (wanted * 16 <= here) & (wanted > 0)
     if guessed:
         number = tl.arange(0, FEW)
@@ -261,7 +261,6 @@ def _begin(
     tl.store(known + LENGTH, here)
     tl.store(known + WANTED, wanted)
     tl.store(known + LEAST, least.to(tl.int64))
-    tl.store(known + GUESSED, guessed.to(tl.int64))
     tl.store(known + PREFIX, tl.full((), 0, tl.int64))
     tl.store(known + FIRST, tl.load(count) + segment * k)
     tl.store(known + AT, at)
@@ -278,7 +277,6 @@ def _add_block(
     bad,
     here,
     least,
-    guessed,
     SIZE: tl.constexpr,
     ROOM: tl.constexpr,
     MASKED: tl.constexpr,
@@ -293,7 +291,7 @@ def _add_block(
         key = tl.where(at < here, key, -1)
     _tell(bad, key)
     tl.store(left + at, c, mask=mask)
-    if guessed:
+    if least >= 0:
         reaches = key >= least
         through = tl.cumsum(reaches.to(tl.int32), axis=0)
         to = through - 1
@@ -330,7 +328,6 @@ def _add(
     start = (program - segment * blocks) * SIZE
     here = tl.load(known + LENGTH) - start
     least = tl.load(known + LEAST).to(tl.int32)
-    guessed = tl.load(known + GUESSED) != 0
     first = segment * length + start
     from_x = tl.load(known + AT) + start if GIVEN else first
     candidates += program * ROOM
@@ -339,12 +336,12 @@ def _add(
     if here >= SIZE:
         _add_block(
             *(x + from_x, held + first, left + first, candidates, offsets, counts, bad),
-            *(SIZE, least, guessed, SIZE, ROOM, False, HELD, TYPE),
+            *(SIZE, least, SIZE, ROOM, False, HELD, TYPE),
         )
     else:
         _add_block(
             *(x + from_x, held + first, left + first, candidates, offsets, counts, bad),
-            *(here, least, guessed, SIZE, ROOM, True, HELD, TYPE),
+            *(here, least, SIZE, ROOM, True, HELD, TYPE),
         )
 
 
@@ -358,7 +355,7 @@ def _settle(counts, known, blocks, TILE: tl.constexpr):
         at = first + tl.arange(0, TILE)
         total += tl.load(counts + segment * blocks + at, mask=at < blocks, other=0)
     enough = tl.sum(total, axis=0) >= tl.load(known + WANTED)
-    guessed = tl.load(known + GUESSED) != 0
+    guessed = tl.load(known + LEAST) >= 0
     tl.store(known + ENOUGH, (enough & guessed).to(tl.int64))
 
 
@@ -725,7 +722,7 @@ class _Blocks:
                 *(self.left, self.candidates, self.counts, self.known, bins),
                 *(self.length, self.blocks),
                 **{"ROUND": number, "SHIFT": shift, "BITS": bits, "SIZE": BLOCK, "ROOM": ROOM},
-                **{"COPIES": copies, "BINS": BINS, **OPTIONS},
+                **{"COPIES": copies, "BINS": BINS, **_FEW, **OPTIONS},
             )
             _find_bin[self.segments,](
                 *(self.known, bins),
@@ -737,7 +734,7 @@ class _Blocks:
         _count_selected[self.programs,](
             *(self.left, self.candidates, self.counts, self.known, self.above, self.ties),
             *(self.length, self.blocks),
-            **{"SIZE": BLOCK, "ROOM": ROOM, **OPTIONS},
+            **{"SIZE": BLOCK, "ROOM": ROOM, **_FEW, **OPTIONS},
         )
         _place_blocks[self.segments,](
             *(self.above, self.ties, self.known, entries.count, self.blocks),
@@ -746,7 +743,7 @@ class _Blocks:
         _write_places[self.programs,](
             *(self.left, self.candidates, self.offsets, self.counts, self.known),
             *(self.above, self.ties, entries.places, self.length, self.blocks, place),
-            **{"SIZE": BLOCK, "ROOM": ROOM, **OPTIONS},
+            **{"SIZE": BLOCK, "ROOM": ROOM, **_FEW, **OPTIONS},
         )
         if self.segments > 1:
             entries.count.add_(most)
@@ -774,7 +771,7 @@ def select(
         return
     none = torch.zeros(3, dtype=torch.int64, device=left.device)
     length = torch.full((1,), n, dtype=torch.int64, device=left.device)
-    known = torch.cat([length, none, entries.count, none, none[:1], key, none, ties])
+    known = torch.cat([length, none[:2], entries.count, none, none[:1], key, none, ties])
     with torch.accelerator.device_index(left.device.index):
         _Blocks(left, n, 1, known).write(entries, place, n)
 

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from benchmarks.gpu import pack, quantized, run, shown
+from benchmarks.gpu import pack, quantized, run, shown, sparse
 from benchmarks.gpu.reduce import CASES, DIFFERENT, Problem
 from benchmarks.gpu.shown import Outcome, table
 from benchmarks.gpu.steps import ROOT, Step, last_json
@@ -22,6 +22,7 @@ from pycollective.triton.formats import words
 from tests.cuda import standin
 from tests.inputs import dtype_of
 from tests.launchers import Launcher
+from tests.triton.compiled import module
 
 
 def shell(text, limit=30.0, needs=()):
@@ -111,6 +112,40 @@ def test_the_benchmark_of_packing_sees_a_wrong_bit(case):
     assert problem.wrong() == 1
 
 
+@pytest.mark.parametrize("chunk", [sparse.CHUNK, 0])
+def test_the_benchmark_of_top_k_sees_a_wrong_byte(chunk):
+    """Its problem, on the CPU and in Triton's interpreter."""
+    kernels = module("top_k", interpreted=True)
+    problem = sparse.Selecting(chunk, 9003, "cpu", kernels)
+    problem.left.zero_()
+    assert problem.wrong() > 90
+    problem.run(kernels)
+    assert problem.wrong() == 0
+    problem.entries.values.view(torch.uint8)[0] ^= 1
+    assert problem.wrong() == 1
+
+
+def test_the_benchmark_of_places_sees_a_wrong_byte():
+    """Its problem, on the CPU and in Triton's interpreter."""
+    kernels = module("places", interpreted=True)
+    problem = sparse.Exchanging(9003, "cpu", kernels)
+    problem.out.zero_()
+    assert problem.wrong() > 90
+    problem.write(kernels)
+    problem.decode(kernels)
+    assert problem.wrong() == 0
+    problem.tail[9] ^= 1
+    problem.out.view(torch.uint8)[0] ^= 1
+    assert problem.wrong() == 2
+
+
+def test_what_the_benchmark_of_top_k_shows():
+    row = {"us": 100.0, "copy_us": 69.0, "share_of_copy": 0.69, "bytes": 9 << 26}
+    torchs = {**row, "torch_us": 900.0, "torch_over_ours": 9.0, "wrong": 1}
+    lines = shown.triton_sparse({"by chunk": {**row, "wrong": 0}, "by tensor": torchs})
+    assert [line.met for line in lines] == [None, False, True, None, None, False, False]
+
+
 def test_what_the_benchmark_of_packing_shows():
     row = {"us": 100.0, "gb_s": 499.0, "bits": 11.4, "bytes": 9 << 26, "wrong": 0}
     took, rate, wrong = shown.triton_packing({"pack bfloat16": row})
@@ -190,7 +225,7 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors, 
     for name in ("memcheck of programs", "racecheck of programs, ranks: 2"):
         assert became[name] == "not run"
         assert "the driver is the stand-in" in reasons[name]
-    for name in ("reduce", "quantized", "pack"):
+    for name in ("reduce", "quantized", "pack", "sparse"):
         assert reasons[f"Triton {name}"] == "torch is not there, or finds no GPU"
     over_nccl = "ordered over NCCL, 2 processes on one GPU"
     assert reasons[over_nccl] == "torch is not there, or finds no GPU"

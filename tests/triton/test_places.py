@@ -50,6 +50,7 @@ PLACES = {
     "97 %": (random(0.97, 2000), 2000),
     "far": (far(), MOST),
     "distances": (distances(), MOST),
+    "widths alike": (range(11, 12 * 130, 12), 2000),
 }
 
 
