@@ -39,7 +39,7 @@ ENCODE = {"num_warps": 1, "enable_fp_fusion": False}
 DECODE = {"num_warps": 4, "enable_fp_fusion": False}
 # Elements of the longest chunks that stay in registers, of four chunks in those of 32 threads.
 _KEPT = {"one_bit": 1024, "int8": 512}
-_REREAD = 256  # at most, of a chunk that is read twice
+_REREAD = 128  # at most, of a chunk that is read twice
 _UNROLLED = 8  # rows; of more, four at a time are added up in a loop
 DECODED = tl.constexpr(1024)  # elements of a program
 _LARGEST_SCALE = tl.constexpr(8454659 * 2.0**98)  # of int8: 127 times the next is not finite
