@@ -26,9 +26,11 @@ import triton.language as tl
 from pycollective.triton.formats import words
 
 BLOCK = tl.constexpr(128)  # elements
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
-BLOCKS = 8  # of a program
-HEADERS = 1024  # of a program that measures
+OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
+PLACING = {"num_warps": 4}  # and the rest of these
+BLOCKS = 4  # of a program at a time
+MOST_STEPS = tl.constexpr(16)  # of a program
+PROGRAMS = 8192  # before a program has more than one step
 SUMS = 1024  # that are added up at once
 EXPONENT = {torch.float16: 5, torch.bfloat16: 8, torch.float32: 8}
 
@@ -77,35 +79,23 @@ def _extent(header, SIZE: tl.constexpr, EXPONENT: tl.constexpr):
     return tl.where(good, rows, 0).to(tl.int64), tl.where(good, tail.to(tl.int64), REFUSED)
 
 
-# --- Counters: eight of a byte in a word, so that a block's are added at once.
+# --- Counters.
 
 
 @triton.jit
-def _below(value, GROUP: tl.constexpr):
-    """Counters 8 * GROUP to 8 * GROUP + 7, each 1 where its number is below the value."""
-    fours = tl.minimum(tl.maximum(value - 8 * GROUP, 0), 8).to(tl.int64) * 4
+def _below(value):
+    """Eight counters of a byte in a word, so that all are added at once: 1 where a counter's number
+    is below the value, which is 7 at most."""
     one = tl.full(value.shape, 1, tl.int64)
-    return (((one << fours) << fours) - 1) & ONES
+    return ((one << (8 * value).to(tl.int64)) - 1) & ONES
 
 
 @triton.jit
-def _counted(value):
-    """For each block, 32 counters: how many of its values are above the counter's number."""
-    return (
-        tl.sum(_below(value, 0), 1),
-        tl.sum(_below(value, 1), 1),
-        tl.sum(_below(value, 2), 1),
-        tl.sum(_below(value, 3), 1),
-    )
-
-
-@triton.jit
-def _counter(counters, number):
-    """Those of these numbers, for each block."""
-    low = tl.where(number < 8, counters[0][:, None], counters[1][:, None])
-    high = tl.where(number < 24, counters[2][:, None], counters[3][:, None])
-    word = tl.where(number < 16, low, high)
-    return ((word >> (8 * (number & 7)).to(tl.int64)) & 255).to(tl.int32)
+def _counts(value, BLOCKS: tl.constexpr):
+    """How many elements of each block have each value from 0 to 31."""
+    own = value + 32 * tl.arange(0, BLOCKS)[:, None]
+    found = tl.histogram(tl.reshape(own, (BLOCKS * BLOCK,)), 32 * BLOCKS)
+    return tl.reshape(found, (BLOCKS, 32))
 
 
 # --- Elements.
@@ -143,16 +133,17 @@ def _fixed(bits, base, width, two_parts):
     """(field, four more bits, whether marked, whether escaped) of an element of a block whose
     header has these; `two_parts`: some are marked."""
     exponent = _exponent(bits)
-    usable = (exponent > 0) & (exponent < 255)
-    depth = base - exponent + _deepness(bits)
-    fits = usable & (exponent <= base) & (depth <= width - 2 + MORE * two_parts.to(tl.int32))
-    marked = fits & (depth > width - 2)
+    usable = (exponent > 0) & (exponent < 255) & (exponent <= base)
+    by = base + 33 - MORE - width - exponent
+    left = (bits << 8) | 0x80000000
+    magnitude = left >> (by & 31).to(tl.uint32)
+    more = (magnitude & 15).to(tl.int32)
+    exact = (by < 32) & ((magnitude << (by & 31).to(tl.uint32)) == left)
+    fits = usable & exact & (two_parts | (more == 0))
     escaped = (bits != 0) & ~fits
-    by = ((base + 33 - MORE - width - exponent) & 31).to(tl.uint32)
-    magnitude = tl.where(fits, (bits << 8) | 0x80000000, 0).to(tl.uint32) >> by
     field = ((magnitude >> MORE) << 1) | (bits >> 31)
-    field = tl.where(escaped, 1, field).to(tl.uint32)
-    return field, (magnitude & 15).to(tl.int32), marked, escaped
+    field = tl.where(fits, field, escaped.to(tl.uint32))
+    return field, more, fits & (more != 0), escaped
 
 
 # --- Which mode.
@@ -166,7 +157,7 @@ def _window_of(exponents, nonzero, EXPONENT: tl.constexpr):
     beside = (top[:, None] - exponents + 1).to(tl.float32).to(tl.int32, bitcast=True)
     # Of `planes` planes those are escaped whose logarithm is as great, or greater.
     logarithm = tl.minimum((beside >> 23) - 127, EXPONENT - 1)
-    counts = tl.sum(_below(logarithm, 0) | (nonzero.to(tl.int64) << 56), 1)
+    counts = tl.sum(_below(logarithm) | (nonzero.to(tl.int64) << 56), 1)
     best = tl.full(top.shape, EXPONENT, tl.int32)
     fewest = tl.full(top.shape, 16 * EXPONENT, tl.int32)
     outside = tl.full(top.shape, 0, tl.int32)
@@ -189,19 +180,21 @@ def _fixed_of(bits):
     top = tl.max(tl.where(usable, exponent, 0), 1)
     drop = top[:, None] - exponent
     depth = tl.where(usable, drop + _deepness(bits), tl.where(bits == 0, 0, 255))
-    deeper = _counted(tl.minimum(depth, 255))
-    lower = _counted(tl.where(usable, drop, 255) + 1)
+    # How many of each, of all blocks in one: 31 is what is more, or never fits.
+    BLOCKS: tl.constexpr = bits.shape[0]
     number = tl.arange(0, 32)[None, :]
+    depths = _counts(tl.minimum(depth, 31), BLOCKS)
+    drops = _counts(tl.minimum(tl.where(usable, drop, 31), 31), BLOCKS)
     # The bits, then which way, then the depth in one number.
-    beyond = _counter(deeper, number)
-    escaped = _counter(deeper, tl.minimum(number + MORE, 31))
+    beyond = BLOCK - tl.cumsum(depths, 1)
+    escaped = tl.gather(beyond, tl.minimum(number + MORE, 31).broadcast_to(BLOCKS, 32), 1)
     one = 128 * number + 32 * beyond
     two = 128 * (number + 1) + 32 * escaped + MORE * (beyond - escaped)
     key = tl.minimum((one << 6) | number, (two << 6) | 32 | number)
     best = tl.min(tl.where(number <= MOST_WIDTH - 2, key, 1 << 30), 1)
     depth = best & 31
     # What is won, then the drop: of equal ones the lower.
-    won = 128 * number - 32 * (BLOCK - _counter(lower, number))
+    won = 128 * number - 32 * (tl.cumsum(drops, 1) - drops)
     allowed = (number <= depth[:, None]) & (number < top[:, None])
     won = tl.where(number == 0, 0, tl.where(allowed, won, -1))
     drop = 31 - (tl.max((won << 5) | (31 - number), 1) & 31)
@@ -211,13 +204,14 @@ def _fixed_of(bits):
     return base, width, counts >> 16, counts & 0xFFFF
 
 
-@triton.jit(do_not_specialize=["n", "groups"])
+@triton.jit(do_not_specialize=["n", "groups", "steps"])
 def plan_blocks(
     x,
     headers,
     sums,
     n,
     groups,
+    steps,
     EXPONENT: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
@@ -226,52 +220,61 @@ def plan_blocks(
     SIZE: tl.constexpr = BITS // 8
     program = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCKS)
-    there = block < n // BLOCK - program * BLOCKS
     at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    x += program * (BLOCKS * BLOCK)
-    bits = _unsigned(tl.load(x + at, mask=there[:, None], other=0), BITS)
+    all_rows = tl.full((), 0, tl.int64)
+    all_tails = tl.full((), 0, tl.int64)
+    for step in range(0, steps):
+        first = (program * steps + step) * BLOCKS
+        there = block < n // BLOCK - first
+        bits = _unsigned(tl.load(x + first * BLOCK + at, mask=there[:, None], other=0), BITS)
+        header = _chosen(bits, BITS, EXPONENT)
+        rows, tail = _extent(header, SIZE, EXPONENT)
+        tl.store(headers + first + block, header, mask=there)
+        all_rows += tl.sum(rows, 0)
+        all_tails += tl.sum(tail, 0)
+    tl.store(sums + program, all_rows)
+    tl.store(sums + groups + program, all_tails)
+
+
+@triton.jit
+def _chosen(bits, BITS: tl.constexpr, EXPONENT: tl.constexpr):
+    """The header of each block."""
     exponents = (_turned(bits, BITS) >> (BITS - EXPONENT)).to(tl.int32)
     base, planes, escaped, zero = _window_of(exponents, bits != 0, EXPONENT)
     header = _header(base, WINDOW + planes, escaped, 0)
     header = tl.where(planes == EXPONENT, RAW << 8, header)
-    if SIZE == 4:
+    if BITS == 32:
         taken = tl.where(planes == EXPONENT, 512, 384 + 16 * planes + escaped)
         base, width, escaped, marked = _fixed_of(bits)
         fixed = 16 * (width + (marked > 0).to(tl.int32)) + (marked + 1) // 2 + 4 * escaped
         better = (fixed <= taken) & (fixed < 512)
         header = tl.where(better, _header(base, width, escaped, marked), header)
-    header = tl.where(zero, 0, header)
-    rows, tail = _extent(header, SIZE, EXPONENT)
-    tl.store(headers + program * BLOCKS + block, header, mask=there)
-    tl.store(sums + program, tl.sum(rows, 0))
-    tl.store(sums + groups + program, tl.sum(tail, 0))
+    return tl.where(zero, 0, header)
 
 
-@triton.jit(do_not_specialize=["n", "groups"])
+@triton.jit(do_not_specialize=["n", "groups", "steps"])
 def measure_blocks(
     payload,
     length,
     sums,
     n,
     groups,
+    steps,
     SIZE: tl.constexpr,
     EXPONENT: tl.constexpr,
     BLOCKS: tl.constexpr,
-    HEADERS: tl.constexpr,
 ):
     """What the headers of each group of blocks say that they take, of a payload that has them."""
-    blocks = n // BLOCK
     given = tl.load(length)
     if (given < n.to(tl.int64) * SIZE) & (given >= _least(n, SIZE)):
-        GROUPS: tl.constexpr = HEADERS // BLOCKS
         program = tl.program_id(0).to(tl.int64)
-        group = program * GROUPS + tl.arange(0, GROUPS)
-        block = group[:, None] * BLOCKS + tl.arange(0, BLOCKS)[None, :]
-        there = block < blocks
-        header = _header_at(payload, block, there, SIZE)
+        block = tl.arange(0, MOST_STEPS * BLOCKS)
+        first = program * steps * BLOCKS
+        there = (block < steps * BLOCKS) & (block < n // BLOCK - first)
+        header = _header_at(payload, first + block, there, SIZE)
         rows, tail = _extent(header, SIZE, EXPONENT)
-        tl.store(sums + group, tl.sum(rows, 1), mask=group < groups)
-        tl.store(sums + groups + group, tl.sum(tail, 1), mask=group < groups)
+        tl.store(sums + program, tl.sum(rows, 0))
+        tl.store(sums + groups + program, tl.sum(tail, 0))
 
 
 @triton.jit
@@ -341,15 +344,6 @@ def place(
 
 
 @triton.jit
-def _places(header, places, groups, program, SIZE: tl.constexpr, EXPONENT: tl.constexpr):
-    """Where each block's rows begin, counted in rows from the first, and where its tail does,
-    counted from the payload's end."""
-    rows, tail = _extent(header, SIZE, EXPONENT)
-    begin = tl.load(places + program) + tl.cumsum(rows, 0) - rows
-    return begin, tl.load(places + groups + program) + tl.cumsum(tail, 0)
-
-
-@triton.jit
 def _copied(of, to, left, COUNT: tl.constexpr):
     at = tl.arange(0, COUNT)
     if left >= COUNT:
@@ -365,7 +359,7 @@ def _last_two(a, b):
     return (a & ~255) + (b & ~255) + ((((a & 255) << shift) | b) & 255)
 
 
-@triton.jit(do_not_specialize=["n", "groups"])
+@triton.jit(do_not_specialize=["n", "groups", "steps"])
 def write_blocks(
     x,
     payload,
@@ -374,97 +368,139 @@ def write_blocks(
     length,
     n,
     groups,
+    steps,
     EXPONENT: tl.constexpr,
     BLOCKS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     """Write the payload; `ALIGNED`: rows begin at multiples of 16 bytes."""
     WORD: tl.constexpr = x.dtype.element_ty
-    BITS: tl.constexpr = WORD.primitive_bitwidth
-    SIZE: tl.constexpr = BITS // 8
-    HEADER: tl.constexpr = 4 if SIZE == 4 else 3
-    REST: tl.constexpr = BITS - EXPONENT
+    SIZE: tl.constexpr = WORD.primitive_bitwidth // 8
     program = tl.program_id(0).to(tl.int64)
     blocks = n // BLOCK
-    first = program * BLOCKS
-    x += first * BLOCK
+    first = program * steps * BLOCKS
     if tl.load(places + 2 * groups + 1) == WHOLE:
-        to = payload.to(tl.pointer_type(WORD)) + first * BLOCK
-        _copied(x, to, n - first * BLOCK, BLOCKS * BLOCK)
+        to = payload.to(tl.pointer_type(WORD))
+        for step in range(0, steps):
+            at = (first + step * BLOCKS) * BLOCK
+            _copied(x + at, to + at, n - at, BLOCKS * BLOCK)
     else:
+        rows = _first_row(n, SIZE) + 16 * tl.load(places + program)
+        end = payload + (tl.load(length) - tl.load(places + groups + program))
         block = tl.arange(0, BLOCKS)
-        there = block < blocks - first
-        i = tl.arange(0, BLOCK)[None, :]
-        header = tl.load(headers + first + block, mask=there, other=0)
-        begin, tails = _places(header, places, groups, program, SIZE, EXPONENT)
-        rows = blocks.to(tl.int64) * HEADER + 16 * begin
-        if ALIGNED:
-            rows = tl.multiple_of(rows, [16])
-        tail = payload + (tl.load(length) - tails)[:, None]
-        base, mode, _, some = _parts(header)
-        window = ((mode >= WINDOW) & (mode != RAW))[:, None]
-        if SIZE == 4:
-            whole = payload.to(tl.pointer_type(tl.int32))
-            tl.store(whole + first + block, header, mask=there)
-        else:
-            for byte in tl.static_range(3):
-                at = payload + (first + block) * 3 + byte
-                tl.store(at, (header >> (8 * byte)).to(tl.uint8), mask=there)
-        bits = _unsigned(
-            tl.load(x + block[:, None] * BLOCK + i, mask=there[:, None], other=0), BITS
-        )
-        turned = _turned(bits, BITS)
-        exponents = (turned >> REST).to(tl.int32)
+        for step in range(0, steps):
+            at = first + step * BLOCKS
+            there = block < blocks - at
+            header = tl.load(headers + at + block, mask=there, other=0)
+            _put_headers(payload, at + block, header, there, SIZE)
+            own, tail = _extent(header, SIZE, EXPONENT)
+            begin = rows + 16 * (tl.cumsum(own, 0) - own)
+            _put_blocks(
+                *(x + at * BLOCK, payload, begin, end - tl.cumsum(tail, 0), header, there),
+                *(EXPONENT, BLOCKS, ALIGNED),
+            )
+            rows += 16 * tl.sum(own, 0)
+            end -= tl.sum(tail, 0)
+        if first + steps * BLOCKS >= tl.cdiv(n, BLOCK):
+            to = payload + _first_row(n, SIZE) + 16 * tl.load(places + 2 * groups)
+            _put_rest(x + blocks.to(tl.int64) * BLOCK, to, n % BLOCK, SIZE)
+
+
+@triton.jit
+def _first_row(n, SIZE: tl.constexpr):
+    """Where the headers end."""
+    return (n // BLOCK).to(tl.int64) * (4 if SIZE == 4 else 3)
+
+
+@triton.jit
+def _put_headers(payload, block, header, there, SIZE: tl.constexpr):
+    if SIZE == 4:
+        tl.store(payload.to(tl.pointer_type(tl.int32)) + block, header, mask=there)
+    else:
+        for byte in tl.static_range(3):
+            at = payload + block * 3 + byte
+            tl.store(at, (header >> (8 * byte)).to(tl.uint8), mask=there)
+
+
+@triton.jit
+def _put_blocks(
+    x,
+    payload,
+    rows,
+    tail,
+    header,
+    there,
+    EXPONENT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Store the rows of some blocks, and their tails."""
+    BITS: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
+    SIZE: tl.constexpr = BITS // 8
+    REST: tl.constexpr = BITS - EXPONENT
+    block, i = tl.arange(0, BLOCKS)[:, None], tl.arange(0, BLOCK)[None, :]
+    if ALIGNED:
+        rows = tl.multiple_of(rows, [16])
+    tail = tail[:, None]
+    base, mode, _, some = _parts(header)
+    is_window = (mode >= WINDOW) & (mode != RAW)
+    window = is_window[:, None]
+    bits = _unsigned(tl.load(x + block * BLOCK + i, mask=there[:, None], other=0), BITS)
+    turned = _turned(bits, BITS)
+    exponents = (turned >> REST).to(tl.int32)
+    if _any(is_window):
         for byte in tl.static_range(REST // 8):
             at = payload + (rows[:, None] + (BLOCK * byte + i))
             tl.store(at, (turned >> (8 * byte)).to(tl.uint8), mask=window)
-        # Planes: the codes', above the bits of the rest, or the marks'.
-        planes = tl.where(window, mode[:, None] - WINDOW, 0)
-        outside = (1 << planes) - 1
-        distance = base[:, None] - exponents
-        planed = tl.minimum(distance, outside) << (REST % 8)
-        if REST % 8 != 0:
-            planed |= ((turned >> (REST // 8 * 8)) & ((1 << (REST % 8)) - 1)).to(tl.int32)
-        escaped = window & (planes > 0) & (distance >= outside)
-        count = tl.where(window, REST % 8 + planes, 0)
-        plane = rows + REST // 8 * BLOCK
-        apart = escaped.to(tl.int32) << 16
-        if SIZE == 4:
-            fixed = ((mode >= FIXED) & (mode <= MOST_WIDTH))[:, None]
-            parts = _fixed(bits, base[:, None], mode[:, None], (some > 0)[:, None])
-            marked = fixed & parts[2]
-            planed = tl.where(fixed, marked.to(tl.int32), planed)
-            count = tl.where(fixed, (some > 0)[:, None].to(tl.int32), count)
-            plane = tl.where((mode >= FIXED) & (mode <= MOST_WIDTH), rows + 16 * mode, plane)
-            whole_escaped = fixed & parts[3]
-            apart |= (marked.to(tl.int32) << 8) | (whole_escaped.to(tl.int32) << 16)
-            apart |= tl.where(marked, parts[1], 0)
-            _put_words(x, payload, rows, base, mode, some, there, BLOCKS)
-        else:
-            raw = (mode == RAW)[:, None]
-            for byte in tl.static_range(2):
-                at = payload + (rows[:, None] + 2 * i + byte)
-                tl.store(at, (bits >> (8 * byte)).to(tl.uint8), mask=raw)
-        _put_planes(payload, plane, planed, count, BLOCKS, ALIGNED)
-        if SIZE == 4:
-            told = tl.associative_scan(apart, 1, _last_two)
-            number = (told >> 16) - 1
-            tl.store(tail + number, exponents.to(tl.uint8), mask=escaped)
+    # Planes: the codes', above the bits of the rest, or the marks'.
+    planes = tl.where(window, mode[:, None] - WINDOW, 0)
+    outside = (1 << planes) - 1
+    distance = base[:, None] - exponents
+    planed = tl.minimum(distance, outside) << (REST % 8)
+    if REST % 8 != 0:
+        planed |= ((turned >> (REST // 8 * 8)) & ((1 << (REST % 8)) - 1)).to(tl.int32)
+    escaped = window & (planes > 0) & (distance >= outside)
+    count = tl.where(window, REST % 8 + planes, 0)
+    plane = rows + REST // 8 * BLOCK
+    if SIZE == 4:
+        is_fixed = (mode >= FIXED) & (mode <= MOST_WIDTH)
+        fixed = is_fixed[:, None]
+        parts = _fixed(bits, base[:, None], mode[:, None], (some > 0)[:, None])
+        marked = fixed & parts[2]
+        planed = tl.where(fixed, marked.to(tl.int32), planed)
+        count = tl.where(fixed, (some > 0)[:, None].to(tl.int32), count)
+        plane = tl.where(is_fixed, rows + 16 * mode, plane)
+        if _any(is_fixed | (mode == RAW)):
+            _put_words(x, payload, rows, base, mode, some, 0, BLOCKS)
+            if _any((is_fixed & (mode > 16)) | (mode == RAW)):
+                _put_words(x, payload, rows, base, mode, some, 16, BLOCKS)
+            whole = fixed & parts[3]
+            told = (marked.to(tl.int32) << 8) | (whole.to(tl.int32) << 16)
+            told = tl.associative_scan(told | tl.where(marked, parts[1], 0), 1, _last_two)
             # Of two marked ones the second stores both.
             mark = ((told >> 8) & 255) - 1
             paired = (mark & 1) == 1
             alone = (mark & 1 == 0) & (mark + 1 == some[:, None])
             both = tl.where(paired, ((told >> 4) & 15) | ((told & 15) << 4), told & 15)
             tl.store(tail + mark // 2, both.to(tl.uint8), mask=marked & (paired | alone))
-            behind = tail + (some[:, None] + 1) // 2 + 4 * number
+            behind = tail + (some[:, None] + 1) // 2 + 4 * ((told >> 16) - 1)
             for byte in tl.static_range(4):
-                tl.store(behind + byte, (bits >> (8 * byte)).to(tl.uint8), mask=whole_escaped)
-        else:
-            number = tl.cumsum(escaped.to(tl.int32), 1) - 1
-            tl.store(tail + number, exponents.to(tl.uint8), mask=escaped)
-        if first + BLOCKS >= tl.cdiv(n, BLOCK):
-            to = payload + blocks.to(tl.int64) * HEADER + 16 * tl.load(places + 2 * groups)
-            _put_rest(x + (blocks - first) * BLOCK, to, n % BLOCK, SIZE)
+                tl.store(behind + byte, (bits >> (8 * byte)).to(tl.uint8), mask=whole)
+    else:
+        if _any(mode == RAW):
+            for byte in tl.static_range(2):
+                at = payload + (rows[:, None] + 2 * i + byte)
+                tl.store(at, (bits >> (8 * byte)).to(tl.uint8), mask=(mode == RAW)[:, None])
+    if _any(is_window | (some > 0)):
+        _put_planes(payload, plane, planed, count, BLOCKS, ALIGNED)
+    if _any(is_window):
+        number = tl.cumsum(escaped.to(tl.int32), 1) - 1
+        tl.store(tail + number, exponents.to(tl.uint8), mask=escaped)
+
+
+@triton.jit
+def _any(of_blocks):
+    return tl.max(of_blocks.to(tl.int32), 0) != 0
 
 
 @triton.jit
@@ -477,16 +513,16 @@ def _put_rest(x, to, left, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _put_words(x, payload, rows, base, mode, some, there, BLOCKS: tl.constexpr):
-    """Store the words of raw blocks and of those of fixed point."""
+def _put_words(x, payload, rows, base, mode, some, FIRST: tl.constexpr, BLOCKS: tl.constexpr):
+    """Store the words of raw blocks and of those of fixed point, of 16 rows."""
     fixed = ((mode >= FIXED) & (mode <= MOST_WIDTH))[:, None]
     width = tl.where(fixed, mode[:, None], 32)
-    i = tl.arange(0, BLOCK)[None, :]
+    i = 4 * FIRST + tl.arange(0, 64)[None, :]
     x += tl.arange(0, BLOCKS)[:, None] * BLOCK
     bit = i // 4 * 32  # of its lane
     field = bit // width
     needed = (fixed & (i // 4 < mode[:, None])) | (mode == RAW)[:, None]
-    word = tl.zeros((BLOCKS, BLOCK), tl.uint32)
+    word = tl.zeros((BLOCKS, 64), tl.uint32)
     for _ in range(0, tl.max(31 // width + 2)):
         by = field * width - bit
         part = needed & (field < 32) & (by < 32)
@@ -514,7 +550,7 @@ def _put_planes(payload, plane, planed, count, BLOCKS: tl.constexpr, ALIGNED: tl
     tl.store(payload + at, stored.to(tl.uint8), mask=number < count[:, :, None])
 
 
-@triton.jit(do_not_specialize=["n", "groups"])
+@triton.jit(do_not_specialize=["n", "groups", "steps"])
 def read_blocks(
     payload,
     out,
@@ -523,99 +559,133 @@ def read_blocks(
     refused,
     n,
     groups,
+    steps,
     EXPONENT: tl.constexpr,
     BLOCKS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     """Read the payload; `ALIGNED`: rows begin at multiples of 16 bytes."""
     WORD: tl.constexpr = out.dtype.element_ty
-    BITS: tl.constexpr = WORD.primitive_bitwidth
-    SIZE: tl.constexpr = BITS // 8
-    HEADER: tl.constexpr = 4 if SIZE == 4 else 3
-    REST: tl.constexpr = BITS - EXPONENT
+    SIZE: tl.constexpr = WORD.primitive_bitwidth // 8
     program = tl.program_id(0).to(tl.int64)
     blocks = n // BLOCK
-    first = program * BLOCKS
-    out += first * BLOCK
+    first = program * steps * BLOCKS
     state = tl.load(places + 2 * groups + 1)
     if state == WHOLE:
-        of = payload.to(tl.pointer_type(WORD)) + first * BLOCK
-        _copied(of, out, n - first * BLOCK, BLOCKS * BLOCK)
+        of = payload.to(tl.pointer_type(WORD))
+        for step in range(0, steps):
+            at = (first + step * BLOCKS) * BLOCK
+            _copied(of + at, out + at, n - at, BLOCKS * BLOCK)
     elif state == PACKED:
+        rows = _first_row(n, SIZE) + 16 * tl.load(places + program)
+        end = payload + (tl.load(length) - tl.load(places + groups + program))
         block = tl.arange(0, BLOCKS)
-        there = block < blocks - first
-        i = tl.arange(0, BLOCK)[None, :]
-        header = _header_at(payload, first + block, there, SIZE)
-        begin, tails = _places(header, places, groups, program, SIZE, EXPONENT)
-        rows = blocks.to(tl.int64) * HEADER + 16 * begin
-        if ALIGNED:
-            rows = tl.multiple_of(rows, [16])
-        tail = payload + (tl.load(length) - tails)[:, None]
-        base, mode, many, some = _parts(header)
-        base, many = base[:, None], many[:, None]
-        window = ((mode >= WINDOW) & (mode != RAW))[:, None]
-        planes = tl.where(window, mode[:, None] - WINDOW, 0)
-        count = tl.where(window, REST % 8 + planes, 0)
-        plane = rows + REST // 8 * BLOCK
-        if SIZE == 4:
-            fixed = (mode >= FIXED) & (mode <= MOST_WIDTH)
-            count = tl.where(fixed[:, None], (some > 0)[:, None].to(tl.int32), count)
-            plane = tl.where(fixed, rows + 16 * mode, plane)
-        planed = _planes_at(payload, plane, count, BLOCKS, ALIGNED)
-        code = planed >> (REST % 8)
-        exponents = (base - code) & ((1 << EXPONENT) - 1)
-        outside = (1 << planes) - 1
-        escaped = window & (planes > 0) & (code == outside)
-        bits = (planed & ((1 << (REST % 8)) - 1)) << (REST // 8 * 8)
+        wrong = tl.full((), 0, tl.int32)
+        for step in range(0, steps):
+            at = first + step * BLOCKS
+            there = block < blocks - at
+            header = _header_at(payload, at + block, there, SIZE)
+            own, tail = _extent(header, SIZE, EXPONENT)
+            begin = rows + 16 * (tl.cumsum(own, 0) - own)
+            wrong |= _read_blocks(
+                *(payload, out + at * BLOCK, begin, end - tl.cumsum(tail, 0), header, there),
+                *(EXPONENT, BLOCKS, ALIGNED),
+            )
+            rows += 16 * tl.sum(own, 0)
+            end -= tl.sum(tail, 0)
+        tl.atomic_or(refused, 1, mask=wrong != 0, sem="relaxed")
+        if first + steps * BLOCKS >= tl.cdiv(n, BLOCK):
+            of = payload + _first_row(n, SIZE) + 16 * tl.load(places + 2 * groups)
+            _read_rest(of, out + blocks.to(tl.int64) * BLOCK, n % BLOCK, SIZE)
+
+
+@triton.jit
+def _read_blocks(
+    payload,
+    out,
+    rows,
+    tail,
+    header,
+    there,
+    EXPONENT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Store the elements of some blocks; 1 if one has not as many escaped, or marked, as its header
+    says, or an exponent that the type has not."""
+    WORD: tl.constexpr = out.dtype.element_ty
+    BITS: tl.constexpr = WORD.primitive_bitwidth
+    SIZE: tl.constexpr = BITS // 8
+    REST: tl.constexpr = BITS - EXPONENT
+    block, i = tl.arange(0, BLOCKS)[:, None], tl.arange(0, BLOCK)[None, :]
+    if ALIGNED:
+        rows = tl.multiple_of(rows, [16])
+    tail = tail[:, None]
+    base, mode, many, some = _parts(header)
+    base, many, halves = base[:, None], many[:, None], (some[:, None] + 1) // 2
+    is_window = (mode >= WINDOW) & (mode != RAW)
+    window = is_window[:, None]
+    planes = tl.where(window, mode[:, None] - WINDOW, 0)
+    count = tl.where(window, REST % 8 + planes, 0)
+    plane = rows + REST // 8 * BLOCK
+    if SIZE == 4:
+        is_fixed = (mode >= FIXED) & (mode <= MOST_WIDTH)
+        fixed = is_fixed[:, None]
+        count = tl.where(fixed, (some > 0)[:, None].to(tl.int32), count)
+        plane = tl.where(is_fixed, rows + 16 * mode, plane)
+    planed = _planes_at(payload, plane, count, BLOCKS, ALIGNED)
+    code = planed >> (REST % 8)
+    exponents = (base - code) & ((1 << EXPONENT) - 1)
+    escaped = window & (planes > 0) & (code == (1 << planes) - 1)
+    bits = (planed & ((1 << (REST % 8)) - 1)) << (REST // 8 * 8)
+    if _any(is_window):
         for byte in tl.static_range(REST // 8):
             at = payload + (rows[:, None] + (BLOCK * byte + i))
             bits |= tl.load(at, mask=window, other=0).to(tl.int32) << (8 * byte)
-        apart = escaped.to(tl.int32)
-        if SIZE == 4:
-            marked = fixed[:, None] & (planed == 1)
+    apart = escaped.to(tl.int32)
+    if SIZE == 4:
+        marked = fixed & (planed == 1)
+        field = tl.zeros((BLOCKS, BLOCK), tl.uint32)
+        if _any(is_fixed | (mode == RAW)):
             field = _fields_at(payload, rows, mode)
-            whole_escaped = fixed[:, None] & (field == 1) & ~marked
-            apart = (whole_escaped | escaped).to(tl.int32) | (marked.to(tl.int32) << 16)
-        told = tl.cumsum(apart, 1)
-        number = (told & 0xFFFF) - 1
-        good = tl.sum(apart, 1) == (header >> 16 & 255 | (header >> 24 & 255) << 16)
-        good = good | (mode == RAW)
-        exponent = tl.load(tail + number, mask=escaped & (number < many), other=0).to(tl.int32)
-        exponents = tl.where(escaped, exponent, exponents)
-        bad = tl.max((exponents >> EXPONENT != 0).to(tl.int32), 1) != 0
-        turned = ((exponents << REST) | bits).to(tl.uint32, bitcast=True)
-        turned = turned if BITS == 32 else turned & 0xFFFF
-        found = (turned >> 1) | (turned << (BITS - 1))
-        if SIZE == 4:
+        whole = fixed & (field == 1) & ~marked
+        apart = (whole | escaped).to(tl.int32) | (marked.to(tl.int32) << 16)
+    told = tl.cumsum(apart, 1)
+    number = (told & 0xFFFF) - 1
+    known = tl.sum(apart, 1) == (((header >> 16) & 255) | (((header >> 24) & 255) << 16))
+    exponent = tl.load(tail + number, mask=escaped & (number < many), other=0).to(tl.int32)
+    exponents = tl.where(escaped, exponent, exponents)
+    beyond = tl.max(exponents >> EXPONENT, 1) != 0
+    turned = ((exponents << REST) | bits).to(tl.uint32, bitcast=True)
+    turned = turned if BITS == 32 else turned & 0xFFFF
+    found = (turned >> 1) | (turned << (BITS - 1))
+    if SIZE == 4:
+        if _any(is_fixed):
             mark = (told >> 16) - 1
-            halves = tl.load(tail + mark // 2, mask=marked & (mark < some[:, None]), other=0)
-            more = (halves.to(tl.int32) >> ((mark & 1) * 4)) & 15
-            magnitude = ((field >> 1) << MORE).to(tl.int32) | tl.where(marked, more, 0)
-            rebias = (base + 2 - MORE - mode[:, None] - 127) << 23
-            value = magnitude.to(tl.float32).to(tl.int32, bitcast=True) + rebias
+            more = tl.load(tail + mark // 2, mask=marked & (mark < some[:, None]), other=0)
+            more = tl.where(marked, (more.to(tl.int32) >> ((mark & 1) * 4)) & 15, 0)
+            magnitude = ((field >> 1) << MORE).to(tl.int32, bitcast=True) | more
+            value = magnitude.to(tl.float32).to(tl.int32, bitcast=True)
+            value += (base + 2 - MORE - mode[:, None] - 127) << 23
             value = tl.where(magnitude == 0, 0, value).to(tl.uint32, bitcast=True) | (field << 31)
-            behind = tail + (some[:, None] + 1) // 2 + 4 * number
-            escape = whole_escaped & (number < many)
-            whole = tl.zeros((BLOCKS, BLOCK), tl.uint32)
+            behind = tail + halves + 4 * number
+            escape = whole & (number < many)
+            word = tl.zeros((BLOCKS, BLOCK), tl.uint32)
             for byte in tl.static_range(4):
-                whole |= tl.load(behind + byte, mask=escape, other=0).to(tl.uint32) << (8 * byte)
-            value = tl.where(whole_escaped, whole, value)
-            found = tl.where(fixed[:, None], value, found)
-            found = tl.where((mode == RAW)[:, None], field, found)
-        else:
+                word |= tl.load(behind + byte, mask=escape, other=0).to(tl.uint32) << (8 * byte)
+            found = tl.where(fixed, tl.where(whole, word, value), found)
+        found = tl.where((mode == RAW)[:, None], field, found)
+    else:
+        if _any(mode == RAW):
             raw = (mode == RAW)[:, None]
-            for byte in tl.static_range(2):
-                at = payload + (rows[:, None] + 2 * i + byte)
-                part = tl.load(at, mask=raw, other=0).to(tl.uint32) << (8 * byte)
-                found = tl.where(raw, (found if byte == 1 else 0) | part, found)
-        found = tl.where((mode == ZERO)[:, None], 0, found)
-        word = found.to(tl.int32, bitcast=True).to(WORD)
-        tl.store(out + block[:, None] * BLOCK + i, word, mask=there[:, None])
-        wrong = tl.max((there & (~good | bad)).to(tl.int32), 0)
-        tl.atomic_or(refused, 1, mask=wrong != 0, sem="relaxed")
-        if first + BLOCKS >= tl.cdiv(n, BLOCK):
-            of = payload + blocks.to(tl.int64) * HEADER + 16 * tl.load(places + 2 * groups)
-            _read_rest(of, out + (blocks - first) * BLOCK, n % BLOCK, SIZE)
+            at = payload + (rows[:, None] + 2 * i)
+            word = tl.load(at, mask=raw, other=0).to(tl.uint32)
+            word |= tl.load(at + 1, mask=raw, other=0).to(tl.uint32) << 8
+            found = tl.where(raw, word, found)
+    found = tl.where((mode == ZERO)[:, None], 0, found)
+    word = found.to(tl.int32, bitcast=True).to(WORD)
+    tl.store(out + block * BLOCK + i, word, mask=there[:, None])
+    return tl.max((there & (beyond | (~known & (mode != RAW)))).to(tl.int32), 0)
 
 
 @triton.jit
@@ -676,16 +746,18 @@ def pack(x: torch.Tensor, payload: torch.Tensor, length: torch.Tensor) -> None:
     Raises:
         ValueError: a tensor is not as said.
     """
-    groups, sums, places = _room(x, payload, length)
+    groups, steps, sums, places = _room(x, payload, length)
     n, size, exponent = x.numel(), x.element_size(), EXPONENT[x.dtype]
     headers = torch.empty(n // BLOCK.value, dtype=torch.int32, device=x.device)
     with torch.accelerator.device_index(x.device.index):
         if groups:
-            plan_blocks[groups,](words(x), headers, sums, n, groups, exponent, BLOCKS, **OPTIONS)
-        place[1,](sums, places, length, places, n, groups, size, True, SUMS, **OPTIONS)
+            plan_blocks[groups,](
+                *(words(x), headers, sums, n, groups, steps, exponent, BLOCKS), **OPTIONS
+            )
+        place[1,](sums, places, length, places, n, groups, size, True, SUMS, **OPTIONS | PLACING)
         if groups:
             write_blocks[groups,](
-                *(words(x), payload, headers, places, length, n, groups),
+                *(words(x), payload, headers, places, length, n, groups, steps),
                 *(exponent, BLOCKS, aligned(n, size)),
                 **OPTIONS,
             )
@@ -710,22 +782,29 @@ def unpack(
     Raises:
         ValueError: a tensor is not as said.
     """
-    groups, sums, places = _room(out, payload, length)
+    groups, steps, sums, places = _room(out, payload, length)
     if refused.dtype is not torch.int32 or refused.numel() != 1:
         raise ValueError("refused is one int32")
     n, size, exponent = out.numel(), out.element_size(), EXPONENT[out.dtype]
     with torch.accelerator.device_index(out.device.index):
         if groups:
-            measure_blocks[triton.cdiv(groups * BLOCKS, HEADERS),](
-                *(payload, length, sums, n, groups, size, exponent, BLOCKS, HEADERS), **OPTIONS
+            measure_blocks[groups,](
+                *(payload, length, sums, n, groups, steps, size, exponent, BLOCKS), **OPTIONS
             )
-        place[1,](sums, places, length, refused, n, groups, size, False, SUMS, **OPTIONS)
+        place[1,](sums, places, length, refused, n, groups, size, False, SUMS, **OPTIONS | PLACING)
         if groups:
             read_blocks[groups,](
-                *(payload, words(out), places, length, refused, n, groups),
+                *(payload, words(out), places, length, refused, n, groups, steps),
                 *(exponent, BLOCKS, aligned(n, size)),
                 **OPTIONS,
             )
+
+
+def programs(n: int) -> tuple[int, int]:
+    """Return how many programs `n` elements have, and how many steps each of them."""
+    size = BLOCKS * BLOCK.value
+    steps = min(max(triton.cdiv(n, size * PROGRAMS), 1), MOST_STEPS.value)
+    return triton.cdiv(n, size * steps), steps
 
 
 def aligned(n: int, size: int) -> bool:
@@ -735,8 +814,8 @@ def aligned(n: int, size: int) -> bool:
 
 def _room(
     elements: torch.Tensor, payload: torch.Tensor, length: torch.Tensor
-) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """How many groups of blocks there are, and memory for their sums
+) -> tuple[int, int, torch.Tensor, torch.Tensor]:
+    """How many groups of blocks there are, of how many steps, and memory for their sums
     and places."""
     if elements.dtype not in EXPONENT or not elements.is_contiguous():
         raise ValueError("elements are contiguous float16, bfloat16 or float32")
@@ -746,6 +825,6 @@ def _room(
         raise ValueError("a payload has room for as many bytes as its elements have")
     if length.dtype is not torch.int64 or length.numel() != 1:
         raise ValueError("a length is one int64")
-    groups = triton.cdiv(elements.numel(), BLOCKS * BLOCK.value)
+    groups, steps = programs(elements.numel())
     both = torch.empty(4 * groups + 2, dtype=torch.int64, device=elements.device)
-    return groups, both[: 2 * groups], both[2 * groups :]
+    return groups, steps, both[: 2 * groups], both[2 * groups :]

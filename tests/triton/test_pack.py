@@ -32,14 +32,12 @@ STORM = pytest.mark.storm
 def large_programs(monkeypatch):
     """A program of the interpreter's takes as long for many blocks as for a few."""
     monkeypatch.setattr(PACK, "BLOCKS", 16)
-    monkeypatch.setattr(PACK, "HEADERS", 32)
     monkeypatch.setattr(PACK, "SUMS", 4)
 
 
 @pytest.fixture
 def one_program(monkeypatch):
     monkeypatch.setattr(PACK, "BLOCKS", 1024)
-    monkeypatch.setattr(PACK, "HEADERS", 1024)
 
 
 def tensor(array):
@@ -144,7 +142,7 @@ def test_payloads_are_the_cpus_and_come_back(dtype, n):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=STORM) for seed in range(1, 20))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=STORM) for seed in range(1, 8))])
 def test_all_classes(one_program, dtype, seed):
     """Each by itself, of whole blocks, and one after the other in the same ones."""
     parts = list(inputs(dtype, 3 * BLOCK, seed).values())
@@ -182,7 +180,10 @@ def test_a_payload_of_as_many_bytes_is_the_elements():
 
 
 def test_more_groups_than_are_added_at_once(monkeypatch):
-    monkeypatch.setattr(PACK, "BLOCKS", 1)
+    """Groups of four steps, of which the last has two blocks."""
+    for name, value in (("BLOCKS", 1), ("PROGRAMS", 3), ("SUMS", 2)):
+        monkeypatch.setattr(PACK, name, value)
+    assert PACK.programs(9 * BLOCK + 1) == (3, 4)
     x = inputs("bfloat16", 9 * BLOCK + 1)["Gaussian"]
     payload = pack_on_cpu(x)
     assert same_bits(pack(x), payload)
@@ -201,7 +202,7 @@ def test_payloads_of_one_class(dtype, name):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=STORM) for seed in range(1, 20))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=STORM) for seed in range(1, 8))])
 def test_every_mode(one_program, dtype, seed):
     """Of blocks that are made for one, or lie between two."""
     random = np.random.default_rng(seed)
@@ -260,7 +261,7 @@ def hostile(dtype, count, seeds):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(
-    "seeds", [range(12), *(pytest.param(range(s, s + 50), marks=STORM) for s in range(12, 500, 50))]
+    "seeds", [range(12), *(pytest.param(range(s, s + 50), marks=STORM) for s in range(12, 312, 50))]
 )
 def test_hostile_payloads_are_the_cpus_or_refused(dtype, seeds):
     taken = 0
