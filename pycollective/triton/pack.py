@@ -395,9 +395,11 @@ def write_blocks(
             _put_headers(payload, at + block, header, there, SIZE)
             own, tail = _extent(header, SIZE, EXPONENT)
             begin = rows + 16 * (tl.cumsum(own, 0) - own)
+            if ALIGNED:  # is seen where a value is made, not where a function gets it
+                begin = tl.multiple_of(begin, [16])
             _put_blocks(
                 *(x + at * BLOCK, payload, begin, end - tl.cumsum(tail, 0), header, there),
-                *(EXPONENT, BLOCKS, ALIGNED),
+                *(EXPONENT, BLOCKS),
             )
             rows += 16 * tl.sum(own, 0)
             end -= tl.sum(tail, 0)
@@ -432,15 +434,12 @@ def _put_blocks(
     there,
     EXPONENT: tl.constexpr,
     BLOCKS: tl.constexpr,
-    ALIGNED: tl.constexpr,
 ):
     """Store the rows of some blocks, and their tails."""
     BITS: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
     SIZE: tl.constexpr = BITS // 8
     REST: tl.constexpr = BITS - EXPONENT
     block, i = tl.arange(0, BLOCKS)[:, None], tl.arange(0, BLOCK)[None, :]
-    if ALIGNED:
-        rows = tl.multiple_of(rows, [16])
     tail = tail[:, None]
     base, mode, _, some = _parts(header)
     is_window = (mode >= WINDOW) & (mode != RAW)
@@ -492,7 +491,7 @@ def _put_blocks(
                 at = payload + (rows[:, None] + 2 * i + byte)
                 tl.store(at, (bits >> (8 * byte)).to(tl.uint8), mask=(mode == RAW)[:, None])
     if _any(is_window | (some > 0)):
-        _put_planes(payload, plane, planed, count, BLOCKS, ALIGNED)
+        _put_planes(payload, plane, planed, count, BLOCKS)
     if _any(is_window):
         number = tl.cumsum(escaped.to(tl.int32), 1) - 1
         tl.store(tail + number, exponents.to(tl.uint8), mask=escaped)
@@ -537,14 +536,12 @@ def _put_words(x, payload, rows, base, mode, some, FIRST: tl.constexpr, BLOCKS: 
 
 
 @triton.jit
-def _put_planes(payload, plane, planed, count, BLOCKS: tl.constexpr, ALIGNED: tl.constexpr):
+def _put_planes(payload, plane, planed, count, BLOCKS: tl.constexpr):
     """Store `count` bits of each element of a block, the lowest first, a plane each."""
     spread = (planed.to(tl.int64) * _APART) & ONES
     spread = tl.reshape(spread, (BLOCKS, BLOCK // 8, 8)) << tl.arange(0, 8)[None, None, :]
     bytes_ = tl.sum(spread, 2)
     number = tl.arange(0, 8)[None, :, None]
-    if ALIGNED:
-        plane = tl.multiple_of(plane, [16])
     at = plane[:, None, None] + 16 * number + tl.arange(0, BLOCK // 8)[None, None, :]
     stored = bytes_[:, None, :] >> (8 * number).to(tl.int64)
     tl.store(payload + at, stored.to(tl.uint8), mask=number < count[:, :, None])
@@ -587,9 +584,11 @@ def read_blocks(
             header = _header_at(payload, at + block, there, SIZE)
             own, tail = _extent(header, SIZE, EXPONENT)
             begin = rows + 16 * (tl.cumsum(own, 0) - own)
+            if ALIGNED:  # is seen where a value is made, not where a function gets it
+                begin = tl.multiple_of(begin, [16])
             wrong |= _read_blocks(
                 *(payload, out + at * BLOCK, begin, end - tl.cumsum(tail, 0), header, there),
-                *(EXPONENT, BLOCKS, ALIGNED),
+                *(EXPONENT, BLOCKS),
             )
             rows += 16 * tl.sum(own, 0)
             end -= tl.sum(tail, 0)
@@ -609,7 +608,6 @@ def _read_blocks(
     there,
     EXPONENT: tl.constexpr,
     BLOCKS: tl.constexpr,
-    ALIGNED: tl.constexpr,
 ):
     """Store the elements of some blocks; 1 if one has not as many escaped, or marked, as its header
     says, or an exponent that the type has not."""
@@ -618,8 +616,6 @@ def _read_blocks(
     SIZE: tl.constexpr = BITS // 8
     REST: tl.constexpr = BITS - EXPONENT
     block, i = tl.arange(0, BLOCKS)[:, None], tl.arange(0, BLOCK)[None, :]
-    if ALIGNED:
-        rows = tl.multiple_of(rows, [16])
     tail = tail[:, None]
     base, mode, many, some = _parts(header)
     base, many, halves = base[:, None], many[:, None], (some[:, None] + 1) // 2
@@ -633,7 +629,7 @@ def _read_blocks(
         fixed = is_fixed[:, None]
         count = tl.where(fixed, (some > 0)[:, None].to(tl.int32), count)
         plane = tl.where(is_fixed, rows + 16 * mode, plane)
-    planed = _planes_at(payload, plane, count, BLOCKS, ALIGNED)
+    planed = _planes_at(payload, plane, count, BLOCKS)
     code = planed >> (REST % 8)
     exponents = (base - code) & ((1 << EXPONENT) - 1)
     escaped = window & (planes > 0) & (code == (1 << planes) - 1)
@@ -701,11 +697,9 @@ def _read_rest(of, out, left, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _planes_at(payload, plane, count, BLOCKS: tl.constexpr, ALIGNED: tl.constexpr):
+def _planes_at(payload, plane, count, BLOCKS: tl.constexpr):
     """The bits of each element of a block, of as many planes as `count` says."""
     number = tl.arange(0, 8)[None, :, None]
-    if ALIGNED:
-        plane = tl.multiple_of(plane, [16])
     at = plane[:, None, None] + 16 * number + tl.arange(0, BLOCK // 8)[None, None, :]
     loaded = tl.load(payload + at, mask=number < count[:, :, None], other=0)
     bytes_ = tl.sum(loaded.to(tl.int64) << (8 * number).to(tl.int64), 1)

@@ -182,6 +182,9 @@ def _least(integers, below):
                 return _canonical(np.where(either, of.numpy(np.nan), chosen))
 
             return Meaning(of, [of, of], function)
+        if parts == ["relu", "s32"]:  # and not below 0
+            of = TYPES["s32"]
+            return Meaning(of, [of, of], lambda x, y: np.maximum(integers(x, y), np.int32(0)))
         of = _types(parts, "su")
         return of and Meaning(of, [of, of], integers)
 

@@ -61,7 +61,7 @@ class Device:
         self.groups, steps = PACK.programs(n)
         self.aligned = PACK.aligned(n, dtype_of(dtype).itemsize)
         self.at = {"n": n, "groups": self.groups, "steps": steps}
-        self.loads, self.reads, self.writes = {}, {}, {}
+        self.loads, self.stores, self.reads, self.writes = {}, {}, {}, {}
         self.allocate("sums", 16 * self.groups)
         self.allocate("places", 16 * self.groups + 16)
 
@@ -79,7 +79,7 @@ class Device:
         arguments = [self.at[each] for each in made.src.fn.arg_names if each in self.at]
         arguments += [0] * (len(code.parameters) - len(arguments))
         Launch(code, range(blocks), self.memory, arguments, shared).run()
-        self.loads[name] = self.memory.loads
+        self.loads[name], self.stores[name] = self.memory.loads, self.memory.stores
         self.reads[name], self.writes[name] = self.memory.reads, self.memory.writes
 
     def pack(self, x):
@@ -178,19 +178,23 @@ def test_more_escaped_than_a_header_says_read_no_other_bytes():
 @pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 1), ("float32", 3)])
 def test_what_is_moved(dtype, most):
     """Elements are read once to plan and once to write; of fixed point, which shares a field
-    between words, the latter `most` times. A byte of a payload is written once."""
+    between words, the latter `most` times. A byte of a payload is written once, rows in vectors of
+    16 bytes."""
     x = gradients(dtype, 2048, 4, 0)
     device = Device(dtype, len(x))
     payload = device.pack(x)
     memory, at = device.memory, device.at
     assert len(payload) < 0.75 * x.nbytes
     assert device.loads["plan_blocks"][16] == x.nbytes // 16
+    assert 16 * device.stores["write_blocks"][16] > 0.8 * len(payload)
     reads = device.reads["write_blocks"][memory.place(at["x"], x.nbytes)]
     assert 1 <= reads.min() <= reads.mean() <= most
     writes = device.writes["write_blocks"][memory.place(at["payload"], x.nbytes)]
     assert (writes[: len(payload)] == 1).all()
     assert (writes[len(payload) :] == 0).all()
     device.unpack(payload)
+    assert device.stores["read_blocks"][16] == x.nbytes // 16
+    assert 16 * device.loads["read_blocks"][16] > 0.7 * len(payload)
     written = device.writes["read_blocks"][memory.place(at["out"], x.nbytes)]
     assert (written == 1).all()
 
