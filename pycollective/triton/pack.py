@@ -2,8 +2,8 @@
 
 Packing has three kernels, each a launch:
 
-1. `plan_blocks`: each program reads `BLOCKS` blocks, chooses how each is written, and keeps its
-   header; how many rows and bytes of tail they take together goes to `sums`.
+1. `plan_blocks`: each program reads some blocks, chooses how each is written, and keeps its header;
+   how many rows and bytes of tail they take together goes to `sums`.
 2. `place`: one program adds these up, which gives each group's place and the payload's length.
 3. `write_blocks`: each program reads its blocks again and writes them to their places. Where the
    payload would be no shorter than the elements, it copies these.
@@ -12,6 +12,10 @@ Unpacking has three likewise: `measure_blocks` adds up what the headers say, `pl
 with the payload's length, and `read_blocks` reads each block from its place. What no encoder makes
 is refused, by a flag. Until `place` has found that all rows and tails lie in the payload none of
 them is read.
+
+A program is a warp, so that its threads wait for each other alone. It has `BLOCKS` blocks at a
+time. How deep the bits of a block's numbers lie is counted by atomic additions to shared memory,
+of integers, whose order does not show.
 
 A field of fixed point is no whole number of bits of a word. So a word's thread makes the fields
 that the word has a part of, and an element's thread loads the two words that have its field.
@@ -38,8 +42,8 @@ EXPONENT = {torch.float16: 5, torch.bfloat16: 8, torch.float32: 8}
 ZERO, FIXED, WINDOW, RAW = (tl.constexpr(mode) for mode in (0, 2, 32, 255))
 MOST_WIDTH = tl.constexpr(27)
 MORE = tl.constexpr(4)  # bits that follow of a marked number
-# More bytes than a payload has, and few enough to be added up.
-REFUSED = tl.constexpr(1 << 34)
+# More bytes than a payload has, and few enough to be added up, one of each group.
+REFUSED = tl.constexpr(1 << 40)
 # What `place` says of the whole payload.
 PACKED, WHOLE, NONE = (tl.constexpr(state) for state in (0, 1, 2))
 
@@ -274,7 +278,7 @@ def measure_blocks(
         header = _header_at(payload, first + block, there, SIZE)
         rows, tail = _extent(header, SIZE, EXPONENT)
         tl.store(sums + program, tl.sum(rows, 0))
-        tl.store(sums + groups + program, tl.sum(tail, 0))
+        tl.store(sums + groups + program, tl.minimum(tl.sum(tail, 0), REFUSED))
 
 
 @triton.jit
