@@ -3,7 +3,7 @@
 docs/wire.md, "Sparse payloads", says which elements are taken and what is left of them. All that is
 counted is integers, so no order of threads shows.
 
-**Chunks of up to 8,192 elements** (`top_k_chunks`) each have a program, which holds c = x + held in
+**Chunks of up to 4,096 elements** (`top_k_chunks`) each have a program, which holds c = x + held in
 registers. It bisects the magnitude of the k-th element, by counts; then residual, places and values
 are written once. So a step reads and writes each element once.
 
@@ -38,7 +38,7 @@ MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 INFINITE = tl.constexpr(0x7F800000)
 OPTIONS = {"enable_fp_fusion": False}
 _FEW = {"num_warps": 1}  # for a block's candidates, which are a hundred or so
-LONGEST = 8192  # elements of a chunk that a program holds
+LONGEST = 4096  # elements of a chunk that a program holds
 _OF_A_WARP = 512  # elements, so 16 of a thread
 
 BLOCK = 4096  # elements
@@ -177,7 +177,7 @@ def _chunk(
     to = (both & 0xFFFF) - above + tl.minimum(ties_before, ties)
     word = _narrowed(c, WORD, FORMAT)
     tl.store(left + at, tl.where(taken, c - widened(word, VALUE), c), mask=mask)
-    tl.store(places + to, (place + at).to(tl.int32), mask=taken)
+    tl.store(places + to, place.to(tl.int32) + at, mask=taken)
     tl.store(values + to, word, mask=taken)
 
 

@@ -147,8 +147,8 @@ def compiled(
         signature={**types, **dict.fromkeys(constants, "constexpr")},
         constexprs=dict(constants),
         attrs={
-            (number,): [["tt.divisibility", 16]]
-            for number, name in enumerate(types)
+            (function.arg_names.index(name),): [["tt.divisibility", 16]]
+            for name in types
             if name in aligned
         },
     )

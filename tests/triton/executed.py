@@ -44,8 +44,10 @@ class Launches:
         """What `JITFunction.run` does, on CPU tensors."""
         names = function.arg_names
         given = {**dict(zip(names, args, strict=False)), **more}
-        constant = {each.name for each in function.params if each.is_constexpr}
         fixed = {each.name for each in function.params if each.do_not_specialize}
+        constant = {each.name for each in function.params if each.is_constexpr}
+        # As Triton does: a 1 is a constant.
+        constant |= {n for n in names if n not in fixed and type(given[n]) is int and given[n] == 1}
         constants = {name: given[name] for name in names if name in constant}
         rest = {name: given[name] for name in names if name not in constant}
         types = {name: _type(value) for name, value in rest.items()}
@@ -77,8 +79,10 @@ class Launches:
             if torch.is_tensor(value):
                 start = value.untyped_storage().data_ptr()
                 numbers.append(where[start] + value.data_ptr() - start)
+            elif isinstance(value, float):
+                numbers.append(int(np.float32(value).view(np.uint32)))
             else:
-                numbers.append(int(value))
+                numbers.append(value)
         numbers += [0] * (len(kernel.parameters) - len(numbers))
         Launch(kernel, range(blocks), memory, numbers, made.metadata.shared).run()
         for at, each in whole.items():
@@ -91,11 +95,14 @@ class Launches:
 def _type(value):
     if torch.is_tensor(value):
         return f"*{TYPES[value.dtype]}"
+    if isinstance(value, float):
+        return "fp32"
     return "i32" if -(2**31) <= value < 2**31 else "i64"
 
 
 def _even(value):
-    return (value.data_ptr() if torch.is_tensor(value) else value) % 16 == 0
+    number = value.data_ptr() if torch.is_tensor(value) else value
+    return isinstance(number, int) and number % 16 == 0
 
 
 @contextmanager

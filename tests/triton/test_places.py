@@ -47,7 +47,7 @@ PLACES = {
     "0.1 %": (random(0.001), 6000),
     "1 %": (random(0.01), 6000),
     "half": (random(0.5, 2000), 2000),
-    "97 %": (random(0.97, 2000), 2000),
+    "97 %": (random(0.97, 1000), 1000),
     "far": (far(), MOST),
     "distances": (distances(), MOST),
     "widths alike": (range(11, 12 * 130, 12), 2000),

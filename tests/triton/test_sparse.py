@@ -90,6 +90,7 @@ def test_sums(kernels, ranks, size, density):
     check_sums(kernels, ranks, size, density)
 
 
+@MOSTLY_INTERPRETED
 def test_sums_of_a_few_ranks(kernels):
     check_sums(kernels, 3, 2100, 0.2)
 
