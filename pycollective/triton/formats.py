@@ -1,10 +1,13 @@
-"""The floating-point formats that a reduction reads and rounds to, by torch's dtype."""
+"""The floating-point formats that kernels read, by torch's dtype, and checks of their tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
+
+from pycollective.errors import ConfigurationError
 
 
 class Format(NamedTuple):
@@ -32,6 +35,40 @@ FORMATS = {
 NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16)
 # Words are signed integers, in which a shift to the right repeats the sign.
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The contract's name of torch's dtype; others have none there."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check(
+    name: str,
+    tensor: torch.Tensor,
+    dtypes: Collection[torch.dtype],
+    least: int,
+    device: torch.device,
+) -> None:
+    """Refuse an argument that a kernel would misread.
+
+    Args:
+        name: of the argument, for the error.
+        dtypes: those that it may have.
+        least: how many elements it must have; more are no error.
+        device: where it must be.
+
+    Raises:
+        ConfigurationError: it is not as said, or not contiguous.
+    """
+    good = tensor.dtype in dtypes and tensor.numel() >= least and tensor.device == device
+    if good and tensor.is_contiguous():
+        return
+    kinds = " or ".join(map(name_of, dtypes))
+    strided = "" if tensor.is_contiguous() else "strided "
+    raise ConfigurationError(
+        f"{name} must have at least {least} contiguous elements of {kinds} on {device}, "
+        f"not {tensor.numel()} {strided}ones of {name_of(tensor.dtype)} on {tensor.device}"
+    )
 
 
 def words(x: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,8 @@ import torch
 import triton
 import triton.language as tl
 
-from pycollective.triton.formats import words
+from pycollective.errors import ConfigurationError
+from pycollective.triton.formats import check, words
 
 BLOCK = tl.constexpr(128)  # elements
 OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
@@ -733,7 +734,8 @@ def _fields_at(payload, rows, mode):
 def pack(x: torch.Tensor, payload: torch.Tensor, length: torch.Tensor) -> None:
     """Pack floats into the payload of docs/wire.md, on their device's current stream.
 
-    The host reads nothing, so that a CUDA graph may have the calls. Tensors are one device's.
+    The host reads nothing, so that a CUDA graph may have the calls. Tensors are one device's, and
+    do not overlap.
 
     Args:
         x: ``(n,)``, contiguous, of float16, bfloat16 or float32; leaves or nodes.
@@ -742,9 +744,9 @@ def pack(x: torch.Tensor, payload: torch.Tensor, length: torch.Tensor) -> None:
         length: ``(1,)``, int64: gets the payload's bytes.
 
     Raises:
-        ValueError: a tensor is not as said.
+        ConfigurationError: a tensor is not as said.
     """
-    groups, steps, sums, places = _room(x, payload, length)
+    groups, steps, sums, places = _room("x", x, payload, length)
     n, size, exponent = x.numel(), x.element_size(), EXPONENT[x.dtype]
     headers = torch.empty(n // BLOCK.value, dtype=torch.int32, device=x.device)
     with torch.accelerator.device_index(x.device.index):
@@ -766,8 +768,8 @@ def unpack(
 ) -> None:
     """Unpack a payload of docs/wire.md, on its device's current stream.
 
-    The host reads nothing, so that a CUDA graph may have the calls. Tensors are one device's.
-    Whatever the payload and its length are, nothing else is read or written.
+    The host reads nothing, so that a CUDA graph may have the calls. Tensors are one device's, and
+    do not overlap. Whatever the payload and its length are, nothing else is read or written.
 
     Args:
         payload: at least as many bytes as `out` has, contiguous, uint8, from a multiple of 16 bytes
@@ -778,11 +780,10 @@ def unpack(
             elements. Then `out` has anything.
 
     Raises:
-        ValueError: a tensor is not as said.
+        ConfigurationError: a tensor is not as said.
     """
-    groups, steps, sums, places = _room(out, payload, length)
-    if refused.dtype is not torch.int32 or refused.numel() != 1:
-        raise ValueError("refused is one int32")
+    groups, steps, sums, places = _room("out", out, payload, length)
+    check("refused", refused, (torch.int32,), 1, out.device)
     n, size, exponent = out.numel(), out.element_size(), EXPONENT[out.dtype]
     with torch.accelerator.device_index(out.device.index):
         if groups:
@@ -811,18 +812,16 @@ def aligned(n: int, size: int) -> bool:
 
 
 def _room(
-    elements: torch.Tensor, payload: torch.Tensor, length: torch.Tensor
+    name: str, elements: torch.Tensor, payload: torch.Tensor, length: torch.Tensor
 ) -> tuple[int, int, torch.Tensor, torch.Tensor]:
     """How many groups of blocks there are, of how many steps, and memory for their sums
     and places."""
-    if elements.dtype not in EXPONENT or not elements.is_contiguous():
-        raise ValueError("elements are contiguous float16, bfloat16 or float32")
-    if payload.dtype is not torch.uint8 or not payload.is_contiguous() or payload.data_ptr() % 16:
-        raise ValueError("a payload is contiguous uint8, from a multiple of 16 bytes on")
-    if payload.numel() < elements.numel() * elements.element_size():
-        raise ValueError("a payload has room for as many bytes as its elements have")
-    if length.dtype is not torch.int64 or length.numel() != 1:
-        raise ValueError("a length is one int64")
+    size = elements.numel() * elements.element_size()
+    check(name, elements, EXPONENT, 0, elements.device)
+    check("payload", payload, (torch.uint8,), size, elements.device)
+    if payload.data_ptr() % 16:
+        raise ConfigurationError("payload must begin at a multiple of 16 bytes")
+    check("length", length, (torch.int64,), 1, elements.device)
     groups, steps = programs(elements.numel())
     both = torch.empty(4 * groups + 2, dtype=torch.int64, device=elements.device)
     return groups, steps, both[: 2 * groups], both[2 * groups :]

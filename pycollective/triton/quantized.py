@@ -31,7 +31,7 @@ import triton.language as tl
 from pycollective import order
 from pycollective.errors import ConfigurationError
 from pycollective.triton.floats import is_nan, rounded, widened
-from pycollective.triton.formats import FORMATS, words
+from pycollective.triton.formats import FORMATS, check, name_of, words
 
 CHUNKS = tl.constexpr(4)  # of a program that encodes
 SUMS = tl.constexpr(32)  # of a chunk
@@ -415,7 +415,7 @@ def encode_constants(codec: str, chunk: int, dtype: torch.dtype, is_held: bool) 
         "CHUNK": chunk,
         "KEPT": chunk if chunk <= _KEPT[codec] else reread,
         "REREAD": reread,
-        "TYPE": str(dtype).removeprefix("torch."),
+        "TYPE": name_of(dtype),
         "HELD": is_held,
     }
 
@@ -448,8 +448,8 @@ def quantize(
 ) -> None:
     """Quantize x + held on their device's current stream, as ``_core.quantize`` does on a CPU.
 
-    All tensors are contiguous and the caller's; `left` and `payload` overlap no other. Where a
-    number is not finite, `left` and `payload` hold anything afterwards.
+    All tensors are contiguous, on one device, and the caller's; `left` and `payload` overlap no
+    other. Where a number is not finite, `left` and `payload` hold anything afterwards.
 
     Args:
         codec: ``one_bit`` or ``int8``.
@@ -462,18 +462,18 @@ def quantize(
             nothing is cleared.
 
     Raises:
-        ConfigurationError: a codec, chunk, dtype or length that is none of these.
+        ConfigurationError: a codec or chunk that is none of these, or a tensor that is not as said.
     """
     m = x.numel()
-    _check(codec, chunk, x)
+    _check(codec, chunk)
+    check("x", x, _DTYPES, 0, x.device)
     for name, each, dtype, least in (
-        ("held", held, torch.float32, m),
+        ("held", left if held is None else held, torch.float32, m),
         ("left", left, torch.float32, m),
         ("payload", payload, torch.uint8, payload_bytes(codec, chunk, m)),
         ("flags", flags, torch.int32, 1),
     ):
-        if each is not None and (each.dtype != dtype or each.numel() < least):
-            raise ConfigurationError(f"{name} must have {least} elements of {dtype}")
+        check(name, each, (dtype,), least, x.device)
     if m == 0:
         return
     constexprs = encode_constants(codec, chunk, x.dtype, held is not None)
@@ -496,18 +496,22 @@ def dequantize(
     Args:
         codec: ``one_bit`` or ``int8``.
         chunk: elements to a scale, a multiple of 64 up to 65,536.
-        messages: ``(rows, bytes)`` of uint8, contiguous: a message of each rank, 1 to 32,768.
+        messages: ``(rows, bytes)`` of uint8, contiguous: a message of each rank, 1 to 32,768; on
+            the device of `out`.
         at: where the payload begins in each message.
         out: ``(m,)``, contiguous, fp32, fp16 or bf16; overlaps no message.
         divisor: an fp32 number above 0; 1: do not divide.
 
     Raises:
-        ConfigurationError: a codec, chunk, dtype or length that is none of these.
+        ConfigurationError: a codec, chunk or place that is none of these, or a tensor that is not
+            as said.
     """
     m = out.numel()
-    _check(codec, chunk, out)
+    _check(codec, chunk)
+    check("out", out, _DTYPES, 0, out.device)
+    check("messages", messages, (torch.uint8,), 0, out.device)
     rows, stride = messages.shape
-    if messages.dtype != torch.uint8 or not 0 <= at <= stride - payload_bytes(codec, chunk, m):
+    if not 0 <= at <= stride - payload_bytes(codec, chunk, m):
         raise ConfigurationError(f"messages must have payloads of {m} elements from byte {at} on")
     if not 1 <= rows <= _MOST_ROWS:
         raise ConfigurationError(f"messages must be of 1 to {_MOST_ROWS} ranks, not {rows}")
@@ -525,10 +529,8 @@ def payload_bytes(codec: str, chunk: int, count: int) -> int:
     return 4 * triton.cdiv(count, chunk) + triton.cdiv(count, _ELEMENTS_OF_A_BYTE[codec])
 
 
-def _check(codec: str, chunk: int, floats: torch.Tensor) -> None:
+def _check(codec: str, chunk: int) -> None:
     if codec not in _ELEMENTS_OF_A_BYTE:
         raise ConfigurationError(f"no codec {codec!r}; there are {list(_ELEMENTS_OF_A_BYTE)}")
     if chunk % _LEAST_CHUNK or not 0 < chunk <= _MOST_CHUNK:
         raise ConfigurationError(f"a chunk is a multiple of 64 elements up to 65536, not {chunk}")
-    if floats.dtype not in _DTYPES:
-        raise ConfigurationError(f"there is no quantization of {floats.dtype}")

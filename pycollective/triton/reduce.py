@@ -28,7 +28,7 @@ import triton.language as tl
 
 from pycollective.order import COMBINE
 from pycollective.triton.floats import is_nan, rounded, widened
-from pycollective.triton.formats import FORMATS, words
+from pycollective.triton.formats import FORMATS, name_of, words
 
 THREADS = tl.constexpr(128)  # of a program
 # Triton 3.6 fuses a product and a sum unless it is told not to.
@@ -186,7 +186,7 @@ def constants(
         "VECTOR": min(_VECTOR // terms.itemsize, _WORDS_OF_A_THREAD // rows) if aligned else 1,
         "COMBINES": tuple(each == COMBINE for each in recipe),
         "OP": op,
-        "TYPE": str(terms).removeprefix("torch.") if terms in FORMATS else "integer",
+        "TYPE": name_of(terms) if terms in FORMATS else "integer",
         "LEAVES": leaves if op == "avg" else 1,
         "FINISH": finish,
         "FORMAT": tuple(FORMATS.get(out, ())),

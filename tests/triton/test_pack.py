@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from pycollective import ConfigurationError
 from tests.inputs import awkward, dtype_of, from_words, order_sensitive, same_bits, subnormal
 from tests.kernels.test_pack import (
     BLOCK,
@@ -298,14 +299,19 @@ def test_what_is_not_as_said_is_an_error():
     x, length = torch.zeros(8, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.int64)
     _, payload = room(16)
     for wrong, why in [
-        ((x.double(), payload, length), "elements"),
-        ((x[::2], payload, length), "elements"),
-        ((x, payload[1:], length), "from a multiple of 16"),
-        ((x, payload[:15], length), "room"),
-        ((x, payload.view(torch.int8), length), "uint8"),
-        ((x, payload, length.int()), "int64"),
+        ((x.double(), payload, length), "^x .* float64"),
+        ((x[::2], payload, length), "^x .* strided"),
+        ((x[:7], payload[1:], length), "^payload must begin at a multiple of 16"),
+        ((x, payload[:15], length), "^payload must have at least 16 .* not 15"),
+        ((x, payload.view(torch.int8), length), "^payload .* uint8 .* int8"),
+        ((x, payload, length.int()), "^length .* int64"),
+        ((x, payload, length.to("meta")), "^length .* on cpu, not .* on meta"),
     ]:
-        with pytest.raises(ValueError, match=why):
+        with pytest.raises(ConfigurationError, match=why):
             PACK.pack(*wrong)
-    with pytest.raises(ValueError, match="int32"):
-        PACK.unpack(payload, length, x, length)
+    for wrong, why in [
+        ((payload, length, x[::2], length.int()), "^out .* strided"),
+        ((payload, length, x, length), "^refused .* int32"),
+    ]:
+        with pytest.raises(ConfigurationError, match=why):
+            PACK.unpack(*wrong)

@@ -220,6 +220,7 @@ def test_payloads_are_as_long_as_the_cpus():
 
 
 FLOATS, BYTES = torch.zeros(100), torch.zeros(21, dtype=torch.uint8)
+STRIDED = torch.zeros(200)[::2]
 QUANTIZE = {"codec": "one_bit", "chunk": 64, "x": FLOATS, "held": FLOATS, "left": torch.zeros(100)}
 QUANTIZE |= {"payload": BYTES, "flags": torch.zeros(1, dtype=torch.int32)}
 DEQUANTIZE = {"codec": "one_bit", "chunk": 64, "messages": torch.zeros(2, 30, dtype=torch.uint8)}
@@ -232,18 +233,25 @@ DEQUANTIZE |= {"at": 9, "out": FLOATS, "divisor": 2.0}
         (QUANTIZE, "no codec 'two_bit'", {"codec": "two_bit"}),
         (QUANTIZE, "not 96", {"chunk": 96}),
         (QUANTIZE, "not 65600", {"chunk": 65600}),
-        (QUANTIZE, "no quantization of torch.float64", {"x": FLOATS.double()}),
-        (QUANTIZE, "held must have 100 elements of torch.float32", {"held": FLOATS[1:]}),
-        (QUANTIZE, "left must have 100 elements of torch.float32", {"left": FLOATS.half()}),
-        (QUANTIZE, "payload must have 21 elements of torch.uint8", {"payload": BYTES[1:]}),
-        (QUANTIZE, "flags must have 1 elements of torch.int32", {"flags": BYTES}),
+        (QUANTIZE, "^x must have .* not 100 ones of float64 on cpu", {"x": FLOATS.double()}),
+        (QUANTIZE, "^x must have .* not 50 strided ones", {"x": FLOATS[::2]}),
+        (QUANTIZE, "^held must have at least 100 contiguous .* not 99", {"held": FLOATS[1:]}),
+        (QUANTIZE, "^held must have .* not 100 strided", {"held": STRIDED}),
+        (QUANTIZE, "^held must have .* on cpu, not .* on meta", {"held": FLOATS.to("meta")}),
+        (QUANTIZE, "^left must have .* of float32 .* of float16", {"left": FLOATS.half()}),
+        (QUANTIZE, "^left must have .* not 100 strided", {"left": STRIDED}),
+        (QUANTIZE, "^payload must have at least 21", {"payload": BYTES[1:]}),
+        (QUANTIZE, "^payload must have .* not 25 strided", {"payload": BYTES.new_zeros(50)[::2]}),
+        (QUANTIZE, "^flags must have .* of int32", {"flags": BYTES}),
         (DEQUANTIZE, "no codec 'int4'", {"codec": "int4"}),
         (DEQUANTIZE, "not 0", {"chunk": 0}),
         (DEQUANTIZE, "of 100 elements from byte 10 on", {"at": 10}),
         (DEQUANTIZE, "from byte -1 on", {"at": -1}),
-        (DEQUANTIZE, "from byte 9 on", {"messages": torch.zeros(2, 30, dtype=torch.int8)}),
+        (DEQUANTIZE, "^messages must .* int8", {"messages": torch.zeros(2, 30).to(torch.int8)}),
+        (DEQUANTIZE, "^messages must .* strided", {"messages": BYTES.new_zeros(30, 60)[:2, ::2]}),
+        (DEQUANTIZE, "^out must .* strided", {"out": STRIDED}),
         (DEQUANTIZE, "1 to 32768 ranks, not 0", {"messages": BYTES.new_zeros(0, 30)}),
-        (DEQUANTIZE, "no quantization of torch.int32", {"out": FLOATS.int()}),
+        (DEQUANTIZE, "^out must have .* of int32", {"out": FLOATS.int()}),
     ],
 )
 def test_what_is_refused(good, why, bad):

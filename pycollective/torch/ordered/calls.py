@@ -15,7 +15,7 @@ import torch.distributed as dist
 from pycollective.dtypes import TRAITS
 from pycollective.errors import CollectiveTimeout, ConfigurationError
 from pycollective.torch.ordered.group import Call, OrderedGroup, Streams
-from pycollective.torch.ordered.reduction import name_of
+from pycollective.triton.formats import name_of
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
 

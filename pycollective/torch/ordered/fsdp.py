@@ -12,7 +12,7 @@ from pycollective.errors import ConfigurationError
 from pycollective.order import TAKE
 from pycollective.torch.ordered import reduction
 from pycollective.torch.ordered.calls import all_reduce, reduce_scatter
-from pycollective.torch.ordered.reduction import name_of
+from pycollective.triton.formats import name_of
 
 # torch calls whatever has the interface. To import it would cost every program seconds.
 if TYPE_CHECKING:

@@ -49,6 +49,7 @@ from pycollective.torch.ordered.messages import (
     Messages,
 )
 from pycollective.torch.worker import Worker
+from pycollective.triton.formats import name_of
 
 # Bytes of a piece. Smaller ones cost more by their messages than they gain.
 _PIECE = 64 << 20
@@ -211,10 +212,10 @@ class OrderedGroup:
         mine = Header(
             self.calls,
             call.kind,
-            reduction.name_of(call.leaves.dtype),
+            name_of(call.leaves.dtype),
             call.op,
             call.leaves.numel(),
-            reduction.name_of(call.narrow) if call.narrow is not None else "",
+            name_of(call.narrow) if call.narrow is not None else "",
             fits,
         )
         small = call.leaves.nbytes <= header.ROOM or call.leaves.nbytes * self.size <= _SMALL

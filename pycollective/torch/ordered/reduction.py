@@ -12,13 +12,9 @@ import torch
 from pycollective import _core
 from pycollective.dtypes import TRAITS
 from pycollective.torch.ordered import plain
+from pycollective.triton.formats import name_of
 
 _MOST_ROWS = 64  # of the Triton kernel
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """The contract's name of torch's dtype; others have none there."""
-    return str(dtype).removeprefix("torch.")
 
 
 def node_dtype(dtype: torch.dtype, op: str) -> torch.dtype:
