@@ -6,8 +6,9 @@ are known to the device alone; buffers have room for the longest.
 
 A block is 128 places. `write` is five launches: `_head_blocks` finds each block's width and how
 long its body is, `_place_bodies` adds these up, `_write_bodies` and `_write_values` write. `read`
-and `decode` are four: `_find_bodies` checks the headers and adds up, `_read_spans` reads how many
-places each block spans, `_add_up` adds these up, `_read_blocks` writes.
+and `decode` are four: `_find_bodies` checks the headers and adds up, `_read_spans` checks each block
+and reads how many places it spans, `_add_up` adds these up and checks the sum, `_read_blocks`
+writes. So nothing is written of a tail that is refused.
 
 In a block that is read, each bit of the unary part has a lane. Bit p, if it is the i-th 1, has the
 gap ((p - i) - what the one before it has) 2^w + low bits, so its place is a sum over the lanes
@@ -183,6 +184,16 @@ def _word_at(tail):
 
 
 @triton.jit
+def _refuse(heads, count, bad, blocks, TILE: tl.constexpr):
+    """There are no places, so no block has any."""
+    for first in range(0, blocks, TILE):
+        block = first + tl.arange(0, TILE).to(tl.int64)
+        tl.store(heads + block, tl.zeros((TILE,), tl.int64), mask=block < blocks)
+    tl.store(count, tl.full((), 0, tl.int64))
+    tl.atomic_or(bad, 1, sem="relaxed")
+
+
+@triton.jit
 def _find_bodies(
     tail,
     length,
@@ -237,12 +248,8 @@ def _find_bodies(
         tl.store(count, many)
         tl.store(values, stream + HEAD)
     else:
-        for first in range(0, blocks, TILE):
-            block = first + tl.arange(0, TILE).to(tl.int64)
-            tl.store(heads + block, tl.zeros((TILE,), tl.int64), mask=block < blocks)
-        tl.store(count, tl.full((), 0, tl.int64))
         tl.store(values, tl.full((), 0, tl.int64))
-        tl.atomic_max(bad, 1, sem="relaxed")
+        _refuse(heads, count, bad, blocks, TILE)
 
 
 @triton.jit
@@ -292,24 +299,29 @@ def _body(tail, heads):
 
 
 @triton.jit
-def _read_spans(tail, heads, spans, bad):
-    """How many places each block takes up, to its last."""
+def _read_spans(tail, heads, spans):
+    """How many places each block takes up, to its last; -1: its body is wrong."""
     here, is_place, _, where, good = _body(tail, heads)
-    if (here > 0) & (good == 0):
-        tl.atomic_max(bad, 1, sem="relaxed")
-    tl.store(spans + tl.program_id(0), tl.max(tl.where(is_place, where + 1, 0), axis=0))
+    span = tl.max(tl.where(is_place, where + 1, 0), axis=0)
+    # More than 2^32 is too much, whatever it is: the sum must not overflow.
+    span = tl.where((here > 0) & (good == 0), -1, tl.minimum(span, 1 << 32))
+    tl.store(spans + tl.program_id(0), span)
 
 
 @triton.jit
-def _add_up(spans, firsts, blocks, TILE: tl.constexpr):
-    """The sums of all before each, at most 2^32 - 1, which is no place."""
+def _add_up(spans, firsts, heads, count, bad, size, blocks, TILE: tl.constexpr):
+    """The sums of all before each. Where a block is wrong or beyond the size, no place is left."""
     total = tl.full((), 0, tl.int64)
+    least = tl.full((), 0, tl.int64)
     for first in range(0, blocks, TILE):
         at = first + tl.arange(0, TILE)
         mine = tl.load(spans + at, mask=at < blocks, other=0)
-        before = tl.minimum(total + tl.cumsum(mine, axis=0) - mine, 0xFFFFFFFF)
+        before = total + tl.cumsum(mine, axis=0) - mine
         tl.store(firsts + at, before.to(tl.int32), mask=at < blocks)
         total += tl.sum(mine, axis=0)
+        least = tl.minimum(least, tl.min(mine, axis=0))
+    if (least < 0) | (total > size):
+        _refuse(heads, count, bad, blocks, TILE)
 
 
 @triton.jit
@@ -339,8 +351,6 @@ def _read_blocks(
     begin,
     places,
     out,
-    bad,
-    size,
     divisor,
     BYTES: tl.constexpr,
     VALUE: tl.constexpr,
@@ -349,13 +359,9 @@ def _read_blocks(
     FORMAT: tl.constexpr,
 ):
     """Places and values of each block; or, `DENSE`, the values divided where they belong."""
-    here, is_place, number, where, _ = _body(tail, heads)
+    _, is_place, number, where, _ = _body(tail, heads)
     block = tl.program_id(0).to(tl.int64)
     where += tl.load(firsts + block).to(tl.uint32, bitcast=True).to(tl.int64)
-    beyond = tl.max(tl.where(is_place, where, 0), axis=0) >= size
-    if beyond & (here > 0):
-        tl.atomic_max(bad, 1, sem="relaxed")
-    is_place &= where < size
     entry = block * PER_BLOCK + number
     x = _value_at(tail + tl.load(begin) + entry * BYTES, is_place, VALUE, BYTES)
     if DENSE:
@@ -388,12 +394,12 @@ def _read(
             *(tail, length, count, heads, begin, bad, size, blocks, capacity, tail.numel()),
             **{"BYTES": values.itemsize, "TILE": TILE, **OPTIONS},
         )
-        _read_spans[blocks,](tail, heads, spans, bad, **one_warp)
-        _add_up[1,](spans, firsts, blocks, TILE=TILE, **OPTIONS)
+        _read_spans[blocks,](tail, heads, spans, **one_warp)
+        _add_up[1,](spans, firsts, heads, count, bad, size, blocks, TILE=TILE, **OPTIONS)
         _read_blocks[blocks,](
             *(tail, heads, firsts, begin),
-            **{"bad": bad, "size": size, "BYTES": values.itemsize},
-            **{"VALUE": str(values).removeprefix("torch."), **to, **one_warp},
+            **{"VALUE": str(values).removeprefix("torch."), "BYTES": values.itemsize},
+            **{**to, **one_warp},
         )
 
 

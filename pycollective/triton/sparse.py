@@ -46,11 +46,12 @@ class Rows(NamedTuple):
 
 
 @triton.jit
-def _mark(places, count, bits, SIZE: tl.constexpr):
-    """Set the bits of places."""
+def _mark(places, count, bits, size, SIZE: tl.constexpr):
+    """Set the bits of places below `size`."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     inside = at < tl.load(count)
     place = tl.load(places + at, mask=inside, other=0).to(tl.uint32, bitcast=True)
+    inside &= place < size
     tl.atomic_or(bits + (place >> 5), 1 << (place & 31).to(tl.int32), mask=inside, sem="relaxed")
 
 
@@ -246,7 +247,7 @@ def mark(entries: Sequence[Entries], size: int) -> Rows:
         for row, each in zip(bits, entries, strict=True):
             if each.places.numel():
                 grid = triton.cdiv(each.places.numel(), SIZE)
-                _mark[grid,](each.places, each.count, row, SIZE=SIZE, **OPTIONS)
+                _mark[grid,](each.places, each.count, row, size, SIZE=SIZE, **OPTIONS)
         if size:
             _count_tiles[ranks * tiles,](
                 bits, counts, count, tiles, RANKS=1, num_warps=1, **OPTIONS

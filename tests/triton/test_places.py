@@ -97,19 +97,24 @@ def written(kernels, places, size, values):
 
 
 def read(kernels, tail, size, dtype, room):
-    """(whether it is refused, places, values), from memory with more bytes behind."""
+    """(whether it is refused, places, values), from memory with more bytes behind.
+
+    Of a tail that is refused nothing is written.
+    """
     given = torch.from_numpy(np.concatenate([tail, np.full(9, 255, np.uint8)]))
     entries = kernels.Entries.empty(room + 2, torch.float32, "cpu")
-    entries.places.fill_(7)
+    entries.places.fill_(-1)
     entries.values.fill_(7)
     entries = kernels.Entries(entries.places[:room], entries.values[:room], entries.count)
     bad = torch.zeros(1, dtype=torch.int32)
     length = torch.tensor([len(tail)])
     kernels.read(given, length, size, getattr(torch, dtype), entries, bad)
-    for each in entries[:2]:
+    written = 0 if bad else room
+    for each, before in zip(entries[:2], (-1, 7), strict=True):
         whole = torch.tensor([], dtype=each.dtype).set_(each.untyped_storage())
-        assert (whole[room:] == 7).all()
+        assert (whole[written:] == before).all()
     count = int(entries.count)
+    assert count == 0 or not bad
     return bool(bad), entries.places[:count].numpy().view(np.uint32), entries.values[:count]
 
 

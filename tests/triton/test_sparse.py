@@ -96,6 +96,14 @@ def test_sums_of_a_few_ranks(kernels):
 
 
 @MOSTLY_INTERPRETED
+def test_places_beyond_the_size_get_no_bit(kernels):
+    places = np.array([3, 70, 99, 100, 127], np.uint32)
+    entries = entries_of(kernels, places, np.ones(5, np.float32), 5)
+    rows = kernels.mark([entries], 100)
+    assert rows.bits.tolist() == [[8, 0, 64, 8]]
+
+
+@MOSTLY_INTERPRETED
 @pytest.mark.parametrize("kind", ["usual", "not finite", "none"])
 def test_sums_are_selected_again(kernels, kind):
     """Of one parameter's sums those that the CPU's kernels select; the owner keeps the rest."""
