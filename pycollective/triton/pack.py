@@ -343,7 +343,7 @@ def place(
         state = tl.where(
             given == raw, WHOLE, tl.where((given < raw) & (given == taken), PACKED, NONE)
         )
-        tl.store(refused, (state == NONE).to(tl.int32))
+        tl.atomic_or(refused, 1, mask=state == NONE, sem="relaxed")
     tl.store(places + 2 * groups, rows)
     tl.store(places + 2 * groups + 1, state.to(tl.int64))
 
@@ -408,7 +408,7 @@ def write_blocks(
             )
             rows += 16 * tl.sum(own, 0)
             end -= tl.sum(tail, 0)
-        if first + steps * BLOCKS >= tl.cdiv(n, BLOCK):
+        if first + steps * BLOCKS >= tl.cdiv(n.to(tl.int64), BLOCK):
             to = payload + _first_row(n, SIZE) + 16 * tl.load(places + 2 * groups)
             _put_rest(x + blocks.to(tl.int64) * BLOCK, to, n % BLOCK, SIZE)
 
@@ -598,7 +598,7 @@ def read_blocks(
             rows += 16 * tl.sum(own, 0)
             end -= tl.sum(tail, 0)
         tl.atomic_or(refused, 1, mask=wrong != 0, sem="relaxed")
-        if first + steps * BLOCKS >= tl.cdiv(n, BLOCK):
+        if first + steps * BLOCKS >= tl.cdiv(n.to(tl.int64), BLOCK):
             of = payload + _first_row(n, SIZE) + 16 * tl.load(places + 2 * groups)
             _read_rest(of, out + blocks.to(tl.int64) * BLOCK, n % BLOCK, SIZE)
 
@@ -776,8 +776,8 @@ def unpack(
             on.
         length: ``(1,)``, int64: how many of these bytes are the payload.
         out: ``(n,)``, contiguous, of float16, bfloat16 or float32.
-        refused: ``(1,)``, int32: becomes 0, or 1 where no encoder makes such a payload of so many
-            elements. Then `out` has anything.
+        refused: ``(1,)``, int32. Bit 0 is set where no encoder makes such a payload of so many
+            elements; nothing is cleared. Then `out` holds anything.
 
     Raises:
         ConfigurationError: a tensor is not as said.

@@ -104,6 +104,7 @@ class Device:
         self.put("length", np.array([len(payload) if length is None else length]))
         self.allocate("out", size)
         self.allocate("refused", 4)
+        self.memory.put(self.at["refused"], np.zeros(1, np.int32))
         self.launch("measure_blocks", self.groups)
         self.launch("place", 1, packs=False)
         self.launch("read_blocks", self.groups)
@@ -246,6 +247,34 @@ def test_offsets_have_64_bits():
         assert same_bits(memory.get(base[4] + place, part), part)
     assert memory.get(base[2] + 8 * first, np.empty(1, np.int64))[0] == rows // 16
     assert same_bits(memory.get(base[5] + 512 + first * GROUP * 2, x), x)
+
+
+@pytest.mark.parametrize("name", ["write_blocks", "read_blocks"])
+def test_the_last_of_the_most_elements_of_32_bits_are_not_the_first_programs(name):
+    """It has no memory for them: to their number no block's may be added in 32 bits."""
+    n, memory = (1 << 31) - 1, Memory(1 << 17)
+    groups, steps = PACK.programs(n)
+    at = {"n": n, "groups": groups, "steps": steps}
+    for each, array in (
+        ("x", np.zeros(steps * GROUP, np.int16)),
+        ("out", np.zeros(steps * GROUP, np.int16)),
+        ("headers", np.zeros(steps * PACK.BLOCKS, np.int32)),
+        ("payload", np.zeros(3 * steps * PACK.BLOCKS, np.uint8)),
+        ("length", np.array([n // 128 * 3 + n % 128 * 2])),
+        ("refused", np.zeros(1, np.int32)),
+    ):
+        at[each] = memory.allocate(each, array.nbytes)
+        memory.put(at[each], array)
+    at["places"] = 1 << 40
+    put_at(memory, "rows before", at["places"], np.zeros(1, np.int64))
+    put_at(memory, "tails before", at["places"] + 8 * groups, np.zeros(1, np.int64))
+    whole = np.array([0, PACK.PACKED.value])
+    put_at(memory, "all", at["places"] + 16 * groups, whole)
+    code, shared, made = kernel(name, "bfloat16")
+    arguments = [at[each] for each in made.src.fn.arg_names if each in at]
+    arguments += [0] * (len(code.parameters) - len(arguments))
+    Launch(code, range(1), memory, arguments, shared).run()
+    assert memory.get(at["refused"], np.empty(1, np.int32))[0] == 0
 
 
 def rows_of(header):
