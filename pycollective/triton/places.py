@@ -6,8 +6,8 @@ are known to the device alone; buffers have room for the longest.
 
 A block is 128 places. `write` is five launches: `_head_blocks` finds each block's width and how
 long its body is, `_place_bodies` adds these up, `_write_bodies` and `_write_values` write. `read`
-and `decode` are four: `_find_bodies` checks the headers and adds up, `_read_spans` checks each block
-and reads how many places it spans, `_add_up` adds these up and checks the sum, `_read_blocks`
+and `decode` are four: `_find_bodies` checks the headers and adds up, `_read_spans` checks each
+block and reads how many places it spans, `_add_up` adds these up and checks the sum, `_read_blocks`
 writes. So nothing is written of a tail that is refused.
 
 In a block that is read, each bit of the unary part has a lane. Bit p, if it is the i-th 1, has the
@@ -46,7 +46,7 @@ def _low_bytes(count, width):
     return (count * width + 7) // 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tail"])
 def _head_blocks(places, count, tail, sizes):
     """Each block's header, and how many bytes its body has."""
     block = tl.program_id(0).to(tl.int64)
@@ -80,7 +80,7 @@ def _put_word(to, number):
     tl.store(to + byte, ((number >> (8 * byte)) & 255).to(tl.uint8))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=["tail"])
 def _place_bodies(
     sizes, begins, count, tail, length, blocks, BYTES: tl.constexpr, TILE: tl.constexpr
 ):
@@ -99,7 +99,7 @@ def _place_bodies(
     tl.store(length, begin + many * BYTES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tail"])
 def _write_bodies(places, count, tail, begins):
     block = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, PER_BLOCK)
@@ -133,7 +133,7 @@ def _write_bodies(places, count, tail, begins):
             tl.store(body + unary + low_byte, found.to(tl.uint8), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["values", "tail"])
 def _write_values(values, count, tail, length, BYTES: tl.constexpr, TILE: tl.constexpr):
     """Byte by byte: where values begin is odd as often as not."""
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
@@ -165,12 +165,12 @@ def write(entries: Entries, tail: torch.Tensor, length: torch.Tensor) -> None:
     """
     capacity, size = entries.places.numel(), entries.values.element_size()
     blocks = triton.cdiv(max(capacity, 1), PER_BLOCK.value)
-    sizes = torch.empty(2, blocks, dtype=torch.int64, device=tail.device)
+    sizes, begins = (torch.empty(blocks, dtype=torch.int64, device=tail.device) for _ in range(2))
     bytes_ = {"BYTES": size, "TILE": TILE, **OPTIONS}
     with torch.accelerator.device_index(tail.device.index):
-        _head_blocks[blocks,](entries.places, entries.count, tail, sizes[0], num_warps=1, **OPTIONS)
-        _place_bodies[1,](*sizes, entries.count, tail, length, blocks, **bytes_)
-        _write_bodies[blocks,](entries.places, entries.count, tail, sizes[1], **OPTIONS)
+        _head_blocks[blocks,](entries.places, entries.count, tail, sizes, num_warps=1, **OPTIONS)
+        _place_bodies[1,](sizes, begins, entries.count, tail, length, blocks, **bytes_)
+        _write_bodies[blocks,](entries.places, entries.count, tail, begins, **OPTIONS)
         if capacity:
             _write_values[triton.cdiv(capacity * size, TILE),](
                 entries.values.view(torch.uint8), entries.count, tail, length, **bytes_
@@ -193,7 +193,9 @@ def _refuse(heads, count, bad, blocks, TILE: tl.constexpr):
     tl.atomic_or(bad, 1, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["size", "blocks", "most", "room"], do_not_specialize_on_alignment=["tail"]
+)
 def _find_bodies(
     tail,
     length,
@@ -298,7 +300,7 @@ def _body(tail, heads):
     return here, is_place, number, where, good
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tail"])
 def _read_spans(tail, heads, spans):
     """How many places each block takes up, to its last; -1: its body is wrong."""
     here, is_place, _, where, good = _body(tail, heads)
@@ -308,7 +310,7 @@ def _read_spans(tail, heads, spans):
     tl.store(spans + tl.program_id(0), span)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "blocks"])
 def _add_up(spans, firsts, heads, count, bad, size, blocks, TILE: tl.constexpr):
     """The sums of all before each. Where a block is wrong or beyond the size, no place is left."""
     total = tl.full((), 0, tl.int64)
@@ -343,7 +345,7 @@ def narrowed(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
     return tl.where(is_nan(word, FORMAT), FORMAT[2], word).to(WORD)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tail"])
 def _read_blocks(
     tail,
     heads,
@@ -384,7 +386,7 @@ def _read(
     to: dict[str, Any],
 ) -> None:
     blocks = triton.cdiv(max(capacity, 1), PER_BLOCK.value)
-    heads, spans = torch.empty(2, blocks, dtype=torch.int64, device=tail.device)
+    heads, spans = (torch.empty(blocks, dtype=torch.int64, device=tail.device) for _ in range(2))
     firsts = torch.empty(blocks, dtype=torch.int32, device=tail.device)
     begin = torch.empty(1, dtype=torch.int64, device=tail.device)
     # A block has four lanes for each of its places; scalars are loaded by every thread.

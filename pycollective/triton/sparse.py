@@ -45,7 +45,7 @@ class Rows(NamedTuple):
     size: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["bits"])
 def _mark(places, count, bits, size, SIZE: tl.constexpr):
     """Set the bits of places below `size`."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
@@ -72,7 +72,7 @@ def _words_of(bits, tile, words):
     return tl.load(bits + at, mask=at < words, other=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words", "tiles"])
 def _count_tiles(bits, counts, words, tiles, RANKS: tl.constexpr):
     """How many places of each tile some rank has: of each of several rows, or of all `RANKS`."""
     program = tl.program_id(0).to(tl.int64)
@@ -84,7 +84,7 @@ def _count_tiles(bits, counts, words, tiles, RANKS: tl.constexpr):
     tl.store(counts + program, tl.sum(_ones(found), axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])
 def _add_up(counts, before, total, tiles, TILE: tl.constexpr):
     """Of each tile of a row, how many lie before it; and of the row."""
     row = tl.program_id(0).to(tl.int64)
@@ -126,7 +126,7 @@ def _sum_of_rows(bits, before, values, tile, words, tiles, capacity, COMBINES: t
     return waiting[0]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words", "tiles", "capacity", "size"])
 def _average(
     bits,
     before,
@@ -154,7 +154,7 @@ def _average(
         tl.store(out + at + place, word.to(out.dtype.element_ty), mask=place < size - at)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["words", "tiles", "capacity"])
 def _total(
     bits,
     before,
@@ -205,7 +205,7 @@ def _add_at(
     tl.store(left, tl.load(left, mask=inside, other=0.0) + x, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["shift"])
 def _exchange_places(
     places,
     count,
@@ -222,6 +222,8 @@ def _exchange_places(
     inside = at < tl.load(count)
     number = tl.load(places + at, mask=inside, other=0)
     word = tl.load(of + tl.load(limits + 2) + number, mask=inside, other=0)
+    # Where there are more threads than elements, some have the same one: all must have loaded it.
+    tl.debug_barrier()
     tl.store(places + at, word, mask=inside)
     left += word.to(tl.uint32, bitcast=True).to(tl.int64) + shift
     x = tl.load(left, mask=inside, other=0.0) + tl.load(scratch + number, mask=inside, other=0.0)
@@ -240,7 +242,9 @@ def mark(entries: Sequence[Entries], size: int) -> Rows:
     count = triton.cdiv(size, 32)
     tiles = triton.cdiv(count, WORDS.value)
     bits = torch.zeros(ranks, max(count, 1), dtype=torch.int32, device=device)
-    counts, before = torch.empty(2, ranks, max(tiles, 1), dtype=torch.int32, device=device)
+    counts, before = (
+        torch.empty(ranks, max(tiles, 1), dtype=torch.int32, device=device) for _ in range(2)
+    )
     total = torch.empty(ranks, dtype=torch.int64, device=device)
     values = torch.stack([each.values for each in entries])
     with torch.accelerator.device_index(device.index):
@@ -297,7 +301,9 @@ def total(rows: Rows, out: Entries) -> None:
         out.count.zero_()
         return
     (ranks, count), tiles = rows.bits.shape, rows.before.shape[1]
-    counts, starts = torch.empty(2, tiles, dtype=torch.int64, device=rows.bits.device)
+    counts, starts = (
+        torch.empty(tiles, dtype=torch.int64, device=rows.bits.device) for _ in range(2)
+    )
     with torch.accelerator.device_index(rows.bits.device.index):
         _count_tiles[tiles,](rows.bits, counts, count, tiles, RANKS=ranks, num_warps=1, **OPTIONS)
         _add_up[1,](counts, starts, out.count, tiles, TILE=SIZE, **OPTIONS)

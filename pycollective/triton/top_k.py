@@ -116,7 +116,7 @@ def _narrowed(c, WORD: tl.constexpr, FORMAT: tl.constexpr):
 def _tell(bad, key):
     """Say so if an element is not finite."""
     if tl.max(key, axis=0) >= INFINITE:
-        tl.atomic_max(bad, 1, sem="relaxed")
+        tl.atomic_or(bad, 1, sem="relaxed")
 
 
 @triton.jit
@@ -217,7 +217,7 @@ def chunks_in_registers(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "k", "length"])
 def _begin(
     x,
     held,
@@ -303,7 +303,7 @@ def _add_block(
         tl.store(counts, ROOM + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _add(
     x,
     held,
@@ -313,22 +313,25 @@ def _add(
     counts,
     known,
     bad,
-    length,
     blocks,
+    STRIDE: tl.constexpr,
     SIZE: tl.constexpr,
     ROOM: tl.constexpr,
     HELD: tl.constexpr,
     TYPE: tl.constexpr,
     GIVEN: tl.constexpr,
 ):
-    """left = x + held, and each block's candidates; `blocks` to a segment."""
+    """left = x + held, and each block's candidates; `blocks` to a segment.
+
+    Segments begin `STRIDE` elements apart; it is 0 where there is one.
+    """
     program = tl.program_id(0).to(tl.int64)
     segment = program // blocks
     known += segment * KNOWN
     start = (program - segment * blocks) * SIZE
     here = tl.load(known + LENGTH) - start
     least = tl.load(known + LEAST).to(tl.int32)
-    first = segment * length + start
+    first = segment * STRIDE + start
     from_x = tl.load(known + AT) + start if GIVEN else first
     candidates += program * ROOM
     offsets += program * ROOM
@@ -345,7 +348,7 @@ def _add(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _settle(counts, known, blocks, TILE: tl.constexpr):
     """Whether a segment's candidates are enough."""
     segment = tl.program_id(0).to(tl.int64)
@@ -361,7 +364,14 @@ def _settle(counts, known, blocks, TILE: tl.constexpr):
 
 @triton.jit
 def _source(
-    left, candidates, counts, known, length, blocks, SIZE: tl.constexpr, ROOM: tl.constexpr
+    left,
+    candidates,
+    counts,
+    known,
+    blocks,
+    STRIDE: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROOM: tl.constexpr,
 ):
     """What of this program's block is read: (how many candidates, how many numbers, where).
 
@@ -372,7 +382,7 @@ def _source(
     start = (program - segment * blocks) * SIZE
     known += segment * KNOWN
     many = tl.minimum(tl.load(known + LENGTH) - start, SIZE).to(tl.int32)
-    numbers = left + segment * length + start
+    numbers = left + segment * STRIDE + start
     listed = tl.full((), 0, tl.int32)
     if tl.load(known + ENOUGH) != 0:
         found = tl.load(counts + program)
@@ -403,18 +413,18 @@ def _count_in(
             tl.atomic_add(bins + bin, 1, mask=inside, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _count_bins(
     left,
     candidates,
     counts,
     known,
     bins,
-    length,
     blocks,
     ROUND: tl.constexpr,
     SHIFT: tl.constexpr,
     BITS: tl.constexpr,
+    STRIDE: tl.constexpr,
     SIZE: tl.constexpr,
     ROOM: tl.constexpr,
     COPIES: tl.constexpr,
@@ -422,7 +432,7 @@ def _count_bins(
 ):
     """A round of histograms: those of a segment have `COPIES` copies of int32."""
     _, many, numbers, segment, start = _source(
-        left, candidates, counts, known, length, blocks, SIZE, ROOM
+        left, candidates, counts, known, blocks, STRIDE, SIZE, ROOM
     )
     bins += (segment * COPIES + (start // SIZE) % COPIES) * BINS
     prefix = tl.load(known + segment * KNOWN + PREFIX + ROUND).to(tl.int32)
@@ -458,7 +468,7 @@ def _find_bin(
     tl.store(known + PREFIX + ROUND + 1, (tl.load(known + PREFIX + ROUND) << BITS) | place)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _count_selected(
     left,
     candidates,
@@ -466,14 +476,14 @@ def _count_selected(
     known,
     above,
     ties,
-    length,
     blocks,
+    STRIDE: tl.constexpr,
     SIZE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
     """How many elements of each block have a larger magnitude than the k-th, and how many its."""
     _, many, numbers, segment, _ = _source(
-        left, candidates, counts, known, length, blocks, SIZE, ROOM
+        left, candidates, counts, known, blocks, STRIDE, SIZE, ROOM
     )
     least = tl.load(known + segment * KNOWN + PREFIX + 3).to(tl.int32)
     more = tl.zeros((ROOM,), tl.int32)
@@ -489,7 +499,7 @@ def _count_selected(
     tl.store(ties + program, tl.sum(equal, axis=0).to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _place_blocks(above, ties, known, count, blocks, TILE: tl.constexpr, GROWS: tl.constexpr):
     """Make of each block's counts where its entries go, and how many ties lie before it.
 
@@ -517,7 +527,7 @@ def _place_blocks(above, ties, known, count, blocks, TILE: tl.constexpr, GROWS: 
         tl.store(count, first + more + tl.minimum(equal, wanted))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "place"])
 def _write_places(
     left,
     candidates,
@@ -527,15 +537,15 @@ def _write_places(
     above,
     ties,
     places,
-    length,
     blocks,
     place,
+    STRIDE: tl.constexpr,
     SIZE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
     """Write the places of each block's selected elements."""
     listed, many, numbers, segment, start = _source(
-        left, candidates, counts, known, length, blocks, SIZE, ROOM
+        left, candidates, counts, known, blocks, STRIDE, SIZE, ROOM
     )
     program = tl.program_id(0).to(tl.int64)
     known += segment * KNOWN
@@ -543,7 +553,7 @@ def _write_places(
     wanted = tl.load(known + WANTED + 3)
     places += tl.load(above + program)
     ties_before = tl.load(ties + program)
-    place += segment * length + start
+    place += segment * STRIDE + start
     for first in range(0, many, ROOM):
         at = first + tl.arange(0, ROOM)
         inside = at < many
@@ -560,7 +570,7 @@ def _write_places(
         ties_before += tl.sum(equal.to(tl.int32), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["place"])
 def _take(
     left,
     places,
@@ -585,7 +595,7 @@ def _take(
     tl.store(left, c - widened(word, VALUE), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _add_all(x, held, left, bad, n, SIZE: tl.constexpr, HELD: tl.constexpr, TYPE: tl.constexpr):
     """left = x + held."""
     first = tl.program_id(0).to(tl.int64) * SIZE
@@ -601,7 +611,7 @@ def _add_all(x, held, left, bad, n, SIZE: tl.constexpr, HELD: tl.constexpr, TYPE
         _tell(bad, tl.where(inside, _key_of(c), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _count_all(
     left,
     bins,
@@ -685,7 +695,7 @@ class _Blocks:
     def __init__(self, left: torch.Tensor, length: int, segments: int, known: torch.Tensor) -> None:
         self.left, self.known, self.segments = left, known, segments
         self.blocks = triton.cdiv(length, BLOCK)
-        self.length = length if segments > 1 else 0
+        self.shape = {"STRIDE": length if segments > 1 else 0, "SIZE": BLOCK, "ROOM": ROOM}
         self.programs = segments * self.blocks
 
         def room(size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -693,8 +703,8 @@ class _Blocks:
 
         self.counts = room(self.programs, torch.int32)
         self.above, self.ties = (room(self.programs, torch.int64) for _ in range(2))
-        self.candidates = room(self.programs * ROOM, torch.float32)
-        self.offsets = room(self.programs * ROOM, torch.int16)
+        # A selection that is given its key has none; `add` makes room.
+        self.candidates, self.offsets = room(0, torch.float32), room(0, torch.int16)
 
     def add(
         self,
@@ -704,10 +714,13 @@ class _Blocks:
         given: bool,
     ) -> None:
         """The sum, and the candidates."""
+        room = self.programs * ROOM
+        self.candidates = torch.empty(room, dtype=torch.float32, device=self.left.device)
+        self.offsets = torch.empty(room, dtype=torch.int16, device=self.left.device)
         _add[self.programs,](
             *(*pointers, self.candidates, self.offsets, self.counts, self.known, bad),
-            *(self.length, self.blocks),
-            **{"SIZE": BLOCK, "ROOM": ROOM, "GIVEN": given, "num_warps": 8, **of, **OPTIONS},
+            self.blocks,
+            **{"GIVEN": given, "num_warps": 8, **self.shape, **of, **OPTIONS},
         )
         _settle[self.segments,](self.counts, self.known, self.blocks, TILE=1024, **OPTIONS)
 
@@ -720,9 +733,9 @@ class _Blocks:
         for number, (shift, bits) in enumerate(ROUNDS):
             _count_bins[self.programs,](
                 *(self.left, self.candidates, self.counts, self.known, bins),
-                *(self.length, self.blocks),
-                **{"ROUND": number, "SHIFT": shift, "BITS": bits, "SIZE": BLOCK, "ROOM": ROOM},
-                **{"COPIES": copies, "BINS": BINS, **_FEW, **OPTIONS},
+                self.blocks,
+                **{"ROUND": number, "SHIFT": shift, "BITS": bits, "COPIES": copies, "BINS": BINS},
+                **{**self.shape, **_FEW, **OPTIONS},
             )
             _find_bin[self.segments,](
                 *(self.known, bins),
@@ -733,8 +746,8 @@ class _Blocks:
         """The entries: as many, at most where there is one segment."""
         _count_selected[self.programs,](
             *(self.left, self.candidates, self.counts, self.known, self.above, self.ties),
-            *(self.length, self.blocks),
-            **{"SIZE": BLOCK, "ROOM": ROOM, **_FEW, **OPTIONS},
+            self.blocks,
+            **{**self.shape, **_FEW, **OPTIONS},
         )
         _place_blocks[self.segments,](
             *(self.above, self.ties, self.known, entries.count, self.blocks),
@@ -742,11 +755,12 @@ class _Blocks:
         )
         _write_places[self.programs,](
             *(self.left, self.candidates, self.offsets, self.counts, self.known),
-            *(self.above, self.ties, entries.places, self.length, self.blocks, place),
-            **{"SIZE": BLOCK, "ROOM": ROOM, **_FEW, **OPTIONS},
+            *(self.above, self.ties, entries.places, self.blocks, place),
+            **{**self.shape, **_FEW, **OPTIONS},
         )
         if self.segments > 1:
             entries.count.add_(most)
+        most = min(most, entries.places.numel())
         if most:
             # A thread has one element, so that it stores to what it has loaded.
             _take[triton.cdiv(most, 128),](
