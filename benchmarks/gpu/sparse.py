@@ -50,12 +50,9 @@ class Selecting:
         x, held = (random.standard_normal(elements, np.float32) for _ in range(2))
         self._chunk, self._k = chunk, round((chunk or elements) / 100)
         self._left = np.empty(elements, np.float32)
-        most = kernels.selected_by_chunk(elements, self._k, chunk) if chunk else self._k
-        self._places, self._values = np.empty(most, np.uint32), np.empty(most, np.float32)
-        if chunk:
-            _core.top_k_chunks(x, held, self._left, self._k, chunk, self._places)
-        else:
-            _core.top_k(x, held, self._left, self._k, self._places)
+        given, places = (x, held, self._left, self._k), np.empty(elements, np.uint32)
+        most = _core.top_k_chunks(*given, chunk, places) if chunk else _core.top_k(*given, places)
+        self._places, self._values = places[:most], np.empty(most, np.float32)
         _core.sparse_take(self._left, self._places, self._values)
         self.x, self.held = (torch.from_numpy(each).to(device) for each in (x, held))
         self.left = torch.empty_like(self.x)
@@ -139,7 +136,7 @@ class Exchanging:
 
     def write(self, kernels: Any) -> None:
         """Call `pycollective.triton.places`, or what stands for it."""
-        kernels.write(self._entries, self.tail, self._length)
+        kernels.write(self._entries, len(self.out), self.tail, self._length)
 
     def decode(self, kernels: Any) -> None:
         """Call `pycollective.triton.places`, or what stands for it."""

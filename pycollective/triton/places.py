@@ -23,9 +23,10 @@ import torch
 import triton
 import triton.language as tl
 
+from pycollective.errors import ConfigurationError
 from pycollective.triton.floats import is_nan, rounded, widened
-from pycollective.triton.formats import FORMATS, words
-from pycollective.triton.top_k import OPTIONS, Entries
+from pycollective.triton.formats import FORMATS, check, name_of, words
+from pycollective.triton.top_k import FLOATS, OPTIONS, Entries, check_capacity, check_space
 
 PER_BLOCK = tl.constexpr(128)  # places
 MOST_UNARY = tl.constexpr(48)  # bytes of a block
@@ -143,36 +144,42 @@ def _write_values(values, count, tail, length, BYTES: tl.constexpr, TILE: tl.con
     tl.store(tail + begin + at, byte, mask=at < size)
 
 
-def pack_bound(count: int, size: int) -> int:
-    """Return the bytes of the longest stream of `count` places below `size`."""
-    blocks = triton.cdiv(count, PER_BLOCK.value)
-    return 1 + 4 * blocks + (min(15 * count + size // 16384, 35 * count) + 7) // 8
-
-
 def tail_bound(count: int, size: int, values: torch.dtype) -> int:
-    """Return the bytes of the longest tail of `count` entries below `size`."""
-    return HEAD.value + pack_bound(count, size) + count * values.itemsize
+    """Return the bytes of the longest tail of up to `count` entries below `size`."""
+    blocks = triton.cdiv(count, PER_BLOCK.value)
+    stream = 1 + 4 * blocks + (min(15 * count + size // 16384, 35 * count) + 7) // 8
+    return HEAD.value + stream + count * values.itemsize
 
 
-def write(entries: Entries, tail: torch.Tensor, length: torch.Tensor) -> None:
-    """Write the tail of a message.
+def write(entries: Entries, size: int, tail: torch.Tensor, length: torch.Tensor) -> None:
+    """Write the tail of a message, on the current stream.
+
+    All tensors are contiguous, on one device, and overlap no other.
 
     Args:
-        entries: some entries, whose places ascend strictly.
-        tail: uint8, with room for the longest tail of as many as `entries` has room for, and their
-            space.
+        entries: places ascend strictly, and are below `size`.
+        size: at most 2^32.
+        tail: uint8, with room for `tail_bound` of as many as `entries` have room for.
         length: int64, ``(1,)``: becomes the tail's bytes.
+
+    Raises:
+        ConfigurationError: a tensor or the size is not as said.
     """
-    capacity, size = entries.places.numel(), entries.values.element_size()
+    check_space(0, size)
+    entries.check("entries", 0, tail.device)
+    bound = tail_bound(entries.places.numel(), size, entries.values.dtype)
+    check("tail", tail, (torch.uint8,), bound, tail.device)
+    check("length", length, (torch.int64,), 1, tail.device)
+    capacity, width = entries.places.numel(), entries.values.element_size()
     blocks = triton.cdiv(max(capacity, 1), PER_BLOCK.value)
     sizes, begins = (torch.empty(blocks, dtype=torch.int64, device=tail.device) for _ in range(2))
-    bytes_ = {"BYTES": size, "TILE": TILE, **OPTIONS}
+    bytes_ = {"BYTES": width, "TILE": TILE, **OPTIONS}
     with torch.accelerator.device_index(tail.device.index):
         _head_blocks[blocks,](entries.places, entries.count, tail, sizes, num_warps=1, **OPTIONS)
         _place_bodies[1,](sizes, begins, entries.count, tail, length, blocks, **bytes_)
         _write_bodies[blocks,](entries.places, entries.count, tail, begins, **OPTIONS)
         if capacity:
-            _write_values[triton.cdiv(capacity * size, TILE),](
+            _write_values[triton.cdiv(capacity * width, TILE),](
                 entries.values.view(torch.uint8), entries.count, tail, length, **bytes_
             )
 
@@ -385,6 +392,12 @@ def _read(
     bad: torch.Tensor,
     to: dict[str, Any],
 ) -> None:
+    check("tail", tail, (torch.uint8,), 0, tail.device)
+    check("length", length, (torch.int64,), 1, tail.device)
+    check("bad", bad, (torch.int32,), 1, tail.device)
+    check_space(0, size)
+    if values not in FLOATS:
+        raise ConfigurationError(f"no message has values of {name_of(values)}")
     blocks = triton.cdiv(max(capacity, 1), PER_BLOCK.value)
     heads, spans = (torch.empty(blocks, dtype=torch.int64, device=tail.device) for _ in range(2))
     firsts = torch.empty(blocks, dtype=torch.int32, device=tail.device)
@@ -400,7 +413,7 @@ def _read(
         _add_up[1,](spans, firsts, heads, count, bad, size, blocks, TILE=TILE, **OPTIONS)
         _read_blocks[blocks,](
             *(tail, heads, firsts, begin),
-            **{"VALUE": str(values).removeprefix("torch."), "BYTES": values.itemsize},
+            **{"VALUE": name_of(values), "BYTES": values.itemsize},
             **{**to, **one_warp},
         )
 
@@ -413,17 +426,24 @@ def read(
     entries: Entries,
     bad: torch.Tensor,
 ) -> None:
-    """Read the tail of a message; whatever its bytes are, nothing outside of it is touched.
+    """Read the tail of a message, on the current stream.
+
+    Whatever its bytes are, nothing outside of it is touched. All tensors are contiguous, on one
+    device, and overlap no other.
 
     Args:
-        tail: uint8, contiguous: from its first byte on.
+        tail: uint8: from its first byte on; more may lie behind.
         length: int64, ``(1,)``: the bytes of the tail.
-        size: places are below it.
-        values: the dtype of the values in the message.
+        size: places are below it; at most 2^32.
+        values: the dtype of the values in the message: float32, float16 or bfloat16.
         entries: become those of the message, their values float32.
-        bad: int32, ``(1,)``: becomes 1 where the bytes are no tail of entries below `size`, or of
-            more than `entries` has room for; `entries` then hold anything.
+        bad: int32, ``(1,)``: bit 0 is set where the bytes are no tail of entries below `size`, or
+            of more than `entries` have room for; nothing is cleared. `entries` are none then.
+
+    Raises:
+        ConfigurationError: a tensor, the size or the dtype is not as said.
     """
+    entries.check("entries", 0, tail.device, (torch.float32,))
     _read(
         *(tail, length, size, values, entries.places.numel(), entries.count, bad),
         {
@@ -444,12 +464,20 @@ def decode(
 ) -> None:
     """Write what the tail of a message says to a dense tensor, and 0 elsewhere.
 
+    All tensors are contiguous, on one device, and overlap no other.
+
     Args:
-        tail, length, values, bad: as in `read`; the size is that of `out`.
-        capacity: how many entries there may be.
-        out: float32, float16 or bfloat16, contiguous; each value is divided and rounded once.
+        tail, length, values: as in `read`; the size is that of `out`.
+        capacity: how many entries there may be, less than 2^31.
+        out: float32, float16 or bfloat16, ``(size,)``; each value is divided and rounded once.
         divisor: a positive number of fp32.
+        bad: as in `read`; `out` is 0 then.
+
+    Raises:
+        ConfigurationError: a tensor, a number or the dtype is not as said.
     """
+    check("out", out, FLOATS, 0, tail.device)
+    check_capacity("capacity", capacity)
     out.zero_()
     count = torch.empty(1, dtype=torch.int64, device=tail.device)
     _read(

@@ -17,14 +17,16 @@ import triton
 import triton.language as tl
 
 from pycollective import order
+from pycollective.errors import ConfigurationError
 from pycollective.order import COMBINE
 from pycollective.triton.floats import widened
-from pycollective.triton.formats import FORMATS, words
+from pycollective.triton.formats import FORMATS, check, name_of, words
 from pycollective.triton.places import narrowed
-from pycollective.triton.top_k import OPTIONS, Entries, top_k
+from pycollective.triton.top_k import FLOATS, OPTIONS, Entries, check_space, top_k
 
 WORDS = tl.constexpr(32)  # of a tile
 SIZE = 1024  # entries of a program
+MOST_RANKS = 64
 # Of a program that loads what it stores to: a thread has one, so that it stores its own.
 EACH = 128
 
@@ -231,14 +233,25 @@ def _exchange_places(
 
 
 def mark(entries: Sequence[Entries], size: int) -> Rows:
-    """Rows of ranks' entries, to be added up.
+    """Rows of ranks' entries, to be added up. They own their memory.
 
     Args:
-        entries: of each rank, as `places.read` gives them, all with values that are rows of one
-            tensor or of one capacity; at most 64.
-        size: places are below it.
+        entries: of each rank, as `places.read` gives them: their values are float32, and all have
+            room for as many; at least one, at most 64.
+        size: places are below it; at most 2^32. Of others nothing is added.
+
+    Raises:
+        ConfigurationError: entries or the size are not as said.
     """
-    ranks, device = len(entries), entries[0].places.device
+    ranks = len(entries)
+    if not 1 <= ranks <= MOST_RANKS:
+        raise ConfigurationError(f"entries must be of 1 to {MOST_RANKS} ranks, not {ranks}")
+    device, capacity = entries[0].places.device, entries[0].places.numel()
+    check_space(0, size)
+    for rank, each in enumerate(entries):
+        each.check(f"entries[{rank}]", capacity, device, (torch.float32,))
+        if each.places.numel() != capacity or each.values.numel() != capacity:
+            raise ConfigurationError(f"entries[{rank}] must have room for {capacity}")
     count = triton.cdiv(size, 32)
     tiles = triton.cdiv(count, WORDS.value)
     bits = torch.zeros(ranks, max(count, 1), dtype=torch.int32, device=device)
@@ -276,9 +289,14 @@ def average(rows: Rows, out: torch.Tensor, divisor: float) -> None:
 
     Args:
         rows: of each rank.
-        out: float32, float16 or bfloat16, contiguous, ``(rows.size,)``.
+        out: float32, float16 or bfloat16, contiguous, ``(rows.size,)``, on the device of `rows`;
+            overlaps none of them.
         divisor: a positive number of fp32.
+
+    Raises:
+        ConfigurationError: `out` is not as said.
     """
+    check("out", out, FLOATS, rows.size, rows.bits.device)
     pointers, numbers, constants = _sums(rows)
     if rows.size:
         with torch.accelerator.device_index(out.device.index):
@@ -294,8 +312,13 @@ def total(rows: Rows, out: Entries) -> None:
     Args:
         rows: of each rank.
         out: becomes the sum; its values are float32, with room for all ranks' entries together, or
-            for all places.
+            for all places. On the device of `rows`; overlaps none of them.
+
+    Raises:
+        ConfigurationError: `out` is not as said.
     """
+    room = min(rows.values.numel(), rows.size)
+    out.check("out", room, rows.bits.device, (torch.float32,))
     pointers, numbers, constants = _sums(rows)
     if rows.size == 0:
         out.count.zero_()
@@ -318,20 +341,33 @@ def add_at(
 ) -> None:
     """Add values to a residual: left[place - first] += value, of places in [first, last).
 
+    All tensors are contiguous, on one device, and overlap no other.
+
     Args:
-        left: float32, contiguous.
+        left: float32, with room for last - first.
         entries: places ascend strictly.
-        limits: int64, ``(2,)``, of the device: first and last.
+        limits: int64, ``(2,)``: first and last, which is at most the size of `but`.
         but: entries of one rank: nothing is added at its places. So what a host has sent, and the
             owner did not take, returns to where it came from.
+
+    Raises:
+        ConfigurationError: a tensor is not as said, or `but` is not of one rank.
     """
+    device = left.device
+    check("left", left, (torch.float32,), 0, device)
+    entries.check("entries", 0, device)
+    check("limits", limits, (torch.int64,), 2, device)
+    if but is not None:
+        check("but.bits", but.bits, (torch.int32,), 0, device)
+        if len(but.bits) != 1:
+            raise ConfigurationError(f"but must be of one rank, not {len(but.bits)}")
     bits = limits if but is None else but.bits
     capacity = entries.places.numel()
     if capacity:
         with torch.accelerator.device_index(left.device.index):
             _add_at[triton.cdiv(capacity, EACH),](
                 *(left, entries.places, words(entries.values), entries.count, limits, bits),
-                **{"SIZE": EACH, "VALUE": str(entries.values.dtype).removeprefix("torch.")},
+                **{"SIZE": EACH, "VALUE": name_of(entries.values.dtype)},
                 **{"DROPPED": but is not None, **OPTIONS},
             )
 
@@ -346,15 +382,24 @@ def select_sums(
 ) -> None:
     """Select again, of an owner's sums about one parameter.
 
+    All tensors are contiguous, on one device, and overlap no other.
+
     Args:
         sums: float32, as `total` makes them.
-        limits: int64, ``(3,)``, of the device: how many of the sums are the parameter's, how many
-            are wanted at most, and the number of the first.
+        limits: int64, ``(3,)``: how many of the sums are the parameter's, how many are wanted at
+            most, and the number of the first. They lie in `sums`.
         left: float32: the owner's residual, which gets what rounding the values has dropped.
         shift: of the place p of a sum, p + shift is the number of its element of `left`.
-        entries: become those selected; with room for as many as there are sums.
-        bad: int32, ``(1,)``: becomes 1 if one of the parameter's sums is not finite.
+        entries: become those selected; with room for as many as `sums` have room for.
+        bad: int32, ``(1,)``: bit 0 is set if one of the parameter's sums is not finite; nothing is
+            cleared. `left` and `entries` then hold anything.
+
+    Raises:
+        ConfigurationError: a tensor is not as said.
     """
+    sums.check("sums", 0, left.device, (torch.float32,))
+    check("left", left, (torch.float32,), 0, left.device)
+    entries.check("entries", sums.places.numel(), left.device)
     scratch = torch.empty_like(sums.values)
     entries.count.zero_()
     top_k(sums.values, None, scratch, 0, entries, bad, limits=limits)

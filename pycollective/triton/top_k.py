@@ -31,13 +31,16 @@ import torch
 import triton
 import triton.language as tl
 
+from pycollective.errors import ConfigurationError
 from pycollective.triton.floats import rounded, widened
-from pycollective.triton.formats import FORMATS, words
+from pycollective.triton.formats import FORMATS, check, name_of, words
 
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 INFINITE = tl.constexpr(0x7F800000)
 OPTIONS = {"enable_fp_fusion": False}
 _FEW = {"num_warps": 1}  # for a block's candidates, which are a hundred or so
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+SPACE = 1 << 32  # places
 LONGEST = 4096  # elements of a chunk that a program holds
 _OF_A_WARP = 512  # elements, so 16 of a thread
 
@@ -63,11 +66,11 @@ KNOWN = tl.constexpr(13)
 
 
 class Entries(NamedTuple):
-    """Some elements of a space of less than 2^32 places, on a device.
+    """Some elements of a space of up to 2^32 places, on a device; room for fewer than 2^31.
 
     Attributes:
-        places: int32, the words of uint32; those in use ascend.
-        values: float32, float16 or bfloat16; as many.
+        places: int32, ``(capacity,)``, the words of uint32; those in use ascend.
+        values: float32, float16 or bfloat16, ``(capacity,)``.
         count: int64, ``(1,)``: how many are in use.
     """
 
@@ -83,6 +86,44 @@ class Entries(NamedTuple):
             torch.empty(capacity, dtype=dtype, device=device),
             torch.zeros(1, dtype=torch.int64, device=device),
         )
+
+    def check(
+        self,
+        name: str,
+        room: int,
+        device: torch.device,
+        dtypes: tuple[torch.dtype, ...] = FLOATS,
+    ) -> None:
+        """Refuse entries that a kernel would misread.
+
+        Args:
+            name: of the argument, for the error.
+            room: how many they must have room for.
+            device: where they must be.
+            dtypes: those that the values may have.
+
+        Raises:
+            ConfigurationError: they are not as said, or have room for 2^31 or more.
+        """
+        capacity = self.places.numel()
+        check(f"{name}.places", self.places, (torch.int32,), room, device)
+        check(f"{name}.values", self.values, dtypes, capacity, device)
+        check(f"{name}.count", self.count, (torch.int64,), 1, device)
+        check_capacity(name, capacity)
+
+
+def check_capacity(name: str, capacity: int) -> None:
+    """Refuse room for 2^31 entries or more: their numbers are words of 32 bits with a sign."""
+    if not 0 <= capacity < 1 << 31:
+        raise ConfigurationError(
+            f"{name} must have room for less than 2^31 entries, not {capacity}"
+        )
+
+
+def check_space(place: int, size: int) -> None:
+    """Refuse places that are no words of uint32: from `place` on, `size` of them."""
+    if not (place >= 0 and 0 <= size <= SPACE - place):
+        raise ConfigurationError(f"{size} places from {place} on are not below 2^32")
 
 
 @triton.jit
@@ -499,11 +540,11 @@ def _count_selected(
     tl.store(ties + program, tl.sum(equal, axis=0).to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["blocks"])
-def _place_blocks(above, ties, known, count, blocks, TILE: tl.constexpr, GROWS: tl.constexpr):
+@triton.jit(do_not_specialize=["blocks", "room"])
+def _place_blocks(above, ties, known, count, blocks, room, TILE: tl.constexpr, GROWS: tl.constexpr):
     """Make of each block's counts where its entries go, and how many ties lie before it.
 
-    `GROWS`: the only segment's entries are the last, and counted.
+    `GROWS`: the only segment's entries are the last, and counted, if there is room for them.
     """
     segment = tl.program_id(0).to(tl.int64)
     known += segment * KNOWN
@@ -524,10 +565,10 @@ def _place_blocks(above, ties, known, count, blocks, TILE: tl.constexpr, GROWS: 
         more += tl.sum(mine, axis=0)
         equal += tl.sum(own_ties, axis=0)
     if GROWS:
-        tl.store(count, first + more + tl.minimum(equal, wanted))
+        tl.store(count, tl.minimum(first + more + tl.minimum(equal, wanted), room))
 
 
-@triton.jit(do_not_specialize=["blocks", "place"])
+@triton.jit(do_not_specialize=["blocks", "place", "room"])
 def _write_places(
     left,
     candidates,
@@ -539,11 +580,12 @@ def _write_places(
     places,
     blocks,
     place,
+    room,
     STRIDE: tl.constexpr,
     SIZE: tl.constexpr,
     ROOM: tl.constexpr,
 ):
-    """Write the places of each block's selected elements."""
+    """Write the places of each block's selected elements, where there is room for them."""
     listed, many, numbers, segment, start = _source(
         left, candidates, counts, known, blocks, STRIDE, SIZE, ROOM
     )
@@ -551,7 +593,7 @@ def _write_places(
     known += segment * KNOWN
     least = tl.load(known + PREFIX + 3).to(tl.int32)
     wanted = tl.load(known + WANTED + 3)
-    places += tl.load(above + program)
+    to = tl.load(above + program)
     ties_before = tl.load(ties + program)
     place += segment * STRIDE + start
     for first in range(0, many, ROOM):
@@ -565,8 +607,9 @@ def _write_places(
         offset = tl.load(offsets + program * ROOM + at, mask=is_listed, other=0).to(tl.int32)
         offset = tl.where(listed > 0, offset, at)
         through = tl.cumsum(taken.to(tl.int32), axis=0)
-        tl.store(places + through - 1, (place + offset).to(tl.int32), mask=taken)
-        places += tl.max(through, axis=0)
+        entry = to + through - 1
+        tl.store(places + entry, (place + offset).to(tl.int32), mask=taken & (entry < room))
+        to += tl.max(through, axis=0)
         ties_before += tl.sum(equal.to(tl.int32), axis=0)
 
 
@@ -634,13 +677,13 @@ def _sources(
     x: torch.Tensor, held: torch.Tensor | None, left: torch.Tensor
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """The pointers and constexprs of a sum."""
-    of = {"HELD": held is not None, "TYPE": str(x.dtype).removeprefix("torch.")}
+    of = {"HELD": held is not None, "TYPE": name_of(x.dtype)}
     return (words(x), left if held is None else held, left), of
 
 
 def _formats(entries: Entries) -> dict[str, Any]:
     dtype = entries.values.dtype
-    return {"VALUE": str(dtype).removeprefix("torch."), "FORMAT": tuple(FORMATS[dtype])}
+    return {"VALUE": name_of(dtype), "FORMAT": tuple(FORMATS[dtype])}
 
 
 def selected_of(count: int, k: int, chunk: int) -> int:
@@ -648,9 +691,13 @@ def selected_of(count: int, k: int, chunk: int) -> int:
     return -(-k * count // chunk)
 
 
-def selected_by_chunk(count: int, k: int, chunk: int) -> int:
-    """Return how many are taken of `count` elements, if k are of each chunk."""
-    return count // chunk * k + selected_of(count % chunk, k, chunk)
+def _check_sum(
+    x: torch.Tensor, held: torch.Tensor | None, left: torch.Tensor, bad: torch.Tensor
+) -> None:
+    check("x", x, FLOATS, 0, x.device)
+    check("held", left if held is None else held, (torch.float32,), x.numel(), x.device)
+    check("left", left, (torch.float32,), x.numel(), x.device)
+    check("bad", bad, (torch.int32,), 1, x.device)
 
 
 def add(x: torch.Tensor, held: torch.Tensor | None, left: torch.Tensor, bad: torch.Tensor) -> None:
@@ -658,8 +705,12 @@ def add(x: torch.Tensor, held: torch.Tensor | None, left: torch.Tensor, bad: tor
 
     Args:
         x, held, left, bad: as in `top_k_chunks`; nothing is taken off `left`.
+
+    Raises:
+        ConfigurationError: a tensor is not as said.
     """
     n = x.numel()
+    _check_sum(x, held, left, bad)
     pointers, of = _sources(x, held, left)
     if n:
         with torch.accelerator.device_index(x.device.index):
@@ -676,9 +727,17 @@ def histogram(
         shift: how many bits lie below those that are counted.
         bits: how many are counted, at most 11.
         prefix: int64, ``(1,)``, of its device: the bits above.
-        bins: int64, ``(2**bits,)``; what is counted is added.
+        bins: int64, ``(2**bits,)``, of its device; what is counted is added.
+
+    Raises:
+        ConfigurationError: a tensor or a number is not as said.
     """
     n = left.numel()
+    if not (1 <= bits <= 11 and 0 <= shift <= 31 - bits):
+        raise ConfigurationError(f"there are no {bits} bits of a magnitude above {shift}")
+    check("left", left, (torch.float32,), 0, left.device)
+    check("prefix", prefix, (torch.int64,), 1, left.device)
+    check("bins", bins, (torch.int64,), 1 << bits, left.device)
     if n == 0:
         return
     found = torch.zeros(COPIES, 1 << bits, dtype=torch.int32, device=left.device)
@@ -744,23 +803,24 @@ class _Blocks:
 
     def write(self, entries: Entries, place: int, most: int) -> None:
         """The entries: as many, at most where there is one segment."""
+        room = entries.places.numel()
         _count_selected[self.programs,](
             *(self.left, self.candidates, self.counts, self.known, self.above, self.ties),
             self.blocks,
             **{**self.shape, **_FEW, **OPTIONS},
         )
         _place_blocks[self.segments,](
-            *(self.above, self.ties, self.known, entries.count, self.blocks),
+            *(self.above, self.ties, self.known, entries.count, self.blocks, room),
             **{"TILE": 1024, "GROWS": self.segments == 1, **OPTIONS},
         )
         _write_places[self.programs,](
             *(self.left, self.candidates, self.offsets, self.counts, self.known),
-            *(self.above, self.ties, entries.places, self.blocks, place),
+            *(self.above, self.ties, entries.places, self.blocks, place, room),
             **{**self.shape, **_FEW, **OPTIONS},
         )
         if self.segments > 1:
             entries.count.add_(most)
-        most = min(most, entries.places.numel())
+        most = min(most, room)
         if most:
             # A thread has one element, so that it stores to what it has loaded.
             _take[triton.cdiv(most, 128),](
@@ -774,18 +834,31 @@ def select(
 ) -> None:
     """Take all elements with magnitude bits above `key`, and the first `ties` that have these.
 
+    All tensors are contiguous, on one device, and overlap no other.
+
     Args:
-        left: float32, contiguous; what their values leave is left of them.
-        key, ties: int64, ``(1,)``, of its device.
-        entries: get them, behind those that they have; with room for as many.
+        left: float32, ``(n,)``; what their values leave is left of them.
+        key, ties: int64, ``(1,)``. Whatever they are, no more elements are taken than `entries`
+            have room for.
+        entries: get them, behind those that they have.
         place: of the first element; places are counted from it.
+
+    Raises:
+        ConfigurationError: a tensor is not as said, or a place is not below 2^32.
     """
     n = left.numel()
+    check("left", left, (torch.float32,), 0, left.device)
+    check("key", key, (torch.int64,), 1, left.device)
+    check("ties", ties, (torch.int64,), 1, left.device)
+    entries.check("entries", 0, left.device)
+    check_space(place, n)
     if n == 0:
         return
     none = torch.zeros(3, dtype=torch.int64, device=left.device)
     length = torch.full((1,), n, dtype=torch.int64, device=left.device)
-    known = torch.cat([length, none[:2], entries.count, none, none[:1], key, none, ties])
+    known = torch.cat(
+        [length, none[:2], entries.count, none, none[:1], key, none, ties.clamp(min=0)]
+    )
     with torch.accelerator.device_index(left.device.index):
         _Blocks(left, n, 1, known).write(entries, place, n)
 
@@ -800,24 +873,42 @@ def top_k(
     place: int = 0,
     limits: torch.Tensor | None = None,
 ) -> None:
-    """Take the k elements of x + held that come first.
+    """Take the k elements of x + held that come first, on the current stream.
+
+    All tensors are contiguous, and on the device of x.
 
     Args:
-        x, held, left, entries, bad, place: as in `top_k_chunks`.
-        k: how many; at most the elements.
-        limits: int64, ``(3,)``, of the device, where host code does not know them: how many
-            elements there are, how many are wanted at most, and where they begin in x; `left` has
-            room for all of x, and `k` is not looked at. `held` is None then.
+        x, held, left, bad, place: as in `top_k_chunks`.
+        k: how many; at most n.
+        entries: as in `top_k_chunks`; with `limits` they need room for n.
+        limits: int64, ``(3,)``, where host code does not know them: how many elements there are,
+            how many are wanted at most, and where they begin in x. They lie in x. The first
+            elements of `left` are theirs; the others are kept. `k` is not looked at, and `held` is
+            None.
+
+    Raises:
+        ConfigurationError: a tensor or k is not as said, or a place is not below 2^32.
     """
     n = x.numel()
+    _check_sum(x, held, left, bad)
+    check_space(place, n)
+    if limits is None:
+        if not 0 <= k <= n:
+            raise ConfigurationError(f"{k} of {n} elements cannot be taken")
+        entries.check("entries", k, x.device)
+    else:
+        if held is not None:
+            raise ConfigurationError("with limits nothing is held")
+        check("limits", limits, (torch.int64,), 3, x.device)
+        entries.check("entries", n, x.device)
     if n == 0:
         return
     if n <= LONGEST and limits is None:
-        _in_registers(
-            x, held, left, (triton.next_power_of_2(max(n, 64)), k, k), entries, bad, place
-        )
+        size = triton.next_power_of_2(max(n, 64))
+        _in_registers(x, held, left, (size, k, k), k, entries, bad, place)
     else:
-        _by_blocks(x, held, left, (n, k, n), entries, bad, place, limits)
+        most = k if limits is None else n
+        _by_blocks(x, held, left, (n, k, most), entries, bad, place, limits)
 
 
 def top_k_chunks(
@@ -832,30 +923,43 @@ def top_k_chunks(
 ) -> None:
     """Take the k elements of x + held that come first of each chunk, on the current stream.
 
-    Of a last chunk of m elements ``selected_of(m, k, chunk)`` are taken.
+    Of a last chunk of m elements ``selected_of(m, k, chunk)`` are taken. All tensors are
+    contiguous, and on the device of x.
 
     Args:
-        x: float32, float16 or bfloat16, contiguous, of fewer than 2^32 elements.
-        held: float32, as many; None: nothing is held.
-        left: float32, as many: what is left of each. It may be x itself, and overlaps nothing else.
+        x: float32, float16 or bfloat16, ``(n,)``.
+        held: float32, ``(n,)``; None: nothing is held.
+        left: float32, ``(n,)``: what is left of each. It may be x itself, and overlaps
+            nothing else.
         k: at least one, at most the chunk.
         chunk: elements, a multiple of 64 up to 65,536.
-        entries: get places and values, behind those that they have; with room for as many.
-        bad: int32, ``(1,)``: becomes 1 if an element of x + held is not finite. All other outputs
-            then hold anything, and `entries` as many as otherwise.
+        entries: get places and values, behind those that they have; with room for both.
+        bad: int32, ``(1,)``: bit 0 is set if an element of x + held is not finite; nothing is
+            cleared. All other outputs then hold anything, and `entries` as many as otherwise.
         place: of the first element; places are counted from it.
+
+    Raises:
+        ConfigurationError: a tensor, k or the chunk is not as said, or a place is not below 2^32.
     """
     n = x.numel()
+    if chunk % 64 or not 0 < chunk <= 65_536:
+        raise ConfigurationError(f"a chunk is a multiple of 64 elements up to 65536, not {chunk}")
+    if not 1 <= k <= chunk:
+        raise ConfigurationError(f"{k} of each {chunk} elements cannot be taken")
+    tail = selected_of(n % chunk, k, chunk)
+    most = n // chunk * k + tail
+    _check_sum(x, held, left, bad)
+    check_space(place, n)
+    entries.check("entries", most, x.device)
     if n == 0:
         return
-    tail = selected_of(n % chunk, k, chunk)
     if chunk <= LONGEST:
-        _in_registers(x, held, left, (chunk, k, tail), entries, bad, place)
+        _in_registers(x, held, left, (chunk, k, tail), most, entries, bad, place)
     else:
-        _by_blocks(x, held, left, (chunk, k, n), entries, bad, place, None)
+        _by_blocks(x, held, left, (chunk, k, most), entries, bad, place, None)
 
 
-def _in_registers(x, held, left, of_each, entries, bad, place) -> None:
+def _in_registers(x, held, left, of_each, most, entries, bad, place) -> None:
     size, k, tail = of_each
     n, wide = x.numel(), triton.next_power_of_2(size)
     pointers, of = _sources(x, held, left)
@@ -866,11 +970,12 @@ def _in_registers(x, held, left, of_each, entries, bad, place) -> None:
             **{"SIZE": size, "WIDE": wide, "num_warps": max(1, wide // _OF_A_WARP)},
             **{**of, **_formats(entries), **OPTIONS},
         )
-    entries.count.add_(n // size * k + (tail if n % size else 0))
+    entries.count.add_(most)
 
 
 def _by_blocks(x, held, left, of_each, entries, bad, place, limits) -> None:
-    length, k, n = of_each
+    length, k, most = of_each
+    n = x.numel()
     segments = triton.cdiv(n, length)
     known = torch.empty(segments * KNOWN.value, dtype=torch.int64, device=x.device)
     pointers, of = _sources(x, held, left)
@@ -884,4 +989,4 @@ def _by_blocks(x, held, left, of_each, entries, bad, place, limits) -> None:
         blocks = _Blocks(left, length, segments, known)
         blocks.add(pointers, of, bad, given)
         blocks.find()
-        blocks.write(entries, place, n if given else selected_by_chunk(n, k, length))
+        blocks.write(entries, place, most)

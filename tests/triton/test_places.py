@@ -91,7 +91,7 @@ def written(kernels, places, size, values):
     tail = torch.full((kernels.tail_bound(room, size, entries.values.dtype) + 5,), 7).to(
         torch.uint8
     )
-    kernels.write(entries, tail, length)
+    kernels.write(entries, size, tail, length)
     assert (tail[int(length) :] == 7).all()
     return tail[: int(length)].numpy()
 

@@ -70,13 +70,13 @@ class Selection:
         """That it is what the CPU's kernels write."""
         self.run(kernels, k, chunk)
         left = np.empty(len(self.x), np.float32)
-        most = kernels.selected_by_chunk(len(self.x), k, chunk) if chunk else k
-        places = np.empty(most, np.uint32)
+        places = np.empty(len(self.x), np.uint32)
         given = self.x, self.held, left, k
         found = _core.top_k_chunks(*given, chunk, places) if chunk else _core.top_k(*given, places)
         assert int(self.bad) == (found < 0)
         if found < 0:
             return
+        places = places[:found]
         values = np.empty(found, dtype_of(self.values))
         _core.sparse_take(left, places, values.view(NUMPY.get(self.values, values.dtype)))
         self.is_written(places + np.uint32(PLACE), values, left)
