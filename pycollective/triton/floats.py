@@ -32,8 +32,32 @@ def widened(word, TYPE: tl.constexpr):
 
 
 @triton.jit
+def word_at(at, mask, BYTES: tl.constexpr):
+    """The words of so many bytes that begin there, aligned or not, in 32 bits; 0 where masked."""
+    word = tl.load(at, mask=mask, other=0).to(tl.int32)
+    for byte in tl.static_range(1, BYTES):
+        word |= tl.load(at + byte, mask=mask, other=0).to(tl.int32) << (8 * byte)
+    return word
+
+
+@triton.jit
+def divided(x, divisor):
+    """fp32 numbers by a number: Triton's own / is not IEEE's, and by a scalar there is no other."""
+    return tl.div_rn(x, tl.full(x.shape, divisor, tl.float32))
+
+
+@triton.jit
 def rounded(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
-    """The words of a format narrower than fp32 that are nearest to fp32 numbers, ties to even."""
+    """The words of a format that are nearest to fp32 numbers, ties to even; those of fp32 and fp64
+    are the numbers'."""
+    if WORD.primitive_bitwidth < 32:
+        return _nearest(x, WORD, FORMAT)
+    else:
+        return x.to(WORD, bitcast=True)
+
+
+@triton.jit
+def _nearest(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
     MANTISSA: tl.constexpr = FORMAT[0]
     GREATEST: tl.constexpr = FORMAT[1]
     BITS: tl.constexpr = WORD.primitive_bitwidth
@@ -60,3 +84,15 @@ def rounded(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
 def is_nan(word, FORMAT: tl.constexpr):
     """Whether words of this format are NaNs."""
     return (word & ((1 << (word.dtype.primitive_bitwidth - 1)) - 1)) > FORMAT[1]
+
+
+@triton.jit
+def with_one_nan(word, FORMAT: tl.constexpr):
+    """Words of this format; each NaN is the contract's."""
+    return tl.where(is_nan(word, FORMAT), FORMAT[2], word).to(word.dtype)
+
+
+@triton.jit
+def narrowed(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
+    """Words of results: rounded once, with the contract's NaN."""
+    return with_one_nan(rounded(x, WORD, FORMAT), FORMAT)

@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 
 from pycollective.errors import ConfigurationError
+from pycollective.triton.floats import word_at
 from pycollective.triton.formats import check, words
 
 BLOCK = tl.constexpr(128)  # elements
@@ -294,11 +295,7 @@ def _header_at(payload, block, there, SIZE: tl.constexpr):
     if SIZE == 4:
         return tl.load(payload.to(tl.pointer_type(tl.int32)) + block, mask=there, other=0)
     else:
-        at = payload + block * 3
-        base = tl.load(at, mask=there, other=0).to(tl.int32)
-        mode = tl.load(at + 1, mask=there, other=0).to(tl.int32)
-        escaped = tl.load(at + 2, mask=there, other=0).to(tl.int32)
-        return _header(base, mode, escaped, 0)
+        return word_at(payload + block * 3, there, 3)
 
 
 @triton.jit(do_not_specialize=["n", "groups"])
@@ -414,6 +411,13 @@ def write_blocks(
 
 
 @triton.jit
+def _put_word(to, word, mask, BYTES: tl.constexpr):
+    """Store the lowest bytes of words, which may lie anywhere."""
+    for byte in tl.static_range(BYTES):
+        tl.store(to + byte, (word >> (8 * byte)).to(tl.uint8), mask=mask)
+
+
+@triton.jit
 def _first_row(n, SIZE: tl.constexpr):
     """Where the headers end."""
     return (n // BLOCK).to(tl.int64) * (4 if SIZE == 4 else 3)
@@ -424,9 +428,7 @@ def _put_headers(payload, block, header, there, SIZE: tl.constexpr):
     if SIZE == 4:
         tl.store(payload.to(tl.pointer_type(tl.int32)) + block, header, mask=there)
     else:
-        for byte in tl.static_range(3):
-            at = payload + block * 3 + byte
-            tl.store(at, (header >> (8 * byte)).to(tl.uint8), mask=there)
+        _put_word(payload + block * 3, header, there, 3)
 
 
 @triton.jit
@@ -488,13 +490,10 @@ def _put_blocks(
             both = tl.where(paired, ((told >> 4) & 15) | ((told & 15) << 4), told & 15)
             tl.store(tail + mark // 2, both.to(tl.uint8), mask=marked & (paired | alone))
             behind = tail + (some[:, None] + 1) // 2 + 4 * ((told >> 16) - 1)
-            for byte in tl.static_range(4):
-                tl.store(behind + byte, (bits >> (8 * byte)).to(tl.uint8), mask=whole)
+            _put_word(behind, bits, whole, 4)
     else:
         if _any(mode == RAW):
-            for byte in tl.static_range(2):
-                at = payload + (rows[:, None] + 2 * i + byte)
-                tl.store(at, (bits >> (8 * byte)).to(tl.uint8), mask=(mode == RAW)[:, None])
+            _put_word(payload + (rows[:, None] + 2 * i), bits, (mode == RAW)[:, None], 2)
     if _any(is_window | (some > 0)):
         _put_planes(payload, plane, planed, count, BLOCKS)
     if _any(is_window):
@@ -512,8 +511,7 @@ def _put_rest(x, to, left, SIZE: tl.constexpr):
     """The elements after the last block, as they are."""
     i = tl.arange(0, BLOCK)
     rest = _unsigned(tl.load(x + i, mask=i < left), 8 * SIZE)
-    for byte in tl.static_range(SIZE):
-        tl.store(to + SIZE * i + byte, (rest >> (8 * byte)).to(tl.uint8), mask=i < left)
+    _put_word(to + SIZE * i, rest, i < left, SIZE)
 
 
 @triton.jit
@@ -671,18 +669,14 @@ def _read_blocks(
             value = tl.where(magnitude == 0, 0, value).to(tl.uint32, bitcast=True) | (field << 31)
             behind = tail + halves + 4 * number
             escape = whole & (number < many)
-            word = tl.zeros((BLOCKS, BLOCK), tl.uint32)
-            for byte in tl.static_range(4):
-                word |= tl.load(behind + byte, mask=escape, other=0).to(tl.uint32) << (8 * byte)
+            word = word_at(behind, escape, 4).to(tl.uint32, bitcast=True)
             found = tl.where(fixed, tl.where(whole, word, value), found)
         found = tl.where((mode == RAW)[:, None], field, found)
     else:
         if _any(mode == RAW):
             raw = (mode == RAW)[:, None]
             at = payload + (rows[:, None] + 2 * i)
-            word = tl.load(at, mask=raw, other=0).to(tl.uint32)
-            word |= tl.load(at + 1, mask=raw, other=0).to(tl.uint32) << 8
-            found = tl.where(raw, word, found)
+            found = tl.where(raw, word_at(at, raw, 2).to(tl.uint32, bitcast=True), found)
     found = tl.where((mode == ZERO)[:, None], 0, found)
     word = found.to(tl.int32, bitcast=True).to(WORD)
     tl.store(out + block * BLOCK + i, word, mask=there[:, None])
@@ -693,12 +687,8 @@ def _read_blocks(
 def _read_rest(of, out, left, SIZE: tl.constexpr):
     """The elements after the last block, as they are."""
     i = tl.arange(0, BLOCK)
-    rest = tl.zeros((BLOCK,), tl.uint32)
-    for byte in tl.static_range(SIZE):
-        part = tl.load(of + SIZE * i + byte, mask=i < left, other=0)
-        rest |= part.to(tl.uint32) << (8 * byte)
-    word = rest.to(tl.int32, bitcast=True).to(out.dtype.element_ty)
-    tl.store(out + i, word, mask=i < left)
+    word = word_at(of + SIZE * i, i < left, SIZE)
+    tl.store(out + i, word.to(out.dtype.element_ty), mask=i < left)
 
 
 @triton.jit

@@ -30,7 +30,7 @@ import triton.language as tl
 
 from pycollective import order
 from pycollective.errors import ConfigurationError
-from pycollective.triton.floats import is_nan, rounded, widened
+from pycollective.triton.floats import divided, narrowed, widened
 from pycollective.triton.formats import FORMATS, check, name_of, words
 
 CHUNKS = tl.constexpr(4)  # of a program that encodes
@@ -343,7 +343,6 @@ def _decoded(
     MASKED: tl.constexpr,
 ):
     """The `DECODED` elements from number `first` on, or `count` of them, to `out`."""
-    WORD: tl.constexpr = out.dtype.element_ty
     ROWS: tl.constexpr = DECODED // BLOCK
     A_BYTE: tl.constexpr = 8 if CODEC == "one_bit" else 1  # elements of it
     RECORD: tl.constexpr = 4 + CHUNK // A_BYTE
@@ -358,11 +357,9 @@ def _decoded(
         payload, stride, records, data, is_there, mask, (ROWS, BLOCK), CODEC, FOURS, FOUR, REST
     )
     if DIVIDE:
-        x = tl.div_rn(x, tl.full(x.shape, divisor, tl.float32))
-    NARROW: tl.constexpr = WORD.primitive_bitwidth < 32
-    word = rounded(x, WORD, FORMAT) if NARROW else x.to(WORD, bitcast=True)
-    word = tl.where(is_nan(word, FORMAT), FORMAT[2], word).to(WORD)
+        x = divided(x, divisor)
     at = row + tl.arange(0, BLOCK)[None, :]
+    word = narrowed(x, out.dtype.element_ty, FORMAT)
     tl.store(out + at, word, mask=at < count if MASKED else None)
 
 

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 
 from pycollective.order import COMBINE
-from pycollective.triton.floats import is_nan, rounded, widened
+from pycollective.triton.floats import divided, is_nan, rounded, widened, with_one_nan
 from pycollective.triton.formats import FORMATS, name_of, words
 
 THREADS = tl.constexpr(128)  # of a program
@@ -87,8 +87,8 @@ def _divided(total, LEAVES: tl.constexpr, TYPE: tl.constexpr):
             return (total.to(tl.int64) // LEAVES).to(total.dtype)
     elif TYPE == "float64":
         return total / tl.full(total.shape, LEAVES, tl.float64)
-    else:  # Triton's own / is not IEEE's in fp32
-        return tl.div_rn(total, tl.full(total.shape, LEAVES, tl.float32))
+    else:
+        return divided(total, LEAVES)
 
 
 @triton.jit
@@ -107,7 +107,6 @@ def _program(
     FORMAT: tl.constexpr,
 ):
     """The `SIZE` elements from these pointers on, or those that are left."""
-    WORD: tl.constexpr = out.dtype.element_ty
     at = tl.arange(0, SIZE)
     mask = at < left if MASKED else None
     rows, out = rows + at, out + at
@@ -122,14 +121,10 @@ def _program(
     if OP == "avg" and FINISH:
         x = _divided(x, LEAVES, TYPE)
     if TYPE != "integer":
-        if OP == "min" or OP == "max":
-            x = _flipped(x)
-        elif WORD.primitive_bitwidth < 32:
-            x = rounded(x, WORD, FORMAT)
-        else:
-            x = x.to(WORD, bitcast=True)
+        ORDERED: tl.constexpr = OP == "min" or OP == "max"
+        x = _flipped(x) if ORDERED else rounded(x, out.dtype.element_ty, FORMAT)
         if FINISH:
-            x = tl.where(is_nan(x, FORMAT), FORMAT[2], x).to(WORD)
+            x = with_one_nan(x, FORMAT)
     tl.store(out, x, mask=mask)
 
 
