@@ -6,9 +6,11 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -54,9 +56,6 @@ def _interpreted(function: JITFunction, *args: Any, **more: Any) -> Any:
         patched.restore()
 
 
-JITFunction.__call__ = _interpreted
-
-
 def _scanned(scan: interpreter.ScanOps, inputs: Sequence[Any]) -> list[Any]:
     """What a scan gives, of all rows at a time: Triton's own takes one element after the other."""
     kinds = [each.dtype for each in inputs]
@@ -71,7 +70,12 @@ def _scanned(scan: interpreter.ScanOps, inputs: Sequence[Any]) -> list[Any]:
     return list(map(scan.to_tensor, ends, kinds))
 
 
-interpreter.ScanOps.generic_scan = _scanned
+@contextmanager
+def interpreting() -> Iterator[None]:
+    """Within it Triton's interpreter can run all of Triton's own functions, and scans rows fast."""
+    scans = mock.patch.object(interpreter.ScanOps, "generic_scan", _scanned)
+    with mock.patch.object(JITFunction, "__call__", _interpreted), scans:
+        yield
 
 
 def _below(package: str) -> list[str]:
