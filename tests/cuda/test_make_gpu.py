@@ -22,7 +22,7 @@ from pycollective.triton.formats import words
 from tests.cuda import standin
 from tests.inputs import dtype_of
 from tests.launchers import Launcher
-from tests.triton.compiled import interpreting, module
+from tests.triton.compiled import module
 
 
 def shell(text, limit=30.0, needs=()):
@@ -126,8 +126,7 @@ def test_the_benchmark_of_top_k_sees_a_wrong_byte(chunk):
     problem = sparse.Selecting(chunk, 9003, "cpu", kernels)
     problem.left.zero_()
     assert problem.wrong() > 90
-    with interpreting():
-        problem.run(kernels)
+    problem.run(kernels)
     assert problem.wrong() == 0
     problem.entries.values.view(torch.uint8)[0] ^= 1
     assert problem.wrong() == 1
@@ -139,9 +138,8 @@ def test_the_benchmark_of_places_sees_a_wrong_byte():
     problem = sparse.Exchanging(9003, "cpu", kernels)
     problem.out.zero_()
     assert problem.wrong() > 90
-    with interpreting():
-        problem.write(kernels)
-        problem.decode(kernels)
+    problem.write(kernels)
+    problem.decode(kernels)
     assert problem.wrong() == 0
     problem.tail[9] ^= 1
     problem.out.view(torch.uint8)[0] ^= 1
