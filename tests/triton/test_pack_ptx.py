@@ -122,8 +122,11 @@ def usually(usual, others):
 @pytest.mark.parametrize(
     ("dtype", "n", "target"),
     usually(
-        [("float16", 2225, "80"), ("bfloat16", 2048, "90"), ("float32", 1157, "100")],
-        itertools.product(TYPES, (0, 1, 127, 128, 2048, 5001), TARGETS),
+        [("bfloat16", 2048, "90")],
+        [
+            *(("float16", 2225, "80"), ("float32", 1157, "100")),
+            *itertools.product(TYPES, (0, 1, 127, 128, 2048, 5001), TARGETS),
+        ],
     ),
 )
 def test_payloads_are_the_cpus_and_come_back(monkeypatch, dtype, n, target):
@@ -152,7 +155,7 @@ def test_each_class(dtype, name):
 
 @pytest.mark.parametrize(
     ("dtype", "seeds"),
-    usually([(dtype, range(1)) for dtype in TYPES], [(dtype, range(1, 30)) for dtype in TYPES]),
+    usually([("float32", range(1))], [(dtype, range(30)) for dtype in TYPES]),
 )
 def test_of_hostile_payloads_nothing_else_is_read(dtype, seeds):
     n = 2 * 128 + 5
@@ -185,6 +188,7 @@ def test_what_is_moved(dtype, most):
     device = Device(dtype, len(x))
     payload = device.pack(x)
     memory, at = device.memory, device.at
+    assert same_bits(payload, pack_on_cpu(x))
     assert len(payload) < 0.75 * x.nbytes
     assert device.loads["plan_blocks"][16] == x.nbytes // 16
     assert 16 * device.stores["write_blocks"][16] > 0.8 * len(payload)
@@ -193,7 +197,7 @@ def test_what_is_moved(dtype, most):
     writes = device.writes["write_blocks"][memory.place(at["payload"], x.nbytes)]
     assert (writes[: len(payload)] == 1).all()
     assert (writes[len(payload) :] == 0).all()
-    device.unpack(payload)
+    assert same_bits(device.unpack(payload)[0], x)
     assert device.stores["read_blocks"][16] == x.nbytes // 16
     assert 16 * device.loads["read_blocks"][16] > 0.7 * len(payload)
     written = device.writes["read_blocks"][memory.place(at["out"], x.nbytes)]
@@ -249,7 +253,7 @@ def test_offsets_have_64_bits():
     assert same_bits(memory.get(base[5] + 512 + first * GROUP * 2, x), x)
 
 
-@pytest.mark.parametrize("name", ["write_blocks", "read_blocks"])
+@pytest.mark.parametrize("name", [pytest.param("write_blocks", marks=STORM), "read_blocks"])
 def test_the_last_of_the_most_elements_of_32_bits_are_not_the_first_programs(name):
     """It has no memory for them: to their number no block's may be added in 32 bits."""
     n, memory = (1 << 31) - 1, Memory(1 << 17)
