@@ -51,6 +51,7 @@ class Launches:
         constants = {name: given[name] for name in names if name in constant}
         rest = {name: given[name] for name in names if name not in constant}
         types = {name: _type(value) for name, value in rest.items()}
+        fixed |= {each.name for each in function.params if each.do_not_specialize_on_alignment}
         even = [name for name, value in rest.items() if name not in fixed and _even(value)]
         options = {name: value for name, value in more.items() if name not in names}
         key = (function.fn, self.target, *types.items(), *even, *constants.items())
