@@ -4,14 +4,15 @@ Packing has three kernels, each a launch:
 
 1. `plan_blocks`: each program reads some blocks, chooses how each is written, and keeps its header;
    how many rows and bytes of tail they take together goes to `sums`.
-2. `place`: one program adds these up, which gives each group's place and the payload's length.
+2. `find_offsets`: one program adds these up, which gives each group's offset and the payload's
+   length.
 3. `write_blocks`: each program reads its blocks again and writes them to their places. Where the
    payload would be no shorter than the elements, it copies these.
 
-Unpacking has three likewise: `measure_blocks` adds up what the headers say, `place` compares that
-with the payload's length, and `read_blocks` reads each block from its place. What no encoder makes
-is refused, by a flag. Until `place` has found that all rows and tails lie in the payload none of
-them is read.
+Unpacking has three likewise: `measure_blocks` adds up what the headers say, `find_offsets` compares
+that with the payload's length, and `read_blocks` reads each block from its place. What no encoder
+makes is refused, by a flag. Until `find_offsets` has found that all rows and tails lie in the
+payload none of them is read.
 
 A program is a warp, so that its threads wait for each other alone. It has `BLOCKS` blocks at a
 time. How deep the bits of a block's numbers lie is counted by atomic additions to shared memory,
@@ -33,7 +34,7 @@ from pycollective.triton.formats import check, words
 
 BLOCK = tl.constexpr(128)  # elements
 OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}
-PLACING = {"num_warps": 4}  # and the rest of these
+FIND_OFFSETS = {"num_warps": 4}  # and the rest of these
 BLOCKS = 4  # of a program at a time
 MOST_STEPS = tl.constexpr(16)  # of a program
 PROGRAMS = 8192  # before a program has more than one step
@@ -46,7 +47,7 @@ MOST_WIDTH = tl.constexpr(27)
 MORE = tl.constexpr(4)  # bits that follow of a marked number
 # More bytes than a payload has, and few enough to be added up, one of each group.
 REFUSED = tl.constexpr(1 << 40)
-# What `place` says of the whole payload.
+# What `find_offsets` says of the whole payload.
 PACKED, WHOLE, NONE = (tl.constexpr(state) for state in (0, 1, 2))
 
 # Bit 8 b of a word, for each b; factors that bring seven bits there, and eight from there.
@@ -299,9 +300,9 @@ def _header_at(payload, block, there, SIZE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["n", "groups"])
-def place(
+def find_offsets(
     sums,
-    places,
+    offsets,
     length,
     refused,
     n,
@@ -328,8 +329,8 @@ def place(
         there = at < known
         row = tl.load(sums + at, mask=there, other=0)
         tail = tl.load(sums + groups + at, mask=there, other=0)
-        tl.store(places + at, tl.cumsum(row, 0) - row + rows, mask=there)
-        tl.store(places + groups + at, tl.cumsum(tail, 0) - tail + tails, mask=there)
+        tl.store(offsets + at, tl.cumsum(row, 0) - row + rows, mask=there)
+        tl.store(offsets + groups + at, tl.cumsum(tail, 0) - tail + tails, mask=there)
         rows += tl.sum(row, 0)
         tails += tl.sum(tail, 0)
     taken = least + 16 * rows + tails
@@ -341,8 +342,8 @@ def place(
             given == raw, WHOLE, tl.where((given < raw) & (given == taken), PACKED, NONE)
         )
         tl.atomic_or(refused, 1, mask=state == NONE, sem="relaxed")
-    tl.store(places + 2 * groups, rows)
-    tl.store(places + 2 * groups + 1, state.to(tl.int64))
+    tl.store(offsets + 2 * groups, rows)
+    tl.store(offsets + 2 * groups + 1, state.to(tl.int64))
 
 
 @triton.jit
@@ -366,7 +367,7 @@ def write_blocks(
     x,
     payload,
     headers,
-    places,
+    offsets,
     length,
     n,
     groups,
@@ -381,14 +382,14 @@ def write_blocks(
     program = tl.program_id(0).to(tl.int64)
     blocks = n // BLOCK
     first = program * steps * BLOCKS
-    if tl.load(places + 2 * groups + 1) == WHOLE:
+    if tl.load(offsets + 2 * groups + 1) == WHOLE:
         to = payload.to(tl.pointer_type(WORD))
         for step in range(0, steps):
             at = (first + step * BLOCKS) * BLOCK
             _copied(x + at, to + at, n - at, BLOCKS * BLOCK)
     else:
-        rows = _first_row(n, SIZE) + 16 * tl.load(places + program)
-        end = payload + (tl.load(length) - tl.load(places + groups + program))
+        rows = _first_row(n, SIZE) + 16 * tl.load(offsets + program)
+        end = payload + (tl.load(length) - tl.load(offsets + groups + program))
         block = tl.arange(0, BLOCKS)
         for step in range(0, steps):
             at = first + step * BLOCKS
@@ -406,7 +407,7 @@ def write_blocks(
             rows += 16 * tl.sum(own, 0)
             end -= tl.sum(tail, 0)
         if first + steps * BLOCKS >= tl.cdiv(n.to(tl.int64), BLOCK):
-            to = payload + _first_row(n, SIZE) + 16 * tl.load(places + 2 * groups)
+            to = payload + _first_row(n, SIZE) + 16 * tl.load(offsets + 2 * groups)
             _put_rest(x + blocks.to(tl.int64) * BLOCK, to, n % BLOCK, SIZE)
 
 
@@ -554,7 +555,7 @@ def _put_planes(payload, plane, planed, count, BLOCKS: tl.constexpr):
 def read_blocks(
     payload,
     out,
-    places,
+    offsets,
     length,
     refused,
     n,
@@ -570,15 +571,15 @@ def read_blocks(
     program = tl.program_id(0).to(tl.int64)
     blocks = n // BLOCK
     first = program * steps * BLOCKS
-    state = tl.load(places + 2 * groups + 1)
+    state = tl.load(offsets + 2 * groups + 1)
     if state == WHOLE:
         of = payload.to(tl.pointer_type(WORD))
         for step in range(0, steps):
             at = (first + step * BLOCKS) * BLOCK
             _copied(of + at, out + at, n - at, BLOCKS * BLOCK)
     elif state == PACKED:
-        rows = _first_row(n, SIZE) + 16 * tl.load(places + program)
-        end = payload + (tl.load(length) - tl.load(places + groups + program))
+        rows = _first_row(n, SIZE) + 16 * tl.load(offsets + program)
+        end = payload + (tl.load(length) - tl.load(offsets + groups + program))
         block = tl.arange(0, BLOCKS)
         wrong = tl.full((), 0, tl.int32)
         for step in range(0, steps):
@@ -597,7 +598,7 @@ def read_blocks(
             end -= tl.sum(tail, 0)
         tl.atomic_or(refused, 1, mask=wrong != 0, sem="relaxed")
         if first + steps * BLOCKS >= tl.cdiv(n.to(tl.int64), BLOCK):
-            of = payload + _first_row(n, SIZE) + 16 * tl.load(places + 2 * groups)
+            of = payload + _first_row(n, SIZE) + 16 * tl.load(offsets + 2 * groups)
             _read_rest(of, out + blocks.to(tl.int64) * BLOCK, n % BLOCK, SIZE)
 
 
@@ -724,8 +725,8 @@ def _fields_at(payload, rows, mode):
 def pack(x: torch.Tensor, payload: torch.Tensor, length: torch.Tensor) -> None:
     """Pack floats into the payload of docs/wire.md, on their device's current stream.
 
-    The host reads nothing, so that a CUDA graph may have the calls. Tensors are one device's, and
-    do not overlap.
+    The host reads nothing, so that a CUDA graph may have the calls, after one call of the same
+    dtype, alignment, and n below or above 2^31. Tensors are one device's, and do not overlap.
 
     Args:
         x: ``(n,)``, contiguous, of float16, bfloat16 or float32; leaves or nodes.
@@ -736,7 +737,7 @@ def pack(x: torch.Tensor, payload: torch.Tensor, length: torch.Tensor) -> None:
     Raises:
         ConfigurationError: a tensor is not as said.
     """
-    groups, steps, sums, places = _room("x", x, payload, length)
+    groups, steps, sums, offsets = _room("x", x, payload, length)
     n, size, exponent = x.numel(), x.element_size(), EXPONENT[x.dtype]
     headers = torch.empty(n // BLOCK.value, dtype=torch.int32, device=x.device)
     with torch.accelerator.device_index(x.device.index):
@@ -744,10 +745,12 @@ def pack(x: torch.Tensor, payload: torch.Tensor, length: torch.Tensor) -> None:
             plan_blocks[groups,](
                 *(words(x), headers, sums, n, groups, steps, exponent, BLOCKS), **OPTIONS
             )
-        place[1,](sums, places, length, places, n, groups, size, True, SUMS, **OPTIONS | PLACING)
+        find_offsets[1,](
+            sums, offsets, length, offsets, n, groups, size, True, SUMS, **OPTIONS | FIND_OFFSETS
+        )
         if groups:
             write_blocks[groups,](
-                *(words(x), payload, headers, places, length, n, groups, steps),
+                *(words(x), payload, headers, offsets, length, n, groups, steps),
                 *(exponent, BLOCKS, aligned(n, size)),
                 **OPTIONS,
             )
@@ -758,8 +761,9 @@ def unpack(
 ) -> None:
     """Unpack a payload of docs/wire.md, on its device's current stream.
 
-    The host reads nothing, so that a CUDA graph may have the calls. Tensors are one device's, and
-    do not overlap. Whatever the payload and its length are, nothing else is read or written.
+    The host reads nothing, so that a CUDA graph may have the calls, after one call of the same
+    dtype, alignment, and n below or above 2^31. Tensors are one device's, and do not overlap.
+    Whatever the payload and its length are, nothing else is read or written.
 
     Args:
         payload: at least as many bytes as `out` has, contiguous, uint8, from a multiple of 16 bytes
@@ -772,7 +776,7 @@ def unpack(
     Raises:
         ConfigurationError: a tensor is not as said.
     """
-    groups, steps, sums, places = _room("out", out, payload, length)
+    groups, steps, sums, offsets = _room("out", out, payload, length)
     check("refused", refused, (torch.int32,), 1, out.device)
     n, size, exponent = out.numel(), out.element_size(), EXPONENT[out.dtype]
     with torch.accelerator.device_index(out.device.index):
@@ -780,10 +784,12 @@ def unpack(
             measure_blocks[groups,](
                 *(payload, length, sums, n, groups, steps, size, exponent, BLOCKS), **OPTIONS
             )
-        place[1,](sums, places, length, refused, n, groups, size, False, SUMS, **OPTIONS | PLACING)
+        find_offsets[1,](
+            sums, offsets, length, refused, n, groups, size, False, SUMS, **OPTIONS | FIND_OFFSETS
+        )
         if groups:
             read_blocks[groups,](
-                *(payload, words(out), places, length, refused, n, groups, steps),
+                *(payload, words(out), offsets, length, refused, n, groups, steps),
                 *(exponent, BLOCKS, aligned(n, size)),
                 **OPTIONS,
             )
@@ -805,7 +811,7 @@ def _room(
     name: str, elements: torch.Tensor, payload: torch.Tensor, length: torch.Tensor
 ) -> tuple[int, int, torch.Tensor, torch.Tensor]:
     """How many groups of blocks there are, of how many steps, and memory for their sums
-    and places."""
+    and offsets."""
     size = elements.numel() * elements.element_size()
     check(name, elements, EXPONENT, 0, elements.device)
     check("payload", payload, (torch.uint8,), size, elements.device)

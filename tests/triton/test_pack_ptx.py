@@ -35,7 +35,7 @@ def kernel(name, dtype, target="90", aligned=False, packs=True, wide=False):
     size = dtype_of(dtype).itemsize
     elements = f"*i{8 * size}"
     types = {"x": elements, "out": elements, "payload": "*u8", "headers": "*i32"}
-    types |= {"sums": "*i64", "places": "*i64", "length": "*i64"}
+    types |= {"sums": "*i64", "offsets": "*i64", "length": "*i64"}
     types |= {"refused": "*i32", "n": "i64" if wide else "i32"}
     types |= {"groups": "i32", "steps": "i32"}
     every = {"SIZE": size, "EXPONENT": PACK.EXPONENT[getattr(torch, dtype)], "ALIGNED": aligned}
@@ -45,7 +45,7 @@ def kernel(name, dtype, target="90", aligned=False, packs=True, wide=False):
         function,
         {each: types[each] for each in function.arg_names if each in types},
         {each: every[each] for each in function.arg_names if each in every},
-        PACK.OPTIONS | (PACK.PLACING if name == "place" else {}),
+        PACK.OPTIONS | (PACK.FIND_OFFSETS if name == "find_offsets" else {}),
         [each for each, kind in types.items() if kind.startswith("*")],
         TARGETS[target],
     )
@@ -63,7 +63,7 @@ class Device:
         self.at = {"n": n, "groups": self.groups, "steps": steps}
         self.loads, self.stores, self.reads, self.writes = {}, {}, {}, {}
         self.allocate("sums", 16 * self.groups)
-        self.allocate("places", 16 * self.groups + 16)
+        self.allocate("offsets", 16 * self.groups + 16)
 
     def allocate(self, name, size):
         self.at[name] = self.memory.allocate(name, size)
@@ -87,9 +87,9 @@ class Device:
         self.allocate("payload", x.nbytes)
         self.allocate("length", 8)
         self.allocate("headers", 4 * max(1, self.n // 128))
-        self.at["refused"] = self.at["places"]
+        self.at["refused"] = self.at["offsets"]
         self.launch("plan_blocks", self.groups)
-        self.launch("place", 1)
+        self.launch("find_offsets", 1)
         self.launch("write_blocks", self.groups)
         length = int(self.memory.get(self.at["length"], np.empty(1, np.int64))[0])
         return self.memory.get(self.at["payload"], np.empty(length, np.uint8))
@@ -106,7 +106,7 @@ class Device:
         self.allocate("refused", 4)
         self.memory.put(self.at["refused"], np.zeros(1, np.int32))
         self.launch("measure_blocks", self.groups)
-        self.launch("place", 1, packs=False)
+        self.launch("find_offsets", 1, packs=False)
         self.launch("read_blocks", self.groups)
         refused = int(self.memory.get(self.at["refused"], np.empty(1, np.int32))[0])
         if refused:
@@ -239,7 +239,7 @@ def test_offsets_have_64_bits():
     put_at(memory, "length", base[5], np.array([length]))
     put_at(memory, "refused", base[5] + 256, np.zeros(1, np.int32))
     put_at(memory, "out", base[5] + 512 + first * GROUP * 2, np.zeros_like(x))
-    at = {"x": base[0], "headers": base[1], "sums": base[2], "places": base[3]}
+    at = {"x": base[0], "headers": base[1], "sums": base[2], "offsets": base[3]}
     at |= {"payload": base[4], "length": base[5], "refused": base[5] + 256, "out": base[5] + 512}
     at |= {"n": n, "groups": groups, "steps": 1}
     for name in ("plan_blocks", "write_blocks", "read_blocks"):
@@ -269,11 +269,11 @@ def test_the_last_of_the_most_elements_of_32_bits_are_not_the_first_programs(nam
     ):
         at[each] = memory.allocate(each, array.nbytes)
         memory.put(at[each], array)
-    at["places"] = 1 << 40
-    put_at(memory, "rows before", at["places"], np.zeros(1, np.int64))
-    put_at(memory, "tails before", at["places"] + 8 * groups, np.zeros(1, np.int64))
+    at["offsets"] = 1 << 40
+    put_at(memory, "rows before", at["offsets"], np.zeros(1, np.int64))
+    put_at(memory, "tails before", at["offsets"] + 8 * groups, np.zeros(1, np.int64))
     whole = np.array([0, PACK.PACKED.value])
-    put_at(memory, "all", at["places"] + 16 * groups, whole)
+    put_at(memory, "all", at["offsets"] + 16 * groups, whole)
     code, shared, made = kernel(name, "bfloat16")
     arguments = [at[each] for each in made.src.fn.arg_names if each in at]
     arguments += [0] * (len(code.parameters) - len(arguments))
@@ -307,7 +307,7 @@ def test_a_payloads_bytes_are_counted_in_64_bits():
     usually(
         [("plan_blocks", "float32", "90"), ("write_blocks", "float32", "90")],
         itertools.product(
-            ("plan_blocks", "measure_blocks", "place", "write_blocks", "read_blocks"),
+            ("plan_blocks", "measure_blocks", "find_offsets", "write_blocks", "read_blocks"),
             TYPES,
             TARGETS,
         ),
