@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pycollective import _core
+from pycollective.errors import ConfigurationError
 from tests.inputs import dtype_of
 from tests.triton.compiled import module
 from tests.triton.executed import MOSTLY_INTERPRETED, executed, ways
@@ -154,6 +155,25 @@ def test_what_is_dropped_returns(kernels, kept):
         there &= ~np.isin(places, got[0])
     own[places[there].astype(np.int64) - first] += values[there]
     assert np.array_equal(bits(left), own.view(np.uint8))
+
+
+def test_arguments_that_are_refused():
+    few, many = (COMPILED.Entries.empty(n, torch.float32, "cpu") for n in (5, 6))
+    limits, bad = torch.zeros(3, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
+    bits, before = torch.zeros(2, 2, 1, dtype=torch.int32)
+    rows = COMPILED.Rows(bits, before, torch.zeros(2, 5), 32)
+    for refused in (
+        lambda: COMPILED.mark([few, many], 100),
+        lambda: COMPILED.mark([few] * 65, 100),
+        lambda: COMPILED.mark([few], (1 << 32) + 1),
+        lambda: COMPILED.total(rows, few),
+        lambda: COMPILED.average(rows, torch.zeros(31), 1.0),
+        lambda: COMPILED.add_at(torch.zeros(9), few, limits, rows),
+        lambda: COMPILED.add_at(torch.zeros(9), few, limits[:1]),
+        lambda: COMPILED.select_sums(many, limits, torch.zeros(9), 0, few, bad),
+    ):
+        with pytest.raises(ConfigurationError):
+            refused()
 
 
 @pytest.mark.storm
