@@ -25,7 +25,7 @@ from pycollective.errors import CollectiveMismatch
 
 _T = TypeVar("_T")
 _FIELDS = struct.Struct("<QfIII")
-_NOT_FINITE = 1
+NOT_FINITE = 1
 
 
 def header_bytes(items: int) -> int:
@@ -51,7 +51,7 @@ class Header:
 
     def write(self, row: Bytes) -> None:
         """Put it at a message's start."""
-        flags = 0 if self.finite else _NOT_FINITE
+        flags = 0 if self.finite else NOT_FINITE
         fields = _FIELDS.pack(self.digest, self.scale, flags, self.all_zero.size, 0)
         row[: _FIELDS.size] = np.frombuffer(fields, np.uint8)
         row[_FIELDS.size : header_bytes(self.all_zero.size)] = np.packbits(
@@ -76,7 +76,7 @@ class Header:
         if row.size >= header_bytes(items):
             digest, scale, flags, count, _ = _FIELDS.unpack_from(row.data)
             if (digest, count) == (mine.digest, items) and scale == mine.scale:
-                return cls(digest, scale, not flags & _NOT_FINITE, cls.all_zero_of(row))
+                return cls(digest, scale, not flags & NOT_FINITE, cls.all_zero_of(row))
             if (digest, count) == (mine.digest, items):
                 raise CollectiveMismatch(
                     f"compressed exchange: rank {sender} has the loss scale {scale:g}, this rank "
@@ -118,7 +118,7 @@ class Agreement:
 
 # Bytes of the message. Calls of other kinds begin with messages of other lengths, by which ranks
 # find out: `pycollective.agree` with 9, `exchange_lengths` with a multiple of 8.
-_CALL = header_bytes(0) + 2
+CALL_BYTES = header_bytes(0) + 2
 
 
 def check_same_call(groups: Groups, agreement: Agreement, in_all: bool) -> None:
@@ -134,7 +134,7 @@ def check_same_call(groups: Groups, agreement: Agreement, in_all: bool) -> None:
         CollectiveMismatch: another rank's call is about something else.
     """
     mine = agreement.header(True, [])
-    row = np.zeros(_CALL, np.uint8)
+    row = np.zeros(CALL_BYTES, np.uint8)
     mine.write(row)
     whole = [(range(groups.all.size), groups.all.all_gather(row))] if in_all else groups.gather(row)
     for senders, rows in whole:
@@ -201,7 +201,7 @@ class Bucket:
         for row in rows:
             header.write(row.view(np.uint8))
         for shard in range(hosts.shards):
-            for item, (start, stop), row in self._along(shard, rows[shard, first:]):
+            for item, (start, stop), row in self.along(shard, rows[shard, first:]):
                 if row.size:
                     item.flat.widen(start, stop, row)
         came = local.all_to_all(rows.view(np.uint8))
@@ -211,9 +211,9 @@ class Bucket:
         total = np.empty(widths[hosts.shard], np.float32)
         leaves = came.view(np.float32)[:, first : first + total.size]
         _core.reduce_into([np.ascontiguousarray(row) for row in leaves], "sum", total)
-        return [row for _, _, row in self._along(hosts.shard, total)]
+        return [row for _, _, row in self.along(hosts.shard, total)]
 
-    def _along(self, shard: int, row: Floats) -> list[tuple[Item, Range, Floats]]:
+    def along(self, shard: int, row: Any) -> list[tuple[Item, Range, Any]]:
         """Where the items of a local shard lie in a row, one after another."""
         found = []
         at = 0

@@ -103,7 +103,7 @@ class Keeper:
         row = np.zeros(max(sum(part.count for part in parts) for parts in of), np.float32)
         at = 0
         for part in of[hosts.rank]:
-            held = self._residuals[kind].get(part.name, self._scale)
+            held = self._residuals[kind].saved(part.name, self._scale)
             if held is not None:
                 row[at : at + part.count] = held
             at += part.count

@@ -303,13 +303,17 @@ class ErrorFeedback:
     def end(self) -> bool:
         """End the step: whether it counts. If not, all residuals are what they were before."""
         step, self.step = self._step_under_way(), None
+        self._conclude(step)
+        return step.finite
+
+    def _conclude(self, step: Step) -> None:
+        """Make a step that has ended count, if all of it was finite."""
         if step.finite:
             self.codec.commit()
             self.carried.commit()
             self.steps += 1
             self._held_scale = step.scale
         self.counts["steps" if step.finite else "steps_given_up"] += 1
-        return step.finite
 
     def give_up(self) -> None:
         """Discard the step; the next one to begin discards its new residuals."""
@@ -366,23 +370,26 @@ class ErrorFeedback:
         if not items:
             raise ConfigurationError(f"{self.name}: no gradients to average")
         self._go(step, gradients, _WHOLE)
+        flats = [whole] if whole else [item.flat for item in items]
         with self.groups.telling():
             if self._is_dense:
-                outcome = self._average(items, [whole] if whole else [item.flat for item in items])
+                outcome = self._average(items, flats)
             else:
                 outcome = self.codec.all_reduce(
                     items, self._agreement(step, items), self.steps_since_start
                 )
-            finite = outcome.finite and self._complete(items)
+            finite = self._complete(items, flats, outcome)
         step.finite &= finite
         self._count(items, outcome)
         return finite
 
-    def _complete(self, items: Sequence[Item]) -> bool:
+    def _complete(self, items: Sequence[Item], flats: Sequence[Flat], outcome: Outcome) -> bool:
         """Add carried errors; whether the averages are finite in their own types, too.
 
-        All ranks have the same bytes here, and find the same.
+        All ranks have the same bytes here, and find the same. `flats` is the memory of all items.
         """
+        if not outcome.finite:
+            return False
         finite = self.carried.deliver(items)
         finite &= all(item.flat.is_finite() for item in items if item.flat.narrow)
         for item in () if finite else items:
@@ -414,18 +421,26 @@ class ErrorFeedback:
         items = self.partition.scatter(name, x, item.uncompressed or self._is_dense)
         agreement = self._agreement(step, items)
         with self.groups.telling():
-            if self.is_dense_for_good:
-                check_same_call(self.groups, agreement, in_all=True)
-            outcome = self.codec.reduce_scatter(items, agreement, self.steps_since_start, out)
-            if outcome.finite:
-                self.carried.deliver_part(name, out, self.hosts.rank * out.count)
-            fine = outcome.finite and out.is_finite()
-            flags = self.groups.all.all_gather(np.array([fine], np.uint8))
-        finite = bool(flags.all())
-        if not finite:
-            out.fill(float("nan"))
+            outcome = self._scatter(items, agreement, out)
+            finite = self._complete_shard(name, out, outcome)
         step.finite &= finite
         self._count(items, outcome)
+        return finite
+
+    def _scatter(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
+        """Average one gradient's shards, this rank's to `out`."""
+        if self.is_dense_for_good:
+            check_same_call(self.groups, agreement, in_all=True)
+        return self.codec.reduce_scatter(items, agreement, self.steps_since_start, out)
+
+    def _complete_shard(self, name: str, out: Flat, outcome: Outcome) -> bool:
+        """Add carried errors to this rank's shard; whether all shards are finite."""
+        if outcome.finite:
+            self.carried.deliver_part(name, out, self.hosts.rank * out.count)
+        fine = outcome.finite and out.is_finite()
+        finite = bool(self.groups.all.all_gather(np.array([fine], np.uint8)).all())
+        if not finite:
+            out.fill(float("nan"))
         return finite
 
     def _go(self, step: Step, names: Collection[str], way: str) -> None:

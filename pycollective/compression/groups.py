@@ -189,29 +189,32 @@ class InOrder:
     Args:
         group: of ranks that ascend.
         numbers: of each new number, the one in `group`.
+
+    Attributes:
+        group, numbers: as given.
     """
 
     def __init__(self, group: Group, numbers: Sequence[int]) -> None:
-        self._group = group
-        self._numbers = list(numbers)
-        self.rank, self.size = self._numbers.index(group.rank), group.size
+        self.group = group
+        self.numbers = list(numbers)
+        self.rank, self.size = self.numbers.index(group.rank), group.size
 
     def all_to_all(self, rows: Bytes) -> Bytes:
         sent = np.empty_like(rows)
-        sent[self._numbers] = rows
-        return self._group.all_to_all(sent)[self._numbers]
+        sent[self.numbers] = rows
+        return self.group.all_to_all(sent)[self.numbers]
 
     def all_gather(self, row: Bytes) -> Bytes:
-        return self._group.all_gather(row)[self._numbers]
+        return self.group.all_gather(row)[self.numbers]
 
     def average(self, parts: Sequence[Any]) -> None:
-        self._group.average(parts)
+        self.group.average(parts)
 
     def abort(self, reason: str) -> None:
-        self._group.abort(reason)
+        self.group.abort(reason)
 
     def close(self) -> None:
-        self._group.close()
+        self.group.close()
 
 
 def in_order(group: Group, ranks: Sequence[int]) -> Group:

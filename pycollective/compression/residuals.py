@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -33,17 +34,28 @@ class Scaled:
         """The error in another scale, each number rounded once; it may not be finite there."""
         if scale == self.scale:
             return self.values
-        # The ratio rounded to fp32, whose range it may leave.
-        mantissa, exponent = math.frexp(scale / self.scale)
-        factor = math.ldexp(float(np.float32(mantissa)), exponent)
         found = np.empty_like(self.values)
         with np.errstate(over="ignore"):
-            np.multiply(self.values, factor, out=found, dtype=np.float64, casting="same_kind")
+            np.multiply(
+                self.values,
+                self.factor(scale),
+                out=found,
+                dtype=np.float64,
+                casting="same_kind",
+            )
         return found
+
+    def factor(self, scale: float) -> float:
+        """By what the error is multiplied for another scale: the ratio rounded to fp32, whose range
+        it may leave."""
+        mantissa, exponent = math.frexp(scale / self.scale)
+        return math.ldexp(float(np.float32(mantissa)), exponent)
 
 
 class Residuals:
     """The residuals of one kind, by parameter: this rank's part of each, fp32."""
+
+    _scaled: type[Scaled] = Scaled
 
     def __init__(self) -> None:
         self._held: dict[str, Scaled] = {}
@@ -60,9 +72,12 @@ class Residuals:
         """A parameter's (old, new) for the step under way; the old one is None where none is."""
         left = self._left.get(name)
         if left is None:
-            left = self._left[name] = np.empty(count, np.float32)
+            left = self._left[name] = self._empty(count)
         self._touched.add(name)
         return self.get(name, self._scale), left
+
+    def _empty(self, count: int) -> Any:
+        return np.empty(count, np.float32)
 
     def left(self, name: str) -> Floats:
         """A parameter's new residual; `of` must have been called in this step."""
@@ -76,7 +91,7 @@ class Residuals:
         """Make the step's new residuals the old ones of the next."""
         for name in self._touched:
             spare = self._held.get(name)
-            self._held[name] = Scaled(self._left.pop(name), self._scale)
+            self._held[name] = self._scaled(self._left.pop(name), self._scale)
             if decay != 1.0:
                 self._held[name].values[:] *= np.float32(decay)
             if spare is not None:
@@ -90,6 +105,10 @@ class Residuals:
         """The held residual of a parameter, in a loss scale."""
         held = self._held.get(name)
         return None if held is None else held.to(scale)
+
+    def saved(self, name: str, scale: float) -> Floats | None:
+        """The same, as an array."""
+        return self.get(name, scale)
 
     def set(self, name: str, held: Floats, scale: float) -> None:
         """Hold this copy instead."""
@@ -147,7 +166,7 @@ class CarriedErrors(dict[str, Scaled]):
             error = self.get(item.name)
             # All zero may be a parameter that no rank used: DDP ignores what comes back.
             if error is not None and not item.flat.is_zero():
-                self._delivered.add(item.name)
+                self.note_delivered(item.name)
                 total = np.empty(item.flat.count, np.float32)
                 item.flat.widen(0, item.flat.count, total)
                 item.flat.put(0, total + error.to(self._scale))
@@ -158,11 +177,15 @@ class CarriedErrors(dict[str, Scaled]):
         """Add to a shard of an average: the elements from `start` on."""
         error = self.get(name)
         if error is not None:
-            self._delivered.add(name)
+            self.note_delivered(name)
             total = np.empty(flat.count, np.float32)
             flat.widen(0, flat.count, total)
             part = Scaled(error.values[start : start + flat.count], error.scale)
             flat.put(0, total + part.to(self._scale))
+
+    def note_delivered(self, name: str) -> None:
+        """Let the step's commit forget an error."""
+        self._delivered.add(name)
 
     def commit(self) -> None:
         """Forget what the step has delivered."""

@@ -41,6 +41,7 @@ except ImportError as error:
 else:
     from pycollective.torch.backend import register, stats
     from pycollective.torch.compression.adam import hold_second_moment
+    from pycollective.torch.compression.fsdp import CompressedReduceScatter, fsdp_parameters
     from pycollective.torch.compression.hooks import int8_hook, one_bit_hook, top_k_hook
     from pycollective.torch.compression.states import (
         Int8State,
@@ -54,12 +55,14 @@ else:
     register()
 
 __all__ = [
+    "CompressedReduceScatter",
     "Int8State",
     "OneBitState",
     "TopKState",
     "all_reduce_hook",
     "compressed_all_reduce",
     "compressed_reduce_scatter",
+    "fsdp_parameters",
     "hold_second_moment",
     "in_order",
     "int8_hook",

@@ -25,29 +25,54 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class OfProcessGroup:
-    """A process group over CPU tensors."""
+    """A process group over tensors on one device. Arrays go by way of it, and then the host waits.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+    Args:
+        group: of torch's.
+        device: where tensors are.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group, self._device = group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def all_to_all(self, rows: Bytes) -> Bytes:
-        out = np.empty_like(rows)
-        if rows.size:
-            dist.all_to_all_single(
-                torch.from_numpy(out).view(-1), torch.from_numpy(rows).view(-1), group=self._group
-            )
-        return out
+        return self._back(self.exchange(torch.from_numpy(rows).to(self._device)))
 
     def all_gather(self, row: Bytes) -> Bytes:
-        out = np.empty((self.size, row.size), np.uint8)
-        if row.size:
-            _all_gather(torch.from_numpy(out).view(-1), torch.from_numpy(row), group=self._group)
+        return self._back(self.gather(torch.from_numpy(row).to(self._device)))
+
+    @staticmethod
+    def _back(found: torch.Tensor) -> Bytes:
+        array: Bytes = found.cpu().numpy()
+        return array
+
+    def exchange(self, rows: torch.Tensor) -> torch.Tensor:
+        """`all_to_all` of bytes on the device, behind its current stream's work."""
+        out = torch.empty_like(rows)
+        if rows.numel():
+            dist.all_to_all_single(out.view(-1), rows.view(-1), group=self._group)
+        return out
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """`all_gather` of bytes on the device, behind its current stream's work."""
+        out = row.new_empty((self.size, row.numel()))
+        if row.numel():
+            _all_gather(out.view(-1), row, group=self._group)
         return out
 
     def average(self, parts: Sequence[torch.Tensor]) -> None:
         """Average by the contract, over any backend."""
         ordered.all_reduce(list(parts), "avg", self._group)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Its ranks' numbers in the default group."""
+        return dist.get_process_group_ranks(self._group)
+
+    def prepare(self) -> None:
+        """Let the first average not wait; collective."""
+        ordered.prepare(self._group, self._device)
 
     def average_soon(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Begin to average one tensor."""
@@ -58,11 +83,11 @@ class OfProcessGroup:
         return work.get_future()
 
     def _backend(self) -> Any:
-        return self._group._get_backend(torch.device("cpu"))
+        return self._group._get_backend(self._device)
 
     @cached_property
     def _ours(self) -> bool:
-        """Whether the group's backend for CPU tensors is pycollective; kept, as hooks ask."""
+        """Whether the group's backend for these tensors is pycollective; kept, as hooks ask."""
         return isinstance(self._backend(), _torch.Backend)
 
     def abort(self, reason: str) -> None:
@@ -74,10 +99,14 @@ class OfProcessGroup:
         dist.destroy_process_group(self._group)
 
 
-def group_maker(group: dist.ProcessGroup | None) -> GroupMaker:
+def group_maker(group: dist.ProcessGroup | None, device: torch.device | None) -> GroupMaker:
     """Makes a state's own groups of the ranks of `group`, None for the default one.
 
     Those have its backend, and meet where it met. Their collectives do not mix with others.
+
+    Args:
+        group: of torch's.
+        device: where the state's tensors are; None where that is not known.
 
     Raises:
         ConfigurationError: there is no process group, or this rank is not in it.
@@ -88,22 +117,33 @@ def group_maker(group: dist.ProcessGroup | None) -> GroupMaker:
         raise ConfigurationError("a state of compression: this rank is not in the group")
     of = group if group is not None else dist.group.WORLD
     assert of is not None
+    kinds = of._device_types
+    if device is None:  # such that the others hear of what is refused
+        cpu = torch.device("cpu")
+        device = cpu if cpu in kinds or not kinds else kinds[0]
+    elif torch.device(device.type) not in kinds:
+        raise ConfigurationError(
+            f"a state of compression: the group's backend, {dist.get_backend(of)}, does not take "
+            f"tensors on {device}"
+        )
+    where = device
     return GroupMaker(
-        OfProcessGroup(of),
+        OfProcessGroup(of, where),
         lambda: simulated_hosts(dist.get_world_size()),
-        lambda between: _groups(of, between),
+        lambda between: _groups(of, where, between),
     )
 
 
-def _groups(of: dist.ProcessGroup, between: str) -> Groups:
+def _groups(of: dist.ProcessGroup, device: torch.device, between: str) -> Groups:
     """Process groups of a state's own among the ranks of one; collective over those."""
     ranks = dist.get_process_group_ranks(of)
     backend = dist.get_backend(of)
     # Not torch's default: a rank that waits for a dead one's peers is to wait no longer than here.
-    timeout = of._get_backend(torch.device("cpu")).options._timeout
+    timeout = of._get_backend(device).options._timeout
 
     whole_world = len(ranks) == dist.get_world_size()
-    _check_alike(of, whole_world)
+    caller = OfProcessGroup(of, device)
+    _check_alike(caller, whole_world)
 
     def part(disjoint: Sequence[Sequence[int]]) -> Group:
         mine: dist.ProcessGroup | None = None
@@ -119,14 +159,14 @@ def _groups(of: dist.ProcessGroup, between: str) -> Groups:
                 )
                 mine = made if dist.get_rank() in there else mine
         assert mine is not None
-        return OfProcessGroup(mine)
+        return OfProcessGroup(mine, device)
 
     # By the caller's group: nothing of the state's own is there yet, should this fail.
-    hosts = Hosts.of(dist.get_rank(of), _hosts(OfProcessGroup(of), ranks), between)
+    hosts = Hosts.of(dist.get_rank(of), _hosts(caller, ranks), between)
     return Groups.make(hosts, part([range(len(ranks))]), part)
 
 
-def _check_alike(group: dist.ProcessGroup, whole_world: bool) -> None:
+def _check_alike(group: Group, whole_world: bool) -> None:
     """Refuse a part of the world whose ranks have made different numbers of groups before.
 
     torch names the groups that a part makes by itself by that number; they would not meet.
@@ -143,7 +183,7 @@ def _check_alike(group: dist.ProcessGroup, whole_world: bool) -> None:
             )
 
     agree(
-        OfProcessGroup(group).all_gather,
+        group.all_gather,
         "a state of compression",
         lambda: len(dist.distributed_c10d._world.pg_names),
         check,

@@ -7,9 +7,9 @@ all others in the order of their shape. Residuals are kept in the same order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -21,22 +21,28 @@ from pycollective.compression.feedback import Common, Compress, ErrorFeedback, O
 from pycollective.compression.quantized import QuantizedOptions
 from pycollective.compression.sparse import SparseOptions
 from pycollective.errors import ConfigurationError
+from pycollective.torch.compression.devices.feedback import DeviceFeedback
+from pycollective.torch.compression.devices.quantized import DeviceQuantizedOptions
 from pycollective.torch.compression.groups import OfProcessGroup, group_maker
+from pycollective.torch.ordered.group import Streams
 from pycollective.torch.worker import Worker
 from pycollective.typing import Between, By, Exchange, Values
 
 Parameters = torch.nn.Module | Iterable[tuple[str, torch.Tensor]]
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_CPU = torch.device("cpu")
+_T = TypeVar("_T")
 
 
 class OfTensor:
-    """A dense CPU tensor."""
+    """A dense tensor on a state's device."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        if tensor.dtype not in _DTYPES or tensor.device.type != "cpu" or tensor.is_sparse:
+    def __init__(self, tensor: torch.Tensor, device: torch.device) -> None:
+        if tensor.dtype not in _DTYPES or not _is_on(tensor, device) or tensor.is_sparse:
+            where = "CPU" if device.type == "cpu" else str(device)
             raise ConfigurationError(
-                "a gradient to compress is a dense CPU tensor of float32, float16 or bfloat16, not "
-                f"{tensor.dtype} on {tensor.device}"
+                f"a gradient to compress is a dense {where} tensor of float32, float16 or "
+                f"bfloat16, as the parameters are there, not {tensor.dtype} on {tensor.device}"
             )
         if not tensor.is_contiguous():
             raise ConfigurationError("a gradient to compress must be contiguous")
@@ -66,6 +72,12 @@ class OfTensor:
     @property
     def narrow(self) -> bool:
         return self._flat.itemsize == 2
+
+
+def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether a tensor is on a device; CPUs' numbers mean nothing."""
+    found = tensor.device
+    return found == device or (found.type == "cpu" and device.type == "cpu")
 
 
 def _strides(tensor: torch.Tensor) -> list[tuple[int, int]]:
@@ -133,11 +145,31 @@ def named(parameters: Parameters) -> dict[str, torch.Tensor]:
     return found
 
 
+def _on_cpu(saved: Any) -> Any:
+    """A checkpoint whose tensors are on the CPU; whatever else it has is as it was."""
+    if isinstance(saved, torch.Tensor):
+        return saved.cpu()
+    if isinstance(saved, Mapping):
+        return {name: _on_cpu(each) for name, each in saved.items()}
+    return saved
+
+
+def _device_of(parameter: torch.Tensor) -> torch.device:
+    """Where a parameter's gradients are compressed; one without memory may get it anywhere."""
+    return _CPU if parameter.device.type in ("cpu", "meta") else parameter.device
+
+
+def streams_of(device: torch.device) -> Streams | None:
+    """The stream of a state on a device; None on CPUs."""
+    return None if device.type == "cpu" else Streams(device)
+
+
 class State:
     """Error feedback for a model's parameters; collective over the group it was made for.
 
     What it does is `pycollective.compression`'s. This looks up parameters, makes tensors of arrays,
-    and runs all exchanges on one thread, in the order in which they were issued.
+    and runs all exchanges on one thread, on devices on one stream, in the order in which they were
+    issued.
     """
 
     codec: ClassVar[str] = ""
@@ -149,19 +181,75 @@ class State:
         options: Options,
         common: Common,
     ) -> None:
-        def shapes() -> dict[str, Shape]:
-            # Looked up when the ranks compare them: what cannot be is told to all.
+        name = type(self).__name__
+        refusal: Exception | None = None
+        self._parameters: dict[str, torch.Tensor] = {}
+        try:
             self._parameters = named(parameters)
+        except Exception as error:  # raised when the ranks compare them, and so told to all
+            refusal = error
+        devices = [_device_of(each) for each in self._parameters.values()]
+        self._device = next((each for each in devices if each.type != "cpu"), _CPU)
+
+        def shapes() -> dict[str, Shape]:
+            if refusal is not None:
+                raise refusal
+            if len(found := sorted({str(each) for each in devices})) > 1:
+                raise ConfigurationError(
+                    f"{name}: the parameters are on {' and '.join(found)}; they must be on one "
+                    "device"
+                )
+            if devices and self._streams and not isinstance(options, QuantizedOptions):
+                raise ConfigurationError(
+                    f"{name}: top-k does not take tensors on {self._device} yet; OneBitState and "
+                    "Int8State do"
+                )
             return {name: tuple(each.shape) for name, each in self._parameters.items()}
 
-        name = type(self).__name__
-        self._feedback = ErrorFeedback(name, shapes, group_maker(group), options, common)
+        self._streams = streams_of(self._device)
+        maker = group_maker(group, self._device if devices else None)
+        self._feedback: ErrorFeedback
+        if self._streams is not None and isinstance(options, QuantizedOptions):
+            there = DeviceQuantizedOptions(options.codec, options.chunk, self._device)
+            self._feedback = DeviceFeedback(
+                name, shapes, maker, there, common, self._device, self._streams
+            )
+            self._whole.prepare()
+        else:
+            self._feedback = ErrorFeedback(name, shapes, maker, options, common)
         self._names = {id(tensor): name for name, tensor in self._parameters.items()}
         # Exchanges of several buckets run in the buckets' order on every rank, while backward
-        # goes on.
+        # goes on. On devices they run on a stream, and are issued at the call.
         self._exchange_thread = Worker("a state of compression", self._feedback.groups.abort)
         self._skips_compression = False
         self._validated_buckets: set[tuple[Any, ...]] = set()  # by their keys
+
+    @property
+    def _whole(self) -> OfProcessGroup:
+        whole = self._feedback.groups.all
+        assert isinstance(whole, OfProcessGroup)
+        return whole
+
+    def _call(self, call: Callable[[], _T], *tensors: torch.Tensor) -> _T:
+        """Make a call behind those issued before; what it returns or raises.
+
+        On devices it is issued on the state's stream, behind the caller's, which then waits for it.
+        `tensors` are those that it uses.
+        """
+        if self._streams is None:
+            return self._exchange_thread.call(call)
+        with self._streams.behind_caller(*tensors):
+            found = call()
+            if not tensors:
+                return found
+            future = self._future()
+            future.set_result(list(tensors))
+        future.wait()
+        return found
+
+    def _future(self) -> torch.futures.Future[Any]:
+        """One whose waiters wait in their streams, on devices."""
+        return torch.futures.Future(devices=[] if self._device == _CPU else [self._device])
 
     # DDP.
 
@@ -173,6 +261,8 @@ class State:
         if number == 0:
             if self._exchange_thread.busy:  # with what a backward has issued that was given up
                 self._exchange_thread.drain()
+            if isinstance(feedback, DeviceFeedback):
+                feedback.settle()
             self._skips_compression = feedback.is_dense_for_good
         bucket_key = number, buffer.numel(), buffer.dtype, buffer.device
         # A bucket that was looked at once costs no more than in a dense hook.
@@ -187,22 +277,35 @@ class State:
     def _issue(
         self, bucket: dist.GradBucket, buffer: torch.Tensor
     ) -> torch.futures.Future[torch.Tensor]:
-        whole = OfTensor(buffer)
+        whole = OfTensor(buffer, self._device)
         gradients = self._gradients(bucket, buffer)
         if self._skips_compression:
             return self._average_soon(bucket, buffer)
         first, last = bucket.index() == 0, bucket.is_last()
         feedback = self._feedback
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future = self._future()
+
+        def average() -> None:
+            with feedback.groups.telling():
+                if first:
+                    feedback.begin(of_backward=True)
+                feedback.reduce(gradients, whole)
+                if last:
+                    feedback.end()
+
+        if self._streams is not None:
+            try:
+                with self._streams.behind_caller(buffer):
+                    average()
+                    future.set_result(buffer)
+            except BaseException:
+                feedback.give_up()
+                raise
+            return future
 
         def exchange() -> None:
             try:
-                with feedback.groups.telling():
-                    if first:
-                        feedback.begin(of_backward=True)
-                    feedback.reduce(gradients, whole)
-                    if last:
-                        feedback.end()
+                average()
             except BaseException as error:
                 feedback.give_up()
                 _torch.fail(future, error)
@@ -225,7 +328,7 @@ class State:
                     "that DDP wraps, after parameters were moved or replaced"
                 )
             # By place in the bucket, not by its views: those may be strided (channels last).
-            found[name] = OfTensor(buffer[at : at + parameter.numel()])
+            found[name] = OfTensor(buffer[at : at + parameter.numel()], self._device)
             at += parameter.numel()
         return found
 
@@ -237,9 +340,7 @@ class State:
         if bucket.is_last():
             self._feedback.steps += 1
             self._feedback.counts["steps"] += 1
-        whole = self._feedback.groups.all
-        assert isinstance(whole, OfProcessGroup)
-        return whole.average_soon(buffer)
+        return self._whole.average_soon(buffer)
 
     # Without DDP.
 
@@ -250,33 +351,42 @@ class State:
 
     @contextmanager
     def _one_step(self) -> Iterator[State]:
-        self._exchange_thread.call(self._feedback.begin)
+        self._call(self._feedback.begin)
         try:
             yield self
         except BaseException:
             self._feedback.give_up()
             raise
-        self._exchange_thread.call(self._feedback.end)
+        self._call(self._feedback.end)
 
-    def all_reduce(self, gradients: Mapping[str, Any]) -> bool:
+    def all_reduce(self, gradients: Mapping[str, Any]) -> bool | None:
         """Replace tensors by their average (not their sum) over all ranks, in place.
 
-        Outside of `step` a call is a step by itself; inside it is a part of that step.
+        Outside of `step` a call is a step by itself; inside it is a part of that step. On devices
+        the caller's current stream waits for the result, and the host does not.
 
         Args:
-            gradients: by parameter name, dense contiguous CPU tensors of fp32, fp16 or bf16.
+            gradients: by parameter name, dense contiguous tensors of fp32, fp16 or bf16, on the
+                parameters' device.
 
         Returns:
-            Whether all were finite on all ranks; if not, all are NaN now.
+            Whether all were finite on all ranks; if not, all are NaN now. On devices None: the host
+            does not know yet. `stats` waits, and counts the steps that were given up.
 
         Raises:
             ConfigurationError: an unknown name, another size or type; nothing has moved.
-            CollectiveMismatch: ranks passed different parameters.
+            CollectiveMismatch: ranks passed different parameters. On devices all results are NaN,
+                and the next step, or the next call between steps, raises this on every rank.
         """
         flats = {name: self._flat_of(name, tensor) for name, tensor in gradients.items()}
         for name, flat in flats.items():
             self._feedback.item(name, flat)  # refused here, where no other rank hears of it
-        return self._exchange_thread.call(lambda: self._feedback.all_reduce(flats))
+        tensors = [flat.part(0, flat.count) for flat in flats.values()]
+        return self._known(self._call(lambda: self._feedback.all_reduce(flats), *tensors))
+
+    def _known(self, finite: bool) -> bool | None:
+        """What the host knows of a call when it returns."""
+        return finite if self._streams is None else None
 
     def _flat_of(self, name: str, tensor: torch.Tensor) -> OfTensor:
         """A gradient in its parameter's order in memory."""
@@ -286,16 +396,27 @@ class State:
             or tensor.numel() != parameter.numel()
             or not _is_permuted_dense(parameter)
         ):
-            return OfTensor(tensor)
-        return OfTensor(_flat_in_memory(tensor, parameter, f"{type(self).__name__}: {name!r}"))
+            return OfTensor(tensor, self._device)
+        flat = _flat_in_memory(tensor, parameter, f"{type(self).__name__}: {name!r}")
+        return OfTensor(flat, self._device)
 
-    def reduce_scatter(self, out: Any, tensor: Any, key: str) -> bool:
+    def reduce_scatter(self, out: Any, tensor: Any, key: str) -> bool | None:
         """Give each rank its shard of the average (not the sum) of a tensor over all ranks.
 
-        As NumPy's: `pycollective.compression.State.reduce_scatter`.
+        As NumPy's: `pycollective.compression.State.reduce_scatter`. On devices it returns None, as
+        `all_reduce` does.
         """
-        to, of = OfTensor(out), OfTensor(tensor)
-        return self._exchange_thread.call(lambda: self._feedback.reduce_scatter(to, of, key))
+        to, of = OfTensor(out, self._device), OfTensor(tensor, self._device)
+        call = lambda: self._feedback.reduce_scatter(to, of, key)  # noqa: E731
+        return self._known(self._call(call, out, tensor))
+
+    def check_ranks(self, ranks: Sequence[int]) -> None:
+        """Refuse other ranks, of the default group, than those over which the state averages."""
+        if list(ranks) != self._whole.ranks:
+            raise ConfigurationError(
+                f"{type(self).__name__}: made over ranks {self._whole.ranks}, and asked to average "
+                f"over {list(ranks)}"
+            )
 
     def set_loss_scale(self, scale: float | Callable[[], float] | Any) -> None:
         """Say by what the loss is multiplied: a number, a function, or a ``GradScaler``.
@@ -313,7 +434,7 @@ class State:
         """
         feedback = self._feedback
         # Which went in shards is forgotten with what is held.
-        sharded, found = self._exchange_thread.call(lambda: (feedback.sharded(), feedback.flush()))
+        sharded, found = self._call(lambda: (feedback.sharded(), feedback.flush()))
         return {
             name: self._shaped_error(name, torch.from_numpy(each), sharded)
             for name, each in found.items()
@@ -330,7 +451,7 @@ class State:
 
     def reset(self) -> None:
         """Hold nothing. Local: call it on all ranks, between steps."""
-        self._exchange_thread.call(self._feedback.reset)
+        self._call(self._feedback.reset)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on, the same on every rank; collective, between steps.
@@ -338,13 +459,17 @@ class State:
         It has tensors, as large as NumPy's arrays (`pycollective.compression.State.state_dict`);
         torch.save and torch.distributed.checkpoint take it as it is.
         """
-        return self._convert(self._exchange_thread.call(self._feedback.state_dict), self._saved)
+        return self._convert(self._call(self._feedback.state_dict), self._saved)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hold what `state_dict` gave; as `pycollective.compression.State.load_state_dict`."""
-        self._exchange_thread.call(
+        """Hold what `state_dict` gave; as `pycollective.compression.State.load_state_dict`.
+
+        Its tensors may be on any device.
+        """
+        here = _on_cpu(state)
+        self._call(
             lambda: self._feedback.load_state_dict(
-                state, lambda saved: self._convert(saved, self._loaded)
+                here, lambda saved: self._convert(saved, self._loaded)
             )
         )
 
@@ -389,7 +514,7 @@ class State:
         if self._exchange_thread.ended:
             return
         try:
-            self._exchange_thread.call(self._feedback.close)
+            self._call(self._feedback.close)
         finally:
             self._exchange_thread.end()
 
@@ -419,8 +544,10 @@ class OneBitState(State):
         """Collective over the group.
 
         Args:
-            parameters: the model, DDP's or the one in it, or its ``named_parameters()``.
-            group: whose ranks average, of any backend with CPU tensors; None for the default one.
+            parameters: the model, DDP's or the one in it, or its ``named_parameters()``; on CPUs or
+                on one device, which then has Triton do the work.
+            group: whose ranks average, of any backend that takes tensors where the parameters are;
+                None for the default one.
             chunk: this and the others as NumPy's: `pycollective.compression.OneBitState`.
             between: see there.
             compress: see there.
@@ -481,7 +608,7 @@ class TopKState(State):
         compress: Compress | None = None,
         dense_steps: int = 0,
     ) -> None:
-        """Collective over the group; `parameters` and `group` are those of `OneBitState`.
+        """Collective over the group; `parameters` and `group` are those of `OneBitState`, on CPUs.
 
         The other arguments are those of `pycollective.compression.TopKState`.
         """
@@ -495,13 +622,13 @@ class TopKState(State):
         return self._options.density_after(self._feedback.steps_since_start)
 
 
-def compressed_all_reduce(tensor: torch.Tensor, state: State, key: str) -> bool:
+def compressed_all_reduce(tensor: torch.Tensor, state: State, key: str) -> bool | None:
     """Average one tensor over all ranks, compressed: ``state.all_reduce({key: tensor})``."""
     return state.all_reduce({key: tensor})
 
 
 def compressed_reduce_scatter(
     out: torch.Tensor, tensor: torch.Tensor, state: State, key: str
-) -> bool:
+) -> bool | None:
     """The rank's shard of the average, compressed: ``state.reduce_scatter(out, tensor, key)``."""
     return state.reduce_scatter(out, tensor, key)

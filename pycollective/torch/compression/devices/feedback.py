@@ -1,0 +1,192 @@
+"""Error feedback on a device: the host learns how a step has ended when the next one begins.
+
+Within a step all is issued, and nothing is waited for. Whether all was finite, whether ranks called
+different things, and which parameters were all zero goes to pinned memory behind each call's work.
+Whoever asks next for what a step has left waits for that: the next step's begin, `flush` and the
+other calls between steps, `stats` and `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from pycollective.compression.arrays import Flat, Item
+from pycollective.compression.bucket import CALL_BYTES, Agreement, Outcome
+from pycollective.compression.feedback import (
+    Common,
+    ErrorFeedback,
+    Options,
+    Shapes,
+    Step,
+    Told,
+)
+from pycollective.compression.groups import Bytes, GroupMaker
+from pycollective.compression.residuals import Scaled
+from pycollective.torch.compression.devices.findings import Findings, Learn
+from pycollective.torch.compression.devices.groups import gather, where_calls_begin
+from pycollective.torch.compression.devices.headers import Headers, upload
+from pycollective.torch.compression.devices.quantized import DeviceOutcome, put
+from pycollective.torch.ordered.group import Streams
+
+_T = TypeVar("_T")
+
+
+class DeviceFeedback(ErrorFeedback):
+    """Error feedback whose gradients and residuals are on a device.
+
+    Calls say that a step is finite, which is not known before `settle`. All are made with the
+    stream of `streams` as the current one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Shapes,
+        ranks: GroupMaker,
+        options: Options,
+        common: Common,
+        device: torch.device,
+        streams: Streams,
+    ) -> None:
+        self._device, self._streams = device, streams
+        self._to_learn: list[Learn] = []  # of the step under way
+        self._ended: tuple[Step, list[Learn]] | None = None
+        super().__init__(name, parameters, ranks, options, common)
+
+    # Steps.
+
+    def begin(self, of_backward: bool = False) -> None:
+        self.settle()
+        super().begin(of_backward)
+        self._to_learn = []
+
+    def end(self) -> bool:
+        step, self.step = self._step_under_way(), None
+        self._ended = step, self._to_learn
+        return step.finite
+
+    def settle(self) -> None:
+        """Learn how the last step that has ended did, and make it count if it does.
+
+        Raises:
+            CollectiveMismatch: ranks called different things in it.
+        """
+        if self._ended is None:
+            return
+        (step, to_learn), self._ended = self._ended, None
+        with self.groups.telling():
+            for learn in to_learn:
+                step.finite &= learn()
+        self._conclude(step)
+
+    def reset(self) -> None:
+        self.settle()
+        super().reset()
+
+    def _together(self, what: str, given: Callable[[], Told[_T]]) -> _T:
+        self.settle()
+        return super()._together(what, given)
+
+    def close(self) -> None:
+        try:
+            self.settle()
+        finally:
+            super().close()
+
+    def stats(self) -> dict[str, Any]:
+        self.settle()
+        return super().stats()
+
+    # Their calls.
+
+    def _average(self, items: Sequence[Item], flats: Sequence[Flat]) -> Outcome:
+        agreement = self._agreement(self._step_under_way(), items, of_types=True)
+        headers = self._compare_calls(agreement, self.is_dense_for_good)
+        self.groups.all.average([flat.part(0, flat.count) for flat in flats])
+        bad = headers.bad | ~_all_finite(flats)
+        return DeviceOutcome(True, None, bad, headers.findings)
+
+    def _compare_calls(self, agreement: Agreement, in_all: bool) -> Headers:
+        """As `check_same_call`, whose messages these are; the host looks later."""
+        headers = Headers(agreement, 0, self._device)
+        whole = [(range(self.groups.all.size), self.groups.all)]
+        for senders, group in whole if in_all else where_calls_begin(self.groups):
+            row = torch.zeros(CALL_BYTES, dtype=torch.uint8, device=self._device)
+            row[: headers.bytes] = headers.row()
+            headers.compare(gather(group, row), senders)
+        return headers
+
+    def _complete(self, items: Sequence[Item], flats: Sequence[Flat], outcome: Outcome) -> bool:
+        assert isinstance(outcome, DeviceOutcome)
+        bad, delivered, zeros = outcome.bad, [], []
+        for item in items:
+            error = self.carried.get(item.name)
+            if error is None:
+                continue
+            part = item.flat.part(0, item.flat.count)
+            # All zero may be a parameter that no rank used: DDP ignores what comes back.
+            zero = ~part.any()
+            total = torch.empty_like(part)
+            put(total, part.to(torch.float32) + self._there(error))
+            part.copy_(torch.where(zero, part, total))
+            bad = bad | ~_all_finite([item.flat])
+            delivered.append(item.name)
+            zeros.append(zero)
+        narrow = [flat for flat in flats if flat.narrow]
+        if narrow:
+            bad = bad | ~_all_finite(narrow)
+        for flat in flats:
+            flat.part(0, flat.count).masked_fill_(bad, torch.nan)
+
+        def read(found: Bytes) -> bool:
+            for name, zero in zip(delivered, found[1:], strict=True):
+                if not zero:
+                    self.carried.note_delivered(name)
+            return not found[0]
+
+        self._find(outcome.findings, torch.stack([bad, *zeros]), read)
+        return True
+
+    def _scatter(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
+        if not self.is_dense_for_good:
+            return self.codec.reduce_scatter(items, agreement, self.steps_since_start, out)
+        headers = self._compare_calls(agreement, in_all=True)
+        outcome = self.codec.reduce_scatter(items, agreement, self.steps_since_start, out)
+        assert isinstance(outcome, DeviceOutcome)
+        headers.findings.append(outcome.findings)
+        return replace(outcome, bad=outcome.bad | headers.bad, findings=headers.findings)
+
+    def _complete_shard(self, name: str, out: Flat, outcome: Outcome) -> bool:
+        assert isinstance(outcome, DeviceOutcome)
+        part = out.part(0, out.count)
+        error = self.carried.get(name)
+        if error is not None:
+            self.carried.note_delivered(name)
+            start = self.hosts.rank * out.count
+            mine = Scaled(error.values[start : start + out.count], error.scale)
+            put(part, part.to(torch.float32) + self._there(mine))
+        bad = outcome.bad | ~_all_finite([out])
+        bad = gather(self.groups.all, bad.view(1).to(torch.uint8)).bool().any()
+        part.masked_fill_(bad, torch.nan)
+        self._find(outcome.findings, bad, lambda found: not found.any())
+        return True
+
+    def _there(self, error: Scaled) -> torch.Tensor:
+        """A carried error, in the step's loss scale, on the device."""
+        return upload(np.ascontiguousarray(error.to(self._step_under_way().scale)), self._device)
+
+    def _find(self, findings: Findings, last: torch.Tensor, read: Callable[[Bytes], bool]) -> None:
+        """Let the host learn of a call, and of `last`, bools."""
+        findings.add(last.to(torch.uint8), read)
+        self._to_learn.append(findings.send(self._streams))
+
+
+def _all_finite(flats: Sequence[Flat]) -> torch.Tensor:
+    """Whether all are finite: () of bool."""
+    parts = [flat.part(0, flat.count) for flat in flats]
+    return torch.stack([torch.isfinite(part).all() for part in parts]).all()

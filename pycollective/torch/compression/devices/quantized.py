@@ -1,0 +1,344 @@
+"""The quantized codecs (1-bit, 8-bit) on devices: the messages of the CPU's, byte for byte.
+
+The phases are those of `pycollective.compression.quantized`. Here no result comes to the host
+before the step has ended, so nothing is left out that only the data could say. What is not to be
+seen is made zero or NaN on the device, and residuals that are not to move on are told apart when
+the host learns of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from pycollective import order
+from pycollective.compression.arrays import Flat, Item
+from pycollective.compression.bucket import Agreement, Bucket, ByBucket, Outcome, header_bytes
+from pycollective.compression.groups import Bytes, Groups
+from pycollective.compression.partition import Partition
+from pycollective.compression.quantized import (
+    Layout,
+    ParameterSpans,
+    QuantizedOptions,
+    Segments,
+)
+from pycollective.compression.residuals import Residuals
+from pycollective.errors import ConfigurationError
+from pycollective.torch.compression.devices.findings import Findings
+from pycollective.torch.compression.devices.groups import exchange, gather
+from pycollective.torch.compression.devices.headers import Headers
+from pycollective.torch.compression.devices.residuals import DeviceResiduals
+from pycollective.torch.ordered import reduction
+
+
+@dataclass(frozen=True)
+class DeviceOutcome(Outcome):
+    """The result of a call on a device, where `finite` is not known yet.
+
+    Attributes:
+        bad: whether something was not finite, or ranks called different things: () of bool.
+        findings: what the host is to know.
+    """
+
+    bad: torch.Tensor
+    findings: Findings
+
+
+@dataclass(frozen=True)
+class DeviceQuantizedOptions(QuantizedOptions):
+    """The options of a quantized codec on a device."""
+
+    device: torch.device
+
+    def checked(self) -> dict[str, Any]:
+        kernels()
+        return super().checked()
+
+    def make(self, groups: Groups, partition: Partition, sizes: Sequence[int]) -> Any:
+        return DeviceQuantized(groups, partition, self.codec, self.device)
+
+
+def kernels() -> Any:
+    """The module of the kernels.
+
+    Raises:
+        ConfigurationError: there is no Triton.
+    """
+    try:
+        from pycollective.triton import quantized
+    except ImportError as error:
+        raise ConfigurationError(
+            "compression of tensors on devices is done by Triton, which cannot be imported "
+            f"({error}); install triton, or keep the gradients on CPUs"
+        ) from error
+    return quantized
+
+
+class DeviceQuantized:
+    """Averages gradients on a device, quantized between hosts; see `Quantized`."""
+
+    def __init__(
+        self, groups: Groups, partition: Partition, name: str, device: torch.device
+    ) -> None:
+        self._groups, self._partition, self._device = groups, partition, device
+        self._name, self._chunk = name, partition.chunk
+        self._send_residual, self._owner_residual = (DeviceResiduals(device) for _ in range(2))
+        self.residuals: Mapping[str, Residuals] = {
+            "worker": self._send_residual,
+            "server": self._owner_residual,
+        }
+        self._layouts = ByBucket(lambda bucket: Layout(bucket, name, partition.chunk))
+
+    def all_reduce(self, items: list[Item], agreement: Agreement, steps: int) -> DeviceOutcome:
+        """Average the gradients over all ranks, in place; they hold anything where `bad`."""
+        groups, hosts = self._groups, self._groups.hosts
+        bucket = Bucket(items, self._partition)
+        layout = self._layouts.of(bucket)
+        headers = Headers(agreement, len(items), self._device)
+        own = self._host_sums(bucket, headers)
+        results = self._zeros(hosts.count * layout.longest_bytes)
+        sent = 0
+        if groups.across is not None:
+            came, all_zero = self._send_to_owners(bucket, layout, own, headers)
+            message = self._average(bucket, layout.own, came, all_zero, headers)
+            means = gather(groups.across, message)
+            results[: means.numel()] = means.view(-1)
+            sent = 2 * (hosts.count - 1) * layout.own.message_bytes
+        self._write(bucket, layout, gather(groups.local, results), headers)
+        return DeviceOutcome(True, sent, headers.bad, headers.findings)
+
+    def reduce_scatter(
+        self, items: list[Item], agreement: Agreement, steps: int, out: Flat
+    ) -> DeviceOutcome:
+        """Phase one alone: `out` gets the average of what this rank owns."""
+        hosts = self._groups.hosts
+        bucket = Bucket(items, self._partition)
+        layout = self._layouts.of(bucket)
+        headers = Headers(agreement, len(items), self._device)
+        own = self._host_sums(bucket, headers)
+        came, all_zero = self._send_to_owners(bucket, layout, own, headers)
+        for segment in layout.own.on(hosts.own):
+            part = out.part(segment.start, segment.stop)
+            if bucket.items[segment.item].uncompressed:
+                put(part, self._uncompressed_mean([came[:, segment.at :][:, : segment.size]]))
+            else:
+                self._decode(came, segment.at, part, hosts.ranks)
+            part.masked_fill_(all_zero[segment.item], 0)
+        bad = headers.bad | ~torch.isfinite(out.part(0, out.count)).all()
+        sent = (hosts.count - 1) * layout.own.message_bytes
+        return DeviceOutcome(True, sent, bad, headers.findings)
+
+    def commit(self) -> None:
+        """Make the step's new residuals those that the next begins with."""
+        for each in self.residuals.values():
+            each.commit()
+
+    def _host_sums(self, bucket: Bucket, headers: Headers) -> list[torch.Tensor]:
+        """As `Bucket.host_sums`."""
+        hosts, local = self._groups.hosts, self._groups.local
+        if local.size == 1:
+            return [
+                item.flat.part(*ranges[0])
+                for item, ranges in zip(bucket.items, bucket.local_shards, strict=True)
+            ]
+        widths = [
+            sum(ranges[shard][1] - ranges[shard][0] for ranges in bucket.local_shards)
+            for shard in range(hosts.shards)
+        ]
+        first = -(-header_bytes(len(bucket.items)) // 4)  # in fp32 numbers
+        rows = self._zeros(local.size * 4 * (first + max(widths))).view(local.size, -1)
+        rows[:, : headers.bytes] = headers.row()
+        numbers = rows.view(torch.float32)[:, first:]
+        wide, parts = [], []
+        for shard in range(hosts.shards):
+            for item, (start, stop), row in bucket.along(shard, numbers[shard]):
+                if stop > start:
+                    wide.append(row)
+                    parts.append(item.flat.part(start, stop))
+        torch._foreach_copy_(wide, parts)
+        came = exchange(local, rows)
+        headers.compare(came, hosts.local)
+        if hosts.shard is None:
+            return []
+        total = torch.empty(widths[hosts.shard], dtype=torch.float32, device=self._device)
+        self._reduce(came.view(torch.float32)[:, first : first + total.numel()], total, "sum", 1)
+        return [row for _, _, row in bucket.along(hosts.shard, total)]
+
+    def _send_to_owners(
+        self, bucket: Bucket, layout: Layout, own: Sequence[torch.Tensor], headers: Headers
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Phase one: quantize this rank's local shard, and send each host shard to its owner.
+
+        Returns:
+            What came from each host of the host shard that this rank owns; and for each parameter
+            whether it is all zero on every host.
+        """
+        across, hosts = self._groups.across, self._groups.hosts
+        assert across is not None
+        assert hosts.shard is not None
+        zero = ~torch.stack([part.any() for part in own])
+        messages, not_finite = self._quantize(bucket, layout, own)
+        messages[:, : headers.bytes] = headers.row(not_finite, zero)
+        came = exchange(across, messages)
+        headers.compare(came, hosts.across(hosts.shard))
+        all_zero = headers.all_zero(came)
+
+        def keep_residuals(found: Bytes) -> bool:
+            for item_index in np.flatnonzero(found):
+                for each in self.residuals.values():
+                    each.skip_update(bucket.items[item_index].name)
+            return True
+
+        headers.findings.add(all_zero.to(torch.uint8), keep_residuals)
+        return came, all_zero
+
+    def _quantize(
+        self, bucket: Bucket, layout: Layout, own: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """This rank's messages, one to each host's owner, and whether its local shard is not
+        finite."""
+        hosts = self._groups.hosts
+        messages = self._zeros(hosts.count * layout.own.message_bytes).view(hosts.count, -1)
+        flags = torch.zeros(1, dtype=torch.int32, device=self._device)
+        pieces = []
+        for spans in layout.sent:
+            part = own[spans.item_index]
+            if bucket.items[spans.item_index].uncompressed:
+                payload = part.to(torch.float32).view(torch.uint8)
+            else:
+                name = bucket.items[spans.item_index].name
+                payload = self._empty(_size(spans))
+                self._encode(self._send_residual, name, part, payload, flags)
+            pieces.append(payload)
+        torch._foreach_copy_(_cut(messages.view(-1), layout.sent), _parts(pieces, layout.sent))
+        return messages, (flags & 1).bool()
+
+    def _average(
+        self,
+        bucket: Bucket,
+        own: Segments,
+        came: torch.Tensor,
+        all_zero: torch.Tensor,
+        headers: Headers,
+    ) -> torch.Tensor:
+        """Phase two: a message of the means that this rank owns."""
+        hosts = self._groups.hosts
+        message = self._zeros(own.message_bytes)
+        flags = torch.zeros(len(bucket.items), dtype=torch.int32, device=self._device)
+        segments = list(own.on(hosts.own))
+        as_they_are = [each for each in segments if bucket.items[each.item].uncompressed]
+        not_finite = headers.bad
+        if as_they_are:
+            mean = self._uncompressed_mean(
+                [came[:, each.at : each.at + each.size] for each in as_they_are]
+            )
+            not_finite = not_finite | ~torch.isfinite(mean).all()
+            payloads = [message[each.at : each.at + each.size] for each in as_they_are]
+            means = mean.view(torch.uint8).split([each.size for each in as_they_are])
+            torch._foreach_copy_(payloads, list(means))
+        for segment in segments:
+            item = bucket.items[segment.item]
+            payload = message[segment.at : segment.at + segment.size]
+            if not item.uncompressed:
+                mean = torch.empty(
+                    segment.stop - segment.start, dtype=torch.float32, device=self._device
+                )
+                self._decode(came, segment.at, mean, hosts.ranks)
+                flag = flags[segment.item : segment.item + 1]
+                self._encode(self._owner_residual, item.name, mean, payload, flag)
+            payload.masked_fill_(all_zero[segment.item], 0)
+        not_finite = not_finite | ((flags & 1).bool() & ~all_zero).any()
+        message[: headers.bytes] = headers.row(not_finite, all_zero)
+        return message
+
+    def _write(
+        self, bucket: Bucket, layout: Layout, results: torch.Tensor, headers: Headers
+    ) -> None:
+        """Write all local shards' means to the gradients. What is all zero decodes to zeros."""
+        hosts = self._groups.hosts
+        for shard, of in enumerate(layout.shards):
+            messages = results[shard][: hosts.count * of.message_bytes]
+            headers.compare(messages.view(hosts.count, -1), hosts.across(shard))
+        pieces = [self._empty(_size(spans)) for spans in layout.results]
+        torch._foreach_copy_(_parts(pieces, layout.results), _cut(results.view(-1), layout.results))
+        for spans, piece in zip(layout.results, pieces, strict=True):
+            item = bucket.items[spans.item_index]
+            part = item.flat.part(spans.segments[0][0], spans.segments[-1][1])
+            if item.uncompressed:
+                put(part, piece.view(torch.float32))
+            else:
+                self._decode(piece.view(1, -1), 0, part, 1)
+
+    # Their parts.
+
+    def _encode(
+        self,
+        residuals: DeviceResiduals,
+        name: str,
+        x: torch.Tensor,
+        payload: torch.Tensor,
+        flags: torch.Tensor,
+    ) -> None:
+        held: Any
+        left: Any
+        held, left = residuals.of(name, x.numel())
+        kernels().quantize(self._name, self._chunk, x, held, left, payload, flags)
+
+    def _decode(self, messages: torch.Tensor, at: int, out: torch.Tensor, divisor: int) -> None:
+        kernels().dequantize(self._name, self._chunk, messages, at, out, float(divisor))
+
+    def _uncompressed_mean(self, payloads: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The average over all ranks of uncompressed segments, one after another.
+
+        Args:
+            payloads: of each segment a row from each host.
+        """
+        rows = torch.cat(list(payloads), dim=1).view(torch.float32)
+        mean = torch.empty(rows.shape[1], dtype=torch.float32, device=self._device)
+        self._reduce(rows, mean, "avg", self._groups.hosts.ranks)
+        return mean
+
+    @staticmethod
+    def _reduce(rows: torch.Tensor, out: torch.Tensor, op: str, divisor: int) -> None:
+        """Add rows up in the contract's order, and divide."""
+        count = len(rows)
+        recipe = order.recipe((0, count), [(i, i + 1) for i in range(count)])
+        if out.numel():
+            terms = list(rows)
+            reduction.reduce(terms, out, op, recipe, divisor, torch.float32, finish=op == "avg")
+
+    def _empty(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=torch.uint8, device=self._device)
+
+    def _zeros(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.uint8, device=self._device)
+
+
+def put(out: torch.Tensor, values: torch.Tensor) -> None:
+    """Overwrite a gradient, flat, by fp32 numbers, each rounded once."""
+    if out.dtype == torch.float32:
+        out.copy_(values)
+    elif out.numel():  # not by a cast, which may do otherwise on a device
+        reduction.reduce([values], out, "sum", [order.TAKE], 1, out.dtype, finish=True)
+
+
+def _size(spans: ParameterSpans) -> int:
+    return sum(end - begin for begin, end in spans.bounds)
+
+
+def _cut(memory: torch.Tensor, spans: Sequence[ParameterSpans]) -> list[torch.Tensor]:
+    """The segments' payloads where they lie in messages, by parameter."""
+    return [memory[begin:end] for each in spans for begin, end in each.bounds]
+
+
+def _parts(payloads: Sequence[torch.Tensor], spans: Sequence[ParameterSpans]) -> list[torch.Tensor]:
+    """The same of each parameter's whole payload."""
+    return [
+        part
+        for payload, each in zip(payloads, spans, strict=True)
+        for part in payload.split([end - begin for begin, end in each.bounds])
+    ]

@@ -1,0 +1,472 @@
+"""Compression of tensors on devices gives what CPUs give, bit for bit, and no host waits in a step.
+
+There is no device here: tensors are the CPU's, streams a stand-in, kernels are interpreted.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pycollective import CollectiveMismatch, ConfigurationError
+from pycollective.compression.feedback import Common
+from pycollective.compression.groups import GroupMaker, Groups
+from pycollective.compression.partition import Hosts
+from pycollective.torch import compressed_reduce_scatter
+from pycollective.torch.compression import states
+from pycollective.torch.compression.devices import feedback, headers, quantized
+from pycollective.torch.compression.devices.feedback import DeviceFeedback
+from pycollective.torch.compression.devices.findings import Findings
+from pycollective.torch.compression.groups import OfProcessGroup, group_maker
+from pycollective.torch.compression.states import OfTensor
+from tests.torch.compressed import HOOKS, digest_of, group_of, ranks_of, state_of
+from tests.torch.groups import Gradient
+from tests.torch.on_devices import NoWaits, Streams, as_on_a_device, interpreted, sent_by_states
+
+ranks = ranks_of(__name__, 4)
+
+SHAPES = {"w": (5, 132), "b": (33,), "z": (3, 70), "v": (300,)}
+OPTIONS = {"chunk": 64, "compress": lambda name, shape: name != "b"}
+
+
+def parameters(dtype=torch.float32):
+    return [
+        (name, torch.zeros(shape, dtype=dtype, requires_grad=True))
+        for name, shape in SHAPES.items()
+    ]
+
+
+def gradients(rank, step, dtype, zero=(), scale=1.0):
+    """Of all parameters; `zero` are those that are all zero on all ranks, some of it -0."""
+    random = torch.Generator().manual_seed(100 * step + rank)
+    found = {n: torch.randn(s, generator=random) * scale for n, s in SHAPES.items()}
+    for name in zero:
+        found[name] = found[name].sign() * 0.0
+    return {name: each.to(dtype) for name, each in found.items()}
+
+
+def held(state):
+    """A copy of this rank's residuals."""
+    return {
+        (kind, name): torch.as_tensor(each).clone()
+        for kind, of in state._feedback.codec.residuals.items()
+        for name, each in of
+    }
+
+
+def same_tensors(one, other):
+    """Whether two mappings have the same names and bits."""
+    return one.keys() == other.keys() and all(
+        digest_of([one[name]]) == digest_of([other[name]]) for name in one
+    )
+
+
+class Pair:
+    """A state on CPUs and one as on a device, of the same parameters."""
+
+    def __init__(self, comm, codec, topology, dtype=torch.float32, **options):
+        self.rank, self.dtype = comm.rank, dtype
+        group = group_of(comm, "gloo")
+        given = parameters(dtype), codec, topology, group
+        self.cpu = state_of(*given, **OPTIONS, **options)
+        self.device = as_on_a_device(*given, **OPTIONS, **options)
+        assert self.device._streams is not None
+
+    def step(self, gradients, bad=False):
+        """What differs after a step of two calls with these gradients; of bad ones messages may."""
+        cut = [["w", "b"], ["z", "v"]]
+        outs, sent = [], []
+        for state in (self.cpu, self.device):
+            mine = {name: each.clone() for name, each in gradients.items()}
+            with interpreted(), sent_by_states() as messages, ExitStack() as of_step:
+                of_step.enter_context(state.step())
+                waits = state._streams.waits if state is self.device else 0
+                with ExitStack() as watched:
+                    if state is self.device and not state._feedback._is_dense:
+                        watched.enter_context(NoWaits())
+                    for names in cut:
+                        known = state.all_reduce({name: mine[name] for name in names})
+                        assert (known is None) == (state is self.device)
+                        if state is self.device:  # the stream knows what it uses
+                            assert state._streams.used == [mine[name].data_ptr() for name in names]
+                    of_step.close()
+                assert state is self.cpu or state._streams.waits == waits
+            outs.append(mine)
+            sent.append(messages)
+        found = [] if same_tensors(*outs) else ["averages"]
+        if not bad and (sent[0] != sent[1] or not sent[0]):
+            found.append("messages")
+        return found + self.differs()
+
+    def differs(self):
+        """What differs between the two states."""
+        found = []
+        counts = [state.stats() for state in (self.cpu, self.device)]
+        for each in counts:  # a device makes room for what turns out to be all zero
+            each.pop("residual_bytes")
+        if counts[0] != counts[1]:
+            found.append(f"stats {counts}")
+        if not same_tensors(held(self.cpu), held(self.device)):
+            found.append("residuals")
+        return found
+
+    def close(self):
+        self.cpu.close()
+        self.device.close()
+
+
+def steps(comm, codec, topology, dtype, **options):
+    """What differs in steps with zeros, a NaN on one rank and other loss scales; and the counts."""
+    dtype = getattr(torch, dtype)
+    pair, found = Pair(comm, codec, topology, dtype, **options), []
+    for number, (zero, scale, bad) in enumerate(
+        [([], 1.0, False), (["z", "b"], 1.0, False), ([], 64.0, True), (["v"], 48.0, False)]
+    ):
+        for state in (pair.cpu, pair.device):
+            state.set_loss_scale(scale)
+        mine = gradients(comm.rank, number, dtype, zero, scale)
+        if bad and comm.rank == 1:
+            mine["v"].view(-1)[7] = torch.nan
+        found += [f"step {number}: {each}" for each in pair.step(mine, bad)]
+    stats = pair.device.stats()
+    pair.close()
+    return found, stats["steps"], stats["steps_given_up"], stats["compressed_calls"]
+
+
+@pytest.mark.parametrize(
+    ("codec", "topology", "dtype"),
+    [
+        ("one_bit", "4x1", "float32"),
+        ("int8", "2x2", "bfloat16"),
+        *(
+            pytest.param(codec, *more, marks=pytest.mark.storm)
+            for codec in ("one_bit", "int8")
+            for more in [("2x2", "float16"), ("4x1", "bfloat16"), ("1,3", "float32")]
+        ),
+    ],
+)
+def test_steps_are_those_of_cpus(ranks, codec, topology, dtype):
+    for found, counted, given_up, calls in ranks(steps, codec, topology, dtype):
+        assert found == []
+        assert (counted, given_up, calls) == (3, 1, 8)
+
+
+class Model(torch.nn.Module):
+    """Its gradients are what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        for name, shape in SHAPES.items():
+            setattr(self, name, torch.nn.Parameter(torch.zeros(shape)))
+
+    def forward(self, gradients):
+        return sum(Gradient.apply(p, gradients[n]) for n, p in self.named_parameters())
+
+
+def hooked(comm, codec, topology):
+    """What differs between DDP's gradients by a hook on CPUs and as on a device; the counts."""
+    group, found = group_of(comm, "gloo"), []
+    trained = []
+    for make in (state_of, as_on_a_device):
+        ddp = DistributedDataParallel(Model(), process_group=group, bucket_cap_mb=0.001)
+        state = make(ddp, codec, topology, group, **OPTIONS)
+        ddp.register_comm_hook(state, HOOKS[codec])
+        trained.append((ddp, state))
+    with interpreted():
+        for step in range(3):
+            mine, averages = gradients(comm.rank, step, torch.float32), []
+            if step == 1 and comm.rank == 2:
+                mine["v"][5] = torch.inf
+            for ddp, _ in trained:
+                ddp.zero_grad()
+                ddp(mine).backward()
+                averages.append({n: p.grad for n, p in ddp.module.named_parameters()})
+            if not same_tensors(*averages):
+                found.append(f"gradients of step {step}")
+        counts = [state.stats()["steps"] for _, state in trained]
+        if not same_tensors(*(held(state) for _, state in trained)):
+            found.append("residuals")
+    for _, state in trained:
+        state.close()
+    return found, *counts
+
+
+@pytest.mark.parametrize(("topology", "steps"), [("2x2", 2), ("1x4", 3)])
+def test_the_hook_is_that_of_cpus(ranks, topology, steps):
+    # Where averages are dense for good, every step counts.
+    assert ranks(hooked, "one_bit", topology) == [([], steps, steps)] * 4
+
+
+def in_other_worlds(comm, codec):
+    """What differs when states on CPUs and as on a device load what either has saved, in the same
+    world and on one host, and when both flush."""
+    found = []
+    pair = Pair(comm, codec, "4x1", dense_steps=1)
+    with interpreted():
+        for step in range(3):
+            pair.step(gradients(comm.rank, step, torch.float32))
+        saved = [state.state_dict() for state in (pair.cpu, pair.device)]
+        if not same_saved(*saved):
+            found.append("state_dict")
+        # What a device has saved goes on on a CPU, and the other way round.
+        pair.cpu.load_state_dict(saved[1])
+        pair.device.load_state_dict(saved[0])
+        found += pair.step(gradients(comm.rank, 3, torch.float32))
+        flushed = [state.flush() for state in (pair.cpu, pair.device)]
+        if not same_tensors(*flushed):
+            found.append("flush")
+        if held(pair.device):
+            found.append("what is held after flush")
+        pair.close()
+        alone = Pair(comm, codec, "1x4", dtype=torch.bfloat16)
+        for state in (alone.cpu, alone.device):
+            state.load_state_dict(saved[0])
+        for step in range(4, 7):
+            zero = ["w"] if step == 4 else []  # whose error then goes with the next step
+            mine = gradients(comm.rank, step, torch.bfloat16, zero)
+            found += [f"one host: {each}" for each in alone.step(mine, bad=True)]
+            carried = [sorted(state._feedback.carried) for state in (alone.cpu, alone.device)]
+            if carried != [["w"] if step == 4 else []] * 2:
+                found.append(f"{carried} are carried after step {step}")
+        alone.close()
+    return found
+
+
+@pytest.mark.parametrize("codec", ["one_bit", pytest.param("int8", marks=pytest.mark.storm)])
+def test_checkpoints_go_between_devices_cpus_and_worlds(ranks, codec):
+    assert ranks(in_other_worlds, codec) == [[]] * 4
+
+
+def scattered(comm, codec, topology):
+    """What differs between shards of averages on CPUs and as on a device."""
+    pair, found = Pair(comm, codec, topology), []
+    with interpreted():
+        for step in range(4):
+            outs = []
+            for state in (pair.cpu, pair.device):
+                mine = gradients(comm.rank, step, torch.float32, ["v"] if step == 1 else [])
+                if step == 2 and comm.rank == 3:
+                    mine["w"][1, 1] = -torch.inf
+                shards = {n: torch.ones(mine[n].numel() // 4) for n in ("v", "w")}
+                with state.step(), ExitStack() as watched:
+                    if state is pair.device:
+                        watched.enter_context(NoWaits())
+                    for name, out in shards.items():
+                        compressed_reduce_scatter(out, mine[name], state, name)
+                outs.append(shards)
+            if not same_tensors(*outs):
+                found.append(f"shards of step {step}")
+            found += pair.differs()
+        flushed = [state.flush() for state in (pair.cpu, pair.device)]
+        if not same_tensors(*flushed):
+            found.append("flush")
+    stats = pair.device.stats()
+    pair.close()
+    return found, stats["steps"], stats["steps_given_up"]
+
+
+@pytest.mark.parametrize(
+    ("codec", "topology"),
+    [
+        ("int8", "2x2"),
+        *(
+            pytest.param(*each, marks=pytest.mark.storm)
+            for each in [("one_bit", "4x1"), ("one_bit", "2x2"), ("int8", "1x4")]
+        ),
+    ],
+)
+def test_shards_are_those_of_cpus(ranks, codec, topology):
+    assert ranks(scattered, codec, topology) == [([], 3, 1)] * 4
+
+
+TWINS = {"w": (256,), "u": (256,)}
+
+
+def mismatched(comm, topology, what, dense):
+    """What a rank sees of a step in which rank 3 differs, and of the one after it."""
+    pairs = [(name, torch.zeros(shape, requires_grad=True)) for name, shape in TWINS.items()]
+    options = {"chunk": 64, "compress": lambda name, shape: True, "dense_steps": 9 * dense}
+    state = as_on_a_device(pairs, "one_bit", topology, group_of(comm, "gloo"), **options)
+    with interpreted():
+        random = torch.Generator().manual_seed(comm.rank)
+        state.all_reduce({name: torch.randn(256, generator=random) for name in TWINS})
+        state.stats()
+        before = held(state)
+        differs = comm.rank == 3
+        state.set_loss_scale(2.0 if what == "scale" and differs else 1.0)
+        name = "u" if what == "parameters" and differs else "w"
+        mine = torch.ones(256)
+        state.all_reduce({name: mine})
+        state.set_loss_scale(1.0)
+        with pytest.raises(CollectiveMismatch) as raised:
+            state.all_reduce({"w": torch.ones(256)})
+        kept = same_tensors(before, held(state))
+        after = {"w": torch.ones(256)}
+        state.all_reduce(after)
+        stats = state.stats()
+    state.close()
+    lost = mine.isnan().all().item()
+    return lost, kept, str(raised.value), stats["steps"], after["w"].isfinite().all().item()
+
+
+@pytest.mark.parametrize(
+    ("topology", "what", "dense"),
+    [
+        ("2x2", "scale", True),
+        ("2x2", "parameters", False),
+        ("1,3", "scale", False),  # which only the ranks of a host meet
+        ("1,3", "parameters", True),
+    ],
+)
+def test_every_rank_learns_of_a_mismatch_at_the_next_step(ranks, topology, what, dense):
+    for lost, kept, said, steps, goes_on in ranks(mismatched, topology, what, dense):
+        assert (lost, kept, steps, goes_on) == (True, True, 2, True)
+        assert "all ranks must make the same calls" in said or "loss scale" in said
+
+
+def refusals(comm):
+    """What is said of states that cannot be on devices."""
+    group = group_of(comm, "gloo")
+    pairs = [(name, torch.zeros(64, 64, requires_grad=True)) for name in ("w", "u")]
+    said = []
+    with pytest.raises(ConfigurationError) as raised:
+        as_on_a_device(pairs, "top_k", "4x1", group)
+    said.append(str(raised.value))
+    places = [torch.device("cuda", number) for number in (0, 1)]
+    with (
+        mock.patch.object(states, "_device_of", side_effect=places),
+        mock.patch.object(states, "group_maker", lambda group, device: group_maker(group, None)),
+        pytest.raises(ConfigurationError) as raised,
+    ):
+        as_on_a_device(pairs, "int8", "4x1", group)
+    said.append(str(raised.value))
+    with mock.patch.dict(sys.modules, {"pycollective.triton": None}):
+        kinds = CollectiveMismatch if comm.rank else ConfigurationError
+        with (
+            mock.patch.object(states, "streams_of", return_value=None if comm.rank else Streams()),
+            pytest.raises(kinds) as raised,
+        ):
+            state_of(pairs, "int8", "4x1", group)
+    said.append(str(raised.value))
+    return said
+
+
+def test_what_cannot_be_on_a_device_is_refused_by_name(ranks):
+    for top_k, places, triton in ranks(refusals):
+        assert "top-k does not take tensors on" in top_k
+        assert "the parameters are on cuda:0 and cuda:1" in places
+        assert "Triton, which cannot be imported" in triton
+
+
+META = torch.device("meta")
+
+
+class OnlyOnMeta(TorchDispatchMode):
+    """All operands and results are on the device "meta", where there are no data to wait for."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for each in tree_leaves((args, kwargs, out)):
+            assert not isinstance(each, torch.Tensor) or each.device == META, func
+        return out
+
+
+class OfMeta(OfProcessGroup):
+    """A group of rank 0's, whose messages have no data."""
+
+    def __init__(self, size):
+        self.rank, self.size = 0, size
+
+    def all_gather(self, row):
+        return np.stack([row] * self.size)
+
+    def exchange(self, rows):
+        return torch.empty_like(rows)
+
+    def gather(self, row):
+        return row.new_empty((self.size, row.numel()))
+
+    def average(self, parts): ...
+
+    def abort(self, reason): ...
+
+
+def on_meta(array, device):
+    return torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), device=device)
+
+
+def unsent(self, streams):
+    """Of findings: what is found cannot be known."""
+    assert torch.cat([part.reshape(-1) for part, _ in self._parts]).dtype == torch.uint8
+    return lambda: True
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize(
+    "host_of", [(0, 1, 2, 3), (0, 0, 1, 1), (0, 0, 0, 0), (0, 1, 1, 1), (0, 1, 1, 0)]
+)
+def test_no_operation_needs_data_or_memory_of_the_host(host_of, dense):
+    hosts = Hosts(0, host_of)
+    groups = Groups.make(
+        hosts, OfMeta(4), lambda parts: OfMeta(len(next(p for p in parts if 0 in p)))
+    )
+    kernels = mock.Mock()
+    with ExitStack() as patched:
+        for where, name, what in (
+            (quantized, "kernels", lambda: kernels),
+            (feedback, "upload", on_meta),
+            (headers, "upload", on_meta),
+            (Findings, "send", unsent),
+        ):
+            patched.enter_context(mock.patch.object(where, name, what))
+        state = DeviceFeedback(
+            *("a state", SHAPES, GroupMaker(groups.all, lambda: None, lambda _: groups)),
+            quantized.DeviceQuantizedOptions("one_bit", 64, META),
+            Common("hosts", OPTIONS["compress"], 9 * dense),
+            *(META, Streams()),
+        )
+        for dtype in (torch.float32, torch.bfloat16):
+            state.carried.add({"w": np.ones(660, np.float32)}, 1.0)
+            found = {
+                name: OfTensor(torch.empty(shape, dtype=dtype, device=META), META)
+                for name, shape in SHAPES.items()
+            }
+            state.begin()
+            with OnlyOnMeta():
+                state.reduce(found)
+            state.end()
+            state.reset()
+            if host_of != (0, 1, 1, 1):
+                out = OfTensor(torch.empty(75, dtype=dtype, device=META), META)
+                state.begin()
+                with OnlyOnMeta():
+                    state.reduce_scatter(out, found["v"], "v")
+                state.end()
+                state.reset()
+    compressed = len(set(host_of)) > 1 and not dense
+    assert kernels.quantize.called == compressed
+    for call in kernels.quantize.call_args_list + kernels.dequantize.call_args_list:
+        assert all(each.device == META for each in call.args if isinstance(each, torch.Tensor))
+
+
+def same_saved(one, other):
+    """Whether two checkpoints have the same bits."""
+    errors = [
+        {(kind, name): each for kind, of in kinds.items() for name, each in of.items()}
+        for kinds in (
+            {**saved["residuals"], "undelivered": saved["undelivered"]} for saved in (one, other)
+        )
+    ]
+    plain = [
+        {name: each for name, each in saved.items() if name not in ("residuals", "undelivered")}
+        for saved in (one, other)
+    ]
+    return same_tensors(*errors) and plain[0] == plain[1]
