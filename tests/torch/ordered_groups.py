@@ -97,11 +97,15 @@ class StandInStreams:
     def __init__(self) -> None:
         self.done = True
         self.used: list[int] = []  # addresses of what calls use
+        self.joined = 0  # how often the caller's stream waited
 
     @contextmanager
     def behind_caller(self, *tensors: torch.Tensor) -> Iterator[None]:
         self.used = [each.data_ptr() for each in tensors]
         yield
+
+    def join_caller(self) -> None:
+        self.joined += 1
 
     def event(self) -> StandInStreams:
         return self

@@ -121,7 +121,7 @@ def group_maker(group: dist.ProcessGroup | None, device: torch.device | None) ->
     if device is None:  # such that the others hear of what is refused
         cpu = torch.device("cpu")
         device = cpu if cpu in kinds or not kinds else kinds[0]
-    elif torch.device(device.type) not in kinds:
+    elif kinds and torch.device(device.type) not in kinds:
         raise ConfigurationError(
             f"a state of compression: the group's backend, {dist.get_backend(of)}, does not take "
             f"tensors on {device}"

@@ -238,14 +238,12 @@ class State:
         """
         if self._streams is None:
             return self._exchange_thread.call(call)
-        with self._streams.behind_caller(*tensors):
-            found = call()
-            if not tensors:
-                return found
-            future = self._future()
-            future.set_result(list(tensors))
-        future.wait()
-        return found
+        try:
+            with self._streams.behind_caller(*tensors):
+                return call()
+        finally:
+            if tensors:  # also those that a call which fails has begun to write
+                self._streams.join_caller()
 
     def _future(self) -> torch.futures.Future[Any]:
         """One whose waiters wait in their streams, on devices."""
@@ -299,6 +297,7 @@ class State:
                     average()
                     future.set_result(buffer)
             except BaseException:
+                self._streams.join_caller()
                 feedback.give_up()
                 raise
             return future

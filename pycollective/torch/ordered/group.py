@@ -104,6 +104,10 @@ class Streams:
         with self._module.stream(self._stream):
             yield
 
+    def join_caller(self) -> None:
+        """Let the caller's stream wait for all that runs here."""
+        self._module.current_stream(self._device).wait_stream(self._stream)
+
     def event(self) -> Any:
         """An event behind what the current stream has been given."""
         event = self._module.Event()

@@ -27,6 +27,7 @@ from pycollective.compression.feedback import (
 )
 from pycollective.compression.groups import Bytes, GroupMaker
 from pycollective.compression.residuals import Scaled
+from pycollective.errors import CollectiveMismatch
 from pycollective.torch.compression.devices.findings import Findings, Learn
 from pycollective.torch.compression.devices.groups import gather, where_calls_begin
 from pycollective.torch.compression.devices.headers import Headers, upload
@@ -56,12 +57,14 @@ class DeviceFeedback(ErrorFeedback):
         self._device, self._streams = device, streams
         self._to_learn: list[Learn] = []  # of the step under way
         self._ended: tuple[Step, list[Learn]] | None = None
+        self._mismatch: CollectiveMismatch | None = None  # which the next collective call raises
         super().__init__(name, parameters, ranks, options, common)
 
     # Steps.
 
     def begin(self, of_backward: bool = False) -> None:
         self.settle()
+        self._raise_mismatch()
         super().begin(of_backward)
         self._to_learn = []
 
@@ -71,18 +74,28 @@ class DeviceFeedback(ErrorFeedback):
         return step.finite
 
     def settle(self) -> None:
-        """Learn how the last step that has ended did, and make it count if it does.
-
-        Raises:
-            CollectiveMismatch: ranks called different things in it.
-        """
+        """Learn how the last step that has ended did, and make it count if it does."""
         if self._ended is None:
             return
         (step, to_learn), self._ended = self._ended, None
-        with self.groups.telling():
+        try:
             for learn in to_learn:
                 step.finite &= learn()
+        except CollectiveMismatch as error:
+            self._mismatch = error
+            return
         self._conclude(step)
+
+    def _raise_mismatch(self) -> None:
+        """Raise once what `settle` has found: all ranks do, at their next collective call.
+
+        Raises:
+            CollectiveMismatch: ranks called different things in the last step.
+        """
+        error, self._mismatch = self._mismatch, None
+        if error is not None:
+            with self.groups.telling():
+                raise error
 
     def reset(self) -> None:
         self.settle()
@@ -90,6 +103,7 @@ class DeviceFeedback(ErrorFeedback):
 
     def _together(self, what: str, given: Callable[[], Told[_T]]) -> _T:
         self.settle()
+        self._raise_mismatch()
         return super()._together(what, given)
 
     def close(self) -> None:
@@ -112,10 +126,13 @@ class DeviceFeedback(ErrorFeedback):
         return DeviceOutcome(True, None, bad, headers.findings)
 
     def _compare_calls(self, agreement: Agreement, in_all: bool) -> Headers:
-        """As `check_same_call`, whose messages these are; the host looks later."""
+        """As `check_same_call`, whose messages these are; the host looks later.
+
+        A difference that some ranks alone have met goes to all others, which would count the step.
+        """
         headers = Headers(agreement, 0, self._device)
         whole = [(range(self.groups.all.size), self.groups.all)]
-        for senders, group in whole if in_all else where_calls_begin(self.groups):
+        for senders, group in whole if in_all else [*where_calls_begin(self.groups), *whole]:
             row = torch.zeros(CALL_BYTES, dtype=torch.uint8, device=self._device)
             row[: headers.bytes] = headers.row()
             headers.compare(gather(group, row), senders)

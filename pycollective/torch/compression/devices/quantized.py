@@ -159,7 +159,7 @@ class DeviceQuantized:
                 if stop > start:
                     wide.append(row)
                     parts.append(item.flat.part(start, stop))
-        torch._foreach_copy_(wide, parts)
+        _copy_all(wide, parts)
         came = exchange(local, rows)
         headers.compare(came, hosts.local)
         if hosts.shard is None:
@@ -214,7 +214,7 @@ class DeviceQuantized:
                 payload = self._empty(_size(spans))
                 self._encode(self._send_residual, name, part, payload, flags)
             pieces.append(payload)
-        torch._foreach_copy_(_cut(messages.view(-1), layout.sent), _parts(pieces, layout.sent))
+        _copy_all(_cut(messages.view(-1), layout.sent), _parts(pieces, layout.sent))
         return messages, (flags & 1).bool()
 
     def _average(
@@ -239,7 +239,7 @@ class DeviceQuantized:
             not_finite = not_finite | ~torch.isfinite(mean).all()
             payloads = [message[each.at : each.at + each.size] for each in as_they_are]
             means = mean.view(torch.uint8).split([each.size for each in as_they_are])
-            torch._foreach_copy_(payloads, list(means))
+            _copy_all(payloads, list(means))
         for segment in segments:
             item = bucket.items[segment.item]
             payload = message[segment.at : segment.at + segment.size]
@@ -264,7 +264,7 @@ class DeviceQuantized:
             messages = results[shard][: hosts.count * of.message_bytes]
             headers.compare(messages.view(hosts.count, -1), hosts.across(shard))
         pieces = [self._empty(_size(spans)) for spans in layout.results]
-        torch._foreach_copy_(_parts(pieces, layout.results), _cut(results.view(-1), layout.results))
+        _copy_all(_parts(pieces, layout.results), _cut(results.view(-1), layout.results))
         for spans, piece in zip(layout.results, pieces, strict=True):
             item = bucket.items[spans.item_index]
             part = item.flat.part(spans.segments[0][0], spans.segments[-1][1])
@@ -324,6 +324,12 @@ def put(out: torch.Tensor, values: torch.Tensor) -> None:
         out.copy_(values)
     elif out.numel():  # not by a cast, which may do otherwise on a device
         reduction.reduce([values], out, "sum", [order.TAKE], 1, out.dtype, finish=True)
+
+
+def _copy_all(to: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> None:
+    """Copy each of some tensors; a rank may have none."""
+    if to:
+        torch._foreach_copy_(list(to), list(of))
 
 
 def _size(spans: ParameterSpans) -> int:
