@@ -81,7 +81,7 @@ class Pair:
         assert self.device._streams is not None
 
     def step(self, gradients, bad=False):
-        """What differs after a step of some calls with these gradients; of bad ones messages may."""
+        """What differs after a step with these gradients; of bad ones messages may."""
         cut = [["w"], ["b"], ["z", "v"]]  # of the second some ranks have no element
         outs, sent = [], []
         for state in (self.cpu, self.device):

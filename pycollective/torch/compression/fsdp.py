@@ -81,8 +81,9 @@ class CompressedReduceScatter(Interface):
             if isinstance(module, FSDPModule):
                 module.set_custom_reduce_scatter(CompressedReduceScatter(state, name))
         ...
+            loss = loss_of(model, batch)
             with state.step():
-                loss_of(model, batch).backward()
+                loss.backward()
 
     All gradients of a backward are a step: where any is not finite on any rank, its module's are
     NaN on all ranks, and no residual changes. torch does not call it for a shard group of one rank.
