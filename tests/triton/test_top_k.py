@@ -210,6 +210,7 @@ def sampled(count):
 
 
 @MOSTLY_INTERPRETED
+@STORM
 def test_a_guess_that_is_too_high_is_given_up(kernels):
     """The sample alone has large elements, fewer than k."""
     x = make("gaussian", "float32", 33_000)
@@ -340,6 +341,7 @@ def test_room_for_too_many_is_refused():
         entries.check("entries", 0, torch.device("meta"))
 
 
+@STORM
 def test_another_length_compiles_nothing():
     """Nor does another place; lengths change from parameter to parameter."""
     with executed(execute=False) as launches:
