@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from pycollective.errors import ConfigurationError
-from pycollective.triton.floats import is_nan, rounded, widened
+from pycollective.triton.floats import narrowed, widened
 from pycollective.triton.formats import FORMATS, check, name_of, words
 from pycollective.triton.top_k import FLOATS, OPTIONS, Entries, check_capacity, check_space
 
@@ -342,16 +342,6 @@ def _value_at(at, mask, VALUE: tl.constexpr, BYTES: tl.constexpr):
     return widened(word if BYTES == 4 else word.to(tl.int16), VALUE)
 
 
-@triton.jit
-def narrowed(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
-    """Words of results, rounded once, with the contract's NaN."""
-    if WORD.primitive_bitwidth == 32:
-        word = x.to(tl.int32, bitcast=True)
-    else:
-        word = rounded(x, WORD, FORMAT)
-    return tl.where(is_nan(word, FORMAT), FORMAT[2], word).to(WORD)
-
-
 @triton.jit(do_not_specialize_on_alignment=["tail"])
 def _read_blocks(
     tail,
@@ -410,7 +400,9 @@ def _read(
             **{"BYTES": values.itemsize, "TILE": TILE, **OPTIONS},
         )
         _read_spans[blocks,](tail, heads, spans, **one_warp)
-        _add_up[1,](spans, firsts, heads, count, bad, size, blocks, TILE=TILE, **OPTIONS)
+        # Of four warps registers would be short on sm_80.
+        wide = {"TILE": TILE, "num_warps": 8, **OPTIONS}
+        _add_up[1,](spans, firsts, heads, count, bad, size, blocks, **wide)
         _read_blocks[blocks,](
             *(tail, heads, firsts, begin),
             **{"VALUE": name_of(values), "BYTES": values.itemsize},

@@ -19,9 +19,8 @@ import triton.language as tl
 from pycollective import order
 from pycollective.errors import ConfigurationError
 from pycollective.order import COMBINE
-from pycollective.triton.floats import widened
+from pycollective.triton.floats import narrowed, widened
 from pycollective.triton.formats import FORMATS, check, name_of, words
-from pycollective.triton.places import narrowed
 from pycollective.triton.top_k import FLOATS, OPTIONS, Entries, check_space, top_k
 
 WORDS = tl.constexpr(32)  # of a tile

@@ -186,6 +186,7 @@ def test_registers(tmp_path, architecture, ranks):
         out = COMPILED.Entries.empty(3000, torch.float32, "cpu")
         COMPILED.total(rows, out)
         COMPILED.average(rows, torch.empty(3000), 3.0)
-        COMPILED.add_at(torch.empty(3000), out, torch.zeros(2, dtype=torch.int64), rows)
+        one = marked(COMPILED, parts[:1], 3000)
+        COMPILED.add_at(torch.empty(3000), out, torch.zeros(2, dtype=torch.int64), one)
     for made in launches.kernels.values():
         assert needs(made[-1], tmp_path)[1] == 0
