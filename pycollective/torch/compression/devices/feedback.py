@@ -31,7 +31,8 @@ from pycollective.errors import CollectiveMismatch
 from pycollective.torch.compression.devices.findings import Findings, Learn
 from pycollective.torch.compression.devices.groups import gather, where_calls_begin
 from pycollective.torch.compression.devices.headers import Headers, upload
-from pycollective.torch.compression.devices.quantized import DeviceOutcome, put
+from pycollective.torch.compression.devices.outcome import DeviceOutcome
+from pycollective.torch.compression.devices.sums import put
 from pycollective.torch.ordered.group import Streams
 
 _T = TypeVar("_T")

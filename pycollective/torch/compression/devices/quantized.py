@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pycollective import order
 from pycollective.compression.arrays import Flat, Item
-from pycollective.compression.bucket import Agreement, Bucket, ByBucket, Outcome, header_bytes
+from pycollective.compression.bucket import Agreement, Bucket, ByBucket
 from pycollective.compression.groups import Bytes, Groups
 from pycollective.compression.partition import Partition
 from pycollective.compression.quantized import (
@@ -27,25 +26,12 @@ from pycollective.compression.quantized import (
     Segments,
 )
 from pycollective.compression.residuals import Residuals
-from pycollective.errors import ConfigurationError
-from pycollective.torch.compression.devices.findings import Findings
 from pycollective.torch.compression.devices.groups import exchange, gather
 from pycollective.torch.compression.devices.headers import Headers
+from pycollective.torch.compression.devices.kernels import load
+from pycollective.torch.compression.devices.outcome import DeviceOutcome
 from pycollective.torch.compression.devices.residuals import DeviceResiduals
-from pycollective.torch.ordered import reduction
-
-
-@dataclass(frozen=True)
-class DeviceOutcome(Outcome):
-    """The result of a call on a device, where `finite` is not known yet.
-
-    Attributes:
-        bad: whether something was not finite, or ranks called different things: () of bool.
-        findings: what the host is to know.
-    """
-
-    bad: torch.Tensor
-    findings: Findings
+from pycollective.torch.compression.devices.sums import copy_all, host_sums, put, uncompressed_mean
 
 
 @dataclass(frozen=True)
@@ -63,19 +49,8 @@ class DeviceQuantizedOptions(QuantizedOptions):
 
 
 def kernels() -> Any:
-    """The module of the kernels.
-
-    Raises:
-        ConfigurationError: there is no Triton.
-    """
-    try:
-        from pycollective.triton import quantized
-    except ImportError as error:
-        raise ConfigurationError(
-            "compression of tensors on devices is done by Triton, which cannot be imported "
-            f"({error}); install triton, or keep the gradients on CPUs"
-        ) from error
-    return quantized
+    """The module of the kernels; see `load`."""
+    return load("quantized")
 
 
 class DeviceQuantized:
@@ -99,7 +74,7 @@ class DeviceQuantized:
         bucket = Bucket(items, self._partition)
         layout = self._layouts.of(bucket)
         headers = Headers(agreement, len(items), self._device)
-        own = self._host_sums(bucket, headers)
+        own = host_sums(bucket, self._groups, headers)
         results = self._zeros(hosts.count * layout.longest_bytes)
         sent = 0
         if groups.across is not None:
@@ -119,12 +94,13 @@ class DeviceQuantized:
         bucket = Bucket(items, self._partition)
         layout = self._layouts.of(bucket)
         headers = Headers(agreement, len(items), self._device)
-        own = self._host_sums(bucket, headers)
+        own = host_sums(bucket, self._groups, headers)
         came, all_zero = self._send_to_owners(bucket, layout, own, headers)
         for segment in layout.own.on(hosts.own):
             part = out.part(segment.start, segment.stop)
             if bucket.items[segment.item].uncompressed:
-                put(part, self._uncompressed_mean([came[:, segment.at :][:, : segment.size]]))
+                rows = came[:, segment.at : segment.at + segment.size]
+                put(part, uncompressed_mean([rows], hosts.ranks))
             else:
                 self._decode(came, segment.at, part, hosts.ranks)
             part.masked_fill_(all_zero[segment.item], 0)
@@ -136,37 +112,6 @@ class DeviceQuantized:
         """Make the step's new residuals those that the next begins with."""
         for each in self.residuals.values():
             each.commit()
-
-    def _host_sums(self, bucket: Bucket, headers: Headers) -> list[torch.Tensor]:
-        """As `Bucket.host_sums`."""
-        hosts, local = self._groups.hosts, self._groups.local
-        if local.size == 1:
-            return [
-                item.flat.part(*ranges[0])
-                for item, ranges in zip(bucket.items, bucket.local_shards, strict=True)
-            ]
-        widths = [
-            sum(ranges[shard][1] - ranges[shard][0] for ranges in bucket.local_shards)
-            for shard in range(hosts.shards)
-        ]
-        first = -(-header_bytes(len(bucket.items)) // 4)  # in fp32 numbers
-        rows = self._zeros(local.size * 4 * (first + max(widths))).view(local.size, -1)
-        rows[:, : headers.bytes] = headers.row()
-        numbers = rows.view(torch.float32)[:, first:]
-        wide, parts = [], []
-        for shard in range(hosts.shards):
-            for item, (start, stop), row in bucket.along(shard, numbers[shard]):
-                if stop > start:
-                    wide.append(row)
-                    parts.append(item.flat.part(start, stop))
-        _copy_all(wide, parts)
-        came = exchange(local, rows)
-        headers.compare(came, hosts.local)
-        if hosts.shard is None:
-            return []
-        total = torch.empty(widths[hosts.shard], dtype=torch.float32, device=self._device)
-        self._reduce(came.view(torch.float32)[:, first : first + total.numel()], total, "sum", 1)
-        return [row for _, _, row in bucket.along(hosts.shard, total)]
 
     def _send_to_owners(
         self, bucket: Bucket, layout: Layout, own: Sequence[torch.Tensor], headers: Headers
@@ -214,7 +159,7 @@ class DeviceQuantized:
                 payload = self._empty(_size(spans))
                 self._encode(self._send_residual, name, part, payload, flags)
             pieces.append(payload)
-        _copy_all(_cut(messages.view(-1), layout.sent), _parts(pieces, layout.sent))
+        copy_all(_cut(messages.view(-1), layout.sent), _parts(pieces, layout.sent))
         return messages, (flags & 1).bool()
 
     def _average(
@@ -233,13 +178,13 @@ class DeviceQuantized:
         as_they_are = [each for each in segments if bucket.items[each.item].uncompressed]
         not_finite = headers.bad
         if as_they_are:
-            mean = self._uncompressed_mean(
-                [came[:, each.at : each.at + each.size] for each in as_they_are]
+            mean = uncompressed_mean(
+                [came[:, each.at : each.at + each.size] for each in as_they_are], hosts.ranks
             )
             not_finite = not_finite | ~torch.isfinite(mean).all()
             payloads = [message[each.at : each.at + each.size] for each in as_they_are]
             means = mean.view(torch.uint8).split([each.size for each in as_they_are])
-            _copy_all(payloads, list(means))
+            copy_all(payloads, list(means))
         for segment in segments:
             item = bucket.items[segment.item]
             payload = message[segment.at : segment.at + segment.size]
@@ -264,7 +209,7 @@ class DeviceQuantized:
             messages = results[shard][: hosts.count * of.message_bytes]
             headers.compare(messages.view(hosts.count, -1), hosts.across(shard))
         pieces = [self._empty(_size(spans)) for spans in layout.results]
-        _copy_all(_parts(pieces, layout.results), _cut(results.view(-1), layout.results))
+        copy_all(_parts(pieces, layout.results), _cut(results.view(-1), layout.results))
         for spans, piece in zip(layout.results, pieces, strict=True):
             item = bucket.items[spans.item_index]
             part = item.flat.part(spans.segments[0][0], spans.segments[-1][1])
@@ -291,45 +236,11 @@ class DeviceQuantized:
     def _decode(self, messages: torch.Tensor, at: int, out: torch.Tensor, divisor: int) -> None:
         kernels().dequantize(self._name, self._chunk, messages, at, out, float(divisor))
 
-    def _uncompressed_mean(self, payloads: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The average over all ranks of uncompressed segments, one after another.
-
-        Args:
-            payloads: of each segment a row from each host.
-        """
-        rows = torch.cat(list(payloads), dim=1).view(torch.float32)
-        mean = torch.empty(rows.shape[1], dtype=torch.float32, device=self._device)
-        self._reduce(rows, mean, "avg", self._groups.hosts.ranks)
-        return mean
-
-    @staticmethod
-    def _reduce(rows: torch.Tensor, out: torch.Tensor, op: str, divisor: int) -> None:
-        """Add rows up in the contract's order, and divide."""
-        count = len(rows)
-        recipe = order.recipe((0, count), [(i, i + 1) for i in range(count)])
-        if out.numel():
-            terms = list(rows)
-            reduction.reduce(terms, out, op, recipe, divisor, torch.float32, finish=op == "avg")
-
     def _empty(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.uint8, device=self._device)
 
     def _zeros(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.uint8, device=self._device)
-
-
-def put(out: torch.Tensor, values: torch.Tensor) -> None:
-    """Overwrite a gradient, flat, by fp32 numbers, each rounded once."""
-    if out.dtype == torch.float32:
-        out.copy_(values)
-    elif out.numel():  # not by a cast, which may do otherwise on a device
-        reduction.reduce([values], out, "sum", [order.TAKE], 1, out.dtype, finish=True)
-
-
-def _copy_all(to: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> None:
-    """Copy each of some tensors; a rank may have none."""
-    if to:
-        torch._foreach_copy_(list(to), list(of))
 
 
 def _size(spans: ParameterSpans) -> int:

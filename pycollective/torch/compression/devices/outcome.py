@@ -1,0 +1,23 @@
+"""The result of a call on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pycollective.compression.bucket import Outcome
+from pycollective.torch.compression.devices.findings import Findings
+
+
+@dataclass(frozen=True)
+class DeviceOutcome(Outcome):
+    """The result of a call on a device, where `finite` is not known yet.
+
+    Attributes:
+        bad: whether something was not finite, or ranks called different things: () of bool.
+        findings: what the host is to know.
+    """
+
+    bad: torch.Tensor
+    findings: Findings
