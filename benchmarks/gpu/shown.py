@@ -180,6 +180,20 @@ def over_nccl(m: Measured) -> list[Shown]:
     return rows
 
 
+def ddp_over_nccl(m: Measured) -> list[Shown]:
+    """Of ddp: what a hook gives is held to what CPUs give; without one NCCL promises nothing."""
+    if "refused" in m:
+        return [Shown("NCCL with ranks that share a GPU", "", why_not=m["refused"])]
+    rows = []
+    for name, row in m.items():
+        same = row["digest"] == row["cpu_digest"]
+        rows.append(Shown(f"{name}: a step", number(row["ms"]), "ms"))
+        if not name.startswith("own"):
+            target = f"{row['cpu_digest']} as on CPUs"
+            rows.append(Shown("  weights", row["digest"], "", target, same))
+    return rows
+
+
 def bench(m: Measured) -> list[Shown]:
     """Rows of `pycollective bench`, by library and size."""
     rows = []

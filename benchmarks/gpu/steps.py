@@ -162,7 +162,8 @@ def checks(small: bool = False) -> list[Step]:
         _triton_kernels("quantized", small),
         _triton_kernels("pack", small, shown.triton_packing),
         _triton_kernels("sparse", small, shown.triton_sparse),
-        _over_nccl(small),
+        _over_nccl("DDP", "ddp", small, shown.ddp_over_nccl),
+        _over_nccl("ordered", "ordered", small, shown.over_nccl),
         *_arrays(),
         *_sanitized(),
         *_less_important(small),
@@ -254,20 +255,20 @@ def _triton_kernels(name: str, small: bool, shows: shown.Shows = shown.triton_ke
     return Step(
         f"Triton {name}",
         _python("-m", f"benchmarks.gpu.{name}", *(["1"] if small else [])),
-        *(90, ("extension", "torch CUDA", "triton", "ml_dtypes")),
+        *(150, ("extension", "torch CUDA", "triton", "ml_dtypes")),
         reads=last_json,
         shows=shows,
     )
 
 
-def _over_nccl(small: bool) -> Step:
-    """Ordered reductions over NCCL, beside its own."""
+def _over_nccl(name: str, program: str, small: bool, shows: shown.Shows) -> Step:
+    """Ordered reductions over NCCL, beside its own; DDP with them, and with compression."""
     return Step(
-        "ordered over NCCL, 2 processes on one GPU",
-        _python("-m", "benchmarks.gpu.ordered", *(["1"] if small else [])),
-        *(110, ("extension", "torch CUDA", "ml_dtypes")),
+        f"{name} over NCCL, 2 processes on one GPU",
+        _python("-m", f"benchmarks.gpu.{program}", *(["1"] if small else [])),
+        *(110, ("extension", "torch CUDA", "triton", "ml_dtypes")),
         reads=last_json,
-        shows=shown.over_nccl,
+        shows=shows,
     )
 
 

@@ -177,6 +177,27 @@ def test_the_benchmark_over_nccl_works_over_gloo():
     assert all(row.met is not False for row in rows)
 
 
+@pytest.mark.storm  # trains 16 times
+def test_the_benchmark_of_ddp_works_over_gloo():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu.ddp", "5", "--cpu"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = shown.ddp_over_nccl(json.loads(done.stdout))
+    assert [row.met for row in rows].count(True) == 6
+
+
+def test_what_the_benchmark_of_ddp_shows():
+    row = {"digest": "1", "cpu_digest": "1", "ms": 2.0}
+    rows = shown.ddp_over_nccl({"own": {**row, "digest": "2"}, "ordered": row, "1 bit": row})
+    assert [row.met for row in rows] == [None, None, True, None, True]
+    assert not shown.ddp_over_nccl({"ordered": {**row, "digest": "2"}})[1].met
+
+
 @pytest.mark.storm  # compiles the native tests, and runs what `make gpu` does
 @pytest.mark.timeout(600)
 # A quarter of one of 33 multiprocessors has as many blocks as that of an H200 (docs/gpu.md).
@@ -233,8 +254,9 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors, 
         assert "the driver is the stand-in" in reasons[name]
     for name in ("reduce", "quantized", "pack", "sparse"):
         assert reasons[f"Triton {name}"] == "torch is not there, or finds no GPU"
-    over_nccl = "ordered over NCCL, 2 processes on one GPU"
-    assert reasons[over_nccl] == "torch is not there, or finds no GPU"
+    for name in ("ordered", "DDP"):
+        over_nccl = f"{name} over NCCL, 2 processes on one GPU"
+        assert reasons[over_nccl] == "torch is not there, or finds no GPU"
     torch = "PyTorch's symmetric memory, 2 processes on one GPU"
     assert reasons[torch] == "torch is not there, or finds no GPU"
     assert f"{torch:56} not run: {reasons[torch]}" in done.stdout

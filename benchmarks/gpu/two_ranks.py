@@ -1,0 +1,89 @@
+"""Two ranks on one GPU, over NCCL.
+
+NCCL refuses ranks of one host that share a GPU. So each names a host of its own (NCCL_HOSTID), and
+their messages go over sockets of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+RANKS = 2
+TIMEOUT = 100.0  # seconds
+_OVER_SOCKETS = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket", "NCCL_DEBUG": "WARN"}
+_WIDTH = 200  # of what NCCL says
+
+
+def of_two_ranks(
+    module: str, on_a_rank: Callable[[int, torch.device], dict[str, Any]], usual: int
+) -> dict[str, Any] | None:
+    """Run a program's ranks on one GPU; its arguments are a number and --cpu.
+
+    Args:
+        module: the program, whose main calls this, also on a rank.
+        on_a_rank: takes the number, and the GPU, or the CPU, where all goes over Gloo. It finds
+            a default process group: NCCL for the GPU, Gloo for the CPU.
+        usual: the number where none is given.
+
+    Returns:
+        What rank 0's call returned, or {"refused": words} if a rank failed. None on a rank.
+    """
+    if "--rank" in sys.argv:
+        number, device, port = sys.argv[2:5]
+        measured = _on_a_rank(on_a_rank, int(number), torch.device(device), int(port))
+        if os.environ["RANK"] == "0":
+            print(json.dumps(measured), flush=True)
+        return None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    numbers = [each for each in sys.argv[1:] if each != "--cpu"] or [str(usual)]
+    device = "cpu" if "--cpu" in sys.argv else "cuda:0"
+    command = [sys.executable, "-m", module, "--rank", numbers[0], device, port]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **_OVER_SOCKETS, "RANK": str(rank), "NCCL_HOSTID": f"rank{rank}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        said = [each.communicate(timeout=TIMEOUT) for each in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+    if any(each.returncode for each in ranks):
+        for out, err in said:
+            print(out, err, file=sys.stderr)
+        lines = [line for out, err in said for line in (out + err).splitlines() if "rror" in line]
+        return {"refused": (lines or ["no words"])[-1][:_WIDTH]}
+    found: dict[str, Any] = json.loads(said[0][0].strip().splitlines()[-1])
+    return found
+
+
+def _on_a_rank(on_a_rank: Any, number: int, device: torch.device, port: int) -> dict[str, Any]:
+    """Call it with a default process group."""
+    rank = int(os.environ["RANK"])
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+    store = dist.TCPStore("127.0.0.1", port, RANKS, is_master=rank == 0, wait_for_workers=False)
+    timeout = timedelta(seconds=60)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS, timeout=timeout)
+    found: dict[str, Any] = on_a_rank(number, device)
+    dist.destroy_process_group()
+    return found
