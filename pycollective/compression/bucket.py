@@ -148,12 +148,12 @@ class Outcome:
 
     Attributes:
         finite: whether every gradient was finite on every rank (of a reduce-scatter: as far as this
-            rank saw).
+            rank saw); None where a device knows, and the host does not yet.
         sent: bytes that this rank handed over for other hosts; None for a dense call, whose bytes
             are the backend's affair.
     """
 
-    finite: bool
+    finite: bool | None
     sent: int | None
 
 

@@ -167,7 +167,7 @@ class Step:
 
     Attributes:
         scale: the loss scale.
-        finite: whether all gradients so far were.
+        finite: whether all gradients so far were, as far as the host knows.
         of_backward: whether DDP's hook has begun it.
     """
 
@@ -300,11 +300,10 @@ class ErrorFeedback:
         self.carried.begin(scale)
         self.step = Step(scale, of_backward)
 
-    def end(self) -> bool:
-        """End the step: whether it counts. If not, all residuals are what they were before."""
+    def end(self) -> None:
+        """End the step, which counts if all was finite; else all residuals stay as they were."""
         step, self.step = self._step_under_way(), None
         self._conclude(step)
-        return step.finite
 
     def _conclude(self, step: Step) -> None:
         """Make a step that has ended count, if all of it was finite."""
@@ -344,22 +343,24 @@ class ErrorFeedback:
 
     # Its calls.
 
-    def all_reduce(self, gradients: Mapping[str, Flat]) -> bool:
+    def all_reduce(self, gradients: Mapping[str, Flat]) -> bool | None:
         """Average gradients as a part of the step under way, or as one of their own."""
         if self.in_step():
             return self.reduce(gradients)
         with self.one_step():
             return self.reduce(gradients)
 
-    def reduce_scatter(self, out: Flat, x: Readable, name: str) -> bool:
+    def reduce_scatter(self, out: Flat, x: Readable, name: str) -> bool | None:
         """Average one gradient, this rank's shard to `out`, as `all_reduce` does."""
         if self.in_step():
             return self._reduce_shard(out, x, name)
         with self.one_step():
             return self._reduce_shard(out, x, name)
 
-    def reduce(self, gradients: Mapping[str, Flat], whole: Flat | None = None) -> bool:
+    def reduce(self, gradients: Mapping[str, Flat], whole: Flat | None = None) -> bool | None:
         """Average some gradients of the step over all ranks, in place; whether all were finite.
+
+        None where a device knows that, and the host does not yet.
 
         Args:
             gradients: by parameter name.
@@ -379,11 +380,13 @@ class ErrorFeedback:
                     items, self._agreement(step, items), self.steps_since_start
                 )
             finite = self._complete(items, flats, outcome)
-        step.finite &= finite
+        step.finite &= finite is not False
         self._count(items, outcome)
         return finite
 
-    def _complete(self, items: Sequence[Item], flats: Sequence[Flat], outcome: Outcome) -> bool:
+    def _complete(
+        self, items: Sequence[Item], flats: Sequence[Flat], outcome: Outcome
+    ) -> bool | None:
         """Add carried errors; whether the averages are finite in their own types, too.
 
         All ranks have the same bytes here, and find the same. `flats` is the memory of all items.
@@ -407,7 +410,7 @@ class ErrorFeedback:
             flat.fill(float("nan"))
         return Outcome(finite, None)
 
-    def _reduce_shard(self, out: Flat, x: Readable, name: str) -> bool:
+    def _reduce_shard(self, out: Flat, x: Readable, name: str) -> bool | None:
         """Average one gradient of the step, this rank's shard to `out`; whether all were finite."""
         step = self._step_under_way()
         item = self.item(name, x)
@@ -423,7 +426,7 @@ class ErrorFeedback:
         with self.groups.telling():
             outcome = self._scatter(items, agreement, out)
             finite = self._complete_shard(name, out, outcome)
-        step.finite &= finite
+        step.finite &= finite is not False
         self._count(items, outcome)
         return finite
 
@@ -433,11 +436,11 @@ class ErrorFeedback:
             check_same_call(self.groups, agreement, in_all=True)
         return self.codec.reduce_scatter(items, agreement, self.steps_since_start, out)
 
-    def _complete_shard(self, name: str, out: Flat, outcome: Outcome) -> bool:
+    def _complete_shard(self, name: str, out: Flat, outcome: Outcome) -> bool | None:
         """Add carried errors to this rank's shard; whether all shards are finite."""
         if outcome.finite:
             self.carried.deliver_part(name, out, self.hosts.rank * out.count)
-        fine = outcome.finite and out.is_finite()
+        fine = bool(outcome.finite) and out.is_finite()
         finite = bool(self.groups.all.all_gather(np.array([fine], np.uint8)).all())
         if not finite:
             out.fill(float("nan"))

@@ -62,7 +62,7 @@ class State:
             ConfigurationError: an unknown name, another size or type; nothing has moved.
             CollectiveMismatch: ranks passed different parameters.
         """
-        return self._feedback.all_reduce({name: OfNumpy(x) for name, x in gradients.items()})
+        return bool(self._feedback.all_reduce({name: OfNumpy(x) for name, x in gradients.items()}))
 
     def reduce_scatter(self, out: NDArray[Any], tensor: NDArray[Any], key: str) -> bool:
         """Give each rank its shard of the average (not the sum) of a NumPy array over all ranks.
@@ -85,7 +85,8 @@ class State:
             ConfigurationError: see `all_reduce`; the elements cannot be shared out evenly, or hosts
                 have different numbers of ranks.
         """
-        return self._feedback.reduce_scatter(OfNumpy(out), OfNumpy(tensor, written=False), key)
+        to, of = OfNumpy(out), OfNumpy(tensor, written=False)
+        return bool(self._feedback.reduce_scatter(to, of, key))
 
     def set_loss_scale(self, scale: float | Callable[[], float]) -> None:
         """Say by what the loss is multiplied, or a function that does (``scaler.get_scale``).

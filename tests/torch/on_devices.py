@@ -63,7 +63,7 @@ class Kernels:
 
 
 class Streams(StandInStreams):
-    """Counts for how many of a device's events the host has waited.
+    """Counts how often the host has asked for a device's events, which it does to wait.
 
     Attributes:
         waits: so many.
@@ -73,8 +73,9 @@ class Streams(StandInStreams):
         super().__init__()
         self.waits = 0
 
-    def synchronize(self) -> None:
+    def query(self) -> bool:
         self.waits += 1
+        return super().query()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ There is no device here: tensors are the CPU's, streams a stand-in, kernels are 
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from unittest import mock
 
 import numpy as np
@@ -16,15 +16,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pycollective import CollectiveMismatch, ConfigurationError
+from pycollective import CollectiveMismatch, CollectiveTimeout, ConfigurationError
 from pycollective.compression.feedback import Common
 from pycollective.compression.groups import GroupMaker, Groups
 from pycollective.compression.partition import Hosts
+from pycollective.compression.residuals import Scaled
 from pycollective.torch import compressed_reduce_scatter
 from pycollective.torch.compression import states
 from pycollective.torch.compression.devices import feedback, headers, quantized
 from pycollective.torch.compression.devices.feedback import DeviceFeedback
 from pycollective.torch.compression.devices.findings import Findings
+from pycollective.torch.compression.devices.residuals import ScaledTensor
 from pycollective.torch.compression.groups import OfProcessGroup, group_maker
 from pycollective.torch.compression.states import OfTensor
 from tests.torch.compressed import HOOKS, digest_of, group_of, ranks_of, state_of
@@ -159,6 +161,33 @@ def test_steps_are_those_of_cpus(ranks, codec, topology, dtype):
     for found, counted, given_up, calls in ranks(steps, codec, topology, dtype):
         assert found == []
         assert (counted, given_up, calls) == (3, 1, 8)
+
+
+class NoFp64(TorchDispatchMode):
+    """No result is of fp64."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for each in tree_leaves(out):
+            assert not isinstance(each, torch.Tensor) or each.dtype != torch.float64, func
+        return out
+
+
+@pytest.mark.parametrize(
+    ("scale", "other", "is_narrow"),
+    [
+        *((64.0, each, True) for each in (128.0, 1.0, 48.0, 7.0, 2.0**-80, 3.0**60)),
+        *((2.0**-80, each, False) for each in (2.0**80, 3.0**50)),
+        (2.0**80, 3.0**-50, False),
+    ],
+)
+def test_residuals_in_another_scale_are_those_of_cpus_and_take_no_fp64(scale, other, is_narrow):
+    words = np.random.default_rng(0).integers(0, 1 << 32, 4096, np.uint32)  # also of subnormals
+    values = words.view(np.float32)
+    values = values[np.isfinite(values)]
+    with NoFp64() if is_narrow else nullcontext():
+        found = ScaledTensor(torch.from_numpy(values), scale).to(other)
+    assert digest_of([found]) == digest_of([torch.from_numpy(Scaled(values, scale).to(other))])
 
 
 class Model(torch.nn.Module):
@@ -337,6 +366,68 @@ def test_every_rank_learns_of_a_mismatch_at_the_next_step(ranks, topology, what,
         assert "all ranks must make the same calls" in said or "loss scale" in said
 
 
+def given_up(comm):
+    """What a rank sees after a step with a mismatch that rank 1 alone gives up."""
+    pairs = [(name, torch.zeros(shape, requires_grad=True)) for name, shape in TWINS.items()]
+    options = {"chunk": 64, "compress": lambda name, shape: True}
+    state = as_on_a_device(pairs, "int8", "2x2", group_of(comm, "gloo"), **options)
+    with interpreted():
+        with suppress(KeyError), state.step():
+            state.all_reduce({"u" if comm.rank == 3 else "w": torch.ones(256)})
+            if comm.rank == 1:
+                raise KeyError
+        with pytest.raises(CollectiveMismatch):
+            state.all_reduce({"w": torch.ones(256)})
+        state.all_reduce({"w": torch.ones(256)})
+        stats = state.stats()
+    state.close()
+    return stats["steps"], stats["steps_given_up"]
+
+
+def test_every_rank_learns_of_a_mismatch_in_a_step_that_one_gives_up(ranks):
+    assert ranks(given_up) == [(1, 0)] * 4
+
+
+def waited(comm, gives_up):
+    """What is said where the device does not end a step's calls in time."""
+    pairs = [(name, torch.zeros(shape, requires_grad=True)) for name, shape in TWINS.items()]
+    state = as_on_a_device(pairs, "int8", "4x1", group_of(comm, "gloo"), chunk=64)
+    said = []
+
+    def late(call):
+        with (
+            mock.patch.object(OfProcessGroup, "timeout", 0.01),
+            pytest.raises(CollectiveTimeout) as raised,
+        ):
+            call()
+        said.append(str(raised.value))
+
+    with interpreted(), suppress(KeyError), state.step():
+        state.all_reduce({name: torch.ones(256) for name in TWINS})
+        if gives_up:
+            raise KeyError
+    if not gives_up:
+        state._streams.done = False
+        late(state.stats)
+        late(lambda: state.all_reduce({"w": torch.ones(256)}))
+        state._streams.done = True
+        assert state.stats()["steps"] == 1
+    state._streams.done = False
+    late(state.close)
+    state.close()
+    return said
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_the_host_waits_no_longer_than_the_group(ranks, gives_up):
+    call = "all_reduce of 'w' and 1 more in step 1"
+    waits = [call] if gives_up else [call, call, "all calls before close"]
+    for said in ranks(waited, gives_up):
+        assert [each.partition(" has not ended it")[0] for each in said] == [
+            f"Int8State: {what}: the device" for what in waits
+        ]
+
+
 def refusals(comm):
     """What is said of states that cannot be on devices."""
     group = group_of(comm, "gloo")
@@ -408,7 +499,7 @@ def on_meta(array, device):
     return torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), device=device)
 
 
-def unsent(self, streams):
+def unsent(self, streams, wait):
     """Of findings: what is found cannot be known."""
     assert torch.cat([part.reshape(-1) for part, _ in self._parts]).dtype == torch.uint8
     return lambda: True

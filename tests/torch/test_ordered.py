@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from pycollective import CollectiveMismatch, ConfigurationError, reference
 from pycollective.torch import ordered
+from pycollective.torch.compression import states
 from pycollective.torch.ordered import calls, header, messages, plain, reduction
 from pycollective.torch.ordered.group import Streams
 from tests.harness import PerRank, results, run_ranks
@@ -636,9 +637,12 @@ def test_a_stream_runs_behind_the_callers_unless_that_captures(capturing):
     module = mock.MagicMock(**{"is_current_stream_capturing.return_value": capturing})
     with mock.patch.object(torch, "get_device_module", return_value=module):
         streams = Streams(torch.device("cuda", 1))
+        of_state = states.streams_of(torch.device("cuda", 1), "OneBitState")
     if capturing:
-        with pytest.raises(ConfigurationError, match="capture"), streams.behind_caller():
-            pass
+        for whose, refuses in {"ordered": streams, "OneBitState": of_state}.items():
+            said = f"^{whose}: a graph cannot capture these calls"
+            with pytest.raises(ConfigurationError, match=said), refuses.behind_caller():
+                pass
         return
     with streams.behind_caller():
         module.current_stream.assert_called_once_with(torch.device("cuda", 1))

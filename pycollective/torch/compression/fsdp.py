@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
 
 from pycollective.errors import ConfigurationError
 from pycollective.torch.compression.states import State
-
-# torch calls whatever has the interface. To import it would cost every program seconds.
-if TYPE_CHECKING:
-    from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter as Interface
-else:
-    Interface = object
+from pycollective.torch.ordered.fsdp import OwnBuffers
 
 
 def fsdp_parameters(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -73,7 +65,7 @@ def _shard(parameter: torch.Tensor, name: str) -> tuple[int, int]:
     return ranks, -(-parameter.shape[0] // ranks) * parameter.shape[1:].numel()
 
 
-class CompressedReduceScatter(Interface):
+class CompressedReduceScatter(OwnBuffers):
     """FSDP2's gradients of one module, averaged by a state of compression.
 
         state = OneBitState(fsdp_parameters(model), group=mesh.get_group())
@@ -95,12 +87,6 @@ class CompressedReduceScatter(Interface):
 
     def __init__(self, state: State, key: str) -> None:
         self._state, self._key = state, key
-
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """A buffer of its own for each call: torch keeps some for longer."""
-        return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -69,6 +70,12 @@ class OfProcessGroup:
     def ranks(self) -> list[int]:
         """Its ranks' numbers in the default group."""
         return dist.get_process_group_ranks(self._group)
+
+    @property
+    def timeout(self) -> float:
+        """How long ranks wait for each other: seconds."""
+        limit: timedelta = self._backend().options._timeout
+        return limit.total_seconds()
 
     def prepare(self) -> None:
         """Let the first average not wait; collective."""

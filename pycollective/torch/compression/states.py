@@ -159,9 +159,9 @@ def _device_of(parameter: torch.Tensor) -> torch.device:
     return _CPU if parameter.device.type in ("cpu", "meta") else parameter.device
 
 
-def streams_of(device: torch.device) -> Streams | None:
+def streams_of(device: torch.device, whose: str) -> Streams | None:
     """The stream of a state on a device; None on CPUs."""
-    return None if device.type == "cpu" else Streams(device)
+    return None if device.type == "cpu" else Streams(device, whose)
 
 
 class State:
@@ -206,7 +206,7 @@ class State:
                 )
             return {name: tuple(each.shape) for name, each in self._parameters.items()}
 
-        self._streams = streams_of(self._device)
+        self._streams = streams_of(self._device, name)
         maker = group_maker(group, self._device if devices else None)
         self._feedback: ErrorFeedback
         if self._streams is not None and isinstance(options, QuantizedOptions):
@@ -381,11 +381,7 @@ class State:
         for name, flat in flats.items():
             self._feedback.item(name, flat)  # refused here, where no other rank hears of it
         tensors = [flat.part(0, flat.count) for flat in flats.values()]
-        return self._known(self._call(lambda: self._feedback.all_reduce(flats), *tensors))
-
-    def _known(self, finite: bool) -> bool | None:
-        """What the host knows of a call when it returns."""
-        return finite if self._streams is None else None
+        return self._call(lambda: self._feedback.all_reduce(flats), *tensors)
 
     def _flat_of(self, name: str, tensor: torch.Tensor) -> OfTensor:
         """A gradient in its parameter's order in memory."""
@@ -406,8 +402,7 @@ class State:
         `all_reduce` does.
         """
         to, of = OfTensor(out, self._device), OfTensor(tensor, self._device)
-        call = lambda: self._feedback.reduce_scatter(to, of, key)  # noqa: E731
-        return self._known(self._call(call, out, tensor))
+        return self._call(lambda: self._feedback.reduce_scatter(to, of, key), out, tensor)
 
     def check_ranks(self, ranks: Sequence[int]) -> None:
         """Refuse other ranks, of the default group, than those over which the state averages."""

@@ -23,7 +23,17 @@ else:
 _DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
-class ReduceScatter(Interface):
+class OwnBuffers(Interface):
+    """A reduce-scatter of FSDP2's whose buffers are new in each call: torch keeps some longer."""
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """A buffer for a call's input or output."""
+        return torch.empty(size, dtype=dtype, device=device)
+
+
+class ReduceScatter(OwnBuffers):
     """FSDP2's gradients by the contract, over shard groups of any backend.
 
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -74,12 +84,6 @@ class ReduceScatter(Interface):
         self._replicas = replicas
         self._narrow = narrow
         self._shards = 0  # ranks whose sum the hook gets next
-
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """A buffer of its own for each call: torch keeps some for longer."""
-        return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(
         self,

@@ -80,10 +80,15 @@ class Call:
 
 
 class Streams:
-    """The stream of a device on which a group's calls run, one after another."""
+    """The stream of a device on which calls run, one after another.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    Args:
+        device: with its number.
+        whose: makes the calls, in errors.
+    """
+
+    def __init__(self, device: torch.device, whose: str = "ordered") -> None:
+        self._device, self._whose = device, whose
         self._module = torch.get_device_module(device)
         self._stream = self._module.Stream(device)
 
@@ -96,7 +101,8 @@ class Streams:
         """
         if getattr(self._module, "is_current_stream_capturing", bool)():
             raise ConfigurationError(
-                "ordered: a graph cannot capture these calls; make them outside of the capture"
+                f"{self._whose}: a graph cannot capture these calls; make them outside of the "
+                "capture"
             )
         self._stream.wait_stream(self._module.current_stream(self._device))
         for each in tensors:

@@ -28,11 +28,12 @@ from pycollective.compression.feedback import (
 from pycollective.compression.groups import Bytes, GroupMaker
 from pycollective.compression.residuals import Scaled
 from pycollective.errors import CollectiveMismatch
-from pycollective.torch.compression.devices.findings import Findings, Learn
+from pycollective.torch.compression.devices.findings import Findings, Learn, wait_for
 from pycollective.torch.compression.devices.groups import gather, where_calls_begin
 from pycollective.torch.compression.devices.headers import Headers, upload
 from pycollective.torch.compression.devices.outcome import DeviceOutcome
 from pycollective.torch.compression.devices.sums import put
+from pycollective.torch.compression.groups import OfProcessGroup
 from pycollective.torch.ordered.group import Streams
 
 _T = TypeVar("_T")
@@ -41,8 +42,8 @@ _T = TypeVar("_T")
 class DeviceFeedback(ErrorFeedback):
     """Error feedback whose gradients and residuals are on a device.
 
-    Calls say that a step is finite, which is not known before `settle`. All are made with the
-    stream of `streams` as the current one.
+    Whether a step is finite is not known before `settle`. Calls are made with the stream of
+    `streams` as the current one.
     """
 
     def __init__(
@@ -57,35 +58,56 @@ class DeviceFeedback(ErrorFeedback):
     ) -> None:
         self._device, self._streams = device, streams
         self._to_learn: list[Learn] = []  # of the step under way
-        self._ended: tuple[Step, list[Learn]] | None = None
+        # The last step, and what to learn of it; of one that was given up only this.
+        self._ended: tuple[Step | None, list[Learn]] | None = None
         self._mismatch: CollectiveMismatch | None = None  # which the next collective call raises
         super().__init__(name, parameters, ranks, options, common)
 
     # Steps.
 
     def begin(self, of_backward: bool = False) -> None:
+        self.give_up()  # one that is unfinished
         self.settle()
         self._raise_mismatch()
         super().begin(of_backward)
         self._to_learn = []
 
-    def end(self) -> bool:
+    def end(self) -> None:
         step, self.step = self._step_under_way(), None
         self._ended = step, self._to_learn
-        return step.finite
+
+    def give_up(self) -> None:
+        if self.step is not None:  # ranks may differ in it, and others hear of that
+            self._ended = None, self._to_learn
+        super().give_up()
 
     def settle(self) -> None:
-        """Learn how the last step that has ended did, and make it count if it does."""
+        """Learn how the last step did, and make it count if it has ended and was finite.
+
+        Raises:
+            CollectiveTimeout: the device has not ended its calls in time; `settle` again.
+        """
         if self._ended is None:
             return
-        (step, to_learn), self._ended = self._ended, None
-        try:
-            for learn in to_learn:
-                step.finite &= learn()
-        except CollectiveMismatch as error:
-            self._mismatch = error
-            return
-        self._conclude(step)
+        with self._streams.behind_caller():
+            step, to_learn = self._ended
+            finite = True
+            try:
+                for learn in to_learn:
+                    finite &= learn()
+            except CollectiveMismatch as error:
+                self._mismatch = error
+                step = None
+            self._ended = None
+            if step is not None:
+                step.finite &= finite
+                self._conclude(step)
+
+    def _wait(self, event: Any, what: str) -> None:
+        """Let the host wait for the device, as long as the ranks wait for each other."""
+        whole = self.groups.all
+        assert isinstance(whole, OfProcessGroup)
+        wait_for(event, whole.timeout, f"{self.name}: {what}")
 
     def _raise_mismatch(self) -> None:
         """Raise once what `settle` has found: all ranks do, at their next collective call.
@@ -103,13 +125,18 @@ class DeviceFeedback(ErrorFeedback):
         super().reset()
 
     def _together(self, what: str, given: Callable[[], Told[_T]]) -> _T:
+        self.in_step()  # gives up what an unfinished backward has begun
         self.settle()
         self._raise_mismatch()
         return super()._together(what, given)
 
     def close(self) -> None:
+        if self._closed:
+            return
         try:
             self.settle()
+            # Also for calls of a step that some rank has given up: groups end what is under way.
+            self._wait(self._streams.event(), "all calls before close")
         finally:
             super().close()
 
@@ -124,7 +151,7 @@ class DeviceFeedback(ErrorFeedback):
         headers = self._compare_calls(agreement, self.is_dense_for_good)
         self.groups.all.average([flat.part(0, flat.count) for flat in flats])
         bad = headers.bad | ~_all_finite(flats)
-        return DeviceOutcome(True, None, bad, headers.findings)
+        return DeviceOutcome(None, None, bad, headers.findings)
 
     def _compare_calls(self, agreement: Agreement, in_all: bool) -> Headers:
         """As `check_same_call`, whose messages these are; the host looks later.
@@ -139,7 +166,7 @@ class DeviceFeedback(ErrorFeedback):
             headers.compare(gather(group, row), senders)
         return headers
 
-    def _complete(self, items: Sequence[Item], flats: Sequence[Flat], outcome: Outcome) -> bool:
+    def _complete(self, items: Sequence[Item], flats: Sequence[Flat], outcome: Outcome) -> None:
         assert isinstance(outcome, DeviceOutcome)
         bad, delivered, zeros = outcome.bad, [], []
         for item in items:
@@ -167,8 +194,9 @@ class DeviceFeedback(ErrorFeedback):
                     self.carried.note_delivered(name)
             return not found[0]
 
-        self._find(outcome.findings, torch.stack([bad, *zeros]), read)
-        return True
+        more = f" and {len(items) - 1} more" if len(items) > 1 else ""
+        what = f"all_reduce of {items[0].name!r}{more}"
+        self._find(what, outcome.findings, torch.stack([bad, *zeros]), read)
 
     def _scatter(self, items: list[Item], agreement: Agreement, out: Flat) -> Outcome:
         if not self.is_dense_for_good:
@@ -179,7 +207,7 @@ class DeviceFeedback(ErrorFeedback):
         headers.findings.append(outcome.findings)
         return replace(outcome, bad=outcome.bad | headers.bad, findings=headers.findings)
 
-    def _complete_shard(self, name: str, out: Flat, outcome: Outcome) -> bool:
+    def _complete_shard(self, name: str, out: Flat, outcome: Outcome) -> None:
         assert isinstance(outcome, DeviceOutcome)
         part = out.part(0, out.count)
         error = self.carried.get(name)
@@ -191,17 +219,20 @@ class DeviceFeedback(ErrorFeedback):
         bad = outcome.bad | ~_all_finite([out])
         bad = gather(self.groups.all, bad.view(1).to(torch.uint8)).bool().any()
         part.masked_fill_(bad, torch.nan)
-        self._find(outcome.findings, bad, lambda found: not found.any())
-        return True
+        what = f"reduce_scatter of {name!r}"
+        self._find(what, outcome.findings, bad, lambda found: not found.any())
 
     def _there(self, error: Scaled) -> torch.Tensor:
         """A carried error, in the step's loss scale, on the device."""
         return upload(np.ascontiguousarray(error.to(self._step_under_way().scale)), self._device)
 
-    def _find(self, findings: Findings, last: torch.Tensor, read: Callable[[Bytes], bool]) -> None:
+    def _find(
+        self, what: str, findings: Findings, last: torch.Tensor, read: Callable[[Bytes], bool]
+    ) -> None:
         """Let the host learn of a call, and of `last`, bools."""
         findings.add(last.to(torch.uint8), read)
-        self._to_learn.append(findings.send(self._streams))
+        call = f"{what} in step {self.steps + 1}"
+        self._to_learn.append(findings.send(self._streams, lambda event: self._wait(event, call)))
 
 
 def _all_finite(flats: Sequence[Flat]) -> torch.Tensor:

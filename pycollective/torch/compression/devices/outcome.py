@@ -12,12 +12,14 @@ from pycollective.torch.compression.devices.findings import Findings
 
 @dataclass(frozen=True)
 class DeviceOutcome(Outcome):
-    """The result of a call on a device, where `finite` is not known yet.
+    """The result of a call on a device.
 
     Attributes:
+        finite: None: the host does not know yet.
         bad: whether something was not finite, or ranks called different things: () of bool.
         findings: what the host is to know.
     """
 
+    finite: None
     bad: torch.Tensor
     findings: Findings

@@ -16,8 +16,11 @@ class ScaledTensor(Scaled):
     def to(self, scale: float) -> Any:
         if scale == self.scale:
             return self.values
-        wide: torch.Tensor = self.values.to(torch.float64)  # type: ignore[attr-defined]
-        return (wide * self.factor(scale)).to(torch.float32)
+        values: Any = self.values
+        factor = self.factor(scale)
+        if 2.0**-126 <= factor < 2.0**128:  # so it is fp32, which rounds the product once, too
+            return values * factor
+        return (values.to(torch.float64) * factor).to(torch.float32)
 
 
 class DeviceResiduals(Residuals):
