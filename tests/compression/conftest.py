@@ -27,6 +27,11 @@ def face(
     ranks = pool(4) if request.param == "numpy" else request.getfixturevalue("with_torch")
 
     def call(function: Callable[..., Any], *args: Any) -> list[Any]:
-        return ranks.call(function, request.param, *args)
+        found = ranks.call(function, request.param, *args)
+        if request.param != "numpy":
+            from tests.torch.compressed import close_groups
+
+            ranks.call(close_groups)
+        return found
 
     return call

@@ -29,7 +29,13 @@ def ranks_of(module, size, timeout=100.0, scope="module"):
     @pytest.fixture(scope=scope)
     def ranks():
         with Ranks(size, timeout=timeout, module=module) as started:
-            yield lambda function, *args: results(started.call(function, *args))
+
+            def call(function, *args):
+                found = results(started.call(function, *args))
+                results(started.call(close_groups))
+                return found
+
+            yield call
 
     return ranks
 
@@ -40,6 +46,17 @@ def group_of(comm, backend):
     if backend not in _groups:
         _groups[backend] = dist.new_group(backend=backend)
     return _groups[backend]
+
+
+def close_groups(_):
+    """Destroys the groups that states have made: each of gloo's has threads that wake all the time.
+
+    No rank may be in a call of them any more. Those of `group_of` stay.
+    """
+    kept = [dist.group.WORLD, *_groups.values()]
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group not in kept:
+            dist.destroy_process_group(group)
 
 
 def state_of(model, codec, topology, group, **options):
