@@ -9,6 +9,7 @@ import pytest
 
 from pycollective import ConfigurationError
 from tests.compression.players import (
+    FACES,
     KINDS,
     SOON,
     digest,
@@ -19,6 +20,7 @@ from tests.compression.players import (
     open_groups,
     state_of,
 )
+from tests.turns import in_turns
 
 HOSTS = (0, 0, 1, 1)
 SHAPES = {"w": (64, 120), "v": (40, 128), "small": (40,)}
@@ -131,8 +133,11 @@ def loaded_differently(comm, face, kind, what):
     return *found, digest(held_by(state)) == before
 
 
-@pytest.mark.parametrize("what", ["steps", "an element", "undelivered", "ways", "nothing"])
-@pytest.mark.parametrize("kind", ["int8", "top_k"])
+@pytest.mark.parametrize(
+    ("face", "kind", "what"),
+    in_turns(FACES, ["int8", "top_k"], ["steps", "an element", "undelivered", "ways", "nothing"]),
+    indirect=["face"],
+)
 def test_ranks_that_load_different_states_are_told(face, kind, what):
     for rank, (name, said, taken, same) in enumerate(face(loaded_differently, kind, what)):
         refuses = what == "nothing" and rank == 1

@@ -11,6 +11,7 @@ from pycollective import reference
 from pycollective.compression import CODECS, compressed_reduce_scatter
 from tests.compression import expected
 from tests.compression.players import (
+    FACES,
     KINDS,
     SOON,
     by_face,
@@ -22,6 +23,7 @@ from tests.compression.players import (
 )
 from tests.inputs import same_bits
 from tests.kernels.quantized import decode, encode, rounded
+from tests.turns import in_turns
 
 SHAPES = {"w": (64, 120), "small": (40,)}  # shards that end within a chunk, and dense ones
 EVEN = [(0, 1, 2, 3), (0, 0, 1, 1), (0, 1, 1, 0), (0, 0, 0, 0)]
@@ -144,9 +146,11 @@ def wanted(codec, host_of, dtype):
     return found
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("host_of", [(0, 1, 2, 3), (0, 0, 1, 1)])
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(
+    ("face", "codec", "host_of", "dtype"),
+    in_turns(FACES, [*CODECS], [(0, 1, 2, 3), (0, 0, 1, 1)], ["float32", "bfloat16"]),
+    indirect=["face"],
+)
 def test_each_rank_gets_the_bits_of_its_shard(face, codec, host_of, dtype):
     want = wanted(codec, host_of, dtype)
     for rank, found in enumerate(face(outputs_of, codec, host_of, dtype)):

@@ -17,6 +17,8 @@ NOT = "without it, not: arrays on GPUs"
 def report(monkeypatch, **variables):
     """What is found, and what it costs; the variables are the stand-in's, or whole names."""
     monkeypatch.delenv("PYCOLLECTIVE_CUDA_IMAGES", raising=False)
+    # To load torch takes seconds.
+    monkeypatch.setattr(doctor, "_torch_backend", lambda: ("torch backend", "of a test", ""))
     whole = {name: of for name, of in variables.items() if name.isupper()}
     more = {name: of for name, of in variables.items() if name not in whole}
     for name, of in {**standin.environment(**more), **whole}.items():

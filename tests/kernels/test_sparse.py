@@ -29,8 +29,9 @@ def keys_of(c):
 
 def first(c, k):
     """The k elements that come first: |c| descending, then the index ascending."""
-    order = np.lexsort((np.arange(len(c)), -keys_of(c).astype(np.int64)))
-    return np.sort(order[:k]).astype(np.uint32)
+    behind = (MAGNITUDE - keys_of(c)).astype(np.uint64)  # with the index one number, no two alike
+    order = np.sort(behind << np.uint64(32) | np.arange(len(c), dtype=np.uint64))
+    return np.sort(order[:k].astype(np.uint32))
 
 
 def first_of_chunks(c, k, chunk):

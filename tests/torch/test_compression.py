@@ -77,7 +77,7 @@ def variants(comm, backend, codec, topology, names):
     return found
 
 
-# On hosts of several ranks some, and the rest in `make storm`.
+# Some of them for each codec, together all; the rest in `make storm`.
 SOME = {
     "one_bit": ["tiny buckets", "25 MB", "static graph"],
     "int8": ["1 MB", "small buckets", "views"],
@@ -88,7 +88,10 @@ OVER_GLOO = ["tiny buckets", "1 MB", "views"]
 
 @pytest.mark.parametrize(
     ("topology", "some"),
-    [("4x1", False), ("2x2", True), pytest.param("2x2", False, marks=pytest.mark.storm)],
+    [
+        *(("4x1", True), ("2x2", True)),
+        *(pytest.param(each, False, marks=pytest.mark.storm) for each in TOPOLOGIES),
+    ],
 )
 @pytest.mark.parametrize("codec", HOOKS)
 def test_no_option_and_no_backend_changes_a_bit(ranks, codec, topology, some):
