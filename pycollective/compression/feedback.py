@@ -83,6 +83,11 @@ class Options(Protocol):
         """How many elements of a parameter are never parted."""
         ...
 
+    @property
+    def messages(self) -> str:
+        """What else ranks must have alike, since messages depend on it."""
+        ...
+
     def checked(self) -> dict[str, Any]:
         """By name, as JSON can say.
 
@@ -232,8 +237,9 @@ class ErrorFeedback:
             told = [
                 [name, self.shapes[name], self._uncompressed[name]] for name in sorted(self.shapes)
             ]
-            text = f"{described} for {len(told)} parameters"
-            return Told(digest_of([described, told, maker.told()]), text, None)
+            text = f"{described}{options.messages} for {len(told)} parameters"
+            digest = digest_of([described, options.messages, told, maker.told()])
+            return Told(digest, text, None)
 
         self._digest = compare(maker.group, name, given).digest
         self._sizes = {n: math.prod(s) for n, s in self.shapes.items() if not self._uncompressed[n]}

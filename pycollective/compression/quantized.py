@@ -51,6 +51,7 @@ class QuantizedOptions:
 
     codec: str
     chunk: int
+    messages = ""
 
     def checked(self) -> dict[str, Any]:
         """By name; see `Options`."""

@@ -72,7 +72,7 @@ from pycollective.compression.sparse_layout import (
 from pycollective.errors import ConfigurationError
 
 # Bits of a magnitude that each round of histograms settles: (shift, bits).
-_ROUNDS = ((20, 11), (10, 10), (0, 10))
+ROUNDS = ((20, 11), (10, 10), (0, 10))
 # Where a rank would receive more bytes fewer by region than this, more than two hosts go by it.
 SAVED = 128 << 10
 _INDEX = 2  # bytes that one takes, about
@@ -139,7 +139,7 @@ def over_shards(pieces: Sequence[Piece], local: Group) -> list[Indices] | None:
     wanted = np.array([piece.k for piece in pieces])
     prefixes = np.zeros(len(pieces), np.int64)
     ties = wanted
-    for shift, bits in _ROUNDS:
+    for shift, bits in ROUNDS:
         mine = np.zeros((len(pieces), 1 << bits), np.int64)
         for piece, row, prefix in zip(pieces, mine, prefixes.tolist(), strict=True):
             if finite and piece.left.size:
@@ -224,6 +224,7 @@ class SparseOptions:
     warm_up: int
     decay: float
     codec = "top_k"
+    messages = ""
 
     def checked(self) -> dict[str, Any]:
         """By name; see `Options`."""
@@ -252,6 +253,13 @@ class SparseOptions:
         if steps >= self.warm_up:
             return float(self.density)
         return float(self.density) ** ((steps + 1) / (self.warm_up + 1))
+
+    def gathers(self, density: float, sizes: Sequence[int], hosts: Hosts) -> bool:
+        """Whether to gather: by the size of all parameters, so that no bucket decides."""
+        if self.exchange != "auto":
+            return self.exchange == "gather"
+        entries = sum(count_of(density, size) for size in sizes)
+        return gathers(entries, VALUES[self.values].itemsize, hosts)
 
 
 @dataclass(frozen=True)
@@ -319,7 +327,7 @@ class TopK:
         chosen = self._choose(bucket, own, density)
         rows: list[Bytes] = []
         sent = 0
-        gathers = self._gathers(density)
+        gathers = self._options.gathers(density, self._sizes, hosts)
         if groups.across is not None:
             assert hosts.shard is not None
             header = agreement.header(chosen is not None, bucket.is_zero(own))
@@ -330,13 +338,6 @@ class TopK:
         if not finite:
             bucket.fill_nan()
         return Outcome(finite, sent)
-
-    def _gathers(self, density: float) -> bool:
-        """Whether to gather: by the size of all parameters, so that no bucket decides."""
-        if self._options.exchange != "auto":
-            return self._options.exchange == "gather"
-        entries = sum(count_of(density, size) for size in self._sizes)
-        return gathers(entries, self._values.itemsize, self._groups.hosts)
 
     def _choose(self, bucket: Bucket, own: list[Any], density: float) -> dict[int, Indices] | None:
         """What this rank sends of each parameter, as places in its piece; None if not all finite.

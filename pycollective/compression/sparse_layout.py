@@ -242,6 +242,21 @@ class Space:
         ]
 
 
+@dataclass(frozen=True)
+class Segments:
+    """The parts of a local shard, each of one parameter and one owner, by parameter and start.
+
+    Attributes:
+        bounds: where each begins in the local shard's places; one more, where the last ends.
+        items: of each which parameter it is of.
+        owners: of each the host that owns it.
+    """
+
+    bounds: Numbers
+    items: Numbers
+    owners: Numbers
+
+
 class Layout:
     """The messages of one bucket.
 
@@ -272,6 +287,17 @@ class Layout:
         return [
             Message.of(*self._shards.host(shard, host), self._shards.uncompressed) for host in every
         ]
+
+    def segments(self, shard: int) -> Segments:
+        """Those of a local shard."""
+        every = self._of_hosts(shard)
+        items = np.concatenate([of.items for of in every])
+        starts = np.concatenate([of.starts for of in every])
+        sizes = np.concatenate([of.stops - of.starts for of in every])
+        owners = np.repeat(np.arange(len(every)), [of.items.size for of in every])
+        ordered = np.lexsort((starts, items))
+        bounds = np.concatenate([[0], np.cumsum(sizes[ordered])])
+        return Segments(bounds, items[ordered], owners[ordered])
 
     @cached_property
     def local_shards(self) -> Space:

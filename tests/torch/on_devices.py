@@ -6,6 +6,7 @@ The kernels run in Triton's interpreter. What a device's host would have to wait
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -14,13 +15,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pycollective.torch.compression import states
-from pycollective.torch.compression.devices import quantized
+from pycollective.torch.compression.devices import quantized, sparse
 from pycollective.torch.compression.groups import OfProcessGroup
+from tests.torch import cpu_kernels
 from tests.torch.compressed import state_of
 from tests.torch.ordered_groups import StandInStreams
 from tests.triton.compiled import module
-
-_KERNELS = module("quantized", interpreted=True)
 
 # What brings a device's data to the host, or depends on it there.
 _WAITS = (
@@ -48,18 +48,28 @@ class NoWaits(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class Kernels:
-    """Those of `pycollective.triton.quantized` in the interpreter, which copies tensors."""
+class Interpreted:
+    """A module of kernels, which looks at tensors' data: by default the interpreter's."""
 
-    def quantize(self, *args):
-        NoWaits.inside_kernel = True
-        _KERNELS.quantize(*args)
-        NoWaits.inside_kernel = False
+    def __init__(self, name, of=None):
+        self._module = of or module(name, interpreted=True)
 
-    def dequantize(self, *args):
-        NoWaits.inside_kernel = True
-        _KERNELS.dequantize(*args)
-        NoWaits.inside_kernel = False
+    def __getattr__(self, name):
+        found = getattr(self._module, name)
+        if not inspect.isfunction(found):
+            return found
+
+        def launch(*args):
+            NoWaits.inside_kernel = True
+            made = found(*args)
+            NoWaits.inside_kernel = False
+            return made
+
+        return launch
+
+
+_QUANTIZED = Interpreted("quantized")
+_SPARSE = sparse.Kernels(*[Interpreted("", cpu_kernels)] * 3)
 
 
 class Streams(StandInStreams):
@@ -80,8 +90,19 @@ class Streams(StandInStreams):
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Codecs on devices have interpreted kernels."""
-    with mock.patch.object(quantized, "kernels", Kernels):
+    """Codecs on devices have interpreted kernels; top-k those of CPUs, which are quick."""
+    with (
+        mock.patch.object(quantized, "kernels", return_value=_QUANTIZED),
+        mock.patch.object(sparse, "kernels", return_value=_SPARSE),
+    ):
+        yield
+
+
+@contextmanager
+def top_k_interpreted() -> Iterator[None]:
+    """Within, top-k has interpreted kernels, too."""
+    modules = sparse.Kernels(*map(Interpreted, sparse.Kernels._fields))
+    with mock.patch.dict(globals(), _SPARSE=modules):
         yield
 
 

@@ -23,12 +23,13 @@ from pycollective.compression.partition import Hosts
 from pycollective.compression.residuals import Scaled
 from pycollective.torch import compressed_reduce_scatter
 from pycollective.torch.compression import states
-from pycollective.torch.compression.devices import feedback, headers, quantized
+from pycollective.torch.compression.devices import feedback, headers, quantized, sparse
 from pycollective.torch.compression.devices.feedback import DeviceFeedback
 from pycollective.torch.compression.devices.findings import Findings
 from pycollective.torch.compression.devices.residuals import ScaledTensor
 from pycollective.torch.compression.groups import OfProcessGroup, group_maker
 from pycollective.torch.compression.states import OfTensor
+from tests.torch import cpu_kernels
 from tests.torch.compressed import HOOKS, digest_of, group_of, ranks_of, state_of
 from tests.torch.groups import Gradient
 from tests.torch.on_devices import NoWaits, Streams, as_on_a_device, interpreted, sent_by_states
@@ -75,7 +76,7 @@ class Pair:
     """A state on CPUs and one as on a device, of the same parameters."""
 
     def __init__(self, comm, codec, topology, dtype=torch.float32, **options):
-        self.rank, self.dtype = comm.rank, dtype
+        self.rank, self.dtype, self.codec = comm.rank, dtype, codec
         group = group_of(comm, "gloo")
         given = parameters(dtype), codec, topology, group
         self.cpu = state_of(*given, **OPTIONS, **options)
@@ -106,7 +107,7 @@ class Pair:
             outs.append(mine)
             sent.append(messages)
         found = [] if same_tensors(*outs) else ["averages"]
-        if not bad and (sent[0] != sent[1] or not sent[0]):
+        if self.codec != "top_k" and not bad and (sent[0] != sent[1] or not sent[0]):
             found.append("messages")
         return found + self.differs()
 
@@ -116,6 +117,8 @@ class Pair:
         counts = [state.stats() for state in (self.cpu, self.device)]
         for each in counts:  # a device makes room for what turns out to be all zero
             each.pop("residual_bytes")
+            if self.codec == "top_k":
+                each.pop("payload_bytes")
         if counts[0] != counts[1]:
             found.append(f"stats {counts}")
         if not same_tensors(held(self.cpu), held(self.device)):
@@ -190,6 +193,26 @@ def test_residuals_in_another_scale_are_those_of_cpus_and_take_no_fp64(scale, ot
     assert digest_of([found]) == digest_of([torch.from_numpy(Scaled(values, scale).to(other))])
 
 
+def top_k_steps(comm, topology, dtype, options):
+    return steps(comm, "top_k", topology, dtype, **options)
+
+
+@pytest.mark.parametrize(
+    ("topology", "dtype", "options"),
+    [
+        ("4x1", "float32", {"exchange": "gather"}),
+        ("4x1", "float32", {"exchange": "region"}),
+        ("2x2", "bfloat16", {"exchange": "gather", "values": "float32"}),
+        ("2x2", "bfloat16", {"exchange": "region", "by": "chunk", "decay": 0.9}),
+        ("1,3", "float16", {"exchange": "region", "values": "float16", "warm_up": 2}),
+    ],
+)
+def test_steps_of_top_k_are_those_of_cpus(ranks, topology, dtype, options):
+    for found, counted, given_up, calls in ranks(top_k_steps, topology, dtype, options):
+        assert found == []
+        assert (counted, given_up, calls) == (3, 1, 8)
+
+
 class Model(torch.nn.Module):
     """Its gradients are what it is given."""
 
@@ -230,10 +253,13 @@ def hooked(comm, codec, topology):
     return found, *counts
 
 
-@pytest.mark.parametrize(("topology", "steps"), [("2x2", 2), ("1x4", 3)])
-def test_the_hook_is_that_of_cpus(ranks, topology, steps):
+@pytest.mark.parametrize(
+    ("codec", "topology", "steps"),
+    [("one_bit", "2x2", 2), ("one_bit", "1x4", 3), ("top_k", "2x2", 2)],
+)
+def test_the_hook_is_that_of_cpus(ranks, codec, topology, steps):
     # Where averages are dense for good, every step counts.
-    assert ranks(hooked, "one_bit", topology) == [([], steps, steps)] * 4
+    assert ranks(hooked, codec, topology) == [([], steps, steps)] * 4
 
 
 def in_other_worlds(comm, codec):
@@ -271,7 +297,9 @@ def in_other_worlds(comm, codec):
     return found
 
 
-@pytest.mark.parametrize("codec", ["one_bit", pytest.param("int8", marks=pytest.mark.storm)])
+@pytest.mark.parametrize(
+    "codec", ["one_bit", "top_k", pytest.param("int8", marks=pytest.mark.storm)]
+)
 def test_checkpoints_go_between_devices_cpus_and_worlds(ranks, codec):
     assert ranks(in_other_worlds, codec) == [[]] * 4
 
@@ -308,9 +336,11 @@ def scattered(comm, codec, topology):
     ("codec", "topology"),
     [
         ("int8", "2x2"),
+        ("top_k", "2x2"),
         *(
             pytest.param(*each, marks=pytest.mark.storm)
-            for each in [("one_bit", "4x1"), ("one_bit", "2x2"), ("int8", "1x4")]
+            for codec in ("one_bit", "top_k")
+            for each in [(codec, "4x1"), ("one_bit", "2x2"), ("int8", "1x4")]
         ),
     ],
 )
@@ -321,11 +351,11 @@ def test_shards_are_those_of_cpus(ranks, codec, topology):
 TWINS = {"w": (256,), "u": (256,)}
 
 
-def mismatched(comm, topology, what, dense, who):
+def mismatched(comm, topology, what, dense, who, codec):
     """What a rank sees of a step in which rank `who` differs, and of the one after it."""
     pairs = [(name, torch.zeros(shape, requires_grad=True)) for name, shape in TWINS.items()]
     options = {"chunk": 64, "compress": lambda name, shape: True, "dense_steps": 9 * dense}
-    state = as_on_a_device(pairs, "one_bit", topology, group_of(comm, "gloo"), **options)
+    state = as_on_a_device(pairs, codec, topology, group_of(comm, "gloo"), **options)
     with interpreted():
         random = torch.Generator().manual_seed(comm.rank)
         state.all_reduce({name: torch.randn(256, generator=random) for name in TWINS})
@@ -351,17 +381,19 @@ def mismatched(comm, topology, what, dense, who):
 
 
 @pytest.mark.parametrize(
-    ("topology", "what", "dense", "who"),
+    ("topology", "what", "dense", "who", "codec"),
     [
-        ("2x2", "scale", True, 3),
-        ("2x2", "parameters", False, 3),
-        ("1,3", "scale", False, 3),  # which only the ranks of a host meet
-        ("1,3", "parameters", True, 3),
-        ("1,3", "scale", True, 0),  # which others of the second host do not
+        ("2x2", "scale", True, 3, "one_bit"),
+        ("2x2", "parameters", False, 3, "one_bit"),
+        ("2x2", "parameters", False, 3, "top_k"),
+        ("1,3", "scale", False, 3, "one_bit"),  # which only the ranks of a host meet
+        ("1,3", "scale", False, 3, "top_k"),
+        ("1,3", "parameters", True, 3, "one_bit"),
+        ("1,3", "scale", True, 0, "one_bit"),  # which others of the second host do not
     ],
 )
-def test_every_rank_learns_of_a_mismatch_at_the_next_step(ranks, topology, what, dense, who):
-    for lost, kept, said, steps, goes_on in ranks(mismatched, topology, what, dense, who):
+def test_every_rank_learns_of_a_mismatch_at_the_next_step(ranks, topology, what, dense, who, codec):
+    for lost, kept, said, steps, goes_on in ranks(mismatched, topology, what, dense, who, codec):
         assert (lost, kept, steps, goes_on) == (True, True, 2, True)
         assert "all ranks must make the same calls" in said or "loss scale" in said
 
@@ -433,8 +465,9 @@ def refusals(comm):
     group = group_of(comm, "gloo")
     pairs = [(name, torch.zeros(64, 64, requires_grad=True)) for name in ("w", "u")]
     said = []
-    with pytest.raises(ConfigurationError) as raised:
-        as_on_a_device(pairs, "top_k", "4x1", group)
+    make = state_of if comm.rank == 2 else as_on_a_device
+    with pytest.raises(CollectiveMismatch) as raised:
+        make(pairs, "top_k", "4x1", group)
     said.append(str(raised.value))
     places = [torch.device("cuda", number) for number in (0, 1)]
     with (
@@ -457,7 +490,8 @@ def refusals(comm):
 
 def test_what_cannot_be_on_a_device_is_refused_by_name(ranks):
     for top_k, places, triton in ranks(refusals):
-        assert "top-k does not take tensors on" in top_k
+        assert "rank(s) [2] were given something else" in top_k
+        assert "in messages of a fixed length, as on devices" in top_k
         assert "the parameters are on cuda:0 and cuda:1" in places
         assert "Triton, which cannot be imported" in triton
 
@@ -499,6 +533,23 @@ def on_meta(array, device):
     return torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), device=device)
 
 
+class OnMeta:
+    """Kernels of top-k that give what has no data, and note what they are given."""
+
+    Entries, tail_bound = cpu_kernels.Entries, staticmethod(cpu_kernels.tail_bound)
+
+    def __init__(self):
+        self.given = []
+
+    def __getattr__(self, name):
+        return lambda *given: self.given.append((name, given))
+
+    def mark(self, entries, size):
+        self.given.append(("mark", entries))
+        values = torch.empty(len(entries), entries[0].values.numel(), device=META)
+        return cpu_kernels.Rows([], values, size)
+
+
 def unsent(self, streams, wait):
     """Of findings: what is found cannot be known."""
     assert torch.cat([part.reshape(-1) for part, _ in self._parts]).dtype == torch.uint8
@@ -510,14 +561,43 @@ def unsent(self, streams, wait):
     "host_of", [(0, 1, 2, 3), (0, 0, 1, 1), (0, 0, 0, 0), (0, 1, 1, 1), (0, 1, 1, 0)]
 )
 def test_no_operation_needs_data_or_memory_of_the_host(host_of, dense):
+    kernels = mock.Mock()
+    with mock.patch.object(quantized, "kernels", return_value=kernels):
+        options = quantized.DeviceQuantizedOptions("one_bit", 64, META)
+        steps_on_meta(host_of, dense, options)
+    compressed = len(set(host_of)) > 1 and not dense
+    assert kernels.quantize.called == compressed
+    for call in kernels.quantize.call_args_list + kernels.dequantize.call_args_list:
+        assert all(each.device == META for each in call.args if isinstance(each, torch.Tensor))
+
+
+@pytest.mark.parametrize("by", ["tensor", "chunk"])
+@pytest.mark.parametrize("host_of", [(0, 1, 2, 3), (0, 0, 1, 1), (0, 1, 1, 1), (0, 0, 0, 1)])
+def test_no_operation_of_top_k_needs_data_or_memory_of_the_host(host_of, by):
+    kernels, names = OnMeta(), set()
+    with (
+        mock.patch.object(sparse, "kernels", return_value=sparse.Kernels(*[kernels] * 3)),
+        mock.patch.object(sparse, "upload", on_meta),
+    ):
+        for exchange in ("gather", "region"):
+            options = sparse.DeviceSparseOptions(
+                *(0.1, by, 64, "bfloat16", exchange, 2, 0.5), device=META
+            )
+            steps_on_meta(host_of, False, options)
+    for name, given in kernels.given:
+        names.add(name)
+        assert all(t.device == META for t in tree_leaves(given) if isinstance(t, torch.Tensor))
+    assert {"write", "read", "mark", "average", "total"} <= names
+
+
+def steps_on_meta(host_of, dense, options):
+    """Steps with tensors that have no data."""
     hosts = Hosts(0, host_of)
     groups = Groups.make(
         hosts, OfMeta(4), lambda parts: OfMeta(len(next(p for p in parts if 0 in p)))
     )
-    kernels = mock.Mock()
     with ExitStack() as patched:
         for where, name, what in (
-            (quantized, "kernels", lambda: kernels),
             (feedback, "upload", on_meta),
             (headers, "upload", on_meta),
             (Findings, "send", unsent),
@@ -525,8 +605,7 @@ def test_no_operation_needs_data_or_memory_of_the_host(host_of, dense):
             patched.enter_context(mock.patch.object(where, name, what))
         state = DeviceFeedback(
             *("a state", SHAPES, GroupMaker(groups.all, lambda: None, lambda _: groups)),
-            quantized.DeviceQuantizedOptions("one_bit", 64, META),
-            Common("hosts", OPTIONS["compress"], 9 * dense),
+            *(options, Common("hosts", OPTIONS["compress"], 9 * dense)),
             *(META, Streams()),
         )
         for dtype in (torch.float32, torch.bfloat16):
@@ -540,17 +619,13 @@ def test_no_operation_needs_data_or_memory_of_the_host(host_of, dense):
                 state.reduce(found)
             state.end()
             state.reset()
-            if host_of != (0, 1, 1, 1):
+            if len(set(map(host_of.count, host_of))) == 1:
                 out = OfTensor(torch.empty(75, dtype=dtype, device=META), META)
                 state.begin()
                 with OnlyOnMeta():
                     state.reduce_scatter(out, found["v"], "v")
                 state.end()
                 state.reset()
-    compressed = len(set(host_of)) > 1 and not dense
-    assert kernels.quantize.called == compressed
-    for call in kernels.quantize.call_args_list + kernels.dequantize.call_args_list:
-        assert all(each.device == META for each in call.args if isinstance(each, torch.Tensor))
 
 
 def same_saved(one, other):

@@ -113,9 +113,11 @@ def trained(comm, on_device, codec):
     return all(same), len(seen), counts
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-def test_fsdp_gives_what_the_state_gives(ranks, on_device):
-    assert ranks(trained, on_device, "one_bit") == [(True, 2, [2, 2])] * 4
+@pytest.mark.parametrize(
+    ("on_device", "codec"), [(False, "one_bit"), (True, "one_bit"), (True, "top_k")]
+)
+def test_fsdp_gives_what_the_state_gives(ranks, on_device, codec):
+    assert ranks(trained, on_device, codec) == [(True, 2, [2, 2])] * 4
 
 
 def refused(comm):

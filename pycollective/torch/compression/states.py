@@ -23,6 +23,7 @@ from pycollective.compression.sparse import SparseOptions
 from pycollective.errors import ConfigurationError
 from pycollective.torch.compression.devices.feedback import DeviceFeedback
 from pycollective.torch.compression.devices.quantized import DeviceQuantizedOptions
+from pycollective.torch.compression.devices.sparse import DeviceSparseOptions
 from pycollective.torch.compression.groups import OfProcessGroup, group_maker
 from pycollective.torch.ordered.group import Streams
 from pycollective.torch.worker import Worker
@@ -164,6 +165,14 @@ def streams_of(device: torch.device, whose: str) -> Streams | None:
     return None if device.type == "cpu" else Streams(device, whose)
 
 
+def _on_device(options: Options, device: torch.device) -> Options:
+    """The options of the same codec on a device."""
+    fields = vars(options)
+    if isinstance(options, QuantizedOptions):
+        return DeviceQuantizedOptions(**fields, device=device)
+    return DeviceSparseOptions(**fields, device=device)
+
+
 class State:
     """Error feedback for a model's parameters; collective over the group it was made for.
 
@@ -199,18 +208,13 @@ class State:
                     f"{name}: the parameters are on {' and '.join(found)}; they must be on one "
                     "device"
                 )
-            if devices and self._streams and not isinstance(options, QuantizedOptions):
-                raise ConfigurationError(
-                    f"{name}: top-k does not take tensors on {self._device} yet; OneBitState and "
-                    "Int8State do"
-                )
             return {name: tuple(each.shape) for name, each in self._parameters.items()}
 
         self._streams = streams_of(self._device, name)
         maker = group_maker(group, self._device if devices else None)
         self._feedback: ErrorFeedback
-        if self._streams is not None and isinstance(options, QuantizedOptions):
-            there = DeviceQuantizedOptions(options.codec, options.chunk, self._device)
+        if self._streams is not None:
+            there = _on_device(options, self._device)
             self._feedback = DeviceFeedback(
                 name, shapes, maker, there, common, self._device, self._streams
             )
@@ -602,7 +606,7 @@ class TopKState(State):
         compress: Compress | None = None,
         dense_steps: int = 0,
     ) -> None:
-        """Collective over the group; `parameters` and `group` are those of `OneBitState`, on CPUs.
+        """Collective over the group; `parameters` and `group` are those of `OneBitState`.
 
         The other arguments are those of `pycollective.compression.TopKState`.
         """

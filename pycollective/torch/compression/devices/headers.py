@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pycollective.compression.bucket import NOT_FINITE, Agreement, header_bytes, read_headers
 from pycollective.compression.groups import Bytes
+from pycollective.errors import CollectiveMismatch
 from pycollective.torch.compression.devices.findings import Findings
 
 # Bytes of a header.
@@ -16,7 +19,7 @@ _DIGEST, _SCALE, _FLAGS, _COUNT = slice(0, 8), slice(8, 12), slice(12, 16), slic
 _BITS = header_bytes(0)
 
 
-def upload(array: Bytes, device: torch.device) -> torch.Tensor:
+def upload(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     """Copy an array to a device, behind the current stream's work; the host does not wait."""
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
@@ -87,6 +90,18 @@ class Headers:
             return all(each.finite for each in read_headers(list(found), self._mine, senders))
 
         self.findings.add(heads, read)
+
+    def refuse(self, malformed: torch.Tensor) -> None:
+        """Note whether messages hold what they cannot: (1,) of bool."""
+        self._differs = self._differs | malformed.any()
+        self.bad = self.bad | self._differs
+
+        def read(found: Bytes) -> bool:
+            if found.any():
+                raise CollectiveMismatch("compressed exchange: a damaged message")
+            return True
+
+        self.findings.add(malformed.to(torch.uint8), read)
 
     def all_zero(self, rows: torch.Tensor) -> torch.Tensor:
         """(items,) of bool: which gradients are all zero, as all messages say."""

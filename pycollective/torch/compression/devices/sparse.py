@@ -1,0 +1,569 @@
+"""Top-k on devices: the averages and residuals of the CPU's, bit for bit.
+
+How many elements a message has may depend on the data, which the host does not know within a step.
+So messages have a fixed length, with room for as many as there can be, and say how many they have.
+
+What is exchanged is not what the CPU's exchanges send. By tensor an owner can get all elements of a
+parameter, so that messages to owners would be as long as messages to all. So all selections go to
+all ranks, and where the CPU goes by *region* (`pycollective.compression.sparse`), every rank does
+what the owners do there. Averages are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pycollective.compression.arrays import Flat, Item
+from pycollective.compression.bucket import Agreement, Bucket, ByBucket
+from pycollective.compression.groups import Bytes, Groups
+from pycollective.compression.partition import Numbers, Partition
+from pycollective.compression.residuals import Residuals
+from pycollective.compression.sparse import SparseOptions, count_of
+from pycollective.compression.sparse_layout import Layout, Message
+from pycollective.errors import ConfigurationError
+from pycollective.torch.compression.devices.groups import exchange, gather
+from pycollective.torch.compression.devices.headers import Headers, upload
+from pycollective.torch.compression.devices.kernels import load
+from pycollective.torch.compression.devices.outcome import DeviceOutcome
+from pycollective.torch.compression.devices.residuals import DeviceResiduals
+from pycollective.torch.compression.devices.sums import copy_all, host_sums, put, uncompressed_mean
+from pycollective.torch.compression.devices.thresholds import thresholds
+
+_SPACE = 1 << 32  # places
+_MOST_HOSTS = 64  # whose entries a kernel adds up
+
+
+class Kernels(NamedTuple):
+    """The modules of the kernels."""
+
+    top_k: Any
+    places: Any
+    sparse: Any
+
+
+def kernels() -> Kernels:
+    """The modules of the kernels; see `load`."""
+    return Kernels(load("top_k"), load("places"), load("sparse"))
+
+
+@dataclass(frozen=True)
+class DeviceSparseOptions(SparseOptions):
+    """The options of top-k on a device."""
+
+    device: torch.device
+    messages = ", in messages of a fixed length, as on devices,"
+
+    def checked(self) -> dict[str, Any]:
+        kernels()
+        return super().checked()
+
+    def make(self, groups: Groups, partition: Partition, sizes: Sequence[int]) -> Any:
+        if groups.hosts.count > _MOST_HOSTS:
+            groups.close()
+            raise ConfigurationError(
+                f"top-k takes tensors on devices between up to {_MOST_HOSTS} hosts, not "
+                f"{groups.hosts.count}; make the state of CPU tensors"
+            )
+        return DeviceTopK(groups, partition, self, sizes)
+
+
+class _Room:
+    """Messages about the same segments, all as long as the longest can be.
+
+    Attributes:
+        of: the segments.
+        counts: how many entries each has at most.
+        capacity: how many all of them have.
+        tail_at: where their places begin in a message, bytes.
+        bytes: how long a message is.
+    """
+
+    def __init__(
+        self, of: Message, counts: Sequence[int], values: torch.dtype, device: torch.device
+    ) -> None:
+        self.of, self.counts, self.capacity = of, list(counts), sum(counts)
+        self.tail_at = of.uncompressed_at + 4 * of.uncompressed_count
+        self.bytes = self.tail_at + kernels().places.tail_bound(self.capacity, of.size, values)
+        self.bounds = _Bounds(of.offsets, of.items, device)
+
+
+class _Bounds:
+    """Where segments lie in a message's places, on the device.
+
+    Attributes:
+        bounds: int64: where each begins; one more, where the last ends.
+        items: int64: of each which parameter of the call it is of.
+        numbers: the same for the host.
+        firsts: how far each begins behind the first of its parameter.
+        limits: of each where it begins and ends, int64.
+    """
+
+    def __init__(self, bounds: Numbers, items: Numbers, device: torch.device) -> None:
+        self.bounds, self.items = upload(bounds, device), upload(items, device)
+        self.numbers = items.tolist()
+        starts = dict(zip(reversed(self.numbers), reversed(bounds[:-1].tolist()), strict=True))
+        self.firsts = [
+            first - starts[number]
+            for number, first in zip(self.numbers, bounds[:-1].tolist(), strict=True)
+        ]
+        self.limits = [self.bounds[at : at + 2] for at in range(len(items))]
+
+    def within(self, places: torch.Tensor) -> torch.Tensor:
+        """In which segment places are, or the one before whose end they begin."""
+        return torch.bucketize(places, self.bounds[1:-1], right=True)
+
+
+class _Plan:
+    """What does not change from step to step, of one bucket at one density.
+
+    Attributes:
+        numbers: of the compressed parameters.
+        shards: messages about each local shard.
+        owned: of each local shard the segments that each has one owner.
+        owners: of each the host that owns it.
+        wanted: of each compressed parameter how many elements a host sends.
+        before: see `thresholds`.
+    """
+
+    def __init__(self, codec: DeviceTopK, bucket: Bucket, density: float) -> None:
+        hosts, local = codec.groups.hosts, codec.groups.local
+        layout = Layout(bucket)
+        counts = [item.flat.count for item in bucket.items]
+        self.numbers = [n for n, item in enumerate(bucket.items) if not item.uncompressed]
+        self.shards = [codec.room(counts, of, density) for of in layout.local_shards.messages]
+        segments = [layout.segments(shard) for shard in range(hosts.shards)]
+        self.owned = [_Bounds(each.bounds, each.items, codec.device) for each in segments]
+        self.owners = [each.owners.tolist() for each in segments]
+        wanted = [count_of(density, counts[n]) for n in self.numbers]
+        self.wanted = upload(np.array(wanted, np.int64), codec.device)
+        each = -(-len(wanted) // local.size)
+        begins = np.full((local.size, local.size * each), -1)
+        for at, number in enumerate(self.numbers):
+            for place, (start, stop) in enumerate(bucket.local_shards[number]):
+                begins[place, at] = start if stop > start else -1
+        mine = begins[:, local.rank * each :][:, :each]
+        before = (mine[:, None] >= 0) & (mine[:, None] < mine[None])
+        self.before = upload(before, codec.device)
+        self._of = codec, layout, counts, density  # not the bucket, which has the gradients
+
+    @cached_property
+    def to_owners(self) -> _ToOwners:
+        """The messages of this rank to owners."""
+        return _ToOwners(*self._of)
+
+
+class _ToOwners:
+    """The same of messages to owners, in which segments have as many entries as they can have.
+
+    Attributes:
+        rooms: what each host gets.
+        bytes: how long each of these messages is.
+        index: of their entries, one message after another, which of the local shard's each is.
+        shifts: how much larger its place is there.
+        counts: how many each message has, int64.
+    """
+
+    def __init__(
+        self, codec: DeviceTopK, layout: Layout, sizes: Sequence[int], density: float
+    ) -> None:
+        shard = codec.groups.hosts.shard
+        assert shard is not None
+        device = codec.device
+        segments = layout.segments(shard)
+        self.rooms = [codec.room(sizes, of, density) for of in layout.own_host_shards.messages]
+        self.bytes = max(room.bytes for room in self.rooms)
+        counts = np.zeros(len(segments.items), np.int64)
+        shifts = np.zeros(len(segments.items), np.int64)
+        for host, room in enumerate(self.rooms):
+            theirs = segments.owners == host
+            counts[theirs] = room.counts
+            shifts[theirs] = segments.bounds[:-1][theirs] - room.of.offsets[:-1]
+        firsts = np.cumsum(counts) - counts
+        ordered = np.argsort(segments.owners, kind="stable")
+        spans = [np.arange(firsts[at], firsts[at] + counts[at]) for at in ordered]
+        self.index = upload(np.concatenate([np.empty(0, np.int64), *spans]), device)
+        self.shifts = upload(np.repeat(shifts[ordered], counts[ordered]), device)
+        self.counts = upload(np.array([room.capacity for room in self.rooms]), device)
+
+    def split(self, entries: Any) -> list[Any]:
+        """The entries of each message, in its own places; there are all or none."""
+        places = (_unsigned(entries.places)[self.index] - self.shifts).to(torch.int32)
+        values = entries.values[self.index]
+        counts = self.counts * (entries.count > 0)
+        sizes = [room.capacity for room in self.rooms]
+        return [
+            entries._replace(places=inside, values=sent, count=count)
+            for inside, sent, count in zip(
+                places.split(sizes), values.split(sizes), counts.split(1), strict=True
+            )
+        ]
+
+
+class _Came(NamedTuple):
+    """The entries of messages of several hosts.
+
+    Attributes:
+        rows: to be added up; what is all zero everywhere has the value 0.
+        places: of each host's, int64; those not in use are 2^32.
+    """
+
+    rows: Any
+    places: torch.Tensor
+
+
+class DeviceTopK:
+    """Averages gradients on a device, of which the largest elements go between hosts; see `TopK`.
+
+    Attributes:
+        groups, device: of this rank.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        partition: Partition,
+        options: DeviceSparseOptions,
+        sizes: Sequence[int],
+    ) -> None:
+        self.groups, self.device = groups, options.device
+        self._partition, self._options, self._sizes = partition, options, list(sizes)
+        self._values = getattr(torch, options.values)
+        self._send_residual = DeviceResiduals(options.device)
+        self.residuals: Mapping[str, Residuals] = {"worker": self._send_residual}
+        self._plans: ByBucket[dict[float, _Plan]] = ByBucket(lambda _: {})
+
+    def commit(self) -> None:
+        """Make the step's new residuals those that the next begins with."""
+        self._send_residual.commit(float(self._options.decay))
+
+    def all_reduce(self, items: list[Item], agreement: Agreement, steps: int) -> DeviceOutcome:
+        """Average the gradients over all ranks, in place; they hold anything where `bad`."""
+        groups, hosts = self.groups, self.groups.hosts
+        density = self._options.density_after(steps)
+        bucket = Bucket(items, self._partition)
+        plan = self._plan(bucket, density)
+        headers = Headers(agreement, len(items), self.device)
+        own = host_sums(bucket, groups, headers)
+        chosen, bad = self._choose(bucket, own, density)
+        found = self._zeros(hosts.count * max(room.bytes for room in plan.shards))
+        sent = 0
+        if groups.across is not None:
+            assert hosts.shard is not None
+            room = plan.shards[hosts.shard]
+            header = headers.row(bad, _are_zero(own))
+            message = self._message(bucket, room, header, own, chosen)
+            messages = gather(groups.across, message)
+            found[: messages.numel()] = messages.view(-1)
+            sent = (hosts.count - 1) * room.bytes
+        every = gather(groups.local, found)
+        merges = not self._options.gathers(density, self._sizes, hosts)
+        finite = []
+        for shard, room in enumerate(plan.shards):
+            messages = every[shard, : hosts.count * room.bytes].view(hosts.count, -1)
+            headers.compare(messages, hosts.across(shard))
+            all_zero = headers.all_zero(messages)
+            if shard == hosts.shard:
+                self._skip_updates(bucket, all_zero, headers)
+            came = self._read(room, messages, all_zero, headers)
+            rows = None if came is None else came.rows
+            if merges and came is not None:
+                kept, lost, are_finite = self._select(came, plan.owned[shard], all_zero)
+                rows = kernels().sparse.mark([kept], room.of.size)
+                finite.append(are_finite)
+                if shard == hosts.shard:
+                    self._return_dropped(bucket, room, chosen, rows)
+                    self._keep_lost(bucket, plan, lost)
+            finite.append(self._write(room, messages, rows, lambda n: bucket.items[n].flat))
+        bad = headers.bad | ~torch.stack(finite).all()
+        return DeviceOutcome(None, sent, bad, headers.findings)
+
+    def reduce_scatter(
+        self, items: list[Item], agreement: Agreement, steps: int, out: Flat
+    ) -> DeviceOutcome:
+        """The first half of *region*: `out` gets the average of what this rank owns."""
+        across, hosts = self.groups.across, self.groups.hosts
+        assert across is not None
+        assert hosts.shard is not None
+        density = self._options.density_after(steps)
+        bucket = Bucket(items, self._partition)
+        to = self._plan(bucket, density).to_owners
+        headers = Headers(agreement, len(items), self.device)
+        own = host_sums(bucket, self.groups, headers)
+        chosen, bad = self._choose(bucket, own, density)
+        header = headers.row(bad, _are_zero(own))
+        messages = self._zeros(hosts.count * to.bytes).view(hosts.count, -1)
+        for room, row, part in zip(to.rooms, messages, to.split(chosen), strict=True):
+            row[: room.bytes] = self._message(bucket, room, header, own, part)
+        came = exchange(across, messages)
+        headers.compare(came, hosts.across(hosts.shard))
+        all_zero = headers.all_zero(came)
+        self._skip_updates(bucket, all_zero, headers)
+        room = to.rooms[hosts.own]
+        came = came[:, : room.bytes]
+        found = self._read(room, came, all_zero, headers)
+        finite = self._write(room, came, None if found is None else found.rows, lambda _: out)
+        sent = (hosts.count - 1) * to.bytes
+        return DeviceOutcome(None, sent, headers.bad | ~finite, headers.findings)
+
+    def room(self, counts: Sequence[int], of: Message, density: float) -> _Room:
+        """Messages about these segments of parameters of so many elements."""
+        sizes = zip(of.items.tolist(), (of.stops - of.starts).tolist(), strict=True)
+        most = [self._most(counts[n], size, density) for n, size in sizes]
+        return _Room(of, most, self._values, self.device)
+
+    def _most(self, count: int, size: int, density: float) -> int:
+        """How many of a parameter's `count` elements can be sent of a segment of `size`.
+
+        By chunk it is always that many.
+        """
+        if self._options.by == "tensor":
+            return min(count_of(density, count), size)
+        chunk = self._partition.chunk
+        k = count_of(density, chunk)
+        return size // chunk * k + -(-(size % chunk) * k // chunk)
+
+    def _plan(self, bucket: Bucket, density: float) -> _Plan:
+        kept = self._plans.of(bucket)
+        if density not in kept:
+            kept.clear()
+            kept[density] = _Plan(self, bucket, density)
+        return kept[density]
+
+    def _choose(
+        self, bucket: Bucket, own: Sequence[torch.Tensor], density: float
+    ) -> tuple[Any, torch.Tensor]:
+        """What this rank sends, by the places of its local shard; whether all is not finite.
+
+        Nothing is sent then, nor without a local shard.
+        """
+        hosts, top_k = self.groups.hosts, kernels().top_k
+        plan, by_tensor = self._plan(bucket, density), self._options.by == "tensor"
+        flags = torch.zeros(1, dtype=torch.int32, device=self.device)
+        capacity = 0 if hosts.shard is None else plan.shards[hosts.shard].capacity
+        entries = top_k.Entries.empty(capacity, self._values, self.device)
+        pieces = list(self._pieces(bucket, plan, own))
+        if by_tensor and hosts.shards > 1 and plan.numbers:
+            return self._over_shards(plan, pieces, entries, flags)
+        for x, held, left, place in pieces:
+            count = x.numel()
+            if by_tensor:
+                k = self._most(count, count, density)
+                top_k.top_k(x, held, left, k, entries, flags, place)
+            elif count:
+                k, chunk = count_of(density, self._partition.chunk), self._partition.chunk
+                top_k.top_k_chunks(x, held, left, k, chunk, entries, flags, place)
+        bad = (flags & 1).bool().squeeze(0)
+        return entries._replace(count=entries.count * ~bad), bad
+
+    def _over_shards(
+        self, plan: _Plan, pieces: Sequence[Any], entries: Any, flags: torch.Tensor
+    ) -> tuple[Any, torch.Tensor]:
+        """As `_choose`, where the ranks of a host agree on what is largest."""
+        top_k = kernels().top_k
+        for x, held, left, _ in pieces:
+            top_k.add(x, held, left, flags)
+        none = torch.empty(0, device=self.device)
+        lefts = [left for _, _, left, _ in pieces] or [none] * len(plan.numbers)
+        keys, ties, bad = thresholds(
+            *(top_k, lefts, plan.wanted, plan.before, (flags & 1).bool(), self.groups.local)
+        )
+        for at, (_, _, left, place) in enumerate(pieces):
+            one = slice(at, at + 1)
+            top_k.select(left, keys[one], ties[one], entries, place)
+        return entries._replace(count=entries.count * ~bad), bad
+
+    def _pieces(
+        self, bucket: Bucket, plan: _Plan, own: Sequence[torch.Tensor]
+    ) -> Iterator[tuple[torch.Tensor, Any, Any, int]]:
+        """Of each compressed parameter this rank's piece: elements, old and new residual, and the
+        place of the first."""
+        if self.groups.hosts.shard is None:
+            return
+        place = 0
+        for number in plan.numbers:
+            x = own[number]
+            held, left = self._send_residual.of(bucket.items[number].name, x.numel())
+            yield x, held, left, place
+            place += x.numel()
+
+    def _message(
+        self,
+        bucket: Bucket,
+        room: _Room,
+        header: torch.Tensor,
+        own: Sequence[torch.Tensor],
+        entries: Any,
+    ) -> torch.Tensor:
+        """A message about what this rank has of its host's sums."""
+        shard = self.groups.hosts.shard
+        assert shard is not None
+        message = self._zeros(room.bytes)
+        message[: len(header)] = header
+        parts = []
+        for number, start, stop in room.of.uncompressed:
+            first = bucket.local_shards[number][shard][0]
+            parts.append(own[number][start - first : stop - first].to(torch.float32))
+        if parts:
+            uncompressed = torch.cat(parts).view(torch.uint8)
+            message[room.of.uncompressed_at : room.tail_at] = uncompressed
+        length = torch.empty(1, dtype=torch.int64, device=self.device)
+        kernels().places.write(entries, room.of.size, message[room.tail_at :], length)
+        return message
+
+    def _skip_updates(self, bucket: Bucket, all_zero: torch.Tensor, headers: Headers) -> None:
+        """Leave the residuals of what is all zero everywhere where they are."""
+
+        def keep_residuals(found: Bytes) -> bool:
+            for number in np.flatnonzero(found):
+                self._send_residual.skip_update(bucket.items[number].name)
+            return True
+
+        headers.findings.add(all_zero.to(torch.uint8), keep_residuals)
+
+    def _read(
+        self, room: _Room, messages: torch.Tensor, all_zero: torch.Tensor, headers: Headers
+    ) -> _Came | None:
+        """The entries of messages; None of those that are about no compressed parameter."""
+        if not room.of.size:
+            return None
+        modules, hosts = kernels(), len(messages)
+        tails = messages[:, room.tail_at :]
+        shifts = torch.arange(0, 32, 8, device=self.device)
+        words = (tails[:, :8].to(torch.int64).view(hosts, 2, 4) << shifts).sum(2)
+        lengths = 8 + words[:, 1] + words[:, 0] * self._values.itemsize
+        flags = torch.zeros(1, dtype=torch.int32, device=self.device)
+        read = []
+        for tail, length in zip(tails, lengths.split(1), strict=True):
+            entries = modules.top_k.Entries.empty(room.capacity, torch.float32, self.device)
+            modules.places.read(tail, length, room.of.size, self._values, entries, flags)
+            read.append(entries)
+        headers.refuse((flags & 1).bool())
+        rows = modules.sparse.mark(read, room.of.size)
+        used = self._numbers(room.capacity) < torch.stack([each.count for each in read])
+        places = torch.stack([_unsigned(each.places) for each in read])
+        places = torch.where(used, places, _SPACE)
+        rows.values.masked_fill_(all_zero[room.bounds.items][room.bounds.within(places)], 0)
+        return _Came(rows, places)
+
+    def _select(
+        self, came: _Came, bounds: _Bounds, all_zero: torch.Tensor
+    ) -> tuple[Any, Any, torch.Tensor]:
+        """Add up, and select of each segment as many as the host that sent the most of it had.
+
+        Returns:
+            What stays; at the same places what rounding drops of it; whether all sums are finite.
+        """
+        modules, many = kernels(), len(bounds.limits)
+        size = came.rows.size
+        sums = modules.top_k.Entries.empty(
+            min(came.places.numel(), size), torch.float32, self.device
+        )
+        modules.sparse.total(came.rows, sums)
+        number = self._numbers(sums.places.numel())
+        used = number < sums.count
+        finite = (torch.isfinite(sums.values) | ~used).all()
+        each_sent = torch.searchsorted(
+            came.places, bounds.bounds.expand(len(came.places), -1).contiguous()
+        ).diff()
+        budgets = each_sent.amax(0).masked_fill(all_zero[bounds.items], 0)
+        places = torch.where(used, _unsigned(sums.places), _SPACE)
+        edges = torch.searchsorted(places, bounds.bounds)
+        segment = torch.bucketize(number, edges[1:], right=True).clamp(max=many - 1)
+        # By segment and magnitude, of equal ones the first; what is not in use comes last.
+        magnitude = (sums.values.view(torch.int32) & 0x7FFFFFFF).to(torch.int64)
+        key = torch.where(used, (segment + 1 << 31) - magnitude, many + 1 << 31)
+        ordered = key.argsort(stable=True)
+        stays = used & (number - edges[segment] < budgets[segment])
+        stays = torch.empty_like(stays).scatter_(0, ordered, stays)
+        to = torch.where(stays, stays.cumsum(0) - 1, len(number))
+
+        def picked(of: torch.Tensor) -> torch.Tensor:
+            found = of.new_empty(len(number) + 1)
+            return found.scatter_(0, to, of)[:-1]
+
+        sent = self._narrowed(sums.values).to(torch.float32)
+        kept = sums._replace(
+            places=picked(sums.places), values=picked(sent), count=stays.sum().view(1)
+        )
+        return kept, kept._replace(values=picked(sums.values - sent)), finite
+
+    def _narrowed(self, x: torch.Tensor) -> torch.Tensor:
+        """Finite numbers rounded to the type that values travel in, which they do not leave."""
+        found = x.to(self._values)
+        most = torch.finfo(self._values).max
+        return found.clamp(-most, most)
+
+    def _return_dropped(self, bucket: Bucket, room: _Room, chosen: Any, kept: Any) -> None:
+        """Give back to the residuals what this rank sent and nobody got."""
+        of = zip(room.of.items.tolist(), room.bounds.limits, strict=True)
+        for number, limits in of:
+            left: Any = self._send_residual.left(bucket.items[number].name)
+            kernels().sparse.add_at(left, chosen, limits, kept)
+
+    def _keep_lost(self, bucket: Bucket, plan: _Plan, lost: Any) -> None:
+        """Add to this owner's residuals what rounding the sums has dropped."""
+        hosts = self.groups.hosts
+        assert hosts.shard is not None
+        bounds, owners = plan.owned[hosts.shard], plan.owners[hosts.shard]
+        for number, owner, first, limits in zip(
+            bounds.numbers, owners, bounds.firsts, bounds.limits, strict=True
+        ):
+            if owner == hosts.own:
+                left: Any = self._send_residual.left(bucket.items[number].name)
+                kernels().sparse.add_at(left[first:], lost, limits)
+
+    def _write(
+        self, room: _Room, messages: torch.Tensor, rows: Any, target: Callable[[int], Flat]
+    ) -> torch.Tensor:
+        """Write the averages of what messages are about; whether they are finite: () of bool.
+
+        Args:
+            room: of the messages.
+            messages: with the small parameters' elements.
+            rows: with the others' entries.
+            target: of each parameter.
+        """
+        of, ranks = room.of, self.groups.hosts.ranks
+        finite = []
+        if of.uncompressed:
+            mean = uncompressed_mean([messages[:, of.uncompressed_at : room.tail_at]], ranks)
+            finite.append(torch.isfinite(mean).all())
+            sizes = [stop - start for _, start, stop in of.uncompressed]
+            for (number, start, stop), part in zip(of.uncompressed, mean.split(sizes), strict=True):
+                put(target(number).part(start, stop), part)
+        outs = [
+            target(number).part(start, stop)
+            for number, start, stop in zip(
+                of.items.tolist(), of.starts.tolist(), of.stops.tolist(), strict=True
+            )
+        ]
+        for dtype in {out.dtype for out in outs}:
+            dense = torch.empty(of.size, dtype=dtype, device=self.device)
+            kernels().sparse.average(rows, dense, float(ranks))
+            finite.append(torch.isfinite(dense).all())
+            pieces = zip(outs, dense.split([out.numel() for out in outs]), strict=True)
+            every = [(out, piece) for out, piece in pieces if out.dtype == dtype]
+            copy_all(*(list(each) for each in zip(*every, strict=True)))
+        return torch.stack(finite).all() if finite else self._zeros(1)[0] == 0
+
+    def _numbers(self, count: int) -> torch.Tensor:
+        return torch.arange(count, device=self.device)
+
+    def _zeros(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.uint8, device=self.device)
+
+
+def _are_zero(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As `Bucket.is_zero`: (parts,) of bool."""
+    return ~torch.stack([part.any() for part in parts])
+
+
+def _unsigned(places: torch.Tensor) -> torch.Tensor:
+    """Words of uint32 as numbers."""
+    return places.to(torch.int64) & 0xFFFFFFFF
