@@ -182,7 +182,8 @@ struct ByteCodec {
     } else {
       const Halves number = bits << kShift & static_cast<std::int16_t>(0xBFFF);
       // The NaN alone carries into the exponent's highest bit, which makes it fp16's.
-      const Halves nan = (number + (1 << kShift)) & 0x4000;
+      constexpr std::int16_t kCarry = 1 << kShift;
+      const Halves nan = (number + kCarry) & 0x4000;
       return Float16::widen_bits(number | nan) * power_of_two(15 - Narrow::kBias);
     }
   }
