@@ -45,6 +45,8 @@ def hooks() -> dict[str, Callable[[DistributedDataParallel], None]]:
         "ordered": lambda ddp: ddp.register_comm_hook(None, ordered.hook),
         "1 bit": of(pct.OneBitState, pct.one_bit_hook),
         "8 bits": of(pct.Int8State, pct.int8_hook),
+        "top-k by tensor": of(pct.TopKState, pct.top_k_hook, density=0.01),
+        "top-k by chunk": of(pct.TopKState, pct.top_k_hook, density=0.01, by="chunk", chunk=512),
     }
 
 

@@ -266,7 +266,7 @@ def _over_nccl(name: str, program: str, small: bool, shows: shown.Shows) -> Step
     return Step(
         f"{name} over NCCL, 2 processes on one GPU",
         _python("-m", f"benchmarks.gpu.{program}", *(["1"] if small else [])),
-        *(110, ("extension", "torch CUDA", "triton", "ml_dtypes")),
+        *(190, ("extension", "torch CUDA", "triton", "ml_dtypes")),
         reads=last_json,
         shows=shows,
     )

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 RANKS = 2
-TIMEOUT = 100.0  # seconds
+TIMEOUT = 180.0  # seconds
 _OVER_SOCKETS = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket", "NCCL_DEBUG": "WARN"}
 _WIDTH = 200  # of what NCCL says
 
