@@ -26,7 +26,7 @@ from tests.cuda.arrays import (
 )
 from tests.cuda.captures import Capture
 from tests.harness import PerRank, Ranks, results
-from tests.inputs import DTYPES, PAIRS, crossed, order_sensitive, same_bits
+from tests.inputs import DTYPES, PAIRS, crossed, crossed_in_turns, order_sensitive, same_bits
 
 RANKS = [1, 2, 3, 8]
 
@@ -39,7 +39,7 @@ def all_reduce_each(comm, inputs, op):
     return [all_reduce(comm, x, op, offset=place % 3) for place, x in enumerate(inputs)]
 
 
-@pytest.mark.parametrize(("ranks", "dtype", "op"), crossed(RANKS, PAIRS))
+@pytest.mark.parametrize(("ranks", "dtype", "op"), crossed_in_turns(RANKS, PAIRS))
 def test_all_reduce(gpu_pool, ranks, dtype, op):
     check_all_reduce(gpu_pool(ranks), ranks, dtype, op, all_reduce_each)
 

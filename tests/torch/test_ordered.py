@@ -164,7 +164,16 @@ def in_tiny_pieces(comm, cases, leaves, hosts):
     return found[0]
 
 
-@pytest.mark.parametrize("hosts", [*LAYOUTS[2:], OF_SIX[2]], ids=named)
+# Ranks alone on hosts, uneven hosts, mixed ones, and six ranks; the rest in `make storm`.
+IN_PIECES = [LAYOUTS[2], LAYOUTS[4], LAYOUTS[6], OF_SIX[2]]
+OTHERS_IN_PIECES = [each for each in LAYOUTS[3:] if each not in IN_PIECES]
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [*IN_PIECES, *(pytest.param(each, marks=pytest.mark.storm) for each in OTHERS_IN_PIECES)],
+    ids=named,
+)
 def test_pieces_do_not_change_the_bits(pool, hosts):
     """Also where a piece has fewer elements than there are ranks."""
     ranks = size_of(hosts)

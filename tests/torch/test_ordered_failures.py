@@ -31,7 +31,6 @@ from tests.harness import await_, results, run_ranks
 from tests.joining import failing
 from tests.torch.groups import join, standing_group
 from tests.torch.ordered_groups import laid_out, own_group, standing
-from tests.torch.test_process_end import end_processes
 
 # --- Ranks that call different things.
 
@@ -489,7 +488,7 @@ def test_a_synchronous_call_from_a_callback_is_refused(pool):
     assert pool(2).call(from_a_callback, True) == [[], []]
 
 
-# --- The end of groups and processes.
+# --- The end of groups; of processes: test_process_end.py.
 
 
 def in_a_fork(comm, async_op):
@@ -552,8 +551,3 @@ def test_a_destroyed_group_is_refused_and_freed(pool):
         for kind, words in told:
             assert kind is ConfigurationError
             assert "destroyed" in words
-
-
-def test_processes_end_with_calls_under_way():
-    ways = ["ordered_left", "ordered_alone", "ordered_destroyed", "ordered_trained"]
-    assert end_processes(ways, rounds=1, limit=100, loops=0, options=["--frozen"]) == len(ways)

@@ -20,7 +20,7 @@ EXAMPLES = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
 # One of each kind; all of WAYS in `make storm`.
 USUAL = [
     *("futures_left", "trained", "exception", "slow_callback", "daemons_wait"),
-    "plain_daemon_loop",
+    *("plain_daemon_loop", "ordered_left", "ordered_alone", "ordered_destroyed", "ordered_trained"),
 ]
 
 
