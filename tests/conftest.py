@@ -30,15 +30,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(OverTime(config))
 
 
-# The files that take longest, in order. The first compiles the stand-in for a GPU's driver, too.
+# The files that take longest, in order, those that mostly wait beside those that compute. The first
+# compiles the stand-in for a GPU's driver, too.
 LONGEST = [
-    *("cuda/test_device_commands", "torch/test_process_end", "torch/test_compression"),
-    *("test_hosts", "cli/test_verify", "compression/test_steps"),
-    *("launch/test_output", "bootstrap/test_mpi", "bench/test_bench_command"),
-    *("test_conformance", "test_launches", "launch/test_launcher", "kernels/test_sparse"),
-    *("cuda/test_peers", "compression/test_shards", "cuda/test_device_lifetimes"),
-    *("triton/test_reduce_ptx", "test_far_making", "bootstrap/test_init", "test_pauses"),
-    "test_mpiexec",
+    *("cuda/test_device_commands", "torch/test_process_end", "torch/test_ordered"),
+    *("cuda/test_ends_in_each_state", "triton/test_reduce", "launch/test_output"),
+    *("torch/test_ordered_ddp", "test_mpiexec", "torch/test_compression_devices"),
+    *("bootstrap/test_init", "torch/test_compression", "test_pauses", "typing/test_typing"),
+    *("test_hosts", "cli/test_verify", "test_conformance", "schedule/test_transfers"),
+    *("compression/test_between_steps", "compression/test_steps", "cuda/test_staged"),
+    *("torch/test_ordered_failures", "bootstrap/test_mpi", "bench/test_bench_command"),
+    *("test_launches", "launch/test_launcher", "cuda/test_make_gpu", "triton/test_quantized"),
+    *("triton/test_top_k", "triton/test_pack", "kernels/test_sparse", "compression/test_shards"),
+    *("cuda/test_peers", "cuda/test_device_lifetimes", "triton/test_reduce_ptx"),
+    *("test_far_making", "cuda/test_device_paths", "cli/test_inside"),
 ]
 
 
@@ -55,7 +60,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Leave what is there by now, as torch and thousands of tests, out of each garbage collection:
     those took an eighth of the time of kernels in Triton's interpreter."""
-    gc.collect()
     gc.freeze()
 
 
