@@ -237,9 +237,10 @@ class ErrorFeedback:
             told = [
                 [name, self.shapes[name], self._uncompressed[name]] for name in sorted(self.shapes)
             ]
+            where = maker.told()
             text = f"{described}{options.messages} for {len(told)} parameters"
-            digest = digest_of([described, options.messages, told, maker.told()])
-            return Told(digest, text, None)
+            text += f" on {where}" if where else ""
+            return Told(digest_of([described, options.messages, told, where]), text, None)
 
         self._digest = compare(maker.group, name, given).digest
         self._sizes = {n: math.prod(s) for n, s in self.shapes.items() if not self._uncompressed[n]}

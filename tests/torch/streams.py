@@ -69,6 +69,11 @@ class Stream:
             if self.done < until:
                 self.step()
 
+    def synchronize(self) -> None:
+        """Let the host wait for it."""
+        with _made_now():
+            self.run(self.issued)
+
     def wait_event(self, event: Event) -> None:
         self.later(Event(self._device, event.stream, event.at))
 
@@ -129,10 +134,9 @@ class LateDevice:
             self.current = before
 
     def synchronize(self) -> None:
-        """Wait for all streams, the caller's first."""
-        with _made_now():
-            for each in self.streams:
-                each.run(each.issued)
+        """Let the host wait for all streams, the caller's first."""
+        for each in self.streams:
+            each.synchronize()
 
     # Its work.
 
@@ -217,7 +221,7 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         schema, later = func._schema, self._device.later
         if func is torch.ops.aten._local_scalar_dense.default:  # the host waits
-            self._device.current.run(self._device.current.issued)
+            self._device.current.synchronize()
             return func(*args, **kwargs)
         if schema.is_mutable:
             later(lambda: func(*args, **kwargs))
@@ -239,8 +243,7 @@ class _Methods(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if getattr(func, "__name__", "") == "cpu":  # the host waits
-            with _made_now():
-                self._device.current.run(self._device.current.issued)
+            self._device.current.synchronize()
         return func(*args, **(kwargs or {}))
 
 

@@ -12,7 +12,9 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers its backend)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -31,7 +33,7 @@ from pycollective.torch.compression.groups import OfProcessGroup, group_maker
 from pycollective.torch.compression.states import OfTensor
 from tests.torch import cpu_kernels
 from tests.torch.compressed import HOOKS, digest_of, group_of, ranks_of, state_of
-from tests.torch.groups import Gradient
+from tests.torch.groups import Gradient, standing_group
 from tests.torch.on_devices import NoWaits, Streams, as_on_a_device, interpreted, sent_by_states
 
 ranks = ranks_of(__name__, 4)
@@ -494,6 +496,46 @@ def test_what_cannot_be_on_a_device_is_refused_by_name(ranks):
         assert "in messages of a fixed length, as on devices" in top_k
         assert "the parameters are on cuda:0 and cuda:1" in places
         assert "Triton, which cannot be imported" in triton
+
+
+def mixed(comm):
+    """What a rank is told whose tensors go by another backend of the group than others'."""
+    standing_group(comm)
+    group = dist.new_group(backend="cpu:gloo,xpu:fake")
+    pairs = [("w", torch.zeros(64, 64, requires_grad=True))]
+    device = torch.device("xpu", 0) if comm.rank == 1 else torch.device("cpu")
+    with (
+        mock.patch.object(states, "_device_of", return_value=device),
+        mock.patch.object(states, "streams_of", return_value=Streams() if comm.rank == 1 else None),
+        pytest.raises(CollectiveMismatch) as raised,
+    ):
+        state_of(pairs, "int8", "4x1", group)
+    return str(raised.value)
+
+
+def test_ranks_on_cpus_and_on_devices_of_another_backend_are_told(ranks):
+    for said in ranks(mixed):
+        assert "rank(s) [1] were given something else" in said
+        assert "'backend': 'fake'}; rank 0 {" in said
+        assert said.endswith("'backend': 'gloo'}")
+
+
+def elsewhere(comm):
+    """What a rank says whose tensors no backend of the group takes, and what others are told."""
+    pairs = [("w", torch.zeros(64, 64, requires_grad=True))]
+    device = torch.device("xpu" if comm.rank == 1 else "cpu")
+    kinds = ConfigurationError if comm.rank == 1 else CollectiveMismatch
+    with (
+        mock.patch.object(states, "_device_of", return_value=device),
+        mock.patch.object(states, "streams_of", return_value=Streams() if comm.rank == 1 else None),
+        pytest.raises(kinds) as raised,
+    ):
+        state_of(pairs, "int8", "4x1", group_of(comm, "gloo"))
+    return str(raised.value)
+
+
+def test_all_ranks_hear_of_one_whose_device_the_backend_does_not_take(ranks):
+    assert all("does not take tensors on xpu" in said for said in ranks(elsewhere))
 
 
 META = torch.device("meta")

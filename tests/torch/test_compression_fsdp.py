@@ -60,10 +60,21 @@ class Noted(CompressedReduceScatter):
         super().__call__(output_tensor, input_tensor, group, op, async_op)
 
 
-def sharded(group, make, codec, seen):
-    model = Model()
+class Twins(torch.nn.Module):
+    """Two layers, which are sharded as one."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = Layer(), Layer()
+
+    def forward(self, gradients):
+        return self.one(gradients) + self.two(gradients)
+
+
+def sharded(group, make, codec, seen, kind=Model):
+    model = kind()
     mesh = DeviceMesh.from_group(group, "cpu")
-    fully_shard(model.layer, mesh=mesh)
+    fully_shard(model.layer if kind is Model else [model.one, model.two], mesh=mesh)
     fully_shard(model, mesh=mesh)
     state = make(fsdp_parameters(model), codec, "2x2", group, **OPTIONS)
     for name, module in model.named_modules():
@@ -78,11 +89,12 @@ def gradients(rank, step):
     return {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
 
 
-def trained(comm, on_device, codec):
+def trained(comm, on_device, codec, kind):
     """Whether three steps give what a state on CPUs gives for the same tensors; its steps."""
     group, seen, same = group_of(comm, "gloo"), [], []
     make = as_on_a_device if on_device else state_of
-    model, state = sharded(group, make, codec, seen)
+    model, state = sharded(group, make, codec, seen, kind)
+    of_names = {"layer": ["layer"], "": [""]} if kind is Model else {"two": ["one", "two"]}
     direct = state_of(fsdp_parameters(model), codec, "2x2", group, **OPTIONS)
     for step in range(3):
         mine = gradients(comm.rank, step)
@@ -97,11 +109,13 @@ def trained(comm, on_device, codec):
             for name, x in seen:
                 wants[name] = torch.empty(x.numel() // 4)
                 compressed_reduce_scatter(wants[name], x, direct, name)
-        for name, module in {"layer": model.layer, "": model}.items():
-            parts = [p.grad.to_local() for p in module.parameters(recurse=False)]
+        for name, those in of_names.items():
+            modules = [model.get_submodule(each) for each in those]
+            parameters = [p for module in modules for p in module.parameters(recurse=False)]
+            parts = [p.grad.to_local() for p in parameters]
             found = torch.cat([each.reshape(-1) for each in parts])
             # A rank's shards lie one behind the other, with padding behind each.
-            rows = [-(-p.shape[0] // 4) * p.shape[1:].numel() for p in module.parameters(False)]
+            rows = [-(-p.shape[0] // 4) * p.shape[1:].numel() for p in parameters]
             cut = zip(wants[name].split(rows), parts, strict=True)
             want = torch.cat([row[: part.numel()] for row, part in cut])
             same.append(digest_of([found]) == digest_of([want]))
@@ -114,10 +128,29 @@ def trained(comm, on_device, codec):
 
 
 @pytest.mark.parametrize(
-    ("on_device", "codec"), [(False, "one_bit"), (True, "one_bit"), (True, "top_k")]
+    ("on_device", "codec", "kind"),
+    [
+        (False, "one_bit", Model),
+        (True, "one_bit", Model),
+        (True, "top_k", Model),
+        (False, "one_bit", Twins),
+    ],
 )
-def test_fsdp_gives_what_the_state_gives(ranks, on_device, codec):
-    assert ranks(trained, on_device, codec) == [(True, 2, [2, 2])] * 4
+def test_fsdp_gives_what_the_state_gives(ranks, on_device, codec, kind):
+    tensors = 2 if kind is Model else 1
+    assert ranks(trained, on_device, codec, kind) == [(True, tensors, [2, 2])] * 4
+
+
+def on_meta(comm):
+    """Where a state is made whose parameters have no memory yet."""
+    with torch.device("meta"):
+        model = Model()
+    fully_shard(model, mesh=DeviceMesh.from_group(group_of(comm, "gloo"), "cpu"))
+    return [(name, str(each.device)) for name, each in fsdp_parameters(model)]
+
+
+def test_parameters_without_memory_are_where_the_mesh_is(ranks):
+    assert ranks(on_meta) == [[("", "cpu")]] * 4
 
 
 def refused(comm):

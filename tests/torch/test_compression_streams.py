@@ -49,6 +49,8 @@ def late(comm, codec, topology, hooked, seed):
                     late.all_reduce({"w": memory["w"]})
                     late.all_reduce({name: memory[name] for name in ("b", "z", "v")})
                 averages.append({name: each.clone() for name, each in memory.items()})
+            if step != 1:  # else the state is the first to wait
+                device.current.synchronize()
         stats = late.stats()
     device.synchronize()
     for step, average in enumerate(averages):

@@ -14,8 +14,10 @@ def fsdp_parameters(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """What a state of compression is made of for FSDP2: a parameter for each sharded module.
 
     torch reduces all gradients of a module that `fully_shard` was called on as one tensor. Its name
-    is the module's in the model ("" of the model itself). Its elements are those of all ranks'
-    shards, padding included.
+    is the module's in the model ("" of the model itself), or the last one's of several modules that
+    are sharded as one, ``fully_shard([a, b])``. Its elements are those of all ranks' shards,
+    padding included. It is where the mesh is, also while the parameters are not: on the device
+    "meta", or on CPUs by `CPUOffloadPolicy`.
 
     Args:
         model: after `fully_shard`; its parameters are sharded by their first dimension over one
@@ -29,11 +31,11 @@ def fsdp_parameters(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """
     from torch.distributed.fsdp import FSDPModule
 
-    sharded = {name for name, each in model.named_modules() if isinstance(each, FSDPModule)}
+    sharded = {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
+    name_of = {module._get_fsdp_state(): name for name, module in sharded.items()}
     owner = {
-        below: name
-        for name, module in model.named_modules()  # parents first: the last one is the nearest
-        if name in sharded
+        below: name_of[module._get_fsdp_state()]
+        for module in sharded.values()  # parents first: the last one is the nearest
         for below in module.modules()
     }
     found: dict[str, tuple[int, int, torch.device]] = {}
@@ -42,8 +44,8 @@ def fsdp_parameters(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
         for parameter in module.parameters(recurse=False):
             if module in owner and parameter.requires_grad and parameter not in seen:
                 seen.add(parameter)
-                ranks, count = _shard(parameter, owner[module])
-                _, before, device = found.get(owner[module], (ranks, 0, parameter.device))
+                ranks, count, device = _shard(parameter, owner[module])
+                _, before, _ = found.get(owner[module], (ranks, 0, device))
                 found[owner[module]] = ranks, before + count, device
     return [
         (name, torch.empty(1, device=device).expand(ranks, count).requires_grad_())
@@ -52,8 +54,9 @@ def fsdp_parameters(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def _shard(parameter: torch.Tensor, name: str) -> tuple[int, int]:
-    """Over how many ranks a parameter is sharded, and how many elements each has, padded."""
+def _shard(parameter: torch.Tensor, name: str) -> tuple[int, int, torch.device]:
+    """Over how many ranks a parameter is sharded, how many elements each has, padded, and where its
+    gradients are reduced."""
     from torch.distributed.tensor import DTensor, Shard
 
     if not isinstance(parameter, DTensor) or parameter.placements != (Shard(0),):
@@ -61,8 +64,11 @@ def _shard(parameter: torch.Tensor, name: str) -> tuple[int, int]:
             f"fsdp_parameters: a parameter of the module {name!r} is not sharded by its first "
             "dimension over one mesh dimension; compress the others' by compressed_reduce_scatter"
         )
-    ranks = parameter.device_mesh.size()
-    return ranks, -(-parameter.shape[0] // ranks) * parameter.shape[1:].numel()
+    mesh = parameter.device_mesh
+    ranks, device = mesh.size(), torch.device(mesh.device_type)
+    if device.type != "cpu":
+        device = torch.device(device.type, torch.get_device_module(device).current_device())
+    return ranks, -(-parameter.shape[0] // ranks) * parameter.shape[1:].numel(), device
 
 
 class CompressedReduceScatter(OwnBuffers):

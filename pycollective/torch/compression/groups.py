@@ -111,6 +111,8 @@ def group_maker(group: dist.ProcessGroup | None, device: torch.device | None) ->
 
     Those have its backend, and meet where it met. Their collectives do not mix with others.
 
+    Ranks whose tensors go by different backends of the group ("cpu:gloo,cuda:nccl") are told so.
+
     Args:
         group: of torch's.
         device: where the state's tensors are; None where that is not known.
@@ -124,24 +126,27 @@ def group_maker(group: dist.ProcessGroup | None, device: torch.device | None) ->
         raise ConfigurationError("a state of compression: this rank is not in the group")
     of = group if group is not None else dist.group.WORLD
     assert of is not None
-    kinds = of._device_types
-    if device is None:  # such that the others hear of what is refused
-        cpu = torch.device("cpu")
-        device = cpu if cpu in kinds or not kinds else kinds[0]
-    elif kinds and torch.device(device.type) not in kinds:
-        raise ConfigurationError(
-            f"a state of compression: the group's backend, {dist.get_backend(of)}, does not take "
-            f"tensors on {device}"
-        )
-    where = device
-    return GroupMaker(
-        OfProcessGroup(of, where),
-        lambda: simulated_hosts(dist.get_world_size()),
-        lambda between: _groups(of, where, between),
-    )
+    kinds, cpu = of._device_types, torch.device("cpu")
+    # Ranks compare by one backend, wherever the tensors of each are.
+    meets = cpu if cpu in kinds or not kinds else kinds[0]
+    where = device or meets
+    caller = OfProcessGroup(of, where if where.type == meets.type else meets)
+
+    def told() -> dict[str, Any]:
+        if kinds and torch.device(where.type) not in kinds:
+            raise ConfigurationError(
+                f"a state of compression: the group's backend, {dist.get_backend(of)}, does not "
+                f"take tensors on {where}"
+            )
+        backend = of._get_backend(where).name()
+        return {"hosts": simulated_hosts(dist.get_world_size()), "backend": backend}
+
+    return GroupMaker(caller, told, lambda between: _groups(of, caller, where, between))
 
 
-def _groups(of: dist.ProcessGroup, device: torch.device, between: str) -> Groups:
+def _groups(
+    of: dist.ProcessGroup, caller: OfProcessGroup, device: torch.device, between: str
+) -> Groups:
     """Process groups of a state's own among the ranks of one; collective over those."""
     ranks = dist.get_process_group_ranks(of)
     backend = dist.get_backend(of)
@@ -149,7 +154,6 @@ def _groups(of: dist.ProcessGroup, device: torch.device, between: str) -> Groups
     timeout = of._get_backend(device).options._timeout
 
     whole_world = len(ranks) == dist.get_world_size()
-    caller = OfProcessGroup(of, device)
     _check_alike(caller, whole_world)
 
     def part(disjoint: Sequence[Sequence[int]]) -> Group:
