@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -21,11 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from pycollective.torch.compression import states
+from pycollective.torch.compression.devices import quantized
 from pycollective.torch.compression.groups import OfProcessGroup
 from pycollective.torch.ordered import reduction
 from pycollective.torch.ordered.group import Streams
 from tests.torch.compressed import state_of
-from tests.torch.on_devices import Kernels, interpreted
+from tests.torch.on_devices import interpreted
 
 _OF_A_QUERY = 16  # so many operations end from one query of the host's to the next, at most
 
@@ -166,9 +168,12 @@ class LateDevice:
         """Operations on tensors, kernels and exchanges are this device's."""
 
         def late(function: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda *args: self.later(lambda: function(*args))
+            return lambda *args, **options: self.later(lambda: function(*args, **options))
 
         exchange, gather = OfProcessGroup.exchange, OfProcessGroup.gather
+        with interpreted():
+            of = quantized.kernels()
+        kernels = {name: late(getattr(of, name)) for name in ("quantize", "dequantize")}
 
         def late_exchange(group: OfProcessGroup, rows: torch.Tensor) -> torch.Tensor:
             with _made_now():
@@ -180,14 +185,12 @@ class LateDevice:
                 return self.result(like, lambda: gather(group, row))
 
         with ExitStack() as patched:
-            patched.enter_context(interpreted())
             for where, name, what in (
                 (OfProcessGroup, "exchange", late_exchange),
                 (OfProcessGroup, "gather", late_gather),
                 (OfProcessGroup, "average", late(OfProcessGroup.average)),
-                (reduction, "reduce", late_with_options(self, reduction.reduce)),
-                (Kernels, "quantize", late(Kernels.quantize)),
-                (Kernels, "dequantize", late(Kernels.dequantize)),
+                (reduction, "reduce", late(reduction.reduce)),
+                (quantized, "kernels", lambda: SimpleNamespace(**kernels)),
                 (states.State, "_future", lambda _: Future(self)),
                 (torch.Tensor, "record_stream", lambda *_: None),
             ):
@@ -252,10 +255,6 @@ def _made_now() -> Iterator[None]:
     """Operations are made at once."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
-
-
-def late_with_options(device: LateDevice, function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **options: device.later(lambda: function(*args, **options))
 
 
 def on_late_device(device: LateDevice, model, codec, topology, group, **options):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -31,11 +33,15 @@ def fsdp_parameters(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """
     from torch.distributed.fsdp import FSDPModule
 
-    sharded = {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
-    name_of = {module._get_fsdp_state(): name for name, module in sharded.items()}
+    sharded: dict[torch.nn.Module, Any] = {
+        module: module._get_fsdp_state()
+        for module in model.modules()
+        if isinstance(module, FSDPModule)
+    }
+    name_of = {sharded[each]: name for name, each in model.named_modules() if each in sharded}
     owner = {
-        below: name_of[module._get_fsdp_state()]
-        for module in sharded.values()  # parents first: the last one is the nearest
+        below: name_of[state]
+        for module, state in sharded.items()  # parents first: the last one is the nearest
         for below in module.modules()
     }
     found: dict[str, tuple[int, int, torch.device]] = {}
