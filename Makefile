@@ -26,13 +26,16 @@ EMBEDDED := csrc/cuda/embed.py
 
 .PHONY: install build shims demo test mpi-environments test-together test-alone test-mpi test-torch-suite wheel test-wheel examples storm scale bench gpu lint format standin native-parts sanitize clean
 
-install: $(VENV)/.built
+install: $(VENV)/.built $(VENV)/.imported
 
-# Without --no-compile pip compiles all, of which a tenth is ever imported: 40 s. What tests import
-# is compiled here, once.
 $(VENV)/.requirements: requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --no-compile -r requirements-dev.txt
+	touch $@
+
+# Without --no-compile pip compiles all, of which a tenth is ever imported: 40 s. What tests import
+# is compiled here, once; under make -j beside the build.
+$(VENV)/.imported: $(VENV)/.requirements
 	$(BIN)/python -c 'import torch._dynamo, hypothesis, matplotlib.pyplot, pytest, sklearn.datasets'
 	touch $@
 
