@@ -26,6 +26,7 @@ from pycollective.torch.compression.devices import quantized
 from pycollective.torch.compression.groups import OfProcessGroup
 from pycollective.torch.ordered import reduction
 from pycollective.torch.ordered.group import Streams
+from pycollective.torch.ordered.messages import Messages
 from tests.torch.compressed import state_of
 from tests.torch.on_devices import interpreted
 
@@ -113,6 +114,7 @@ class LateDevice:
     def __init__(self, seed: int | None = None) -> None:
         self.streams = [Stream(self)]
         self.current = self.streams[0]
+        self._messages = Stream(self)  # like NCCL's own
         self._drawn = None if seed is None else random.Random(seed)
 
     # As torch.cuda has it.
@@ -170,6 +172,13 @@ class LateDevice:
         def late(function: Callable[..., Any]) -> Callable[..., Any]:
             return lambda *args, **options: self.later(lambda: function(*args, **options))
 
+        start = Messages.start
+
+        def late_start(messages: Messages, tag: int, sends: Any, receives: Any) -> SimpleNamespace:
+            self._messages.wait_stream(self.current)
+            self._messages.later(lambda: start(messages, tag, sends, receives).wait())
+            return SimpleNamespace(wait=lambda: self.current.wait_stream(self._messages))
+
         exchange, gather = OfProcessGroup.exchange, OfProcessGroup.gather
         with interpreted():
             of = quantized.kernels()
@@ -189,6 +198,7 @@ class LateDevice:
                 (OfProcessGroup, "exchange", late_exchange),
                 (OfProcessGroup, "gather", late_gather),
                 (OfProcessGroup, "average", late(OfProcessGroup.average)),
+                (Messages, "start", late_start),
                 (reduction, "reduce", late(reduction.reduce)),
                 (quantized, "kernels", lambda: SimpleNamespace(**kernels)),
                 (states.State, "_future", lambda _: Future(self)),
@@ -261,8 +271,13 @@ def on_late_device(device: LateDevice, model, codec, topology, group, **options)
     """A state of such parameters on a stream of this device."""
 
     def streams_of(_: torch.device, whose: str) -> Streams:
-        with mock.patch.object(torch, "get_device_module", return_value=device):
-            return Streams(torch.device("cpu"), whose)
+        return late_streams(device, whose)
 
     with mock.patch.object(states, "streams_of", streams_of), interpreted():
         return state_of(model, codec, topology, group, **options)
+
+
+def late_streams(device: LateDevice, whose: str) -> Streams:
+    """A stream of this device."""
+    with mock.patch.object(torch, "get_device_module", return_value=device):
+        return Streams(torch.device("cpu"), whose)
