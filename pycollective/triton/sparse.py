@@ -4,7 +4,8 @@ Which of a rank's entries a place has is found by a bitmap of its places (`Rows`
 tile of places have `bits`, `before` says how many entries lie before the tile, and the number of
 bits before a place does the rest. What is absent adds nothing, so a sum needs to know.
 
-`total` and `average` add up. A program has the words of a tile, and each of their bits a lane.
+`total` and `average` add up. A program has the words of a tile, and each of their bits a lane. In
+`select_sums` it has a segment: sums are few, and lie in the cache.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from pycollective.errors import ConfigurationError
 from pycollective.order import COMBINE
 from pycollective.triton.floats import narrowed, widened
 from pycollective.triton.formats import FORMATS, check, name_of, words
-from pycollective.triton.top_k import FLOATS, OPTIONS, Entries, check_space, top_k
+from pycollective.triton.top_k import (
+    FLOATS,
+    OPTIONS,
+    Entries,
+    check_space,
+    key_of,
+    nearest_finite,
+    tell,
+)
 
 WORDS = tl.constexpr(32)  # of a tile
 SIZE = 1024  # entries of a program
@@ -206,29 +215,63 @@ def _add_at(
     tl.store(left, tl.load(left, mask=inside, other=0.0) + x, mask=inside)
 
 
-@triton.jit(do_not_specialize=["shift"])
-def _exchange_places(
+@triton.jit
+def _select_again(
     places,
-    count,
-    of,
-    scratch,
-    left,
-    limits,
-    shift,
+    values,
+    edges,
+    wanted,
+    starts,
+    kept_places,
+    kept_values,
+    lost,
+    bad,
     SIZE: tl.constexpr,
+    VALUE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
-    """Places that are numbers of entries become those entries' places, and left[place + shift]
-    gets what their values have left in `scratch`."""
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    inside = at < tl.load(count)
-    number = tl.load(places + at, mask=inside, other=0)
-    word = tl.load(of + tl.load(limits + 2) + number, mask=inside, other=0)
-    # Where there are more threads than elements, some have the same one: all must have loaded it.
-    tl.debug_barrier()
-    tl.store(places + at, word, mask=inside)
-    left += word.to(tl.uint32, bitcast=True).to(tl.int64) + shift
-    x = tl.load(left, mask=inside, other=0.0) + tl.load(scratch + number, mask=inside, other=0.0)
-    tl.store(left, x, mask=inside)
+    """Select of a program's segment: first the magnitude of the last that is wanted, bit by bit."""
+    segment = tl.program_id(0)
+    first = tl.load(edges + segment)
+    many = (tl.load(edges + segment + 1) - first).to(tl.int32)
+    k = tl.load(wanted + segment).to(tl.int32)
+    places += first
+    values += first
+    to = tl.load(starts + segment)
+    least = tl.full((), 0, tl.int32)
+    above = tl.full((), 0, tl.int32)  # how many have more than `least`
+    if k > 0:
+        for bit in range(31):
+            more = least | (1 << (30 - bit))
+            reaching = tl.zeros((SIZE,), tl.int32)
+            for begin in range(0, many, SIZE):
+                at = begin + tl.arange(0, SIZE)
+                key = key_of(tl.load(values + at, mask=at < many, other=0.0))
+                reaching += (key >= more).to(tl.int32)
+            found = tl.sum(reaching, axis=0)
+            if found >= k:
+                least = more
+            else:
+                above = found
+        ties = k - above
+        seen = tl.full((), 0, tl.int32)
+        for begin in range(0, many, SIZE):
+            at = begin + tl.arange(0, SIZE)
+            inside = at < many
+            x = tl.load(values + at, mask=inside, other=0.0)
+            key = key_of(x)
+            tell(bad, key)
+            equal = (inside & (key == least)).to(tl.int32)
+            before = seen + tl.cumsum(equal, axis=0) - equal
+            taken = inside & ((key > least) | ((equal != 0) & (before < ties)))
+            through = tl.cumsum(taken.to(tl.int32), axis=0)
+            entry = to + through - 1
+            word = nearest_finite(x, kept_values.dtype.element_ty, FORMAT)
+            tl.store(kept_places + entry, tl.load(places + at, mask=taken, other=0), mask=taken)
+            tl.store(kept_values + entry, word, mask=taken)
+            tl.store(lost + entry, x - widened(word, VALUE), mask=taken)
+            to += tl.max(through, axis=0)
+            seen += tl.sum(equal, axis=0)
 
 
 def mark(entries: Sequence[Entries], size: int) -> Rows:
@@ -373,39 +416,43 @@ def add_at(
 
 def select_sums(
     sums: Entries,
-    limits: torch.Tensor,
-    left: torch.Tensor,
-    shift: int,
-    entries: Entries,
+    edges: torch.Tensor,
+    wanted: torch.Tensor,
+    kept: Entries,
+    lost: torch.Tensor,
     bad: torch.Tensor,
 ) -> None:
-    """Select again, of an owner's sums about one parameter.
+    """Select again of an owner's sums, of each segment of them the first so many.
 
     All tensors are contiguous, on one device, and overlap no other.
 
     Args:
         sums: float32, as `total` makes them.
-        limits: int64, ``(3,)``: how many of the sums are the parameter's, how many are wanted at
-            most, and the number of the first. They lie in `sums`.
-        left: float32: the owner's residual, which gets what rounding the values has dropped.
-        shift: of the place p of a sum, p + shift is the number of its element of `left`.
-        entries: become those selected; with room for as many as `sums` have room for.
-        bad: int32, ``(1,)``: bit 0 is set if one of the parameter's sums is not finite; nothing is
-            cleared. `left` and `entries` then hold anything.
+        edges: int64, ``(n + 1,)``: the numbers of the sums with which segments begin, and of the
+            one behind the last.
+        wanted: int64, ``(n,)``: how many of each are selected, at most as many as it has.
+        kept: become those selected; with room for as many as `sums` have room for.
+        lost: float32, with room for as many: what rounding the values of `kept` has dropped.
+        bad: int32, ``(1,)``: bit 0 is set if a sum is not finite, of a segment of which some are
+            wanted; nothing is cleared.
 
     Raises:
         ConfigurationError: a tensor is not as said.
     """
-    sums.check("sums", 0, left.device, (torch.float32,))
-    check("left", left, (torch.float32,), 0, left.device)
-    entries.check("entries", sums.places.numel(), left.device)
-    scratch = torch.empty_like(sums.values)
-    entries.count.zero_()
-    top_k(sums.values, None, scratch, 0, entries, bad, limits=limits)
-    capacity = entries.places.numel()
-    if capacity:
-        with torch.accelerator.device_index(left.device.index):
-            _exchange_places[triton.cdiv(capacity, EACH),](
-                *(entries.places, entries.count, sums.places, scratch, left, limits, shift),
-                **{"SIZE": EACH, **OPTIONS},
+    device, capacity, n = sums.places.device, sums.places.numel(), wanted.numel()
+    sums.check("sums", 0, device, (torch.float32,))
+    check("edges", edges, (torch.int64,), n + 1, device)
+    check("wanted", wanted, (torch.int64,), n, device)
+    kept.check("kept", capacity, device)
+    check("lost", lost, (torch.float32,), capacity, device)
+    check("bad", bad, (torch.int32,), 1, device)
+    through = wanted.cumsum(0)
+    kept.count.copy_(through[-1:].sum())  # of no segments, too
+    if n:
+        with torch.accelerator.device_index(device.index):
+            _select_again[n,](
+                *(sums.places, sums.values, edges, wanted, through - wanted),
+                *(kept.places, words(kept.values), lost, bad),
+                **{"SIZE": SIZE, "VALUE": name_of(kept.values.dtype), "num_warps": 8},
+                **{"FORMAT": tuple(FORMATS[kept.values.dtype]), **OPTIONS},
             )

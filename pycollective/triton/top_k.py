@@ -57,12 +57,11 @@ LENGTH = tl.constexpr(0)
 LEAST = tl.constexpr(1)  # the guess; -1: there is none
 ENOUGH = tl.constexpr(2)  # whether as many as are wanted reach the guess
 FIRST = tl.constexpr(3)  # where the segment's entries begin
-AT = tl.constexpr(4)  # where the segment begins in x
 # Before each round, and after the last: the first bits of the k-th magnitude, and how many are
 # wanted of those that begin with them; in the end, of those that have it.
-PREFIX = tl.constexpr(5)
-WANTED = tl.constexpr(9)
-KNOWN = tl.constexpr(13)
+PREFIX = tl.constexpr(4)
+WANTED = tl.constexpr(8)
+KNOWN = tl.constexpr(12)
 
 
 class Entries(NamedTuple):
@@ -136,13 +135,13 @@ def _sum_of(x, held, mask, HELD: tl.constexpr, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _key_of(c):
+def key_of(c):
     """The bits of the magnitude: the order of elements goes by them."""
     return c.to(tl.int32, bitcast=True) & MAGNITUDE
 
 
 @triton.jit
-def _narrowed(c, WORD: tl.constexpr, FORMAT: tl.constexpr):
+def nearest_finite(c, WORD: tl.constexpr, FORMAT: tl.constexpr):
     """The words of the finite numbers of a format that are nearest to finite fp32 numbers."""
     if WORD.primitive_bitwidth == 32:
         return c.to(tl.int32, bitcast=True)
@@ -154,7 +153,7 @@ def _narrowed(c, WORD: tl.constexpr, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _tell(bad, key):
+def tell(bad, key):
     """Say so if an element is not finite."""
     if tl.max(key, axis=0) >= INFINITE:
         tl.atomic_or(bad, 1, sem="relaxed")
@@ -204,10 +203,10 @@ def _chunk(
     inside = at < (count if MASKED else SIZE)
     mask = inside if MASKED or SIZE != WIDE else None
     c = _sum_of(x + at, held + at, mask, HELD, TYPE)
-    key = _key_of(c)
+    key = key_of(c)
     if MASKED or SIZE != WIDE:
         key = tl.where(inside, key, -1)
-    _tell(bad, key)
+    tell(bad, key)
     least, ties = _bisected(key, k)
     above = (key > least).to(tl.int32)
     equal = (key == least).to(tl.int32)
@@ -216,7 +215,7 @@ def _chunk(
     ties_before = (both >> 16) - equal
     taken = (above != 0) | ((equal != 0) & (ties_before < ties))
     to = (both & 0xFFFF) - above + tl.minimum(ties_before, ties)
-    word = _narrowed(c, WORD, FORMAT)
+    word = nearest_finite(c, WORD, FORMAT)
     tl.store(left + at, tl.where(taken, c - widened(word, VALUE), c), mask=mask)
     tl.store(places + to, place.to(tl.int32) + at, mask=taken)
     tl.store(values + to, word, mask=taken)
@@ -264,29 +263,22 @@ def _begin(
     held,
     known,
     count,
-    limits,
     n,
     k,
     length,
     FEW: tl.constexpr,
     HELD: tl.constexpr,
     TYPE: tl.constexpr,
-    GIVEN: tl.constexpr,
 ):
     """Set out what is known of a segment of `length` elements, of which k are wanted.
 
-    Of a last one that is shorter as many for each, rounded up. With `GIVEN` there is one segment,
-    and `limits` has its n, its k, and where it begins in x.
+    Of a last one that is shorter as many for each, rounded up.
     """
     segment = tl.program_id(0).to(tl.int64)
     known += segment * KNOWN
     at = segment * length
     here = tl.minimum(n - at, length).to(tl.int64)
     wanted = ((k * here + length - 1) // length).to(tl.int64)
-    if GIVEN:
-        here = tl.load(limits)
-        wanted = tl.minimum(tl.load(limits + 1), here)
-        at = tl.load(limits + 2)
     least = tl.full((), -1, tl.int32)
     guessed = (here >= 8 * FEW) & (wanted * 16 <= here) & (wanted > 0)
     if guessed:
@@ -294,7 +286,7 @@ def _begin(
         piece = here // FEW
         mixed = ((number + 1) * 0x1E3779B9).to(tl.uint32, bitcast=True)
         places = at + number * piece + ((mixed.to(tl.int64) * piece) >> 32)
-        key = _key_of(_sum_of(x + places, held + places, None, HELD, TYPE))
+        key = key_of(_sum_of(x + places, held + places, None, HELD, TYPE))
         # Of the sample m are expected among the first k, and sqrt(m) is a deviation, about: this
         # is four deviations more.
         mean = (wanted * FEW // here).to(tl.int32)
@@ -304,7 +296,6 @@ def _begin(
     tl.store(known + LEAST, least.to(tl.int64))
     tl.store(known + PREFIX, tl.full((), 0, tl.int64))
     tl.store(known + FIRST, tl.load(count) + segment * k)
-    tl.store(known + AT, at)
 
 
 @triton.jit
@@ -327,10 +318,10 @@ def _add_block(
     at = tl.arange(0, SIZE)
     mask = at < here if MASKED else None
     c = _sum_of(x + at, held + at, mask, HELD, TYPE)
-    key = _key_of(c)
+    key = key_of(c)
     if MASKED:
         key = tl.where(at < here, key, -1)
-    _tell(bad, key)
+    tell(bad, key)
     tl.store(left + at, c, mask=mask)
     if least >= 0:
         reaches = key >= least
@@ -360,7 +351,6 @@ def _add(
     ROOM: tl.constexpr,
     HELD: tl.constexpr,
     TYPE: tl.constexpr,
-    GIVEN: tl.constexpr,
 ):
     """left = x + held, and each block's candidates; `blocks` to a segment.
 
@@ -373,18 +363,17 @@ def _add(
     here = tl.load(known + LENGTH) - start
     least = tl.load(known + LEAST).to(tl.int32)
     first = segment * STRIDE + start
-    from_x = tl.load(known + AT) + start if GIVEN else first
     candidates += program * ROOM
     offsets += program * ROOM
     counts += program
     if here >= SIZE:
         _add_block(
-            *(x + from_x, held + first, left + first, candidates, offsets, counts, bad),
+            *(x + first, held + first, left + first, candidates, offsets, counts, bad),
             *(SIZE, least, SIZE, ROOM, False, HELD, TYPE),
         )
     else:
         _add_block(
-            *(x + from_x, held + first, left + first, candidates, offsets, counts, bad),
+            *(x + first, held + first, left + first, candidates, offsets, counts, bad),
             *(here, least, SIZE, ROOM, True, HELD, TYPE),
         )
 
@@ -442,7 +431,7 @@ def _count_in(
     for first in range(0, many, TILE):
         at = first + tl.arange(0, TILE)
         inside = at < many
-        key = _key_of(tl.load(numbers + at, mask=inside, other=0.0))
+        key = key_of(tl.load(numbers + at, mask=inside, other=0.0))
         # In two steps: a shift by all of a word's bits is undefined.
         inside &= ((key >> SHIFT) >> BITS) == prefix
         bin = (key >> SHIFT) & ((1 << BITS) - 1)
@@ -532,7 +521,7 @@ def _count_selected(
     for first in range(0, many, ROOM):
         at = first + tl.arange(0, ROOM)
         inside = at < many
-        key = _key_of(tl.load(numbers + at, mask=inside, other=0.0))
+        key = key_of(tl.load(numbers + at, mask=inside, other=0.0))
         more += (inside & (key > least)).to(tl.int32)
         equal += (inside & (key == least)).to(tl.int32)
     program = tl.program_id(0)
@@ -599,7 +588,7 @@ def _write_places(
     for first in range(0, many, ROOM):
         at = first + tl.arange(0, ROOM)
         inside = at < many
-        key = _key_of(tl.load(numbers + at, mask=inside, other=0.0))
+        key = key_of(tl.load(numbers + at, mask=inside, other=0.0))
         equal = inside & (key == least)
         before = ties_before + tl.cumsum(equal.to(tl.int32), axis=0) - equal
         taken = (inside & (key > least)) | (equal & (before < wanted))
@@ -633,7 +622,7 @@ def _take(
     index = tl.load(places + at, mask=inside, other=0).to(tl.uint32, bitcast=True).to(tl.int64)
     left += index - place
     c = tl.load(left, mask=inside, other=0.0)
-    word = _narrowed(c, WORD, FORMAT)
+    word = nearest_finite(c, WORD, FORMAT)
     tl.store(values + at, word, mask=inside)
     tl.store(left, c - widened(word, VALUE), mask=inside)
 
@@ -646,12 +635,12 @@ def _add_all(x, held, left, bad, n, SIZE: tl.constexpr, HELD: tl.constexpr, TYPE
     if first + SIZE <= n:
         c = _sum_of(x + first + at, held + first + at, None, HELD, TYPE)
         tl.store(left + first + at, c)
-        _tell(bad, _key_of(c))
+        tell(bad, key_of(c))
     else:
         inside = at < n - first
         c = _sum_of(x + first + at, held + first + at, inside, HELD, TYPE)
         tl.store(left + first + at, c, mask=inside)
-        _tell(bad, tl.where(inside, _key_of(c), 0))
+        tell(bad, tl.where(inside, key_of(c), 0))
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -770,7 +759,6 @@ class _Blocks:
         pointers: tuple[torch.Tensor, ...],
         of: dict[str, Any],
         bad: torch.Tensor,
-        given: bool,
     ) -> None:
         """The sum, and the candidates."""
         room = self.programs * ROOM
@@ -779,7 +767,7 @@ class _Blocks:
         _add[self.programs,](
             *(*pointers, self.candidates, self.offsets, self.counts, self.known, bad),
             self.blocks,
-            **{"GIVEN": given, "num_warps": 8, **self.shape, **of, **OPTIONS},
+            **{"num_warps": 8, **self.shape, **of, **OPTIONS},
         )
         _settle[self.segments,](self.counts, self.known, self.blocks, TILE=1024, **OPTIONS)
 
@@ -856,9 +844,7 @@ def select(
         return
     none = torch.zeros(3, dtype=torch.int64, device=left.device)
     length = torch.full((1,), n, dtype=torch.int64, device=left.device)
-    known = torch.cat(
-        [length, none[:2], entries.count, none, none[:1], key, none, ties.clamp(min=0)]
-    )
+    known = torch.cat([length, none[:2], entries.count, none, key, none, ties.clamp(min=0)])
     with torch.accelerator.device_index(left.device.index):
         _Blocks(left, n, 1, known).write(entries, place, n)
 
@@ -871,7 +857,6 @@ def top_k(
     entries: Entries,
     bad: torch.Tensor,
     place: int = 0,
-    limits: torch.Tensor | None = None,
 ) -> None:
     """Take the k elements of x + held that come first, on the current stream.
 
@@ -880,11 +865,7 @@ def top_k(
     Args:
         x, held, left, bad, place: as in `top_k_chunks`.
         k: how many; at most n.
-        entries: as in `top_k_chunks`; with `limits` they need room for n.
-        limits: int64, ``(3,)``, where host code does not know them: how many elements there are,
-            how many are wanted at most, and where they begin in x. They lie in x. The first
-            elements of `left` are theirs; the others are kept. `k` is not looked at, and `held` is
-            None.
+        entries: as in `top_k_chunks`.
 
     Raises:
         ConfigurationError: a tensor or k is not as said, or a place is not below 2^32.
@@ -892,23 +873,16 @@ def top_k(
     n = x.numel()
     _check_sum(x, held, left, bad)
     check_space(place, n)
-    if limits is None:
-        if not 0 <= k <= n:
-            raise ConfigurationError(f"{k} of {n} elements cannot be taken")
-        entries.check("entries", k, x.device)
-    else:
-        if held is not None:
-            raise ConfigurationError("with limits nothing is held")
-        check("limits", limits, (torch.int64,), 3, x.device)
-        entries.check("entries", n, x.device)
+    if not 0 <= k <= n:
+        raise ConfigurationError(f"{k} of {n} elements cannot be taken")
+    entries.check("entries", k, x.device)
     if n == 0:
         return
-    if n <= LONGEST and limits is None:
+    if n <= LONGEST:
         size = triton.next_power_of_2(max(n, 64))
         _in_registers(x, held, left, (size, k, k), k, entries, bad, place)
     else:
-        most = k if limits is None else n
-        _by_blocks(x, held, left, (n, k, most), entries, bad, place, limits)
+        _by_blocks(x, held, left, (n, k, k), entries, bad, place)
 
 
 def top_k_chunks(
@@ -956,7 +930,7 @@ def top_k_chunks(
     if chunk <= LONGEST:
         _in_registers(x, held, left, (chunk, k, tail), most, entries, bad, place)
     else:
-        _by_blocks(x, held, left, (chunk, k, most), entries, bad, place, None)
+        _by_blocks(x, held, left, (chunk, k, most), entries, bad, place)
 
 
 def _in_registers(x, held, left, of_each, most, entries, bad, place) -> None:
@@ -973,20 +947,18 @@ def _in_registers(x, held, left, of_each, most, entries, bad, place) -> None:
     entries.count.add_(most)
 
 
-def _by_blocks(x, held, left, of_each, entries, bad, place, limits) -> None:
+def _by_blocks(x, held, left, of_each, entries, bad, place) -> None:
     length, k, most = of_each
     n = x.numel()
     segments = triton.cdiv(n, length)
     known = torch.empty(segments * KNOWN.value, dtype=torch.int64, device=x.device)
     pointers, of = _sources(x, held, left)
-    given = limits is not None
     with torch.accelerator.device_index(x.device.index):
         _begin[segments,](
-            *(*pointers[:2], known, entries.count, known if limits is None else limits),
-            *(n, k, length),
-            **{"FEW": SAMPLE, "GIVEN": given, **of, **OPTIONS},
+            *(*pointers[:2], known, entries.count, n, k, length),
+            **{"FEW": SAMPLE, **of, **OPTIONS},
         )
         blocks = _Blocks(left, length, segments, known)
-        blocks.add(pointers, of, bad, given)
+        blocks.add(pointers, of, bad)
         blocks.find()
         blocks.write(entries, place, most)

@@ -151,6 +151,23 @@ def average(rows, out, divisor):
     _core.sparse_scatter(found.places, found.values, out, int(divisor))
 
 
+def select_sums(sums, edges, wanted, kept, lost, bad):
+    found = in_use(sums)
+    kept.count.zero_()
+    for first, last, k in zip(
+        edges[:-1].tolist(), edges[1:].tolist(), wanted.tolist(), strict=True
+    ):
+        part, best = found.values[first:last].copy(), np.empty(k, np.uint32)
+        scratch = np.empty_like(part)
+        if k and _core.top_k(part, None, scratch, k, best) < 0:
+            bad |= 1
+        elif k:
+            values, at = np.empty(k, array(kept.values).dtype), int(kept.count)
+            _core.sparse_take(scratch, best, values)
+            append(kept, found.places[first:last][best], values)
+            array(lost)[at : at + k] = scratch[best]
+
+
 def add_at(left, entries, limits, but=None):
     first, last = limits.tolist()
     sent = in_use(entries)

@@ -34,7 +34,14 @@ from pycollective.torch.compression.states import OfTensor
 from tests.torch import cpu_kernels
 from tests.torch.compressed import HOOKS, digest_of, group_of, ranks_of, state_of
 from tests.torch.groups import Gradient, standing_group
-from tests.torch.on_devices import NoWaits, Streams, as_on_a_device, interpreted, sent_by_states
+from tests.torch.on_devices import (
+    NoWaits,
+    Streams,
+    as_on_a_device,
+    interpreted,
+    sent_by_states,
+    top_k_interpreted,
+)
 
 ranks = ranks_of(__name__, 4)
 
@@ -109,6 +116,7 @@ class Pair:
             outs.append(mine)
             sent.append(messages)
         found = [] if same_tensors(*outs) else ["averages"]
+        # Those of top-k have other lengths on devices.
         if self.codec != "top_k" and not bad and (sent[0] != sent[1] or not sent[0]):
             found.append("messages")
         return found + self.differs()
@@ -142,6 +150,9 @@ def steps(comm, codec, topology, dtype, **options):
         for state in (pair.cpu, pair.device):
             state.set_loss_scale(scale)
         mine = gradients(comm.rank, number, dtype, zero, scale)
+        if codec == "top_k" and number == 0:  # many equal ones, and one that fp16 sums have not
+            mine = {name: (each * 4).round() / 4 for name, each in mine.items()}
+            mine["w"][0, 5] = 6e4
         if bad and comm.rank == 1:
             mine["v"].view(-1)[7] = torch.nan
         found += [f"step {number}: {each}" for each in pair.step(mine, bad)]
@@ -195,24 +206,127 @@ def test_residuals_in_another_scale_are_those_of_cpus_and_take_no_fp64(scale, ot
     assert digest_of([found]) == digest_of([torch.from_numpy(Scaled(values, scale).to(other))])
 
 
-def top_k_steps(comm, topology, dtype, options):
+def steps_of_top_k(comm, topology, dtype, options):
     return steps(comm, "top_k", topology, dtype, **options)
 
 
 @pytest.mark.parametrize(
     ("topology", "dtype", "options"),
     [
-        ("4x1", "float32", {"exchange": "gather"}),
         ("4x1", "float32", {"exchange": "region"}),
         ("2x2", "bfloat16", {"exchange": "gather", "values": "float32"}),
         ("2x2", "bfloat16", {"exchange": "region", "by": "chunk", "decay": 0.9}),
         ("1,3", "float16", {"exchange": "region", "values": "float16", "warm_up": 2}),
+        *(
+            pytest.param(*each, marks=pytest.mark.storm)
+            for each in [
+                ("4x1", "float32", {"exchange": "gather", "by": "chunk"}),
+                ("4x1", "bfloat16", {"values": "float16", "density": 0.5}),
+                ("2x2", "float32", {"exchange": "region", "density": 1.0}),
+                ("3,1", "float16", {"exchange": "region", "values": "float32"}),
+                ("1,3", "float32", {"by": "chunk", "values": "float32", "decay": 0.0}),
+            ]
+        ),
     ],
 )
 def test_steps_of_top_k_are_those_of_cpus(ranks, topology, dtype, options):
-    for found, counted, given_up, calls in ranks(top_k_steps, topology, dtype, options):
+    for found, counted, given_up, calls in ranks(steps_of_top_k, topology, dtype, options):
         assert found == []
         assert (counted, given_up, calls) == (3, 1, 8)
+
+
+def interpreted_steps(comm, topology, options, scales):
+    """What differs in steps in which the kernels of top-k are interpreted, too."""
+    pair, found = Pair(comm, "top_k", topology, **options), []
+    with top_k_interpreted():
+        for number, scale in enumerate(scales):
+            for state in (pair.cpu, pair.device):
+                state.set_loss_scale(scale)
+            found += pair.step(gradients(comm.rank, number, torch.float32, scale=scale))
+    pair.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("topology", "options", "scales"),
+    [
+        ("4x1", {"exchange": "region"}, [1.0]),
+        *(
+            pytest.param(*each, marks=pytest.mark.storm)
+            for each in [
+                ("2x2", {"exchange": "gather", "decay": 0.9}, [1.0, 1.0]),
+                ("2x2", {"exchange": "region", "by": "chunk"}, [1.0, 64.0]),
+                ("1,3", {"exchange": "region", "values": "float16"}, [1.0, 1.0]),
+            ]
+        ),
+    ],
+)
+def test_steps_with_interpreted_kernels_are_those_of_cpus(ranks, topology, options, scales):
+    assert ranks(interpreted_steps, topology, options, scales) == [[]] * 4
+
+
+def overflowing(comm, exchange):
+    """Averages whose sum of all hosts' elements is not finite, and what is counted."""
+    pair = Pair(comm, "top_k", "4x1", exchange=exchange)
+    mine = gradients(comm.rank, 0, torch.float32)
+    mine["w"][2, 3] = 3e38  # finite on each
+    found = pair.step(mine)
+    given_up = pair.device.stats()["steps_given_up"]
+    pair.close()
+    return found, given_up
+
+
+@pytest.mark.parametrize("exchange", ["gather", "region"])
+def test_a_sum_that_is_not_finite_is_seen(ranks, exchange):
+    assert ranks(overflowing, exchange) == [([], 1)] * 4
+
+
+def messages_of_top_k(comm):
+    """A CPU's message, the device's and how many bytes it counts, of the same gradients."""
+    pair, found = Pair(comm, "top_k", "4x1", exchange="gather"), []
+    for state in (pair.cpu, pair.device):
+        with interpreted(), sent_by_states() as sent:
+            state.all_reduce(gradients(comm.rank, 0, torch.float32))
+        kind, _, message = sent[-1]
+        found.append((kind, len(sent), message))
+    counted = pair.device.stats()["payload_bytes"]
+    pair.close()
+    return *found, counted
+
+
+def test_messages_of_top_k_are_those_of_cpus_and_zeros(ranks):
+    for cpu, device, counted in ranks(messages_of_top_k):
+        lengths_first, alone = 2, 1
+        assert (cpu[:2], device[:2]) == (("gather", lengths_first), ("gather", alone))
+        of_cpu = cpu[2][8:]  # the digest tells that they cannot share a state
+        assert device[2][8:][: len(of_cpu)] == of_cpu
+        assert not any(device[2][8 + len(of_cpu) :])
+        assert counted == 3 * len(device[2])
+
+
+def damaged(comm):
+    """What is said of a message that holds what it cannot, at the next step."""
+    pair = Pair(comm, "top_k", "4x1")
+    write = cpu_kernels.write
+
+    def wrong(entries, size, tail, length):
+        write(entries, size, tail, length)
+        tail[8] = 7  # there is no such packing
+
+    mine = gradients(comm.rank, 0, torch.float32)
+    with interpreted():
+        with mock.patch.object(cpu_kernels, "write", wrong) if comm.rank == 2 else nullcontext():
+            pair.device.all_reduce(mine)
+        with pytest.raises(CollectiveMismatch) as raised:
+            pair.device.flush()
+    pair.close()
+    return str(raised.value), all(each.isnan().all().item() for each in mine.values())
+
+
+def test_a_damaged_message_is_told_to_every_rank(ranks):
+    for said, lost in ranks(damaged):
+        assert "a damaged message" in said
+        assert lost
 
 
 class Model(torch.nn.Module):

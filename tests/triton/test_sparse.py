@@ -105,37 +105,67 @@ def test_places_beyond_the_size_get_no_bit(kernels):
     assert rows.bits.tolist() == [[8, 0, 64, 8]]
 
 
-@MOSTLY_INTERPRETED
-@pytest.mark.parametrize("kind", ["usual", "not finite", "none"])
-def test_sums_are_selected_again(kernels, kind):
-    """Of one parameter's sums those that the CPU's kernels select; the owner keeps the rest."""
-    places, values = sum_of(parts_of(3, 3000, 0.1))
-    values[np.isinf(values)] = 1
-    if kind == "not finite":
-        values[len(values) // 2] = np.nan
-    first, last = len(places) // 4, len(places) // 4 if kind == "none" else len(places) - 100
-    k = (last - first) // 3
-    shift = -int(places[first]) if kind == "usual" else 3
-    own = np.random.default_rng(9).standard_normal(3010).astype(np.float32)
-    left, bad = torch.from_numpy(own.copy()), torch.zeros(1, dtype=torch.int32)
+def selected_again(kernels, places, values, edges, wanted, dtype):
+    """What is kept, what rounding has dropped, and whether a sum is not finite."""
     sums = entries_of(kernels, places, values, len(places) + 5)
-    got = kernels.Entries.empty(len(places) + 5, torch.bfloat16, "cpu")
-    got.places.zero_()
-    kernels.select_sums(sums, torch.tensor([last - first, k, first]), left, shift, got, bad)
-    part = values[first:last].copy()
-    scratch, best = np.empty_like(part), np.empty(k, np.uint32)
-    found = _core.top_k(part, None, scratch, k, best)
-    assert int(bad) == (found < 0)
-    if found < 0:
-        return
-    taken = np.empty(k, NUMPY["bfloat16"])
-    _core.sparse_take(scratch, best, taken)
-    kept = places[first:last][best]
-    own[kept.astype(np.int64) + shift] += scratch[best]
-    assert int(got.count) == k
-    assert np.array_equal(got.places[:k].numpy().view(np.uint32), kept)
-    assert np.array_equal(bits(got.values[:k]), taken.view(np.uint8))
-    assert np.array_equal(bits(left), own.view(np.uint8))
+    kept = kernels.Entries.empty(len(places) + 5, getattr(torch, dtype), "cpu")
+    kept.places.fill_(7)
+    lost, bad = torch.full((len(places) + 5,), 7.0), torch.zeros(1, dtype=torch.int32)
+    kernels.select_sums(sums, torch.tensor(edges), torch.tensor(wanted), kept, lost, bad)
+    return kept, lost, int(bad)
+
+
+def check_selected_again(kernels, places, values, edges, wanted, dtype):
+    """Of each segment those that the CPU's kernels select, and behind them nothing."""
+    kept, lost, bad = selected_again(kernels, places, values, edges, wanted, dtype)
+    want = [], [], []
+    for first, last, k in zip(edges[:-1], edges[1:], wanted, strict=True):
+        scratch, best = np.empty(last - first, np.float32), np.empty(k, np.uint32)
+        taken = np.empty(k, NUMPY.get(dtype, dtype))
+        assert not k or _core.top_k(values[first:last].copy(), None, scratch, k, best) == k
+        if k:
+            _core.sparse_take(scratch, best, taken)
+        for found, part in zip(
+            want, (places[first:last][best[:k]], taken, scratch[best[:k]]), strict=True
+        ):
+            found.append(part)
+    n = sum(wanted)
+    assert (int(kept.count), bad) == (n, 0)
+    assert np.array_equal(kept.places[:n].numpy().view(np.uint32), np.concatenate(want[0]))
+    assert np.array_equal(bits(kept.values[:n]), np.concatenate(want[1]).view(np.uint8))
+    assert np.array_equal(bits(lost[:n]), np.concatenate(want[2]).view(np.uint8))
+    assert (kept.places[n:] == 7).all()
+    assert (lost[n:] == 7).all()
+
+
+@MOSTLY_INTERPRETED
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", *(pytest.param(d, marks=STORM) for d in ("float16", "float32"))]
+)
+def test_sums_are_selected_again(kernels, dtype):
+    places, values = sum_of(parts_of(3, 9000, 0.3))
+    values[np.isinf(values)] = 1
+    values[2500:4000] = np.round(values[2500:4000] / 8)  # many equal magnitudes, zeros among them
+    values[40] = 1e6  # more than fp16 has
+    # More than a program looks at at once; one; none; of the last some belong to none.
+    edges, wanted = [0, 2300, 2301, 2301, 4000], [700, 1, 0, 900]
+    check_selected_again(kernels, places, values, edges, wanted, dtype)
+
+
+@MOSTLY_INTERPRETED
+def test_a_sum_that_is_not_finite_is_told(kernels):
+    places, values = sum_of(parts_of(2, 300, 0.3))
+    values[20] = -np.inf
+    assert selected_again(kernels, places, values, [0, 9, 60], [3, 5], "bfloat16")[2] == 1
+    assert selected_again(kernels, places, values, [0, 9, 60], [3, 0], "bfloat16")[2] == 0
+
+
+@MOSTLY_INTERPRETED
+def test_of_no_segments_nothing_is_selected(kernels):
+    places, values = sum_of(parts_of(2, 300, 0.3))
+    empty = np.empty(0, np.int64)
+    kept, _, bad = selected_again(kernels, places, values, [0], empty, "float32")
+    assert (int(kept.count), bad) == (0, 0)
 
 
 @MOSTLY_INTERPRETED
@@ -170,7 +200,9 @@ def test_arguments_that_are_refused():
         lambda: COMPILED.average(rows, torch.zeros(31), 1.0),
         lambda: COMPILED.add_at(torch.zeros(9), few, limits, rows),
         lambda: COMPILED.add_at(torch.zeros(9), few, limits[:1]),
-        lambda: COMPILED.select_sums(many, limits, torch.zeros(9), 0, few, bad),
+        lambda: COMPILED.select_sums(many, limits, limits[:2], few, torch.zeros(6), bad),
+        lambda: COMPILED.select_sums(few, limits[:1], limits[:1], many, torch.zeros(6), bad),
+        lambda: COMPILED.select_sums(few, limits, limits[:2], many, torch.zeros(4), bad),
     ):
         with pytest.raises(ConfigurationError):
             refused()
@@ -187,6 +219,10 @@ def test_registers(tmp_path, architecture, ranks):
         COMPILED.total(rows, out)
         COMPILED.average(rows, torch.empty(3000), 3.0)
         one = marked(COMPILED, parts[:1], 3000)
-        COMPILED.add_at(torch.empty(3000), out, torch.zeros(2, dtype=torch.int64), one)
+        numbers = torch.zeros(2, dtype=torch.int64)
+        COMPILED.add_at(torch.empty(3000), out, numbers, one)
+        kept = COMPILED.Entries.empty(3000, torch.bfloat16, "cpu")
+        bad = torch.zeros(1, dtype=torch.int32)
+        COMPILED.select_sums(out, numbers, numbers[:1], kept, torch.empty(3000), bad)
     for made in launches.kernels.values():
         assert needs(made[-1], tmp_path)[1] == 0

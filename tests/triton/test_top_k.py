@@ -319,8 +319,7 @@ def entries_for(capacity, dtype=torch.float32):
         *({"left": torch.zeros(199)}, {"left": torch.zeros(200, device="meta")}),
         *({"k": 201}, {"k": -1}, {"entries": entries_for(4)}, {"place": (1 << 32) - 199}),
         *({"entries": entries_for(20, torch.float64)}, {"bad": torch.zeros(1)}),
-        *({"limits": torch.zeros(3, dtype=torch.int64)}, {"place": -1}),
-        {"limits": torch.zeros(2, dtype=torch.int64), "held": None, "entries": entries_for(200)},
+        {"place": -1},
     ],
 )
 def test_arguments_that_are_refused(others):

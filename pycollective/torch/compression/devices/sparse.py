@@ -36,6 +36,7 @@ from pycollective.torch.compression.devices.sums import copy_all, host_sums, put
 from pycollective.torch.compression.devices.thresholds import thresholds
 
 _SPACE = 1 << 32  # places
+_MASK = _SPACE - 1
 _MOST_HOSTS = 64  # whose entries a kernel adds up
 
 
@@ -193,7 +194,7 @@ class _ToOwners:
 
     def split(self, entries: Any) -> list[Any]:
         """The entries of each message, in its own places; there are all or none."""
-        places = (_unsigned(entries.places)[self.index] - self.shifts).to(torch.int32)
+        places = (entries.places[self.index] - self.shifts).to(torch.int32)
         values = entries.values[self.index]
         counts = self.counts * (entries.count > 0)
         sizes = [room.capacity for room in self.rooms]
@@ -274,6 +275,7 @@ class DeviceTopK:
             rows = None if came is None else came.rows
             if merges and came is not None:
                 kept, lost, are_finite = self._select(came, plan.owned[shard], all_zero)
+                kept = kept._replace(values=kept.values.to(torch.float32))
                 rows = kernels().sparse.mark([kept], room.of.size)
                 finite.append(are_finite)
                 if shard == hosts.shard:
@@ -445,9 +447,7 @@ class DeviceTopK:
             read.append(entries)
         headers.refuse((flags & 1).bool())
         rows = modules.sparse.mark(read, room.of.size)
-        used = self._numbers(room.capacity) < torch.stack([each.count for each in read])
-        places = torch.stack([_unsigned(each.places) for each in read])
-        places = torch.where(used, places, _SPACE)
+        places = torch.stack([self._in_use(entries) for entries in read])
         rows.values.masked_fill_(all_zero[room.bounds.items][room.bounds.within(places)], 0)
         return _Came(rows, places)
 
@@ -459,45 +459,23 @@ class DeviceTopK:
         Returns:
             What stays; at the same places what rounding drops of it; whether all sums are finite.
         """
-        modules, many = kernels(), len(bounds.limits)
-        size = came.rows.size
-        sums = modules.top_k.Entries.empty(
-            min(came.places.numel(), size), torch.float32, self.device
-        )
+        modules, empty = kernels(), kernels().top_k.Entries.empty
+        room = min(came.places.numel(), came.rows.size)
+        sums = empty(room, torch.float32, self.device)
         modules.sparse.total(came.rows, sums)
-        number = self._numbers(sums.places.numel())
-        used = number < sums.count
-        finite = (torch.isfinite(sums.values) | ~used).all()
-        each_sent = torch.searchsorted(
-            came.places, bounds.bounds.expand(len(came.places), -1).contiguous()
-        ).diff()
-        budgets = each_sent.amax(0).masked_fill(all_zero[bounds.items], 0)
-        places = torch.where(used, _unsigned(sums.places), _SPACE)
-        edges = torch.searchsorted(places, bounds.bounds)
-        segment = torch.bucketize(number, edges[1:], right=True).clamp(max=many - 1)
-        # By segment and magnitude, of equal ones the first; what is not in use comes last.
-        magnitude = (sums.values.view(torch.int32) & 0x7FFFFFFF).to(torch.int64)
-        key = torch.where(used, (segment + 1 << 31) - magnitude, many + 1 << 31)
-        ordered = key.argsort(stable=True)
-        stays = used & (number - edges[segment] < budgets[segment])
-        stays = torch.empty_like(stays).scatter_(0, ordered, stays)
-        to = torch.where(stays, stays.cumsum(0) - 1, len(number))
+        begins = bounds.bounds.expand(len(came.places), -1).contiguous()
+        each_sent = torch.searchsorted(came.places, begins).diff()
+        wanted = each_sent.amax(0).masked_fill(all_zero[bounds.items], 0)
+        edges = torch.searchsorted(self._in_use(sums), bounds.bounds)
+        kept, lost = empty(room, self._values, self.device), torch.empty_like(sums.values)
+        flags = torch.zeros(1, dtype=torch.int32, device=self.device)
+        modules.sparse.select_sums(sums, edges, wanted, kept, lost, flags)
+        return kept, kept._replace(values=lost), (flags & 1).squeeze(0) == 0
 
-        def picked(of: torch.Tensor) -> torch.Tensor:
-            found = of.new_empty(len(number) + 1)
-            return found.scatter_(0, to, of)[:-1]
-
-        sent = self._narrowed(sums.values).to(torch.float32)
-        kept = sums._replace(
-            places=picked(sums.places), values=picked(sent), count=stays.sum().view(1)
-        )
-        return kept, kept._replace(values=picked(sums.values - sent)), finite
-
-    def _narrowed(self, x: torch.Tensor) -> torch.Tensor:
-        """Finite numbers rounded to the type that values travel in, which they do not leave."""
-        found = x.to(self._values)
-        most = torch.finfo(self._values).max
-        return found.clamp(-most, most)
+    def _in_use(self, entries: Any) -> torch.Tensor:
+        """Places as int64; those not in use are 2^32, behind all others."""
+        number = torch.arange(entries.places.numel(), device=self.device)
+        return torch.where(number < entries.count, entries.places.to(torch.int64) & _MASK, _SPACE)
 
     def _return_dropped(self, bucket: Bucket, room: _Room, chosen: Any, kept: Any) -> None:
         """Give back to the residuals what this rank sent and nobody got."""
@@ -552,9 +530,6 @@ class DeviceTopK:
             copy_all(*(list(each) for each in zip(*every, strict=True)))
         return torch.stack(finite).all() if finite else self._zeros(1)[0] == 0
 
-    def _numbers(self, count: int) -> torch.Tensor:
-        return torch.arange(count, device=self.device)
-
     def _zeros(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.uint8, device=self.device)
 
@@ -562,8 +537,3 @@ class DeviceTopK:
 def _are_zero(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """As `Bucket.is_zero`: (parts,) of bool."""
     return ~torch.stack([part.any() for part in parts])
-
-
-def _unsigned(places: torch.Tensor) -> torch.Tensor:
-    """Words of uint32 as numbers."""
-    return places.to(torch.int64) & 0xFFFFFFFF
