@@ -193,10 +193,13 @@ class _ToOwners:
         self.counts = upload(np.array([room.capacity for room in self.rooms]), device)
 
     def split(self, entries: Any) -> list[Any]:
-        """The entries of each message, in its own places; there are all or none."""
+        """The entries of each message, in its own places; none where there are not all.
+
+        So it is where something is not finite, or ranks differ.
+        """
         places = (entries.places[self.index] - self.shifts).to(torch.int32)
         values = entries.values[self.index]
-        counts = self.counts * (entries.count > 0)
+        counts = self.counts * (entries.count == len(self.index))
         sizes = [room.capacity for room in self.rooms]
         return [
             entries._replace(places=inside, values=sent, count=count)
@@ -350,9 +353,9 @@ class DeviceTopK:
         capacity = 0 if hosts.shard is None else plan.shards[hosts.shard].capacity
         entries = top_k.Entries.empty(capacity, self._values, self.device)
         pieces = list(self._pieces(bucket, plan, own))
-        if by_tensor and hosts.shards > 1 and plan.numbers:
-            return self._over_shards(plan, pieces, entries, flags)
-        for x, held, left, place in pieces:
+        if over_shards := by_tensor and hosts.shards > 1 and bool(plan.numbers):
+            self._over_shards(plan, pieces, entries, flags)
+        for x, held, left, place in () if over_shards else pieces:
             count = x.numel()
             if by_tensor:
                 k = self._most(count, count, density)
@@ -365,20 +368,17 @@ class DeviceTopK:
 
     def _over_shards(
         self, plan: _Plan, pieces: Sequence[Any], entries: Any, flags: torch.Tensor
-    ) -> tuple[Any, torch.Tensor]:
-        """As `_choose`, where the ranks of a host agree on what is largest."""
+    ) -> None:
+        """As `top_k`, where the ranks of a host agree on what is largest."""
         top_k = kernels().top_k
         for x, held, left, _ in pieces:
             top_k.add(x, held, left, flags)
         none = torch.empty(0, device=self.device)
         lefts = [left for _, _, left, _ in pieces] or [none] * len(plan.numbers)
-        keys, ties, bad = thresholds(
-            *(top_k, lefts, plan.wanted, plan.before, (flags & 1).bool(), self.groups.local)
-        )
+        keys, ties = thresholds(top_k, lefts, plan.wanted, plan.before, self.groups.local)
         for at, (_, _, left, place) in enumerate(pieces):
             one = slice(at, at + 1)
             top_k.select(left, keys[one], ties[one], entries, place)
-        return entries._replace(count=entries.count * ~bad), bad
 
     def _pieces(
         self, bucket: Bucket, plan: _Plan, own: Sequence[torch.Tensor]

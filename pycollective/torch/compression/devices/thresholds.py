@@ -17,10 +17,11 @@ def thresholds(
     lefts: Sequence[torch.Tensor],
     wanted: torch.Tensor,
     before: torch.Tensor,
-    bad: torch.Tensor,
     local: Group,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `over_shards` on CPUs; collective over `local`, of all whose ranks none gives nothing.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `over_shards` on CPUs; collective over `local`.
+
+    Where not all are finite these are some numbers or other.
 
     Args:
         top_k: the module of the kernels.
@@ -28,12 +29,11 @@ def thresholds(
         wanted: (parameters,) of int64: how many elements of each, the largest.
         before: (ranks, ranks, n) of bool: of the n parameters whose histograms this rank adds up,
             whether a rank's piece lies before another's.
-        bad: () of bool: whether this rank's are not all finite.
         local: the ranks.
 
     Returns:
         Of each parameter the k-th magnitude, and how many elements of this piece are taken that
-        have it: (parameters,) of int64; and whether some rank's elements are not all finite.
+        have it: (parameters,) of int64.
     """
     ranks, count, each = local.size, len(lefts), before.shape[-1]
     prefixes = torch.zeros_like(wanted)
@@ -45,12 +45,10 @@ def thresholds(
             if left.numel():
                 prefix = prefixes[number : number + 1]
                 top_k.histogram(left, shift, bits, prefix, mine[number])
-        rows = torch.zeros(ranks * each, 1 + bins, dtype=torch.int32, device=wanted.device)
-        rows[:, 0] = bad
-        rows[:count, 1:] = mine
+        rows = torch.zeros(ranks * each, bins, dtype=torch.int32, device=wanted.device)
+        rows[:count] = mine
         came = exchange(local, rows.view(torch.uint8).view(ranks, -1))
-        every = came.view(torch.int32).view(ranks, each, 1 + bins)
-        histograms = every[:, :, 1:].to(torch.int64) & 0xFFFFFFFF
+        histograms = came.view(torch.int32).view(ranks, each, bins).to(torch.int64) & 0xFFFFFFFF
         first = local.rank * each
         want = torch.nn.functional.pad(wanted, (0, ranks * each - count))[first : first + each]
         above = histograms.sum(0).flip(1).cumsum(1)  # as large as this or larger
@@ -60,11 +58,9 @@ def thresholds(
         left_over = want - (above.gather(1, back[:, None]).squeeze(1) - there.sum(0))
         # Of those that are equal the first: what the ranks before one have comes off.
         taken = (left_over - (before * there[:, None]).sum(0)).clamp(min=0)
-        any_bad = every[:, 0, 0].any().to(torch.int64).expand(1, each)
-        told = torch.cat([any_bad, place[None], left_over[None], taken])
+        told = torch.cat([place[None], left_over[None], taken])
         heard = gather(local, told.view(-1).view(torch.uint8)).view(torch.int64)
-        told = heard.view(ranks, 3 + ranks, each).transpose(0, 1).reshape(3 + ranks, -1)
-        bad = told[0].bool().any()
-        prefixes = prefixes << bits | told[1, :count]
-        wanted, ties = told[2, :count], told[3 + local.rank, :count]
-    return prefixes.contiguous(), ties.contiguous(), bad
+        told = heard.view(ranks, 2 + ranks, each).transpose(0, 1).reshape(2 + ranks, -1)
+        prefixes = prefixes << bits | told[0, :count]
+        wanted, ties = told[1, :count], told[2 + local.rank, :count]
+    return prefixes.contiguous(), ties.contiguous()
