@@ -215,14 +215,16 @@ def steps_of_top_k(comm, topology, dtype, options):
     [
         ("4x1", "float32", {"exchange": "region"}),
         ("2x2", "bfloat16", {"exchange": "gather", "values": "float32"}),
-        ("2x2", "bfloat16", {"exchange": "region", "by": "chunk", "decay": 0.9}),
+        ("4x1", "bfloat16", {"exchange": "region", "by": "chunk", "decay": 0.9}),
         ("1,3", "float16", {"exchange": "region", "values": "float16", "warm_up": 2}),
         *(
             pytest.param(*each, marks=pytest.mark.storm)
             for each in [
                 ("4x1", "float32", {"exchange": "gather", "by": "chunk"}),
+                ("2x2", "float32", {"exchange": "region", "by": "chunk", "values": "float16"}),
+                ("1,1,2", "float16", {"exchange": "region", "by": "chunk", "density": 0.2}),
                 ("4x1", "bfloat16", {"values": "float16", "density": 0.5}),
-                ("2x2", "float32", {"exchange": "region", "density": 1.0}),
+                ("4x1", "float32", {"exchange": "region", "density": 0.9}),
                 ("3,1", "float16", {"exchange": "region", "values": "float32"}),
                 ("1,3", "float32", {"by": "chunk", "values": "float32", "decay": 0.0}),
             ]
@@ -255,7 +257,7 @@ def interpreted_steps(comm, topology, options, scales):
             pytest.param(*each, marks=pytest.mark.storm)
             for each in [
                 ("2x2", {"exchange": "gather", "decay": 0.9}, [1.0, 1.0]),
-                ("2x2", {"exchange": "region", "by": "chunk"}, [1.0, 64.0]),
+                ("1,1,2", {"exchange": "region", "by": "chunk"}, [1.0, 64.0]),
                 ("1,3", {"exchange": "region", "values": "float16"}, [1.0, 1.0]),
             ]
         ),
@@ -302,6 +304,25 @@ def test_messages_of_top_k_are_those_of_cpus_and_zeros(ranks):
         assert device[2][8:][: len(of_cpu)] == of_cpu
         assert not any(device[2][8 + len(of_cpu) :])
         assert counted == 3 * len(device[2])
+
+
+def lengths_by_chunk(comm, density):
+    """How many bytes go to another host, by what is sent and by what is counted."""
+    options = {"density": density, "by": "chunk", "chunk": 64, "exchange": "region"}
+    pairs = [("w", torch.zeros(64, 64, requires_grad=True))]
+    state = as_on_a_device(pairs, "top_k", "4x1", group_of(comm, "gloo"), **options)
+    with interpreted(), sent_by_states() as sent:
+        state.all_reduce({"w": torch.ones(64, 64)})
+    counted = state.stats()["payload_bytes"]
+    state.close()
+    kinds = [kind for kind, _, _ in sent]
+    return kinds, counted, sum(3 * shape[1] for _, shape, _ in sent)
+
+
+def test_by_chunk_messages_go_by_owners(ranks):
+    for kinds, counted, there in ranks(lengths_by_chunk, 0.1):
+        assert kinds == ["exchange", "gather"]
+        assert counted == there
 
 
 def damaged(comm):

@@ -3,10 +3,10 @@
 How many elements a message has may depend on the data, which the host does not know within a step.
 So messages have a fixed length, with room for as many as there can be, and say how many they have.
 
-What is exchanged is not what the CPU's exchanges send. By tensor an owner can get all elements of a
-parameter, so that messages to owners would be as long as messages to all. So all selections go to
-all ranks, and where the CPU goes by *region* (`pycollective.compression.sparse`), every rank does
-what the owners do there. Averages are the same.
+Where the CPU goes by *region* (`pycollective.compression.sparse`), a device does so by chunk, if
+less is sent. By tensor an owner can get all elements of a parameter, so that messages to owners
+would be as long as messages to all. All selections then go to all ranks, and every rank does what
+the owners do. Averages and residuals are the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ from pycollective.torch.compression.devices.headers import Headers, upload
 from pycollective.torch.compression.devices.kernels import load
 from pycollective.torch.compression.devices.outcome import DeviceOutcome
 from pycollective.torch.compression.devices.residuals import DeviceResiduals
-from pycollective.torch.compression.devices.sums import copy_all, host_sums, put, uncompressed_mean
+from pycollective.torch.compression.devices.sums import (
+    copy_all,
+    host_sums,
+    put,
+    uncompressed_mean,
+    uncompressed_sum,
+)
 from pycollective.torch.compression.devices.thresholds import thresholds
 
 _SPACE = 1 << 32  # places
@@ -83,6 +89,8 @@ class _Room:
         capacity: how many all of them have.
         tail_at: where their places begin in a message, bytes.
         bytes: how long a message is.
+        segments: of each its parameter, its first element, and where it begins and ends among the
+            places, int64.
     """
 
     def __init__(
@@ -92,6 +100,9 @@ class _Room:
         self.tail_at = of.uncompressed_at + 4 * of.uncompressed_count
         self.bytes = self.tail_at + kernels().places.tail_bound(self.capacity, of.size, values)
         self.bounds = _Bounds(of.offsets, of.items, device)
+        self.segments = list(
+            zip(of.items.tolist(), of.starts.tolist(), self.bounds.limits, strict=True)
+        )
 
 
 class _Bounds:
@@ -151,12 +162,31 @@ class _Plan:
         mine = begins[:, local.rank * each :][:, :each]
         before = (mine[:, None] >= 0) & (mine[:, None] < mine[None])
         self.before = upload(before, codec.device)
+        self.bytes = max(room.bytes for room in self.shards)
         self._of = codec, layout, counts, density  # not the bucket, which has the gradients
 
     @cached_property
     def to_owners(self) -> _ToOwners:
         """The messages of this rank to owners."""
         return _ToOwners(*self._of)
+
+    @cached_property
+    def parts(self) -> list[list[_Room]]:
+        """Messages about what each host owns of each local shard."""
+        codec, layout, counts, density = self._of
+        every = [codec.room(counts, of, density) for of in layout.host_shards.messages]
+        hosts = codec.groups.hosts.count
+        return [every[at : at + hosts] for at in range(0, len(every), hosts)]
+
+    @property
+    def owner_bytes(self) -> int:
+        """How long the longest of these is."""
+        return max(room.bytes for rooms in self.parts for room in rooms)
+
+    @cached_property
+    def goes_by_owners(self) -> bool:
+        """Whether less is sent to owners and by owners than to all; all ranks find the same."""
+        return self._of[0].by_chunk and 2 * self.owner_bytes < self.bytes
 
 
 class _ToOwners:
@@ -226,6 +256,7 @@ class DeviceTopK:
 
     Attributes:
         groups, device: of this rank.
+        by_chunk: how elements are picked.
     """
 
     def __init__(
@@ -236,6 +267,7 @@ class DeviceTopK:
         sizes: Sequence[int],
     ) -> None:
         self.groups, self.device = groups, options.device
+        self.by_chunk = options.by == "chunk"
         self._partition, self._options, self._sizes = partition, options, list(sizes)
         self._values = getattr(torch, options.values)
         self._send_residual = DeviceResiduals(options.device)
@@ -255,65 +287,174 @@ class DeviceTopK:
         headers = Headers(agreement, len(items), self.device)
         own = host_sums(bucket, groups, headers)
         chosen, bad = self._choose(bucket, own, density)
-        found = self._zeros(hosts.count * max(room.bytes for room in plan.shards))
+        merges = not self._options.gathers(density, self._sizes, hosts)
+        goes = merges and plan.goes_by_owners
+        found = self._zeros(hosts.count * (plan.owner_bytes if goes else plan.bytes))
         sent = 0
         if groups.across is not None:
-            assert hosts.shard is not None
-            room = plan.shards[hosts.shard]
-            header = headers.row(bad, _are_zero(own))
-            message = self._message(bucket, room, header, own, chosen)
-            messages = gather(groups.across, message)
+            go = self._by_owners if goes else self._gather
+            messages, sent = go(bucket, plan, own, chosen, bad, headers)
             found[: messages.numel()] = messages.view(-1)
-            sent = (hosts.count - 1) * room.bytes
         every = gather(groups.local, found)
-        merges = not self._options.gathers(density, self._sizes, hosts)
         finite = []
         for shard, room in enumerate(plan.shards):
-            messages = every[shard, : hosts.count * room.bytes].view(hosts.count, -1)
+            parts = plan.parts[shard] if goes else [room]
+            width = max(part.bytes for part in parts)
+            messages = every[shard, : hosts.count * width].view(hosts.count, width)
             headers.compare(messages, hosts.across(shard))
-            all_zero = headers.all_zero(messages)
-            if shard == hosts.shard:
-                self._skip_updates(bucket, all_zero, headers)
-            came = self._read(room, messages, all_zero, headers)
-            rows = None if came is None else came.rows
-            if merges and came is not None:
-                kept, lost, are_finite = self._select(came, plan.owned[shard], all_zero)
-                kept = kept._replace(values=kept.values.to(torch.float32))
-                rows = kernels().sparse.mark([kept], room.of.size)
-                finite.append(are_finite)
-                if shard == hosts.shard:
-                    self._return_dropped(bucket, room, chosen, rows)
-                    self._keep_lost(bucket, plan, lost)
-            finite.append(self._write(room, messages, rows, lambda n: bucket.items[n].flat))
+            if goes:
+                finite += self._write_owners(bucket, plan, shard, messages, chosen, headers)
+            else:
+                finite += self._write_all(bucket, plan, shard, messages, merges, chosen, headers)
         bad = headers.bad | ~torch.stack(finite).all()
         return DeviceOutcome(None, sent, bad, headers.findings)
+
+    def _gather(
+        self,
+        bucket: Bucket,
+        plan: _Plan,
+        own: Sequence[torch.Tensor],
+        chosen: Any,
+        bad: torch.Tensor,
+        headers: Headers,
+    ) -> tuple[torch.Tensor, int]:
+        """Every host's message about this local shard, and how many bytes this rank sent."""
+        across, hosts = self.groups.across, self.groups.hosts
+        assert across is not None
+        assert hosts.shard is not None
+        room = plan.shards[hosts.shard]
+        header = headers.row(bad, _are_zero(own))
+        message = self._message(room, header, _uncompressed(bucket, room, own, hosts.shard), chosen)
+        return gather(across, message), (hosts.count - 1) * room.bytes
+
+    def _write_all(
+        self,
+        bucket: Bucket,
+        plan: _Plan,
+        shard: int,
+        messages: torch.Tensor,
+        merges: bool,
+        chosen: Any,
+        headers: Headers,
+    ) -> list[torch.Tensor]:
+        """Write a local shard's averages of all hosts' messages; whether all was finite."""
+        room, mine = plan.shards[shard], shard == self.groups.hosts.shard
+        all_zero = headers.all_zero(messages)
+        if mine:
+            self._skip_updates(bucket, all_zero, headers)
+        came = self._read(room, messages, all_zero, headers)
+        rows, finite = None if came is None else came.rows, []
+        if merges and came is not None:
+            kept, lost, are_finite = self._select(came, plan.owned[shard], all_zero)
+            kept = kept._replace(values=kept.values.to(torch.float32))
+            rows = kernels().sparse.mark([kept], room.of.size)
+            finite.append(are_finite)
+            if mine:
+                self._return_dropped(bucket, room, chosen, rows)
+                self._keep_lost(bucket, plan, lost)
+        return [*finite, self._write(room, messages, rows, lambda n: bucket.items[n].flat)]
+
+    def _to_owners(
+        self,
+        bucket: Bucket,
+        plan: _Plan,
+        own: Sequence[torch.Tensor],
+        chosen: Any,
+        bad: torch.Tensor,
+        headers: Headers,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Send to each host what it owns.
+
+        Returns:
+            What came from each host of what this rank owns; and for each parameter whether it is
+            all zero on every host.
+        """
+        across, hosts, to = self.groups.across, self.groups.hosts, plan.to_owners
+        assert across is not None
+        assert hosts.shard is not None
+        header = headers.row(bad, _are_zero(own))
+        messages = self._zeros(hosts.count * to.bytes).view(hosts.count, -1)
+        for room, row, part in zip(to.rooms, messages, to.split(chosen), strict=True):
+            uncompressed = _uncompressed(bucket, room, own, hosts.shard)
+            row[: room.bytes] = self._message(room, header, uncompressed, part)
+        came = exchange(across, messages)
+        headers.compare(came, hosts.across(hosts.shard))
+        all_zero = headers.all_zero(came)
+        self._skip_updates(bucket, all_zero, headers)
+        return came[:, : to.rooms[hosts.own].bytes], all_zero
+
+    def _by_owners(
+        self,
+        bucket: Bucket,
+        plan: _Plan,
+        own: Sequence[torch.Tensor],
+        chosen: Any,
+        bad: torch.Tensor,
+        headers: Headers,
+    ) -> tuple[torch.Tensor, int]:
+        """The owners' messages about this local shard, and how many bytes this rank sent."""
+        across, hosts, to = self.groups.across, self.groups.hosts, plan.to_owners
+        assert across is not None
+        came, all_zero = self._to_owners(bucket, plan, own, chosen, bad, headers)
+        room = to.rooms[hosts.own]
+        found = self._read(room, came, all_zero, headers)
+        kept = kernels().top_k.Entries.empty(0, self._values, self.device)
+        bad = headers.bad
+        if found is not None:
+            kept, lost, are_finite = self._select(found, room.bounds, all_zero)
+            bad = bad | ~are_finite
+            for number, start, limits in room.segments:
+                left = self._left_from(bucket, number, start)
+                kernels().sparse.add_at(left, lost, limits)
+        sums = []
+        if room.of.uncompressed_count:
+            sums.append(uncompressed_sum([came[:, room.of.uncompressed_at : room.tail_at]]))
+        # Of the parameters of this message as many stay as one host has sent.
+        kept = kept._replace(
+            places=kept.places[: room.capacity], values=kept.values[: room.capacity]
+        )
+        message = self._zeros(to.bytes)
+        message[: room.bytes] = self._message(room, headers.row(bad, all_zero), sums, kept)
+        return gather(across, message), 2 * (hosts.count - 1) * to.bytes
+
+    def _write_owners(
+        self,
+        bucket: Bucket,
+        plan: _Plan,
+        shard: int,
+        messages: torch.Tensor,
+        chosen: Any,
+        headers: Headers,
+    ) -> list[torch.Tensor]:
+        """Write a local shard's averages of its owners' messages; whether all was finite."""
+        finite = []
+        sent = plan.to_owners.split(chosen) if shard == self.groups.hosts.shard else None
+        for host, room in enumerate(plan.parts[shard]):
+            message = messages[host : host + 1, : room.bytes]
+            came = self._read(room, message, headers.all_zero(message), headers)
+            rows = None if came is None else came.rows
+            if sent is not None and rows is not None:
+                for number, start, limits in room.segments:
+                    left = self._left_from(bucket, number, start)
+                    kernels().sparse.add_at(left, sent[host], limits, rows)
+            finite.append(self._write(room, message, rows, lambda n: bucket.items[n].flat))
+        return finite
 
     def reduce_scatter(
         self, items: list[Item], agreement: Agreement, steps: int, out: Flat
     ) -> DeviceOutcome:
         """The first half of *region*: `out` gets the average of what this rank owns."""
-        across, hosts = self.groups.across, self.groups.hosts
-        assert across is not None
-        assert hosts.shard is not None
-        density = self._options.density_after(steps)
+        hosts, density = self.groups.hosts, self._options.density_after(steps)
         bucket = Bucket(items, self._partition)
-        to = self._plan(bucket, density).to_owners
+        plan = self._plan(bucket, density)
         headers = Headers(agreement, len(items), self.device)
         own = host_sums(bucket, self.groups, headers)
         chosen, bad = self._choose(bucket, own, density)
-        header = headers.row(bad, _are_zero(own))
-        messages = self._zeros(hosts.count * to.bytes).view(hosts.count, -1)
-        for room, row, part in zip(to.rooms, messages, to.split(chosen), strict=True):
-            row[: room.bytes] = self._message(bucket, room, header, own, part)
-        came = exchange(across, messages)
-        headers.compare(came, hosts.across(hosts.shard))
-        all_zero = headers.all_zero(came)
-        self._skip_updates(bucket, all_zero, headers)
-        room = to.rooms[hosts.own]
-        came = came[:, : room.bytes]
+        came, all_zero = self._to_owners(bucket, plan, own, chosen, bad, headers)
+        room = plan.to_owners.rooms[hosts.own]
         found = self._read(room, came, all_zero, headers)
         finite = self._write(room, came, None if found is None else found.rows, lambda _: out)
-        sent = (hosts.count - 1) * to.bytes
+        sent = (hosts.count - 1) * plan.to_owners.bytes
         return DeviceOutcome(None, sent, headers.bad | ~finite, headers.findings)
 
     def room(self, counts: Sequence[int], of: Message, density: float) -> _Room:
@@ -327,7 +468,7 @@ class DeviceTopK:
 
         By chunk it is always that many.
         """
-        if self._options.by == "tensor":
+        if not self.by_chunk:
             return min(count_of(density, count), size)
         chunk = self._partition.chunk
         k = count_of(density, chunk)
@@ -348,7 +489,7 @@ class DeviceTopK:
         Nothing is sent then, nor without a local shard.
         """
         hosts, top_k = self.groups.hosts, kernels().top_k
-        plan, by_tensor = self._plan(bucket, density), self._options.by == "tensor"
+        plan, by_tensor = self._plan(bucket, density), not self.by_chunk
         flags = torch.zeros(1, dtype=torch.int32, device=self.device)
         capacity = 0 if hosts.shard is None else plan.shards[hosts.shard].capacity
         entries = top_k.Entries.empty(capacity, self._values, self.device)
@@ -395,28 +536,32 @@ class DeviceTopK:
             place += x.numel()
 
     def _message(
-        self,
-        bucket: Bucket,
-        room: _Room,
-        header: torch.Tensor,
-        own: Sequence[torch.Tensor],
-        entries: Any,
+        self, room: _Room, header: torch.Tensor, uncompressed: Sequence[torch.Tensor], entries: Any
     ) -> torch.Tensor:
-        """A message about what this rank has of its host's sums."""
-        shard = self.groups.hosts.shard
-        assert shard is not None
+        """A message.
+
+        Args:
+            room: of it.
+            header: as bytes.
+            uncompressed: the small parameters' elements, fp32.
+            entries: of the others.
+        """
         message = self._zeros(room.bytes)
         message[: len(header)] = header
-        parts = []
-        for number, start, stop in room.of.uncompressed:
-            first = bucket.local_shards[number][shard][0]
-            parts.append(own[number][start - first : stop - first].to(torch.float32))
-        if parts:
-            uncompressed = torch.cat(parts).view(torch.uint8)
-            message[room.of.uncompressed_at : room.tail_at] = uncompressed
+        if uncompressed:
+            numbers = torch.cat(list(uncompressed)).view(torch.uint8)
+            message[room.of.uncompressed_at : room.tail_at] = numbers
         length = torch.empty(1, dtype=torch.int64, device=self.device)
         kernels().places.write(entries, room.of.size, message[room.tail_at :], length)
         return message
+
+    def _left_from(self, bucket: Bucket, number: int, start: int) -> torch.Tensor:
+        """A parameter's new residual, from one of its elements on."""
+        shard = self.groups.hosts.shard
+        assert shard is not None
+        left: Any = self._send_residual.left(bucket.items[number].name)
+        found: torch.Tensor = left[start - bucket.local_shards[number][shard][0] :]
+        return found
 
     def _skip_updates(self, bucket: Bucket, all_zero: torch.Tensor, headers: Headers) -> None:
         """Leave the residuals of what is all zero everywhere where they are."""
@@ -532,6 +677,17 @@ class DeviceTopK:
 
     def _zeros(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.uint8, device=self.device)
+
+
+def _uncompressed(
+    bucket: Bucket, room: _Room, own: Sequence[torch.Tensor], shard: int
+) -> list[torch.Tensor]:
+    """The elements of small parameters that a message has, of a host's sums, in fp32."""
+    found = []
+    for number, start, stop in room.of.uncompressed:
+        first = bucket.local_shards[number][shard][0]
+        found.append(own[number][start - first : stop - first].to(torch.float32))
+    return found
 
 
 def _are_zero(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -56,6 +56,11 @@ def uncompressed_mean(payloads: Sequence[torch.Tensor], ranks: int) -> torch.Ten
     return _reduced(torch.cat(list(payloads), dim=1).view(torch.float32), "avg", ranks)
 
 
+def uncompressed_sum(payloads: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As `uncompressed_mean`, the sum."""
+    return _reduced(torch.cat(list(payloads), dim=1).view(torch.float32), "sum", 1)
+
+
 def put(out: torch.Tensor, values: torch.Tensor) -> None:
     """Overwrite a gradient, flat, by fp32 numbers, each rounded once."""
     if out.dtype == torch.float32:
