@@ -23,6 +23,7 @@ import threading
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from pycollective.config import BUILD_TORCH_BACKEND, VERSION
 from pycollective.errors import ConfigurationError
@@ -45,7 +46,12 @@ def load() -> ModuleType:
         ImportError: none fits; says what there is and how one is built.
     """
     with _one_at_a_time:
-        return sys.modules.get(NAME) or _load()
+        return loaded() or _load()
+
+
+def loaded() -> Any:
+    """Return the shim, or None: then no process group has pycollective's backend."""
+    return sys.modules.get(NAME)
 
 
 def described() -> str:

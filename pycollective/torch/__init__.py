@@ -5,8 +5,8 @@ torch.distributed.init_process_group("pycollective")     # then DDP, FSDP2, DTen
 ddp.register_comm_hook(None, pycollective.torch.all_reduce_hook)
 pycollective.torch.stats()                               # what was sent to other hosts
 
-`pycollective.torch.ordered` gives the same bits over any other backend, and needs no part
-compiled for torch.
+`pycollective.torch.ordered` gives the same bits over any other backend, and states of compression
+work over any. They need no part compiled for torch.
 """
 
 from __future__ import annotations
@@ -22,6 +22,16 @@ except ImportError as error:
     raise ImportError(f"pycollective.torch needs PyTorch: {INSTALL_TORCH}") from error
 
 from pycollective.torch import ordered
+from pycollective.torch.compression.adam import hold_second_moment
+from pycollective.torch.compression.fsdp import CompressedReduceScatter, fsdp_parameters
+from pycollective.torch.compression.hooks import int8_hook, one_bit_hook, top_k_hook
+from pycollective.torch.compression.states import (
+    Int8State,
+    OneBitState,
+    TopKState,
+    compressed_all_reduce,
+    compressed_reduce_scatter,
+)
 
 try:
     loading.load()
@@ -29,7 +39,7 @@ except ImportError as error:
     _missing = str(error)
 
     def __getattr__(name: str) -> Any:
-        if name in __all__:
+        if name in ("all_reduce_hook", "in_order", "stats"):
             raise ImportError(_missing)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -40,16 +50,6 @@ except ImportError as error:
         dist.Backend.register_backend("pycollective", _refuse, devices=["cpu"])
 else:
     from pycollective.torch.backend import register, stats
-    from pycollective.torch.compression.adam import hold_second_moment
-    from pycollective.torch.compression.fsdp import CompressedReduceScatter, fsdp_parameters
-    from pycollective.torch.compression.hooks import int8_hook, one_bit_hook, top_k_hook
-    from pycollective.torch.compression.states import (
-        Int8State,
-        OneBitState,
-        TopKState,
-        compressed_all_reduce,
-        compressed_reduce_scatter,
-    )
     from pycollective.torch.hooks import all_reduce_hook, in_order
 
     register()

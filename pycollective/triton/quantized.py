@@ -149,8 +149,10 @@ def _store_int8(
         shifted = c * times[:, None] + _TO_INTEGER
         error = c - (shifted - _TO_INTEGER) * scale[:, None]
         tl.store(left + chunk + within, error, mask=mask)
-        byte = shifted.to(tl.int32, bitcast=True).to(tl.uint8)
-        tl.store(data[:, None] + within, byte, mask=mask)
+        # ptxas (12.8 to 13.0) makes a conversion of storing the lowest byte of a sum's register. So
+        # the word, which is positive, goes through an operation of integers first.
+        word = tl.maximum(shifted.to(tl.int32, bitcast=True), 0)
+        tl.store(data[:, None] + within, word.to(tl.uint8), mask=mask)
 
 
 @triton.jit

@@ -404,14 +404,16 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 x = torch.ones(3)
 ordered.all_reduce(x, "avg")
 print(x.tolist())
+state = pycollective.torch.OneBitState([("w", torch.zeros(3, requires_grad=True))])
+print(pycollective.torch.compressed_all_reduce(x, state, "w"), x.tolist())
+state.close()
 dist.destroy_process_group()
 """
 
 
-def test_ordered_calls_need_no_shim():
+def test_ordered_calls_and_compression_need_no_shim():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=100, cwd=ROOT
     )
-    assert done.stdout.splitlines() == ["no shim fits", "no shim fits", "[1.0, 1.0, 1.0]"], (
-        done.stderr
-    )
+    x = "[1.0, 1.0, 1.0]"
+    assert done.stdout.splitlines() == [*2 * ["no shim fits"], x, f"True {x}"], done.stderr

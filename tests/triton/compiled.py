@@ -164,7 +164,12 @@ def compiled(
 
 
 def needs(compiled: Any, folder: Path) -> tuple[int, int]:
-    """What ptxas says: (registers of a thread, bytes that it keeps in memory for want of them)."""
+    """What ptxas says: (registers of a thread, bytes that it keeps in memory for want of them).
+
+    Raises:
+        AssertionError: its code is not what the PTX says, as a GPU has shown: to store a float's
+            lowest byte, it converted the float.
+    """
     text = compiled.asm["ptx"]
     (folder / "kernel.ptx").write_text(text)
     tool = get_ptxas(compiled.metadata.target.arch).path
@@ -173,5 +178,10 @@ def needs(compiled: Any, folder: Path) -> tuple[int, int]:
     done = subprocess.run(
         [*command, "-o", folder / "kernel.cubin"], capture_output=True, text=True, check=True
     )
+    dump = Path(tool).with_name("cuobjdump")
+    code = subprocess.run(
+        [dump, "-sass", folder / "kernel.cubin"], capture_output=True, text=True, check=True
+    )
+    assert "F2IP" not in code.stdout
     [registers] = re.findall(r"Used (\d+) registers", done.stderr)
     return int(registers), sum(map(int, re.findall(r"(\d+) bytes spill stores", done.stderr)))

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pycollective import _torch
 from pycollective.agree import agree
 from pycollective.bootstrap.attach import host_identity
 from pycollective.bootstrap.init import simulated_hosts
@@ -19,6 +18,7 @@ from pycollective.compression.groups import Bytes, Group, GroupMaker, Groups
 from pycollective.compression.partition import Hosts
 from pycollective.errors import ConfigurationError
 from pycollective.placement import number_hosts
+from pycollective.shim import loading
 from pycollective.torch import ordered
 
 # By its name since torch 2.13, and before.
@@ -84,7 +84,9 @@ class OfProcessGroup:
     def average_soon(self, tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Begin to average one tensor."""
         if self._ours:
-            return _torch.average(self._group, tensor)
+            future: torch.futures.Future[torch.Tensor]
+            future = loading.loaded().average(self._group, tensor)
+            return future
         work = ordered.all_reduce(tensor, "avg", self._group, async_op=True)
         assert work is not None
         return work.get_future()
@@ -95,7 +97,8 @@ class OfProcessGroup:
     @cached_property
     def _ours(self) -> bool:
         """Whether the group's backend for these tensors is pycollective; kept, as hooks ask."""
-        return isinstance(self._backend(), _torch.Backend)
+        shim = loading.loaded()
+        return shim is not None and isinstance(self._backend(), shim.Backend)
 
     def abort(self, reason: str) -> None:
         """Let nobody wait; over other backends peers wait until this process ends."""

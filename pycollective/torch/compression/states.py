@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pycollective import _torch
 from pycollective.compression.arrays import Floats
 from pycollective.compression.feedback import Common, Compress, ErrorFeedback, Options, Shape
 from pycollective.compression.quantized import QuantizedOptions
@@ -25,6 +24,7 @@ from pycollective.torch.compression.devices.feedback import DeviceFeedback
 from pycollective.torch.compression.devices.quantized import DeviceQuantizedOptions
 from pycollective.torch.compression.devices.sparse import DeviceSparseOptions
 from pycollective.torch.compression.groups import OfProcessGroup, group_maker
+from pycollective.torch.ordered.calls import fail
 from pycollective.torch.ordered.group import Streams
 from pycollective.torch.worker import Worker
 from pycollective.typing import Between, By, Exchange, Values
@@ -311,7 +311,7 @@ class State:
                 average()
             except BaseException as error:
                 feedback.give_up()
-                _torch.fail(future, error)
+                fail(future, error)
             else:
                 future.set_result(buffer)
 

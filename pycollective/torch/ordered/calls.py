@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from pycollective.dtypes import TRAITS
 from pycollective.errors import CollectiveTimeout, ConfigurationError
+from pycollective.shim import loading
 from pycollective.torch.ordered.group import Call, OrderedGroup, Streams
 from pycollective.triton.formats import name_of
 
@@ -321,7 +321,7 @@ def _on_streams(
 
 def fail(future: torch.futures.Future[Any], error: BaseException) -> None:
     """End a future with an error, which DDP's reducer raises too."""
-    shim = sys.modules.get("pycollective._torch")
+    shim = loading.loaded()
     if shim is not None:
         shim.fail(future, error)
     else:
