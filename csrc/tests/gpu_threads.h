@@ -2,7 +2,9 @@
 // pointers.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "engine/gpu/device_group.h"
@@ -15,50 +17,67 @@
 
 namespace pycollective::testing {
 
-// Floats in a GPU's memory, and a stream of their own.
+// The stream of a GPU's that no kernel is ever put on, the same for all threads. Its context is
+// current. A GPU has 32 queues at most, and streams that share one may wait for each other: so
+// tests make few.
+inline CUstream stream_beside(int device) {
+  static std::mutex mutex;
+  static std::map<int, CUstream> streams;
+  const std::lock_guard lock(mutex);
+  CUstream& stream = streams[device];
+  if (stream == nullptr) OK(driver().cuStreamCreate(&stream, cuda::CU_STREAM_NON_BLOCKING));
+  return stream;
+}
+
+// Floats in a GPU's memory, and a stream of their own, once it is asked for.
 class Array {
  public:
   Array(int device, std::size_t count) : gpu_(cuda::Gpu::at(device)), bytes_(4 * count) {
     const Current current(gpu_.context());
-    OK(driver().cuStreamCreate(&stream_, cuda::CU_STREAM_NON_BLOCKING));
-    OK(driver().cuStreamCreate(&beside_, cuda::CU_STREAM_NON_BLOCKING));
+    beside_ = stream_beside(device);
     OK(driver().cuMemAlloc(&memory_, bytes_));
     OK(driver().cuMemsetD32Async(memory_, 0xA5A5A5A5, count, beside_));
     OK(driver().cuStreamSynchronize(beside_));
   }
   ~Array() {
-    CHECK(idle_in(kLongest));
+    CHECK(stream_ == nullptr || idle_in(kLongest));
     const Current current(gpu_.context());
-    OK(driver().cuStreamDestroy(stream_));
-    OK(driver().cuStreamDestroy(beside_));
+    if (stream_ != nullptr) OK(driver().cuStreamDestroy(stream_));
     OK(driver().cuMemFree(memory_));
   }
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
 
   int device() const { return gpu_.traits().ordinal; }
-  CUstream stream() const { return stream_; }
+  CUstream stream() const {
+    std::call_once(made_, [this] {
+      const Current current(gpu_.context());
+      OK(driver().cuStreamCreate(&stream_, cuda::CU_STREAM_NON_BLOCKING));
+    });
+    return stream_;
+  }
   void* data() const { return reinterpret_cast<void*>(memory_); }
   std::size_t count() const { return bytes_ / 4; }
 
-  // Both in the stream's order.
+  // While nothing on a stream uses them.
   void write(const Data& data) const {
     const Current current(gpu_.context());
     CHECK(data.size() == bytes_);
     OK(driver().cuMemcpyAsync(memory_, reinterpret_cast<CUdeviceptr>(data.data()), bytes_,
-                              stream_));
-    OK(driver().cuStreamSynchronize(stream_));
+                              beside_));
+    OK(driver().cuStreamSynchronize(beside_));
   }
-  Data read() const { return read(stream_); }
+  // In the stream's order.
+  Data read() const { return read(stream()); }
   // What is there at this moment, whatever the stream has still to do.
   Data look() const { return read(beside_); }
   bool idle() const {
     const Current current(gpu_.context());
-    return is_idle(stream_);
+    return is_idle(stream());
   }
   bool idle_in(double seconds) const {
     const Current current(gpu_.context());
-    return is_idle_in(stream_, seconds);
+    return is_idle_in(stream(), seconds);
   }
 
  private:
@@ -72,7 +91,9 @@ class Array {
 
   cuda::Gpu& gpu_;
   const std::size_t bytes_;
-  CUstream stream_ = nullptr, beside_ = nullptr;
+  mutable std::once_flag made_;
+  mutable CUstream stream_ = nullptr;
+  CUstream beside_ = nullptr;
   CUdeviceptr memory_ = 0;
 };
 
@@ -163,7 +184,9 @@ class GpuThreads : public ThreadRanks {
   std::vector<std::shared_ptr<Communicator>> group_;
 };
 
-inline Request all_reduce(const Array& from, const Array& to, bool ends) {
+// On the output's stream, unless another is named.
+inline Request all_reduce(const Array& from, const Array& to, bool ends,
+                          CUstream stream = nullptr) {
   CHECK(from.device() == to.device() && from.count() == to.count());
   Request request;
   request.kind = OpKind::kAllReduce;
@@ -171,7 +194,7 @@ inline Request all_reduce(const Array& from, const Array& to, bool ends) {
   request.count = from.count();
   request.input = from.data();
   request.output = to.data();
-  request.location = {to.device(), to.stream(), ends};
+  request.location = {to.device(), stream != nullptr ? stream : to.stream(), ends};
   return request;
 }
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "tests/calls.h"
+#include "tests/cases.h"
 #include "tests/gpu_threads.h"
 
 namespace pycollective::testing {
@@ -102,8 +103,8 @@ void many_in_flight(GpuThreads& ranks, std::size_t count) {
       inputs.back()->write(turns[i].of(r));
     }
     for (std::size_t i = 0; i < kCalls; ++i) {
-      Request request = all_reduce(*inputs[i], *outputs[i], i % 3 == 0);
-      request.location.stream = outputs[i % 2]->stream();
+      const Request request =
+          all_reduce(*inputs[i], *outputs[i], i % 3 == 0, outputs[i % 2]->stream());
       works.push_back(ranks.at(r).submit(request, nullptr));
     }
     for (const auto& work : works) CHECK(work->wait(kLongest, {}));
@@ -319,42 +320,56 @@ void blocks_of_who_goes_on_are_not() {
   CHECK(seconds_since(begin) < kSoon);
 }
 
-void by_kernels() {
-  blocks_of_who_ends_are_waited_for();
-  blocks_of_who_goes_on_are_not();
+void by_kernels(Cases& cases) {
+  cases.run("blocks of who ends are waited for", blocks_of_who_ends_are_waited_for);
+  cases.run("blocks of who goes on are not", blocks_of_who_goes_on_are_not);
   const int most = GpuThreads::that_fit(8);
   CHECK(most >= (driver().devices < 3 ? 6 : 8));
-  for (const std::size_t count : {std::size_t{1000}, std::size_t{70'001}}) {
-    GpuThreads ranks(4);
-    many_threads_and_streams(ranks, count, 6, true);
-  }
-  for (const int n : {2, most}) {
-    GpuThreads ranks(n);
-    many_in_flight(ranks, 3000);
-  }
+  for (const std::size_t count : {std::size_t{1000}, std::size_t{70'001}})
+    cases.run("many threads and streams", [&] {
+      GpuThreads ranks(4);
+      many_threads_and_streams(ranks, count, 6, true);
+    });
+  for (const int n : {2, most})
+    cases.run("many in flight", [&] {
+      GpuThreads ranks(n);
+      many_in_flight(ranks, 3000);
+    });
   for (const bool ends : {true, false}) {
-    for (int tries = 1; !abort_ends_all(4, ends); ++tries) CHECK(tries < 5);
-    a_wait_that_is_too_long_says_for_whom(3, ends);
-    calls_that_differ_move_nothing(3, GpuThreads::Way::kKernels, ends);
+    cases.run("abort ends all", [&] {
+      for (int tries = 1; !abort_ends_all(4, ends); ++tries) CHECK(tries < 5);
+    });
+    cases.run("a wait that is too long says for whom",
+              [&] { a_wait_that_is_too_long_says_for_whom(3, ends); });
+    cases.run("calls that differ move nothing",
+              [&] { calls_that_differ_move_nothing(3, GpuThreads::Way::kKernels, ends); });
   }
-  abort_tells_what_is_pending(3);
-  close_beside_running_kernels(4, 1000);
-  close_beside_running_kernels(2, 100'000);
+  cases.run("abort tells what is pending", [] { abort_tells_what_is_pending(3); });
+  cases.run("close beside running kernels, 4 ranks", [] { close_beside_running_kernels(4, 1000); });
+  cases.run("close beside running kernels, 2 ranks",
+            [] { close_beside_running_kernels(2, 100'000); });
 }
 
-void by_way_of_the_host() {
-  GpuThreads threads(3, GpuThreads::Way::kHost), one(2, GpuThreads::Way::kHost);
-  many_threads_and_streams(threads, 3000, 3, false);
-  many_in_flight(one, 70'001);
-  calls_that_differ_move_nothing(3, GpuThreads::Way::kHost, true);
+void by_way_of_the_host(Cases& cases) {
+  cases.run("many threads and streams by way of the host", [] {
+    GpuThreads ranks(3, GpuThreads::Way::kHost);
+    many_threads_and_streams(ranks, 3000, 3, false);
+  });
+  cases.run("many in flight by way of the host", [] {
+    GpuThreads ranks(2, GpuThreads::Way::kHost);
+    many_in_flight(ranks, 70'001);
+  });
+  cases.run("calls that differ move nothing by way of the host",
+            [] { calls_that_differ_move_nothing(3, GpuThreads::Way::kHost, true); });
 }
 
 }  // namespace
 }  // namespace pycollective::testing
 
 int main() {
-  pycollective::testing::by_kernels();
-  pycollective::testing::by_way_of_the_host();
+  pycollective::testing::Cases cases;
+  pycollective::testing::by_kernels(cases);
+  pycollective::testing::by_way_of_the_host(cases);
   std::puts("cuda group: passed");
   return 0;
 }

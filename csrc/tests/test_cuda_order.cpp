@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "tests/calls.h"
+#include "tests/cases.h"
 #include "tests/gpu_threads.h"
 
 namespace pycollective::testing {
@@ -98,9 +99,13 @@ struct Blocking {
   CUstream stream = nullptr;
 };
 
-void launches_follow_the_calls_on_each_kind_of_stream() {
+void launches_follow_the_calls_on_streams_of_their_own() {
   const Array zero(GpuThreads::device(0), 1), one(GpuThreads::device(1), 1);
   launches_follow_the_calls({{zero.stream(), zero.stream()}, {one.stream(), one.stream()}});
+}
+
+// On one GPU both ranks' would be the same stream, where the second never begins.
+void launches_follow_the_calls_on_default_and_blocking_streams() {
   launches_follow_the_calls({{nullptr, nullptr}, {nullptr, nullptr}});
   const Blocking left(0), right(1);
   launches_follow_the_calls({{left.stream, nullptr}, {right.stream, nullptr}});
@@ -214,11 +219,8 @@ void a_wait_says_what_has_failed() {
 }
 
 // While the driver answers nobody, a peer dies for whom a kernel waits: the kernel is told all the
-// same. On a driver that is no stand-in this cannot be played.
-void a_dead_peer_is_told_before_the_driver_is_asked(bool ends) {
-  void* const library = dlopen(driver().library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  const auto lock = reinterpret_cast<void (*)(int)>(dlsym(library, "standinLock"));
-  if (lock == nullptr) return;
+// same. `lock`: the stand-in's, which takes the driver's lock or gives it back.
+void a_dead_peer_is_told_before_the_driver_is_asked(void (*lock)(int), bool ends) {
   const pid_t child = fork();
   if (child == 0)
     for (;;) pause();
@@ -281,13 +283,27 @@ void a_dead_peer_is_told_before_the_driver_is_asked(bool ends) {
 }
 
 void all() {
-  launches_follow_the_calls_on_each_kind_of_stream();
-  other_streams_wait_for_nobody();
-  for (const End end : {End::kAbort, End::kMismatch, End::kTimeout, End::kClose})
-    turns_are_passed_on(end);
-  a_turn_that_never_comes_is_told();
-  a_wait_says_what_has_failed();
-  for (const bool ends : {true, false}) a_dead_peer_is_told_before_the_driver_is_asked(ends);
+  Cases cases;
+  cases.run("launches follow the calls on streams of their own",
+            launches_follow_the_calls_on_streams_of_their_own);
+  const char* const on_others = "launches follow the calls on default and blocking streams";
+  if (driver().devices < 2)
+    Cases::skip(on_others, "each rank needs a GPU of its own");
+  else
+    cases.run(on_others, launches_follow_the_calls_on_default_and_blocking_streams);
+  cases.run("other streams wait for nobody", other_streams_wait_for_nobody);
+  cases.run("turns are passed on by an abort", [] { turns_are_passed_on(End::kAbort); });
+  cases.run("turns are passed on by a mismatch", [] { turns_are_passed_on(End::kMismatch); });
+  cases.run("turns are passed on by a timeout", [] { turns_are_passed_on(End::kTimeout); });
+  cases.run("turns are passed on by close", [] { turns_are_passed_on(End::kClose); });
+  cases.run("a turn that never comes is told", a_turn_that_never_comes_is_told);
+  cases.run("a wait says what has failed", a_wait_says_what_has_failed);
+  void* const library = dlopen(driver().library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const auto lock = reinterpret_cast<void (*)(int)>(dlsym(library, "standinLock"));
+  const char* const dead = "a dead peer is told before the driver is asked";
+  if (lock == nullptr) return Cases::skip(dead, "only the stand-in's lock can be held");
+  for (const bool ends : {true, false})
+    cases.run(dead, [&] { a_dead_peer_is_told_before_the_driver_is_asked(lock, ends); });
 }
 
 }  // namespace

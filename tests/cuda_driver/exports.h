@@ -120,7 +120,6 @@ CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsi
   X(cuStreamBeginCapture, 10010, cuStreamBeginCapture_v2)                        \
   X(cuStreamEndCapture, 10000, cuStreamEndCapture)                               \
   X(cuGraphInstantiateWithFlags, 11040, cuGraphInstantiateWithFlags)             \
-  X(cuGraphInstantiate, 12000, cuGraphInstantiateWithFlags)                      \
   X(cuGraphLaunch, 10000, cuGraphLaunch)                                         \
   X(cuGraphExecDestroy, 10000, cuGraphExecDestroy)                               \
   X(cuGraphDestroy, 10000, cuGraphDestroy)                                       \

@@ -462,7 +462,7 @@ CUgraphExec end(CUstream stream) {
   CUgraph graph = nullptr;
   OK(cu().cuStreamEndCapture(stream, &graph));
   CUgraphExec executable = nullptr;
-  OK(cu().cuGraphInstantiate(&executable, graph, 0));
+  OK(cu().cuGraphInstantiateWithFlags(&executable, graph, 0));
   OK(cu().cuGraphDestroy(graph));
   return executable;
 }
