@@ -149,8 +149,8 @@ def _store_int8(
         shifted = c * times[:, None] + _TO_INTEGER
         error = c - (shifted - _TO_INTEGER) * scale[:, None]
         tl.store(left + chunk + within, error, mask=mask)
-        # ptxas (12.8 to 13.0) makes a conversion of storing the lowest byte of a sum's register. So
-        # the word, which is positive, goes through an operation of integers first.
+        # Of Triton 3.6's code ptxas (12.8 to 13.0) makes a conversion, where the lowest byte of a
+        # sum's register is stored. So the word, which is positive, meets an operation of integers.
         word = tl.maximum(shifted.to(tl.int32, bitcast=True), 0)
         tl.store(data[:, None] + within, word.to(tl.uint8), mask=mask)
 
