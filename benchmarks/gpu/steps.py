@@ -154,16 +154,16 @@ def checks(small: bool = False) -> list[Step]:
     """What is checked and measured, in this order; `small` only shows that all works."""
     return [
         Step("driver report", _pycollective("doctor"), 30, ("extension",)),
-        *(_native(path.stem, 60) for path in _more_native_tests()),
-        *_peers_of_one_process(small),
-        *_peers_of_two_processes(small),
-        *_by_the_host(small),
         _triton_kernels("reduce", small),
         _triton_kernels("quantized", small),
         _triton_kernels("pack", small, shown.triton_packing),
         _triton_kernels("sparse", small, shown.triton_sparse),
         _over_nccl("DDP", "ddp", small, shown.ddp_over_nccl),
         _over_nccl("ordered", "ordered", small, shown.over_nccl),
+        *(_native(path.stem, 60) for path in _more_native_tests()),
+        *_peers_of_one_process(small),
+        *_peers_of_two_processes(small),
+        *_by_the_host(small),
         *_arrays(),
         *_sanitized(),
         *_less_important(small),
@@ -230,7 +230,7 @@ def _by_the_host(small: bool) -> list[Step]:
     steps = []
     narrow = ("-d", "float32", "--operation", "all_reduce") if small else ()
     for ranks in (2,) if small else (2, 4, 8):
-        quick = ("--quick",) if small or ranks > 4 else ()
+        quick = ("--quick",) if small or ranks > 2 else ()
         verify = _pycollective(*("verify", "--device", "cuda", "-n", str(ranks)), *quick, *narrow)
         steps.append(Step(f"verify, {ranks} processes", verify, 90))
     return [*steps, _bench(2, small)]
