@@ -44,7 +44,7 @@ class Cases {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   static constexpr unsigned kLongestCase = 500;  // seconds
 #else
-  static constexpr unsigned kLongestCase = 45;
+  static constexpr unsigned kLongestCase = 55;
 #endif
 
   static void say(const char* text) {

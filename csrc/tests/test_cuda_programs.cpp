@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "tests/cases.h"
 #include "tests/device_calls.h"
 
 namespace pycollective::testing {
@@ -262,15 +263,19 @@ int main(int count, char** arguments) {
   parts_fit_their_slots();
   threads_meet_where_places_are_shared();
   Devices devices;
-  what_cannot_be_is_refused_by_name(devices);
+  Cases cases;
+  cases.run("what cannot be is refused by name",
+            [&] { what_cannot_be_is_refused_by_name(devices); });
   std::size_t calls = 0;
   for (int n = 1; n <= most; ++n) {
     // In the small slots three programs of eight ranks have no room for nodes of float64: to add,
     // to average, to multiply.
-    calls += every_program(devices, n, false, 8192, 1, n == 8 ? 9 : 0);
-    calls += every_program(devices, n, true, 65536, 2, 0);
+    std::printf("%d ranks\n", n);
+    cases.run("in small slots",
+              [&] { calls += every_program(devices, n, false, 8192, 1, n == 8 ? 9 : 0); });
+    cases.run("in large slots", [&] { calls += every_program(devices, n, true, 65536, 2, 0); });
   }
   CHECK(most < 8 || calls >= 8300);  // of all that the files hold for one host
-  std::printf("%zu calls on %d devices\n", calls, devices.size());
+  std::printf("%zu calls on %d GPU%s\n", calls, devices.size(), devices.size() == 1 ? "" : "s");
   return 0;
 }
