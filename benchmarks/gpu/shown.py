@@ -61,6 +61,11 @@ def nothing(measured: Measured) -> list[Shown]:
     return []
 
 
+def skipped(measured: Measured) -> list[Shown]:
+    """Of a native test: the cases that it has left out, and why."""
+    return [Shown(case, "", why_not=why) for case, why in measured.items()]
+
+
 def peer_kernels(m: Measured) -> list[Shown]:
     """Of peer_kernels; two-shot is held to its target where a rank has 64 MiB or more."""
     rows = [Shown("bare launch", number(m["bare_launch_us"]), "us")]

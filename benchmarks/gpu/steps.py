@@ -83,10 +83,21 @@ def bench_rows(said: str) -> dict[str, Any]:
     }
 
 
+def skipped_cases(said: str) -> dict[str, Any]:
+    """Why a native test has left cases out, by case."""
+    return dict(re.findall("^(.+): skipped, (.+)$", said, re.MULTILINE))
+
+
 def _native(name: str, limit: float) -> Step:
     """One of the native tests, beside the files that it reads."""
-    command = (str(NATIVE / name),)
-    return Step(f"native {name}", command, limit, DRIVER, folder=ROOT / "csrc" / "tests")
+    return Step(
+        f"native {name}",
+        (str(NATIVE / name),),
+        *(limit, DRIVER),
+        reads=skipped_cases,
+        folder=ROOT / "csrc" / "tests",
+        shows=shown.skipped,
+    )
 
 
 def _measured(

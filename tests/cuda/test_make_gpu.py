@@ -224,6 +224,7 @@ def test_all_that_can_run_on_the_stand_in_does(tmp_path, gpus, multiprocessors, 
     ):
         assert became[name] == "ok"
     measured = {step["name"]: step["measured"] for step in record["steps"]}
+    assert bool(measured["native test_cuda_order"]) is (gpus == 1)
     assert measured["arrays of own, 2 processes"] == {"own": "0 wrong with DeviceArray"}
     assert {row["wrong"] for row in measured["bench, 2 processes"].values()} == {"0"}
     for case in ("replay", "killed", "timeout"):
