@@ -215,7 +215,7 @@ def steps_of_top_k(comm, topology, dtype, options):
     [
         ("4x1", "float32", {"exchange": "region"}),
         ("2x2", "bfloat16", {"exchange": "gather", "values": "float32"}),
-        ("4x1", "bfloat16", {"exchange": "region", "by": "chunk", "decay": 0.9}),
+        ("4x1", "bfloat16", {"exchange": "region", "by": "chunk", "decay": 0.9, "density": 0.2}),
         ("1,3", "float16", {"exchange": "region", "values": "float16", "warm_up": 2}),
         *(
             pytest.param(*each, marks=pytest.mark.storm)
