@@ -191,6 +191,9 @@ def ddp_over_nccl(m: Measured) -> list[Shown]:
         return [Shown("NCCL with ranks that share a GPU", "", why_not=m["refused"])]
     rows = []
     for name, row in m.items():
+        if "refused" in row:
+            rows.append(Shown(name, "", why_not=row["refused"]))
+            continue
         same = row["digest"] == row["cpu_digest"]
         rows.append(Shown(f"{name}: a step", number(row["ms"]), "ms"))
         if not name.startswith("own"):

@@ -70,6 +70,7 @@ def of_two_ranks(
             print(out, err, file=sys.stderr)
         lines = [line for out, err in said for line in (out + err).splitlines() if "rror" in line]
         return {"refused": (lines or ["no words"])[-1][:_WIDTH]}
+    print(said[0][1], file=sys.stderr)
     found: dict[str, Any] = json.loads(said[0][0].strip().splitlines()[-1])
     return found
 
