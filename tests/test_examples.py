@@ -15,8 +15,12 @@ from tests.launchers import Forks, Torchrun
 
 COMMANDS = {program.stem: run_all.commands(program) for program in run_all.programs()}
 # Ranks of these are forks: what they show does not depend on how ranks start.
-FORKED = ["ddp", "fsdp", "fsdp_bf16_wire", "nccl_same_bits", "tensor_parallel", "zero"]
+FORKED = [
+    *("compressed_on_gpus", "ddp", "fsdp", "fsdp_bf16_wire", "nccl_same_bits"),
+    *("tensor_parallel", "zero"),
+]
 SHOWS = {
+    "compressed_on_gpus": r"gloo: .* weights \w{16} on all ranks; 4\.7 MB sent .* 120\.4 MB",
     "ddp": r"of the digits right; weights \w{16} with large and small buckets",
     "fsdp": r"loss 2\.\d+; weights \w{16} under FSDP2, HSDP and DDP",
     "fsdp_bf16_wire": r"travelled as bf16 \(18\.9 MB from a rank\) or as fp32 \(37\.0 MB\)",
