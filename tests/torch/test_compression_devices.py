@@ -5,8 +5,9 @@ There is no device here: tensors are the CPU's, streams a stand-in, kernels are 
 
 from __future__ import annotations
 
+import itertools
 import sys
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from unittest import mock
 
 import numpy as np
@@ -32,7 +33,7 @@ from pycollective.torch.compression.devices.residuals import ScaledTensor
 from pycollective.torch.compression.groups import OfProcessGroup, group_maker
 from pycollective.torch.compression.states import OfTensor
 from tests.torch import cpu_kernels
-from tests.torch.compressed import HOOKS, digest_of, group_of, ranks_of, state_of
+from tests.torch.compressed import HOOKS, Bucket, digest_of, group_of, ranks_of, state_of
 from tests.torch.groups import Gradient, standing_group
 from tests.torch.on_devices import (
     NoWaits,
@@ -124,6 +125,8 @@ class Pair:
     def differs(self):
         """What differs between the two states."""
         found = []
+        if self.codec == "top_k" and self.cpu.density != self.device.density:
+            found.append("the next step's density")
         counts = [state.stats() for state in (self.cpu, self.device)]
         for each in counts:  # a device makes room for what turns out to be all zero
             each.pop("residual_bytes")
@@ -350,6 +353,63 @@ def test_a_damaged_message_is_told_to_every_rank(ranks):
         assert lost
 
 
+@contextmanager
+def writing(number, wrong):
+    """Within, `wrong` writes the tail of the message with this number."""
+    write, numbers = cpu_kernels.write, itertools.count()
+
+    def written(*args):
+        (wrong if next(numbers) == number else write)(*args)
+
+    with mock.patch.object(cpu_kernels, "write", written):
+        yield
+
+
+def damaged_shard(comm):
+    """What a rank finds after a step in which rank 1 alone got what no message can hold."""
+    pair = Pair(comm, "top_k", "4x1")
+    out, mine = torch.ones(165), gradients(comm.rank, 0, torch.float32)["w"]
+    with interpreted():
+        with writing(1, lambda *_: None) if comm.rank == 2 else nullcontext():
+            compressed_reduce_scatter(out, mine, pair.device, "w")
+        with pytest.raises(CollectiveMismatch) as raised:
+            pair.device._feedback.meet()  # begins every call, and waits for no other rank
+    pair.close()
+    return str(raised.value), out.isnan().all().item()
+
+
+def test_every_rank_hears_of_a_damaged_message_that_one_has_read(ranks):
+    for rank, (said, lost) in enumerate(ranks(damaged_shard)):
+        assert ("a damaged message" if rank == 1 else "rank(s) [1] have read") in said
+        assert lost
+
+
+def crowded(comm):
+    """What is said of a message in which a segment has the places of all, as many as allowed."""
+    options = {"density": 0.1, "by": "chunk", "chunk": 64, "exchange": "region"}
+    pairs = [(name, torch.zeros(64, 64, requires_grad=True)) for name in ("w", "u")]
+    state = as_on_a_device(pairs, "top_k", "4x1", group_of(comm, "gloo"), **options)
+    write = cpu_kernels.write
+
+    def wrong(entries, size, tail, length):
+        places = torch.arange(len(entries.places), dtype=torch.int32)
+        write(entries._replace(places=places), size, tail, length)
+
+    random = torch.Generator().manual_seed(comm.rank)
+    mine = {name: torch.randn(64, 64, generator=random) for name in ("w", "u")}
+    with interpreted():
+        with writing(1, wrong) if comm.rank == 2 else nullcontext():
+            state.all_reduce(mine)
+        with pytest.raises(CollectiveMismatch):
+            state._feedback.meet()
+    state.close()
+    return all(each.isnan().all().item() for each in mine.values())
+
+
+def test_an_owner_refuses_more_than_it_has_room_for(ranks):
+    assert ranks(crowded) == [True] * 4
+
+
 class Model(torch.nn.Module):
     """Its gradients are what it is given."""
 
@@ -535,6 +595,25 @@ def test_every_rank_learns_of_a_mismatch_at_the_next_step(ranks, topology, what,
         assert "all ranks must make the same calls" in said or "loss scale" in said
 
 
+def mismatched_before_a_hook(comm):
+    """Whether a hook that only averages raises what the call before it met, and then goes on."""
+    model = Model()
+    state = as_on_a_device(model, "one_bit", "1x4", group_of(comm, "gloo"))
+    bucket = Bucket(model, gradients(comm.rank, 0, torch.float32))
+    with interpreted():
+        state.set_loss_scale(2.0 if comm.rank == 3 else 1.0)
+        state.all_reduce({"w": torch.ones(5, 132)})
+        with pytest.raises(CollectiveMismatch):
+            HOOKS["one_bit"](state, bucket)
+        HOOKS["one_bit"](state, bucket).wait()
+    state.close()
+    return bucket.buffer().isfinite().all().item()
+
+
+def test_a_hook_that_only_averages_tells_of_a_mismatch(ranks):
+    assert ranks(mismatched_before_a_hook) == [True] * 4
+
+
 def given_up(comm):
     """What a rank sees after a step with a mismatch that rank 1 alone gives up."""
     pairs = [(name, torch.zeros(shape, requires_grad=True)) for name, shape in TWINS.items()]
@@ -584,6 +663,8 @@ def waited(comm, gives_up):
     state._streams.done = False
     late(state.close)
     state.close()
+    with mock.patch.object(OfProcessGroup, "timeout", 0.01):
+        assert state.stats()["steps"] == (not gives_up)  # waits for nothing any more
     return said
 
 
@@ -633,12 +714,12 @@ def test_what_cannot_be_on_a_device_is_refused_by_name(ranks):
         assert "Triton, which cannot be imported" in triton
 
 
-def mixed(comm):
-    """What a rank is told whose tensors go by another backend of the group than others'."""
+def mixed(comm, backend, kind):
+    """What a rank is told whose tensors are on another kind of device than others'."""
     standing_group(comm)
-    group = dist.new_group(backend="cpu:gloo,xpu:fake")
+    group = dist.new_group(backend=f"cpu:gloo,{kind}:{backend}")
     pairs = [("w", torch.zeros(64, 64, requires_grad=True))]
-    device = torch.device("xpu", 0) if comm.rank == 1 else torch.device("cpu")
+    device = torch.device(kind, 0) if comm.rank == 1 else torch.device("cpu")
     with (
         mock.patch.object(states, "_device_of", return_value=device),
         mock.patch.object(states, "streams_of", return_value=Streams() if comm.rank == 1 else None),
@@ -648,11 +729,12 @@ def mixed(comm):
     return str(raised.value)
 
 
-def test_ranks_on_cpus_and_on_devices_of_another_backend_are_told(ranks):
-    for said in ranks(mixed):
+@pytest.mark.parametrize(("backend", "kind"), [("fake", "xpu"), ("gloo", "cuda")])
+def test_ranks_on_cpus_and_on_devices_are_told(ranks, backend, kind):
+    for said in ranks(mixed, backend, kind):
         assert "rank(s) [1] were given something else" in said
-        assert "'backend': 'fake'}; rank 0 {" in said
-        assert said.endswith("'backend': 'gloo'}")
+        assert f"'backend': '{backend}', 'device': '{kind}'}}; rank 0 {{" in said
+        assert said.endswith("'backend': 'gloo', 'device': 'cpu'}")
 
 
 def elsewhere(comm):

@@ -114,7 +114,8 @@ def group_maker(group: dist.ProcessGroup | None, device: torch.device | None) ->
 
     Those have its backend, and meet where it met. Their collectives do not mix with others.
 
-    Ranks whose tensors go by different backends of the group ("cpu:gloo,cuda:nccl") are told so.
+    Ranks whose tensors are on different kinds of devices are told so, also where these go by
+    different backends of the group ("cpu:gloo,cuda:nccl"): not all that is sent is alike.
 
     Args:
         group: of torch's.
@@ -142,7 +143,8 @@ def group_maker(group: dist.ProcessGroup | None, device: torch.device | None) ->
                 f"take tensors on {where}"
             )
         backend = of._get_backend(where).name()
-        return {"hosts": simulated_hosts(dist.get_world_size()), "backend": backend}
+        hosts = simulated_hosts(dist.get_world_size())
+        return {"hosts": hosts, "backend": backend, "device": where.type}
 
     return GroupMaker(caller, told, lambda between: _groups(of, caller, where, between))
 

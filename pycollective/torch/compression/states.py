@@ -264,7 +264,7 @@ class State:
             if self._exchange_thread.busy:  # with what a backward has issued that was given up
                 self._exchange_thread.drain()
             if isinstance(feedback, DeviceFeedback):
-                feedback.settle()
+                feedback.meet()
             self._skips_compression = feedback.is_dense_for_good
         bucket_key = number, buffer.numel(), buffer.dtype, buffer.device
         # A bucket that was looked at once costs no more than in a dense hook.
@@ -616,7 +616,10 @@ class TopKState(State):
 
     @property
     def density(self) -> float:
-        """The density of the step under way, or of the next."""
+        """The density of the step under way, or of the next.
+
+        On devices it waits until the last step has ended.
+        """
         return self._options.density_after(self._feedback.steps_since_start)
 
 

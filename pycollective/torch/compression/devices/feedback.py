@@ -65,10 +65,14 @@ class DeviceFeedback(ErrorFeedback):
 
     # Steps.
 
+    @property
+    def steps_since_start(self) -> int:
+        self.settle()  # between steps
+        return super().steps_since_start
+
     def begin(self, of_backward: bool = False) -> None:
         self.give_up()  # one that is unfinished
-        self.settle()
-        self._raise_mismatch()
+        self.meet()
         super().begin(of_backward)
         self._to_learn = []
 
@@ -109,12 +113,13 @@ class DeviceFeedback(ErrorFeedback):
         assert isinstance(whole, OfProcessGroup)
         wait_for(event, whole.timeout, f"{self.name}: {what}")
 
-    def _raise_mismatch(self) -> None:
-        """Raise once what `settle` has found: all ranks do, at their next collective call.
+    def meet(self) -> None:
+        """Settle, and raise once what that finds: all ranks do, at their next collective call.
 
         Raises:
             CollectiveMismatch: ranks called different things in the last step.
         """
+        self.settle()
         error, self._mismatch = self._mismatch, None
         if error is not None:
             with self.groups.telling():
@@ -126,8 +131,7 @@ class DeviceFeedback(ErrorFeedback):
 
     def _together(self, what: str, given: Callable[[], Told[_T]]) -> _T:
         self.in_step()  # gives up what an unfinished backward has begun
-        self.settle()
-        self._raise_mismatch()
+        self.meet()
         return super()._together(what, given)
 
     def close(self) -> None:
@@ -138,6 +142,7 @@ class DeviceFeedback(ErrorFeedback):
             # Also for calls of a step that some rank has given up: groups end what is under way.
             self._wait(self._streams.event(), "all calls before close")
         finally:
+            self._ended = None  # what was not learnt in time is lost with what was held
             super().close()
 
     def stats(self) -> dict[str, Any]:
@@ -151,7 +156,7 @@ class DeviceFeedback(ErrorFeedback):
         headers = self._compare_calls(agreement, self.is_dense_for_good)
         self.groups.all.average([flat.part(0, flat.count) for flat in flats])
         bad = headers.bad | ~_all_finite(flats)
-        return DeviceOutcome(None, None, bad, headers.findings)
+        return DeviceOutcome(None, None, bad, headers.differs, headers.findings)
 
     def _compare_calls(self, agreement: Agreement, in_all: bool) -> Headers:
         """As `check_same_call`, whose messages these are; the host looks later.
@@ -205,7 +210,12 @@ class DeviceFeedback(ErrorFeedback):
         outcome = self.codec.reduce_scatter(items, agreement, self.steps_since_start, out)
         assert isinstance(outcome, DeviceOutcome)
         headers.findings.append(outcome.findings)
-        return replace(outcome, bad=outcome.bad | headers.bad, findings=headers.findings)
+        return replace(
+            outcome,
+            bad=outcome.bad | headers.bad,
+            differs=outcome.differs | headers.differs,
+            findings=headers.findings,
+        )
 
     def _complete_shard(self, name: str, out: Flat, outcome: Outcome) -> None:
         assert isinstance(outcome, DeviceOutcome)
@@ -217,10 +227,18 @@ class DeviceFeedback(ErrorFeedback):
             mine = Scaled(error.values[start : start + out.count], error.scale)
             put(part, part.to(torch.float32) + self._there(mine))
         bad = outcome.bad | ~_all_finite([out])
-        bad = gather(self.groups.all, bad.view(1).to(torch.uint8)).bool().any()
-        part.masked_fill_(bad, torch.nan)
-        what = f"reduce_scatter of {name!r}"
-        self._find(what, outcome.findings, bad, lambda found: not found.any())
+        found_here = bad.to(torch.uint8) | outcome.differs.to(torch.uint8) << 1
+        told = gather(self.groups.all, found_here.view(1))
+        part.masked_fill_(told.bool().any(), torch.nan)
+
+        def read(found: Bytes) -> bool:
+            if ranks := np.flatnonzero(found > 1).tolist():
+                raise CollectiveMismatch(
+                    f"compressed exchange: rank(s) {ranks} have read what does not fit"
+                )
+            return not found.any()
+
+        self._find(f"reduce_scatter of {name!r}", outcome.findings, told, read)
 
     def _there(self, error: Scaled) -> torch.Tensor:
         """A carried error, in the step's loss scale, on the device."""
@@ -229,7 +247,7 @@ class DeviceFeedback(ErrorFeedback):
     def _find(
         self, what: str, findings: Findings, last: torch.Tensor, read: Callable[[Bytes], bool]
     ) -> None:
-        """Let the host learn of a call, and of `last`, bools."""
+        """Let the host learn of a call, and of `last`, bools or bytes."""
         findings.add(last.to(torch.uint8), read)
         call = f"{what} in step {self.steps + 1}"
         self._to_learn.append(findings.send(self._streams, lambda event: self._wait(event, call)))

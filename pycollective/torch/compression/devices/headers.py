@@ -35,7 +35,8 @@ class Headers:
 
     Attributes:
         bytes: how long one is.
-        bad: whether something was not finite, or headers differed; a bool on the device.
+        bad: whether something was not finite, or `differs`; a bool on the device.
+        differs: whether headers differed, or a message was damaged; a bool on the device.
         findings: what the host is to know: it raises where headers differ.
     """
 
@@ -47,8 +48,8 @@ class Headers:
         self._fields = upload(row, device)[:_BITS]
         self._shifts = torch.arange(8, dtype=torch.uint8, device=device)
         self._none = torch.zeros(items, dtype=torch.bool, device=device)
-        self._differs = torch.zeros((), dtype=torch.bool, device=device)
-        self.bad = self._differs
+        self.differs = torch.zeros((), dtype=torch.bool, device=device)
+        self.bad = self.differs
         self.findings = Findings()
 
     def row(
@@ -64,7 +65,7 @@ class Headers:
         flags = fields[_FLAGS]
         if not_finite is not None:
             flags = torch.cat([not_finite.view(1).to(torch.uint8) * NOT_FINITE, flags[1:]])
-        digest = fields[_DIGEST] ^ (self._differs.to(torch.uint8) * 0xFF)
+        digest = fields[_DIGEST] ^ (self.differs.to(torch.uint8) * 0xFF)
         padded = torch.nn.functional.pad(
             self._none if zero is None else zero, (0, -self._items % 8)
         ).to(torch.uint8)
@@ -82,9 +83,9 @@ class Headers:
         agreed = slice(_DIGEST.start, _SCALE.stop)
         differs = (heads[:, agreed] != self._fields[agreed]).any()
         differs |= (heads[:, _COUNT] != self._fields[_COUNT]).any()
-        self._differs = self._differs | differs
+        self.differs = self.differs | differs
         not_finite = (heads[:, _FLAGS.start] & NOT_FINITE).bool().any()
-        self.bad = self.bad | self._differs | not_finite
+        self.bad = self.bad | self.differs | not_finite
 
         def read(found: Bytes) -> bool:
             return all(each.finite for each in read_headers(list(found), self._mine, senders))
@@ -93,8 +94,8 @@ class Headers:
 
     def refuse(self, malformed: torch.Tensor) -> None:
         """Note whether messages hold what they cannot: (1,) of bool."""
-        self._differs = self._differs | malformed.any()
-        self.bad = self.bad | self._differs
+        self.differs = self.differs | malformed.any()
+        self.bad = self.bad | self.differs
 
         def read(found: Bytes) -> bool:
             if found.any():

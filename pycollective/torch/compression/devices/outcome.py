@@ -16,10 +16,13 @@ class DeviceOutcome(Outcome):
 
     Attributes:
         finite: None: the host does not know yet.
-        bad: whether something was not finite, or ranks called different things: () of bool.
+        bad: whether something was not finite, or `differs`: () of bool.
+        differs: whether this rank has read that ranks called different things, or what no message
+            can hold: () of bool.
         findings: what the host is to know.
     """
 
     finite: None
     bad: torch.Tensor
+    differs: torch.Tensor
     findings: Findings

@@ -84,7 +84,7 @@ class DeviceQuantized:
             results[: means.numel()] = means.view(-1)
             sent = 2 * (hosts.count - 1) * layout.own.message_bytes
         self._write(bucket, layout, gather(groups.local, results), headers)
-        return DeviceOutcome(None, sent, headers.bad, headers.findings)
+        return DeviceOutcome(None, sent, headers.bad, headers.differs, headers.findings)
 
     def reduce_scatter(
         self, items: list[Item], agreement: Agreement, steps: int, out: Flat
@@ -106,7 +106,7 @@ class DeviceQuantized:
             part.masked_fill_(all_zero[segment.item], 0)
         bad = headers.bad | ~torch.isfinite(out.part(0, out.count)).all()
         sent = (hosts.count - 1) * layout.own.message_bytes
-        return DeviceOutcome(None, sent, bad, headers.findings)
+        return DeviceOutcome(None, sent, bad, headers.differs, headers.findings)
 
     def commit(self) -> None:
         """Make the step's new residuals those that the next begins with."""

@@ -307,7 +307,7 @@ class DeviceTopK:
             else:
                 finite += self._write_all(bucket, plan, shard, messages, merges, chosen, headers)
         bad = headers.bad | ~torch.stack(finite).all()
-        return DeviceOutcome(None, sent, bad, headers.findings)
+        return DeviceOutcome(None, sent, bad, headers.differs, headers.findings)
 
     def _gather(
         self,
@@ -399,10 +399,11 @@ class DeviceTopK:
         room = to.rooms[hosts.own]
         found = self._read(room, came, all_zero, headers)
         kept = kernels().top_k.Entries.empty(0, self._values, self.device)
-        bad = headers.bad
+        finite = self._zeros(1)[0] == 0
         if found is not None:
-            kept, lost, are_finite = self._select(found, room.bounds, all_zero)
-            bad = bad | ~are_finite
+            kept, lost, finite = self._select(found, room.bounds, all_zero)
+            # Of a segment all hosts send as many, or a message is wrong.
+            headers.refuse(kept.count > room.capacity)
             for number, start, limits in room.segments:
                 left = self._left_from(bucket, number, start)
                 kernels().sparse.add_at(left, lost, limits)
@@ -411,10 +412,13 @@ class DeviceTopK:
             sums.append(uncompressed_sum([came[:, room.of.uncompressed_at : room.tail_at]]))
         # Of the parameters of this message as many stay as one host has sent.
         kept = kept._replace(
-            places=kept.places[: room.capacity], values=kept.values[: room.capacity]
+            places=kept.places[: room.capacity],
+            values=kept.values[: room.capacity],
+            count=kept.count.clamp(max=room.capacity),
         )
+        header = headers.row(headers.bad | ~finite, all_zero)
         message = self._zeros(to.bytes)
-        message[: room.bytes] = self._message(room, headers.row(bad, all_zero), sums, kept)
+        message[: room.bytes] = self._message(room, header, sums, kept)
         return gather(across, message), 2 * (hosts.count - 1) * to.bytes
 
     def _write_owners(
@@ -455,7 +459,8 @@ class DeviceTopK:
         found = self._read(room, came, all_zero, headers)
         finite = self._write(room, came, None if found is None else found.rows, lambda _: out)
         sent = (hosts.count - 1) * plan.to_owners.bytes
-        return DeviceOutcome(None, sent, headers.bad | ~finite, headers.findings)
+        bad = headers.bad | ~finite
+        return DeviceOutcome(None, sent, bad, headers.differs, headers.findings)
 
     def room(self, counts: Sequence[int], of: Message, density: float) -> _Room:
         """Messages about these segments of parameters of so many elements."""
