@@ -36,7 +36,11 @@ def of_two_ranks(
         usual: the number where none is given.
 
     Returns:
-        What rank 0's call returned, or {"refused": words} if a rank failed. None on a rank.
+        What rank 0's call returned, or {"refused": words} if NCCL takes no such ranks. None on a
+        rank.
+
+    Raises:
+        SystemExit: a rank failed.
     """
     if "--rank" in sys.argv:
         number, device, port = sys.argv[2:5]
@@ -68,8 +72,7 @@ def of_two_ranks(
     if any(each.returncode for each in ranks):
         for out, err in said:
             print(out, err, file=sys.stderr)
-        lines = [line for out, err in said for line in (out + err).splitlines() if "rror" in line]
-        return {"refused": (lines or ["no words"])[-1][:_WIDTH]}
+        sys.exit(1)
     print(said[0][1], file=sys.stderr)
     found: dict[str, Any] = json.loads(said[0][0].strip().splitlines()[-1])
     return found
@@ -85,6 +88,10 @@ def _on_a_rank(on_a_rank: Any, number: int, device: torch.device, port: int) -> 
     store = dist.TCPStore("127.0.0.1", port, RANKS, is_master=rank == 0, wait_for_workers=False)
     timeout = timedelta(seconds=60)
     dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS, timeout=timeout)
+    try:
+        dist.all_reduce(torch.zeros(1, device=device))  # in which NCCL connects, or refuses
+    except dist.DistBackendError as error:
+        return {"refused": str(error).strip().splitlines()[-1][:_WIDTH]}
     found: dict[str, Any] = on_a_rank(number, device)
     dist.destroy_process_group()
     return found
