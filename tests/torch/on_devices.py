@@ -60,9 +60,10 @@ class Interpreted:
 
         def launch(*args):
             NoWaits.inside_kernel = True
-            made = found(*args)
-            NoWaits.inside_kernel = False
-            return made
+            try:
+                return found(*args)
+            finally:
+                NoWaits.inside_kernel = False
 
         return launch
 
