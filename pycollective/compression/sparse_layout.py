@@ -249,11 +249,13 @@ class Segments:
     Attributes:
         bounds: where each begins in the local shard's places; one more, where the last ends.
         items: of each which parameter it is of.
+        starts: of each its first element there.
         owners: of each the host that owns it.
     """
 
     bounds: Numbers
     items: Numbers
+    starts: Numbers
     owners: Numbers
 
 
@@ -297,7 +299,7 @@ class Layout:
         owners = np.repeat(np.arange(len(every)), [of.items.size for of in every])
         ordered = np.lexsort((starts, items))
         bounds = np.concatenate([[0], np.cumsum(sizes[ordered])])
-        return Segments(bounds, items[ordered], owners[ordered])
+        return Segments(bounds, items[ordered], starts[ordered], owners[ordered])
 
     @cached_property
     def local_shards(self) -> Space:

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from pycollective.compression.arrays import Flat, Item
 from pycollective.compression.bucket import Agreement, Bucket, ByBucket
-from pycollective.compression.groups import Bytes, Groups
+from pycollective.compression.groups import Groups
 from pycollective.compression.partition import Partition
 from pycollective.compression.quantized import (
     Layout,
@@ -30,8 +29,14 @@ from pycollective.torch.compression.devices.groups import exchange, gather
 from pycollective.torch.compression.devices.headers import Headers
 from pycollective.torch.compression.devices.kernels import load
 from pycollective.torch.compression.devices.outcome import DeviceOutcome
-from pycollective.torch.compression.devices.residuals import DeviceResiduals
-from pycollective.torch.compression.devices.sums import copy_all, host_sums, put, uncompressed_mean
+from pycollective.torch.compression.devices.residuals import DeviceResiduals, skip_updates
+from pycollective.torch.compression.devices.sums import (
+    are_zero,
+    copy_all,
+    host_sums,
+    put,
+    uncompressed_mean,
+)
 
 
 @dataclass(frozen=True)
@@ -125,20 +130,12 @@ class DeviceQuantized:
         across, hosts = self._groups.across, self._groups.hosts
         assert across is not None
         assert hosts.shard is not None
-        zero = ~torch.stack([part.any() for part in own])
         messages, not_finite = self._quantize(bucket, layout, own)
-        messages[:, : headers.bytes] = headers.row(not_finite, zero)
+        messages[:, : headers.bytes] = headers.row(not_finite, are_zero(own))
         came = exchange(across, messages)
         headers.compare(came, hosts.across(hosts.shard))
         all_zero = headers.all_zero(came)
-
-        def keep_residuals(found: Bytes) -> bool:
-            for item_index in np.flatnonzero(found):
-                for each in self.residuals.values():
-                    each.skip_update(bucket.items[item_index].name)
-            return True
-
-        headers.findings.add(all_zero.to(torch.uint8), keep_residuals)
+        skip_updates(self.residuals.values(), bucket, all_zero, headers.findings)
         return came, all_zero
 
     def _quantize(

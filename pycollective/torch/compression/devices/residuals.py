@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
+import numpy as np
 import torch
 
 from pycollective.compression.arrays import Floats
+from pycollective.compression.bucket import Bucket
+from pycollective.compression.groups import Bytes
 from pycollective.compression.residuals import Residuals, Scaled
+from pycollective.torch.compression.devices.findings import Findings
 
 
 class ScaledTensor(Scaled):
@@ -43,3 +48,24 @@ class DeviceResiduals(Residuals):
     def set(self, name: str, held: Any, scale: float) -> None:
         values: Any = torch.tensor(held, dtype=torch.float32, device=self._device)
         self._held[name] = ScaledTensor(values, scale)
+
+
+def skip_updates(
+    residuals: Collection[Residuals], bucket: Bucket, all_zero: torch.Tensor, findings: Findings
+) -> None:
+    """Leave the residuals as they were of what is all zero on every host; the host learns later.
+
+    Args:
+        residuals: of the codec.
+        bucket: of the call.
+        all_zero: which of its parameters are: (items,) of bool.
+        findings: of the call.
+    """
+
+    def skip(found: Bytes) -> bool:
+        for number in np.flatnonzero(found):
+            for each in residuals:
+                each.skip_update(bucket.items[number].name)
+        return True
+
+    findings.add(all_zero.to(torch.uint8), skip)

@@ -21,7 +21,7 @@ import torch
 
 from pycollective.compression.arrays import Flat, Item
 from pycollective.compression.bucket import Agreement, Bucket, ByBucket
-from pycollective.compression.groups import Bytes, Groups
+from pycollective.compression.groups import Groups
 from pycollective.compression.partition import Numbers, Partition
 from pycollective.compression.residuals import Residuals
 from pycollective.compression.sparse import SparseOptions, count_of
@@ -31,8 +31,9 @@ from pycollective.torch.compression.devices.groups import exchange, gather
 from pycollective.torch.compression.devices.headers import Headers, upload
 from pycollective.torch.compression.devices.kernels import load
 from pycollective.torch.compression.devices.outcome import DeviceOutcome
-from pycollective.torch.compression.devices.residuals import DeviceResiduals
+from pycollective.torch.compression.devices.residuals import DeviceResiduals, skip_updates
 from pycollective.torch.compression.devices.sums import (
+    are_zero,
     copy_all,
     host_sums,
     put,
@@ -89,8 +90,7 @@ class _Room:
         capacity: how many all of them have.
         tail_at: where their places begin in a message, bytes.
         bytes: how long a message is.
-        segments: of each its parameter, its first element, and where it begins and ends among the
-            places, int64.
+        bounds: where segments lie in it.
     """
 
     def __init__(
@@ -99,10 +99,7 @@ class _Room:
         self.of, self.counts, self.capacity = of, list(counts), sum(counts)
         self.tail_at = of.uncompressed_at + 4 * of.uncompressed_count
         self.bytes = self.tail_at + kernels().places.tail_bound(self.capacity, of.size, values)
-        self.bounds = _Bounds(of.offsets, of.items, device)
-        self.segments = list(
-            zip(of.items.tolist(), of.starts.tolist(), self.bounds.limits, strict=True)
-        )
+        self.bounds = _Bounds(of.offsets, of.items, of.starts, device)
 
 
 class _Bounds:
@@ -111,20 +108,16 @@ class _Bounds:
     Attributes:
         bounds: int64: where each begins; one more, where the last ends.
         items: int64: of each which parameter of the call it is of.
-        numbers: the same for the host.
-        firsts: how far each begins behind the first of its parameter.
-        limits: of each where it begins and ends, int64.
+        segments: of each its parameter, its first element there, and where it begins and ends among
+            the places, int64.
     """
 
-    def __init__(self, bounds: Numbers, items: Numbers, device: torch.device) -> None:
+    def __init__(
+        self, bounds: Numbers, items: Numbers, starts: Numbers, device: torch.device
+    ) -> None:
         self.bounds, self.items = upload(bounds, device), upload(items, device)
-        self.numbers = items.tolist()
-        starts = dict(zip(reversed(self.numbers), reversed(bounds[:-1].tolist()), strict=True))
-        self.firsts = [
-            first - starts[number]
-            for number, first in zip(self.numbers, bounds[:-1].tolist(), strict=True)
-        ]
-        self.limits = [self.bounds[at : at + 2] for at in range(len(items))]
+        limits = [self.bounds[at : at + 2] for at in range(len(items))]
+        self.segments = list(zip(items.tolist(), starts.tolist(), limits, strict=True))
 
     def within(self, places: torch.Tensor) -> torch.Tensor:
         """In which segment places are, or the one before whose end they begin."""
@@ -150,7 +143,9 @@ class _Plan:
         self.numbers = [n for n, item in enumerate(bucket.items) if not item.uncompressed]
         self.shards = [codec.room(counts, of, density) for of in layout.local_shards.messages]
         segments = [layout.segments(shard) for shard in range(hosts.shards)]
-        self.owned = [_Bounds(each.bounds, each.items, codec.device) for each in segments]
+        self.owned = [
+            _Bounds(each.bounds, each.items, each.starts, codec.device) for each in segments
+        ]
         self.owners = [each.owners.tolist() for each in segments]
         wanted = [count_of(density, counts[n]) for n in self.numbers]
         self.wanted = upload(np.array(wanted, np.int64), codec.device)
@@ -288,21 +283,21 @@ class DeviceTopK:
         own = host_sums(bucket, groups, headers)
         chosen, bad = self._choose(bucket, own, density)
         merges = not self._options.gathers(density, self._sizes, hosts)
-        goes = merges and plan.goes_by_owners
-        found = self._zeros(hosts.count * (plan.owner_bytes if goes else plan.bytes))
+        by_owners = merges and plan.goes_by_owners
+        found = self._zeros(hosts.count * (plan.owner_bytes if by_owners else plan.bytes))
         sent = 0
         if groups.across is not None:
-            go = self._by_owners if goes else self._gather
-            messages, sent = go(bucket, plan, own, chosen, bad, headers)
+            between_hosts = self._by_owners if by_owners else self._gather
+            messages, sent = between_hosts(bucket, plan, own, chosen, bad, headers)
             found[: messages.numel()] = messages.view(-1)
         every = gather(groups.local, found)
         finite = []
         for shard, room in enumerate(plan.shards):
-            parts = plan.parts[shard] if goes else [room]
+            parts = plan.parts[shard] if by_owners else [room]
             width = max(part.bytes for part in parts)
             messages = every[shard, : hosts.count * width].view(hosts.count, width)
             headers.compare(messages, hosts.across(shard))
-            if goes:
+            if by_owners:
                 finite += self._write_owners(bucket, plan, shard, messages, chosen, headers)
             else:
                 finite += self._write_all(bucket, plan, shard, messages, merges, chosen, headers)
@@ -323,7 +318,7 @@ class DeviceTopK:
         assert across is not None
         assert hosts.shard is not None
         room = plan.shards[hosts.shard]
-        header = headers.row(bad, _are_zero(own))
+        header = headers.row(bad, are_zero(own))
         message = self._message(room, header, _uncompressed(bucket, room, own, hosts.shard), chosen)
         return gather(across, message), (hosts.count - 1) * room.bytes
 
@@ -341,7 +336,7 @@ class DeviceTopK:
         room, mine = plan.shards[shard], shard == self.groups.hosts.shard
         all_zero = headers.all_zero(messages)
         if mine:
-            self._skip_updates(bucket, all_zero, headers)
+            skip_updates(self.residuals.values(), bucket, all_zero, headers.findings)
         came = self._read(room, messages, all_zero, headers)
         rows, finite = None if came is None else came.rows, []
         if merges and came is not None:
@@ -350,11 +345,14 @@ class DeviceTopK:
             rows = kernels().sparse.mark([kept], room.of.size)
             finite.append(are_finite)
             if mine:
-                self._return_dropped(bucket, room, chosen, rows)
-                self._keep_lost(bucket, plan, lost)
+                # What nobody got goes back to its sender; what rounding drops stays with the owner.
+                self._add_back(bucket, room.bounds.segments, chosen, rows)
+                owned = zip(plan.owned[shard].segments, plan.owners[shard], strict=True)
+                own = [segment for segment, owner in owned if owner == self.groups.hosts.own]
+                self._add_back(bucket, own, lost)
         return [*finite, self._write(room, messages, rows, lambda n: bucket.items[n].flat)]
 
-    def _to_owners(
+    def _send_to_owners(
         self,
         bucket: Bucket,
         plan: _Plan,
@@ -372,7 +370,7 @@ class DeviceTopK:
         across, hosts, to = self.groups.across, self.groups.hosts, plan.to_owners
         assert across is not None
         assert hosts.shard is not None
-        header = headers.row(bad, _are_zero(own))
+        header = headers.row(bad, are_zero(own))
         messages = self._zeros(hosts.count * to.bytes).view(hosts.count, -1)
         for room, row, part in zip(to.rooms, messages, to.split(chosen), strict=True):
             uncompressed = _uncompressed(bucket, room, own, hosts.shard)
@@ -380,7 +378,7 @@ class DeviceTopK:
         came = exchange(across, messages)
         headers.compare(came, hosts.across(hosts.shard))
         all_zero = headers.all_zero(came)
-        self._skip_updates(bucket, all_zero, headers)
+        skip_updates(self.residuals.values(), bucket, all_zero, headers.findings)
         return came[:, : to.rooms[hosts.own].bytes], all_zero
 
     def _by_owners(
@@ -395,7 +393,7 @@ class DeviceTopK:
         """The owners' messages about this local shard, and how many bytes this rank sent."""
         across, hosts, to = self.groups.across, self.groups.hosts, plan.to_owners
         assert across is not None
-        came, all_zero = self._to_owners(bucket, plan, own, chosen, bad, headers)
+        came, all_zero = self._send_to_owners(bucket, plan, own, chosen, bad, headers)
         room = to.rooms[hosts.own]
         found = self._read(room, came, all_zero, headers)
         kept = kernels().top_k.Entries.empty(0, self._values, self.device)
@@ -404,9 +402,7 @@ class DeviceTopK:
             kept, lost, finite = self._select(found, room.bounds, all_zero)
             # Of a segment all hosts send as many, or a message is wrong.
             headers.refuse(kept.count > room.capacity)
-            for number, start, limits in room.segments:
-                left = self._left_from(bucket, number, start)
-                kernels().sparse.add_at(left, lost, limits)
+            self._add_back(bucket, room.bounds.segments, lost)
         sums = []
         if room.of.uncompressed_count:
             sums.append(uncompressed_sum([came[:, room.of.uncompressed_at : room.tail_at]]))
@@ -438,9 +434,7 @@ class DeviceTopK:
             came = self._read(room, message, headers.all_zero(message), headers)
             rows = None if came is None else came.rows
             if sent is not None and rows is not None:
-                for number, start, limits in room.segments:
-                    left = self._left_from(bucket, number, start)
-                    kernels().sparse.add_at(left, sent[host], limits, rows)
+                self._add_back(bucket, room.bounds.segments, sent[host], rows)
             finite.append(self._write(room, message, rows, lambda n: bucket.items[n].flat))
         return finite
 
@@ -454,7 +448,7 @@ class DeviceTopK:
         headers = Headers(agreement, len(items), self.device)
         own = host_sums(bucket, self.groups, headers)
         chosen, bad = self._choose(bucket, own, density)
-        came, all_zero = self._to_owners(bucket, plan, own, chosen, bad, headers)
+        came, all_zero = self._send_to_owners(bucket, plan, own, chosen, bad, headers)
         room = plan.to_owners.rooms[hosts.own]
         found = self._read(room, came, all_zero, headers)
         finite = self._write(room, came, None if found is None else found.rows, lambda _: out)
@@ -560,23 +554,27 @@ class DeviceTopK:
         kernels().places.write(entries, room.of.size, message[room.tail_at :], length)
         return message
 
-    def _left_from(self, bucket: Bucket, number: int, start: int) -> torch.Tensor:
-        """A parameter's new residual, from one of its elements on."""
+    def _add_back(
+        self,
+        bucket: Bucket,
+        segments: Sequence[tuple[int, int, torch.Tensor]],
+        entries: Any,
+        but: Any = None,
+    ) -> None:
+        """Add entries to this rank's new residuals.
+
+        Args:
+            bucket: of the call.
+            segments: in which they are taken; see `_Bounds`.
+            entries: by the places of `segments`.
+            but: a row whose places are left out.
+        """
         shard = self.groups.hosts.shard
         assert shard is not None
-        left: Any = self._send_residual.left(bucket.items[number].name)
-        found: torch.Tensor = left[start - bucket.local_shards[number][shard][0] :]
-        return found
-
-    def _skip_updates(self, bucket: Bucket, all_zero: torch.Tensor, headers: Headers) -> None:
-        """Leave the residuals of what is all zero everywhere where they are."""
-
-        def keep_residuals(found: Bytes) -> bool:
-            for number in np.flatnonzero(found):
-                self._send_residual.skip_update(bucket.items[number].name)
-            return True
-
-        headers.findings.add(all_zero.to(torch.uint8), keep_residuals)
+        for number, start, limits in segments:
+            left: Any = self._send_residual.left(bucket.items[number].name)
+            first = start - bucket.local_shards[number][shard][0]
+            kernels().sparse.add_at(left[first:], entries, limits, but)
 
     def _read(
         self, room: _Room, messages: torch.Tensor, all_zero: torch.Tensor, headers: Headers
@@ -627,25 +625,6 @@ class DeviceTopK:
         number = torch.arange(entries.places.numel(), device=self.device)
         return torch.where(number < entries.count, entries.places.to(torch.int64) & _MASK, _SPACE)
 
-    def _return_dropped(self, bucket: Bucket, room: _Room, chosen: Any, kept: Any) -> None:
-        """Give back to the residuals what this rank sent and nobody got."""
-        of = zip(room.of.items.tolist(), room.bounds.limits, strict=True)
-        for number, limits in of:
-            left: Any = self._send_residual.left(bucket.items[number].name)
-            kernels().sparse.add_at(left, chosen, limits, kept)
-
-    def _keep_lost(self, bucket: Bucket, plan: _Plan, lost: Any) -> None:
-        """Add to this owner's residuals what rounding the sums has dropped."""
-        hosts = self.groups.hosts
-        assert hosts.shard is not None
-        bounds, owners = plan.owned[hosts.shard], plan.owners[hosts.shard]
-        for number, owner, first, limits in zip(
-            bounds.numbers, owners, bounds.firsts, bounds.limits, strict=True
-        ):
-            if owner == hosts.own:
-                left: Any = self._send_residual.left(bucket.items[number].name)
-                kernels().sparse.add_at(left[first:], lost, limits)
-
     def _write(
         self, room: _Room, messages: torch.Tensor, rows: Any, target: Callable[[int], Flat]
     ) -> torch.Tensor:
@@ -693,8 +672,3 @@ def _uncompressed(
         first = bucket.local_shards[number][shard][0]
         found.append(own[number][start - first : stop - first].to(torch.float32))
     return found
-
-
-def _are_zero(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """As `Bucket.is_zero`: (parts,) of bool."""
-    return ~torch.stack([part.any() for part in parts])

@@ -61,6 +61,11 @@ def uncompressed_sum(payloads: Sequence[torch.Tensor]) -> torch.Tensor:
     return _reduced(torch.cat(list(payloads), dim=1).view(torch.float32), "sum", 1)
 
 
+def are_zero(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """As `Bucket.is_zero`: (parts,) of bool."""
+    return ~torch.stack([part.any() for part in parts])
+
+
 def put(out: torch.Tensor, values: torch.Tensor) -> None:
     """Overwrite a gradient, flat, by fp32 numbers, each rounded once."""
     if out.dtype == torch.float32:
