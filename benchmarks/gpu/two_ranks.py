@@ -11,7 +11,10 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -54,25 +57,38 @@ def of_two_ranks(
     numbers = [each for each in sys.argv[1:] if each != "--cpu"] or [str(usual)]
     device = "cpu" if "--cpu" in sys.argv else "cuda:0"
     command = [sys.executable, "-m", module, "--rank", numbers[0], device, port]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **_OVER_SOCKETS, "RANK": str(rank), "NCCL_HOSTID": f"rank{rank}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        said = [each.communicate(timeout=TIMEOUT) for each in ranks]
-    finally:
+    with ExitStack() as files:
+        outputs = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2 * RANKS)]
+        ranks = [
+            subprocess.Popen(
+                command,
+                env={
+                    **os.environ,
+                    **_OVER_SOCKETS,
+                    "RANK": str(rank),
+                    "NCCL_HOSTID": f"rank{rank}",
+                },
+                stdout=outputs[2 * rank],
+                stderr=outputs[2 * rank + 1],
+            )
+            for rank in range(RANKS)
+        ]
+        end = time.monotonic() + TIMEOUT
+        for each in ranks:
+            with suppress(subprocess.TimeoutExpired):
+                each.wait(max(0.0, end - time.monotonic()))
         for each in ranks:
             each.kill()
+            each.wait()
+        for output in outputs:
+            output.seek(0)
+        written = [output.read() for output in outputs]
+    said = list(zip(written[::2], written[1::2], strict=True))
     if any(each.returncode for each in ranks):
         for out, err in said:
             print(out, err, file=sys.stderr)
-        sys.exit(1)
+        lines = [line for out, err in said for line in (out + err).splitlines() if "rror" in line]
+        return {"refused": (lines or [f"no end, or no words, in {TIMEOUT:.0f} s"])[-1][:_WIDTH]}
     print(said[0][1], file=sys.stderr)
     found: dict[str, Any] = json.loads(said[0][0].strip().splitlines()[-1])
     return found
