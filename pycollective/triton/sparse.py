@@ -29,6 +29,7 @@ from pycollective.triton.top_k import (
     check_space,
     key_of,
     nearest_finite,
+    ones_of,
     tell,
 )
 
@@ -66,17 +67,6 @@ def _mark(places, count, bits, size, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _ones(word):
-    """How many bits of words are 1."""
-    x = word.to(tl.uint32, bitcast=True)
-    x = x - ((x >> 1) & 0x55555555)
-    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
-    x = (x + (x >> 4)) & 0x0F0F0F0F
-    x = x + (x >> 8)
-    return ((x + (x >> 16)) & 63).to(tl.int32)
-
-
-@triton.jit
 def _words_of(bits, tile, words):
     at = tile * WORDS + tl.arange(0, WORDS)
     return tl.load(bits + at, mask=at < words, other=0)
@@ -91,7 +81,7 @@ def _count_tiles(bits, counts, words, tiles, RANKS: tl.constexpr):
     found = tl.zeros((WORDS,), tl.int32)
     for rank in tl.static_range(RANKS):
         found |= _words_of(bits + (row + rank) * words, tile, words)
-    tl.store(counts + program, tl.sum(_ones(found), axis=0))
+    tl.store(counts + program, tl.sum(ones_of(found), axis=0))
 
 
 @triton.jit(do_not_specialize=["tiles"])
@@ -124,10 +114,10 @@ def _sum_of_rows(bits, before, values, tile, words, tiles, capacity, COMBINES: t
             waiting = waiting[:-2] + ((has | other_has, x),)
         else:
             word = _words_of(bits, tile, words)
-            count = _ones(word)
+            count = ones_of(word)
             first = tl.load(before + tile) + tl.cumsum(count, axis=0) - count
             has = ((word[:, None] >> bit) & 1) != 0
-            at = first[:, None] + _ones(word[:, None] & below)
+            at = first[:, None] + ones_of(word[:, None] & below)
             x = tl.load(values + at, mask=has, other=0.0)
             waiting = waiting + ((has, x),)
             bits += words

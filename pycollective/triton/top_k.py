@@ -42,7 +42,7 @@ _FEW = {"num_warps": 1}  # for a block's candidates, which are a hundred or so
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 SPACE = 1 << 32  # places
 LONGEST = 4096  # elements of a chunk that a program holds
-_OF_A_WARP = 512  # elements, so 16 of a thread
+_OF_A_WARP = 1024  # elements, so 32 of a thread
 
 BLOCK = 4096  # elements
 ROOM = 512  # candidates of a block
@@ -160,22 +160,128 @@ def tell(bad, key):
 
 
 @triton.jit
-def _bisected(key, k):
-    """(a magnitude, n): the first k are those with more, and the first n of those with as much."""
-    low = tl.full((), 0, tl.int32)
-    high = tl.max(key, axis=0)
+def _searched(key, k, slack, low, reach, high, EVEN: tl.constexpr):
+    """(a magnitude, n): more than it have k - n elements, or k to k + slack where n is 0.
+
+    `reach`, at least k, have `low` or more, and none has more than `high`.
+    """
     above = tl.full((), 0, tl.int32)  # how many have more than `high`
+    turn = tl.full((), 0, tl.int32)
+    low += turn
+    reach += turn
+    if reach <= k + slack:
+        high = low - 1
+        low = high
+        above = k
     while low < high:
-        middle = high - (high - low) // 2
+        step = (high - low) // 2
+        if EVEN:
+            if turn == 0:  # by turns in the middle, and where the k-th is if they lie evenly
+                part = tl.div_rn((k - above).to(tl.float32), (reach - above).to(tl.float32))
+                step = tl.minimum(((high - low).to(tl.float32) * part).to(tl.int32), high - low - 1)
+            turn = 1 - turn
+        middle = high - step
         found = tl.sum((key >= middle).to(tl.int32), axis=0)
-        if found > k:
+        if found > k + slack:
             low = middle
+            reach = found
         else:
-            above = found
+            above = tl.minimum(found, k)
             high = middle - 1
-            if found == k:
+            if found >= k:
                 low = high
     return low, k - above
+
+
+@triton.jit
+def _threshold(key, most, count, k, GROUPS: tl.constexpr, OF_EACH: tl.constexpr):
+    """(a magnitude, n): the first k of `count` are those with more, and the first n with as much.
+
+    The largest of each of some groups tell first what a few more than k reach: k groups have one.
+    `most` is the largest of all.
+    """
+    low = tl.full((), 0, tl.int32)
+    reach = (low + count).to(tl.int32)
+    if GROUPS > 1:
+        if 2 * k <= GROUPS:
+            # A thread's elements are such a group, where they lie as they are read.
+            rows = tl.max(tl.reshape(key, (OF_EACH // 4, 4 * GROUPS)), axis=0)
+            greatest = tl.max(tl.reshape(rows, (GROUPS, 4)), axis=1)
+            low, _ = _searched(greatest, k, k // 8 + 1, low, GROUPS, most, False)
+            low = tl.maximum(low, 0)
+            reach = tl.sum((key >= low).to(tl.int32), axis=0)
+    return _searched(key, k, 0, low, reach, most, True)
+
+
+@triton.jit
+def _words_of(chosen, WIDE: tl.constexpr):
+    """Bits of 32 elements each."""
+    bit = tl.arange(0, 32)[None, :]
+    return tl.sum(tl.reshape(chosen.to(tl.int32), (WIDE // 32, 32)) << bit, axis=1)
+
+
+@triton.jit
+def ones_of(word):
+    """How many bits of words are 1."""
+    x = word.to(tl.uint32, bitcast=True)
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    x = x + (x >> 8)
+    return ((x + (x >> 16)) & 63).to(tl.int32)
+
+
+@triton.jit
+def _first_ones(word, many):
+    """The first `many` bits that are 1, counted over all words."""
+    count = ones_of(word)
+    wanted = many - (tl.cumsum(count, axis=0) - count)
+    kept = tl.where(wanted >= count, word, 0)
+    rest = tl.where(wanted < count, word, 0)
+    while tl.max(wanted, axis=0) > 0:
+        lowest = tl.where(wanted > 0, rest & -rest, 0)
+        kept |= lowest
+        rest ^= lowest
+        wanted = tl.where(rest != 0, wanted - 1, 0)
+    return kept
+
+
+@triton.jit
+def _shared(to, word, WIDE: tl.constexpr):
+    """Write words for all threads, and read them: each has then few."""
+    at = to + tl.arange(0, WIDE // 32)
+    tl.store(at, word)
+    tl.debug_barrier()
+    return tl.load(at)
+
+
+@triton.jit
+def _list_ones(to, word, first, room, WIDE: tl.constexpr):
+    """Write first + i to `to`, for each bit i that is 1, in order, up to `room`; return how many.
+
+    All threads may read what is written.
+    """
+    count = ones_of(word)
+    through = tl.cumsum(count, axis=0)
+    entry = through - count
+    at = first + 32 * tl.arange(0, WIDE // 32)
+    for _ in range(tl.max(count, axis=0)):
+        lowest = word & -word
+        bit = ones_of(lowest - 1)
+        tl.store(to + entry, (at + bit).to(to.dtype.element_ty), mask=(word != 0) & (entry < room))
+        word ^= lowest
+        entry += 1
+    tl.debug_barrier()
+    return tl.max(through, axis=0)
+
+
+@triton.jit
+def _take_off(left, values, mask, VALUE: tl.constexpr, FORMAT: tl.constexpr):
+    """Write the values of elements, and take them off."""
+    c = tl.load(left, mask=mask, other=0.0)
+    word = nearest_finite(c, values.dtype.element_ty, FORMAT)
+    tl.store(values, word, mask=mask)
+    tl.store(left, c - widened(word, VALUE), mask=mask)
 
 
 @triton.jit
@@ -185,12 +291,14 @@ def _chunk(
     left,
     places,
     values,
+    bits,
     bad,
     count,
     k,
     place,
     SIZE: tl.constexpr,
     WIDE: tl.constexpr,
+    LANES: tl.constexpr,
     MASKED: tl.constexpr,
     HELD: tl.constexpr,
     TYPE: tl.constexpr,
@@ -198,27 +306,31 @@ def _chunk(
     FORMAT: tl.constexpr,
 ):
     """The chunk of `count` elements from these pointers on, the first of which has that place."""
-    WORD: tl.constexpr = values.dtype.element_ty
     at = tl.arange(0, WIDE)
     inside = at < (count if MASKED else SIZE)
     mask = inside if MASKED or SIZE != WIDE else None
     c = _sum_of(x + at, held + at, mask, HELD, TYPE)
+    tl.store(left + at, c, mask=mask)
     key = key_of(c)
     if MASKED or SIZE != WIDE:
         key = tl.where(inside, key, -1)
-    tell(bad, key)
-    least, ties = _bisected(key, k)
-    above = (key > least).to(tl.int32)
-    equal = (key == least).to(tl.int32)
-    # One scan of both counts: of those above in the lower half, of ties in the upper.
-    both = tl.cumsum(above | (equal << 16), axis=0)
-    ties_before = (both >> 16) - equal
-    taken = (above != 0) | ((equal != 0) & (ties_before < ties))
-    to = (both & 0xFFFF) - above + tl.minimum(ties_before, ties)
-    word = nearest_finite(c, WORD, FORMAT)
-    tl.store(left + at, tl.where(taken, c - widened(word, VALUE), c), mask=mask)
-    tl.store(places + to, place.to(tl.int32) + at, mask=taken)
-    tl.store(values + to, word, mask=taken)
+    most = tl.max(key, axis=0)
+    if most >= INFINITE:
+        tl.atomic_or(bad, 1, sem="relaxed")
+    OF_EACH: tl.constexpr = WIDE // LANES
+    least, ties = _threshold(key, most, count, k, LANES if OF_EACH >= 8 else 1, OF_EACH)
+    word = _shared(bits, _words_of(key > least, WIDE), WIDE)
+    if ties > 0:
+        equal = _words_of(key == least, WIDE)
+        tl.debug_barrier()
+        word |= _first_ones(_shared(bits, equal, WIDE), ties)
+    _list_ones(places, word, place.to(tl.int32), k, WIDE)
+    for first in range(0, k, LANES):
+        entry = first + tl.arange(0, LANES)
+        taken = entry < k
+        # Of a chunk the differences of places are less than its size, whatever wraps around.
+        index = tl.load(places + entry, mask=taken, other=0) - place.to(tl.int32)
+        _take_off(left + index, values + entry, taken, VALUE, FORMAT)
 
 
 @triton.jit(do_not_specialize=["n", "k", "tail", "place"])
@@ -229,6 +341,7 @@ def chunks_in_registers(
     places,
     values,
     count,
+    bits,
     bad,
     n,
     k,
@@ -236,6 +349,7 @@ def chunks_in_registers(
     place,
     SIZE: tl.constexpr,
     WIDE: tl.constexpr,
+    LANES: tl.constexpr,
     HELD: tl.constexpr,
     TYPE: tl.constexpr,
     VALUE: tl.constexpr,
@@ -245,15 +359,16 @@ def chunks_in_registers(
     program = tl.program_id(0).to(tl.int64)
     first = program * SIZE
     to = tl.load(count) + program * k
+    bits += program * (WIDE // 32)
     if first + SIZE <= n:
         _chunk(
-            *(x + first, held + first, left + first, places + to, values + to, bad),
-            *(SIZE, k, place + first, SIZE, WIDE, False, HELD, TYPE, VALUE, FORMAT),
+            *(x + first, held + first, left + first, places + to, values + to, bits, bad),
+            *(SIZE, k, place + first, SIZE, WIDE, LANES, False, HELD, TYPE, VALUE, FORMAT),
         )
     else:
         _chunk(
-            *(x + first, held + first, left + first, places + to, values + to, bad),
-            *(n - first, tail, place + first, SIZE, WIDE, True, HELD, TYPE, VALUE, FORMAT),
+            *(x + first, held + first, left + first, places + to, values + to, bits, bad),
+            *(n - first, tail, place + first, SIZE, WIDE, LANES, True, HELD, TYPE, VALUE, FORMAT),
         )
 
 
@@ -290,7 +405,8 @@ def _begin(
         # Of the sample m are expected among the first k, and sqrt(m) is a deviation, about: this
         # is four deviations more.
         mean = (wanted * FEW // here).to(tl.int32)
-        least, _ = _bisected(key, mean + mean // 4 + 16)
+        least, _ = _searched(key, mean + mean // 4 + 16, 0, 0, FEW, tl.max(key, axis=0), True)
+        least = tl.maximum(least, 0)
     tl.store(known + LENGTH, here)
     tl.store(known + WANTED, wanted)
     tl.store(known + LEAST, least.to(tl.int64))
@@ -306,6 +422,7 @@ def _add_block(
     candidates,
     offsets,
     counts,
+    bits,
     bad,
     here,
     least,
@@ -324,13 +441,16 @@ def _add_block(
     tell(bad, key)
     tl.store(left + at, c, mask=mask)
     if least >= 0:
-        reaches = key >= least
-        through = tl.cumsum(reaches.to(tl.int32), axis=0)
-        to = through - 1
-        fits = reaches & (to < ROOM)
-        tl.store(candidates + to, c, mask=fits)
-        tl.store(offsets + to, at.to(tl.int16), mask=fits)
-        tl.store(counts, tl.max(through, axis=0))
+        word = _shared(bits, _words_of(key >= least, SIZE), SIZE)
+        found = _list_ones(offsets, word, 0, ROOM, SIZE)
+        tl.store(counts, found)
+        found = tl.minimum(found, ROOM)
+        for first in range(0, found, 128):
+            entry = first + tl.arange(0, 128)
+            listed = entry < found
+            offset = tl.load(offsets + entry, mask=listed, other=0).to(tl.int32)
+            number = tl.load(left + offset, mask=listed, other=0.0)
+            tl.store(candidates + entry, number, mask=listed)
     else:
         tl.store(counts, ROOM + 1)
 
@@ -344,6 +464,7 @@ def _add(
     offsets,
     counts,
     known,
+    bits,
     bad,
     blocks,
     STRIDE: tl.constexpr,
@@ -366,14 +487,15 @@ def _add(
     candidates += program * ROOM
     offsets += program * ROOM
     counts += program
+    bits += program * (SIZE // 32)
     if here >= SIZE:
         _add_block(
-            *(x + first, held + first, left + first, candidates, offsets, counts, bad),
+            *(x + first, held + first, left + first, candidates, offsets, counts, bits, bad),
             *(SIZE, least, SIZE, ROOM, False, HELD, TYPE),
         )
     else:
         _add_block(
-            *(x + first, held + first, left + first, candidates, offsets, counts, bad),
+            *(x + first, held + first, left + first, candidates, offsets, counts, bits, bad),
             *(here, least, SIZE, ROOM, True, HELD, TYPE),
         )
 
@@ -615,16 +737,11 @@ def _take(
     FORMAT: tl.constexpr,
 ):
     """Write the values of the entries from the first segment's on, and take them off `left`."""
-    WORD: tl.constexpr = values.dtype.element_ty
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     at += tl.load(known + FIRST)
     inside = at < tl.load(count)
     index = tl.load(places + at, mask=inside, other=0).to(tl.uint32, bitcast=True).to(tl.int64)
-    left += index - place
-    c = tl.load(left, mask=inside, other=0.0)
-    word = nearest_finite(c, WORD, FORMAT)
-    tl.store(values + at, word, mask=inside)
-    tl.store(left, c - widened(word, VALUE), mask=inside)
+    _take_off(left + (index - place), values + at, inside, VALUE, FORMAT)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -764,10 +881,11 @@ class _Blocks:
         room = self.programs * ROOM
         self.candidates = torch.empty(room, dtype=torch.float32, device=self.left.device)
         self.offsets = torch.empty(room, dtype=torch.int16, device=self.left.device)
+        bits = torch.empty(self.programs * BLOCK // 32, dtype=torch.int32, device=self.left.device)
         _add[self.programs,](
-            *(*pointers, self.candidates, self.offsets, self.counts, self.known, bad),
+            *(*pointers, self.candidates, self.offsets, self.counts, self.known, bits, bad),
             self.blocks,
-            **{"num_warps": 8, **self.shape, **of, **OPTIONS},
+            **{"num_warps": 4, **self.shape, **of, **OPTIONS},
         )
         _settle[self.segments,](self.counts, self.known, self.blocks, TILE=1024, **OPTIONS)
 
@@ -936,12 +1054,14 @@ def top_k_chunks(
 def _in_registers(x, held, left, of_each, most, entries, bad, place) -> None:
     size, k, tail = of_each
     n, wide = x.numel(), triton.next_power_of_2(size)
+    warps = max(1, wide // _OF_A_WARP)
+    bits = torch.empty(triton.cdiv(n, size) * wide // 32, dtype=torch.int32, device=x.device)
     pointers, of = _sources(x, held, left)
     with torch.accelerator.device_index(x.device.index):
         chunks_in_registers[triton.cdiv(n, size),](
-            *(*pointers, entries.places, words(entries.values), entries.count, bad),
+            *(*pointers, entries.places, words(entries.values), entries.count, bits, bad),
             *(n, k, tail, place),
-            **{"SIZE": size, "WIDE": wide, "num_warps": max(1, wide // _OF_A_WARP)},
+            **{"SIZE": size, "WIDE": wide, "LANES": 32 * warps, "num_warps": warps},
             **{**of, **_formats(entries), **OPTIONS},
         )
     entries.count.add_(most)
