@@ -202,14 +202,13 @@ def _threshold(key, most, count, k, GROUPS: tl.constexpr, OF_EACH: tl.constexpr)
     """
     low = tl.full((), 0, tl.int32)
     reach = (low + count).to(tl.int32)
-    if GROUPS > 1:
-        if 2 * k <= GROUPS:
-            # A thread's elements are such a group, where they lie as they are read.
-            rows = tl.max(tl.reshape(key, (OF_EACH // 4, 4 * GROUPS)), axis=0)
-            greatest = tl.max(tl.reshape(rows, (GROUPS, 4)), axis=1)
-            low, _ = _searched(greatest, k, k // 8 + 1, low, GROUPS, most, False)
-            low = tl.maximum(low, 0)
-            reach = tl.sum((key >= low).to(tl.int32), axis=0)
+    if GROUPS > 1 and 2 * k <= GROUPS:
+        # A thread's elements are such a group, where they lie as they are read.
+        rows = tl.max(tl.reshape(key, (OF_EACH // 4, 4 * GROUPS)), axis=0)
+        greatest = tl.max(tl.reshape(rows, (GROUPS, 4)), axis=1)
+        low, _ = _searched(greatest, k, k // 8 + 1, low, GROUPS, most, False)
+        low = tl.maximum(low, 0)
+        reach = tl.sum((key >= low).to(tl.int32), axis=0)
     return _searched(key, k, 0, low, reach, most, True)
 
 

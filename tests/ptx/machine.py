@@ -3,10 +3,10 @@ code, and those at the least place go on together.
 
 It is strict. Registers start as garbage and have widths; a vector is aligned to its size; each
 access is in bounds, of bytes that somebody has written, and writes to nothing that is read-only.
-What one lane writes to global memory no other lane may touch in the same launch, also behind a
-barrier; to a block's shared memory, before a barrier of the block, or of the warp if it has both
-lanes. What is changed by atomic operations may be so by all lanes, in an order that is drawn.
-Memory counts what is read and written, byte by byte.
+What one lane writes to global memory no other lane may touch in the same launch, but those of its
+block behind a barrier of it; to a block's shared memory, before a barrier of the block, or of the
+warp if it has both lanes. What is changed by atomic operations may be so by all lanes, in an order
+that is drawn. Memory counts what is read and written, byte by byte.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from tests.ptx.warps import LANES, exchange
 
 ALL = slice(None)
 MAPPED, WRITTEN, WRITABLE = 1, 2, 4
-# Who has touched a byte: a lane, or one of these, or lanes of one warp (see _several).
+# Who has touched a byte: a lane, or one of these, or lanes of one group (see _several), which is a
+# warp in shared memory, and a block in global memory.
 NOBODY, MANY, ATOMIC = -1, -2, -3
 MOST_TURNS = 100_000  # that lanes go on: against what never ends
 _CHANGES = ("add", "min", "max", "and", "or", "xor")
@@ -33,19 +34,14 @@ class Trap(PtxError):
     """What a GPU would fault on, or what the memory model leaves undefined."""
 
 
-def _several(warp):
-    """More than one lane of a warp has touched this byte since the warp's last barrier."""
-    return -4 - 2 * warp
+def _several(group):
+    """More than one lane of a group has touched this byte since the group's last barrier."""
+    return -4 - 2 * group
 
 
-def _before(warp):
-    """Lanes of a warp have touched this byte before the warp's last barrier, and none since."""
-    return -5 - 2 * warp
-
-
-def _warp(who):
-    """The one whose lanes these are; -1 where there is none, or more."""
-    return np.where(who >= 0, who // LANES, np.where(who <= _several(0), (-4 - who) // 2, -1))
+def _before(group):
+    """Lanes of a group have touched this byte before the group's last barrier, and none since."""
+    return -5 - 2 * group
 
 
 class Buffer(NamedTuple):
@@ -77,8 +73,11 @@ class Memory:
         self.buffers: list[Buffer] = []
         self.begin()
 
-    def begin(self) -> None:
-        """A launch begins: nothing has been counted."""
+    def begin(self, together: int = LANES) -> None:
+        """A launch begins: nothing has been counted; so many lanes are a group."""
+        self.together = together
+        # The lanes and the bytes that have been touched since barriers of their groups.
+        self.touched: list[tuple[np.ndarray, np.ndarray]] = []
         self.reads = np.zeros(self.capacity, np.uint16)
         self.writes = np.zeros(self.capacity, np.uint16)
         self.reader = np.full(self.capacity, NOBODY, np.int32)
@@ -132,13 +131,26 @@ class Memory:
         place = self.place(address, size)
         self.reader[place] = self.writer[place] = NOBODY
 
-    def order_of_warps(self, address: int, warps: np.ndarray) -> None:
-        """What these warps did to this buffer is done before all that they do now."""
-        [size] = [each.size for each in self.buffers if each.address == address]
-        for who in (self.reader, self.writer):
-            part = who[self.place(address, size)]
-            warp = _warp(part)
-            part[...] = np.where(np.isin(warp, warps), _before(warp), part)
+    def order_groups(self, groups: np.ndarray) -> None:
+        """What lanes of these groups did is done before all that they do now."""
+        waiting = []
+        for lanes, places in self.touched:
+            mine = np.isin(lanes // self.together, groups)
+            for who in (self.reader, self.writer):
+                part = who[places[mine]]
+                group = self._group(part)
+                who[places[mine]] = np.where(np.isin(group, groups), _before(group), part)
+            if not mine.all():
+                waiting.append((lanes[~mine], places[~mine]))
+        self.touched = waiting
+
+    def _group(self, who):
+        """The one whose lanes these are; -1 where there is none, or more."""
+        several = np.where(who <= _several(0), (-4 - who) // 2, -1)
+        return np.where(who >= 0, who // self.together, several)
+
+    def _touch(self, lanes: np.ndarray, group: np.ndarray, size: int) -> None:
+        self.touched.append((lanes, group[:, None] * size + np.arange(size)))
 
     def load(self, address: np.ndarray, width: int, count: int, lanes: np.ndarray) -> np.ndarray:
         """(lane, word): `count` words of `width` bytes for each lane."""
@@ -150,6 +162,7 @@ class Memory:
         before = reader[group]
         reader[group] = lane
         self._share(reader, group, before, lane)
+        self._touch(lanes, group, width * count)
         np.add.at(self.reads.reshape(-1, width * count), group, np.uint16(1))
         self.loads[width * count] += len(lanes)
         return self.data.view(UNSIGNED[8 * width]).reshape(-1, count)[group]
@@ -174,6 +187,7 @@ class Memory:
         both = data[group] != new if self.replicas else writer[group] != lane
         self._refuse(both, address, "two lanes store to one place")
         self._share(writer, group, before, lane)
+        self._touch(lanes, group, width * count)
         self.writes.reshape(-1, width * count)[group] += np.uint16(1)
         self.stores[width * count] += len(lanes)
         self.flags.reshape(-1, width * count)[group] |= WRITTEN
@@ -201,18 +215,17 @@ class Memory:
             data[group[now]] = function(old[now], words[now])
         return old
 
-    @staticmethod
-    def _others(who: np.ndarray, lane: np.ndarray) -> np.ndarray:
+    def _others(self, who: np.ndarray, lane: np.ndarray) -> np.ndarray:
         """Where this lane may not touch what these have touched."""
-        return (who != NOBODY) & (who != lane) & (who != _before(lane // LANES))
+        return (who != NOBODY) & (who != lane) & (who != _before(lane // self.together))
 
     def _share(self, reader, group, before, lane) -> None:
         """Where several lanes load a byte, now or with those before, it says so."""
-        own = _several(lane // LANES)
+        own = _several(lane // self.together)
         row, byte = np.nonzero(self._others(before, lane) | (reader[group] != lane))
         if row.size:
             reader[group[row], byte] = own[row, 0]
-            stranger = (before != NOBODY) & (_warp(before) != lane // LANES)
+            stranger = (before != NOBODY) & (self._group(before) != lane // self.together)
             row, byte = np.nonzero(stranger | (reader[group] != lane) & (reader[group] != own))
             reader[group[row], byte] = MANY
 
@@ -288,7 +301,7 @@ class Launch:
 
     def run(self) -> None:
         """Execute every lane to its end."""
-        self.memory.begin()
+        self.memory.begin(self.kernel.threads)
         places = np.zeros(self.lanes.size, np.int64)
         end = len(self.steps)
         turns = 0
@@ -408,9 +421,7 @@ class Launch:
         if self.kernel.threads == LANES:
             self._meet(chosen)
             return
-        warps = np.unique(self.lanes[chosen] // LANES)
-        for window in np.unique(self.windows[chosen]):
-            self.shared.order_of_warps(int(window), warps)
+        self.shared.order_groups(np.unique(self.lanes[chosen] // LANES))
 
     def _meet(self, chosen) -> None:
         """At a barrier; a GPU would wait for ever for the rest of a block."""
@@ -419,6 +430,9 @@ class Launch:
             raise Trap("a part of a block is at a barrier")
         for window in np.unique(self.windows[chosen]):
             self.shared.order(int(window))
+        if self.lanes[chosen].size == self.lanes.size:
+            self.shared.touched.clear()
+        self.memory.order_groups(np.unique(self.lanes[chosen] // self.kernel.threads))
 
     def _register(self, name: str, bits: int, wider: bool = False) -> np.ndarray:
         have = self.kernel.registers.get(name)

@@ -597,7 +597,7 @@ def test_what_is_not_known_is_an_error(statement):
 READ = "ld.param.b64 %rd1, [k_param_0];\nmov.b32 %r30, %tid.x;\n"
 
 
-def launched(text, size=64, skew=0, written=True, writable=True, shared=0):
+def launched(text, size=64, skew=0, written=True, writable=True, shared=0, blocks=1):
     """A launch over one buffer, and the memory."""
     memory = Memory()
     if not writable:
@@ -606,7 +606,7 @@ def launched(text, size=64, skew=0, written=True, writable=True, shared=0):
         at = memory.allocate("buffer", size, skew)
         if written:
             memory.put(at, np.zeros(size, np.uint8))
-    Launch(kernel(READ + text, 1), range(1), memory, [at], shared).run()
+    Launch(kernel(READ + text, 1), range(blocks), memory, [at], shared).run()
     return memory
 
 
@@ -614,6 +614,9 @@ OWN_WORD = "mad.wide.u32 %rd2, %r30, 4, %rd1;\n"
 NEXT_WORD = "xor.b32 %r29, %r30, 1;\nmad.wide.u32 %rd3, %r29, 4, %rd1;\n"
 
 
+OF_ITS_BLOCK = (
+    "mov.b32 %r29, %ctaid.x;\nmad.lo.s32 %r28, %r29, 32, %r30;\nmad.wide.u32 %rd2, %r28, 4, %rd1;\n"
+)
 ATOMIC = "red.global.gpu.relaxed.add.u32 [%rd1], 1;\n"
 SAME_BYTES = "mov.b32 %r27, global_smem;\nst.shared.b32 [%r27], 5;\n"
 OWN_PLACE = "mov.b32 %r27, global_smem;\nmad.lo.s32 %r28, %r30, 4, %r27;\n"
@@ -647,6 +650,11 @@ OWN_PLACE = "mov.b32 %r27, global_smem;\nmad.lo.s32 %r28, %r30, 4, %r27;\n"
             "another lane has written",
             f"{OWN_WORD}{NEXT_WORD}st.global.b32 [%rd2], %r1;\nld.global.b32 %r1, [%rd3];",
             {"size": 128},
+        ),
+        (  # a barrier orders nothing of another block's
+            "another lane has written in this launch what this one loads",
+            f"{OF_ITS_BLOCK}st.global.b32 [%rd2], %r30;\nbar.sync 0;\nld.global.b32 %r1, [%rd1];",
+            {"size": 256, "blocks": 2},
         ),
         (
             "part of a block",
@@ -830,6 +838,18 @@ def in_warps(text):
     launch = Launch(several, range(1), Memory(), [0], shared=128 * WARPS)
     launch.run()
     return launch.registers
+
+
+def test_a_barrier_orders_what_a_block_does_in_global_memory():
+    """Its lanes load what others have written, and write there after one more barrier."""
+    text = (
+        f"{OF_ITS_BLOCK}xor.b32 %r27, %r28, 1;\nmad.wide.u32 %rd3, %r27, 4, %rd1;\n"
+        "st.global.b32 [%rd2], %r28;\nbar.sync 0;\nld.global.b32 %r1, [%rd3];\n"
+        "bar.sync 0;\nst.global.b32 [%rd2], %r1;\nbar.sync 0;\nst.global.b32 [%rd3], %r28;"
+    )
+    memory = launched(text, 256, blocks=2)
+    found = memory.get(memory.buffers[0].address, np.empty(64, np.uint32))
+    assert list(found) == list(np.arange(64) ^ 1)
 
 
 def test_a_barrier_of_warps_orders_what_their_own_lanes_do():
