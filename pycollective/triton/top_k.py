@@ -4,22 +4,24 @@ docs/wire.md, "Sparse payloads", says which elements are taken and what is left 
 counted is integers, so no order of threads shows.
 
 **Chunks of up to 4,096 elements** (`top_k_chunks`) each have a program, which holds c = x + held in
-registers. It bisects the magnitude of the k-th element, by counts; then residual, places and values
-are written once. So a step reads and writes each element once.
+registers, and writes it as the residual. It searches for the magnitude of the k-th element, by
+counts. Those that are selected are a bitmap then, of a word for 32 elements. The program lists their
+places by it, writes their values, and takes these off the residual. So a step reads and writes each
+element once, but for those selected.
 
 **Longer ones, and tensors**, are cut into blocks. The launches, in order:
 
 1. `_begin` samples a segment (a chunk, or the tensor) and guesses a magnitude that a few more
    than k elements reach. A guess decides what is read, never what is chosen.
-2. `_add` writes c, and of each block, apart, those that reach the guess: its *candidates*.
-3. `_settle` gives the guess up where fewer than k do.
-4. `_count_bins` and `_find_bin`, three times: histograms of 11, 10 and 10 bits of the magnitude
+2. `_add` writes c, and of each block, apart, those that reach the guess: its *candidates*. Where
+   fewer than k do, the guess is given up.
+3. `_count_bins` and `_find_bin`, three times: histograms of 11, 10 and 10 bits of the magnitude
    find that of the k-th element.
-5. `_count_selected`, `_place_blocks` and `_write_places`: which elements of each block, and where
+4. `_count_selected`, `_place_blocks` and `_write_places`: which elements of each block, and where
    they go.
-6. `_take` writes their values, and takes these off the residual.
+5. `_take` writes their values, and takes these off the residual.
 
-From 4 on a block's candidates are read, or its elements where no guess was made or its candidates
+From 3 on a block's candidates are read, or its elements where no guess was made or its candidates
 found no room.
 """
 
@@ -55,7 +57,7 @@ ROUNDS = ((20, 11), (10, 10), (0, 10))  # (shift, bits) of each
 # What is known of a segment, int64 each. A launch reads none that it writes.
 LENGTH = tl.constexpr(0)
 LEAST = tl.constexpr(1)  # the guess; -1: there is none
-ENOUGH = tl.constexpr(2)  # whether as many as are wanted reach the guess
+REACHED = tl.constexpr(2)  # how many elements reach the guess
 FIRST = tl.constexpr(3)  # where the segment's entries begin
 # Before each round, and after the last: the first bits of the k-th magnitude, and how many are
 # wanted of those that begin with them; in the end, of those that have it.
@@ -409,6 +411,7 @@ def _begin(
     tl.store(known + LENGTH, here)
     tl.store(known + WANTED, wanted)
     tl.store(known + LEAST, least.to(tl.int64))
+    tl.store(known + REACHED, tl.full((), 0, tl.int64))
     tl.store(known + PREFIX, tl.full((), 0, tl.int64))
     tl.store(known + FIRST, tl.load(count) + segment * k)
 
@@ -422,6 +425,7 @@ def _add_block(
     offsets,
     counts,
     bits,
+    reached,
     bad,
     here,
     least,
@@ -443,6 +447,7 @@ def _add_block(
         word = _shared(bits, _words_of(key >= least, SIZE), SIZE)
         found = _list_ones(offsets, word, 0, ROOM, SIZE)
         tl.store(counts, found)
+        tl.atomic_add(reached, found.to(tl.int64), sem="relaxed")
         found = tl.minimum(found, ROOM)
         for first in range(0, found, 128):
             entry = first + tl.arange(0, 128)
@@ -489,28 +494,34 @@ def _add(
     bits += program * (SIZE // 32)
     if here >= SIZE:
         _add_block(
-            *(x + first, held + first, left + first, candidates, offsets, counts, bits, bad),
+            *(
+                x + first,
+                held + first,
+                left + first,
+                candidates,
+                offsets,
+                counts,
+                bits,
+                known + REACHED,
+                bad,
+            ),
             *(SIZE, least, SIZE, ROOM, False, HELD, TYPE),
         )
     else:
         _add_block(
-            *(x + first, held + first, left + first, candidates, offsets, counts, bits, bad),
+            *(
+                x + first,
+                held + first,
+                left + first,
+                candidates,
+                offsets,
+                counts,
+                bits,
+                known + REACHED,
+                bad,
+            ),
             *(here, least, SIZE, ROOM, True, HELD, TYPE),
         )
-
-
-@triton.jit(do_not_specialize=["blocks"])
-def _settle(counts, known, blocks, TILE: tl.constexpr):
-    """Whether a segment's candidates are enough."""
-    segment = tl.program_id(0).to(tl.int64)
-    known += segment * KNOWN
-    total = tl.zeros((TILE,), tl.int64)
-    for first in range(0, blocks, TILE):
-        at = first + tl.arange(0, TILE)
-        total += tl.load(counts + segment * blocks + at, mask=at < blocks, other=0)
-    enough = tl.sum(total, axis=0) >= tl.load(known + WANTED)
-    guessed = tl.load(known + LEAST) >= 0
-    tl.store(known + ENOUGH, (enough & guessed).to(tl.int64))
 
 
 @triton.jit
@@ -535,7 +546,7 @@ def _source(
     many = tl.minimum(tl.load(known + LENGTH) - start, SIZE).to(tl.int32)
     numbers = left + segment * STRIDE + start
     listed = tl.full((), 0, tl.int32)
-    if tl.load(known + ENOUGH) != 0:
+    if tl.load(known + REACHED) >= tl.load(known + WANTED):
         found = tl.load(counts + program)
         if found <= ROOM:
             listed = found
@@ -608,6 +619,7 @@ def _find_bin(
     for copy in range(COPIES):
         # What a bin of 32 bits counts is not negative.
         total += tl.load(bins + copy * BINS).to(tl.uint32, bitcast=True).to(tl.int64)
+    for copy in range(COPIES):
         tl.store(bins + copy * BINS, tl.zeros((1 << BITS,), tl.int32))
     wanted = tl.load(known + WANTED + ROUND)
     above = tl.cumsum(total, axis=0, reverse=True) - total
@@ -884,9 +896,8 @@ class _Blocks:
         _add[self.programs,](
             *(*pointers, self.candidates, self.offsets, self.counts, self.known, bits, bad),
             self.blocks,
-            **{"num_warps": 4, **self.shape, **of, **OPTIONS},
+            **{"num_warps": 8, **self.shape, **of, **OPTIONS},
         )
-        _settle[self.segments,](self.counts, self.known, self.blocks, TILE=1024, **OPTIONS)
 
     def find(self) -> None:
         """The k-th magnitude."""
@@ -903,7 +914,8 @@ class _Blocks:
             )
             _find_bin[self.segments,](
                 *(self.known, bins),
-                **{"ROUND": number, "BITS": bits, "COPIES": copies, "BINS": BINS, **OPTIONS},
+                **{"ROUND": number, "BITS": bits, "COPIES": copies, "BINS": BINS},
+                **{"num_warps": 8, **OPTIONS},
             )
 
     def write(self, entries: Entries, place: int, most: int) -> None:
@@ -916,7 +928,7 @@ class _Blocks:
         )
         _place_blocks[self.segments,](
             *(self.above, self.ties, self.known, entries.count, self.blocks, room),
-            **{"TILE": 1024, "GROWS": self.segments == 1, **OPTIONS},
+            **{"TILE": 2048, "GROWS": self.segments == 1, "num_warps": 16, **OPTIONS},
         )
         _write_places[self.programs,](
             *(self.left, self.candidates, self.offsets, self.counts, self.known),
@@ -961,7 +973,7 @@ def select(
         return
     none = torch.zeros(3, dtype=torch.int64, device=left.device)
     length = torch.full((1,), n, dtype=torch.int64, device=left.device)
-    known = torch.cat([length, none[:2], entries.count, none, key, none, ties.clamp(min=0)])
+    known = torch.cat([length, none[:2] - 1, entries.count, none, key, none, ties.clamp(min=0)])
     with torch.accelerator.device_index(left.device.index):
         _Blocks(left, n, 1, known).write(entries, place, n)
 

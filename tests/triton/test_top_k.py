@@ -358,8 +358,8 @@ def moved(launches, count):
 @pytest.mark.parametrize(
     ("chunk", "held", "most"),
     [
-        (4096, True, 12.6),
-        *(pytest.param(*each, marks=STORM) for each in [(1024, True, 12.7), (4096, False, 8.6)]),
+        (4096, True, 12.8),
+        *(pytest.param(*each, marks=STORM) for each in [(1024, True, 12.9), (4096, False, 8.8)]),
     ],
 )
 def test_bytes_by_chunk(record_property, chunk, held, most):
@@ -381,7 +381,7 @@ def test_bytes_by_tensor(record_property):
     with executed() as launches:
         selection("gaussian", count, TYPES[0]).check(COMPILED, count // 100)
     record_property("bytes an element", moved(launches, count))
-    assert moved(launches, count) <= 17.2  # of which the sample and three sums of bins are 1.8
+    assert moved(launches, count) <= 18.4  # of which the sample and three sums of bins are 1.8
     assert launches.accesses["_add"][16] >= count // 4096 * 4096 // 4 * 3
 
 
@@ -390,16 +390,24 @@ def test_offsets_have_64_bits():
     chunk, k, tail = 1024, 10, 3
     skipped = (1 << 31) // chunk - 1
     x, held = (make("gaussian", "float32", chunk + 70, seed) for seed in (0, 1))
-    constants = {"SIZE": chunk, "WIDE": chunk, "HELD": True, "TYPE": "float32"}
+    constants = {"SIZE": chunk, "WIDE": chunk, "LANES": 32, "HELD": True, "TYPE": "float32"}
     constants |= {"VALUE": "float32", "FORMAT": (23, 0x7F800000, 0x7FC00000)}
     types = {"x": "*i32", "held": "*fp32", "left": "*fp32", "places": "*i32", "values": "*i32"}
-    types |= {"count": "*i64", "bad": "*i32", "n": "i64", "k": "i32", "tail": "i32", "place": "i32"}
+    types |= {
+        "count": "*i64",
+        "bits": "*i32",
+        "bad": "*i32",
+        "n": "i64",
+        "k": "i32",
+        "tail": "i32",
+        "place": "i32",
+    }
     aligned = ("x", "held", "left")
     made = compiled(
         COMPILED.chunks_in_registers,
         types,
         constants,
-        {**COMPILED.OPTIONS, "num_warps": 2},
+        {**COMPILED.OPTIONS, "num_warps": 1},
         aligned,
     )
     memory = Memory()
@@ -408,11 +416,13 @@ def test_offsets_have_64_bits():
         memory.put(address, array)
     places, values = (memory.allocate(name, 4 * (k + tail)) for name in ("places", "values"))
     count, bad = memory.allocate("count", 8), memory.allocate("bad", 4)
+    words = memory.allocate("bits", 8 * chunk // 32)
     memory.put(count, np.array([-skipped * k], np.int64))
     memory.put(bad, np.zeros(1, np.int32))
     start = skipped * chunk
     arguments = [each - 4 * start for each in at]
-    arguments += [places, values, count, bad, start + len(x), k, tail, 0, 0, 0]
+    arguments += [places, values, count, words - skipped * chunk // 8, bad]
+    arguments += [start + len(x), k, tail, 0, 0, 0]
     kernel = parse(made.asm["ptx"])
     Launch(kernel, range(skipped, skipped + 2), memory, arguments, made.metadata.shared).run()
     first = [x[:chunk] + held[:chunk], x[chunk:] + held[chunk:]]
