@@ -31,7 +31,8 @@ from pycollective.triton.top_k import FLOATS, OPTIONS, Entries, check_capacity, 
 PER_BLOCK = tl.constexpr(128)  # places
 MOST_UNARY = tl.constexpr(48)  # bytes of a block
 HEAD = tl.constexpr(8)  # bytes of a tail before its stream
-TILE = 1024
+_ALONE = {"TILE": 2048, "num_warps": 16, **OPTIONS}  # of a program that has all blocks
+VALUES = 1024  # bytes of a program
 
 
 @triton.jit
@@ -100,6 +101,12 @@ def _place_bodies(
     tl.store(length, begin + many * BYTES)
 
 
+@triton.jit
+def _of_one_byte(byte, bits, earlier_byte, earlier_bits):
+    """The bits of the earlier byte."""
+    return earlier_byte, earlier_bits | tl.where(byte == earlier_byte, bits, 0)
+
+
 @triton.jit(do_not_specialize_on_alignment=["tail"])
 def _write_bodies(places, count, tail, begins):
     block = tl.program_id(0).to(tl.int64)
@@ -114,19 +121,22 @@ def _write_bodies(places, count, tail, begins):
         high = _gaps(places, first + lane, lane < here) >> width
         high = tl.where(lane < here, high, 0).to(tl.int32)
         bit = tl.cumsum(high, axis=0) + lane
-        # Of each byte its ones.
         byte = tl.arange(0, 64)
-        mine = ((bit >> 3)[None, :] == byte[:, None]) & (lane < here)[None, :]
-        ones = tl.sum(tl.where(mine, (1 << (bit & 7))[None, :], 0), axis=1)
-        tl.store(body + byte, ones.to(tl.uint8), mask=byte < unary)
-        if width > 0:
-            low_byte = tl.arange(0, 512)
-            inside = low_byte < _low_bytes(here, width)
+        tl.store(body + byte, tl.zeros((64,), tl.uint8), mask=byte < unary)
+        tl.debug_barrier()  # each byte with ones is written once more, by the lane of its first
+        mine = tl.where(lane < here, bit >> 3, unary)
+        _, ones = tl.associative_scan((mine, 1 << (bit & 7)), 0, _of_one_byte, reverse=True)
+        begins_byte = (mine < unary) & (((bit - high - 1) >> 3) != mine)
+        tl.store(body + mine, ones.to(tl.uint8), mask=begins_byte)
+        low_bytes = _low_bytes(here, width)
+        for begin in range(0, low_bytes, PER_BLOCK):
+            low_byte = begin + lane
+            inside = low_byte < low_bytes
             gap = low_byte * 8 // width
             begun = low_byte * 8 - gap * width  # bits of that one's, in the bytes before
             mask = (tl.full((), 1, tl.uint32) << width) - 1
             found = (_gaps(places, first + gap, inside) & mask) >> begun
-            for more in tl.static_range(1, 9):
+            for more in range(1, 7 // width + 2):
                 by = more * width - begun
                 also = inside & (by < 8) & (gap + more < here)
                 low = _gaps(places, first + gap + more, also) & mask
@@ -173,14 +183,14 @@ def write(entries: Entries, size: int, tail: torch.Tensor, length: torch.Tensor)
     capacity, width = entries.places.numel(), entries.values.element_size()
     blocks = triton.cdiv(max(capacity, 1), PER_BLOCK.value)
     sizes, begins = (torch.empty(blocks, dtype=torch.int64, device=tail.device) for _ in range(2))
-    bytes_ = {"BYTES": width, "TILE": TILE, **OPTIONS}
     with torch.accelerator.device_index(tail.device.index):
         _head_blocks[blocks,](entries.places, entries.count, tail, sizes, num_warps=1, **OPTIONS)
-        _place_bodies[1,](sizes, begins, entries.count, tail, length, blocks, **bytes_)
-        _write_bodies[blocks,](entries.places, entries.count, tail, begins, **OPTIONS)
+        _place_bodies[1,](sizes, begins, entries.count, tail, length, blocks, BYTES=width, **_ALONE)
+        _write_bodies[blocks,](entries.places, entries.count, tail, begins, num_warps=1, **OPTIONS)
         if capacity:
-            _write_values[triton.cdiv(capacity * width, TILE),](
-                entries.values.view(torch.uint8), entries.count, tail, length, **bytes_
+            _write_values[triton.cdiv(capacity * width, VALUES),](
+                *(entries.values.view(torch.uint8), entries.count, tail, length),
+                **{"BYTES": width, "TILE": VALUES, **OPTIONS},
             )
 
 
@@ -392,21 +402,17 @@ def _read(
     heads, spans = (torch.empty(blocks, dtype=torch.int64, device=tail.device) for _ in range(2))
     firsts = torch.empty(blocks, dtype=torch.int32, device=tail.device)
     begin = torch.empty(1, dtype=torch.int64, device=tail.device)
-    # A block has four lanes for each of its places; scalars are loaded by every thread.
-    one_warp = {"num_warps": 1, **OPTIONS}
     with torch.accelerator.device_index(tail.device.index):
         _find_bodies[1,](
             *(tail, length, count, heads, begin, bad, size, blocks, capacity, tail.numel()),
-            **{"BYTES": values.itemsize, "TILE": TILE, **OPTIONS},
+            **{"BYTES": values.itemsize, **_ALONE},
         )
-        _read_spans[blocks,](tail, heads, spans, **one_warp)
-        # Of four warps registers would be short on sm_80.
-        wide = {"TILE": TILE, "num_warps": 8, **OPTIONS}
-        _add_up[1,](spans, firsts, heads, count, bad, size, blocks, **wide)
+        _read_spans[blocks,](tail, heads, spans, num_warps=1, **OPTIONS)
+        _add_up[1,](spans, firsts, heads, count, bad, size, blocks, **_ALONE)
         _read_blocks[blocks,](
             *(tail, heads, firsts, begin),
             **{"VALUE": name_of(values), "BYTES": values.itemsize},
-            **{**to, **one_warp},
+            **{"num_warps": 2, **to, **OPTIONS},
         )
 
 

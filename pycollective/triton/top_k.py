@@ -5,9 +5,9 @@ counted is integers, so no order of threads shows.
 
 **Chunks of up to 4,096 elements** (`top_k_chunks`) each have a program, which holds c = x + held in
 registers, and writes it as the residual. It searches for the magnitude of the k-th element, by
-counts. Those that are selected are a bitmap then, of a word for 32 elements. The program lists their
-places by it, writes their values, and takes these off the residual. So a step reads and writes each
-element once, but for those selected.
+counts. Those that are selected are a bitmap then, of a word for 32 elements. The program lists
+their places by it, writes their values, and takes these off the residual. So a step reads and
+writes each element once, but for those selected.
 
 **Longer ones, and tensors**, are cut into blocks. The launches, in order:
 
@@ -17,9 +17,8 @@ element once, but for those selected.
    fewer than k do, the guess is given up.
 3. `_count_bins` and `_find_bin`, three times: histograms of 11, 10 and 10 bits of the magnitude
    find that of the k-th element.
-4. `_count_selected`, `_place_blocks` and `_write_places`: which elements of each block, and where
-   they go.
-5. `_take` writes their values, and takes these off the residual.
+4. `_count_selected` and `_place_blocks`: how many elements of each block, and where they go.
+   `_write_entries` writes places and values, and takes these off the residual.
 
 From 3 on a block's candidates are read, or its elements where no guess was made or its candidates
 found no room.
@@ -40,7 +39,7 @@ from pycollective.triton.formats import FORMATS, check, name_of, words
 MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 INFINITE = tl.constexpr(0x7F800000)
 OPTIONS = {"enable_fp_fusion": False}
-_FEW = {"num_warps": 1}  # for a block's candidates, which are a hundred or so
+_FEW = {"TILE": 128, "num_warps": 1}  # for a block's candidates, which are a hundred or so
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 SPACE = 1 << 32  # places
 LONGEST = 4096  # elements of a chunk that a program holds
@@ -277,9 +276,8 @@ def _list_ones(to, word, first, room, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _take_off(left, values, mask, VALUE: tl.constexpr, FORMAT: tl.constexpr):
-    """Write the values of elements, and take them off."""
-    c = tl.load(left, mask=mask, other=0.0)
+def _take_off(c, left, values, mask, VALUE: tl.constexpr, FORMAT: tl.constexpr):
+    """Write the values of elements, and what they leave of them."""
     word = nearest_finite(c, values.dtype.element_ty, FORMAT)
     tl.store(values, word, mask=mask)
     tl.store(left, c - widened(word, VALUE), mask=mask)
@@ -331,7 +329,8 @@ def _chunk(
         taken = entry < k
         # Of a chunk the differences of places are less than its size, whatever wraps around.
         index = tl.load(places + entry, mask=taken, other=0) - place.to(tl.int32)
-        _take_off(left + index, values + entry, taken, VALUE, FORMAT)
+        element = tl.load(left + index, mask=taken, other=0.0)
+        _take_off(element, left + index, values + entry, taken, VALUE, FORMAT)
 
 
 @triton.jit(do_not_specialize=["n", "k", "tail", "place"])
@@ -591,6 +590,7 @@ def _count_bins(
     ROOM: tl.constexpr,
     COPIES: tl.constexpr,
     BINS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """A round of histograms: those of a segment have `COPIES` copies of int32."""
     _, many, numbers, segment, start = _source(
@@ -598,7 +598,7 @@ def _count_bins(
     )
     bins += (segment * COPIES + (start // SIZE) % COPIES) * BINS
     prefix = tl.load(known + segment * KNOWN + PREFIX + ROUND).to(tl.int32)
-    _count_in(bins, numbers, many, prefix, SHIFT, BITS, ROOM)
+    _count_in(bins, numbers, many, prefix, SHIFT, BITS, TILE)
 
 
 @triton.jit
@@ -643,16 +643,17 @@ def _count_selected(
     STRIDE: tl.constexpr,
     SIZE: tl.constexpr,
     ROOM: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     """How many elements of each block have a larger magnitude than the k-th, and how many its."""
     _, many, numbers, segment, _ = _source(
         left, candidates, counts, known, blocks, STRIDE, SIZE, ROOM
     )
     least = tl.load(known + segment * KNOWN + PREFIX + 3).to(tl.int32)
-    more = tl.zeros((ROOM,), tl.int32)
-    equal = tl.zeros((ROOM,), tl.int32)
-    for first in range(0, many, ROOM):
-        at = first + tl.arange(0, ROOM)
+    more = tl.zeros((TILE,), tl.int32)
+    equal = tl.zeros((TILE,), tl.int32)
+    for first in range(0, many, TILE):
+        at = first + tl.arange(0, TILE)
         inside = at < many
         key = key_of(tl.load(numbers + at, mask=inside, other=0.0))
         more += (inside & (key > least)).to(tl.int32)
@@ -680,18 +681,22 @@ def _place_blocks(above, ties, known, count, blocks, room, TILE: tl.constexpr, G
         at += segment * blocks
         mine = tl.load(above + at, mask=inside, other=0)
         own_ties = tl.load(ties + at, mask=inside, other=0)
-        before = equal + tl.cumsum(own_ties, axis=0) - own_ties
-        to = first + more + tl.cumsum(mine, axis=0) - mine + tl.minimum(before, wanted)
+        # One scan of both counts, which are less than 2^32 in a tile: of ties in the upper half.
+        both = mine | (own_ties << 32)
+        through = tl.cumsum(both, axis=0)
+        before = equal + (through >> 32) - own_ties
+        to = first + more + (through & 0xFFFFFFFF) - mine + tl.minimum(before, wanted)
         tl.store(above + at, to, mask=inside)
         tl.store(ties + at, before, mask=inside)
-        more += tl.sum(mine, axis=0)
-        equal += tl.sum(own_ties, axis=0)
+        total = tl.sum(both, axis=0)
+        more += total & 0xFFFFFFFF
+        equal += total >> 32
     if GROWS:
         tl.store(count, tl.minimum(first + more + tl.minimum(equal, wanted), room))
 
 
 @triton.jit(do_not_specialize=["blocks", "place", "room"])
-def _write_places(
+def _write_entries(
     left,
     candidates,
     offsets,
@@ -700,14 +705,18 @@ def _write_places(
     above,
     ties,
     places,
+    values,
     blocks,
     place,
     room,
     STRIDE: tl.constexpr,
     SIZE: tl.constexpr,
     ROOM: tl.constexpr,
+    TILE: tl.constexpr,
+    VALUE: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):
-    """Write the places of each block's selected elements, where there is room for them."""
+    """Write each block's entries, where there is room for them, and take them off `left`."""
     listed, many, numbers, segment, start = _source(
         left, candidates, counts, known, blocks, STRIDE, SIZE, ROOM
     )
@@ -718,10 +727,13 @@ def _write_places(
     to = tl.load(above + program)
     ties_before = tl.load(ties + program)
     place += segment * STRIDE + start
-    for first in range(0, many, ROOM):
-        at = first + tl.arange(0, ROOM)
+    left += segment * STRIDE + start
+    for first in range(0, many, TILE):
+        at = first + tl.arange(0, TILE)
         inside = at < many
-        key = key_of(tl.load(numbers + at, mask=inside, other=0.0))
+        c = tl.load(numbers + at, mask=inside, other=0.0)
+        tl.debug_barrier()  # other threads may store to what these have loaded
+        key = key_of(c)
         equal = inside & (key == least)
         before = ties_before + tl.cumsum(equal.to(tl.int32), axis=0) - equal
         taken = (inside & (key > least)) | (equal & (before < wanted))
@@ -730,29 +742,11 @@ def _write_places(
         offset = tl.where(listed > 0, offset, at)
         through = tl.cumsum(taken.to(tl.int32), axis=0)
         entry = to + through - 1
-        tl.store(places + entry, (place + offset).to(tl.int32), mask=taken & (entry < room))
+        taken &= entry < room
+        tl.store(places + entry, (place + offset).to(tl.int32), mask=taken)
+        _take_off(c, left + offset, values + entry, taken, VALUE, FORMAT)
         to += tl.max(through, axis=0)
         ties_before += tl.sum(equal.to(tl.int32), axis=0)
-
-
-@triton.jit(do_not_specialize=["place"])
-def _take(
-    left,
-    places,
-    values,
-    known,
-    count,
-    place,
-    SIZE: tl.constexpr,
-    VALUE: tl.constexpr,
-    FORMAT: tl.constexpr,
-):
-    """Write the values of the entries from the first segment's on, and take them off `left`."""
-    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    at += tl.load(known + FIRST)
-    inside = at < tl.load(count)
-    index = tl.load(places + at, mask=inside, other=0).to(tl.uint32, bitcast=True).to(tl.int64)
-    _take_off(left + (index - place), values + at, inside, VALUE, FORMAT)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -896,7 +890,7 @@ class _Blocks:
         _add[self.programs,](
             *(*pointers, self.candidates, self.offsets, self.counts, self.known, bits, bad),
             self.blocks,
-            **{"num_warps": 8, **self.shape, **of, **OPTIONS},
+            **{"num_warps": 8, "maxnreg": 64, **self.shape, **of, **OPTIONS},
         )
 
     def find(self) -> None:
@@ -915,7 +909,7 @@ class _Blocks:
             _find_bin[self.segments,](
                 *(self.known, bins),
                 **{"ROUND": number, "BITS": bits, "COPIES": copies, "BINS": BINS},
-                **{"num_warps": 8, **OPTIONS},
+                **{"num_warps": 16 if number else 8, **OPTIONS},
             )
 
     def write(self, entries: Entries, place: int, most: int) -> None:
@@ -930,20 +924,14 @@ class _Blocks:
             *(self.above, self.ties, self.known, entries.count, self.blocks, room),
             **{"TILE": 2048, "GROWS": self.segments == 1, "num_warps": 16, **OPTIONS},
         )
-        _write_places[self.programs,](
+        _write_entries[self.programs,](
             *(self.left, self.candidates, self.offsets, self.counts, self.known),
-            *(self.above, self.ties, entries.places, self.blocks, place, room),
-            **{**self.shape, **_FEW, **OPTIONS},
+            *(self.above, self.ties, entries.places, words(entries.values)),
+            *(self.blocks, place, room),
+            **{**self.shape, **_formats(entries), **_FEW, **OPTIONS},
         )
         if self.segments > 1:
             entries.count.add_(most)
-        most = min(most, room)
-        if most:
-            # A thread has one element, so that it stores to what it has loaded.
-            _take[triton.cdiv(most, 128),](
-                *(self.left, entries.places, words(entries.values), self.known, entries.count),
-                **{"place": place, "SIZE": 128, **_formats(entries), **OPTIONS},
-            )
 
 
 def select(
@@ -1072,7 +1060,8 @@ def _in_registers(x, held, left, of_each, most, entries, bad, place) -> None:
         chunks_in_registers[triton.cdiv(n, size),](
             *(*pointers, entries.places, words(entries.values), entries.count, bits, bad),
             *(n, k, tail, place),
-            **{"SIZE": size, "WIDE": wide, "LANES": 32 * warps, "num_warps": warps},
+            **{"SIZE": size, "WIDE": wide, "LANES": 32 * warps},
+            **{"num_warps": warps, "maxnreg": 80},
             **{**of, **_formats(entries), **OPTIONS},
         )
     entries.count.add_(most)

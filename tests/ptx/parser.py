@@ -100,7 +100,7 @@ class _Module:
                 parameters[found[2]] = BITS[found[1]]
             elif found := re.fullmatch(r"\.reqntid (\d+)", line):
                 threads = int(found[1])
-            elif line != ")":
+            elif line != ")" and not re.fullmatch(r"\.maxnreg \d+", line):
                 raise PtxError(f"line {number}: {line}")
         if threads is None:
             raise PtxError("no .reqntid")

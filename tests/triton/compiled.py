@@ -70,7 +70,7 @@ def _scanned(scan: interpreter.ScanOps, inputs: Sequence[Any]) -> list[Any]:
         sources = [*(each[i - 1] for each in found), *(each[i] for each in given)]
         made = scan.combine_fn.fn(*map(scan.to_tensor, sources, 2 * kinds))
         for out, new in zip(found, made if isinstance(made, tuple) else (made,), strict=True):
-            out[i] = new.handle.data
+            out[i] = new.handle.data.reshape(out[i].shape)  # of one row it has one more
     ends = [np.ascontiguousarray(np.moveaxis(each, 0, scan.axis)) for each in found]
     return list(map(scan.to_tensor, ends, kinds))
 
