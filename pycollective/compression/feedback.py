@@ -83,11 +83,6 @@ class Options(Protocol):
         """How many elements of a parameter are never parted."""
         ...
 
-    @property
-    def messages(self) -> str:
-        """What else ranks must have alike, since messages depend on it."""
-        ...
-
     def checked(self) -> dict[str, Any]:
         """By name, as JSON can say.
 
@@ -238,9 +233,9 @@ class ErrorFeedback:
                 [name, self.shapes[name], self._uncompressed[name]] for name in sorted(self.shapes)
             ]
             where = maker.told()
-            text = f"{described}{options.messages} for {len(told)} parameters"
+            text = f"{described} for {len(told)} parameters"
             text += f" on {where}" if where else ""
-            return Told(digest_of([described, options.messages, told, where]), text, None)
+            return Told(digest_of([described, told, where]), text, None)
 
         self._digest = compare(maker.group, name, given).digest
         self._sizes = {n: math.prod(s) for n, s in self.shapes.items() if not self._uncompressed[n]}

@@ -51,7 +51,6 @@ class QuantizedOptions:
 
     codec: str
     chunk: int
-    messages = ""
 
     def checked(self) -> dict[str, Any]:
         """By name; see `Options`."""

@@ -224,7 +224,6 @@ class SparseOptions:
     warm_up: int
     decay: float
     codec = "top_k"
-    messages = ""
 
     def checked(self) -> dict[str, Any]:
         """By name; see `Options`."""

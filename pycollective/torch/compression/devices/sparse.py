@@ -65,7 +65,6 @@ class DeviceSparseOptions(SparseOptions):
     """The options of top-k on a device."""
 
     device: torch.device
-    messages = ", in messages of a fixed length, as on devices,"
 
     def checked(self) -> dict[str, Any]:
         kernels()
