@@ -1061,7 +1061,7 @@ def _in_registers(x, held, left, of_each, most, entries, bad, place) -> None:
             *(*pointers, entries.places, words(entries.values), entries.count, bits, bad),
             *(n, k, tail, place),
             **{"SIZE": size, "WIDE": wide, "LANES": 32 * warps},
-            **{"num_warps": warps, "maxnreg": 80},
+            **{"num_warps": warps, "maxnreg": 96},
             **{**of, **_formats(entries), **OPTIONS},
         )
     entries.count.add_(most)
