@@ -2,12 +2,27 @@
 
 All give the same bits on every target and in Triton's interpreter (docs/contract.md). Words are
 signed integers; a format is a row of `formats.FORMATS`, as a tuple.
+
+GPUs of NVIDIA convert by an instruction, where they have one, which has these bits but for NaNs.
+Elsewhere integers do it. Triton's interpreter rounds otherwise.
 """
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import triton
 import triton.language as tl
+
+
+def _is_nvidia(least: Any, _semantic: Any = None) -> tl.constexpr:
+    """Whether the kernel is compiled for a GPU of NVIDIA, of this compute capability at least."""
+    arch = _semantic and re.fullmatch(r"sm(\d+)a?", _semantic.builder.options.arch or "")
+    return tl.constexpr(bool(arch) and int(arch[1]) >= tl.core._unwrap_if_constexpr(least))
+
+
+_is_nvidia.__triton_builtin__ = True  # so that the compiler calls it, with what it compiles for
 
 
 @triton.jit
@@ -25,35 +40,45 @@ def widened(word, TYPE: tl.constexpr):
         return (word.to(tl.int16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
     else:
         tl.static_assert(TYPE == "float8_e4m3fn")
-        # Its exponent and mantissa, in a float16, are 2**8 times too small. The bit that is masked
-        # is a second copy of the sign.
-        half = ((word.to(tl.int16) << 7) & -0x4001).to(tl.float16, bitcast=True)
-        return tl.where((word & 0x7F) == 0x7F, float("nan"), half.to(tl.float32) * 256.0)
+        if _is_nvidia(89):
+            return word.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+        else:
+            # Its exponent and mantissa, in a float16, are 2**8 times too small. The bit that is
+            # masked is a second copy of the sign.
+            half = ((word.to(tl.int16) << 7) & -0x4001).to(tl.float16, bitcast=True)
+            return tl.where((word & 0x7F) == 0x7F, float("nan"), half.to(tl.float32) * 256.0)
 
 
 @triton.jit
 def word_at(at, mask, BYTES: tl.constexpr):
     """The words of so many bytes that begin there, aligned or not, in 32 bits; 0 where masked."""
-    word = tl.load(at, mask=mask, other=0).to(tl.int32)
+    other = None if mask is None else 0
+    word = tl.load(at, mask=mask, other=other).to(tl.int32)
     for byte in tl.static_range(1, BYTES):
-        word |= tl.load(at + byte, mask=mask, other=0).to(tl.int32) << (8 * byte)
+        word |= tl.load(at + byte, mask=mask, other=other).to(tl.int32) << (8 * byte)
     return word
 
 
 @triton.jit
 def divided(x, divisor):
-    """fp32 numbers by a number: Triton's own / is not IEEE's, and by a scalar there is no other."""
+    """fp32 numbers by a number: Triton's own / is not IEEE's, and by a scalar there is no other.
+
+    By a power of two multiply instead: by its reciprocal, which gives the same bits.
+    """
     return tl.div_rn(x, tl.full(x.shape, divisor, tl.float32))
 
 
 @triton.jit
 def rounded(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
     """The words of a format that are nearest to fp32 numbers, ties to even; those of fp32 and fp64
-    are the numbers'."""
-    if WORD.primitive_bitwidth < 32:
-        return _nearest(x, WORD, FORMAT)
-    else:
+    are the numbers'. A NaN becomes any one."""
+    if WORD.primitive_bitwidth >= 32:
         return x.to(WORD, bitcast=True)
+    elif WORD.primitive_bitwidth == 16 and _is_nvidia(80):
+        FLOAT: tl.constexpr = tl.float16 if FORMAT[0] == 10 else tl.bfloat16
+        return x.to(FLOAT).to(WORD, bitcast=True)
+    else:
+        return _nearest(x, WORD, FORMAT)
 
 
 @triton.jit
@@ -75,8 +100,8 @@ def _nearest(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
         small = (magnitude.to(tl.float32, bitcast=True) + power).to(tl.int32, bitcast=True)
         word = tl.where(magnitude < ((128 - BIAS) << 23), small - POWER, word)
     # Without an infinity, NaN is next to the greatest number.
-    OVERFLOWN: tl.constexpr = GREATEST if GREATEST & ((1 << MANTISSA) - 1) == 0 else GREATEST + 1
-    word = tl.where(magnitude > 0x7F800000, FORMAT[2], tl.minimum(word, OVERFLOWN))
+    OVERFLOWN: tl.constexpr = GREATEST if _has_infinity(FORMAT) else GREATEST + 1
+    word = tl.minimum(word, OVERFLOWN)
     return (word | ((bits >> 31) << (BITS - 1))).to(WORD)
 
 
@@ -95,4 +120,13 @@ def with_one_nan(word, FORMAT: tl.constexpr):
 @triton.jit
 def narrowed(x, WORD: tl.constexpr, FORMAT: tl.constexpr):
     """Words of results: rounded once, with the contract's NaN."""
-    return with_one_nan(rounded(x, WORD, FORMAT), FORMAT)
+    word = rounded(x, WORD, FORMAT)
+    if _has_infinity(FORMAT):
+        return tl.where(x != x, FORMAT[2], word).to(WORD)
+    else:
+        return with_one_nan(word, FORMAT)
+
+
+@triton.jit
+def _has_infinity(FORMAT: tl.constexpr):
+    return FORMAT[1] & ((1 << FORMAT[0]) - 1) == 0

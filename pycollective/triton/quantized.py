@@ -30,7 +30,7 @@ import triton.language as tl
 
 from pycollective import order
 from pycollective.errors import ConfigurationError
-from pycollective.triton.floats import divided, narrowed, widened
+from pycollective.triton.floats import divided, narrowed, widened, word_at
 from pycollective.triton.formats import FORMATS, check, name_of, words
 
 CHUNKS = tl.constexpr(4)  # of a program that encodes
@@ -42,6 +42,7 @@ _KEPT = {"one_bit": 1024, "int8": 512}
 _REREAD = 128  # at most, of a chunk that is read twice
 _UNROLLED = 8  # rows; of more, four at a time are added up in a loop
 DECODED = tl.constexpr(1024)  # elements of a program
+LEFT = tl.constexpr(128)  # at most, of a program with a mask
 _LARGEST_SCALE = tl.constexpr(8454659 * 2.0**98)  # of int8: 127 times the next is not finite
 _LEAST_NORMAL = tl.constexpr(2.0**-126)
 _INFINITY = tl.constexpr(0x7F800000)
@@ -255,20 +256,40 @@ def encode(
 
 
 @triton.jit
+def _word(payload, at):
+    """Four bytes that lie anywhere, in two words that are aligned, of which the second begins three
+    bytes behind them at most; `at` counts in words from `payload` on."""
+    past = (payload.to(tl.int64) & 3).to(tl.int32)
+    words = (payload - past).to(tl.pointer_type(tl.int32)) + at
+    low = tl.load(words).to(tl.uint32, bitcast=True).to(tl.uint64)
+    high = tl.load(words + (past > 0).to(tl.int32)).to(tl.uint64)
+    return ((low | (high << 32)) >> (8 * past).to(tl.uint64)).to(tl.int32)
+
+
+@triton.jit
 def _leaf(payload, records, data, is_there, mask, CODEC: tl.constexpr):
     """What one payload decodes to, in a row for each of `records`: (row, element)."""
-    other = None if mask is None else 0
-    byte = tl.arange(0, 4)[None, :]
-    scale = tl.load(payload + records + byte, mask=is_there, other=other).to(tl.int32)
-    scale = tl.sum(scale << (8 * byte), axis=1)[:, None]
-    packed = tl.load(payload + data, mask=mask, other=other)
-    if CODEC == "int8":
-        return packed.to(tl.int8).to(tl.float32) * scale.to(tl.float32, bitcast=True)
+    ROWS: tl.constexpr = data.shape[0]
+    FOURS: tl.constexpr = data.shape[1]
+    place = tl.arange(0, 4)[None, None, :]
+    if mask is None:
+        scale = _word(payload, records)
     else:
-        ROWS: tl.constexpr = packed.shape[0]
-        BYTES: tl.constexpr = packed.shape[1]
-        signs = (packed.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]) << 31
-        return (tl.reshape(signs, (ROWS, 8 * BYTES)) ^ scale).to(tl.float32, bitcast=True)
+        scale = word_at(payload + 4 * records, is_there, 4)
+    scale = scale.broadcast_to(ROWS, FOURS)[:, :, None]
+    if CODEC == "one_bit":
+        byte = tl.load(payload + data, mask=mask, other=None if mask is None else 0).to(tl.int32)
+        four = byte >> tl.arange(0, FOURS)[None, :] % 2 * 4
+        found = (((four[:, :, None] >> place) << 31) ^ scale).to(tl.float32, bitcast=True)
+    else:
+        if mask is None:
+            byte = (_word(payload, data)[:, :, None] >> (8 * place)) & 0xFF
+        else:
+            byte = tl.load(payload + 4 * data[:, :, None] + place, mask=mask, other=0).to(tl.int32)
+        # Behind the exponent of 2^23 a byte of 128 + b is 2^23 + 128 + b. GPUs convert more slowly.
+        number = (byte ^ 0x4B000080).to(tl.float32, bitcast=True) - (2.0**23 + 128)
+        found = number * scale.to(tl.float32, bitcast=True)
+    return tl.reshape(found, (ROWS, 4 * FOURS))
 
 
 @triton.jit
@@ -337,6 +358,7 @@ def _decoded(
     CODEC: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
+    SIZE: tl.constexpr,
     FOURS: tl.constexpr,
     FOUR: tl.constexpr,
     REST: tl.constexpr,
@@ -344,22 +366,35 @@ def _decoded(
     FORMAT: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """The `DECODED` elements from number `first` on, or `count` of them, to `out`."""
-    ROWS: tl.constexpr = DECODED // BLOCK
-    A_BYTE: tl.constexpr = 8 if CODEC == "one_bit" else 1  # elements of it
-    RECORD: tl.constexpr = 4 + CHUNK // A_BYTE
+    """The `SIZE` elements from number `first` on, or `count` of them, to `out`."""
+    ROWS: tl.constexpr = SIZE // BLOCK
+    RECORD: tl.constexpr = 4 + (CHUNK // 8 if CODEC == "one_bit" else CHUNK)
+    # A thread loads what four elements need that it stores at once: none needs another's.
     row = tl.arange(0, ROWS)[:, None] * BLOCK
-    byte = tl.arange(0, BLOCK // A_BYTE)[None, :]
-    start = first + row
-    records = start // CHUNK * RECORD
-    data = records + 4 + start % CHUNK // A_BYTE + byte
+    four = tl.arange(0, BLOCK // 4)[None, :]
+    if SIZE % CHUNK == 0:
+        payload += first // CHUNK * RECORD
+        start = row
+    else:
+        start = first + row
+    records = start // CHUNK * (RECORD // 4)  # in words, as the data of int8
+    if CODEC == "one_bit":
+        data = 4 * records + 4 + start % CHUNK // 8 + four // 2
+    else:
+        data = records + 1 + start % CHUNK // 4 + four
     is_there = row < count if MASKED else None
-    mask = row + A_BYTE * byte < count if MASKED else None
+    mask = None
+    if MASKED:
+        mask = row + 4 * four < count
+        if CODEC == "int8":
+            mask = (row + 4 * four)[:, :, None] + tl.arange(0, 4)[None, None, :] < count
     x = _sum(
         payload, stride, records, data, is_there, mask, (ROWS, BLOCK), CODEC, FOURS, FOUR, REST
     )
     if DIVIDE:
         x = divided(x, divisor)
+    else:
+        x *= divisor
     at = row + tl.arange(0, BLOCK)[None, :]
     word = narrowed(x, out.dtype.element_ty, FORMAT)
     tl.store(out + at, word, mask=at < count if MASKED else None)
@@ -386,17 +421,22 @@ def decode(
     There are `FOURS` times four payloads and those that `REST` combines. A program's rows have
     `BLOCK` elements, each of one chunk.
     """
-    first = tl.program_id(0).to(tl.int64) * DECODED
+    PIECE: tl.constexpr = min(BLOCK, LEFT)
+    program = tl.program_id(0).to(tl.int64)
     stride = stride.to(tl.int64)
-    if first + DECODED <= count:
+    # A program without a mask may load three bytes more than its own.
+    full = tl.maximum(count - 3, 0) // DECODED
+    if program < full:
+        first = program * DECODED
         _decoded(
-            *(payload, stride, out + first, first, DECODED, divisor, CODEC, CHUNK, BLOCK, FOURS),
-            *(FOUR, REST, DIVIDE, FORMAT, False),
+            *(payload, stride, out + first, first, DECODED, divisor, CODEC, CHUNK, BLOCK, DECODED),
+            *(FOURS, FOUR, REST, DIVIDE, FORMAT, False),
         )
     else:
+        first = full * DECODED + (program - full) * PIECE
         _decoded(
-            *(payload, stride, out + first, first, count - first, divisor, CODEC, CHUNK, BLOCK),
-            *(FOURS, FOUR, REST, DIVIDE, FORMAT, True),
+            *(payload, stride, out + first, first, count - first, divisor, CODEC, CHUNK, PIECE),
+            *(PIECE, FOURS, FOUR, REST, DIVIDE, FORMAT, True),
         )
 
 
@@ -431,7 +471,7 @@ def decode_constants(
         "FOURS": fours,
         "FOUR": _combines(4),
         "REST": _combines(rest),
-        "DIVIDE": divisor != 1,
+        "DIVIDE": math.frexp(divisor)[0] != 0.5 or not 2.0**-126 <= 1 / divisor,
         "FORMAT": tuple(FORMATS[dtype]),
     }
 
@@ -517,10 +557,17 @@ def dequantize(
     if m == 0:
         return
     constexprs = decode_constants(codec, chunk, rows, out.dtype, divisor)
+    factor = divisor if constexprs["DIVIDE"] else 1 / divisor
     with torch.accelerator.device_index(out.device.index):
-        decode[triton.cdiv(m, DECODED.value),](
-            messages.view(-1)[at:], stride, words(out), m, divisor, **constexprs, **DECODE
+        decode[programs(m, constexprs["BLOCK"]),](
+            messages.view(-1)[at:], stride, words(out), m, factor, **constexprs, **DECODE
         )
+
+
+def programs(m: int, block: int) -> int:
+    """Return how many programs decode `m` elements: full ones, and those of what is left."""
+    full = max(m - 3, 0) // DECODED.value
+    return full + triton.cdiv(m - full * DECODED.value, min(block, LEFT.value))
 
 
 def payload_bytes(codec: str, chunk: int, count: int) -> int:

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 
 from pycollective.order import COMBINE
-from pycollective.triton.floats import divided, is_nan, rounded, widened, with_one_nan
+from pycollective.triton.floats import divided, is_nan, narrowed, rounded, widened, with_one_nan
 from pycollective.triton.formats import FORMATS, name_of, words
 
 THREADS = tl.constexpr(128)  # of a program
@@ -85,6 +85,8 @@ def _divided(total, LEAVES: tl.constexpr, TYPE: tl.constexpr):
             return (total.to(tl.int32) // LEAVES).to(total.dtype)
         else:
             return (total.to(tl.int64) // LEAVES).to(total.dtype)
+    elif LEAVES & (LEAVES - 1) == 0:
+        return total * (1.0 / LEAVES)
     elif TYPE == "float64":
         return total / tl.full(total.shape, LEAVES, tl.float64)
     else:
@@ -121,10 +123,11 @@ def _program(
     if OP == "avg" and FINISH:
         x = _divided(x, LEAVES, TYPE)
     if TYPE != "integer":
-        ORDERED: tl.constexpr = OP == "min" or OP == "max"
-        x = _flipped(x) if ORDERED else rounded(x, out.dtype.element_ty, FORMAT)
-        if FINISH:
-            x = with_one_nan(x, FORMAT)
+        WORD: tl.constexpr = out.dtype.element_ty
+        if OP == "min" or OP == "max":
+            x = with_one_nan(_flipped(x), FORMAT) if FINISH else _flipped(x)
+        else:
+            x = narrowed(x, WORD, FORMAT) if FINISH else rounded(x, WORD, FORMAT)
     tl.store(out, x, mask=mask)
 
 
