@@ -36,7 +36,7 @@ from pycollective.triton.formats import FORMATS, check, name_of, words
 CHUNKS = tl.constexpr(4)  # of a program that encodes
 SUMS = tl.constexpr(32)  # of a chunk
 ENCODE = {"num_warps": 1, "enable_fp_fusion": False}
-DECODE = {"num_warps": 4, "enable_fp_fusion": False}
+DECODE = {"num_warps": 2, "enable_fp_fusion": False}
 # Elements of the longest chunks that stay in registers, of four chunks in those of 32 threads.
 _KEPT = {"one_bit": 1024, "int8": 512}
 _REREAD = 128  # at most, of a chunk that is read twice
@@ -256,36 +256,19 @@ def encode(
 
 
 @triton.jit
-def _word(payload, at):
-    """Four bytes that lie anywhere, in two words that are aligned, of which the second begins three
-    bytes behind them at most; `at` counts in words from `payload` on."""
-    past = (payload.to(tl.int64) & 3).to(tl.int32)
-    words = (payload - past).to(tl.pointer_type(tl.int32)) + at
-    low = tl.load(words).to(tl.uint32, bitcast=True).to(tl.uint64)
-    high = tl.load(words + (past > 0).to(tl.int32)).to(tl.uint64)
-    return ((low | (high << 32)) >> (8 * past).to(tl.uint64)).to(tl.int32)
-
-
-@triton.jit
 def _leaf(payload, records, data, is_there, mask, CODEC: tl.constexpr):
     """What one payload decodes to, in a row for each of `records`: (row, element)."""
     ROWS: tl.constexpr = data.shape[0]
     FOURS: tl.constexpr = data.shape[1]
     place = tl.arange(0, 4)[None, None, :]
-    if mask is None:
-        scale = _word(payload, records)
-    else:
-        scale = word_at(payload + 4 * records, is_there, 4)
-    scale = scale.broadcast_to(ROWS, FOURS)[:, :, None]
+    scale = word_at(payload + records, is_there, 4)[:, :, None]
+    other = None if mask is None else 0
     if CODEC == "one_bit":
-        byte = tl.load(payload + data, mask=mask, other=None if mask is None else 0).to(tl.int32)
+        byte = tl.load(payload + data, mask=mask, other=other).to(tl.int32)
         four = byte >> tl.arange(0, FOURS)[None, :] % 2 * 4
         found = (((four[:, :, None] >> place) << 31) ^ scale).to(tl.float32, bitcast=True)
     else:
-        if mask is None:
-            byte = (_word(payload, data)[:, :, None] >> (8 * place)) & 0xFF
-        else:
-            byte = tl.load(payload + 4 * data[:, :, None] + place, mask=mask, other=0).to(tl.int32)
+        byte = tl.load(payload + data[:, :, None] + place, mask=mask, other=other).to(tl.int32)
         # Behind the exponent of 2^23 a byte of 128 + b is 2^23 + 128 + b. GPUs convert more slowly.
         number = (byte ^ 0x4B000080).to(tl.float32, bitcast=True) - (2.0**23 + 128)
         found = number * scale.to(tl.float32, bitcast=True)
@@ -377,11 +360,11 @@ def _decoded(
         start = row
     else:
         start = first + row
-    records = start // CHUNK * (RECORD // 4)  # in words, as the data of int8
+    records = start // CHUNK * RECORD
     if CODEC == "one_bit":
-        data = 4 * records + 4 + start % CHUNK // 8 + four // 2
+        data = records + 4 + start % CHUNK // 8 + four // 2
     else:
-        data = records + 1 + start % CHUNK // 4 + four
+        data = records + 4 + start % CHUNK + 4 * four
     is_there = row < count if MASKED else None
     mask = None
     if MASKED:
@@ -424,8 +407,7 @@ def decode(
     PIECE: tl.constexpr = min(BLOCK, LEFT)
     program = tl.program_id(0).to(tl.int64)
     stride = stride.to(tl.int64)
-    # A program without a mask may load three bytes more than its own.
-    full = tl.maximum(count - 3, 0) // DECODED
+    full = count // DECODED
     if program < full:
         first = program * DECODED
         _decoded(
@@ -471,7 +453,7 @@ def decode_constants(
         "FOURS": fours,
         "FOUR": _combines(4),
         "REST": _combines(rest),
-        "DIVIDE": math.frexp(divisor)[0] != 0.5 or not 2.0**-126 <= 1 / divisor,
+        "DIVIDE": math.frexp(divisor)[0] != 0.5 or not 1 / divisor >= 2.0**-126,
         "FORMAT": tuple(FORMATS[dtype]),
     }
 
@@ -566,8 +548,8 @@ def dequantize(
 
 def programs(m: int, block: int) -> int:
     """Return how many programs decode `m` elements: full ones, and those of what is left."""
-    full = max(m - 3, 0) // DECODED.value
-    return full + triton.cdiv(m - full * DECODED.value, min(block, LEFT.value))
+    full, left = divmod(m, DECODED.value)
+    return full + triton.cdiv(left, min(block, LEFT.value))
 
 
 def payload_bytes(codec: str, chunk: int, count: int) -> int:

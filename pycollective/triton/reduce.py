@@ -5,7 +5,7 @@ The kernel is `reduce_rows`. What a program does with its elements:
 1. The recipe, postfix, is unrolled. Each `TAKE` loads a row and widens it, each `COMBINE` makes one
    of the last two values. So as many values wait in registers as the order's tree is deep.
 2. The root is divided, where the operation is an average.
-3. It is rounded once, on integers, and each NaN becomes the contract's.
+3. It is rounded once, and each NaN becomes the contract's.
 
 All loads and stores are of integers. Floats are made of these words, and rounded to words, by
 operations that give the same bits on every target and in Triton's interpreter (docs/contract.md).

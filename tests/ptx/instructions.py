@@ -402,12 +402,18 @@ def _float_comparison(how):
 
 
 def _conversion(parts):
-    """`cvt`: between integers, of integers to floats, between fp16, fp32 and fp64."""
+    """`cvt`: between integers, of integers to floats, between floats."""
     if parts in (["f32", "f16"], ["f64", "f32"]):
         to, of = TYPES[parts[0]], TYPES[parts[1]]
         return Meaning(to, [of], lambda x: _canonical(x.astype(to.numpy)))
-    if parts == ["rn", "f16", "f32"]:
-        return Meaning(TYPES["b16"], [TYPES["b32"]], _f16_of_f32)
+    if parts[0] == "rn" and parts[2:] == ["f32"] and parts[1] in _ROUNDED:
+        return Meaning(TYPES["b16"], [TYPES["b32"]], _ROUNDED[parts[1]])
+    if parts[0] == "rn" and parts[2:] == ["f32"] and parts[1].removesuffix("x2") in _ROUNDED:
+        one = _ROUNDED[parts[1].removesuffix("x2")]
+        return Meaning(TYPES["b32"], 2 * [TYPES["b32"]], lambda a, b: _paired(one(a), one(b)))
+    if parts == ["rn", "f16x2", "e4m3x2"]:
+        one = _f16_of_e4m3
+        return Meaning(TYPES["b32"], [TYPES["b16"]], lambda x: _paired(one(x >> 8), one(x & 255)))
     if len(parts) == 3 and parts[0] in _WHOLE and parts[1:] == ["s32", "f32"]:
         to, whole = TYPES["s32"], _WHOLE[parts[0]]
         return Meaning(to, [TYPES["f32"]], lambda x: _saturated(whole(x.astype(np.float64)), to))
@@ -445,6 +451,30 @@ def _f16_of_f32(bits):
     out = np.where(exponent >= 113, (exponent - 112 << 10) + kept - 1024, kept)
     out = np.where(magnitude > 0x7F800000, 0x7FFF, sign | np.minimum(out, 0x7C00))
     return out.astype(np.uint16)
+
+
+def _bf16_of_f32(bits):
+    """Likewise."""
+    bits = bits.astype(np.int64)
+    rounded = bits + 0x7FFF + (bits >> 16 & 1) >> 16
+    return np.where(bits & 0x7FFFFFFF > 0x7F800000, 0x7FFF, rounded).astype(np.uint16)
+
+
+_ROUNDED = {"f16": _f16_of_f32, "bf16": _bf16_of_f32}
+
+
+def _f16_of_e4m3(byte):
+    """Exact; a NaN is 0x7fff."""
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    value = np.ldexp(
+        mantissa + np.where(exponent == 0, 0.0, 8), np.maximum(exponent, 1).astype(int) - 10
+    )
+    half = value.astype(np.float16).view(np.uint16) | (byte.astype(np.uint16) & 0x80) << 8
+    return np.where(byte & 127 == 127, 0x7FFF, half).astype(np.uint16)
+
+
+def _paired(high, low):
+    return high.astype(np.uint32) << 16 | low
 
 
 def _move(parts):

@@ -108,9 +108,13 @@ class _Module:
 
     def body(self):
         registers, labels, code = {}, {}, []
+        within = False
         for number, line in self.lines:
-            if line == "}":
+            if line == "}" and not within:
                 break
+            if line == ("}" if within else "{"):  # around an instruction: it declares nothing
+                within = not within
+                continue
             if _NOTE.fullmatch(line):
                 continue
             if found := _REGISTERS.fullmatch(line):

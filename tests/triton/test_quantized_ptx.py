@@ -192,34 +192,42 @@ def test_sums_are_the_cpus(codec, chunk, rows, dtype, aligned, target):
         x = cpu.INPUTS["lognormal"]("float32", count, seed)
         row[at:] = cpu.quantize(codec, chunk, x)[0]
     for each in (messages, honest):
-        got, _ = decoded(made, each, at, dtype, count, divisor, aligned)
+        got, _ = decoded(made, codec, chunk, each, at, dtype, count, divisor, aligned)
         assert same_bits(got, cpu.dequantize(codec, chunk, each, at, dtype, count, divisor))
 
 
-def decoded(made, messages, at, dtype, count, divisor, aligned=True, before=0, bytes_before=0):
+def decoded(
+    made, codec, chunk, messages, at, dtype, count, divisor, aligned=True, before=0, bytes_before=0
+):
     """The result and the memory."""
     memory = Memory(1 << 21)
     like = np.empty(count, dtype_of(dtype))
     source = memory.read_only("messages", messages, 3)
     out = memory.allocate("out", like.nbytes, 0 if aligned else like.itemsize)
-    program = KERNELS.DECODED.value
     arguments = [source + at - bytes_before, messages.shape[1], out - before * like.itemsize]
-    arguments += [before + count, int(np.float32(divisor).view(np.uint32)), 0, 0]
-    blocks = range(before // program, -(-(before + count) // program))
+    constants = KERNELS.decode_constants(codec, chunk, len(messages), torch.float32, divisor)
+    factor = np.float32(divisor if constants["DIVIDE"] else 1 / divisor)
+    arguments += [before + count, int(factor.view(np.uint32)), 0, 0]
+    blocks = range(
+        before // KERNELS.DECODED.value, KERNELS.programs(before + count, constants["BLOCK"])
+    )
     Launch(parse(made.asm["ptx"]), blocks, memory, arguments, made.metadata.shared).run()
     return memory.get(out, like), memory
 
 
 @pytest.mark.parametrize(("codec", "most"), [("one_bit", 4.2), ("int8", 5.1)])
 def test_a_decoder_moves_each_byte_once(codec, most):
-    """But for scales: all threads of a program read theirs, out of the cache after the first."""
+    """But for scales: all threads of a program read theirs, out of the cache after the first. So do
+    the two threads that share a byte of bits."""
     chunk, count = CHUNK[codec], 4 * KERNELS.DECODED.value
     payload = cpu.quantize(codec, chunk, cpu.INPUTS["lognormal"]("float32", count, 1))[0]
-    got, memory = decoded(decoder(codec, chunk), payload[None], 0, "float32", count, 1.0)
+    got, memory = decoded(
+        decoder(codec, chunk), codec, chunk, payload[None], 0, "float32", count, 1.0
+    )
     assert same_bits(got, cpu.dequantize(codec, chunk, payload[None], 0, "float32", count))
     reads = memory.reads[memory.place(memory.buffers[0].address, len(payload))]
     record = _core.quantized_bytes(codec, chunk, chunk)
-    assert (reads.reshape(-1, record)[:, 4:] == 1).all()
+    assert (reads.reshape(-1, record)[:, 4:] == (2 if codec == "one_bit" else 1)).all()
     assert int((memory.reads > 0).sum()) + int(memory.writes.sum()) == 4 * count + len(payload)
     assert 4 * count + len(payload) <= most * count
     assert (memory.writes <= 1).all()
@@ -236,7 +244,7 @@ def test_offsets_have_64_bits(codec):
     Encoded(encoder(codec, chunk, count="i64"), codec, chunk, x, held, before=FAR).check(want)
     bytes_before = _core.quantized_bytes(codec, chunk, FAR)
     got, _ = decoded(
-        decoder(codec, chunk, count="i64"),
+        *(decoder(codec, chunk, count="i64"), codec, chunk),
         *(want[0][None], 0, "float32", count, 1.0),
         before=FAR,
         bytes_before=bytes_before,
