@@ -18,11 +18,13 @@ import triton.language as tl
 
 def _is_nvidia(least: Any, _semantic: Any = None) -> tl.constexpr:
     """Whether the kernel is compiled for a GPU of NVIDIA, of this compute capability at least."""
-    arch = _semantic and re.fullmatch(r"sm(\d+)a?", _semantic.builder.options.arch or "")
-    return tl.constexpr(bool(arch) and int(arch[1]) >= tl.core._unwrap_if_constexpr(least))
+    options = _semantic.builder.options if _semantic else None
+    found = re.fullmatch(r"sm(\d+)a?", getattr(options, "arch", None) or "")
+    return tl.constexpr(found is not None and int(found[1]) >= getattr(least, "value", least))
 
 
-_is_nvidia.__triton_builtin__ = True  # so that the compiler calls it, with what it compiles for
+# So that the compiler calls it, with what it compiles for.
+_is_nvidia.__triton_builtin__ = True  # type: ignore[attr-defined]
 
 
 @triton.jit
