@@ -73,7 +73,7 @@ def meaning(op: str) -> Meaning | None:
 # Those of two numbers in one register.
 _PACKED = {f"{op}.rn.f32x2" for op in ("add", "sub", "mul")}
 _PACKED |= {f"{op}.{kind}16x2" for op in ("add", "min", "max") for kind in "su"}
-_PACKED |= {f"{op}.f16x2" for op in ("abs", "neg")}
+_PACKED |= {f"{op}.{kind}16x2" for op in ("abs", "neg") for kind in ("f", "bf")}
 
 
 def _of_two(one: Meaning) -> Meaning:
@@ -200,9 +200,15 @@ def _logic(function, operands=2):
 
 
 def _sign(function):
-    """`neg` or `abs`; of fp16 and fp32 too, where it is open which NaN a NaN becomes."""
+    """`neg` or `abs`; of floats too, where it is open which NaN a NaN becomes."""
+
+    def of_bf16(x):
+        made = x ^ 0x8000 if function is np.negative else x & 0x7FFF
+        return np.where(x & 0x7FFF > 0x7F80, 0xFFBA, made).astype(np.uint16)
 
     def rule(parts):
+        if parts == ["bf16"]:
+            return Meaning(TYPES["b16"], [TYPES["b16"]], of_bf16)
         if parts in (["f16"], ["f32"]):
             of = TYPES[parts[0]]
             nan = OPEN_NAN[of.bits]
