@@ -784,6 +784,11 @@ def _count_all(
     _count_in(bins, left + first, many, tl.load(prefix).to(tl.int32), SHIFT, BITS, SIZE)
 
 
+def _registers(most: int) -> dict[str, int]:
+    """An option: how many registers a thread has at most. AMD's compiler knows none."""
+    return {} if torch.version.hip else {"maxnreg": most}
+
+
 def _sources(
     x: torch.Tensor, held: torch.Tensor | None, left: torch.Tensor
 ) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
@@ -890,7 +895,7 @@ class _Blocks:
         _add[self.programs,](
             *(*pointers, self.candidates, self.offsets, self.counts, self.known, bits, bad),
             self.blocks,
-            **{"num_warps": 8, "maxnreg": 64, **self.shape, **of, **OPTIONS},
+            **{"num_warps": 8, **_registers(64), **self.shape, **of, **OPTIONS},
         )
 
     def find(self) -> None:
@@ -1061,7 +1066,7 @@ def _in_registers(x, held, left, of_each, most, entries, bad, place) -> None:
             *(*pointers, entries.places, words(entries.values), entries.count, bits, bad),
             *(n, k, tail, place),
             **{"SIZE": size, "WIDE": wide, "LANES": 32 * warps},
-            **{"num_warps": warps, "maxnreg": 96},
+            **{"num_warps": warps, **_registers(96)},
             **{**of, **_formats(entries), **OPTIONS},
         )
     entries.count.add_(most)
