@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.mpi_environments import ensure_all
 from pycollective.bench.libraries import find_peers
-from pycollective.bench.machine import regime_of
+from pycollective.bench.phase import FAR, NEAR, phase_of
 from pycollective.bench.plot import plot
 from pycollective.bench.record import Record, read_json, write_json
 from pycollective.bench.settings import Settings, format_size, ladder
@@ -124,7 +124,7 @@ class Target:
     Attributes:
         what: in words.
         stem: of the record that shows it.
-        regime: "near" or "split" where the target is of one kind of machine; "" for both. It is
+        phase: NEAR or FAR where the target is of one phase of the machine; "" for both. It is
             told for each size, since virtual cores move in the course of a run: then a verdict is
             of some of the sizes, and says of how many.
         measure: finds the values in that record, one a size.
@@ -134,7 +134,7 @@ class Target:
 
     what: str
     stem: str
-    regime: str
+    phase: str
     measure: Callable[[Record], list[Outcome]]
     bound: float
     most: bool = False
@@ -186,32 +186,32 @@ _END = 64 * MI
 _OPEN_MPI = (("openmpi", "Open MPI"), ("openmpi-nocma", "Open MPI without CMA"))
 
 TARGETS = (
-    Target("2 ranks, over Gloo, to 64 Ki", _TWO, "near", _ratio("gloo", KI, 64 * KI), 50),
-    Target("2 ranks, over Gloo, to 1 Mi", _TWO, "near", _ratio("gloo", 64 * KI + 1, MI), 10),
-    Target("2 ranks, over Gloo, above 1 Mi", _TWO, "near", _ratio("gloo", MI + 1, _END), 6),
+    Target("2 ranks, over Gloo, to 64 Ki", _TWO, NEAR, _ratio("gloo", KI, 64 * KI), 50),
+    Target("2 ranks, over Gloo, to 1 Mi", _TWO, NEAR, _ratio("gloo", 64 * KI + 1, MI), 10),
+    Target("2 ranks, over Gloo, above 1 Mi", _TWO, NEAR, _ratio("gloo", MI + 1, _END), 6),
     *(
         Target(
             f"2 ranks, {dtype}, over Gloo, above 1 Mi",
             f"all_reduce_2_ranks_{dtype}",
-            "near",
+            NEAR,
             _ratio("gloo", MI + 1, _END),
             8,
         )
         for dtype in ("bfloat16", "float16")
     ),
-    Target("2 ranks, over MPICH", _TWO, "near", _ratio("mpich", KI, _END), 2),
+    Target("2 ranks, over MPICH", _TWO, NEAR, _ratio("mpich", KI, _END), 2),
     *(
-        Target(f"2 ranks, over {name}, from 4 Ki", _TWO, "near", _ratio(library, 4 * KI, _END), 1.5)
+        Target(f"2 ranks, over {name}, from 4 Ki", _TWO, NEAR, _ratio(library, 4 * KI, _END), 1.5)
         for library, name in _OPEN_MPI
     ),
-    Target("2 ranks, over Gloo, 64 Mi", _TWO, "split", _ratio("gloo", _END, _END), 3.5),
-    Target("2 ranks, over MPICH", _TWO, "split", _ratio("mpich", KI, _END), 1),
+    Target("2 ranks, over Gloo, 64 Mi", _TWO, FAR, _ratio("gloo", _END, _END), 3.5),
+    Target("2 ranks, over MPICH", _TWO, FAR, _ratio("mpich", KI, _END), 1),
     *(
-        Target(f"2 ranks, over {name}", _TWO, "split", _ratio(library, KI, _END), 1)
+        Target(f"2 ranks, over {name}", _TWO, FAR, _ratio(library, KI, _END), 1)
         for library, name in _OPEN_MPI
     ),
-    Target("2 ranks, 64 Mi, share of the limit", _TWO, "near", _share(_END), 70, unit=" %"),
-    Target("native call, 1 Ki", _SMALL, "near", _time("native", KI), 0.5, most=True, unit=" us"),
+    Target("2 ranks, 64 Mi, share of the limit", _TWO, NEAR, _share(_END), 70, unit=" %"),
+    Target("native call, 1 Ki", _SMALL, NEAR, _time("native", KI), 0.5, most=True, unit=" us"),
     *(
         Target(f"Python over mpi4py, {name}, 1 Ki", _SMALL, "", _python_over(peer), 0.7, most=True)
         for peer, name in _OPEN_MPI
@@ -226,9 +226,9 @@ TARGETS = (
 )
 
 
-def _within(record: Record, regime: str) -> Record:
-    """What was measured while the machine was of this regime."""
-    limits = [limit for limit in record.limits if regime in ("", regime_of(limit.latency))]
+def _within(record: Record, phase: str) -> Record:
+    """What was measured while the machine was in this phase."""
+    limits = [limit for limit in record.limits if phase in ("", phase_of(limit.latency))]
     sizes = {limit.size for limit in limits}
     return replace(record, limits=limits, rows=[row for row in record.rows if row.size in sizes])
 
@@ -242,10 +242,10 @@ def table(records: dict[str, Record]) -> Iterator[str]:
 
 
 def _line(target: Target, record: Record) -> str:
-    what = f"{target.what}{f' ({target.regime})' if target.regime else ''}"
+    what = f"{target.what}{f' ({target.phase})' if target.phase else ''}"
     bound = f"{'<=' if target.most else '>='} {target.bound:g}{target.unit}"
     start = f"{what:54}{bound:>11}"
-    outcomes = target.measure(_within(record, target.regime))
+    outcomes = target.measure(_within(record, target.phase))
     if not outcomes:
         return f"{start}{'-':>11}  -     not measured"
     worst = target.worst(outcomes)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pycollective.bench.machine import regime_of
+from pycollective.bench.phase import FAR, NEAR, phase_of
 from pycollective.bench.record import Record, read_json
 
 KI, MI = 1 << 10, 1 << 20
@@ -24,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 _TWO, _FOUR = "all_reduce_2_ranks", "all_reduce_4_ranks"
 # Neither of its settings is the faster one everywhere.
 _OPEN_MPI = ("openmpi", "openmpi-nocma")
-_PHASES = {"near": "that share a cache", "split": "that share no cache"}
+_PHASES = {NEAR: "that share a cache", FAR: "that share no cache"}
 
 
 def readme() -> str:
@@ -54,7 +54,7 @@ def _readme_row(what: str, stem: str, size: int) -> tuple[str, ...]:
     record = _record(stem)
     latency = _latency(record, size)
     open_mpi = min(_OPEN_MPI, key=lambda library: _ratio(record, library, size) or 0)
-    phase = f"{_PHASES[regime_of(latency)]} ({latency * 1e9:.0f} ns)"
+    phase = f"{_PHASES[phase_of(latency)]} ({latency * 1e9:.0f} ns)"
     return (
         what,
         _own_time(record, size),

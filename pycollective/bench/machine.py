@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,13 +24,10 @@ from typing import Any
 
 from pycollective import _core
 from pycollective.bench.operations import Operation
+from pycollective.bench.phase import look
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-# One-way latency that parts the two kinds of machine: 22 to 64 ns where the cores share a cache,
-# 250 ns and more where they do not.
-_SPLIT_SECONDS = 120e-9
 _TRIES = 5
-_ROUND_TRIPS = 4_000
 # Small enough to be still in the cache of the core that wrote it, as a transport's slots are.
 _CHUNK = 128 << 10
 _COPIED = 4 << 20
@@ -42,32 +40,18 @@ class CoreToCore:
     latency: float
     copy_rate: float
 
-    @property
-    def regime(self) -> str:
-        """near, split or single, as `regime_of` says."""
-        return regime_of(self.latency)
 
+def measure_core_to_core(cores: Sequence[int]) -> CoreToCore:
+    """Measure between `cores`, those of the ranks (some 5 ms); copies, between first and last.
 
-def regime_of(latency: float) -> str:
-    """Return ``near`` if the cores share a cache, ``split`` if not, ``single`` for one core."""
-    if latency == 0:
-        return "single"
-    return "split" if latency > _SPLIT_SECONDS else "near"
-
-
-def measure_core_to_core() -> CoreToCore:
-    """Measure between the first and the last core that this process may use (some 10 ms).
-
-    The best of a few tries: other load can only make a crossing look slower than it is. On a
-    machine with one core there is nothing between cores: latency 0, and an infinite rate.
+    The best of a few tries: other load can only make a crossing look slower than it is. On one
+    core there is nothing between cores: latency 0, and an infinite rate.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
+    first, last = min(cores), max(cores)
+    if first == last:
         return CoreToCore(0.0, float("inf"))
-    first, last = cores[0], cores[-1]
-    latencies = [_core.core_to_core_latency(first, last, _ROUND_TRIPS) for _ in range(_TRIES)]
     copies = [_core.core_to_core_copy(first, last, _COPIED, _CHUNK) for _ in range(_TRIES)]
-    return CoreToCore(min(latencies), _COPIED / min(copies))
+    return CoreToCore(look(cores), _COPIED / min(copies))
 
 
 def typical(samples: list[CoreToCore]) -> CoreToCore:

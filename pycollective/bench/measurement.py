@@ -29,6 +29,7 @@ from pycollective.bench import libraries, machine
 from pycollective.bench.group import Group
 from pycollective.bench.libraries import OWN, STREAM, Library
 from pycollective.bench.operations import Problem, bandwidths
+from pycollective.bench.phase import cores_of, phase_of
 from pycollective.bench.ranks.case import Case
 from pycollective.bench.record import Limit, Record, Row, Timing
 from pycollective.bench.settings import Settings
@@ -113,7 +114,8 @@ class _Run:
         self._limits = [STREAM] if settings.device == "cpu" else []
         self._groups = groups
         self._progress = progress
-        self._between = [machine.measure_core_to_core() for _ in range(5)]
+        self._cores = cores_of(settings.ranks)
+        self._between = [machine.measure_core_to_core(self._cores) for _ in range(5)]
         plain = {
             **asdict(settings),
             "sizes": list(settings.sizes),
@@ -181,7 +183,7 @@ class _Run:
                 if number == settings.rounds - 1 and library.name in wrong:
                     calls = turns[library.name][1]
                     wrong[library.name] = max(wrong[library.name], self._left(library, calls))
-            between.append(machine.measure_core_to_core())
+            between.append(machine.measure_core_to_core(self._cores))
         timings = {name: Timing.of(rounds, turns[name][1]) for name, rounds in samples.items()}
         for name, (blocks, calls) in turns.items():
             sent[name] /= settings.rounds * blocks * calls
@@ -194,7 +196,7 @@ class _Run:
     def _describe_cores(self) -> None:
         """Keep the record's machine up to what was measured so far: virtual cores may move."""
         cores = machine.typical(self._between)
-        self.record.machine.update(asdict(cores), regime=cores.regime)
+        self.record.machine.update(asdict(cores), phase=phase_of(cores.latency))
 
     def _prepare_all(self, size: int) -> tuple[dict[str, str], dict[str, int]]:
         """Prepare and verify every library; return why some cannot, and the wrong elements."""

@@ -163,7 +163,7 @@ def _dress(axes: Any, record: Record) -> None:
     axes.text(
         0,
         1.025,
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['regime']} "
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['phase']} "
         f"({machine['latency'] * 1e9:.0f} ns core to core) · median and quartiles, lower is better",
         transform=axes.transAxes,
         fontsize=8.5,

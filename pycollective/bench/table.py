@@ -47,9 +47,9 @@ def header(record: Record) -> Iterator[str]:
     load = machine.get("load", 0.0)  # older files have none
     if load > machine["cores"]:
         yield f"# busy: a load of {load:.1f} before it began; times are shorter on an idle machine"
-    if machine["regime"] != "single":
+    if machine["phase"] != "single":
         yield (
-            f"# core to core: {machine['regime']}, {machine['latency'] * 1e9:.0f} ns one way, "
+            f"# core to core: {machine['phase']}, {machine['latency'] * 1e9:.0f} ns one way, "
             f"{machine['copy_rate'] / 1e9:.1f} GB/s copied by each of two"
         )
     gpus = record.libraries["pycollective"]["versions"].get("gpus")

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from pycollective import _core, host_memory
+from pycollective.bench import phase
 from pycollective.bootstrap.attach import PIDFD_NEEDS
 from pycollective.cli.common import Parsers, add_command
 from pycollective.config import (
@@ -65,6 +66,7 @@ def report() -> list[tuple[str, str, str]]:
         ("pycollective", f"{VERSION} on {platform.platform()}", ""),
         ("Python", f"{sys.version.split()[0]}, NumPy {np.__version__}", ""),
         ("cores", str(cores), "" if cores > 1 else "ranks take turns on one core"),
+        ("core to core", *_phase()),
         (
             "SIMD",
             level,
@@ -95,6 +97,18 @@ def report() -> list[tuple[str, str, str]]:
         _program("mpiexec", "launches by mpiexec, and the MPI peers of the benchmark"),
         ("CUDA", *_cuda()),
     ]
+
+
+def _phase() -> tuple[str, str]:
+    latency = phase.look(phase.cores_of(len(os.sched_getaffinity(0))))
+    now = phase.phase_of(latency)
+    if now == phase.SINGLE:
+        return "one core", ""
+    cost = "large collectives take 3 to 10 times as long as where cores share a cache"
+    return (
+        f"{now} now, {latency * 1e9:.0f} ns one way (virtual machines change within seconds)",
+        cost if now == phase.FAR else "",
+    )
 
 
 def _pidfd() -> tuple[str, str]:

