@@ -20,7 +20,7 @@ from benchmarks.mpi_environments import ensure_all
 from pycollective.bench.libraries import find_peers
 from pycollective.bench.phase import FAR, NEAR, phase_of
 from pycollective.bench.plot import plot
-from pycollective.bench.record import Record, read_json, write_json
+from pycollective.bench.record import Limit, Record, Row, read_json, write_json
 from pycollective.bench.settings import Settings, format_size, ladder
 from pycollective.bench.table import run
 from pycollective.cli.common import progress_line
@@ -228,9 +228,17 @@ TARGETS = (
 
 def _within(record: Record, phase: str) -> Record:
     """What was measured while the machine was in this phase."""
-    limits = [limit for limit in record.limits if phase in ("", phase_of(limit.latency))]
-    sizes = {limit.size for limit in limits}
-    return replace(record, limits=limits, rows=[row for row in record.rows if row.size in sizes])
+    latency = {limit.size: limit.latency for limit in record.limits}
+
+    def was_then(of: Row | Limit) -> bool:
+        # Files from before say no phase, only the median latency of each size.
+        return phase in ("", of.phase or phase_of(latency.get(of.size, 0.0)))
+
+    return replace(
+        record,
+        limits=list(filter(was_then, record.limits)),
+        rows=list(filter(was_then, record.rows)),
+    )
 
 
 def table(records: dict[str, Record]) -> Iterator[str]:
@@ -250,9 +258,11 @@ def _line(target: Target, record: Record) -> str:
         return f"{start}{'-':>11}  -     not measured"
     worst = target.worst(outcomes)
     verdict = "met" if target.met(worst) else "MISSED"
-    sizes = len(target.measure(record))
-    if len(outcomes) < sizes:
-        verdict += f", {len(outcomes)} of {sizes} sizes"
+    measured_at, sizes = (
+        len({outcome.size for outcome in each}) for each in (outcomes, target.measure(record))
+    )
+    if measured_at < sizes:
+        verdict += f", {measured_at} of {sizes} sizes"
     measured = f"{worst.value:.2f}{target.unit}"
     return f"{start}{measured:>11}  {format_size(worst.size):6}{verdict}"
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
+from pycollective.bench.phase import cores_of
 from pycollective.bench.ranks.channel import Channel, ChannelClosed, ChannelListener, StartLine
 from pycollective.errors import ConfigurationError
 
@@ -140,7 +141,8 @@ class Group:
             if rank == 0:
                 self.versions = reply["versions"]
         path = f"/proc/{os.getpid()}/fd/{self._start_line}"
-        self.ask({"command": "start_line", "path": path}, _START_SECONDS)
+        start_line = {"command": "start_line", "path": path, "cores": cores_of(self.ranks)}
+        self.ask(start_line, _START_SECONDS)
 
     def _accept(self, listener: ChannelListener) -> None:
         deadline = time.monotonic() + _START_SECONDS

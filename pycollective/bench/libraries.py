@@ -128,7 +128,7 @@ def _launch_mpi(group: str, ranks: int, environments: Mapping[str, str]) -> Laun
     - Open MPI refuses more ranks than cores without --oversubscribe, which also makes its waits
       yield; setting mpi_yield_when_idle besides changes nothing. MPICH's waits yield by themselves,
       and every setting for it (POLLS_BEFORE_YIELD, ENABLE_HEAVY_YIELD, PROGRESS_THROTTLE) lost.
-    - no library is bound to cores, so that all are scheduled alike.
+    - no mpiexec binds to cores: the ranks of every library pin themselves, all alike.
     """
     mpi = group.partition("-")[0]
     folder = Path(environments.get(mpi) or f".venv-{mpi}").absolute()

@@ -9,16 +9,21 @@ as one; before it each rank restores its inputs and waits at the start line. Fro
 block is one call. Below, repeated sums grow to infinity within a block, which changes no time.
 A block's time is that of the slowest rank. A call of each library is verified before it is timed,
 and after the last round what the last one has left; of sums of sums, a block of one call more.
+
+Ranks are pinned. A turn is between two looks at the machine's phase (phase.py). One whose looks
+disagree is repeated, and libraries are compared within each phase in which all have had a turn.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +34,16 @@ from pycollective.bench import libraries, machine
 from pycollective.bench.group import Group
 from pycollective.bench.libraries import OWN, STREAM, Library
 from pycollective.bench.operations import Problem, bandwidths
-from pycollective.bench.phase import cores_of, phase_of
+from pycollective.bench.phase import (
+    MIXED,
+    PHASES,
+    Turn,
+    by_phase,
+    cores_of,
+    look,
+    phase_of,
+    within_one,
+)
 from pycollective.bench.ranks.case import Case
 from pycollective.bench.record import Limit, Record, Row, Timing
 from pycollective.bench.settings import Settings
@@ -93,10 +107,15 @@ class _Turn(NamedTuple):
     Attributes:
         seconds: a call, of each block, of the rank that was slowest in it.
         sent: bytes that all ranks sent to other hosts, and unpacked; NaN where nobody counts.
+        between: the cores, measured in the limit's turn.
     """
 
     seconds: list[float]
     sent: NDArray[np.float64]
+    between: machine.CoreToCore | None = None
+
+
+_Turns = list[Turn[_Turn]]
 
 
 class _Run:
@@ -126,6 +145,7 @@ class _Run:
         self.record = Record(
             command=[Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]],
             settings=plain,
+            phases=dict.fromkeys((*PHASES, "repeated", "dropped"), 0),
             machine={**machine.describe_machine(), "load": load},
             versions=machine.describe_versions(),
             libraries={
@@ -168,30 +188,52 @@ class _Run:
         settings = self._settings
         notes, wrong = self._prepare_all(size)
         able = [library for library in self._libraries if library.name not in notes]
-        turns = {library.name: self._plan(library, size) for library in [*able, *self._limits]}
-        samples: dict[str, list[list[float]]] = {name: [] for name in turns}
-        sent = {name: np.zeros(2) for name in turns}
-        between: list[machine.CoreToCore] = []
+        plans = {library.name: self._plan(library, size) for library in [*able, *self._limits]}
+        turns: dict[str, _Turns] = {name: [] for name in plans}
         for number in range(settings.rounds):
             for library in [*able, *self._limits]:
                 self._progress(
                     f"{size} bytes: round {number + 1} of {settings.rounds}, {library.name}"
                 )
-                turn = self._run(library, *turns[library.name])
-                samples[library.name].append(turn.seconds)
-                sent[library.name] += turn.sent
+                run = partial(self._turn, library, *plans[library.name])
+                turns[library.name].append(within_one(run, partial(look, self._cores)))
                 if number == settings.rounds - 1 and library.name in wrong:
-                    calls = turns[library.name][1]
+                    calls = plans[library.name][1]
                     wrong[library.name] = max(wrong[library.name], self._left(library, calls))
-            between.append(machine.measure_core_to_core(self._cores))
-        timings = {name: Timing.of(rounds, turns[name][1]) for name, rounds in samples.items()}
-        for name, (blocks, calls) in turns.items():
-            sent[name] /= settings.rounds * blocks * calls
-        self._append(size, timings, notes, wrong, sent)
-        if self._limits:
-            self._append_limit(size, timings, machine.typical(between))
-        self._between += between
+        limits = turns.pop(STREAM.name, [])
+        sent = {
+            name: np.mean([turn.result.sent for turn in each], axis=0) / math.prod(plans[name])
+            for name, each in turns.items()
+        }
+        compared = by_phase(turns) or {MIXED: turns}
+        for phase, within in compared.items():
+            timings = {
+                name: Timing.of([turn.result.seconds for turn in each], plans[name][1])
+                for name, each in within.items()
+            }
+            self._append(size, phase, timings, notes, wrong, sent)
+            of_limit = [turn.result for turn in limits if phase in (turn.phase, MIXED)]
+            if of_limit:
+                self._append_limit(size, phase, timings[OWN.name].median, of_limit)
+        self._count(turns, compared)
+        self._between += [turn.result.between for turn in limits if turn.result.between]
         self._describe_cores()
+
+    def _turn(self, library: Library, blocks: int, calls: int) -> _Turn:
+        turn = self._run(library, blocks, calls)
+        if library is not STREAM:
+            return turn
+        return turn._replace(between=machine.measure_core_to_core(self._cores))
+
+    def _count(self, turns: dict[str, _Turns], compared: dict[str, dict[str, _Turns]]) -> None:
+        """Add a size's turns to what the record says of phases."""
+        every = [turn for each in turns.values() for turn in each]
+        kept = sum(len(each) for within in compared.values() for each in within.values())
+        counts = self.record.phases
+        for turn in every:
+            counts[turn.phase] += 1
+        counts["repeated"] += sum(turn.repeated for turn in every)
+        counts["dropped"] += len(every) - kept
 
     def _describe_cores(self) -> None:
         """Keep the record's machine up to what was measured so far: virtual cores may move."""
@@ -262,6 +304,7 @@ class _Run:
     def _append(
         self,
         size: int,
+        phase: str,
         timings: dict[str, Timing],
         notes: dict[str, str],
         wrong: dict[str, int],
@@ -273,7 +316,7 @@ class _Run:
         for library in self._libraries:
             timing = timings.get(library.name)
             if timing is None:
-                row = Row(library.name, size, count, None, note=notes[library.name])
+                row = Row(library.name, size, count, None, note=notes[library.name], phase=phase)
             else:
                 algbw, busbw = bandwidths(operation, size, timing.median, settings.ranks)
                 row = Row(
@@ -285,20 +328,22 @@ class _Run:
                     busbw,
                     wrong.get(library.name),
                     timing.median / own,
+                    phase=phase,
                 )
                 packed, raw = map(float, sent[library.name])
                 if settings.hosts > 1 and not math.isnan(raw):
                     row = replace(row, sent=packed, sent_raw=raw)
             self.record.rows.append(row)
 
-    def _append_limit(
-        self, size: int, timings: dict[str, Timing], cores: machine.CoreToCore
-    ) -> None:
+    def _append_limit(self, size: int, phase: str, own: float, turns: list[_Turn]) -> None:
+        """Append the limit in a phase, in which this library's median is `own` seconds."""
         operation, ranks = self._settings.the_operation, self._settings.ranks
-        stream = machine.stream_seconds(operation, timings[STREAM.name].median, ranks)
+        cores = machine.typical([turn.between for turn in turns if turn.between])
+        median = statistics.median(statistics.median(turn.seconds) for turn in turns)
+        stream = machine.stream_seconds(operation, median, ranks)
         copy = machine.copy_seconds(operation, size, ranks, cores)
-        share = max(stream, copy) / timings[OWN.name].median
-        self.record.limits.append(Limit(size, stream, copy, share, cores.latency))
+        share = max(stream, copy) / own
+        self.record.limits.append(Limit(size, stream, copy, share, cores.latency, phase))
 
 
 def largest(communicator: Communicator, numbers: Sequence[float]) -> list[float]:

@@ -30,6 +30,7 @@ T = TypeVar("T")
 NEAR, FAR = "near", "far"
 SINGLE = "single"  # one core: there is nothing between cores
 MIXED = "mixed"  # the looks around a turn disagree
+PHASES = (SINGLE, NEAR, FAR, MIXED)
 BOUNDARY_SECONDS = 120e-9
 # A look takes the best try: other load can only make a crossing look slower than it is. Each try
 # takes 40 us near and 180 us far.

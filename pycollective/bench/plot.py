@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import statistics
+from dataclasses import replace
 from typing import Any
 
 from pycollective.bench.record import Record
@@ -50,6 +52,7 @@ def plot(record: Record, path: str | os.PathLike[str]) -> None:
     if not record.rows:
         raise ConfigurationError("nothing was measured: there is nothing to plot")
     check()
+    record = _of_one_phase(record)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -62,6 +65,19 @@ def plot(record: Record, path: str | os.PathLike[str]) -> None:
     figure.draw_without_rendering()  # settles the layout, which the labels go by
     _spread(axes, labels)
     figure.savefig(path, bbox_inches="tight")  # the labels lie outside the axes
+
+
+def _of_one_phase(record: Record) -> Record:
+    """Return what was measured in the commonest phase; its latency stands for the run's."""
+    phase = statistics.mode(row.phase for row in record.rows)
+    limits = [limit for limit in record.limits if limit.phase == phase]
+    rows = [row for row in record.rows if row.phase == phase]
+    described = dict(record.machine)
+    if phase:
+        described["phase"] = phase
+    if phase and limits:
+        described["latency"] = statistics.median(limit.latency for limit in limits)
+    return replace(record, rows=rows, limits=limits, machine=described)
 
 
 def _draw_limit(axes: Any, record: Record) -> list[Any]:

@@ -58,6 +58,8 @@ class Row:
         algbw, busbw: by nccl-tests' definitions, from the median.
         wrong: elements, over all ranks, whose bits are not the reference's; None if not checked.
         ratio: its median over this library's; above 1 is slower.
+        phase: of the machine in all its turns: near, far or single (bench/phase.py); mixed where
+            no phase had a turn of every library: then of all turns. "" in older files.
         sent, sent_raw: bytes a call that all ranks together sent to other hosts, and what they
             would have been unpacked: the mean of the timed calls; None on one host, and where the
             library does not count them.
@@ -74,6 +76,7 @@ class Row:
     note: str = ""
     sent: float | None = None
     sent_raw: float | None = None
+    phase: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class Limit:
         copy: seconds to copy what has to reach a rank from core to core.
         share: the slower of them over this library's median: 1 is the limit.
         latency: seconds one way between two cores, while this size was measured.
+        phase: as a row's.
     """
 
     size: int
@@ -92,6 +96,7 @@ class Limit:
     copy: float
     share: float
     latency: float
+    phase: str = ""
 
     @property
     def seconds(self) -> float:
@@ -101,7 +106,12 @@ class Limit:
 
 @dataclass
 class Record:
-    """A run: what was measured, on what, and what came out."""
+    """A run: what was measured, on what, and what came out.
+
+    `phases` counts turns: by their phase, how often one was ``repeated`` since its looks disagreed,
+    and how many were ``dropped``, because not every library had one in that phase. Empty in older
+    files.
+    """
 
     command: list[str]
     settings: dict[str, Any]
@@ -110,15 +120,18 @@ class Record:
     libraries: dict[str, dict[str, Any]]
     rows: list[Row] = field(default_factory=list)
     limits: list[Limit] = field(default_factory=list)
+    phases: dict[str, int] = field(default_factory=dict)
 
     def row(self, library: str, size: int) -> Row | None:
-        """Return the row of `library` at `size`, or None."""
+        """Return the row of `library` at `size`, or None; of two phases that of near."""
         return next((r for r in self.rows if r.library == library and r.size == size), None)
 
     @property
     def wrong(self) -> int:
         """Wrong elements of this library's rows; what a peer does differently is no mistake."""
-        return sum(row.wrong or 0 for row in self.rows if row.library in _OURS)
+        rows = [row for row in self.rows if row.library in _OURS]
+        # Rows of one size in two phases have the same count.
+        return sum({(row.library, row.size): row.wrong or 0 for row in rows}.values())
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, with its schema's name; an infinite copy rate (one core) is None."""
@@ -130,6 +143,7 @@ class Record:
             "machine": {**self.machine, "copy_rate": rate if math.isfinite(rate) else None},
             "versions": self.versions,
             "libraries": self.libraries,
+            "phases": self.phases,
             "rows": [asdict(row) for row in self.rows],
             "limits": [asdict(limit) for limit in self.limits],
         }

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from pycollective.bench import measurement
 from pycollective.bench.operations import find_operation
+from pycollective.bench.phase import PHASES
 from pycollective.bench.record import Limit, Record, Row
 from pycollective.bench.settings import Settings
 
@@ -59,6 +60,7 @@ def header(record: Record) -> Iterator[str]:
         version = library["versions"].get("library", "")
         yield f"# {name}: {library['what']} ({version}; {library['settings']})"
     yield "# time: the slowest rank's, median over rounds; in place, inputs restored between blocks"
+    yield "# phase: near, cores share a cache, or far; measured before and after each turn"
     if gpus:
         yield "#   by the host's clock, around calls and the end of their stream"
     yield (
@@ -74,7 +76,7 @@ def header(record: Record) -> Iterator[str]:
     yield "#"
     titles = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "ratio")
     units = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "")
-    yield "#" + _columns(*titles)[1:] + _between(record, "sent", "raw") + "  library"
+    yield "#" + _columns(*titles)[1:] + _between(record, "sent", "raw") + "  phase   library"
     yield ("#" + _columns(*units)[1:] + _between(record, "(B)", "(B)")).rstrip()
 
 
@@ -95,15 +97,29 @@ def footer(record: Record) -> Iterator[str]:
     if record.settings["checks"] == 0:
         verdict = "not checked"
     yield f"# Out of bounds values : {record.wrong} {verdict}"
-    busbw = [row.busbw for row in own if row.busbw is not None]
-    yield f"# Avg bus bandwidth    : {sum(busbw) / len(busbw):.6g}"
+    for phase in dict.fromkeys(row.phase for row in own):
+        busbw = [row.busbw for row in own if row.busbw is not None and row.phase == phase]
+        within = f" ({phase})" if phase else ""
+        yield f"# Avg bus bandwidth    : {sum(busbw) / len(busbw):.6g}{within}"
+    if record.phases:
+        yield _phases(record.phases)
+
+
+def _phases(counts: dict[str, int]) -> str:
+    """Return the line about the phases that turns were in."""
+    seen = [f"{counts[phase]} {phase}" for phase in PHASES if counts[phase]]
+    many = "one phase seen" if len(seen) == 1 else "phases seen"
+    return (
+        f"# {many}, in turns  : {', '.join(seen)}; {counts['repeated']} repeated, "
+        f"{counts['dropped']} dropped"
+    )
 
 
 def _row(record: Record, row: Row) -> str:
     start = _start(record, row.size, row.count)
     if row.timing is None or row.algbw is None or row.busbw is None or row.ratio is None:
         none = _columns(*start, *["n/a"] * 5) + _between(record, "n/a", "n/a")
-        return f"{none}  {row.library}: {row.note}"
+        return f"{none}  {row.phase:6}  {row.library}: {row.note}"
     wrong = "n/a" if row.wrong is None else str(row.wrong)
     return (
         _columns(
@@ -115,7 +131,7 @@ def _row(record: Record, row: Row) -> str:
             f"{row.ratio:.2f}",
         )
         + _between(record, *(_bytes(each) for each in (row.sent, row.sent_raw)))
-        + f"  {row.library}"
+        + f"  {row.phase:6}  {row.library}"
     )
 
 
@@ -134,7 +150,7 @@ def _limit(record: Record, limit: Limit) -> str:
             f"{limit.share:.2f}",
         )
         + _between(record, "", "")
-        + f"  limit (stream {_time(limit.stream)}, copy {_time(limit.copy)} us)"
+        + f"  {limit.phase:6}  limit (stream {_time(limit.stream)}, copy {_time(limit.copy)} us)"
     )
 
 

@@ -28,14 +28,15 @@ def test_beside_gloo_with_files(tmp_path):
     record = read_json(tmp_path / "r.json")
     sizes = [4, 2048, 1 << 20]
     libraries = ["pycollective", "gloo", "native"]
-    assert [(row.size, row.library) for row in record.rows] == [
+    # In two phases of the machine, where it has them, each.
+    assert list(dict.fromkeys((row.size, row.library) for row in record.rows)) == [
         (size, library) for size in sizes for library in libraries
     ]
     assert all(row.wrong == 0 for row in record.rows if row.library != "gloo")
     # Gloo rounds at every hop, in an order of its own: with these inputs that must show.
     assert record.row("gloo", 1 << 20).wrong > 100_000
     assert all(row.timing.median > 0 for row in record.rows)
-    assert [limit.size for limit in record.limits] == sizes
+    assert list(dict.fromkeys(limit.size for limit in record.limits)) == sizes
     assert ("# busy: " in done.stdout) == (record.machine["load"] > record.machine["cores"])
     assert "# Out of bounds values : 0 OK" in done.stdout
     assert done.stderr == ""  # no progress line where there is no terminal
@@ -91,9 +92,9 @@ def test_where_hosts_are_played_it_says_what_was_sent_between_them(wire, peer, t
     assert row.sent == row.sent_raw if wire == "raw" else row.sent < 0.99 * row.sent_raw
     for name in filter(None, ("pycollective", peer)):
         row = record.row(name, 512 << 10)
-        assert re.search(rf" {row.sent:.0f} +{row.sent_raw:.0f}  {name}$", done.stdout, re.M)
+        assert re.search(rf" {row.sent:.0f} +{row.sent_raw:.0f}  \w+ +{name}$", done.stdout, re.M)
         assert row.sent == row.sent_raw if wire == "raw" else row.sent < row.sent_raw
-    assert re.search(r"ratio +sent +raw  library$", done.stdout, re.M)
+    assert re.search(r"ratio +sent +raw  phase   library$", done.stdout, re.M)
 
 
 @pytest.mark.storm

@@ -1,12 +1,14 @@
 """What a rank process does, with a library that lives in this one: above all, what #wrong sees."""
 
 import itertools
+import os
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
 
 from pycollective import reference
+from pycollective.bench import phase
 from pycollective.bench.operations import OPERATIONS, Problem
 from pycollective.bench.ranks.__main__ import RankProcess
 from pycollective.bench.ranks.case import Case, Prepared, Unsupported
@@ -55,6 +57,14 @@ class FakeLibrary:
         pass
 
 
+@pytest.fixture(autouse=True)
+def unpinned():
+    """A rank process pins itself, which here is the tests' own."""
+    before = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, before)
+
+
 @pytest.fixture
 def problem():
     problem = Problem(OPERATIONS["all_reduce"], CASE, RANKS, seed=1)
@@ -67,9 +77,20 @@ def _process(problem, tmp_path, **how):
     process = RankProcess(library, 0, RANKS)
     path = tmp_path / "start"
     path.write_bytes(b"\xff" * StartLine.bytes(RANKS))  # the other ranks are always there
-    process.start_line(str(path))
+    process.start_line(str(path), phase.cores_of(RANKS))
     process.load(CASE.__dict__, problem.path)
     return process, library
+
+
+def test_what_is_timed_is_timed_on_the_ranks_core(problem, tmp_path):
+    process, library = _process(problem, tmp_path)
+    process.prepare("python")
+    process.check("python")
+    assert os.sched_getaffinity(0) == set(phase.cores_of(RANKS))  # threads that it starts go there
+    where = []
+    library._call = lambda buffer: where.append(os.sched_getaffinity(0))
+    process.run("python", blocks=1, calls=2)
+    assert where == [{phase.cores_of(RANKS)[0]}] * 2
 
 
 def test_the_contract_is_counted_right(problem, tmp_path):

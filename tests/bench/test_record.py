@@ -85,7 +85,9 @@ def test_statistics():
 
 def test_the_columns_are_those_of_nccl_tests(record):
     titles = next(line for line in table.header(record) if "algbw" in line).strip("# ").split()
-    assert " ".join(titles) == "size count type redop root time algbw busbw #wrong ratio library"
+    assert (
+        " ".join(titles) == "size count type redop root time algbw busbw #wrong ratio phase library"
+    )
     lines = list(table.rows(record, 1024))
     own = " ".join(lines[0].split())
     assert own == "1024 128 float32 none -1 2.00 0.50 0.25 0 1.00 pycollective"
@@ -108,7 +110,7 @@ def test_what_was_sent_between_hosts_has_columns_where_there_are_several(record)
     header = list(table.header(record))
     assert "2 ranks on 2 simulated hosts, exact between them" in header[0]
     titles = next(line for line in header if "algbw" in line).strip("# ").split()
-    assert " ".join(titles[-4:]) == "ratio sent raw library"
+    assert " ".join(titles[-5:]) == "ratio sent raw phase library"
     lines = [line.split() for line in table.rows(record, 1024)]
     assert lines[0][-4:] == ["1.00", "1234", "2000", "pycollective"]
     assert lines[1][-4:] == ["500.00", "n/a", "n/a", "gloo"]

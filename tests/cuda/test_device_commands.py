@@ -62,7 +62,8 @@ def test_ranks_take_the_gpus_in_turn(devices, tmp_path):
         devices=devices,
     )
     record = read_json(tmp_path / "r.json")
-    assert [(row.size, row.wrong) for row in record.rows] == [(8, 0), (4096, 0), (2 << 20, 0)]
+    wrong = {row.size: row.wrong for row in record.rows}  # in two phases of the machine, or one
+    assert wrong == {8: 0, 4096: 0, 2 << 20: 0}
     assert all(row.timing.median > 0 for row in record.rows)
     assert (record.limits, record.settings["device"]) == ([], "cuda")
     assert re.search(rf"^# arrays in GPU memory: .*, of {devices} x \w", done.stdout, re.M)

@@ -34,15 +34,20 @@ class RankProcess:
         self._library, self._rank, self._ranks = library, rank, ranks
         self._buffers = buffers or HostBuffers()
         self._start_line: StartLine | None = None
+        self._core: int | None = None
         self._case: Case | None = None
         self._buffer: Any = None
         self._initial: Bytes = np.empty(0, np.uint8)
         self._expected: Bytes = self._initial
         self._prepared: dict[str, Prepared] = {}
 
-    def start_line(self, path: str) -> dict[str, Any]:
-        """Open the start line, where this group's ranks wait for each other."""
+    def start_line(self, path: str, cores: list[int]) -> dict[str, Any]:
+        """Open the start line, where this group's ranks wait for each other.
+
+        `cores` are those of the ranks: where their calls are timed.
+        """
         self._start_line = StartLine(path, self._rank, self._ranks)
+        self._core = cores[self._rank]
         return {}
 
     def load(self, case: dict[str, Any], path: str) -> dict[str, Any]:
@@ -90,6 +95,10 @@ class RankProcess:
 
         With what they have sent to other hosts, where that is counted: bytes, and bytes unpacked.
         """
+        assert self._core is not None, "start_line comes first"
+        # This thread alone, and not earlier: a library's own threads run where they like. Pinned
+        # too, Gloo's would spin for a lock on the core of the one that holds it.
+        os.sched_setaffinity(0, {self._core})
         prepared = self._prepared[variant]
         call, clock = prepared.call, time.perf_counter
         seconds = []
