@@ -5,9 +5,9 @@ each in processes of its own. What the other one differs from itself is what the
 makes of equal code; a ratio within that says nothing. Each block of calls begins with the same
 inputs, and so does its last call, whose result is compared with the oracle's, bit for bit.
 
-Ranks are pinned. A virtual machine's caches are near or far for seconds at a time (below or above
-110 ns from core to core), which is measured before and after each block: only blocks of one phase
-are compared, the commonest.
+Ranks are pinned. The phase of the machine (`pycollective/bench/phase.py` of this tree, for both) is
+looked at before and after each block. A block whose looks disagree is repeated, and blocks are
+compared within one phase: near and far apart.
 
     git worktree add ../old COMMIT && (cd ../old && python setup.py build_ext --inplace)
     python -m benchmarks.between_commits ../old --ranks 4 --dtype bfloat16
@@ -23,34 +23,34 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.mpi_environments import ensure
+from pycollective.bench import phase
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 24)
 REPEATS = 7
-Blocks = dict[str, list[tuple[str, float]]]  # of each call: a block's phase, and seconds a call
+Blocks = dict[str, list[phase.Turn[float]]]  # of each call: seconds a call
 # Runs in either tree, so it uses what both have. Rank 0 prints the blocks of each call.
 PROGRAM = """
-import json, os, sys, time
+import dataclasses, json, os, runpy, sys, time
 import ml_dtypes  # gives NumPy the name bfloat16
 import numpy as np
 import pycollective as pc
-from pycollective import _core, reference
+from pycollective import reference
 from pycollective.testing.inputs import leaves
 
+phase = runpy.run_path(sys.argv[4])
 dtype = np.dtype(sys.argv[1])
 comm = pc.init(timeout=60)
 me, n = comm.rank, comm.size
-cpus = sorted(os.sched_getaffinity(0))
-os.sched_setaffinity(0, {cpus[me % len(cpus)]})
+cores = phase["cores_of"](n)
+os.sched_setaffinity(0, {cores[me]})
 
-def is_near():
-    comm.barrier()
-    near = me > 0 or len(cpus) < 2 or _core.core_to_core_latency(cpus[0], cpus[1], 5000) < 110e-9
-    comm.barrier()
-    return near
+def looks():
+    return phase["look_together"](comm, cores)
 
 seen = {}
 for size in json.loads(sys.argv[2]):
@@ -75,11 +75,8 @@ for size in json.loads(sys.argv[2]):
     for name, (call, result, wanted) in calls.items():
         def restore():
             x[:], part[:], other.view("u1")[:] = every[me], shard[me], 0xA5
-        call()  # warm
-        blocks = []
-        for _ in range(int(sys.argv[3])):
+        def block():
             took = 0.0
-            before = is_near()
             for calls_now in (calls_in_a_row - 1, 1):
                 restore()
                 comm.barrier()
@@ -88,9 +85,10 @@ for size in json.loads(sys.argv[2]):
                     call()
                 took += time.perf_counter() - start
             assert result.tobytes() == wanted.tobytes(), f"{name} of {size} bytes is wrong"
-            phase = {(True, True): "near", (False, False): "far"}.get((before, is_near()), "both")
-            blocks.append((phase, took / calls_in_a_row))
-        seen[f"{name} {size}"] = blocks
+            return took / calls_in_a_row
+        call()  # warm
+        blocks = [phase["within_one"](block, looks) for _ in range(int(sys.argv[3]))]
+        seen[f"{name} {size}"] = [dataclasses.asdict(each) for each in blocks]
 if comm.rank == 0:
     print(json.dumps(seen), flush=True)
 comm.close()
@@ -99,7 +97,7 @@ comm.close()
 
 def blocks_in(tree: Path, ranks: int, dtype: str, over: str) -> Blocks:
     """The blocks of each call, by its name and bytes, with the pycollective of a source tree."""
-    program = ["-c", PROGRAM, dtype, json.dumps(SIZES), str(REPEATS)]
+    program = ["-c", PROGRAM, dtype, json.dumps(SIZES), str(REPEATS), phase.__file__]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     if over != "shm":
         environment["PYCOLLECTIVE_TOPOLOGY"] = f"{ranks}x1"
@@ -119,8 +117,36 @@ def blocks_in(tree: Path, ranks: int, dtype: str, over: str) -> Blocks:
         timeout=600,
     )
     # Rank 0's line, which some commits tag; others know no --no-tag-output.
-    seen: Blocks = json.loads(done.stdout.removeprefix("[0] "))
-    return seen
+    seen = json.loads(done.stdout.removeprefix("[0] "))
+    return {case: [phase.Turn(**each) for each in blocks] for case, blocks in seen.items()}
+
+
+def report(seen: dict[str, Blocks]) -> Iterator[str]:
+    """A line a call and phase: the other tree's time, and the ratios; then what was seen.
+
+    `seen` has the blocks of the trees other, again and this.
+    """
+    kept, every = 0, [block for tree in seen.values() for all_ in tree.values() for block in all_]
+    for case in seen["other"]:
+        compared = phase.by_phase({name: blocks[case] for name, blocks in seen.items()})
+        if not compared:
+            yield f"{case:24} no phase with blocks of all"
+        for now, blocks in compared.items():
+            kept += sum(map(len, blocks.values()))
+            other, again, this = (
+                statistics.median(block.result for block in blocks[name])
+                for name in ("other", "again", "this")
+            )
+            yield (
+                f"{case:24} {now:6} {other * 1e6:10.2f} us  again {again / other:.2f}  "
+                f"this {this / other:.2f}"
+            )
+    phases = Counter(block.phase for block in every)
+    many = "one phase seen" if len(phases) == 1 else "phases seen"
+    yield (
+        f"{many}, in blocks: {', '.join(f'{count} {now}' for now, count in phases.items())}; "
+        f"{sum(block.repeated for block in every)} repeated, {len(every) - kept} dropped"
+    )
 
 
 def main() -> None:
@@ -138,25 +164,9 @@ def main() -> None:
         for name, tree in trees.items():
             found = blocks_in(tree, arguments.ranks, arguments.dtype, arguments.over)
             for case, blocks in found.items():
-                seen[name].setdefault(case, []).extend((phase, took) for phase, took in blocks)
-    phases = Counter(phase for each in seen.values() for all_ in each.values() for phase, _ in all_)
-    phase = max(("near", "far"), key=phases.__getitem__)
-    print(
-        f"{arguments.ranks} ranks over {arguments.over}, {arguments.dtype}, medians of the "
-        f"{phases[phase]} blocks of {phases.total()} in which caches were {phase}"
-    )
-    for case in seen["other"]:
-        times = {
-            name: [seconds for found, seconds in seen[name][case] if found == phase]
-            for name in trees
-        }
-        if not all(times.values()):
-            print(f"{case:24} no block")
-            continue
-        other, again, this = (statistics.median(each) for each in times.values())
-        print(
-            f"{case:24} {other * 1e6:10.2f} us  again {again / other:.2f}  this {this / other:.2f}"
-        )
+                seen[name].setdefault(case, []).extend(blocks)
+    print(f"{arguments.ranks} ranks over {arguments.over}, {arguments.dtype}, medians of blocks")
+    print("\n".join(report(seen)))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pycollective import reference
+from pycollective.bench import phase
 from pycollective.bench.codec import Owed
 from pycollective.bench.operations import PERIOD
 from pycollective.testing.inputs import leaves
@@ -114,15 +116,56 @@ Turn = Callable[[Call], tuple[float, ...]]
 
 def take_turns(calls: Mapping[str, Call], rounds: int, turn: Turn) -> dict[str, tuple[float, ...]]:
     """The medians, over the rounds, of what `turn` measures of each call."""
-    seen: dict[str, list[tuple[float, ...]]] = {name: [] for name in calls}
+    (only,) = take_turns_by_phase(calls, rounds, turn, lambda: 0.0)
+    return only.medians
+
+
+class InPhase(NamedTuple):
+    """What was measured in one phase of the machine (`pycollective.bench.phase`).
+
+    Attributes:
+        phase: near, far or single; mixed, of all turns, where no phase had enough of every call.
+        latency: seconds from core to core, the median.
+        turns: of the call that had fewest.
+        medians: of each call.
+    """
+
+    phase: str
+    latency: float
+    turns: int
+    medians: dict[str, tuple[float, ...]]
+
+
+def take_turns_by_phase(
+    calls: Mapping[str, Call],
+    rounds: int,
+    turn: Turn,
+    looks: Callable[[], float],
+    least: int = 1,
+) -> list[InPhase]:
+    """The medians within each phase in which every call had `least` turns, near first.
+
+    `looks` measures the latency, the same on all ranks. A turn between looks that disagree is
+    repeated.
+    """
+    seen: dict[str, list[phase.Turn[tuple[float, ...]]]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
             call()  # warm
-            seen[name].append(turn(call))
-    return {
-        name: tuple(statistics.median(values) for values in zip(*rows, strict=True))
-        for name, rows in seen.items()
-    }
+            seen[name].append(phase.within_one(partial(turn, call), looks))
+    return [
+        InPhase(
+            now,
+            statistics.median(each.latency for turns in within.values() for each in turns),
+            min(map(len, within.values())),
+            {name: _medians([each.result for each in turns]) for name, turns in within.items()},
+        )
+        for now, within in (phase.by_phase(seen, least) or {phase.MIXED: seen}).items()
+    ]
+
+
+def _medians(rows: list[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(statistics.median(values) for values in zip(*rows, strict=True))
 
 
 def seconds_of(repeats: int, barrier: Call, slowest: Callable[[float], float]) -> Turn:

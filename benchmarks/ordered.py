@@ -12,22 +12,20 @@ Each rank has a core. Either all its threads stay there, Gloo's own among them (
 one that calls does, and the others run where they like ("caller"). Gloo's thread spins while
 another holds a connection's lock; on the same core it may keep that one from letting go.
 
-A time is that of the slowest rank, a figure the median of turns in one phase of the machine (near
-or far: below or above 110 ns from core to core, before and after the turn). `ordered` is compared
-with the oracle after each turn, on every rank.
+A time is that of the slowest rank, a figure the median of turns in one phase of the machine.
+`ordered` is compared with the oracle after each turn, on every rank.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import statistics
 import threading
-import time
 import warnings
+from functools import partial
 from typing import Any
 
-from benchmarks.checked import Sum
+from benchmarks.checked import Sum, seconds_of, take_turns_by_phase
 from benchmarks.driver import Benchmark, Record, Run
 
 KI, MI = 1 << 10, 1 << 20
@@ -35,8 +33,8 @@ SIZES = (KI, 64 * KI, MI, 4 * MI, 16 * MI, 64 * MI)
 PINNED = ("process", "caller")
 DTYPES = ("float32", "bfloat16", "float16")
 RANKS = (2, 4)
+LEAST = 3  # turns of each call that make a row of a phase
 BOUND = 1.05
-NEAR = 110e-9  # seconds from core to core
 
 
 def on_a_rank(run: Run) -> Record | None:
@@ -45,9 +43,12 @@ def on_a_rank(run: Run) -> Record | None:
 
     import pycollective as pc
     from pycollective import _core
+    from pycollective.bench import phase
+    from pycollective.bench.measurement import slowest
 
     comm = pc.init(timeout=100)
-    cpus = sorted(os.sched_getaffinity(0))
+    cpus, cores = os.sched_getaffinity(0), phase.cores_of(comm.size)
+    looks = partial(phase.look_together, comm, cores)
     import ml_dtypes  # noqa: F401  gives NumPy the name bfloat16
     import torch
     import torch.distributed as dist
@@ -65,16 +66,8 @@ def on_a_rank(run: Run) -> Record | None:
         store = dist.TCPStore("127.0.0.1", int(port[0]), comm.size, is_master=False)
     dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
 
-    def latency() -> float:
-        comm.barrier()
-        seconds = np.zeros(1)
-        if comm.rank == 0 and len(cpus) > 1:
-            seconds[0] = _core.core_to_core_latency(cpus[0], cpus[1], 3000)
-        comm.broadcast(seconds)
-        return float(seconds[0])
-
     def pin(pinned: str) -> None:
-        mine = {cpus[comm.rank % len(cpus)]}
+        mine = {cores[comm.rank]}
         for task in map(int, os.listdir("/proc/self/task")):
             calls = task == threading.get_native_id()
             os.sched_setaffinity(task, mine if calls or pinned == "process" else cpus)
@@ -100,51 +93,19 @@ def on_a_rank(run: Run) -> Record | None:
                 "bound": bound,
                 "gloo": lambda x=x: dist.all_reduce(x),
             }
-            seen: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
-
-            def timed(call: Any, repeats: int = repeats) -> tuple[float, float]:
-                before = latency()
-                comm.barrier()
-                start = time.perf_counter()
-                for _ in range(repeats):
-                    call()
-                took = np.array([(time.perf_counter() - start) / repeats])
-                comm.all_reduce(took, "max")
-                after = latency()
-                return float(took[0]), after if (before < NEAR) == (after < NEAR) else float("nan")
-
-            turn = buffers.turn(timed)
             calls["gloo"]()  # starts threads
             pin(pinned)
-            for _ in range(run.rounds):
-                for name, call in calls.items():
-                    call()  # warm
-                    seen[name].append(turn(call))  # type: ignore[arg-type]
+            timed = buffers.turn(seconds_of(repeats, comm.barrier, partial(slowest, comm)))
+            found = take_turns_by_phase(calls, run.rounds, timed, looks, least=LEAST)
             wrong = int(comm.all_reduce(np.array([buffers.wrong(calls)["ordered"]]))[0])
-            rows += [
-                {"pinned": pinned, "dtype": dtype, "size": size, "wrong": wrong, **row}
-                for row in _by_phase(seen)
-            ]
+            for now, seconds, turns, medians in found:
+                row = {"pinned": pinned, "dtype": dtype, "size": size, "wrong": wrong}
+                row |= {"phase": now, "ns": seconds * 1e9, "turns": turns}
+                rows.append({**row, **{name: each[0] for name, each in medians.items()}})
+                wrong = 0  # which are of all phases
     dist.destroy_process_group()
     comm.close()
     return {"rows": rows} if comm.rank == 0 else None
-
-
-def _by_phase(seen: dict[str, list[tuple[float, float]]]) -> list[Record]:
-    """A row for each phase in which every call has had three turns or more."""
-    rows = []
-    for phase in ("near", "far"):
-        turns = {
-            name: [(took, ns) for took, ns in each if ns == ns and (ns < NEAR) == (phase == "near")]
-            for name, each in seen.items()
-        }
-        if min(map(len, turns.values())) >= 3:
-            medians = {
-                name: statistics.median(took for took, _ in each) for name, each in turns.items()
-            }
-            ns = statistics.median(ns for each in turns.values() for _, ns in each)
-            rows.append({"phase": phase, "ns": ns * 1e9, "turns": len(turns["ordered"]), **medians})
-    return rows
 
 
 def measure(run: Run) -> Record:

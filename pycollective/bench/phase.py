@@ -19,7 +19,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -39,7 +40,8 @@ _ROUND_TRIPS = 500
 _REPEATS = 2
 
 
-class Turn(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class Turn(Generic[T]):
     """A turn, and what was seen around it.
 
     Attributes:

@@ -9,9 +9,11 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.checked import Call, Sum, check, take_turns
+from benchmarks import between_commits
+from benchmarks.checked import Call, Sum, check, take_turns, take_turns_by_phase
 from benchmarks.driver import Benchmark, Run
 from pycollective import reference
+from pycollective.bench import phase
 from pycollective.testing.inputs import leaves
 
 RANKS, RANK, COUNT, CALLS, ROUNDS = 3, 1, 100, 2, 2
@@ -52,6 +54,63 @@ def test_each_turn_is_compared(dtype: str, apart: bool) -> None:
     assert wrong["one is wrong"] == ROUNDS
     assert wrong["nothing"] > ROUNDS * COUNT * 0.9  # neither stale results nor inputs pass
     assert wrong["another order"] > ROUNDS * COUNT / 3
+
+
+@pytest.mark.parametrize(
+    ("looks", "least", "found"),
+    [
+        ([40] * 8, 2, [("near", 2, 1.0, 10.0)]),
+        ([40] * 4 + [200] * 4, 1, [("near", 1, 1.0, 10.0), ("far", 1, 5.0, 50.0)]),
+        # The first turn flips, so it is repeated. Far has one turn of each, which is too few.
+        ([40, 200] + [40] * 4 + [200] * 4, 2, [("mixed", 2, 3.0, 30.0)]),
+        ([40, 200] * 3 + [40] * 6, 1, [("near", 1, 1.0, 10.0)]),
+    ],
+    ids=["one phase", "two", "too few", "one is dropped"],
+)
+def test_calls_are_compared_within_a_phase(
+    looks: list[int], least: int, found: list[tuple[str, int, float, float]]
+) -> None:
+    planted, now = iter(looks), [0]
+    takes = {"ours": 1.0, "theirs": 10.0}
+    called = []
+
+    def look() -> float:
+        now[0] = next(planted)
+        return now[0] * 1e-9
+
+    def turn(call: Call) -> tuple[float]:
+        call()
+        return (takes[called[-1]] * (1 if now[0] < 120 else 5),)
+
+    calls: dict[str, Call] = {name: lambda name=name: called.append(name) for name in takes}
+    seen = [
+        (each.phase, each.turns, each.medians["ours"][0], each.medians["theirs"][0])
+        for each in take_turns_by_phase(calls, 2, turn, look, least)
+    ]
+    assert seen == found
+    assert next(planted, None) is None
+
+
+def test_commits_are_compared_within_a_phase() -> None:
+    def blocks(seconds: float, *phases: str) -> list[phase.Turn[float]]:
+        return [
+            phase.Turn(seconds * (1 if each == "near" else 5), each, 0.0, each == "mixed")
+            for each in phases
+        ]
+
+    lines = between_commits.report(
+        {
+            "other": {"a": blocks(1e-6, "near", "far"), "b": blocks(1e-6, "near")},
+            "again": {"a": blocks(1e-6, "far", "near"), "b": blocks(1e-6, "mixed")},
+            "this": {"a": blocks(2e-6, "far", "near", "far"), "b": blocks(2e-6, "near")},
+        }
+    )
+    assert [" ".join(line.split()) for line in lines] == [
+        "a near 1.00 us again 1.00 this 2.00",
+        "a far 5.00 us again 1.00 this 2.00",
+        "b no phase with blocks of all",
+        "phases seen, in blocks: 5 near, 4 far, 1 mixed; 1 repeated, 3 dropped",
+    ]
 
 
 def test_one_call_is_compared() -> None:
