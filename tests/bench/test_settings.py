@@ -54,6 +54,13 @@ def test_missing_torch_says_how_to_get_it(group, monkeypatch):
         launch(group, 2, {})
 
 
+def test_intel_mpi_has_another_name_among_packages(tmp_path):
+    with pytest.raises(
+        ConfigurationError, match=r"pip install 'impi-rt<2021\.19' mpi4py numpy; or"
+    ):
+        launch("impi", 2, {"impi": str(tmp_path)})
+
+
 def test_open_mpi_is_told_when_there_are_more_ranks_than_cores(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     for program in ("mpiexec", "python"):
