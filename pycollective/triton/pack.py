@@ -38,7 +38,7 @@ FIND_OFFSETS = {"num_warps": 16}  # and the rest of these
 BLOCKS = 4  # of a program at a time
 MOST_STEPS = tl.constexpr(16)  # of a program
 PROGRAMS = 8192  # before a program has more than one step
-SUMS = 8192  # that are added up at once
+SUMS = 4096  # that are added up at once
 EXPONENT = {torch.float16: 5, torch.bfloat16: 8, torch.float32: 8}
 
 # Modes of blocks; of an exponent window, and of fixed point, the least.
