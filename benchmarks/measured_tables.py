@@ -146,7 +146,9 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 def _latency(record: Record, size: int) -> float:
-    return next(limit.latency for limit in record.limits if limit.size == size)
+    row = record.row("pycollective", size)
+    phase = row.phase if row else ""  # of two, that of the ratios
+    return next(each.latency for each in record.limits if (each.size, each.phase) == (size, phase))
 
 
 def _ratio(record: Record, library: str, size: int) -> float | None:
