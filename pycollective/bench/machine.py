@@ -63,10 +63,10 @@ def typical(samples: list[CoreToCore]) -> CoreToCore:
 
 
 def copy_seconds(operation: Operation, size: int, ranks: int, cores: CoreToCore) -> float:
-    """Return the limit of copying: one latency, and what has to reach a rank at a copy's rate."""
-    receivers = ranks - 1 if operation.rooted else ranks
-    sharing = max(1.0, receivers / len(os.sched_getaffinity(0)))
-    return cores.latency + size * operation.bus_factor(ranks) / cores.copy_rate * sharing
+    """Return the limit of copying: one latency, and what has to reach ranks at a copy's rate."""
+    copied, receivers = operation.copied(ranks)
+    at_once = max(1, min(receivers, len(os.sched_getaffinity(0))))
+    return cores.latency + size * copied / at_once / cores.copy_rate
 
 
 def stream_seconds(operation: Operation, seconds: float, ranks: int) -> float:

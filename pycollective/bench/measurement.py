@@ -4,11 +4,12 @@ A library's ranks are processes of their own, started once. While they wait for 
 blocked in a read and cost nothing. Machines drift and neighbours come and go. Turns within
 milliseconds let every library meet the same conditions, so a ratio of medians means something.
 
-The loop is the same for all libraries. A block is a number of back-to-back calls, in place, timed
-as one; before it each rank restores its inputs and waits at the start line. From RESTORE_SIZE up a
-block is one call. Below, repeated sums grow to infinity within a block, which changes no time.
-A block's time is that of the slowest rank. A call of each library is verified before it is timed,
-and after the last round what the last one has left; of sums of sums, a block of one call more.
+The loop is the same for all libraries. A block is a number of back-to-back calls, in place (but for
+all-to-all), timed as one; before it each rank restores its inputs and waits at the start line. From
+RESTORE_SIZE up a block is one call. Below, repeated sums grow to infinity within a block, which
+changes no time. A block's time is that of the slowest rank. A call of each library is verified
+before it is timed, and after the last round what the last one has left; of sums of sums, a block of
+one call more.
 
 Ranks are pinned. A turn is between two looks at the machine's phase (phase.py). One whose looks
 disagree is repeated, and libraries are compared within each phase in which all have had a turn.

@@ -20,12 +20,12 @@ from pycollective.testing.inputs import leaves
 class Operation:
     """One collective, for n ranks and a message of `size` bytes.
 
-    `size` is the whole message, for all-gather and reduce-scatter too. As in nccl-tests, their
-    `count` column is one rank's shard.
+    `size` is the whole message: where ranks have shards, all shards together, and for all-to-all
+    what a rank sends, or receives. As in nccl-tests, `count` is then of one shard.
 
     Attributes:
         name: as in `Communicator`.
-        sharded: a rank owns 1/n of the buffer, on one side of the operation.
+        sharded: the message has a part for each rank.
         reduces: combines numbers, so it has a reduce operation.
         rooted: has a root.
     """
@@ -42,13 +42,27 @@ class Operation:
         return (ranks - 1) / ranks if self.sharded else 1.0
 
     def touched(self, ranks: int) -> float:
-        """Return the bytes of its own buffer that a rank reads or writes, for a byte of `size`.
+        """Return the bytes that the busiest rank reads or writes of its buffer, for one of `size`.
 
-        2 for all-reduce (each byte read and written), 1 + 1/n with shards, 1 for broadcast.
+        What is in place counts once: its own shard, where a rank keeps it.
         """
-        if self.name == "all_reduce":
-            return 2.0
-        return 1 + 1 / ranks if self.sharded else 1.0
+        if self.name in ("all_reduce", "all_to_all"):
+            return 2.0  # each byte is read, and one is written
+        if self.name == "reduce_scatter":
+            return 1 + 1 / ranks
+        return self.bus_factor(ranks) if self.rooted else 1.0
+
+    def copied(self, ranks: int) -> tuple[float, int]:
+        """Return the bytes that have to reach other ranks, for one of `size`, and how many ranks.
+
+        All ranks receive `bus_factor` of the message, but for the root of broadcast. Of gather and
+        scatter each byte reaches one rank.
+        """
+        if not self.rooted:
+            return ranks * self.bus_factor(ranks), ranks
+        if not self.sharded:
+            return ranks - 1, ranks - 1
+        return self.bus_factor(ranks), 1 if self.name == "gather" else ranks - 1
 
     def whole(self, size: int, item_size: int, ranks: int) -> int:
         """Return `size`, rounded down to equal shards if there are shards.
@@ -85,9 +99,12 @@ def bandwidths(operation: Operation, size: int, seconds: float, ranks: int) -> t
 _TRAITS = {each.name: each for each in _core.operations()}
 OPERATIONS = {
     name: Operation(
-        name, _TRAITS[name].pieces == "ranks", _TRAITS[name].reduces, _TRAITS[name].rooted
+        name, _TRAITS[name].pieces != "cut", _TRAITS[name].reduces, _TRAITS[name].rooted
     )
-    for name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+    for name in (
+        *("all_reduce", "reduce_scatter", "all_gather", "broadcast"),
+        *("gather", "scatter", "all_to_all"),
+    )
 }
 
 
@@ -110,17 +127,18 @@ PERIOD = 1_048_573
 class Problem:
     """The buffers of one `Case`: each rank's initial one, and the answer, in anonymous memory.
 
-    Ranks read it as the file `path`, rows of `case.size` bytes: the initial buffer of each rank, in
-    rank order, then the reference's answer. The buffer of a rank without input starts as garbage.
-    The memory goes back with `close`, or with this process.
+    Ranks read it as the file `path`, rows of `case.buffer` bytes: the initial buffer of each rank,
+    in rank order, then the reference's answer. What is no input starts as garbage. The answer of
+    all-to-all is in the other ranks' buffers. The memory goes back with `close`, or with this
+    process.
     """
 
     def __init__(self, operation: Operation, case: Case, ranks: int, seed: int) -> None:
         self._descriptor = os.memfd_create("pycollective-bench", os.MFD_CLOEXEC)
-        os.ftruncate(self._descriptor, (ranks + 1) * case.size)
+        os.ftruncate(self._descriptor, (ranks + 1) * case.buffer)
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
-        with mmap.mmap(self._descriptor, (ranks + 1) * case.size) as shared:
-            rows = np.frombuffer(shared, np.uint8).reshape(ranks + 1, case.size)
+        with mmap.mmap(self._descriptor, (ranks + 1) * case.buffer) as shared:
+            rows = np.frombuffer(shared, np.uint8).reshape(ranks + 1, case.buffer)
             _fill(rows, operation, case, ranks, seed)
             del rows  # a map with a view of it cannot be closed
 
@@ -140,14 +158,18 @@ def _fill(rows: NDArray[Any], operation: Operation, case: Case, ranks: int, seed
         _tile(answer, reference.reduce(inputs, case.reduce_op))
         return
     rows[:ranks] = garbage
-    if operation.sharded:
+    if operation.name == "all_to_all":
         for rank, leaf in enumerate(inputs):
-            own = case.shard(rank, ranks)
-            _tile(rows[rank][own], leaf)
-            _tile(answer[own], leaf)
+            _tile(rows[rank][: case.size], leaf)
         return
-    _tile(rows[case.root], inputs[case.root])
-    _tile(answer, inputs[case.root])
+    if operation.name in ("broadcast", "scatter"):
+        _tile(answer, inputs[case.root])
+        rows[case.root] = answer
+        return
+    for rank, leaf in enumerate(inputs):
+        own = case.shard(rank, ranks)
+        _tile(rows[rank][own], leaf)
+        _tile(answer[own], leaf)
 
 
 def _tile(target: NDArray[np.uint8], values: NDArray[Any]) -> None:

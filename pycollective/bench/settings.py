@@ -28,7 +28,7 @@ class Settings:
         ranks: processes a library.
         dtype: name of the element type.
         reduce_op: sum, avg, …; ignored where nothing is reduced.
-        root: of broadcast.
+        root: of broadcast, gather and scatter.
         algorithm: for this library's ranks.
         topology: the hosts that this library's ranks simulate, as in `pycollective.init`; empty for
             the real one.

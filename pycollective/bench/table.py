@@ -1,7 +1,7 @@
 """A run on the console, and its record in nccl-tests' columns, one line a library.
 
-All libraries work in place, so there is one group of `time algbw busbw #wrong`, where nccl-tests
-has two.
+All libraries work in place, and in all-to-all out of place, so there is one group of `time algbw
+busbw #wrong`, where nccl-tests has two.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def header(record: Record) -> Iterator[str]:
     for name, library in record.libraries.items():
         version = library["versions"].get("library", "")
         yield f"# {name}: {library['what']} ({version}; {library['settings']})"
-    yield "# time: the slowest rank's, median over rounds; in place, inputs restored between blocks"
+    placed = "out of place" if settings["operation"] == "all_to_all" else "in place"
+    yield (
+        f"# time: the slowest rank's, median over rounds; {placed}, inputs restored between blocks"
+    )
     yield "# phase: near, cores share a cache, or far; measured before and after each turn"
     if gpus:
         yield "#   by the host's clock, around calls and the end of their stream"

@@ -25,7 +25,8 @@ def add(parsers: Parsers) -> None:
     parser.add_argument(
         "operation",
         metavar="OPERATION",
-        help="all_reduce, reduce_scatter, all_gather or broadcast; with --tune also all",
+        help="all_reduce, reduce_scatter, all_gather, broadcast, gather, scatter or all_to_all; "
+        "with --tune also all",
     )
 
     group = parser.add_argument_group("what is measured")
@@ -45,7 +46,7 @@ def add(parsers: Parsers) -> None:
     )
     option(group, "-d --dtype", "NAME", "element type; half, float and double too", "float32")
     option(group, "-o --op", "NAME", "sum, avg, prod, min, max, band, bor or bxor", "sum")
-    option(group, "-r --root", "RANK", "root of broadcast", 0, int)
+    option(group, "-r --root", "RANK", "root of broadcast, gather and scatter", 0, int)
     option(group, "--algorithm", "NAME", "of pycollective's own ranks", "auto")
     option(
         group,

@@ -53,4 +53,9 @@ def test_limits_by_hand(monkeypatch):
     # Four ranks each receive 1.5 times the message, two after two on two cores.
     assert copy_seconds(all_reduce, 1000, 4, cores) == pytest.approx(1e-7 + 3e-6)
     assert stream_seconds(all_reduce, 2.0, 2) == 2.0
-    assert stream_seconds(all_gather, 2.0, 2) == 1.5
+    assert stream_seconds(all_gather, 2.0, 2) == 1.0  # its own shard is where it belongs
+    # The root of four receives three shards, one after another, or sends them, two at once.
+    gather, scatter = find_operation("gather"), find_operation("scatter")
+    assert copy_seconds(gather, 1000, 4, cores) == pytest.approx(1e-7 + 0.75e-6)
+    assert copy_seconds(scatter, 1000, 4, cores) == pytest.approx(1e-7 + 0.375e-6)
+    assert copy_seconds(find_operation("broadcast"), 1000, 2, cores) == pytest.approx(1.1e-6)

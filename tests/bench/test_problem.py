@@ -17,7 +17,7 @@ def _case(operation, dtype="float32", size=1024, item_size=4, root=0):
 def _rows(case, ranks):
     problem = Problem(OPERATIONS[case.operation], case, ranks, seed=3)
     try:
-        return np.fromfile(problem.path, np.uint8).reshape(ranks + 1, case.size)
+        return np.fromfile(problem.path, np.uint8).reshape(ranks + 1, case.buffer)
     finally:
         problem.close()
 
@@ -46,6 +46,31 @@ def test_broadcast_starts_with_garbage_everywhere_but_at_the_root():
     rows = _rows(_case("broadcast", root=1), ranks=2)
     assert np.array_equal(rows[1], rows[2])
     assert np.all(rows[0] == 0xA5)
+
+
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name != "broadcast"])
+def test_what_is_expected_of_each_rank_is_not_there_before(operation):
+    case, ranks = _case(operation, size=1020, root=1), 3
+    rows = _rows(case, ranks)
+    for rank in range(ranks):
+        before, expected = rows[rank][case.result(rank, ranks)], case.expected(rows, rank)
+        same = np.mean(before == expected)
+        if (operation, rank) in (("gather", 0), ("gather", 2), ("scatter", 1)):
+            assert same == 1  # inputs alone, which must stay
+        else:
+            assert same < 0.4  # one shard of three, and chance
+
+
+def test_all_to_all_expects_what_each_rank_had_for_this_one():
+    case, ranks = _case("all_to_all", size=1020), 3
+    rows = _rows(case, ranks)
+    for rank in range(ranks):
+        assert np.all(rows[rank][1020:] == 0xA5)
+        parts = case.expected(rows, rank).reshape(ranks, 340)
+        for source in range(ranks):
+            assert np.array_equal(parts[source], rows[source][:1020].reshape(ranks, 340)[rank])
+    leaves_of = rows[:ranks, :1020].reshape(ranks * ranks, 340)
+    assert len(np.unique(leaves_of, axis=0)) == ranks * ranks  # none equals another
 
 
 def test_no_piece_of_a_long_message_equals_another():

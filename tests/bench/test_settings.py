@@ -127,6 +127,9 @@ def test_a_ladder_that_leads_nowhere_is_an_error(begin, end, step, factor):
         ("reduce_scatter", 4, 0.75),
         ("all_gather", 2, 0.5),
         ("all_gather", 8, 0.875),
+        ("all_to_all", 4, 0.75),
+        ("gather", 4, 0.75),
+        ("scatter", 4, 0.75),
         ("broadcast", 2, 1.0),
         ("broadcast", 8, 1.0),
         ("all_reduce", 1, 0.0),
@@ -144,7 +147,10 @@ def test_bandwidths(name, ranks, factor):
     [
         ("all_reduce", 1024, 256, 2),
         ("broadcast", 1024, 256, 1),
-        ("all_gather", 1020, 85, 4 / 3),
+        ("all_gather", 1020, 85, 1),
+        ("all_to_all", 1020, 85, 2),
+        ("gather", 1020, 85, 2 / 3),
+        ("scatter", 1020, 85, 2 / 3),
         ("reduce_scatter", 1020, 85, 4 / 3),
     ],
 )

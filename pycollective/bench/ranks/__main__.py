@@ -54,10 +54,10 @@ class RankProcess:
         """Take on a problem: its file holds each rank's initial buffer, then the answer."""
         self._prepared.clear()
         self._case = Case(**case)
-        size = self._case.size
+        size = self._case.buffer
         rows = np.memmap(path, np.uint8, "r", shape=(self._ranks + 1, size))
         self._initial = rows[self._rank]
-        self._expected = rows[self._ranks][self._case.result(self._rank, self._ranks)]
+        self._expected = self._case.expected(rows, self._rank)
         self._buffer = self._buffers.new(size)
         return {}
 

@@ -22,11 +22,11 @@ class Case:
     """One operation on one message.
 
     Attributes:
-        operation: all_reduce, reduce_scatter, all_gather or broadcast.
+        operation: of `bench.operations.OPERATIONS`.
         dtype: NumPy's name of the element type, or bfloat16.
         item_size: bytes an element.
         reduce_op: sum, avg, prod, min, max, band, bor, bxor; "" where nothing is reduced.
-        root: of broadcast.
+        root: of broadcast, gather and scatter; else 0.
         size: bytes of the whole message: what `Problem` calls its size.
         algorithm: for the library's own ranks; peers choose for themselves.
     """
@@ -39,16 +39,32 @@ class Case:
     size: int
     algorithm: str = "auto"
 
+    @property
+    def buffer(self) -> int:
+        """The bytes of a rank's buffer: the message, and of all-to-all behind it what comes."""
+        return self.size * (2 if self.operation == "all_to_all" else 1)
+
     def shard(self, rank: int, ranks: int) -> slice:
         """Return the bytes of `rank`'s shard."""
         step = self.size // ranks
         return slice(rank * step, (rank + 1) * step)
 
     def result(self, rank: int, ranks: int) -> slice:
-        """Return the bytes of the reference's answer that `rank` must end with."""
-        if self.operation == "reduce_scatter":
-            return self.shard(rank, ranks)
-        return slice(0, self.size)
+        """Return the bytes of the buffer that are compared at the end.
+
+        Those of `rank`'s result, or, where it has none, of its input, which must stay as it was.
+        """
+        if self.operation == "all_to_all":
+            return slice(self.size, 2 * self.size)
+        whole = {"reduce_scatter": False, "gather": rank == self.root, "scatter": rank == self.root}
+        return slice(0, self.size) if whole.get(self.operation, True) else self.shard(rank, ranks)
+
+    def expected(self, rows: Bytes, rank: int) -> Bytes:
+        """Return what must be there then; `rows` are those of the `Problem`."""
+        *initial, answer = rows
+        if self.operation == "all_to_all":
+            return np.concatenate([row[self.shard(rank, len(initial))] for row in initial])
+        return answer[self.result(rank, len(initial))]
 
 
 def _done() -> None:
@@ -60,9 +76,9 @@ class Prepared:
     """A call that is ready to be timed.
 
     Attributes:
-        call: performs the operation once, in place, and blocks until it is done, or on a GPU until
-            it is handed over.
-        result: where its result then lies, in the rank's buffer.
+        call: performs the operation once, in place (all-to-all from one half of the buffer into
+            the other), and blocks until it is done, or on a GPU until it is handed over.
+        result: where what is compared then lies, in the rank's buffer.
         time: performs it `n` times without Python in the loop, and returns seconds; None where
             `call` is to be timed in a Python loop.
         finish: blocks until all calls are done, where `call` does not.
@@ -113,7 +129,7 @@ class Library(Protocol):
     versions: dict[str, str]
 
     def prepare(self, case: Case, variant: str, buffer: Any) -> Prepared:
-        """Make the call for `case` on `buffer`, `case.size` bytes that `Buffers` has made.
+        """Make the call for `case` on `buffer`, `case.buffer` bytes that `Buffers` has made.
 
         Raises:
             Unsupported: the library has no such operation or type.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 
@@ -46,18 +47,14 @@ class MpiLibrary:
         }
 
     def prepare(self, case: Case, variant: str, buffer: Bytes) -> Prepared:
-        comm, dtype = self._comm, _find_type(case.dtype)
+        dtype = _find_type(case.dtype)
+        result = buffer[case.result(self.rank, self.ranks)]
+        if not case.reduce_op:
+            return Prepared(self._moving_call(case, dtype, buffer), result)
+        comm, operation = self._comm, _find_operation(case.reduce_op)
         count = case.size // case.item_size
-        whole = [buffer, count, dtype]
-        if case.operation == "broadcast":
-            return Prepared(partial(comm.Bcast, whole, case.root), buffer)
-        if case.operation == "all_gather":
-            shards = [buffer, count // self.ranks, dtype]
-            return Prepared(partial(comm.Allgather, MPI.IN_PLACE, shards), buffer)
-        operation = _find_operation(case.reduce_op)
         if case.operation == "all_reduce":
-            call = partial(comm.Allreduce, MPI.IN_PLACE, whole, operation)
-            result = buffer
+            call = partial(comm.Allreduce, MPI.IN_PLACE, [buffer, count, dtype], operation)
         else:
             # In place means, in MPI, that the shard ends at the start of the buffer.
             shards = [buffer, count // self.ranks, dtype]
@@ -65,6 +62,23 @@ class MpiLibrary:
             result = buffer[: case.size // self.ranks]
         self._try(case, dtype, operation)
         return Prepared(call, result)
+
+    def _moving_call(self, case: Case, dtype: MPI.Datatype, buffer: Bytes) -> Callable[[], None]:
+        """Return the call of an operation that reduces nothing."""
+        comm, root = self._comm, case.root
+        count = case.size // case.item_size
+        if case.operation == "broadcast":
+            return partial(comm.Bcast, [buffer, count, dtype], root)
+        shards = [buffer, count // self.ranks, dtype]
+        if case.operation == "all_gather":
+            return partial(comm.Allgather, MPI.IN_PLACE, shards)
+        if case.operation == "all_to_all":
+            return partial(comm.Alltoall, shards, [buffer[case.size :], *shards[1:]])
+        own = [buffer[case.shard(self.rank, self.ranks)], *shards[1:]]
+        at_root = self.rank == root
+        if case.operation == "gather":
+            return partial(comm.Gather, *((MPI.IN_PLACE, shards) if at_root else (own, None)), root)
+        return partial(comm.Scatter, *((shards, MPI.IN_PLACE) if at_root else (None, own)), root)
 
     def _try(self, case: Case, dtype: MPI.Datatype, operation: MPI.Op) -> None:
         """A one-element all-reduce: whether this MPI can combine this type at all."""

@@ -72,55 +72,64 @@ class OwnLibrary:
     def prepare(self, case: Case, variant: str, buffer: Any) -> Prepared:
         if variant == "stream":
             return Prepared(
-                partial(_core.stream_in_place, buffer, 1),
+                partial(_core.stream_in_place, buffer[: case.size], 1),
                 buffer,
-                partial(_core.stream_in_place, buffer),
+                partial(_core.stream_in_place, buffer[: case.size]),
             )
         if self._gpu and variant == "native":
             raise Unsupported("the native loop runs on host memory only")
-        own = case.shard(self.rank, self.ranks)
-        call = self._python_call(case, buffer, own)
+        call = self._python_call(case, buffer)
         # What it refuses ends the benchmark: another rank may have called it, and wait.
         call()
-        result = buffer[own] if case.operation == "reduce_scatter" else buffer
+        result = buffer[case.result(self.rank, self.ranks)]
         if self._gpu:
             finish = partial(self._gpu.stream.synchronize, _WAIT)
             return Prepared(call, result, None, self._sent, finish)
-        loop = self._native_loop(case, buffer, own) if variant == "native" else None
+        loop = self._native_loop(case, buffer) if variant == "native" else None
         return Prepared(call, result, loop, self._sent)
 
     def _sent(self) -> tuple[int, int]:
         stats = self._comm.stats()
         return stats["sent_bytes"], stats["sent_raw_bytes"]
 
-    def _python_call(self, case: Case, buffer: Any, own: slice) -> Callable[[], Any]:
+    def _python_call(self, case: Case, buffer: Any) -> Callable[[], Any]:
         dtype: Any = case.dtype if self._gpu else numpy_type(case.dtype)
-        whole = buffer.view(dtype)
-        comm = self._comm
+        whole = buffer[: case.size].view(dtype)
+        shard = buffer[case.shard(self.rank, self.ranks)].view(dtype)
+        comm, root = self._comm, case.root
+        root_only = whole if self.rank == root else None
         chosen: dict[str, Any] = {} if case.algorithm == "auto" else {"algorithm": case.algorithm}
         if self._gpu:
             chosen["stream"] = self._gpu.stream
         if case.operation == "all_reduce":
             return partial(comm.all_reduce, whole, case.reduce_op, **chosen)
         if case.operation == "broadcast":
-            return partial(comm.broadcast, whole, case.root, **chosen)
-        shard = buffer[own].view(dtype)
+            return partial(comm.broadcast, whole, root, **chosen)
+        if case.operation == "all_to_all":
+            return partial(comm.all_to_all, buffer[case.size :].view(dtype), whole, **chosen)
+        if case.operation == "gather":
+            return partial(comm.gather, root_only, shard, root, **chosen)
+        if case.operation == "scatter":
+            return partial(comm.scatter, shard, root_only, root, **chosen)
         if case.operation == "reduce_scatter":
             return partial(comm.reduce_scatter, shard, whole, case.reduce_op, **chosen)
         return partial(comm.all_gather, whole, shard, **chosen)
 
-    def _native_loop(self, case: Case, buffer: Bytes, own: slice) -> Callable[[int], float]:
+    def _native_loop(self, case: Case, buffer: Bytes) -> Callable[[int], float]:
         if case.algorithm != "auto":
             raise Unsupported("the native loop runs the automatic choice only")
-        shard = buffer[own]
+        whole, shard = buffer[: case.size], buffer[case.shard(self.rank, self.ranks)]
         # In place, as csrc/engine/api.h has it: one side may be the rank's own shard of the other.
         source, target = {
-            "all_reduce": (buffer, buffer),
-            "broadcast": (buffer, buffer),
-            "reduce_scatter": (buffer, shard),
-            "all_gather": (shard, buffer),
+            "all_reduce": (whole, whole),
+            "broadcast": (whole, whole),
+            "reduce_scatter": (whole, shard),
+            "all_gather": (shard, whole),
+            "gather": (shard, whole),
+            "scatter": (whole, shard),
+            "all_to_all": (whole, buffer[case.size :]),
         }[case.operation]
-        sharded = case.operation in ("reduce_scatter", "all_gather")
+        sharded = case.operation not in ("all_reduce", "broadcast")
         return partial(
             _core.time_collective,
             self._comm._capsule(),

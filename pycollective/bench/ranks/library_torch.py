@@ -69,22 +69,8 @@ class TorchLibrary:
         if self._refusal:
             raise Unsupported(self._refusal)
         whole = torch.from_dlpack(buffer) if self._gpu else torch.from_numpy(buffer)
-        tensor = whole.view(getattr(torch, case.dtype))
-        own = case.shard(self.rank, self.ranks)
-        shard = tensor[own.start // case.item_size : own.stop // case.item_size]
-        call: Callable[[], Any]
-        result = buffer
-        if case.operation == "all_reduce":
-            call = partial(dist.all_reduce, tensor, op=_OPERATIONS[case.reduce_op])
-        elif case.operation == "broadcast":
-            call = partial(dist.broadcast, tensor, case.root)
-        elif case.operation == "all_gather":
-            call = partial(dist.all_gather_into_tensor, tensor, shard)
-        else:
-            call = partial(
-                dist.reduce_scatter_tensor, shard, tensor, op=_OPERATIONS[case.reduce_op]
-            )
-            result = buffer[own]
+        result = buffer[case.result(self.rank, self.ranks)]
+        call = self._call(case, whole.view(getattr(torch, case.dtype)))
         try:
             call()
         except (RuntimeError, ValueError) as error:
@@ -95,6 +81,26 @@ class TorchLibrary:
         if self._gpu:
             return Prepared(call, result, None, sent, torch.cuda.current_stream().synchronize)
         return Prepared(call, result, None, sent)
+
+    def _call(self, case: Case, buffer: torch.Tensor) -> Callable[[], Any]:
+        count = case.size // case.item_size
+        tensor, root = buffer[:count], case.root
+        if case.operation == "all_reduce":
+            return partial(dist.all_reduce, tensor, op=_OPERATIONS[case.reduce_op])
+        if case.operation == "broadcast":
+            return partial(dist.broadcast, tensor, root)
+        if case.operation == "all_to_all":
+            return partial(dist.all_to_all_single, buffer[count:], tensor)
+        shards = list(tensor.chunk(self.ranks))
+        shard, at_root = shards[self.rank], shards if self.rank == root else None
+        if case.operation == "gather":
+            return partial(dist.gather, shard, at_root, root)
+        if case.operation == "scatter":
+            return partial(dist.scatter, shard, at_root, root)
+        if case.operation == "all_gather":
+            return partial(dist.all_gather_into_tensor, tensor, shard)
+        op = _OPERATIONS[case.reduce_op]
+        return partial(dist.reduce_scatter_tensor, shard, tensor, op=op)
 
     def _sent(self) -> tuple[int, int]:
         from pycollective.torch import stats
